@@ -1,0 +1,102 @@
+from eaas.rpc.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ConnectRequest(_message.Message):
+    __slots__ = ("client_id", "client_incarnation", "protocol_version", "transport", "slots", "hidden_size", "model_digest")
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    client_id: str
+    client_incarnation: int
+    protocol_version: int
+    transport: str
+    slots: int
+    hidden_size: int
+    model_digest: str
+    def __init__(self, client_id: _Optional[str] = ..., client_incarnation: _Optional[int] = ..., protocol_version: _Optional[int] = ..., transport: _Optional[str] = ..., slots: _Optional[int] = ..., hidden_size: _Optional[int] = ..., model_digest: _Optional[str] = ...) -> None: ...
+
+class ConnectResponse(_message.Message):
+    __slots__ = ("connection_id", "generation", "server_incarnation", "first_slot", "slots", "reply_bell", "slot_count", "payload_capacity", "result_capacity", "arena_pid", "arena_fd", "arena_bytes", "epoch")
+    CONNECTION_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    SERVER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    FIRST_SLOT_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    REPLY_BELL_FIELD_NUMBER: _ClassVar[int]
+    SLOT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    RESULT_CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    ARENA_PID_FIELD_NUMBER: _ClassVar[int]
+    ARENA_FD_FIELD_NUMBER: _ClassVar[int]
+    ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    connection_id: str
+    generation: int
+    server_incarnation: int
+    first_slot: int
+    slots: int
+    reply_bell: int
+    slot_count: int
+    payload_capacity: int
+    result_capacity: int
+    arena_pid: int
+    arena_fd: int
+    arena_bytes: int
+    epoch: int
+    def __init__(self, connection_id: _Optional[str] = ..., generation: _Optional[int] = ..., server_incarnation: _Optional[int] = ..., first_slot: _Optional[int] = ..., slots: _Optional[int] = ..., reply_bell: _Optional[int] = ..., slot_count: _Optional[int] = ..., payload_capacity: _Optional[int] = ..., result_capacity: _Optional[int] = ..., arena_pid: _Optional[int] = ..., arena_fd: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class DisconnectRequest(_message.Message):
+    __slots__ = ("connection_id",)
+    CONNECTION_ID_FIELD_NUMBER: _ClassVar[int]
+    connection_id: str
+    def __init__(self, connection_id: _Optional[str] = ...) -> None: ...
+
+class DisconnectResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ExchangeRequest(_message.Message):
+    __slots__ = ("connection_id", "slot", "data")
+    CONNECTION_ID_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    connection_id: str
+    slot: int
+    data: bytes
+    def __init__(self, connection_id: _Optional[str] = ..., slot: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class ExchangeResponse(_message.Message):
+    __slots__ = ("slot", "data")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    data: bytes
+    def __init__(self, slot: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class ApplyPlacementRequest(_message.Message):
+    __slots__ = ("epoch", "layers")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    layers: _containers.RepeatedCompositeFieldContainer[_common_pb2.Holding]
+    def __init__(self, epoch: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[_common_pb2.Holding, _Mapping]]] = ...) -> None: ...
+
+class ApplyPlacementResponse(_message.Message):
+    __slots__ = ("epoch", "experts", "bytes_loaded")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    EXPERTS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_LOADED_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    experts: int
+    bytes_loaded: int
+    def __init__(self, epoch: _Optional[int] = ..., experts: _Optional[int] = ..., bytes_loaded: _Optional[int] = ...) -> None: ...

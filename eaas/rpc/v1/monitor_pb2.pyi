@@ -1,0 +1,104 @@
+from eaas.rpc.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class RegisterRequest(_message.Message):
+    __slots__ = ("member", "protocol_version", "previous_incarnation")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    member: _common_pb2.Member
+    protocol_version: int
+    previous_incarnation: int
+    def __init__(self, member: _Optional[_Union[_common_pb2.Member, _Mapping]] = ..., protocol_version: _Optional[int] = ..., previous_incarnation: _Optional[int] = ...) -> None: ...
+
+class RegisterResponse(_message.Message):
+    __slots__ = ("incarnation", "lease_s", "heartbeat_s", "revision")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    lease_s: float
+    heartbeat_s: float
+    revision: int
+    def __init__(self, incarnation: _Optional[int] = ..., lease_s: _Optional[float] = ..., heartbeat_s: _Optional[float] = ..., revision: _Optional[int] = ...) -> None: ...
+
+class HeartbeatRequest(_message.Message):
+    __slots__ = ("id", "incarnation", "state", "progress", "in_flight", "experts", "epoch")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    EXPERTS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    incarnation: int
+    state: _common_pb2.MemberState
+    progress: int
+    in_flight: int
+    experts: int
+    epoch: int
+    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., state: _Optional[_Union[_common_pb2.MemberState, str]] = ..., progress: _Optional[int] = ..., in_flight: _Optional[int] = ..., experts: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class HeartbeatResponse(_message.Message):
+    __slots__ = ("revision",)
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    revision: int
+    def __init__(self, revision: _Optional[int] = ...) -> None: ...
+
+class WatchRequest(_message.Message):
+    __slots__ = ("from_revision",)
+    FROM_REVISION_FIELD_NUMBER: _ClassVar[int]
+    from_revision: int
+    def __init__(self, from_revision: _Optional[int] = ...) -> None: ...
+
+class MemberEvent(_message.Message):
+    __slots__ = ("revision", "member", "reason")
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    revision: int
+    member: _common_pb2.Member
+    reason: str
+    def __init__(self, revision: _Optional[int] = ..., member: _Optional[_Union[_common_pb2.Member, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Snapshot(_message.Message):
+    __slots__ = ("revision", "members")
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    revision: int
+    members: _containers.RepeatedCompositeFieldContainer[_common_pb2.Member]
+    def __init__(self, revision: _Optional[int] = ..., members: _Optional[_Iterable[_Union[_common_pb2.Member, _Mapping]]] = ...) -> None: ...
+
+class WatchResponse(_message.Message):
+    __slots__ = ("snapshot", "event", "still_at_revision", "stopping")
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    STILL_AT_REVISION_FIELD_NUMBER: _ClassVar[int]
+    STOPPING_FIELD_NUMBER: _ClassVar[int]
+    snapshot: Snapshot
+    event: MemberEvent
+    still_at_revision: int
+    stopping: bool
+    def __init__(self, snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., event: _Optional[_Union[MemberEvent, _Mapping]] = ..., still_at_revision: _Optional[int] = ..., stopping: _Optional[bool] = ...) -> None: ...
+
+class DeregisterRequest(_message.Message):
+    __slots__ = ("id", "incarnation", "reason")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    incarnation: int
+    reason: str
+    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class DeregisterResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

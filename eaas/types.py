@@ -1,0 +1,242 @@
+"""Value types that several services share, and their way to and from the contract's messages."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from eaas.rpc.v1 import common_pb2 as pb
+
+__all__ = ["Member", "MemberState", "ModelShape", "Placement", "Role"]
+
+
+class Role(enum.Enum):
+    """What a process is; the value is the name that people see."""
+
+    EXPERT_SERVER = "expert-server"
+    ATTENTION_CLIENT = "attention-client"
+    MONITOR = "monitor"
+    BALANCER = "balancer"
+
+    @property
+    def number(self) -> pb.Role:
+        """The contract's number of this role."""
+        return pb.Role.Value(f"ROLE_{self.name}")
+
+    @classmethod
+    def from_number(cls, number: int) -> Role:
+        """The role of a contract number. Raises ValueError for an unknown one."""
+        try:
+            return cls[pb.Role.Name(number).removeprefix("ROLE_")]
+        except KeyError:
+            raise ValueError(f"unknown role {number}") from None
+
+
+class MemberState(enum.Enum):
+    """Where a member is in its life. SUSPECT is "maybe", DEAD is "gone"."""
+
+    JOINING = "JOINING"
+    SERVING = "SERVING"
+    DRAINING = "DRAINING"
+    SUSPECT = "SUSPECT"
+    DEAD = "DEAD"
+
+    @property
+    def number(self) -> pb.MemberState:
+        """The contract's number of this state."""
+        return pb.MemberState.Value(f"MEMBER_STATE_{self.name}")
+
+    @classmethod
+    def from_number(cls, number: int) -> MemberState:
+        """The state of a contract number. Raises ValueError for an unknown one."""
+        try:
+            return cls[pb.MemberState.Name(number).removeprefix("MEMBER_STATE_")]
+        except KeyError:
+            raise ValueError(f"unknown member state {number}") from None
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The part of a model that the cluster must agree on.
+
+    Attributes:
+        model_type: transformers' model_type.
+        num_experts: Logical experts per MoE layer (E).
+        hidden_size: Hidden size (H).
+        top_k: Experts per token (K).
+        layer_names: Name of the experts module of each MoE layer, in order (L of them).
+        dtype: Torch dtype of the weights, without the "torch." prefix.
+        digest: Two processes with different digests do not serve the same model.
+    """
+
+    model_type: str
+    num_experts: int
+    hidden_size: int
+    top_k: int
+    layer_names: tuple[str, ...]
+    dtype: str
+    digest: str
+
+    @property
+    def num_layers(self) -> int:
+        """MoE layers (L)."""
+        return len(self.layer_names)
+
+    def to_proto(self) -> pb.ModelShape:
+        """The contract's message."""
+        return pb.ModelShape(
+            model_type=self.model_type,
+            num_experts=self.num_experts,
+            hidden_size=self.hidden_size,
+            top_k=self.top_k,
+            layer_names=self.layer_names,
+            dtype=self.dtype,
+            digest=self.digest,
+        )
+
+    @classmethod
+    def from_proto(cls, message: pb.ModelShape) -> ModelShape:
+        """The value of a message."""
+        return cls(
+            message.model_type,
+            message.num_experts,
+            message.hidden_size,
+            message.top_k,
+            tuple(message.layer_names),
+            message.dtype,
+            message.digest,
+        )
+
+
+@dataclass(frozen=True)
+class Member:
+    """One life of one process, as the monitor knows it (fields: `common.proto`, Member)."""
+
+    id: str
+    role: Role
+    pid: int
+    host: str
+    address: str
+    state: MemberState
+    incarnation: int = 0
+    experts: int = 0
+    in_flight: int = 0
+    model: ModelShape | None = None
+    progress: int = 0
+    speed: float = 1.0
+    memory_bytes: int = 0
+    transports: tuple[str, ...] = ()
+    silence_s: float = 0.0
+    epoch: int = 0
+
+    def to_proto(self) -> pb.Member:
+        """The contract's message."""
+        return pb.Member(
+            id=self.id,
+            role=self.role.number,
+            pid=self.pid,
+            host=self.host,
+            address=self.address,
+            state=self.state.number,
+            incarnation=self.incarnation,
+            experts=self.experts,
+            in_flight=self.in_flight,
+            model=self.model.to_proto() if self.model else None,
+            progress=self.progress,
+            speed=self.speed,
+            memory_bytes=self.memory_bytes,
+            transports=self.transports,
+            silence_s=self.silence_s,
+            epoch=self.epoch,
+        )
+
+    @classmethod
+    def from_proto(cls, message: pb.Member) -> Member:
+        """The value of a message. Raises ValueError for an unknown role or state."""
+        return cls(
+            id=message.id,
+            role=Role.from_number(message.role),
+            pid=message.pid,
+            host=message.host,
+            address=message.address,
+            state=MemberState.from_number(message.state),
+            incarnation=message.incarnation,
+            experts=message.experts,
+            in_flight=message.in_flight,
+            model=ModelShape.from_proto(message.model) if message.HasField("model") else None,
+            progress=message.progress,
+            speed=message.speed,
+            memory_bytes=message.memory_bytes,
+            transports=tuple(message.transports),
+            silence_s=message.silence_s,
+            epoch=message.epoch,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """Which server holds which replicas, and how each expert's tokens are shared (architecture: placement).
+
+    Attributes:
+        epoch: Version; 0 is "none yet".
+        servers: Server ids; index S of the arrays.
+        holds_LSE: bool (L, S, E).
+        shares_LSE: float32 (L, S, E); over S sums to 1 for every expert, 0 where not held.
+    """
+
+    epoch: int
+    servers: tuple[str, ...]
+    holds_LSE: npt.NDArray[np.bool_]
+    shares_LSE: npt.NDArray[np.float32] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if self.holds_LSE.ndim != 3 or self.holds_LSE.shape != self.shares_LSE.shape:
+            raise ValueError(f"holds_LSE {self.holds_LSE.shape}, shares_LSE {self.shares_LSE.shape}")
+        if self.holds_LSE.shape[1] != len(self.servers):
+            raise ValueError(f"{len(self.servers)} servers, holds_LSE {self.holds_LSE.shape}")
+
+    def experts_of(self, server_id: str) -> tuple[tuple[int, ...], ...]:
+        """The experts that a server holds in each layer (empty ones for a server not placed)."""
+        if server_id not in self.servers:
+            return tuple(() for _ in range(self.holds_LSE.shape[0]))
+        holds_LE = self.holds_LSE[:, self.servers.index(server_id)]
+        return tuple(tuple(np.flatnonzero(holds_E).tolist()) for holds_E in holds_LE)
+
+    def to_proto(self) -> pb.Placement:
+        """The contract's message."""
+        num_layers, _, num_experts = self.holds_LSE.shape
+        servers = []
+        for s, server_id in enumerate(self.servers):
+            layers = []
+            for layer in range(num_layers):
+                experts_R = np.flatnonzero(self.holds_LSE[layer, s])
+                layers.append(
+                    pb.Holding(
+                        experts=experts_R.tolist(),
+                        shares=self.shares_LSE[layer, s, experts_R].tolist(),
+                    )
+                )
+            servers.append(pb.ServerPlacement(server_id=server_id, layers=layers))
+        return pb.Placement(
+            epoch=self.epoch, num_layers=num_layers, num_experts=num_experts, servers=servers
+        )
+
+    @classmethod
+    def from_proto(cls, message: pb.Placement) -> Placement:
+        """The value of a message. Raises ValueError where an id or a length is out of range."""
+        shape = (message.num_layers, len(message.servers), message.num_experts)
+        holds_LSE = np.zeros(shape, dtype=np.bool_)
+        shares_LSE = np.zeros(shape, dtype=np.float32)
+        for s, server in enumerate(message.servers):
+            if len(server.layers) != message.num_layers:
+                raise ValueError(f"{server.server_id}: {len(server.layers)} layers in the placement")
+            for layer, holding in enumerate(server.layers):
+                experts_R = np.asarray(holding.experts, dtype=np.int64)
+                if len(experts_R) != len(holding.shares) or (experts_R >= message.num_experts).any():
+                    raise ValueError(f"{server.server_id}: wrong experts in layer {layer}")
+                holds_LSE[layer, s, experts_R] = True
+                shares_LSE[layer, s, experts_R] = holding.shares
+        return cls(message.epoch, tuple(s.server_id for s in message.servers), holds_LSE, shares_LSE)
