@@ -54,10 +54,12 @@ class HeartbeatResponse(_message.Message):
     def __init__(self, revision: _Optional[int] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
-    __slots__ = ("from_revision",)
+    __slots__ = ("from_revision", "life")
     FROM_REVISION_FIELD_NUMBER: _ClassVar[int]
+    LIFE_FIELD_NUMBER: _ClassVar[int]
     from_revision: int
-    def __init__(self, from_revision: _Optional[int] = ...) -> None: ...
+    life: int
+    def __init__(self, from_revision: _Optional[int] = ..., life: _Optional[int] = ...) -> None: ...
 
 class MemberEvent(_message.Message):
     __slots__ = ("revision", "member", "reason")
@@ -70,12 +72,14 @@ class MemberEvent(_message.Message):
     def __init__(self, revision: _Optional[int] = ..., member: _Optional[_Union[_common_pb2.Member, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Snapshot(_message.Message):
-    __slots__ = ("revision", "members")
+    __slots__ = ("revision", "members", "life")
     REVISION_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    LIFE_FIELD_NUMBER: _ClassVar[int]
     revision: int
     members: _containers.RepeatedCompositeFieldContainer[_common_pb2.Member]
-    def __init__(self, revision: _Optional[int] = ..., members: _Optional[_Iterable[_Union[_common_pb2.Member, _Mapping]]] = ...) -> None: ...
+    life: int
+    def __init__(self, revision: _Optional[int] = ..., members: _Optional[_Iterable[_Union[_common_pb2.Member, _Mapping]]] = ..., life: _Optional[int] = ...) -> None: ...
 
 class WatchResponse(_message.Message):
     __slots__ = ("snapshot", "event", "still_at_revision", "stopping")

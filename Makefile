@@ -1,0 +1,52 @@
+# Two commands are enough: `make up` serves a model, `make test` runs every test.
+.PHONY: setup up test lint format proto clean
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+# Settings of `make up`; MODEL is the directory of a Hugging Face MoE checkpoint.
+MODEL ?= models/demo
+SERVERS ?= 3
+REDUNDANCY ?= 2
+TRANSPORT ?= shm
+HOST ?= 127.0.0.1
+PORT ?= 8000
+
+setup: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml setup.py eaas/wire/_flags.c
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+models/demo: | setup
+	$(BIN)/eaas demo-model $@
+
+up: setup $(filter models/demo,$(MODEL))
+	@exec $(BIN)/eaas up --model $(MODEL) --servers $(SERVERS) --redundancy $(REDUNDANCY) \
+	  --transport $(TRANSPORT) --host $(HOST) --port $(PORT)
+
+test: setup
+	$(BIN)/python -m pytest
+
+lint: setup proto
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	@git diff --exit-code --stat -- eaas/rpc/v1 || \
+	  { echo "eaas/rpc/v1 is not what proto/ generates: commit the result of 'make proto'"; exit 1; }
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# From the root, so that the generated imports are right as they are.
+proto: setup
+	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. proto/eaas/rpc/v1/*.proto
+
+clean:
+	rm -rf $(VENV) build *.egg-info models

@@ -1,0 +1,398 @@
+"""The cluster as one attention client sees it: membership, placement and a connection to each server.
+
+Views come from the monitor and the balancer and are kept: with both gone, serving goes on with the last ones
+(architecture, law 3). A server that is seen to be gone is dropped at once, whatever the monitor says.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import grpc
+import numpy as np
+import torch
+
+from attention_client.connection import Connection
+from attention_client.layer_call import ClusterView, LayerCall
+from attention_client.metrics import ClientMetrics
+from attention_client.transports import opener
+from eaas.config import AttentionClientConfig
+from eaas.errors import ClusterError, EaasError, ExpertsUnavailableError
+from eaas.grpc_client import channel as open_channel
+from eaas.log import get_logger
+from eaas.rpc.v1 import expert_pb2 as pb
+from eaas.rpc.v1 import expert_pb2_grpc
+from eaas.session import MembershipView, MemberSession, PlacementWatch, Report
+from eaas.types import Member, MemberState, ModelShape, Placement, Role
+from eaas.wire.slot import VERSION
+
+__all__ = ["Cluster"]
+
+_log = get_logger(__name__)
+_CONNECT_S = 5.0
+_RECONNECT_S = 0.25
+_GOLDEN = 0.6180339887498949
+_USABLE = (MemberState.SERVING, MemberState.SUSPECT, MemberState.DRAINING)
+
+
+class Cluster:
+    """A client's membership in a cluster, and its calls to the experts.
+
+    Args:
+        monitor_address: host:port of the monitor.
+        shape: The model that this client runs.
+        config: Transport, slots, timeouts.
+        metrics: Counters.
+        client_id: Unique in the cluster; by default made of host and process id.
+        address: Where this client serves HTTP, for `status`; may be set later.
+        on_stopping: Called when the operator stops the cluster.
+
+    Raises:
+        ClusterError: The monitor cannot be reached.
+    """
+
+    def __init__(
+        self,
+        monitor_address: str,
+        shape: ModelShape,
+        config: AttentionClientConfig,
+        metrics: ClientMetrics,
+        *,
+        client_id: str | None = None,
+        address: str = "",
+        on_stopping: Callable[[], None] | None = None,
+    ) -> None:
+        self.shape = shape
+        self.config = config
+        self.metrics = metrics
+        self.monitor_address = monitor_address
+        self._changed = threading.Condition()
+        self._connections: dict[str, Connection] = {}
+        self._connecting: dict[str, int] = {}
+        self._placement: Placement | None = None
+        self._view: ClusterView | None = None
+        self._members: MembershipView | None = None
+        self._state = MemberState.JOINING
+        self._counting = threading.Lock()
+        self._in_flight = 0
+        self._finished = 0
+        self._calls = itertools.count()
+        self._closed = threading.Event()
+        self._joined = threading.Event()
+        hostname = socket.gethostname()
+        self.client_id = client_id or f"client-{hostname}-{os.getpid()}"
+        member = Member(
+            id=self.client_id,
+            role=Role.ATTENTION_CLIENT,
+            pid=os.getpid(),
+            host=hostname,
+            address=address,
+            state=MemberState.JOINING,
+            model=shape,
+        )
+        self.session = MemberSession(
+            monitor_address,
+            member,
+            report=self._report,
+            on_change=self._on_members,
+            on_stopping=on_stopping,
+        )
+        self._joined.set()
+        metrics.view_age.set_function(lambda: self.session.view.age_s(time.monotonic()))
+        self._placements = PlacementWatch(self._balancer_address, self._on_placement)
+
+    # -- calls ----------------------------------------------------------------------------------------
+
+    def layer_call(
+        self,
+        layer: int,
+        x_TH: torch.Tensor,
+        ids_TK: torch.Tensor,
+        scores_TK: torch.Tensor,
+        wanted_T: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Have the experts of one layer computed.
+
+        Args:
+            layer: MoE layer.
+            x_TH: Hidden states in fp32, bf16 or fp16.
+            ids_TK: Logical expert ids.
+            scores_TK: Their weights.
+            wanted_T: bool; tokens to compute, the others count as 0. None: all.
+
+        Returns:
+            float32 (T, H).
+
+        Raises:
+            ExpertsUnavailableError: No live replica answered before the deadline.
+            WrongRequestError: A server refused the request.
+        """
+        ids = ids_TK.to(torch.int64).numpy()
+        wanted_TK = np.ones(ids.shape, dtype=np.bool_)
+        if wanted_T is not None:
+            wanted_TK &= wanted_T.numpy()[:, None]
+        started = time.monotonic()
+        call = LayerCall(
+            replicas=self,
+            layer=layer,
+            x_TH=x_TH.contiguous(),
+            ids_TK=ids,
+            scores_TK=scores_TK.to(torch.float32).numpy(),
+            wanted_TK=wanted_TK,
+            timeout_s=self.config.layer_timeout_s,
+            attempt_timeout_s=self.config.attempt_timeout_s,
+            phase=(next(self._calls) * _GOLDEN) % 1.0,
+            metrics=self.metrics,
+        )
+        with self._counting:
+            self._in_flight += 1
+        try:
+            return call.run()
+        except ExpertsUnavailableError:
+            self.metrics.unavailable.inc()
+            raise
+        finally:
+            with self._counting:
+                self._in_flight -= 1
+                self._finished += 1
+            self.metrics.layer_calls.inc()
+            self.metrics.pairs.inc(int(wanted_TK.sum()))
+            self.metrics.layer_call_seconds.observe(time.monotonic() - started)
+
+    def view(self) -> ClusterView:
+        """The newest view. Raises ClusterError while there has been no placement."""
+        if self._view is None:
+            raise ClusterError("the balancer has not published a placement yet; wait until SERVING")
+        return self._view
+
+    def wait_for_change(self, seen: ClusterView, timeout_s: float) -> None:
+        """Sleep until there is another view than `seen`, or the time is over."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._view is not seen, timeout_s)
+
+    def wait_until_covered(self, timeout_s: float, stopping: threading.Event | None = None) -> None:
+        """Sleep until there is a placement and every expert has a connected replica.
+
+        Args:
+            timeout_s: Longest wait.
+            stopping: Ends the wait early.
+
+        Raises:
+            ClusterError: Not within the time, naming what is missing.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while self.missing() and not (stopping and stopping.is_set()):
+                if time.monotonic() >= deadline:
+                    raise ClusterError(f"not ready after {timeout_s:.0f} s: {self.missing()}")
+                self._changed.wait(0.2)
+
+    def missing(self) -> str:
+        """What keeps this client from serving; empty when nothing does."""
+        view = self._view
+        if view is None:
+            return "no placement yet"
+        uncovered = self.uncovered()
+        if uncovered:
+            layer, expert = uncovered[0]
+            return f"{len(uncovered)} expert(s) without a live replica, first: layer {layer}, expert {expert}"
+        return ""
+
+    def uncovered(self) -> list[tuple[int, int]]:
+        """(layer, expert) pairs without a connected replica."""
+        view = self._view
+        if view is None:
+            return []
+        covered_LE = view.placement.holds_LSE[:, view.usable_S()].any(axis=1)
+        return [(int(layer), int(expert)) for layer, expert in np.argwhere(~covered_LE)]
+
+    @property
+    def placement(self) -> Placement | None:
+        """The placement in use; None while there is none."""
+        return self._placement
+
+    # -- membership -----------------------------------------------------------------------------------
+
+    def serving(self) -> None:
+        """Report SERVING from now on."""
+        self._state = MemberState.SERVING
+        self.session.report_now()
+
+    def _report(self) -> Report:
+        placement = self._placement
+        return Report(
+            state=self._state,
+            progress=self._finished,
+            in_flight=self._in_flight,
+            experts=0,
+            epoch=placement.epoch if placement else 0,
+        )
+
+    def _balancer_address(self) -> str | None:
+        members = self._members
+        if members is None:
+            return None
+        for member in members.members.values():
+            if member.role is Role.BALANCER and member.state is not MemberState.DEAD:
+                return member.address
+        return None
+
+    def _on_placement(self, placement: Placement) -> None:
+        shape = (self.shape.num_layers, self.shape.num_experts)
+        if (placement.holds_LSE.shape[0], placement.holds_LSE.shape[2]) != shape:
+            _log.error("placement %d is of another model: ignored", placement.epoch)
+            return
+        with self._changed:
+            if self._placement is not None and placement.epoch <= self._placement.epoch:
+                return
+            self._placement = placement
+            self.metrics.epoch.set(placement.epoch)
+            self._refresh()
+
+    def _on_members(self, members: MembershipView) -> None:
+        self._members = members
+        for member in members.members.values():
+            if member.role is not Role.EXPERT_SERVER:
+                continue
+            connection = self._connections.get(member.id)
+            stale = connection is not None and connection.incarnation != member.incarnation
+            if connection is not None and (stale or member.state is MemberState.DEAD):
+                connection.lose(f"the monitor says {member.state.value}")
+            if member.state in _USABLE:
+                self._connect_soon(member)
+
+    # -- connections ----------------------------------------------------------------------------------
+
+    def _connect_soon(self, member: Member) -> None:
+        with self._changed:
+            known = self._connections.get(member.id)
+            if self._closed.is_set() or self._connecting.get(member.id) == member.incarnation:
+                return
+            if known is not None and known.incarnation == member.incarnation:
+                return
+            self._connecting[member.id] = member.incarnation
+        threading.Thread(
+            target=self._connect, args=(member,), name=f"connect-{member.id}", daemon=True
+        ).start()
+
+    def _still_wanted(self, member: Member) -> bool:
+        if self._closed.is_set():
+            return False
+        current = self._members.members.get(member.id) if self._members else None
+        return (
+            current is not None
+            and current.incarnation == member.incarnation
+            and current.state in _USABLE
+        )
+
+    def _connect(self, member: Member) -> None:
+        self._joined.wait()
+        try:
+            while self._still_wanted(member):
+                try:
+                    self._connect_once(member)
+                    return
+                except (grpc.RpcError, EaasError) as error:
+                    what = error.details() if isinstance(error, grpc.Call) else str(error)
+                    _log.info("%s: not connected: %s", member.id, what)
+                self._closed.wait(_RECONNECT_S)
+        finally:
+            with self._changed:
+                if self._connecting.get(member.id) == member.incarnation:
+                    del self._connecting[member.id]
+
+    def _connect_once(self, member: Member) -> None:
+        channel = open_channel(member.address)
+        request = pb.ConnectRequest(
+            client_id=self.client_id,
+            client_incarnation=self.session.incarnation,
+            protocol_version=VERSION,
+            transport=self.config.transport,
+            slots=self.config.slots,
+            hidden_size=self.shape.hidden_size,
+            model_digest=self.shape.digest,
+        )
+        try:
+            granted = expert_pb2_grpc.ExpertServiceStub(channel).Connect(request, timeout=_CONNECT_S)
+            early: list[str] = []
+            box: list[Connection] = []
+
+            def gone(reason: str) -> None:
+                early.append(reason)
+                if box:
+                    box[0].lose(reason)
+
+            link = opener(self.config.transport)(granted, channel, gone)
+        except BaseException:
+            channel.close()
+            raise
+        connection = Connection(
+            member.id,
+            member.incarnation,
+            link,
+            self.shape.hidden_size,
+            self.config.spin_us,
+            self._on_lost,
+            channel.close,
+        )
+        box.append(connection)
+        with self._changed:
+            self._connections[member.id] = connection
+            self._refresh()
+        if early:
+            connection.lose(early[0])
+        elif not self._still_wanted(member):
+            connection.lose("another life of the server began")
+        else:
+            _log.info("%s: connected (%s)", member.id, self.config.transport)
+
+    def _on_lost(self, connection: Connection) -> None:
+        _log.info("%s: connection lost: %s", connection.server_id, connection.lost_reason)
+        with self._changed:
+            if self._connections.get(connection.server_id) is connection:
+                del self._connections[connection.server_id]
+            others = tuple(self._connections.values())
+            self._refresh()
+        # Whoever waits, maybe on another server of the same call, is to look around at once.
+        for other in others:
+            other.wake()
+        threading.Thread(
+            target=self._after_loss, args=(connection,), name="after-loss", daemon=True
+        ).start()
+
+    def _after_loss(self, connection: Connection) -> None:
+        """Let go of the link, and try the same life again if it still lives (a broken stream, say)."""
+        connection.close()
+        self._closed.wait(_RECONNECT_S)
+        members = self._members
+        member = members.members.get(connection.server_id) if members else None
+        if member is not None and member.state in _USABLE:
+            self._connect_soon(member)
+
+    def _refresh(self) -> None:
+        """Make the view anew; the lock is held."""
+        if self._placement is not None:
+            self._view = ClusterView(
+                self._placement,
+                tuple(self._connections.get(server) for server in self._placement.servers),
+            )
+        self.metrics.connections.set(len(self._connections))
+        self._changed.notify_all()
+
+    def close(self) -> None:
+        """Leave the cluster: give slots back, say goodbye to the monitor, end the threads."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        self._placements.close()
+        self.session.close(deregister=True)
+        with self._changed:
+            connections = tuple(self._connections.values())
+            self._changed.notify_all()
+        for connection in connections:
+            connection.close()

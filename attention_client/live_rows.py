@@ -1,0 +1,90 @@
+"""Which rows of a batch still matter while `generate` runs.
+
+A batch of ragged prompts is padded, and a sequence that has ended is fed placeholders until the last one
+ends. Their results are never looked at, so their tokens need no expert. Outside `generate` every token is
+computed, since the caller may look at every logit.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
+
+__all__ = ["LiveRows"]
+
+
+class _Watched(StoppingCriteriaList):
+    """The very criteria that `generate` uses, with the verdicts written down."""
+
+    def __init__(self, criteria: StoppingCriteriaList, rows: LiveRows) -> None:
+        super().__init__(criteria)
+        self._rows = rows
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        done_B = super().__call__(input_ids, scores, **kwargs)
+        self._rows.note_ended(done_B)
+        return done_B
+
+
+class LiveRows(threading.local):
+    """Per thread: the tokens of the current forward pass that are worth computing."""
+
+    def __init__(self) -> None:
+        self._generating = False
+        self._live_B: torch.Tensor | None = None
+        self._tokens_T: torch.Tensor | None = None
+
+    def wanted(self, num_tokens: int) -> torch.Tensor | None:
+        """bool (T,) for the tokens of this forward pass, None where all are wanted."""
+        wanted_T = self._tokens_T
+        return wanted_T if wanted_T is not None and wanted_T.numel() == num_tokens else None
+
+    def note_ended(self, done_B: torch.Tensor) -> None:
+        """Rows that are done are placeholders from now on."""
+        live_B = ~done_B.cpu()
+        self._live_B = live_B if self._live_B is None else self._live_B & live_B
+
+    def attach(self, model: PreTrainedModel) -> None:
+        """Follow the `generate` calls of a model."""
+        generate = model.generate
+        criteria = model._get_stopping_criteria
+
+        def watched_generate(*args: Any, **kwargs: Any) -> Any:
+            self._generating, self._live_B = True, None
+            try:
+                return generate(*args, **kwargs)
+            finally:
+                self._generating, self._live_B, self._tokens_T = False, None, None
+
+        def watched_criteria(
+            generation_config: GenerationConfig, *args: Any, **kwargs: Any
+        ) -> StoppingCriteriaList:
+            made = criteria(generation_config, *args, **kwargs)
+            # Beams are reordered between steps, so a row's verdict does not stay with the row.
+            if (generation_config.num_beams or 1) > 1:
+                self._generating = False
+                return made
+            return _Watched(made, self)
+
+        def before_forward(_module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+            self._tokens_T = self._tokens_of(kwargs) if self._generating else None
+
+        model.generate = watched_generate
+        model._get_stopping_criteria = watched_criteria
+        model.register_forward_pre_hook(before_forward, with_kwargs=True)
+
+    def _tokens_of(self, kwargs: dict[str, Any]) -> torch.Tensor | None:
+        input_ids = kwargs.get("input_ids")
+        mask = kwargs.get("attention_mask")
+        if input_ids is None:
+            return None
+        batch, steps = input_ids.shape
+        wanted_BS = torch.ones(batch, steps, dtype=torch.bool)
+        if isinstance(mask, torch.Tensor) and mask.ndim == 2 and mask.shape[1] >= steps:
+            wanted_BS &= mask[:, -steps:].cpu().bool()
+        if self._live_B is not None and self._live_B.shape[0] == batch:
+            wanted_BS &= self._live_B[:, None]
+        return None if bool(wanted_BS.all()) else wanted_BS.reshape(-1)

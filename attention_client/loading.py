@@ -1,0 +1,78 @@
+"""`attention_client.load`: from a checkpoint and a running cluster to a transformers model."""
+
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+
+import httpx
+import torch
+from prometheus_client import CollectorRegistry
+from transformers import PreTrainedModel
+
+from attention_client.cluster import Cluster
+from attention_client.metrics import ClientMetrics
+from attention_client.model import load_model
+from eaas.checkpoint import Checkpoint
+from eaas.config import AttentionClientConfig
+from eaas.errors import ClusterError
+
+__all__ = ["load"]
+
+_READY_S = 60.0
+
+
+def load(
+    path: str | Path,
+    cluster: Cluster | str,
+    *,
+    config: AttentionClientConfig | None = None,
+    dtype: torch.dtype | None = None,
+) -> PreTrainedModel:
+    """Load a checkpoint's attention part; its experts are computed by a cluster.
+
+    The model is transformers' own: `generate`, `forward` and continuous batching work as ever. It joins the
+    cluster as one more attention client and leaves it when it is garbage-collected.
+
+    Args:
+        path: Directory of the Hugging Face checkpoint that the cluster serves.
+        cluster: The monitor's host:port, the URL of an endpoint of the cluster, or a `Cluster`.
+        config: Transport, slots, timeouts; where `cluster` is not a `Cluster`.
+        dtype: Of the weights; by default the checkpoint's.
+
+    Raises:
+        CheckpointError: The path holds nothing that can be served (see its subclasses).
+        ClusterError: The cluster cannot be reached, or is not SERVING within a minute.
+    """
+    checkpoint = Checkpoint.open(path)
+    if isinstance(cluster, Cluster):
+        return load_model(checkpoint, cluster, dtype=dtype)
+    address = _monitor_of(cluster) if cluster.startswith(("http://", "https://")) else cluster
+    joined = Cluster(
+        address,
+        checkpoint.shape,
+        config or AttentionClientConfig(),
+        ClientMetrics(CollectorRegistry()),
+    )
+    try:
+        joined.wait_until_covered(_READY_S)
+        model = load_model(checkpoint, joined, dtype=dtype)
+    except BaseException:
+        joined.close()
+        raise
+    joined.serving()
+    weakref.finalize(model, joined.close)
+    return model
+
+
+def _monitor_of(endpoint: str) -> str:
+    """Ask an HTTP endpoint for the address of its cluster's monitor."""
+    url = f"{endpoint.rstrip('/').removesuffix('/v1')}/eaas/v1/status"
+    try:
+        members = httpx.get(url, timeout=5.0).raise_for_status().json()["members"]
+    except (httpx.HTTPError, ValueError, KeyError) as error:
+        raise ClusterError(f"{endpoint}: no cluster answers there ({error})") from error
+    for member in members:
+        if member["role"] == "monitor":
+            return str(member["address"])
+    raise ClusterError(f"{endpoint}: the cluster has no monitor")

@@ -1,0 +1,114 @@
+"""The life of an attention client process: model, cluster, HTTP endpoint."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from prometheus_client import CollectorRegistry
+from transformers import AutoTokenizer
+
+from attention_client.cluster import Cluster
+from attention_client.metrics import ClientMetrics
+from attention_client.model import load_model
+from attention_client.serve import HttpServer, ServeLimits, bind, build_app
+from attention_client.status import cluster_status
+from eaas.checkpoint import Checkpoint
+from eaas.config import AttentionClientConfig
+from eaas.errors import NotACheckpointError
+from eaas.grpc_server import join_host_port
+
+__all__ = ["run"]
+
+_COVERED_S = 600.0
+_GRACE_S = 2.0
+
+
+def run(
+    model_path: Path,
+    client_id: str,
+    monitor_address: str,
+    config: AttentionClientConfig,
+    stopping: threading.Event,
+    on_serving: Callable[[str], None],
+) -> None:
+    """Serve until `stopping` is set (by a signal, or because the operator stops the cluster).
+
+    Args:
+        model_path: Directory of the checkpoint.
+        client_id: Unique in the cluster.
+        monitor_address: host:port.
+        config: Endpoint, transport, timeouts.
+        stopping: Ends the call.
+        on_serving: Called with the endpoint's URL once requests are answered.
+
+    Raises:
+        CheckpointError: Nothing that can be served.
+        PortInUseError: The endpoint's port is taken.
+        ClusterError: The monitor cannot be reached, or no placement covers every expert.
+    """
+    torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 1) // 2))
+    checkpoint = Checkpoint.open(model_path)
+    tokenizer = _load_tokenizer(model_path)
+    registry = CollectorRegistry()
+    listener = bind(config.host, config.port)
+    host_port = join_host_port(config.host, listener.getsockname()[1])
+    try:
+        cluster = Cluster(
+            monitor_address,
+            checkpoint.shape,
+            config,
+            ClientMetrics(registry),
+            client_id=client_id,
+            address=host_port,
+            on_stopping=stopping.set,
+        )
+        try:
+            model = load_model(checkpoint, cluster)
+            cluster.wait_until_covered(_COVERED_S, stopping)
+            if stopping.is_set():
+                return
+            url = f"http://{host_port}"
+            app = build_app(
+                model,
+                tokenizer,
+                model_name=model_path.name,
+                aliases=(str(model_path),),
+                status=lambda: cluster_status(cluster, url),
+                healthy=lambda: _healthy(cluster),
+                limits=ServeLimits(
+                    num_blocks=config.cache_blocks,
+                    page_size=config.cache_block_tokens,
+                    max_batch_tokens=config.max_batch_tokens,
+                ),
+                registry=registry,
+            )
+            server = HttpServer(app, config.host, config.port, listener)
+            server.start()
+            try:
+                cluster.serving()
+                on_serving(url)
+                stopping.wait()
+            finally:
+                server.stop(_GRACE_S)
+        finally:
+            cluster.close()
+    finally:
+        listener.close()
+
+
+def _healthy(cluster: Cluster) -> tuple[bool, str]:
+    missing = cluster.missing()
+    return not missing, missing
+
+
+def _load_tokenizer(path: Path) -> object:
+    try:
+        return AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise NotACheckpointError(
+            f"{path}: no tokenizer that can be loaded; add tokenizer.json ({str(error).splitlines()[0]})"
+        ) from error

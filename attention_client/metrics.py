@@ -1,0 +1,46 @@
+"""What an attention client counts (Prometheus)."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+__all__ = ["ClientMetrics"]
+
+
+class ClientMetrics:
+    """Counters of the data path, in a registry of their own.
+
+    Args:
+        registry: Where they are registered.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self.layer_calls = Counter(
+            "eaas_layer_calls", "Calls of one MoE layer", registry=registry
+        )
+        self.layer_call_seconds = Histogram(
+            "eaas_layer_call_seconds",
+            "Time of one MoE layer call, dispatch to combine",
+            buckets=(5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0),
+            registry=registry,
+        )
+        self.pairs = Counter(
+            "eaas_dispatched_pairs", "(token, expert) pairs sent to servers", registry=registry
+        )
+        self.failovers = Counter(
+            "eaas_failovers",
+            "Parts of a layer call that were sent to another replica",
+            ["reason"],
+            registry=registry,
+        )
+        self.unavailable = Counter(
+            "eaas_layer_calls_failed", "Layer calls that no replica answered", registry=registry
+        )
+        self.view_age = Gauge(
+            "eaas_view_age_seconds", "Time since the monitor was last heard", registry=registry
+        )
+        self.epoch = Gauge("eaas_placement_epoch", "Placement in use", registry=registry)
+        self.connections = Gauge(
+            "eaas_connected_servers", "Expert servers connected", registry=registry
+        )

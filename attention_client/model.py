@@ -1,0 +1,123 @@
+"""A transformers model whose experts are elsewhere.
+
+No code for any one model: transformers' experts interface is the seam. Every experts class that uses it is
+replaced, while the model is built, by a subclass that holds no weight; everything else (attention, router,
+shared experts, generation) is transformers' own and stays in this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers.integrations.moe import ExpertsInterface
+from transformers.monkey_patching import register_patch_mapping, unregister_patch_mapping
+
+from attention_client.cluster import Cluster
+from attention_client.live_rows import LiveRows
+from eaas.checkpoint import Checkpoint
+from eaas.errors import UnsupportedModelError
+
+__all__ = ["load_model"]
+
+_IMPLEMENTATION = "eaas"
+
+
+def _remote_forward(
+    self: Any,
+    hidden_states: torch.Tensor,
+    top_k_index: torch.Tensor,
+    top_k_weights: torch.Tensor,
+) -> torch.Tensor:
+    """transformers' experts contract: (T, H), (T, K), (T, K) -> (T, H) in the dtype of hidden_states."""
+    cluster: Cluster = self._eaas_cluster
+    out_TH = cluster.layer_call(
+        self._eaas_layer,
+        hidden_states.detach().cpu(),
+        top_k_index.cpu(),
+        top_k_weights.detach().cpu(),
+        self._eaas_rows.wanted(hidden_states.shape[0]),
+    )
+    return out_TH.to(hidden_states)
+
+
+ExpertsInterface.register(_IMPLEMENTATION, _remote_forward)
+
+
+def _weightless(cls: type[nn.Module]) -> type[nn.Module]:
+    """A subclass of an experts class that never holds a weight."""
+
+    def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        with torch.device("meta"):
+            cls.__init__(self, config, *args, **kwargs)
+        for name in list(self._parameters):
+            del self._parameters[name]
+        # transformers would otherwise initialise the parameters that are not there.
+        self._is_hf_initialized = True
+
+    return type(cls.__name__, (cls,), {"__init__": __init__, "_eaas_remote": True})
+
+
+@contextlib.contextmanager
+def _weightless_experts(checkpoint: Checkpoint) -> Iterator[None]:
+    classes = {type(module) for module in checkpoint.expert_modules().values()}
+    mapping = {cls.__name__: _weightless(cls) for cls in classes}
+    register_patch_mapping(mapping, overwrite=True)
+    try:
+        yield
+    finally:
+        unregister_patch_mapping(list(mapping))
+
+
+def load_model(
+    checkpoint: Checkpoint, cluster: Cluster, *, dtype: torch.dtype | None = None
+) -> PreTrainedModel:
+    """Load a checkpoint without its experts.
+
+    Only tensors that do not belong to experts are read; shards that hold nothing but experts are not opened.
+
+    Args:
+        checkpoint: Where the weights are.
+        cluster: Where the experts are.
+        dtype: Of the weights; by default the checkpoint's.
+
+    Returns:
+        transformers' own model, in eval mode.
+
+    Raises:
+        CheckpointError: See its subclasses.
+    """
+    path = checkpoint.path
+    config = checkpoint.config
+    wanted = dtype or getattr(torch, checkpoint.shape.dtype)
+    model_class = AutoModelForCausalLM._model_mapping[type(config)]
+    state_dict = {key: checkpoint.slice(key) for key in checkpoint.other_keys()}
+    with _weightless_experts(checkpoint):
+        model: PreTrainedModel = model_class.from_pretrained(
+            None,
+            config=config,
+            state_dict=state_dict,
+            dtype=wanted,
+            experts_implementation=_IMPLEMENTATION,
+        )
+    with contextlib.suppress(OSError):  # Not every checkpoint has a generation_config.json.
+        model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=True)
+    rows = LiveRows()
+    rows.attach(model)
+    names = {name: layer for layer, name in enumerate(checkpoint.shape.layer_names)}
+    found = 0
+    for name, module in model.named_modules():
+        if getattr(module, "_eaas_remote", False):
+            module._eaas_layer = names[name]
+            module._eaas_cluster = cluster
+            module._eaas_rows = rows
+            found += 1
+    if found != len(names):
+        raise UnsupportedModelError(
+            f"{path}: {found} of {len(names)} expert layers could be taken out of {model_class.__name__}"
+        )
+    return model.eval().requires_grad_(False)

@@ -1,0 +1,113 @@
+"""The application: transformers' OpenAI-compatible server, less what a cluster must not offer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse, Response
+from fastapi.routing import APIRoute
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from transformers.cli.serving.server import build_server
+from transformers.cli.serving.utils import GenerationState
+
+from attention_client.serve.engine import build_engine
+from attention_client.serve.errors import install_error_handlers
+from attention_client.serve.guard import GENERATION_PATHS, RequestGuard
+from attention_client.serve.handlers import ChatHandler, TextHandler
+from attention_client.serve.limits import ServeLimits
+from attention_client.serve.metrics import ServeMetrics
+from attention_client.serve.service import Service
+
+__all__ = ["build_app"]
+
+# The others load, unload or replace the model, or need one of another kind.
+_KEPT_ROUTES = GENERATION_PATHS | {"/v1/models"}
+
+
+def build_app(
+    model: Any,
+    tokenizer: Any,
+    *,
+    model_name: str,
+    aliases: Sequence[str] = (),
+    status: Callable[[], dict[str, Any]],
+    healthy: Callable[[], tuple[bool, str]],
+    limits: ServeLimits,
+    registry: CollectorRegistry | None = None,
+) -> FastAPI:
+    """The HTTP face of a loaded model. Its engine runs from the application's start to its end.
+
+    Args:
+        model: A transformers causal language model, on its device.
+        tokenizer: Its tokenizer.
+        model_name: Its name in the API.
+        aliases: Other names that requests may use.
+        status: What /eaas/v1/status shows. Called in a worker thread.
+        healthy: Whether the cluster can serve, and if not, why. Called in a worker thread.
+        limits: What is accepted.
+        registry: What /metrics shows; the application's counters are added to it.
+    """
+    # transformers warns of each request, and of settings that are meant.
+    for noisy in ("ContinuousBatchingLogger", "transformers.generation"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)
+    metrics = ServeMetrics(registry if registry is not None else CollectorRegistry())
+    engine = build_engine(model, limits)
+    metrics.watch(engine.running, engine.waiting)
+    service = Service(model, tokenizer, model_name, aliases, engine, limits, metrics)
+    app: FastAPI = build_server(
+        service,
+        ChatHandler(service),
+        completion_handler=TextHandler(service),
+        response_handler=None,
+        transcription_handler=None,
+        systemone_handler=None,
+        generation_state=GenerationState(),
+    )
+    app.router.routes[:] = [
+        route for route in app.router.routes if getattr(route, "path", None) in _KEPT_ROUTES
+    ]
+    _add_routes(app, service, status, healthy)
+    install_error_handlers(app)
+    app.add_middleware(RequestGuard, limits=limits, metrics=metrics)
+    inner = app.router.lifespan_context
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
+        engine.start()
+        async with inner(app) as state:
+            yield state
+
+    app.router.lifespan_context = lifespan
+    return app
+
+
+def _add_routes(
+    app: FastAPI,
+    service: Service,
+    status: Callable[[], dict[str, Any]],
+    healthy: Callable[[], tuple[bool, str]],
+) -> None:
+    def one_model(name: str) -> dict[str, Any]:
+        service.check_name(name)
+        return service.card()
+
+    def health() -> JSONResponse:
+        failure = service.engine.failure()
+        good, reason = (False, f"engine: {failure}") if failure is not None else healthy()
+        if not good:
+            return JSONResponse({"status": "unhealthy", "reason": reason}, status_code=503)
+        return JSONResponse({"status": "ok"})
+
+    def metrics() -> Response:
+        return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    app.router.routes += [
+        APIRoute("/v1/models/{name:path}", one_model),
+        APIRoute("/health", health),
+        APIRoute("/metrics", metrics),
+        APIRoute("/eaas/v1/status", status),
+    ]

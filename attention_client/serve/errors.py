@@ -1,0 +1,121 @@
+"""OpenAI's error form: ``{"error": {"message", "type", "param", "code"}}``."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from transformers.cli.serving.utils import CBWorkerDeadError
+
+from eaas.errors import EaasError
+
+__all__ = ["ApiError", "as_api_error", "install_error_handlers"]
+
+_LOG = logging.getLogger(__name__)
+
+_TYPES = {
+    404: "not_found_error",
+    429: "overloaded_error",
+    500: "internal_error",
+    503: "service_unavailable",
+}
+
+
+class ApiError(Exception):
+    """An answer other than success. Raised by the handlers; the client reads the message.
+
+    Args:
+        status: HTTP status.
+        message: What is wrong and what to do about it.
+        type: Error type; by default the status' usual one.
+        param: Name of the field at fault, if one is.
+        code: Short name of the cause, for programs.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str | None = None,
+        param: str | None = None,
+        code: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type or _TYPES.get(status, "invalid_request_error")
+        self.param = param
+        self.code = code
+
+    def body(self) -> dict[str, dict[str, str | None]]:
+        """The JSON object of the answer. Every string in it can be encoded."""
+        return {
+            "error": {
+                # What a client sent may hold lone surrogates, which UTF-8 cannot carry.
+                "message": self.message.encode("utf-8", "backslashreplace").decode(),
+                "type": self.type,
+                "param": self.param and self.param.encode("utf-8", "backslashreplace").decode(),
+                "code": self.code,
+            }
+        }
+
+    def response(self) -> JSONResponse:
+        """The HTTP answer."""
+        headers = {"Retry-After": "1"} if self.status in (429, 503) else None
+        return JSONResponse(self.body(), status_code=self.status, headers=headers)
+
+    def sse(self) -> str:
+        """The error as an event of a stream that has begun."""
+        return f"data: {json.dumps(self.body())}\n\n"
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """What a client is told about an exception of the engine or the model."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, EaasError):
+        return ApiError(503, str(error), type="experts_unavailable", code="experts_unavailable")
+    if isinstance(error, CBWorkerDeadError):
+        return ApiError(503, str(error), code="engine_stopped")
+    _LOG.error("generation failed", exc_info=error)
+    return ApiError(500, f"The model failed: {type(error).__name__}: {error}", code="model_error")
+
+
+def _of_http(error: HTTPException) -> ApiError:
+    messages = {404: "No such URL.", 405: "This URL does not answer to this method."}
+    return ApiError(error.status_code, messages.get(error.status_code, str(error.detail)))
+
+
+def _of_validation(error: RequestValidationError) -> ApiError:
+    # The only thing that FastAPI itself validates here is that the body is a JSON object.
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        reason = first.get("ctx", {}).get("error", "")
+        return ApiError(400, f"The body is not valid JSON: {reason}.", code="invalid_json")
+    return ApiError(400, "The body must be a JSON object.", code="invalid_json")
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Answers every exception of an application in OpenAI's form."""
+
+    async def answer(_request: Request, error: Exception) -> JSONResponse:
+        if isinstance(error, HTTPException):
+            return _of_http(error).response()
+        if isinstance(error, RequestValidationError):
+            return _of_validation(error).response()
+        return as_api_error(error).response()
+
+    for cls in (
+        ApiError,
+        CBWorkerDeadError,
+        EaasError,
+        HTTPException,
+        RequestValidationError,
+        Exception,
+    ):
+        app.add_exception_handler(cls, answer)

@@ -1,0 +1,170 @@
+"""One request on the event loop: tokens come in, pieces of the answer go out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from transformers.cli.serving.utils import ToolCall, response_events_to_chunks
+
+from attention_client.serve.detokenize import Detokenizer
+from attention_client.serve.engine import Delivery, Engine, Work
+from attention_client.serve.errors import as_api_error
+from attention_client.serve.metrics import ServeMetrics
+from attention_client.serve.stop import StopStrings
+
+__all__ = ["Call", "Finish", "Generation"]
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A tool call of the answer.
+
+    Attributes:
+        index: Its place among the answer's calls.
+        name: The function.
+        arguments: A JSON object in a string.
+    """
+
+    index: int
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The end of an answer.
+
+    Attributes:
+        reason: "stop" (an end token or a stop string), "length" or "tool_calls".
+        prompt_tokens: Tokens of the prompt.
+        completion_tokens: Tokens generated, the end token included.
+    """
+
+    reason: str
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class Generation:
+    """One request's answer.
+
+    Args:
+        engine: Generates the tokens.
+        work: The request.
+        tokenizer: A transformers tokenizer.
+        stops: Stop strings.
+        parser: transformers' ResponseParser, if the model's answers have parts (reasoning, calls).
+        metrics: Counts it.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        work: Work,
+        tokenizer: Any,
+        stops: Sequence[str],
+        parser: Any | None,
+        metrics: ServeMetrics,
+    ) -> None:
+        self.id = work.id
+        self._engine = engine
+        self._work = work
+        # A parser knows the parts by their special tokens.
+        self._text = Detokenizer(tokenizer, skip_special_tokens=parser is None)
+        self._stop = StopStrings(stops)
+        self._parser = parser
+        self._metrics = metrics
+        self._count = 0
+        self._calls = 0
+        self._begun = self._last = perf_counter()
+
+    async def pieces(self) -> AsyncIterator[Any]:
+        """The answer: str, ReasoningText (transformers'), Call, and at last one Finish.
+
+        The request is queued at the first step and cancelled when the iteration is given up. Raises
+        ApiError.
+        """
+        queue: asyncio.Queue[Delivery] = asyncio.Queue()
+        reason = "abort"
+        try:
+            self._engine.submit(self._work, queue.put_nowait)
+            self._metrics.prompt_tokens.inc(len(self._work.prompt))
+            for piece in self._initial():
+                yield piece
+            finish = None
+            while finish is None:
+                delivery = await queue.get()
+                if delivery.error is not None:
+                    raise delivery.error
+                text, finish = self._take(delivery)
+                if finish is not None and not self._stop.matched:
+                    text += self._stop.push(self._text.flush()) + self._stop.flush()
+                for piece in self._parse(text, final=finish is not None):
+                    yield piece
+            reason = "tool_calls" if self._calls and finish == "stop" else finish
+            yield Finish(reason, len(self._work.prompt), self._count)
+        except Exception as error:
+            reason = "error"
+            raise as_api_error(error) from error
+        finally:
+            self._engine.cancel(self._work.id)
+            self._metrics.requests.labels(reason).inc()
+            self._metrics.e2e_latency.observe(perf_counter() - self._begun)
+
+    def _take(self, delivery: Delivery) -> tuple[str, str | None]:
+        """The text of new tokens, and why the answer ends with them, if it does."""
+        text = ""
+        for token in delivery.tokens:
+            self._observe(delivery)
+            is_end = token in self._work.end_tokens
+            # Only a parser wants the end token, which may close a part.
+            if not is_end or self._parser is not None:
+                text += self._stop.push(self._text.push(token))
+            if is_end or self._stop.matched:
+                return text, "stop"
+        return text, "length" if delivery.finished else None
+
+    def _observe(self, delivery: Delivery) -> None:
+        now = perf_counter()
+        if self._count == 0:
+            self._metrics.time_to_first_token.observe(now - self._begun)
+            self._metrics.queue_time.observe(delivery.queued_s)
+        else:
+            self._metrics.inter_token_latency.observe(now - self._last)
+        self._last = now
+        self._count += 1
+        self._metrics.generation_tokens.inc()
+
+    def _initial(self) -> Iterator[Any]:
+        if self._parser is not None:
+            yield from self._of_events(self._parser.initial_events)
+
+    def _parse(self, text: str, *, final: bool) -> Iterator[Any]:
+        if self._parser is None:
+            if text:
+                yield text
+            return
+        try:
+            if text:
+                yield from self._of_events(self._parser.feed(text))
+            if final:
+                yield from self._of_events(self._parser.finalize()[1])
+        except (ValueError, KeyError, TypeError, RuntimeError) as error:
+            # The model broke off or garbled a structured part, such as a tool call.
+            _LOG.info("%s: part of the answer cannot be parsed: %s", self.id, error)
+            self._parser = None
+
+    def _of_events(self, events: list[dict[str, Any]]) -> Iterator[Any]:
+        for piece in response_events_to_chunks(events):
+            if isinstance(piece, ToolCall):
+                yield Call(self._calls, piece.name, piece.arguments)
+                self._calls += 1
+            else:
+                yield piece

@@ -1,0 +1,120 @@
+"""What stands before the application: body limits, and an end to work nobody waits for."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from attention_client.serve.errors import ApiError
+from attention_client.serve.limits import ServeLimits
+from attention_client.serve.metrics import ServeMetrics
+
+__all__ = ["GENERATION_PATHS", "RequestGuard"]
+
+GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+_NAMED_PATHS = GENERATION_PATHS | {"/v1/models", "/health", "/metrics", "/eaas/v1/status"}
+_CLIENT_GONE = 499  # nginx's number; nobody receives it
+
+
+class _ClientGoneError(Exception):
+    """The connection closed before the body was complete."""
+
+
+class RequestGuard:
+    """ASGI middleware: reads a generation's body under limits, cancels it when its client leaves.
+
+    Args:
+        app: What it stands before.
+        limits: Body size and time.
+        metrics: Counts each request by endpoint and status.
+    """
+
+    def __init__(self, app: ASGIApp, limits: ServeLimits, metrics: ServeMetrics) -> None:
+        self._app = app
+        self._limits = limits
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = _CLIENT_GONE
+
+        async def counted_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            if scope["method"] == "POST" and scope["path"] in GENERATION_PATHS:
+                await self._generation(scope, receive, counted_send)
+            else:
+                await self._app(scope, receive, counted_send)
+        finally:
+            # Only known paths: a scanner must not grow the metrics.
+            path = scope["path"] if scope["path"] in _NAMED_PATHS else "other"
+            self._metrics.http_requests.labels(path, str(status)).inc()
+
+    async def _generation(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            body = await self._read(scope, receive)
+        except ApiError as error:
+            await error.response()(scope, receive, send)
+            return
+        except _ClientGoneError:
+            return
+        gone = asyncio.Event()
+        unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def replay() -> Message:
+            if unread:
+                return unread.pop()
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        served = asyncio.ensure_future(self._app(scope, replay, send))
+
+        async def watch() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            gone.set()
+            served.cancel()
+
+        watcher = asyncio.ensure_future(watch())
+        try:
+            await served
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not gone.is_set() or (task is not None and task.cancelling()):
+                raise
+        finally:
+            watcher.cancel()
+
+    async def _read(self, scope: Scope, receive: Receive) -> bytes:
+        """The body. Raises ApiError (408, 413, 415), _ClientGoneError."""
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        media_type = headers.get(b"content-type", "").partition(";")[0].strip().lower()
+        if media_type != "application/json":
+            raise ApiError(415, "The Content-Type must be application/json.")
+        too_large = ApiError(413, f"The body is larger than {self._limits.max_body_bytes} bytes.")
+        length = headers.get(b"content-length", "")
+        if length.isdigit() and int(length) > self._limits.max_body_bytes:
+            raise too_large
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._limits.body_timeout_s):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise _ClientGoneError
+                    body += message.get("body", b"")
+                    if len(body) > self._limits.max_body_bytes:
+                        raise too_large
+                    if not message.get("more_body", False):
+                        return bytes(body)
+        except TimeoutError:
+            seconds = self._limits.body_timeout_s
+            raise ApiError(408, f"The body did not arrive within {seconds:g} s.") from None

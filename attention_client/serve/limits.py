@@ -1,0 +1,32 @@
+"""What one attention client accepts, and how much memory it spends on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["ServeLimits"]
+
+
+@dataclass(frozen=True)
+class ServeLimits:
+    """Sizes of the serving engine.
+
+    Attributes:
+        num_blocks: Blocks of the paged key-value cache. With page_size this is the number of tokens
+            that all running requests hold together; who does not fit waits.
+        page_size: Tokens per block (4 at least).
+        max_batch_tokens: Tokens of one forward pass; longer prompts are prefilled in parts.
+        max_model_len: Most tokens of one request, prompt and answer. None: what the model's
+            positions and the cache allow.
+        max_requests: Requests that run or wait; the next one is refused with status 429.
+        max_body_bytes: Largest request body; a larger one is refused with status 413.
+        body_timeout_s: A client that has not sent its body by then is refused with status 408.
+    """
+
+    num_blocks: int = 256
+    page_size: int = 32
+    max_batch_tokens: int = 256
+    max_model_len: int | None = None
+    max_requests: int = 1024
+    max_body_bytes: int = 4 * 2**20
+    body_timeout_s: float = 30.0

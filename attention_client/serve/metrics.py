@@ -1,0 +1,61 @@
+"""What the HTTP face counts (Prometheus). Names are vLLM's where the meaning is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+__all__ = ["ServeMetrics"]
+
+_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0)
+
+
+class ServeMetrics:
+    """Counters of one application.
+
+    Args:
+        registry: Where they are registered.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self.http_requests = Counter(
+            "eaas_http_requests", "HTTP requests", ["endpoint", "code"], registry=registry
+        )
+        self.requests = Counter(
+            "eaas_request_success",
+            "Generations that ended, by reason (abort: the client left)",
+            ["finished_reason"],
+            registry=registry,
+        )
+        self.prompt_tokens = Counter("eaas_prompt_tokens", "Prompt tokens", registry=registry)
+        self.generation_tokens = Counter(
+            "eaas_generation_tokens", "Generated tokens", registry=registry
+        )
+        self.time_to_first_token = self._histogram(
+            "eaas_time_to_first_token_seconds", "From the request to its first token"
+        )
+        self.inter_token_latency = self._histogram(
+            "eaas_inter_token_latency_seconds", "Between two tokens of a request"
+        )
+        self.e2e_latency = self._histogram(
+            "eaas_e2e_request_latency_seconds", "From the request to its last token"
+        )
+        self.queue_time = self._histogram(
+            "eaas_request_queue_time_seconds", "Time that a request waited for the engine"
+        )
+        self._running = Gauge(
+            "eaas_num_requests_running", "Requests in the running batch", registry=registry
+        )
+        self._waiting = Gauge(
+            "eaas_num_requests_waiting", "Requests that wait for the engine", registry=registry
+        )
+
+    def _histogram(self, name: str, text: str) -> Histogram:
+        return Histogram(name, text, buckets=_SECONDS, registry=self.registry)
+
+    def watch(self, running: Callable[[], int], waiting: Callable[[], int]) -> None:
+        """Reads the two gauges from the engine whenever they are asked for."""
+        self._running.set_function(running)
+        self._waiting.set_function(waiting)

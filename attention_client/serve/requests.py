@@ -1,0 +1,278 @@
+"""The two request bodies, checked before anything reaches the engine.
+
+What changes the answer is supported or refused with a reason; what has no effect on the answer
+(bookkeeping fields of OpenAI's API) is accepted; an unknown name is refused, since it is most often
+a typing error.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+
+from attention_client.serve.errors import ApiError
+
+__all__ = ["ChatRequest", "CompletionRequest", "Message", "parse"]
+
+_INT64 = 2**63
+
+
+def _only(*neutral: Any) -> AfterValidator:
+    """Refuses every value that would change the answer, since that is not supported."""
+
+    def check(value: Any) -> Any:
+        if value is not None and value not in neutral:
+            allowed = " or ".join(json.dumps(each) for each in neutral)
+            raise ValueError("is not supported" + (f" other than {allowed}" if neutral else ""))
+        return value
+
+    return AfterValidator(check)
+
+
+def _stops(value: Any) -> Any:
+    stops = [value] if isinstance(value, str) else value
+    if stops is None:
+        return []
+    if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
+        raise ValueError("must be a non-empty string or a list of them")
+    if len(stops) > 16:
+        raise ValueError(f"has {len(stops)} strings; 16 at most")
+    return stops
+
+
+def _prompt(value: Any) -> str | list[int]:
+    if isinstance(value, list) and len(value) > 1 and not isinstance(value[0], int):
+        raise ValueError(f"has {len(value)} prompts; send one per request")
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], (str, list)):
+        value = value[0]
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and value and all(type(token) is int for token in value):
+        return value
+    raise ValueError("must be a string, a list of token ids, or a list with one of these")
+
+
+def _content(value: Any) -> Any:
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise ValueError("must be a string or a list of parts, each with a type")
+    for part in value:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(kind, str):
+            raise ValueError("must be a string or a list of parts, each with a type")
+        if kind != "text":
+            raise ValueError(f"has a part of type {kind!r}; this model reads text parts only")
+        if not isinstance(part.get("text"), str):
+            raise ValueError("has a text part without a text")
+    return value
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=()
+    )
+
+
+class StreamOptions(_Model):
+    """Options of a streamed answer."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None  # has no effect
+
+
+class GenerationRequest(_Model):
+    """What both endpoints have in common."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    ignore_eos: bool | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    seed: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = None
+    stop: Annotated[list[str], BeforeValidator(_stops)] = []
+
+    # Refused unless they change nothing.
+    n: Annotated[int | None, _only(1)] = None
+    presence_penalty: Annotated[float | None, _only(0)] = None
+    frequency_penalty: Annotated[float | None, _only(0)] = None
+    logit_bias: Annotated[dict[str, Any] | None, _only({})] = None
+    response_format: Annotated[dict[str, Any] | None, _only({"type": "text"})] = None
+
+    # Have no effect on the answer.
+    metadata: Any = None
+    prompt_cache_key: Any = None
+    safety_identifier: Any = None
+    service_tier: Any = None
+    store: Any = None
+    user: Any = None
+
+    @model_validator(mode="after")
+    def _stream_options_need_stream(self) -> GenerationRequest:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options needs stream: true")
+        return self
+
+    @property
+    def token_budget(self) -> int | None:
+        """Most tokens of the answer that the client asked for."""
+        return self.max_tokens
+
+
+class CompletionRequest(GenerationRequest):
+    """Body of /v1/completions."""
+
+    prompt: Annotated[str | list[int], BeforeValidator(_prompt)]
+
+    best_of: Annotated[int | None, _only(1)] = None
+    echo: Annotated[bool | None, _only(False)] = None
+    logprobs: Annotated[int | None, _only()] = None
+    suffix: Annotated[str | None, _only("")] = None
+
+
+class FunctionCall(BaseModel):
+    """A tool call that the model made in an earlier turn."""
+
+    model_config = ConfigDict(strict=True)
+
+    name: str
+    arguments: str
+
+    @model_validator(mode="after")
+    def _arguments_are_an_object(self) -> FunctionCall:
+        try:
+            arguments = json.loads(self.arguments)
+        except (ValueError, RecursionError):
+            arguments = None
+        if not isinstance(arguments, dict):
+            raise ValueError("arguments must be a JSON object in a string")
+        return self
+
+
+class ToolCallIn(BaseModel):
+    """A tool call in a message of the history."""
+
+    model_config = ConfigDict(strict=True)
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(BaseModel):
+    """One chat message. Fields that answers carry and prompts do not use are let through."""
+
+    model_config = ConfigDict(strict=True)
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[Any, BeforeValidator(_content)] = None
+    tool_calls: list[ToolCallIn] | None = None
+    tool_call_id: str | None = None
+
+    @model_validator(mode="after")
+    def _something_is_said(self) -> Message:
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            raise ValueError("content is missing")
+        return self
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates know it."""
+        message = self.model_dump(exclude_none=True)
+        if self.role == "developer":  # OpenAI's newer name; templates know the older one
+            message["role"] = "system"
+        return message
+
+
+class FunctionTool(BaseModel):
+    """A function that the model may call."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    name: str
+
+
+class Tool(_Model):
+    """An entry of tools."""
+
+    type: Literal["function"]
+    function: FunctionTool
+
+
+class ChatRequest(GenerationRequest):
+    """Body of /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Annotated[Any, _only("auto", "none")] = None
+
+    logprobs: Annotated[bool | None, _only(False)] = None
+    top_logprobs: Annotated[int | None, _only(0)] = None
+    modalities: Annotated[list[str] | None, _only(["text"])] = None
+    audio: Annotated[Any, _only()] = None
+    functions: Annotated[Any, _only()] = None
+    function_call: Annotated[Any, _only()] = None
+    prediction: Annotated[Any, _only()] = None
+    web_search_options: Annotated[Any, _only()] = None
+
+    parallel_tool_calls: Any = None
+    reasoning_effort: Any = None
+    verbosity: Any = None
+
+    @property
+    def token_budget(self) -> int | None:
+        """Most tokens of the answer; the newer name of the field wins."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+_Request = TypeVar("_Request", bound=GenerationRequest)
+
+
+def parse(cls: type[_Request], body: dict[str, Any]) -> _Request:
+    """The request of a JSON object. Raises ApiError (400) that names the field."""
+    try:
+        # Tokenizers and sockets take UTF-8 only; JSON's escapes can spell what UTF-8 cannot.
+        json.dumps(body, ensure_ascii=False).encode()
+    except (UnicodeEncodeError, RecursionError):
+        raise ApiError(
+            400, "The body holds text that is not valid Unicode, or is nested too deeply."
+        ) from None
+    try:
+        return cls.model_validate(body)
+    except ValidationError as error:
+        raise _refusal(error) from None
+
+
+_CODES = {"extra_forbidden": "unknown_parameter", "missing": "missing_required_parameter"}
+
+
+def _refusal(error: ValidationError) -> ApiError:
+    """The first complaint, in words."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    param = ""
+    for part in first["loc"]:
+        param += f"[{part}]" if isinstance(part, int) else f".{part}" if param else str(part)
+    reason = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        message = f"Unknown parameter: '{param}'."
+    elif first["type"] == "missing":
+        message = f"Missing required parameter: '{param}'."
+    else:
+        message = f"'{param}': {reason}." if param else f"{reason}."
+    code = _CODES.get(first["type"], "invalid_value")
+    return ApiError(400, message, param=param or None, code=code)

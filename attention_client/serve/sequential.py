@@ -1,0 +1,142 @@
+"""One request at a time, for models whose attention has no paged form."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+from transformers.cli.serving.utils import (
+    CBWorkerDeadError,
+    GenerateManager,
+    _GenerationCancelled,
+)
+
+from attention_client.serve.engine import Delivery, Work
+from attention_client.serve.sampling import SequenceSampler
+
+__all__ = ["SequentialEngine"]
+
+
+class _Job:
+    """One request in the queue or at work; also the streamer that ``model.generate`` feeds."""
+
+    def __init__(self, work: Work, deliver: Callable[[Delivery], None]) -> None:
+        self.work = work
+        self.cancelled = threading.Event()
+        self._deliver = deliver
+        self._loop = asyncio.get_running_loop()
+        self._submitted = perf_counter()
+        self._queued_s = 0.0
+        self._prompt_seen = False
+
+    def send(self, tokens: list[int], *, finished: bool, error: Exception | None = None) -> None:
+        if not self.cancelled.is_set():
+            delivery = Delivery(tokens, finished, error, self._queued_s)
+            self._loop.call_soon_threadsafe(self._deliver, delivery)
+
+    def begin(self) -> None:
+        self._queued_s = perf_counter() - self._submitted
+
+    def put(self, value: torch.Tensor) -> None:
+        if self.cancelled.is_set():
+            raise _GenerationCancelled
+        if self._prompt_seen:
+            self.send(value.tolist(), finished=False)
+        self._prompt_seen = True  # the first call brings the prompt
+
+    def end(self) -> None:
+        self.send([], finished=True)
+
+
+class SequentialEngine:
+    """``model.generate`` in transformers' own inference thread (`Engine`).
+
+    Args:
+        model: A transformers causal language model.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model.eval()
+        self._generate = GenerateManager()  # its thread is a daemon and needs no start
+        self._jobs: dict[str, _Job] = {}
+        self._current: str | None = None
+        self._stopped = False
+
+    @property
+    def capacity(self) -> int | None:
+        """No bound of its own."""
+        return None
+
+    def start(self) -> None:
+        """Takes requests (again)."""
+        self._stopped = False
+
+    def submit(self, work: Work, deliver: Callable[[Delivery], None]) -> None:
+        """Queues a request. Raises CBWorkerDeadError."""
+        if self._stopped:
+            raise CBWorkerDeadError("The server is stopping.")
+        job = self._jobs[work.id] = _Job(work, deliver)
+        self._generate.submit(self._run, job)
+
+    def cancel(self, request_id: str) -> None:
+        """Ends the request at its next token, or before it begins."""
+        job = self._jobs.pop(request_id, None)
+        if job is not None:
+            job.cancelled.set()
+
+    def failure(self) -> str | None:
+        """A failed request does not harm the next one."""
+        return "it was told to stop" if self._stopped else None
+
+    def running(self) -> int:
+        """1 while a request is at work."""
+        return int(self._current is not None)
+
+    def waiting(self) -> int:
+        """Requests that wait for their turn."""
+        return max(0, len(self._jobs) - self.running())
+
+    def stop(self, timeout_s: float) -> None:
+        """Ends the running request at its next token and fails the others."""
+        self._stopped = True
+        for job in list(self._jobs.values()):
+            error = CBWorkerDeadError("The server is stopping.")
+            job.send([], finished=True, error=error)
+            self.cancel(job.work.id)
+
+    def _run(self, job: _Job) -> None:
+        """In the inference thread."""
+        if job.cancelled.is_set():
+            return
+        work = job.work
+        self._current = work.id
+        job.begin()
+        prompt_1T = torch.tensor([work.prompt], device=self._model.device)
+        config = GenerationConfig(
+            max_new_tokens=work.max_tokens,
+            do_sample=False,  # the sampler leaves one token to choose
+            repetition_penalty=1.0,
+            # -1 never comes; None would mean the model's own.
+            eos_token_id=list(work.end_tokens) or -1,
+            pad_token_id=0,
+        )
+        try:
+            self._model.generate(
+                prompt_1T,
+                attention_mask=torch.ones_like(prompt_1T),
+                generation_config=config,
+                logits_processor=[SequenceSampler(work.sampling)],
+                streamer=job,
+            )
+        except _GenerationCancelled:
+            pass
+        except Exception as error:  # noqa: BLE001 (whoever waits for the request hears of it)
+            job.send([], finished=True, error=error)
+        finally:
+            self._current = None
+            self._jobs.pop(work.id, None)

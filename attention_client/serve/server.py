@@ -1,0 +1,120 @@
+"""The HTTP server process: uvicorn on a socket that is bound before anything else happens."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+
+import uvicorn
+from fastapi import FastAPI
+
+from eaas.errors import ClusterError, PortInUseError
+
+__all__ = ["HttpServer", "bind"]
+
+_START_TIMEOUT_S = 60.0
+_AFTER_GRACE_S = 10.0  # cancelled requests and the engine end well before that
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening TCP socket; port 0 takes a free one.
+
+    Bind before a model is loaded, so that a taken port is known at once. Raises PortInUseError, and
+    ClusterError for a host that is not this machine's.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ClusterError(f"cannot listen on {host}:{port}: {error}") from error
+    try:
+        # Else a restart would wait for the old connections' TIME_WAIT. A listener still excludes.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUseError(
+                f"{host}:{port} is in use: choose another port or stop what listens there"
+            ) from error
+        raise ClusterError(f"cannot listen on {host}:{port}: {error}") from error
+    return listener
+
+
+class HttpServer:
+    """Serves an application. Raises PortInUseError when made.
+
+    Args:
+        app: The application.
+        host: Address to listen on.
+        port: Port to listen on; 0 takes a free one.
+        listener: A socket from `bind`, in place of host and port.
+    """
+
+    def __init__(
+        self, app: FastAPI, host: str, port: int, listener: socket.socket | None = None
+    ) -> None:
+        self._listener = bind(host, port) if listener is None else listener
+        name, number = self._listener.getsockname()[:2]
+        self._address = f"[{name}]:{number}" if ":" in name else f"{name}:{number}"
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                ws="none",
+                lifespan="on",
+            )
+        )
+        self._thread: threading.Thread | None = None
+
+    @property
+    def address(self) -> str:
+        """host:port, with the real port."""
+        return self._address
+
+    def run(self, grace_s: float) -> None:
+        """Serves in the calling thread until SIGTERM, SIGINT or `stop`.
+
+        Args:
+            grace_s: After a signal, how long running requests may go on.
+        """
+        self._server.config.timeout_graceful_shutdown = grace_s
+        self._server.run(sockets=[self._listener])
+
+    def start(self) -> None:
+        """Serves in a background thread; returns once it answers. Raises ClusterError."""
+        self._thread = threading.Thread(
+            target=self._server.run,
+            kwargs={"sockets": [self._listener]},
+            name="http",
+            daemon=True,
+        )
+        self._thread.start()
+        waited = threading.Event()
+        for _ in range(int(_START_TIMEOUT_S / 0.02)):
+            if self._server.started:
+                return
+            if not self._thread.is_alive():
+                break
+            waited.wait(0.02)
+        raise ClusterError(f"the HTTP server on {self._address} did not start")
+
+    def stop(self, grace_s: float) -> None:
+        """Takes no more connections, lets running requests go on for grace_s, then cancels them.
+
+        Raises ClusterError if the server's thread does not end.
+        """
+        self._server.config.timeout_graceful_shutdown = grace_s
+        self._server.should_exit = True
+        if self._thread is None:
+            return
+        self._thread.join(grace_s + _AFTER_GRACE_S)
+        if self._thread.is_alive():
+            raise ClusterError(f"the HTTP server on {self._address} did not stop")
+        self._thread = None

@@ -1,0 +1,142 @@
+"""The one model that an application serves: what all handlers share."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from transformers.cli.serving.utils import CBWorkerDeadError
+
+from attention_client.serve.engine import Engine
+from attention_client.serve.errors import ApiError
+from attention_client.serve.limits import ServeLimits
+from attention_client.serve.metrics import ServeMetrics
+from attention_client.serve.sampling import Sampling
+
+__all__ = ["Service"]
+
+_LOG = logging.getLogger(__name__)
+
+_STOP_TIMEOUT_S = 5.0
+
+
+class Service:
+    """A loaded model behind its engine.
+
+    It also stands for transformers' ModelManager towards transformers' `build_server`.
+
+    Args:
+        model: A transformers causal language model.
+        tokenizer: Its tokenizer.
+        name: Its name in the API.
+        aliases: Other names that requests may use.
+        engine: Generates its tokens.
+        limits: What is accepted.
+        metrics: Counts it.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        name: str,
+        aliases: Sequence[str],
+        engine: Engine,
+        limits: ServeLimits,
+        metrics: ServeMetrics,
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.name = name
+        self.engine = engine
+        self.metrics = metrics
+        self._names = {name, *aliases}
+        self._max_requests = limits.max_requests
+        self._created = self.clock()
+        text_config = model.config.get_text_config()
+        self._vocabulary = int(text_config.vocab_size)
+        bounds = (limits.max_model_len, text_config.max_position_embeddings, engine.capacity)
+        self.max_model_len = min(int(bound) for bound in bounds if bound is not None)
+        defaults = model.generation_config
+        end_tokens = defaults.eos_token_id
+        if end_tokens is None:
+            end_tokens = tokenizer.eos_token_id
+        if isinstance(end_tokens, int):
+            end_tokens = [end_tokens]
+        self.end_tokens = tuple(token for token in end_tokens or () if token >= 0)
+        self.sampling = Sampling()
+        if defaults.do_sample:
+            self.sampling = Sampling(
+                temperature=1.0 if defaults.temperature is None else defaults.temperature,
+                top_p=1.0 if defaults.top_p is None else defaults.top_p,
+                top_k=defaults.top_k or 0,
+            )
+
+    @staticmethod
+    def clock() -> int:
+        """The date that answers show; nothing is decided by it."""
+        return int(time.time())
+
+    def check_admission(self, model: str | None) -> None:
+        """Raises ApiError for another model, a full queue or a stopped engine."""
+        if model is not None:
+            self.check_name(model)
+        failure = self.engine.failure()
+        if failure is not None:
+            raise CBWorkerDeadError(f"The engine has stopped: {failure}. Restart the server.")
+        if self.engine.running() + self.engine.waiting() >= self._max_requests:
+            raise ApiError(
+                429,
+                f"{self._max_requests} requests are already running or waiting. Try again later.",
+                code="overloaded",
+            )
+
+    def check_name(self, model: str) -> None:
+        """Raises ApiError (404) for another model's name."""
+        if model not in self._names:
+            raise ApiError(
+                404,
+                f"The model '{model}' does not exist. This server serves '{self.name}'.",
+                type="invalid_request_error",
+                param="model",
+                code="model_not_found",
+            )
+
+    def encode(self, text: str, field: str, *, add_special_tokens: bool) -> list[int]:
+        """The tokens of a prompt's text. Raises ApiError (400)."""
+        tokens = self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
+        return self.check_tokens(tokens, field)
+
+    def check_tokens(self, tokens: list[int], field: str) -> list[int]:
+        """The tokens, once they are known to be this model's. Raises ApiError (400)."""
+        if not tokens:
+            raise ApiError(400, f"'{field}': has no tokens.", param=field, code="invalid_value")
+        wrong = next((token for token in tokens if not 0 <= token < self._vocabulary), None)
+        if wrong is not None:
+            raise ApiError(
+                400,
+                f"'{field}': token {wrong} is not one of the model's {self._vocabulary}.",
+                param=field,
+                code="invalid_value",
+            )
+        return tokens
+
+    def card(self) -> dict[str, Any]:
+        """The model as /v1/models lists it."""
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "eaas",
+            "max_model_len": self.max_model_len,
+        }
+
+    def get_gen_models(self) -> list[dict[str, Any]]:
+        """The models, for transformers' /v1/models."""
+        return [self.card()]
+
+    def shutdown(self) -> None:
+        """Ends the engine; transformers' application calls it last."""
+        self.engine.stop(_STOP_TIMEOUT_S)

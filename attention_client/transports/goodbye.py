@@ -1,0 +1,25 @@
+"""Giving slots back."""
+
+from __future__ import annotations
+
+import grpc
+
+from eaas.log import get_logger
+from eaas.rpc.v1 import expert_pb2 as pb
+from eaas.rpc.v1.expert_pb2_grpc import ExpertServiceStub
+
+__all__ = ["say_goodbye"]
+
+_log = get_logger(__name__)
+_DEADLINE_S = 1.0
+
+
+def say_goodbye(service: ExpertServiceStub, connection_id: str) -> None:
+    """Tell the server that a connection is over.
+
+    Courtesy only: a server that does not hear it takes the slots back when the client's lease ends.
+    """
+    try:
+        service.Disconnect(pb.DisconnectRequest(connection_id=connection_id), timeout=_DEADLINE_S)
+    except grpc.RpcError as error:
+        _log.debug("goodbye to %s not heard: %s", connection_id, error)

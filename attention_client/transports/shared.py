@@ -1,0 +1,59 @@
+"""shm: the arena is the server's own memory, mapped by the client too (same host, same user)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import grpc
+
+from attention_client.transports.goodbye import say_goodbye
+from eaas.errors import ConnectionLostError
+from eaas.peers import watch_process
+from eaas.rpc.v1 import expert_pb2 as pb
+from eaas.rpc.v1 import expert_pb2_grpc
+from eaas.wire import Arena
+from eaas.wire.slot import DOORBELL
+
+__all__ = ["open_shm"]
+
+
+
+class _SharedLink:
+    def __init__(
+        self, granted: pb.ConnectResponse, channel: grpc.Channel, on_lost: Callable[[str], None]
+    ) -> None:
+        self.arena = Arena.attach(granted.arena_pid, granted.arena_fd, granted.arena_bytes)
+        if self.arena.incarnation != granted.server_incarnation:
+            raise ConnectionLostError(f"process {granted.arena_pid} is another one now")
+        self.first_slot = granted.first_slot
+        self.slots = granted.slots
+        self.reply_bell = granted.reply_bell
+        self.generation = granted.generation
+        self._connection_id = granted.connection_id
+        self._service = expert_pb2_grpc.ExpertServiceStub(channel)
+        self._closed = threading.Event()
+        # The kernel tells at once that the process ended, long before any timeout.
+        try:
+            self._unwatch = watch_process(
+                granted.arena_pid, lambda: on_lost(f"process {granted.arena_pid} ended")
+            )
+        except ProcessLookupError:
+            raise ConnectionLostError(f"process {granted.arena_pid} ended") from None
+
+    def kick(self, slot: int) -> None:
+        self.arena.flags.ring(DOORBELL)
+
+    def close(self) -> None:
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        self._unwatch()
+        say_goodbye(self._service, self._connection_id)
+
+
+def open_shm(
+    granted: pb.ConnectResponse, channel: grpc.Channel, on_lost: Callable[[str], None]
+) -> _SharedLink:
+    """Map the server's arena (see `Opener`)."""
+    return _SharedLink(granted, channel, on_lost)

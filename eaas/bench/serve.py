@@ -1,0 +1,113 @@
+"""`eaas bench serve`: a local cluster against one process, in turn, in one run."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from eaas.bench.load import LoadResult, Workload, run_load
+from eaas.config import load_config
+from eaas.local import LocalCluster
+from eaas.local.process import ChildProcess, stop_all, wait_ready
+
+__all__ = ["bench_serve"]
+
+_START_S = 180.0
+
+
+def bench_serve(
+    model: Path,
+    *,
+    servers: int,
+    redundancy: int,
+    transport: str,
+    workload: Workload,
+    rounds: int,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """Measure a cluster and, in turn with it, one process with transformers alone.
+
+    Args:
+        model: Checkpoint that both serve.
+        servers: Expert servers of the cluster.
+        redundancy: Servers that hold each expert.
+        transport: shm or grpc.
+        workload: Put on each in every round.
+        rounds: Measured rounds, after one that is not counted.
+        say: Progress, for people.
+
+    Returns:
+        The document of `eaas bench serve --json`: figures are medians over the rounds, `ratio` is the median
+        of the rounds' ratios.
+
+    Raises:
+        EaasError: Something did not start, or a request failed.
+    """
+    settings = load_config(attention_client={"transport": transport, "port": 0})
+    cores = os.cpu_count() or 1
+    cluster_runs: list[LoadResult] = []
+    single_runs: list[LoadResult] = []
+    with tempfile.TemporaryDirectory(prefix="eaas-bench-") as log_dir:
+        say("starting the cluster ...")
+        cluster = LocalCluster(
+            model, servers=servers, redundancy=redundancy, config=settings, log_dir=Path(log_dir)
+        )
+        with cluster:
+            say("starting the single process ...")
+            single = ChildProcess(
+                "single-process",
+                (str(model.resolve()), "grouped_mm", str(cores)),
+                Path(log_dir),
+                module="eaas.bench.baseline",
+            )
+            try:
+                wait_ready([single], _START_S)
+                assert single.address is not None
+                for number in range(rounds + 1):
+                    say(f"round {number} of {rounds}" if number else "warming up ...")
+                    pair = run_load(cluster.endpoint, workload), run_load(single.address, workload)
+                    if number:
+                        cluster_runs.append(pair[0])
+                        single_runs.append(pair[1])
+            finally:
+                stop_all([single])
+    ratios = [
+        (c.tokens / c.seconds) / (s.tokens / s.seconds)
+        for c, s in zip(cluster_runs, single_runs, strict=True)
+    ]
+    return {
+        "machine": {"processor": _processor(), "cores": cores, "python": platform.python_version()},
+        "model": model.name,
+        "servers": servers,
+        "redundancy": redundancy,
+        "transport": transport,
+        "workload": vars(workload),
+        "rounds": rounds,
+        "cluster": _median_run(cluster_runs),
+        "single_process": _median_run(single_runs),
+        "ratio": {"decode_tokens_per_s": round(statistics.median(ratios), 3)},
+    }
+
+
+def _median_run(runs: list[LoadResult]) -> dict[str, object]:
+    """Throughput of the median round; latencies over the tokens of all rounds."""
+    median = sorted(runs, key=lambda run: run.tokens / run.seconds)[len(runs) // 2]
+    pooled = LoadResult(
+        median.seconds,
+        median.tokens,
+        [t for run in runs for t in run.ttft_s],
+        [t for run in runs for t in run.itl_s],
+    )
+    return pooled.document()
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()

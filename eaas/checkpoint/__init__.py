@@ -1,0 +1,6 @@
+"""Hugging Face checkpoints: checked without torch before anything starts, then opened lazily."""
+
+from eaas.checkpoint.files import precheck
+from eaas.checkpoint.model import Checkpoint, ExpertTensor
+
+__all__ = ["Checkpoint", "ExpertTensor", "precheck"]

@@ -1,0 +1,237 @@
+"""What the files of a checkpoint say, read without torch: only JSON and safetensors headers.
+
+A safetensors file is
+
+    u64 n | n bytes of JSON: {name: {"dtype", "shape", "data_offsets": [begin, end]}} | data
+
+where the offsets count from the start of the data and leave neither a hole nor an overlap. Whatever is
+wrong is found here, before a process starts: a truncated shard that is memory-mapped would otherwise
+end that process with SIGBUS.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eaas.errors import (
+    CorruptShardError,
+    MissingShardError,
+    NotACheckpointError,
+    UnsupportedModelError,
+)
+
+__all__ = ["CheckpointFiles", "TensorEntry", "precheck", "read_files"]
+
+CONFIG = "config.json"
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+_MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
+_BITS = {
+    **dict.fromkeys(("F4",), 4),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0"), 8),
+    **dict.fromkeys(("F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 16),
+    **dict.fromkeys(("I32", "U32", "F32"), 32),
+    **dict.fromkeys(("I64", "U64", "F64", "C64"), 64),
+}
+_SAMPLES, _SAMPLE_BYTES = 4, 4096
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """Where a tensor is and what a shard's header says of it (safetensors' dtype names)."""
+
+    shard: Path
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class CheckpointFiles:
+    """A checkpoint whose files are all there and whole.
+
+    Attributes:
+        config: Content of config.json.
+        tensors: Tensor name -> entry, over all shards.
+    """
+
+    path: Path
+    config: Mapping[str, Any]
+    tensors: Mapping[str, TensorEntry]
+
+    def digest(self) -> str:
+        """SHA-256 over config.json, each tensor's name, shape and dtype, and samples of each shard's bytes.
+
+        The samples tell checkpoints of one architecture apart (a fine-tune from its base) without
+        reading hundreds of gigabytes.
+        """
+        digest = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
+        for name, entry in sorted(self.tensors.items()):
+            digest.update(json.dumps([name, entry.dtype, entry.shape]).encode())
+        for shard in sorted({entry.shard for entry in self.tensors.values()}):
+            with shard.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                for i in range(1, _SAMPLES + 1):
+                    file.seek(max(0, size * i // _SAMPLES - _SAMPLE_BYTES))
+                    digest.update(file.read(_SAMPLE_BYTES))
+        return digest.hexdigest()
+
+
+def precheck(path: str | os.PathLike[str]) -> None:
+    """Finds out whether a directory holds a whole, plain safetensors checkpoint; imports no torch.
+
+    Args:
+        path: A local directory. Nothing is ever fetched.
+
+    Raises:
+        NotACheckpointError: No directory, no readable config.json, or no safetensors.
+        MissingShardError: The index names a shard, or a tensor of a shard, that is not there.
+        CorruptShardError: A shard or the index is truncated or broken; names the file and the tensor.
+        UnsupportedModelError: The checkpoint is quantised.
+    """
+    read_files(path)
+
+
+def read_files(path: str | os.PathLike[str]) -> CheckpointFiles:
+    """Reads config.json, the index and all shard headers. Raises as `precheck` does."""
+    directory = Path(path)
+    config = _read_config(directory)
+    weight_map = _read_index(directory)
+    tensors: dict[str, TensorEntry] = {}
+    for shard in sorted(set(weight_map.values())) if weight_map else [SINGLE]:
+        header = _read_header(directory / shard)
+        wanted = {name for name, of in weight_map.items() if of == shard} or header.keys()
+        for name in sorted(wanted):
+            if name not in header:
+                raise MissingShardError(
+                    f"{directory / shard} lacks tensor {name}, which {INDEX} places there: "
+                    "complete the download"
+                )
+            tensors[name] = header[name]
+    return CheckpointFiles(directory, config, tensors)
+
+
+def _read_config(directory: Path) -> dict[str, Any]:
+    """config.json as a dictionary."""
+    if not directory.is_dir():
+        what = "is not a directory" if directory.exists() else "does not exist"
+        raise NotACheckpointError(
+            f"{directory} {what}: give the local directory of a downloaded Hugging Face checkpoint"
+        )
+    file = directory / CONFIG
+    if not file.is_file():
+        raise NotACheckpointError(
+            f"{directory} has no {CONFIG}: give the directory of a Hugging Face checkpoint"
+        )
+    try:
+        config = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise NotACheckpointError(f"{file} is not JSON ({error}): fetch it again") from error
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise NotACheckpointError(f"{file} names no model_type: give a Hugging Face checkpoint")
+    for part in (config, config.get("text_config")):
+        if isinstance(part, dict) and part.get("quantization_config"):
+            raise UnsupportedModelError(
+                f"{file} has a quantization_config: dequantise the checkpoint first (load it with "
+                "transformers, dequantize=True, and save_pretrained it)"
+            )
+    return config
+
+
+def _read_index(directory: Path) -> dict[str, str]:
+    """Tensor name -> shard name; empty where one file holds everything."""
+    if (directory / SINGLE).is_file():  # transformers, too, takes it before an index
+        return {}
+    file = directory / INDEX
+    if not file.is_file():
+        raise _no_safetensors(directory)
+    try:
+        weight_map = json.loads(file.read_bytes())["weight_map"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CorruptShardError(f"{file} is no safetensors index ({error!r}): fetch it again") from error
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CorruptShardError(f"{file} has no weight_map: fetch it again")
+    for name, shard in weight_map.items():
+        # A plain name: an index must not lead out of the directory.
+        if not isinstance(shard, str) or not shard or shard != os.path.basename(shard):
+            raise CorruptShardError(f"{file} places {name} in {shard!r}, no file name: fetch it again")
+        if not shard.endswith(".safetensors"):
+            raise NotACheckpointError(f"{file} places {name} in {shard}: only safetensors are read")
+        if not (directory / shard).is_file():
+            raise MissingShardError(f"{directory / shard} is missing: complete the download")
+    return weight_map
+
+
+def _no_safetensors(directory: Path) -> NotACheckpointError | MissingShardError:
+    """What to say of a directory with neither model.safetensors nor its index."""
+    names = sorted(os.listdir(directory))
+    if any(name.endswith(".safetensors") for name in names):
+        return MissingShardError(
+            f"{directory} has safetensors but neither {SINGLE} nor {INDEX}: complete the download"
+        )
+    pickles = [name for name in names if name.endswith((".bin", ".pt", ".pth"))]
+    if pickles:
+        return NotACheckpointError(
+            f"{directory} has only pickles ({pickles[0]}), which can run code and are refused: convert "
+            "it where you trust it (from_pretrained, then save_pretrained writes safetensors)"
+        )
+    return NotACheckpointError(f"{directory} has no {SINGLE} and no {INDEX}: complete the download")
+
+
+def _read_header(shard: Path) -> dict[str, TensorEntry]:
+    """The tensors of a shard, once its header is known to fit the file."""
+
+    def corrupt(what: str) -> CorruptShardError:
+        return CorruptShardError(f"{shard}: {what}: fetch the shard again")
+
+    with shard.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size < 8:
+            raise corrupt(f"{size} bytes are no safetensors file")
+        (length,) = struct.unpack("<Q", file.read(8))
+        if length > min(_MAX_HEADER_BYTES, size - 8):
+            raise corrupt(f"header of {length} bytes in a file of {size}")
+        try:
+            header = json.loads(file.read(length))
+        except (ValueError, RecursionError) as error:
+            raise corrupt(f"header is not JSON ({error})") from error
+    if not isinstance(header, dict):
+        raise corrupt("header is no JSON object")
+    header.pop("__metadata__", None)
+
+    data_bytes = size - 8 - length
+    entries: dict[str, TensorEntry] = {}
+    places: list[tuple[int, int, str]] = []
+    for name, fields in header.items():
+        try:
+            dtype, shape, (begin, end) = fields["dtype"], fields["shape"], fields["data_offsets"]
+            bits = _BITS[dtype] * math.prod(shape)
+        except (KeyError, TypeError, ValueError) as error:
+            raise corrupt(f"tensor {name} is described wrongly ({error!r})") from error
+        if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
+            raise corrupt(f"tensor {name} has shape {shape}, offsets {begin}..{end}")
+        if bits != 8 * (end - begin):
+            raise corrupt(f"tensor {name} ({dtype} {shape}) does not fit offsets {begin}..{end}")
+        if end > data_bytes:
+            raise corrupt(f"tensor {name} ends at byte {end} of {data_bytes} (truncated)")
+        entries[name] = TensorEntry(shard, dtype, tuple(shape))
+        places.append((begin, end, name))
+
+    position = 0
+    for begin, end, name in sorted(places):
+        if begin != position:
+            raise corrupt(f"tensor {name} begins at byte {begin}, not {position}")
+        position = end
+    if position != data_bytes:
+        raise corrupt(f"{data_bytes - position} bytes belong to no tensor")
+    return entries

@@ -1,0 +1,310 @@
+"""A checkpoint as transformers understands it, with not a tensor read until it is asked for.
+
+transformers is imported inside the functions: it takes seconds, and the launcher needs none of it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eaas.checkpoint.files import CheckpointFiles, read_files
+from eaas.checkpoint.quiet import quiet_transformers
+from eaas.errors import (
+    CorruptShardError,
+    DenseModelError,
+    MissingShardError,
+    UnsupportedModelError,
+)
+from eaas.types import ModelShape
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+__all__ = ["Checkpoint", "ExpertTensor"]
+
+# transformers maps most of these with `attribute_map`, not all.
+_EXPERTS_PER_TOKEN = ("num_experts_per_tok", "moe_topk", "moe_k", "moe_top_k", "top_k_experts")
+_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_TORCH_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+@dataclass(frozen=True)
+class ExpertTensor:
+    """A checkpoint tensor that ends in an experts module's parameter.
+
+    Attributes:
+        key: Its name in the checkpoint.
+        layer: MoE layer.
+        expert: The logical expert that it belongs to; None where its first dimension holds all E.
+    """
+
+    key: str
+    layer: int
+    expert: int | None
+
+
+class Checkpoint:
+    """A Mixture-of-Experts checkpoint whose experts can be taken out; made by `Checkpoint.open`.
+
+    Attributes:
+        path: Its directory.
+        config: transformers' config.
+        skeleton: The model on the meta device: names and shapes without a byte of weights.
+        shape: What the cluster must agree on. H is the width of what enters an expert.
+    """
+
+    def __init__(self, files: CheckpointFiles, config: Any, skeleton: Any, shape: ModelShape) -> None:
+        self.path = files.path
+        self.config = config
+        self.skeleton = skeleton
+        self.shape = shape
+        self._files = files
+        self._handles: dict[Path, Any] = {}
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Checkpoint:
+        """Checks a local directory and reads its config, index and headers; no tensor.
+
+        Raises:
+            NotACheckpointError, MissingShardError, CorruptShardError: As `precheck` does.
+            DenseModelError: The model has no experts.
+            UnsupportedModelError: transformers does not know the model, or its experts are out of reach.
+        """
+        files = read_files(path)
+        with quiet_transformers():
+            config = _load_config(files)
+            model_class = _model_class(files, config)
+            skeleton = _build_skeleton(files, config, model_class)
+        modules = {name: m for name, m in skeleton.named_modules() if _is_experts_class(type(m))}
+        if not modules:
+            raise _dense(files, config)
+        return cls(files, config, skeleton, _shape(files, config, skeleton, modules))
+
+    @cached_property
+    def keys(self) -> Mapping[str, Path]:
+        """Tensor name -> the shard that holds it."""
+        return {name: entry.shard for name, entry in self._files.tensors.items()}
+
+    def expert_modules(self) -> dict[str, nn.Module]:
+        """Name -> meta module, one per MoE layer, in order."""
+        return {name: self.skeleton.get_submodule(name) for name in self.shape.layer_names}
+
+    def expert_keys(self) -> frozenset[str]:
+        """The tensors that only expert servers need."""
+        return frozenset(tensor.key for tensor in self.expert_tensors)
+
+    def other_keys(self) -> frozenset[str]:
+        """The tensors that only attention clients need; what the model has no place for is left out."""
+        return frozenset(self._targets) - self.expert_keys()
+
+    @cached_property
+    def expert_tensors(self) -> tuple[ExpertTensor, ...]:
+        """All expert tensors by layer, in transformers' natural order of names.
+
+        Raises UnsupportedModelError where a parameter is neither one tensor per expert nor one for all.
+        """
+        layers = {name: layer for layer, name in enumerate(self.shape.layer_names)}
+        groups: dict[tuple[int, str, str | None], list[str]] = defaultdict(list)
+        for key, (target, pattern) in self._targets.items():
+            module = target.rpartition(".")[0]
+            if module in layers:
+                groups[layers[module], target, pattern].append(key)
+        tensors = []
+        num_experts = self.shape.num_experts
+        for (layer, target, _), keys in sorted(groups.items(), key=lambda item: item[0][0]):
+            if len(keys) == num_experts and num_experts > 1:
+                # transformers itself numbers the experts by their place in this order.
+                tensors += [ExpertTensor(key, layer, expert) for expert, key in enumerate(keys)]
+            elif len(keys) == 1 and self._files.tensors[keys[0]].shape[:1] == (num_experts,):
+                tensors.append(ExpertTensor(keys[0], layer, None))
+            else:
+                raise UnsupportedModelError(
+                    f"{self.path}: {target} is made of {len(keys)} tensors ({keys[0]}, ...) for "
+                    f"{num_experts} experts: save the model again with this version of transformers"
+                )
+        return tuple(tensors)
+
+    def slice(self, key: str) -> Any:
+        """A lazy safetensors slice of a tensor: `slice[a:b]` reads just those rows, memory-mapped.
+
+        Raises KeyError for an unknown name, MissingShardError or CorruptShardError where the shard has
+        gone or changed since the checkpoint was opened.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        shard = self.keys[key]
+        try:
+            if shard not in self._handles:
+                self._handles[shard] = safe_open(shard, framework="pt")
+            return self._handles[shard].get_slice(key)
+        except FileNotFoundError as error:
+            raise MissingShardError(f"{shard} (tensor {key}) has gone: restore it") from error
+        except (OSError, SafetensorError) as error:
+            raise CorruptShardError(
+                f"{shard}: tensor {key} cannot be read ({error}): fetch the shard again"
+            ) from error
+
+    def release(self) -> None:
+        """Closes the shards, so that their pages no longer count as this process's memory."""
+        self._handles.clear()
+
+    def weight_mapping(self) -> list[Any]:
+        """transformers' renaming and conversion rules for this model. A fresh list: rules keep state."""
+        from transformers.conversion_mapping import get_model_conversion_mapping
+
+        return list(get_model_conversion_mapping(self.skeleton))
+
+    @cached_property
+    def _targets(self) -> dict[str, tuple[str, str | None]]:
+        """Checkpoint key -> (parameter or buffer of the model, rule that leads there), naturally sorted.
+
+        The same steps as transformers' `convert_and_load_state_dict_in_model`.
+        """
+        from transformers.core_model_loading import (
+            WeightConverter,
+            WeightRenaming,
+            dot_natural_key,
+            rename_source_key,
+        )
+
+        mapping = self.weight_mapping()
+        renamings = [rule for rule in mapping if isinstance(rule, WeightRenaming)]
+        converters = [rule for rule in mapping if isinstance(rule, WeightConverter)]
+        prefix, places = self.skeleton.base_model_prefix, self.skeleton.state_dict()
+        targets = {}
+        for key in sorted(self.keys, key=dot_natural_key):
+            target, pattern = rename_source_key(key, renamings, converters, prefix, places)
+            if target not in places and key in places:
+                target, pattern = rename_source_key(key, [], [], prefix, places)
+            if target in places:
+                targets[key] = (target, pattern)
+        return targets
+
+
+def _load_config(files: CheckpointFiles) -> Any:
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(files.path, local_files_only=True, trust_remote_code=False)
+    except (ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
+        raise UnsupportedModelError(
+            f"{files.path}: transformers cannot load the config of model_type "
+            f"{files.config['model_type']!r} ({_one_line(error)}): use a model that transformers knows"
+        ) from error
+    return config
+
+
+def _model_class(files: CheckpointFiles, config: Any) -> type:
+    """The text-generation class for a config; raises where its code has no experts for us."""
+    from transformers import AutoModelForCausalLM
+    from transformers.models.auto.auto_factory import _get_model_class
+
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        raise UnsupportedModelError(
+            f"{files.path}: transformers has no causal language model for model_type "
+            f"{config.model_type!r}: use a text-generation checkpoint"
+        )
+    model_class: type = _get_model_class(config, AutoModelForCausalLM._model_mapping)
+    code = vars(sys.modules[model_class.__module__])
+    if not any(isinstance(cls, type) and _is_experts_class(cls) for cls in code.values()):
+        if _has_experts(config):
+            raise UnsupportedModelError(
+                f"{files.path}: transformers' {config.model_type} has experts code of its own, outside "
+                "its experts interface: this architecture cannot be served"
+            )
+        raise _dense(files, config)
+    return model_class
+
+
+def _build_skeleton(files: CheckpointFiles, config: Any, model_class: Any) -> Any:
+    import torch
+
+    try:
+        with torch.device("meta"):
+            # A copy, since building writes to the config.
+            return model_class._from_config(deepcopy(config), dtype=_weights_dtype(files, config))
+    except (ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError) as error:
+        raise UnsupportedModelError(
+            f"{files.path}: transformers cannot build this {config.model_type} model "
+            f"({_one_line(error)}): check config.json"
+        ) from error
+
+
+def _weights_dtype(files: CheckpointFiles, config: Any) -> torch.dtype:
+    """The config's dtype, else the first floating one of the checkpoint, as transformers does it."""
+    import torch
+
+    if isinstance(config.dtype, torch.dtype):
+        return config.dtype
+    names = (_TORCH_DTYPES.get(entry.dtype) for entry in files.tensors.values())
+    return getattr(torch, next((name for name in names if name), "float32"))  # type: ignore[no-any-return]
+
+
+def _is_experts_class(cls: type) -> bool:
+    """Whether the class is decorated with transformers' `use_experts_implementation`."""
+    return hasattr(cls, "_apply_gate") and hasattr(getattr(cls, "forward", None), "__wrapped__")
+
+
+def _has_experts(config: Any) -> bool:
+    """Whether a config, or a part of it (dbrx's ffn_config), counts experts."""
+    text = config.get_text_config()
+    parts = [text, *(getattr(text, name, None) for name in text.sub_configs)]
+    return any(_as_int(getattr(part, name, None)) > 1 for part in parts for name in _NUM_EXPERTS)
+
+
+def _dense(files: CheckpointFiles, config: Any) -> DenseModelError:
+    return DenseModelError(
+        f"{files.path}: {config.model_type} with this config has no layer with experts: serve it with "
+        "another engine"
+    )
+
+
+def _shape(
+    files: CheckpointFiles, config: Any, skeleton: Any, modules: Mapping[str, nn.Module]
+) -> ModelShape:
+    name = f"{files.path}: {config.model_type}"
+    sizes = set()
+    for module in modules.values():
+        if any("." in parameter for parameter, _ in module.named_parameters()):
+            raise UnsupportedModelError(f"{name} has parameters that its experts share: not supported")
+        num_experts, *dims = module.get_parameter("down_proj").shape
+        sizes.add((num_experts, dims[1 if module.is_transposed else 0]))
+    if len(sizes) > 1:
+        raise UnsupportedModelError(
+            f"{name} has layers that differ in experts or width ({sorted(sizes)}): not supported"
+        )
+    ((num_experts, hidden_size),) = sizes
+    text = config.get_text_config()
+    top_k = max(_as_int(getattr(text, alias, None)) for alias in _EXPERTS_PER_TOKEN)
+    if not 1 <= top_k <= num_experts:
+        raise UnsupportedModelError(f"{name}: config.json names no number of experts per token")
+    return ModelShape(
+        model_type=config.model_type,
+        num_experts=num_experts,
+        hidden_size=hidden_size,
+        top_k=top_k,
+        layer_names=tuple(modules),
+        dtype=str(skeleton.dtype).removeprefix("torch."),
+        digest=files.digest(),
+    )
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+def _as_int(value: object) -> int:
+    """A config value that is a number, or a list of one number per layer; 0 for anything else."""
+    if isinstance(value, list):
+        return max(map(_as_int, value), default=0)
+    return value if isinstance(value, int) else 0

@@ -1,0 +1,52 @@
+"""The `eaas` program. Each command imports what it needs when it runs: `--help` needs no torch."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from eaas import __version__
+from eaas.cli import bench, client, demo, roles, up
+from eaas.errors import EaasError
+from eaas.local.child import announce
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="eaas",
+    help="Expert-as-a-Service: serve Mixture-of-Experts models, their experts on servers of their own.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+up.register(app)
+client.register(app)
+demo.register(app)
+bench.register(app)
+roles.register(app)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
+    ),
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the program. A mistake of the user's is one line on standard error and exit code 2."""
+    try:
+        app()
+    except EaasError as error:
+        announce(error=str(error))
+        print(f"eaas: error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,87 @@
+"""`eaas bench ...`: benchmarks that anybody can repeat."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from eaas.cli.options import Json
+
+__all__ = ["register"]
+
+bench = typer.Typer(help="Benchmarks: ratios of two things measured in one run.", no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.add_typer(bench, name="bench")
+
+
+@bench.callback()
+def _bench() -> None:
+    pass
+
+
+@bench.command("serve")
+def serve(
+    model: Annotated[
+        Path | None,
+        typer.Option("--model", help="Checkpoint.", show_default="a demo checkpoint"),
+    ] = None,
+    servers: Annotated[int, typer.Option(min=1, help="Expert servers.")] = 3,
+    redundancy: Annotated[int, typer.Option(min=1, help="Servers that hold each expert.")] = 2,
+    transport: Annotated[str, typer.Option(help="shm or grpc.")] = "shm",
+    requests: Annotated[int, typer.Option(min=1, help="Requests in a round.")] = 16,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 4,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 32,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer.")] = 64,
+    rounds: Annotated[int, typer.Option(min=1, help="Measured rounds.")] = 3,
+    as_json: Json = False,
+) -> None:
+    """Decode tokens/s, time to first token and between tokens: a cluster, and one process, in turn."""
+    from eaas.bench.load import Workload
+    from eaas.bench.serve import bench_serve
+
+    workload = Workload(requests, concurrency, prompt_tokens, max_tokens)
+    with tempfile.TemporaryDirectory(prefix="eaas-bench-") as scratch:
+        if model is None:
+            from eaas.demo_model import write_demo_model
+
+            model = Path(scratch) / "demo"
+            write_demo_model(model)
+        document = bench_serve(
+            model,
+            servers=servers,
+            redundancy=redundancy,
+            transport=transport,
+            workload=workload,
+            rounds=rounds,
+            say=lambda line: print(line, file=sys.stderr, flush=True),
+        )
+    if as_json:
+        typer.echo(json.dumps(document))
+    else:
+        _print(document)
+
+
+def _print(document: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None)
+    for column in ("", "tokens/s", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99"):
+        table.add_column(column, justify="right" if column else "left")
+    for name in ("cluster", "single_process"):
+        row = document[name]
+        table.add_row(
+            name,
+            str(row["decode_tokens_per_s"]),
+            *(f"{row[kind][p]:.1f} ms" for kind in ("ttft_ms", "itl_ms") for p in ("p50", "p99")),
+        )
+    Console().print(table)
+    print(f"cluster / single process: {document['ratio']['decode_tokens_per_s']}")

@@ -1,0 +1,143 @@
+"""Commands that talk to a running cluster's HTTP endpoint."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import httpx
+import typer
+
+from eaas.cli.options import Endpoint, Json
+from eaas.errors import ClusterError
+
+__all__ = ["fetch_status", "register", "status_table"]
+
+DEFAULT_ENDPOINT = "http://127.0.0.1:8000"
+_STATUS_S = 5.0
+# Between two tokens of a stream: a layer's whole deadline, many times over.
+_TOKEN_S = 120.0
+_COLOURS = {"SERVING": "green", "JOINING": "cyan", "DRAINING": "cyan", "SUSPECT": "yellow", "DEAD": "red"}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("status")(status)
+    app.command("generate")(generate)
+
+
+def fetch_status(endpoint: str) -> dict[str, Any]:
+    """The status document of a cluster. Raises ClusterError if nobody answers."""
+    try:
+        response = httpx.get(f"{_base(endpoint)}/eaas/v1/status", timeout=_STATUS_S)
+        response.raise_for_status()
+        document: dict[str, Any] = response.json()
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        raise ClusterError(_unreachable(endpoint, error)) from error
+    return document
+
+
+def status_table(document: dict[str, Any]) -> Any:
+    """The status document as a table for people (a Rich renderable)."""
+    from rich.table import Table
+    from rich.text import Text
+
+    coverage = document["coverage"]
+    uncovered = len(coverage["uncovered"])
+    covered = f"{uncovered} uncovered" if uncovered else f"min {coverage['min_replicas']} replicas"
+    table = Table(
+        title=f"{document['endpoint']}   epoch {document['epoch']}   experts: {covered}",
+        title_justify="left",
+        box=None,
+    )
+    for column in ("MEMBER", "STATE", "PID", "ADDRESS"):
+        table.add_column(column)
+    for column in ("LIFE", "EXPERTS", "IN FLIGHT"):
+        table.add_column(column, justify="right")
+    for member in document["members"]:
+        state = member["state"]
+        table.add_row(
+            member["id"],
+            Text(state, style=_COLOURS.get(state, "")),
+            str(member["pid"]),
+            member["address"],
+            str(member["incarnation"]),
+            str(member["experts"]),
+            str(member["in_flight"]),
+        )
+    return table
+
+
+def status(endpoint: Endpoint = DEFAULT_ENDPOINT, as_json: Json = False) -> None:
+    """Show the members of a cluster, and whether every expert has a live replica."""
+    document = fetch_status(endpoint)
+    if as_json:
+        typer.echo(json.dumps(document))
+        return
+    from rich.console import Console
+
+    Console().print(status_table(document))
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="Text to go on from.")],
+    endpoint: Endpoint = DEFAULT_ENDPOINT,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 64,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0: the likeliest token.")] = 0.0,
+    as_json: Json = False,
+) -> None:
+    """Print a completion of a prompt, as it comes."""
+    body = {
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "stream": not as_json,
+    }
+    url = f"{_base(endpoint)}/v1/completions"
+    timeout = httpx.Timeout(_STATUS_S, read=_TOKEN_S)
+    try:
+        if as_json:
+            response = httpx.post(url, json=body, timeout=timeout)
+            _check(response)
+            typer.echo(json.dumps(response.json()))
+            return
+        with httpx.stream("POST", url, json=body, timeout=timeout) as response:
+            if response.is_error:
+                response.read()
+            _check(response)
+            for line in response.iter_lines():
+                _print_chunk(line)
+        typer.echo()
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        raise ClusterError(_unreachable(endpoint, error)) from error
+
+
+def _print_chunk(line: str) -> None:
+    data = line.removeprefix("data: ")
+    if not line.startswith("data: ") or data == "[DONE]":
+        return
+    chunk = json.loads(data)
+    if "error" in chunk:
+        raise ClusterError(f"the stream broke off: {_reason(chunk)}")
+    for choice in chunk["choices"]:
+        sys.stdout.write(choice.get("text") or "")
+    sys.stdout.flush()
+
+
+def _check(response: httpx.Response) -> None:
+    if response.is_error:
+        raise ClusterError(f"the endpoint refused ({response.status_code}): {_reason(response.json())}")
+
+
+def _reason(document: dict[str, Any]) -> str:
+    error = document.get("error", document)
+    return str(error.get("message", error)) if isinstance(error, dict) else str(error)
+
+
+def _base(endpoint: str) -> str:
+    return endpoint.rstrip("/").removesuffix("/v1")
+
+
+def _unreachable(endpoint: str, error: Exception) -> str:
+    return f"{endpoint}: no cluster answers there ({error}); start one with `eaas up` or give --endpoint"

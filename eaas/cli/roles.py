@@ -1,0 +1,181 @@
+"""One command per role: what `eaas up` starts, and what a person starts on another machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from typing import Annotated, Any
+
+import typer
+
+from eaas.cli.options import ConfigFile, Join, Model
+from eaas.config import load_config
+from eaas.local.child import announce, bind_to_launcher
+from eaas.log import configure_logging
+
+__all__ = ["register"]
+
+Host = Annotated[str | None, typer.Option("--host", help="Address to listen on.")]
+Port = Annotated[int | None, typer.Option("--port", help="Port to listen on; 0 takes a free one.")]
+Threads = Annotated[
+    int | None, typer.Option("--threads", help="Intra-op threads; 0 chooses by the cores.")
+]
+# A process that was told to end and has not after this long is ended hard, by itself.
+_LAST_RESORT_S = 8.0
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("expert-server")(expert_server)
+    app.command("attention-client")(attention_client)
+    app.command("monitor")(monitor)
+    app.command("balancer")(balancer)
+
+
+def _begin(role: str) -> None:
+    bind_to_launcher()
+    configure_logging(role)
+    # No role ever fetches anything: checkpoints are directories.
+    os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+def _ready(address: str) -> None:
+    print(f"ready at {address}", file=sys.stderr, flush=True)
+    announce(ready=address)
+
+
+def _last_resort() -> None:
+    timer = threading.Timer(_LAST_RESORT_S, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
+
+
+def expert_server(
+    model: Model,
+    join: Join,
+    id: Annotated[
+        str | None,
+        typer.Option("--id", help="Name in the cluster, kept over restarts.", show_default=False),
+    ] = None,
+    host: Host = None,
+    port: Port = None,
+    threads: Threads = None,
+    slots: Annotated[int | None, typer.Option(help="Slots in the arena, over all clients.")] = None,
+    slot_tokens: Annotated[int | None, typer.Option(help="Tokens that one slot can carry.")] = None,
+    config: ConfigFile = None,
+) -> None:
+    """Run one expert server: it joins the cluster, loads what the balancer places on it, and serves."""
+    _begin("expert-server")
+    settings: dict[str, Any] = {
+        "host": host,
+        "port": port,
+        "threads": threads,
+        "slots": slots,
+        "slot_tokens": slot_tokens,
+    }
+    loaded = load_config(config, expert_server=settings).expert_server
+    from expert_server import ExpertServer
+
+    server = ExpertServer(
+        model, id or f"expert-server-{socket.gethostname()}-{os.getpid()}", join, loaded, _ready
+    )
+
+    def end(_number: int, _frame: object) -> None:
+        server.stop()
+        _last_resort()
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
+    server.run()
+
+
+def attention_client(
+    model: Model,
+    join: Join,
+    id: Annotated[
+        str | None,
+        typer.Option("--id", help="Name in the cluster, kept over restarts.", show_default=False),
+    ] = None,
+    host: Host = None,
+    port: Port = None,
+    transport: Annotated[str | None, typer.Option(help="shm or grpc.")] = None,
+    threads: Threads = None,
+    config: ConfigFile = None,
+) -> None:
+    """Run one attention client: the model without its experts, behind an OpenAI-compatible endpoint."""
+    _begin("attention-client")
+    settings: dict[str, Any] = {
+        "host": host,
+        "port": port,
+        "transport": transport,
+        "threads": threads,
+    }
+    loaded = load_config(config, attention_client=settings).attention_client
+    stopping = threading.Event()
+
+    def end(_number: int, _frame: object) -> None:
+        # Not in the handler itself: the main thread may be inside the event's own lock.
+        threading.Thread(target=stopping.set, daemon=True).start()
+        _last_resort()
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
+    from attention_client.main import run
+
+    run(
+        model,
+        id or f"attention-client-{socket.gethostname()}-{os.getpid()}",
+        join,
+        loaded,
+        stopping,
+        _ready,
+    )
+
+
+def monitor(
+    host: Host = None,
+    port: Port = None,
+    stop_members_on_exit: Annotated[
+        bool | None,
+        typer.Option("--stop-members-on-exit", help="Tell every member to end when this one ends."),
+    ] = None,
+    config: ConfigFile = None,
+) -> None:
+    """Run the monitor: who is in the cluster."""
+    _begin("monitor")
+    settings: dict[str, Any] = {
+        "host": host,
+        "port": port,
+        "stop_members_on_exit": stop_members_on_exit,
+    }
+    loaded = load_config(config, monitor=settings).monitor
+    from monitor import run
+
+    run(loaded, _ready)
+
+
+def balancer(
+    join: Join,
+    servers: Annotated[
+        int | None, typer.Option(help="Expert servers to wait for before the first placement.")
+    ] = None,
+    redundancy: Annotated[int | None, typer.Option(help="Servers that hold each expert.")] = None,
+    host: Host = None,
+    port: Port = None,
+    config: ConfigFile = None,
+) -> None:
+    """Run the balancer: where the experts are."""
+    _begin("balancer")
+    settings: dict[str, Any] = {
+        "host": host,
+        "port": port,
+        "expected_servers": servers,
+        "redundancy": redundancy,
+    }
+    loaded = load_config(config, balancer=settings).balancer
+    from balancer import run
+
+    run(loaded, join, _ready)

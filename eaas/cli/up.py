@@ -1,0 +1,158 @@
+"""`eaas up`: a whole cluster on this machine, until Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from eaas.cli.client import fetch_status, status_table
+from eaas.cli.options import ConfigFile, Model
+from eaas.config import load_config
+from eaas.errors import ClusterError
+
+if TYPE_CHECKING:
+    from eaas.local import LocalCluster
+
+__all__ = ["register"]
+
+_REFRESH_S = 1.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("up")(up)
+
+
+def up(
+    model: Model,
+    servers: Annotated[int, typer.Option(min=1, help="Expert servers.")] = 3,
+    redundancy: Annotated[int, typer.Option(min=1, help="Servers that hold each expert.")] = 2,
+    transport: Annotated[str | None, typer.Option(help="shm or grpc.", show_default="shm")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address of the endpoint.", show_default="127.0.0.1")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port of the endpoint; 0: a free one.", show_default="8000")
+    ] = None,
+    config: ConfigFile = None,
+    log_dir: Annotated[
+        Path | None,
+        typer.Option(help="Keep the processes' logs here.", show_default="a temporary directory"),
+    ] = None,
+) -> None:
+    """Start a cluster on this machine: monitor, balancer, expert servers, attention client, endpoint.
+
+    Ctrl-C ends it all.
+    """
+    from eaas.local import LocalCluster
+
+    for number in _SIGNALS:
+        signal.signal(number, _interrupt)
+    settings = load_config(
+        config, attention_client={"transport": transport, "host": host, "port": port}
+    )
+    cluster = LocalCluster(
+        model,
+        servers=servers,
+        redundancy=redundancy,
+        config=settings,
+        config_file=config,
+        log_dir=log_dir,
+    )
+    started = time.monotonic()
+    try:
+        _say(f"starting {servers} expert servers and an attention client for {cluster.model} ...")
+        cluster.start()
+        _say(f"SERVING after {time.monotonic() - started:.1f} s")
+        _greet(cluster)
+        _watch(cluster)
+    except _Interrupted:
+        pass
+    finally:
+        _say("stopping ...")
+        cluster.stop()
+
+
+class _Interrupted(Exception):
+    """A person, or the system, wants the cluster to end."""
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    # A second one must not break into the end of the first and leave processes behind.
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    raise _Interrupted
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _greet(cluster: LocalCluster) -> None:
+    body = json.dumps(
+        {
+            "model": cluster.model.name,
+            "messages": [{"role": "user", "content": "Hello"}],
+            "max_tokens": 32,
+        }
+    )
+    _say(f"""
+endpoint: {cluster.endpoint}/v1    (status: eaas status --endpoint {cluster.endpoint})
+
+curl -s {cluster.endpoint}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'
+
+Try it: kill -9 an expert server's PID while it answers. Ctrl-C ends the cluster.
+""")
+
+
+def _watch(cluster: LocalCluster) -> None:
+    """Show the status until a signal comes; on a terminal in place, elsewhere a line per event."""
+    if sys.stdout.isatty():
+        _watch_live(cluster)
+    reported: set[int] = set()
+    while True:
+        for child in cluster.ended():
+            if child.pid not in reported:
+                reported.add(child.pid)
+                _say(_obituary(child.name, child.pid, child.command))
+        _check_client(cluster)
+        time.sleep(_REFRESH_S)
+
+
+def _watch_live(cluster: LocalCluster) -> None:
+    from rich.console import Group
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(auto_refresh=False) as live:
+        while True:
+            _check_client(cluster)
+            notes = [Text(_obituary(c.name, c.pid, c.command)) for c in cluster.ended()]
+            try:
+                table = status_table(fetch_status(cluster.endpoint))
+            except ClusterError as error:
+                table = Text(str(error))
+            live.update(Group(table, *notes), refresh=True)
+            time.sleep(_REFRESH_S)
+
+
+def _check_client(cluster: LocalCluster) -> None:
+    client = cluster.children["attention-client"]
+    if not client.running:
+        raise ClusterError(
+            f"the attention client ended (code {client.process.returncode}): {client.last_words()}"
+        )
+
+
+def _obituary(name: str, pid: int, command: str) -> str:
+    program = Path(sys.executable).with_name("eaas")
+    again = command.replace("eaas", os.path.relpath(program), 1)
+    return f"{name} (pid {pid}) ended; start it again with:\n  {again}"

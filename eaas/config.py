@@ -1,0 +1,156 @@
+"""One frozen settings object per role, read from `cluster.yaml`; `EAAS_...` in the environment overrides.
+
+A section of the file is a role (`expert_server:`), a field is a line in it. The environment names both with
+two underscores between them: `EAAS_EXPERT_SERVER__THREADS=2`. Unknown keys are errors.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    YamlConfigSettingsSource,
+)
+
+from eaas.errors import ConfigError
+
+__all__ = [
+    "AttentionClientConfig",
+    "BalancerConfig",
+    "ClusterConfig",
+    "ExpertServerConfig",
+    "MonitorConfig",
+    "load_config",
+]
+
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+Port = Annotated[int, Field(ge=0, le=65_535)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class MonitorConfig(_Section):
+    """The monitor: who is in the cluster."""
+
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: Port = Field(0, description="gRPC port; 0 takes a free one.")
+    lease_s: Seconds = Field(2.0, description="Silence after which a member is DEAD; half is SUSPECT.")
+    heartbeat_s: Seconds = Field(0.5, description="How often members are to send a heartbeat.")
+    stop_members_on_exit: bool = Field(
+        False, description="Tell every member to end when the monitor is stopped (a local cluster)."
+    )
+
+
+class BalancerConfig(_Section):
+    """The balancer: where the experts are."""
+
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: Port = Field(0, description="gRPC port; 0 takes a free one.")
+    expected_servers: int = Field(
+        3, ge=1, description="Expert servers to wait for before the first placement."
+    )
+    redundancy: int = Field(2, ge=1, description="Servers that hold each expert.")
+    apply_timeout_s: Seconds = Field(
+        300.0, description="Longest that a server may take to load its experts."
+    )
+
+
+class ExpertServerConfig(_Section):
+    """An expert server: a share of the experts, behind slots."""
+
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: Port = Field(0, description="gRPC port; 0 takes a free one.")
+    threads: int = Field(0, ge=0, description="Intra-op threads; 0 shares the cores among servers.")
+    slots: int = Field(16, ge=2, le=4096, description="Slots in the arena, over all clients.")
+    slot_tokens: int = Field(
+        256, ge=1, le=65_536, description="Tokens that one slot can carry; larger batches are split."
+    )
+    spin_us: int = Field(
+        20, ge=-1, description="Microseconds to poll before sleeping; -1 polls for ever."
+    )
+
+
+class AttentionClientConfig(_Section):
+    """An attention client: the model without its experts, and the HTTP endpoint."""
+
+    host: str = Field("127.0.0.1", description="Address of the HTTP endpoint.")
+    port: Port = Field(8000, description="Port of the HTTP endpoint; 0 takes a free one.")
+    transport: Literal["shm", "grpc"] = Field("shm", description="How tokens reach the servers.")
+    threads: int = Field(0, ge=0, description="Intra-op threads; 0 takes half of the cores.")
+    slots: int = Field(4, ge=2, le=256, description="Slots to ask for on each server.")
+    spin_us: int = Field(
+        20, ge=-1, description="Microseconds to poll before sleeping; -1 polls for ever."
+    )
+    layer_timeout_s: Seconds = Field(
+        10.0, description="Deadline of one MoE layer over all attempts; then the request fails."
+    )
+    attempt_timeout_s: Seconds = Field(
+        0.15, description="Least time that a server gets to answer before a replica is asked too."
+    )
+    cache_blocks: int = Field(64, ge=2, description="Blocks of the key-value cache.")
+    cache_block_tokens: int = Field(64, ge=4, description="Tokens in one block.")
+    max_batch_tokens: int = Field(256, ge=1, description="Tokens in one step of the engine.")
+
+
+class ClusterConfig(BaseSettings):
+    """A whole cluster (`cluster.yaml`)."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="EAAS_", env_nested_delimiter="__", extra="forbid", frozen=True
+    )
+
+    monitor: MonitorConfig = MonitorConfig()
+    balancer: BalancerConfig = BalancerConfig()
+    expert_server: ExpertServerConfig = ExpertServerConfig()
+    attention_client: AttentionClientConfig = AttentionClientConfig()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Command line first, then the environment, then the file."""
+        return init_settings, env_settings, YamlConfigSettingsSource(settings_cls)
+
+
+def load_config(path: Path | None = None, **overrides: dict[str, Any]) -> ClusterConfig:
+    """Read the settings of a cluster.
+
+    Args:
+        path: `cluster.yaml`, or None for the defaults and the environment.
+        overrides: Per section, the fields that the command line sets; None values are left out.
+
+    Raises:
+        ConfigError: The file is not there or not YAML, a key is unknown, a value is out of range.
+    """
+    if path is not None and not path.is_file():
+        raise ConfigError(f"--config {path}: no such file")
+    given = {
+        section: kept
+        for section, fields in overrides.items()
+        if (kept := {name: value for name, value in fields.items() if value is not None})
+    }
+
+    class Settings(ClusterConfig):
+        model_config = SettingsConfigDict(yaml_file=path)
+
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"setting {place}: {first['msg']}") from error
+    except (yaml.YAMLError, ValueError, TypeError, OSError) as error:
+        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error

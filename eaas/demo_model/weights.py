@@ -1,0 +1,99 @@
+"""Random weights whose greedy text neither repeats one token nor hangs on a near tie.
+
+Step 1. All weights but the output layer are random, scaled so that the experts carry much of the result.
+Step 2. The model, without its output layer, reads random text; each token's mean final state is kept.
+Step 3. The output layer's row of a word is the sign pattern of the state of the word before it in one
+        random cycle of words.
+
+So a word in the cycle leads on to the next one by a wide margin (the states of different words are almost
+orthogonal), which rounding cannot turn over; a missing or wrong expert does turn it over, since it changes
+the state. Tokens outside the cycle, the special ones among them, have no such row: what follows them
+depends on all of the context, so that different prompts get different answers.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from eaas.demo_model.tokenizer import SPECIAL_TOKENS
+
+__all__ = ["fill_weights"]
+
+_EXPERTS_GAIN = 4.0
+# Less where the architecture itself scales its experts up (routed_scaling_factor; `up + 1`).
+_OWN_EXPERTS_GAIN = {"deepseek_v3": 1.6, "gpt_oss": 2.0}
+_ATTENTION_GAIN = 0.2
+_DENSE_GAIN = 0.3
+_SPECIAL_SCALE = 0.05  # weak, so that attention over the prompt decides what follows
+_LOGIT_SCALE = 0.3
+_WORDS_PER_HIDDEN = 2  # sign patterns of H bits that stay well apart
+_READINGS, _CONTEXT = 8, 32
+
+
+def fill_weights(model: Any, words: list[int], seed: int) -> None:
+    """Overwrites every weight of a float32 model, the same for the same seed.
+
+    Args:
+        model: A demo model.
+        words: Token ids that may be generated from each other; the model takes some of them.
+        seed: Of everything random.
+    """
+    rng = np.random.default_rng(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(torch.from_numpy(_random(rng, name, parameter, model.config.model_type)))
+        states_VH = _mean_states(model, rng)
+        # The steadiest words: those whose state depends least on what stands before them.
+        words = sorted(words, key=states_VH.norm(dim=-1).tolist().__getitem__, reverse=True)
+        words = words[: _WORDS_PER_HIDDEN * model.config.hidden_size]
+        cycle = torch.from_numpy(rng.permutation(words))
+        head_VH = torch.zeros_like(model.lm_head.weight)
+        head_VH[cycle.roll(-1)] = _LOGIT_SCALE * torch.sign(states_VH[cycle]).to(head_VH.dtype)
+        model.lm_head.weight.copy_(head_VH)
+
+
+def _random(
+    rng: np.random.Generator, name: str, parameter: torch.Tensor, model_type: str
+) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """A parameter's values; products keep the scale of what they are given, but for the gains."""
+    shape = tuple(parameter.shape)
+    if parameter.dim() == 1:
+        return np.full(shape, 1.0 if "norm" in name else 0.0, dtype=np.float32)
+    values = rng.standard_normal(shape, dtype=np.float32)
+    if "embed_tokens" in name:
+        values[: len(SPECIAL_TOKENS)] *= _SPECIAL_SCALE
+        return values
+    if name.endswith("bias"):
+        return 0.1 * values
+    is_transposed = model_type == "gpt_oss" and "experts" in name
+    fan_in = shape[-2] if is_transposed else shape[-1]
+    return _gain(name, model_type) / math.sqrt(fan_in) * values
+
+
+def _gain(name: str, model_type: str) -> float:
+    if name.endswith("experts.down_proj"):
+        return _OWN_EXPERTS_GAIN.get(model_type, _EXPERTS_GAIN)
+    if "o_proj" in name:
+        return _ATTENTION_GAIN
+    return _DENSE_GAIN if "down_proj" in name else 1.0
+
+
+def _mean_states(model: Any, rng: np.random.Generator) -> torch.Tensor:
+    """Mean final state of each token in random contexts, less the mean over all, (V, H) float64.
+
+    In float64, so that the number of threads does not reach the signs that are taken from it.
+    """
+    first, vocab = len(SPECIAL_TOKENS), model.config.vocab_size
+    readings = [rng.permutation(np.arange(first, vocab)) for _ in range(_READINGS)]
+    tokens = np.concatenate(readings)
+    ids_BT = torch.from_numpy(tokens[: len(tokens) // _CONTEXT * _CONTEXT].reshape(-1, _CONTEXT))
+    model.double()
+    states_NH = model.model(input_ids=ids_BT, use_cache=False).last_hidden_state.flatten(0, 1)
+    model.float()
+    states_NH = states_NH / states_NH.norm(dim=-1, keepdim=True)
+    states_VH = states_NH.new_zeros(vocab, states_NH.shape[1])
+    return states_VH.index_add_(0, ids_BT.flatten(), states_NH - states_NH.mean(0))

@@ -1,0 +1,145 @@
+"""How every process of the cluster calls another one: no call without an end.
+
+Unary calls get a deadline where the caller states none. A stream has no useful deadline; its sender
+speaks at least once a second instead, and `responses` gives up on one that stays silent.
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import grpc
+
+__all__ = [
+    "MESSAGE_BYTES",
+    "STREAM_SILENCE_S",
+    "UNARY_TIMEOUT_S",
+    "Backoff",
+    "channel",
+    "responses",
+]
+
+MESSAGE_BYTES = 64 << 20
+"""Cap of one message, both ways."""
+
+UNARY_TIMEOUT_S = 5.0
+"""Deadline of a unary call that states none."""
+
+STREAM_SILENCE_S = 3.0
+"""A stream whose sender speaks each second is given up after this silence."""
+
+_OPTIONS = (
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    # gRPC's client sends no keepalive by itself: a peer that vanished without a RST would hold a
+    # stream for as long as TCP retries.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # An http_proxy in the environment is not meant for the members of a cluster.
+    ("grpc.enable_http_proxy", 0),
+    # By default a channel waits up to two minutes before it tries a returned peer again.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    # Time that one attempt to connect may take, whatever its name says.
+    ("grpc.min_reconnect_backoff_ms", 2_000),
+)
+
+
+class _CallDetails(NamedTuple):
+    method: str
+    timeout: float | None
+    metadata: Any
+    credentials: Any
+    wait_for_ready: bool | None
+    compression: Any
+
+
+class _Deadline(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+
+    def intercept_unary_unary(
+        self, continuation: Callable[[Any, Any], Any], details: Any, request: Any
+    ) -> Any:
+        if details.timeout is None:
+            details = _CallDetails(
+                details.method,
+                self._timeout_s,
+                details.metadata,
+                details.credentials,
+                details.wait_for_ready,
+                details.compression,
+            )
+        return continuation(details, request)
+
+
+def channel(address: str, timeout_s: float = UNARY_TIMEOUT_S) -> grpc.Channel:
+    """A channel to `host:port`; it connects at the first call and again whenever it has to.
+
+    Args:
+        address: host:port of the peer ("[::1]:50051" for IPv6).
+        timeout_s: Deadline of a unary call that states none.
+    """
+    return grpc.intercept_channel(
+        grpc.insecure_channel(address, options=_OPTIONS), _Deadline(timeout_s)
+    )
+
+
+def responses(call: Any, silence_s: float = STREAM_SILENCE_S) -> Iterator[Any]:
+    """The messages of a response stream; the call is cancelled however the iteration ends.
+
+    Raises:
+        TimeoutError: Nothing came for `silence_s` seconds (connecting included).
+        grpc.RpcError: The stream broke; its `code()` tells how.
+    """
+    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    end = object()
+
+    def pump() -> None:
+        # gRPC's iterator takes no timeout: a thread of its own waits for it.
+        try:
+            for message in call:
+                inbox.put(message)
+        except grpc.RpcError as error:
+            inbox.put(error)
+        else:
+            inbox.put(end)
+
+    threading.Thread(target=pump, name="grpc-responses", daemon=True).start()
+    try:
+        while True:
+            try:
+                item = inbox.get(timeout=silence_s)
+            except queue.Empty:
+                raise TimeoutError(f"nothing heard for {silence_s:g} s") from None
+            if item is end:
+                return
+            if isinstance(item, grpc.RpcError):
+                raise item
+            yield item
+    finally:
+        call.cancel()
+
+
+class Backoff:
+    """Growing pauses between attempts, jittered so that members do not march in step."""
+
+    def __init__(self, first_s: float = 0.1, last_s: float = 1.0) -> None:
+        self._first_s = first_s
+        self._last_s = last_s
+        self._next_s = first_s
+
+    def next_s(self) -> float:
+        """Seconds to wait before the next attempt."""
+        pause_s = self._next_s
+        self._next_s = min(self._last_s, 2 * pause_s)
+        return pause_s * random.uniform(0.5, 1.0)
+
+    def reset(self) -> None:
+        """An attempt succeeded: the next pause is the first one again."""
+        self._next_s = self._first_s

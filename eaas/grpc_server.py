@@ -1,0 +1,160 @@
+"""How every process of the cluster serves: one port with its services, health and reflection."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Callable, Sequence
+from concurrent import futures
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from eaas.errors import ConfigError, PortInUseError
+from eaas.grpc_client import MESSAGE_BYTES
+
+__all__ = ["RunningServer", "Service", "join_host_port", "serve"]
+
+_OPTIONS = (
+    # With reuse on (the default) a second server takes the same port silently and gets half the
+    # calls.
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    # A stream of a peer that vanished must not hold its worker thread for ever.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Our clients ping each 10 s; the default tolerance (5 minutes) would cut them off.
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+)
+
+
+@dataclass(frozen=True)
+class Service:
+    """One gRPC service to serve.
+
+    Attributes:
+        name: Full name in the contract ("eaas.rpc.v1.MonitorService").
+        add: The generated `add_...Servicer_to_server`.
+        servicer: What answers the calls.
+    """
+
+    name: str
+    add: Callable[[Any, Any], None]
+    servicer: object
+
+
+class RunningServer:
+    """A server that answers. Its health is NOT_SERVING until the owner says otherwise.
+
+    Attributes:
+        address: host:port to tell others. Where the server listens on a wildcard the machine's host
+            name stands in for it.
+    """
+
+    def __init__(
+        self,
+        server: Any,
+        workers: futures.Executor,
+        health_servicer: Any,
+        services: Sequence[str],
+        address: str,
+    ) -> None:
+        self._server = server
+        self._workers = workers
+        self._health = health_servicer
+        self._services = ("", *services)
+        self.address = address
+        self.set_serving(False)
+
+    def set_serving(self, serving: bool) -> None:
+        """What the health service answers, for the whole server ("") and for each service."""
+        status = health_pb2.HealthCheckResponse
+        for name in self._services:
+            self._health.set(name, status.SERVING if serving else status.NOT_SERVING)
+
+    def stop(self, grace_s: float) -> None:
+        """Takes no new calls, gives running ones `grace_s` seconds, then cancels them. Blocks."""
+        self._health.enter_graceful_shutdown()
+        self._server.stop(grace_s).wait()
+        self._workers.shutdown(wait=False)
+
+
+def serve(
+    services: Sequence[Service], host: str, port: int, max_workers: int = 64
+) -> RunningServer:
+    """Starts a server for `services` plus health and reflection.
+
+    Args:
+        services: What to serve.
+        host: Name or address to listen on; "0.0.0.0" or "::" is every interface.
+        port: 0 takes a free one (see `RunningServer.address`).
+        max_workers: Calls at a time; a stream counts for as long as it lives. More are refused with
+            RESOURCE_EXHAUSTED at once, since a queued call would only meet its deadline.
+
+    Raises:
+        PortInUseError: Another process holds the port.
+        ConfigError: The host is not one of this machine, or the port needs more rights.
+    """
+    listen_host = _listen_host(host, port)
+    workers = futures.ThreadPoolExecutor(max_workers, thread_name_prefix="grpc")
+    server = grpc.server(workers, options=_OPTIONS, maximum_concurrent_rpcs=max_workers)
+    names = [service.name for service in services]
+    for service in services:
+        service.add(service.servicer, server)
+    health_servicer = health.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+    reflection.enable_server_reflection(
+        (*names, health.SERVICE_NAME, reflection.SERVICE_NAME), server
+    )
+    try:
+        bound = server.add_insecure_port(join_host_port(listen_host, port))
+    except RuntimeError as error:
+        raise _bind_error(listen_host, host, port) from error
+    server.start()
+    shown = socket.gethostname() if listen_host in ("0.0.0.0", "::") else listen_host
+    return RunningServer(server, workers, health_servicer, names, join_host_port(shown, bound))
+
+
+def join_host_port(host: str, port: int) -> str:
+    """`host:port`, with an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _listen_host(host: str, port: int) -> str:
+    # gRPC binds every address of a name and is content with one of them; a port that is taken on
+    # 127.0.0.1 but free on ::1 would pass unnoticed.
+    host = host.removeprefix("[").removesuffix("]")
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        raise ConfigError(
+            f"cannot listen on {join_host_port(host, port)}: {error.strerror}"
+        ) from error
+    addresses = sorted(found, key=lambda entry: entry[0] != socket.AF_INET)
+    return str(addresses[0][4][0])
+
+
+def _bind_error(listen_host: str, host: str, port: int) -> Exception:
+    # gRPC does not say why: the same bind, made by hand, does.
+    family = socket.AF_INET6 if ":" in listen_host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((listen_host, port))
+            probe.listen()
+            code = errno.EADDRINUSE  # Free again: it was taken a moment ago.
+        except OSError as error:
+            code = error.errno or errno.EADDRINUSE
+    where = join_host_port(host, port)
+    if code == errno.EADDRINUSE:
+        return PortInUseError(
+            f"{where} is in use: choose another port, or stop the process that holds it"
+        )
+    return ConfigError(f"cannot listen on {where}: {os.strerror(code)}; change host or port")

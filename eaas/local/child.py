@@ -1,0 +1,41 @@
+"""The child's side of a local cluster: it says when it is ready, and ends with its launcher."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+
+__all__ = ["PARENT_VARIABLE", "READY_VARIABLE", "announce", "bind_to_launcher"]
+
+READY_VARIABLE = "EAAS_READY_FD"
+PARENT_VARIABLE = "EAAS_LAUNCHER_PID"
+_PR_SET_PDEATHSIG = 1
+
+
+def bind_to_launcher() -> None:
+    """Have the kernel send SIGTERM to this process when its launcher ends, however that happens.
+
+    Does nothing in a process that was started by hand.
+    """
+    launcher = os.environ.pop(PARENT_VARIABLE, None)
+    if launcher is None:
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    # It may have ended before the call above.
+    if os.getppid() != int(launcher):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def announce(**facts: object) -> None:
+    """Tell the launcher something: `ready=address` or `error=message`. Without a launcher, nothing."""
+    fd = os.environ.get(READY_VARIABLE)
+    if fd is None:
+        return
+    # A launcher that is gone does not read; its end is dealt with elsewhere.
+    with contextlib.suppress(BrokenPipeError):
+        os.write(int(fd), (json.dumps(facts) + "\n").encode())

@@ -1,0 +1,173 @@
+"""Starting, watching and ending the processes of a cluster on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from eaas.checkpoint import precheck
+from eaas.config import ClusterConfig
+from eaas.errors import ConfigError, PortInUseError
+from eaas.local.process import ChildProcess, stop_all, wait_ready
+
+__all__ = ["LocalCluster"]
+
+_MONITOR_S = 30.0
+_END_S = 5.0
+
+
+class LocalCluster:
+    """Monitor, balancer, expert servers and one attention client, each a process of this machine.
+
+    To be started from a thread that lives as long as the cluster (the main thread): the kernel ends the
+    children when that thread ends, so that nothing outlives a launcher that crashes.
+
+    Args:
+        model: Directory of a checkpoint.
+        servers: Expert servers.
+        redundancy: Servers that hold each expert.
+        config: Settings of the roles; host, port and transport of the endpoint are the client's.
+        config_file: Where they came from, for the children.
+        log_dir: Where the children's output goes; by default a temporary directory that goes with them.
+
+    Raises:
+        ConfigError: Fewer servers than the redundancy asks for.
+        CheckpointError: The model cannot be served, as far as its files tell.
+        PortInUseError: The endpoint's port is taken.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        *,
+        servers: int = 3,
+        redundancy: int = 2,
+        config: ClusterConfig | None = None,
+        config_file: Path | None = None,
+        log_dir: Path | None = None,
+    ) -> None:
+        self.config = config or ClusterConfig()
+        if redundancy > servers:
+            raise ConfigError(
+                f"--redundancy {redundancy} needs as many servers, --servers is {servers}: "
+                f"give --servers {redundancy} or a lower --redundancy"
+            )
+        precheck(model)
+        client = self.config.attention_client
+        _check_port(client.host, client.port)
+        self.model = model.resolve()
+        self.servers = servers
+        self.redundancy = redundancy
+        self._config_flags = ["--config", str(config_file.resolve())] if config_file else []
+        self._own_log_dir = log_dir is None
+        self.log_dir = log_dir or Path(tempfile.mkdtemp(prefix="eaas-"))
+        self.log_dir.mkdir(parents=True, exist_ok=True)
+        self.children: dict[str, ChildProcess] = {}
+        self.monitor_address = ""
+        self.endpoint = ""
+
+    # -- life -----------------------------------------------------------------------------------------
+
+    def start(self, timeout_s: float = 120.0) -> None:
+        """Start everything and wait until all are SERVING. Nothing is left behind if that fails.
+
+        Raises:
+            EaasError: A process failed (its own words) or was not ready in time.
+        """
+        deadline = time.monotonic() + timeout_s
+        try:
+            monitor = self._spawn("monitor", "monitor", "--stop-members-on-exit")
+            wait_ready([monitor], _MONITOR_S)
+            assert monitor.address is not None
+            self.monitor_address = monitor.address
+            others = [self._spawn_server(i) for i in range(self.servers)]
+            others += [self._spawn_client(), self._spawn_balancer()]
+            wait_ready(others, deadline - time.monotonic())
+            endpoint = self.children["attention-client"].address
+            assert endpoint is not None
+            self.endpoint = endpoint
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End every process: ask, wait, then kill; the monitor last. Idempotent."""
+        stop_all(c for c in self.children.values() if c.name != "monitor")
+        stop_all(c for c in self.children.values() if c.name == "monitor")
+        if self._own_log_dir:
+            shutil.rmtree(self.log_dir, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def ended(self) -> list[ChildProcess]:
+        """Processes that have ended by themselves or were killed."""
+        return [child for child in self.children.values() if not child.running]
+
+    def restart(self, name: str, timeout_s: float = 60.0) -> None:
+        """Start a process that has ended once more, and wait until it is SERVING."""
+        old = self.children[name]
+        old.reap(_END_S)
+        child = ChildProcess(name, old.arguments, self.log_dir)
+        self.children[name] = child
+        wait_ready([child], timeout_s)
+
+    # -- the roles ------------------------------------------------------------------------------------
+
+    def _spawn(self, name: str, *arguments: str) -> ChildProcess:
+        child = ChildProcess(name, [*arguments, *self._config_flags], self.log_dir)
+        self.children[name] = child
+        return child
+
+    def _spawn_server(self, index: int) -> ChildProcess:
+        name = f"expert-server-{index}"
+        threads = self.config.expert_server.threads or max(1, (os.cpu_count() or 1) // self.servers)
+        return self._spawn(
+            name,
+            *("expert-server", "--id", name, "--model", str(self.model)),
+            *("--join", self.monitor_address, "--threads", str(threads)),
+        )
+
+    def _spawn_balancer(self) -> ChildProcess:
+        return self._spawn(
+            "balancer",
+            *("balancer", "--join", self.monitor_address),
+            *("--servers", str(self.servers), "--redundancy", str(self.redundancy)),
+        )
+
+    def _spawn_client(self) -> ChildProcess:
+        client = self.config.attention_client
+        return self._spawn(
+            "attention-client",
+            *("attention-client", "--id", "attention-client", "--model", str(self.model)),
+            *("--join", self.monitor_address, "--transport", client.transport),
+            *("--host", client.host, "--port", str(client.port)),
+        )
+
+
+def _check_port(host: str, port: int) -> None:
+    """Fail before anything is started where the endpoint's port is taken."""
+    with contextlib.closing(socket.socket()) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise PortInUseError(
+                f"{host}:{port}: {error.strerror}; choose another with --port, or stop what holds it"
+            ) from error

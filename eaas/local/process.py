@@ -1,0 +1,158 @@
+"""One process of a local cluster, as its launcher sees it."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from eaas.errors import ClusterError, EaasError
+from eaas.local.child import PARENT_VARIABLE, READY_VARIABLE
+
+__all__ = ["ChildProcess", "stop_all", "wait_ready"]
+
+_END_S = 5.0
+
+
+class ChildProcess:
+    """A role's process: starts at once, is told to end by `stop`.
+
+    Args:
+        name: Of the member; also of its log file.
+        arguments: Of the `eaas` program.
+        log_dir: Where its output goes.
+        module: Python module to run.
+    """
+
+    def __init__(
+        self, name: str, arguments: Sequence[str], log_dir: Path, module: str = "eaas"
+    ) -> None:
+        self.name = name
+        self.arguments = tuple(arguments)
+        self.log_file = log_dir / f"{name}.log"
+        self.address: str | None = None
+        self._failure: str | None = None
+        self._pending = b""
+        self.fd, write_fd = os.pipe()
+        os.set_blocking(self.fd, False)
+        environment = os.environ | {
+            READY_VARIABLE: str(write_fd),
+            PARENT_VARIABLE: str(os.getpid()),
+        }
+        with self.log_file.open("ab") as log:
+            try:
+                # A group of its own: Ctrl-C in the terminal is for the launcher, which ends the others.
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", module, *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=environment,
+                    pass_fds=(write_fd,),
+                    process_group=0,
+                )
+            except BaseException:
+                os.close(self.fd)
+                raise
+            finally:
+                os.close(write_fd)
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self.process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the process has not ended."""
+        return self.process.poll() is None
+
+    @property
+    def command(self) -> str:
+        """What a person can type to start the same again."""
+        return " ".join(("eaas", *self.arguments))
+
+    def read(self) -> None:
+        """Take in what the child announced. Raises EaasError with the child's own words if it failed."""
+        try:
+            while chunk := os.read(self.fd, 65_536):
+                self._pending += chunk
+        except BlockingIOError:
+            pass
+        *lines, self._pending = self._pending.split(b"\n")
+        for line in lines:
+            fact = json.loads(line)
+            self.address = fact.get("ready", self.address)
+            self._failure = fact.get("error", self._failure)
+        if self._failure is not None:
+            raise EaasError(self._failure)
+        if self.address is None and not self.running:
+            raise ClusterError(
+                f"{self.name} ended with code {self.process.returncode} before it was ready; "
+                f"its last words: {self.last_words()}"
+            )
+
+    def last_words(self) -> str:
+        """The last line of its log."""
+        lines = self.log_file.read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "(nothing)"
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, unless the process has ended."""
+        if self.running:
+            self.process.send_signal(number)
+
+    def reap(self, timeout_s: float) -> bool:
+        """Wait for the end; False if it has not come in time."""
+        try:
+            self.process.wait(max(0.0, timeout_s))
+        except subprocess.TimeoutExpired:
+            return False
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+        return True
+
+
+def stop_all(children: Iterable[ChildProcess]) -> None:
+    """End processes: ask all, wait, then kill those that stay. Idempotent."""
+    ending = list(children)
+    deadline = time.monotonic() + _END_S
+    for child in ending:
+        child.signal(signal.SIGCONT)
+        child.signal(signal.SIGTERM)
+    for child in ending:
+        if not child.reap(deadline - time.monotonic()):
+            child.signal(signal.SIGKILL)
+            child.reap(_END_S)
+
+
+def wait_ready(children: Iterable[ChildProcess], timeout_s: float) -> None:
+    """Wait until every child has announced its address.
+
+    Raises:
+        EaasError: A child failed; its own words.
+        ClusterError: The time is over; names who is not ready.
+    """
+    deadline = time.monotonic() + timeout_s
+    waiting = {child for child in children if child.address is None}
+    with selectors.DefaultSelector() as selector:
+        for child in waiting:
+            selector.register(child.fd, selectors.EVENT_READ, child)
+        while waiting:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                names = ", ".join(sorted(child.name for child in waiting))
+                raise ClusterError(f"not ready after {timeout_s:.0f} s: {names}")
+            for key, _ in selector.select(left):
+                child = key.data
+                child.read()
+                if child.address is not None:
+                    selector.unregister(child.fd)
+                    waiting.discard(child)

@@ -1,0 +1,300 @@
+"""A process's membership: it registers, sends heartbeats, and knows the other members.
+
+None of it is on the data path: with the monitor away the last view stays, for any time, and the
+session comes back by itself when the monitor does.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import grpc
+
+from eaas.errors import ClusterError
+from eaas.grpc_client import STREAM_SILENCE_S, Backoff, channel, responses
+from eaas.log import get_logger
+from eaas.membership import MembershipFold, MembershipView
+from eaas.placement_watch import PlacementWatch
+from eaas.rpc.v1 import monitor_pb2 as pb
+from eaas.rpc.v1 import monitor_pb2_grpc
+from eaas.types import Member, MemberState
+
+__all__ = ["PROTOCOL_VERSION", "MemberSession", "MembershipView", "PlacementWatch", "Report"]
+
+_logger = get_logger(__name__)
+
+PROTOCOL_VERSION = 1
+"""Version of the control plane's contract; another one is refused at registration."""
+
+_REGISTER_S = 2.0
+_GOODBYE_S = 1.0
+_JOIN_S = 3.0
+# Refused for good: asking again cannot help.
+_FINAL = (
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.UNIMPLEMENTED,
+)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a member says of itself in each heartbeat (fields: `eaas.types.Member`)."""
+
+    state: MemberState
+    progress: int = 0
+    in_flight: int = 0
+    experts: int = 0
+    epoch: int = 0
+
+
+class MemberSession:
+    """Registers at once, then keeps the lease and the view alive from daemon threads.
+
+    Callbacks run on the session's threads and must not block; a failing one is logged.
+
+    Args:
+        monitor_address: host:port of the monitor.
+        member: This process; state and counters come from `report`.
+        report: Read for each heartbeat.
+        on_change: Called with each new view in which a member differs from the view before.
+        on_stopping: Called once, when the operator stops the cluster.
+        on_new_incarnation: Called when the former life had ended (DEAD) and a new one has begun.
+        register_timeout_s: How long to try to register first.
+
+    Raises:
+        ClusterError: The first registration failed; names the address and the cause.
+    """
+
+    def __init__(
+        self,
+        monitor_address: str,
+        member: Member,
+        *,
+        report: Callable[[], Report],
+        on_change: Callable[[MembershipView], None] | None = None,
+        on_stopping: Callable[[], None] | None = None,
+        on_new_incarnation: Callable[[int], None] | None = None,
+        register_timeout_s: float = 10.0,
+    ) -> None:
+        self.monitor_address = monitor_address
+        self._member = member
+        self._report = report
+        self._on_change = on_change
+        self._on_stopping = on_stopping
+        self._on_new_incarnation = on_new_incarnation
+        self._incarnation = 0
+        self._lease_s = self._heartbeat_s = 0.0
+        self._fold = MembershipFold()
+        self._viewed = threading.Condition()
+        self._closed = threading.Event()
+        self._due = threading.Event()
+        self._calls_lock = threading.Lock()
+        self._calls: set[Any] = set()
+        self._channel = channel(monitor_address)
+        self._stub = monitor_pb2_grpc.MonitorServiceStub(self._channel)
+        try:
+            self._register_first(register_timeout_s)
+        except ClusterError:
+            self._channel.close()
+            raise
+        self._threads = [
+            threading.Thread(target=self._keep_lease, name="session-lease", daemon=True),
+            threading.Thread(target=self._keep_view, name="session-view", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def view(self) -> MembershipView:
+        """The newest view; empty, of infinite age, until the monitor's first snapshot."""
+        return self._fold.view
+
+    @property
+    def incarnation(self) -> int:
+        """This process's present life, as the monitor named it."""
+        return self._incarnation
+
+    def report_now(self) -> None:
+        """Sends a heartbeat without waiting for its turn (the state changed)."""
+        self._due.set()
+
+    def wait_for(
+        self, wanted: Callable[[MembershipView], bool], timeout_s: float
+    ) -> MembershipView | None:
+        """Blocks until a view is as wanted and returns it; None once the time is over."""
+        with self._viewed:
+            found = self._viewed.wait_for(lambda: wanted(self.view), timeout_s)
+            return self.view if found else None
+
+    def close(self, deregister: bool = True) -> None:
+        """Ends the session.
+
+        With `deregister` the member is DEAD for the others at once. Idempotent.
+        """
+        with self._calls_lock:
+            if self._closed.is_set():
+                return
+            self._closed.set()
+            calls = tuple(self._calls)
+        self._due.set()
+        for call in calls:
+            call.cancel()
+        for thread in self._threads:
+            # A callback may close the session that called it.
+            if thread is not threading.current_thread():
+                thread.join(_JOIN_S)
+        if deregister:
+            goodbye = pb.DeregisterRequest(
+                id=self._member.id, incarnation=self._incarnation, reason="said goodbye"
+            )
+            try:
+                self._stub.Deregister(goodbye, timeout=_GOODBYE_S)
+            except grpc.RpcError as error:
+                _logger.info("no goodbye to the monitor: %s", _why(error))
+        self._channel.close()
+
+    # -- the lease -----------------------------------------------------------------------------
+
+    def _register_first(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        backoff = Backoff()
+        while True:
+            try:
+                return self._register()
+            except grpc.RpcError as error:
+                pause_s = backoff.next_s()
+                if error.code() in _FINAL or time.monotonic() + pause_s >= deadline:
+                    raise ClusterError(
+                        f"cannot register {self._member.id} with the monitor at "
+                        f"{self.monitor_address}: {_why(error)}; "
+                        "check the address and that the monitor runs"
+                    ) from error
+            time.sleep(pause_s)
+
+    def _register(self) -> None:
+        report = self._report()
+        member = replace(
+            self._member,
+            state=report.state,
+            progress=report.progress,
+            in_flight=report.in_flight,
+            experts=report.experts,
+            epoch=report.epoch,
+        )
+        response = self._stub.Register(
+            pb.RegisterRequest(
+                member=member.to_proto(),
+                protocol_version=PROTOCOL_VERSION,
+                previous_incarnation=self._incarnation,
+            ),
+            timeout=_REGISTER_S,
+        )
+        former, self._incarnation = self._incarnation, response.incarnation
+        self._lease_s, self._heartbeat_s = response.lease_s, response.heartbeat_s
+        if former and former != self._incarnation:
+            _logger.warning("%s lives on as incarnation %d", member.id, self._incarnation)
+            if self._on_new_incarnation:
+                _call(self._on_new_incarnation, self._incarnation)
+
+    def _keep_lease(self) -> None:
+        backoff = Backoff()
+        registered = True
+        while not self._closed.is_set():
+            try:
+                if not registered:
+                    self._register()
+                    registered = True
+                    _logger.info("registered again with the monitor at %s", self.monitor_address)
+                self._send_heartbeats(backoff)
+                error_text = "the monitor ended the stream"
+            except (grpc.RpcError, TimeoutError) as error:
+                error_text = _why(error)
+            if registered and not self._closed.is_set():
+                _logger.warning(
+                    "lost the monitor at %s, trying on: %s", self.monitor_address, error_text
+                )
+            registered = False
+            self._closed.wait(backoff.next_s())
+
+    def _send_heartbeats(self, backoff: Backoff) -> None:
+        over = threading.Event()
+        try:
+            for _ in self._stream(
+                lambda: self._stub.Heartbeat(self._heartbeats(over)), self._lease_s
+            ):
+                backoff.reset()
+        finally:
+            over.set()
+
+    def _heartbeats(self, over: threading.Event) -> Iterator[pb.HeartbeatRequest]:
+        while not (over.is_set() or self._closed.is_set()):
+            report = self._report()
+            yield pb.HeartbeatRequest(
+                id=self._member.id,
+                incarnation=self._incarnation,
+                state=report.state.number,
+                progress=report.progress,
+                in_flight=report.in_flight,
+                experts=report.experts,
+                epoch=report.epoch,
+            )
+            self._due.wait(self._heartbeat_s)
+            self._due.clear()
+
+    # -- the view ------------------------------------------------------------------------------
+
+    def _keep_view(self) -> None:
+        backoff = Backoff()
+        told_to_stop = False
+        while not self._closed.is_set():
+            try:
+                for response in self._stream(
+                    lambda: self._stub.Watch(self._fold.position), STREAM_SILENCE_S
+                ):
+                    backoff.reset()
+                    if response.WhichOneof("kind") == "stopping":
+                        if self._on_stopping and not told_to_stop:
+                            _call(self._on_stopping)
+                        told_to_stop = True
+                        continue
+                    with self._viewed:
+                        changed = self._fold.take(response, time.monotonic())
+                        self._viewed.notify_all()
+                    if changed and self._on_change:
+                        _call(self._on_change, self.view)
+            except (grpc.RpcError, TimeoutError, ValueError) as error:
+                _logger.debug("watching %s again: %s", self.monitor_address, _why(error))
+            self._closed.wait(backoff.next_s())
+
+    def _stream(self, start: Callable[[], Any], silence_s: float) -> Iterator[Any]:
+        # Known to `close`, which must be able to cancel it.
+        with self._calls_lock:
+            if self._closed.is_set():
+                return
+            call = start()
+            self._calls.add(call)
+        try:
+            yield from responses(call, silence_s)
+        finally:
+            with self._calls_lock:
+                self._calls.discard(call)
+
+
+def _call(callback: Callable[..., None], *args: object) -> None:
+    try:
+        callback(*args)
+    except Exception:
+        # The owner's mistake must not end the thread that keeps its lease or its view.
+        _logger.exception("callback %r failed", callback)
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, grpc.Call):
+        return f"{error.code().name}: {error.details()}"
+    return str(error)

@@ -1,0 +1,623 @@
+/* The flag primitive of the slots: acquire/release flags, and waits that spin for a while and then sleep.
+ *
+ * Python gives no order between two stores to shared memory, and a Python polling loop starves every other
+ * thread of its process. So this much is compiled, and no more: it knows flags and bells, not what they mean.
+ *
+ *     flag line (64 bytes)   | value u32 | unused                 |   one per slot
+ *     bell line (64 bytes)   | seq u32   | sleepers u32 | unused  |   one per group of waiters
+ *
+ * A waiter sleeps on a bell (a futex on seq), never on a flag, so that one sleep covers many flags.
+ *
+ * Why no wake-up is lost:
+ *
+ *     waiter                                   ringer
+ *     W1  sleepers += 1                        R1  flag = value   (before ring() is called)
+ *     W2  full fence                           R2  full fence
+ *     W3  s = seq                              R3  if sleepers == 0: return
+ *     W4  look at the flags once more          R4  seq += 1
+ *     W5  FUTEX_WAIT(seq, s)                   R5  FUTEX_WAKE(seq, all)
+ *
+ * The two fences make it impossible that R3 misses W1 and W4 misses R1. If R3 sees the sleeper, then either
+ * W3 reads the seq of R4, and with it R1 (release/acquire), so that W4 sees the flag; or W3 reads the older
+ * seq, and W5 returns at once (the kernel compares) or is woken by R5.
+ *
+ * A process that is killed in its sleep leaves sleepers too high for ever. That costs the ringers of that
+ * bell one system call per ring, and is never wrong.
+ */
+#ifndef Py_LIMITED_API
+#define Py_LIMITED_API 0x030B0000
+#endif
+#define PY_SSIZE_T_CLEAN
+#define _GNU_SOURCE
+#include <Python.h>
+
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define LINE_BYTES 64
+#define MAX_VALUE 31                         /* A mask is a u32 with one bit per value. */
+#define SIGNAL_CHECK_NS UINT64_C(100000000)  /* No wait keeps a Ctrl-C waiting for longer. */
+#define MAX_TIMEOUT_US INT64_C(1000000000000000) /* 31 years; its nanoseconds fit in 64 bits. */
+#define LOOKS_PER_CLOCK_READ 16              /* A clock read costs more than a look at a flag. */
+
+typedef struct {
+    uint32_t value;
+    uint32_t unused[15];
+} FlagLine;
+
+typedef struct {
+    uint32_t seq;
+    uint32_t sleepers;
+    uint32_t unused[14];
+} BellLine;
+
+_Static_assert(sizeof(FlagLine) == LINE_BYTES, "a flag has a cache line of its own");
+_Static_assert(sizeof(BellLine) == LINE_BYTES, "a bell has a cache line of its own");
+
+/* ---- the primitive: no Python from here to the next line ---------------------------------------------- */
+
+typedef struct {
+    const FlagLine *flags; /* the first flag to look at */
+    Py_ssize_t count;
+    uint32_t mask;
+    BellLine *bell;
+    int64_t seen_seq; /* negative: do not look at the bell's seq */
+    uint64_t spin_until_ns;
+    uint64_t deadline_ns;
+} Wait;
+
+typedef enum {
+    WAIT_READY,       /* a flag has a value of the mask */
+    WAIT_RUNG,        /* seq is not seen_seq any more */
+    WAIT_EXPIRED,     /* the deadline is over */
+    WAIT_INTERRUPTED, /* time to look for signals, then go on */
+} Outcome;
+
+static inline void
+cpu_relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    /* "yield" is a no-op on most cores; "isb" stalls about as long as x86's pause. */
+    __asm__ __volatile__("isb" ::: "memory");
+#else
+    __asm__ __volatile__("" ::: "memory");
+#endif
+}
+
+static uint64_t
+now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
+}
+
+/* The futexes are shared (not FUTEX_PRIVATE): the sleeper may be another process. */
+
+static int
+futex_wait(uint32_t *word, uint32_t expected, uint64_t timeout_ns)
+{
+    struct timespec timeout = {
+        .tv_sec = (time_t)(timeout_ns / UINT64_C(1000000000)),
+        .tv_nsec = (long)(timeout_ns % UINT64_C(1000000000)),
+    };
+    if (syscall(SYS_futex, word, FUTEX_WAIT, expected, &timeout, NULL, 0) == 0) {
+        return 0;
+    }
+    return errno;
+}
+
+static void
+futex_wake_all(uint32_t *word)
+{
+    syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+static void
+bump_and_wake(BellLine *bell)
+{
+    __atomic_fetch_add(&bell->seq, 1, __ATOMIC_SEQ_CST);
+    futex_wake_all(&bell->seq);
+}
+
+static inline bool
+flag_matches(const FlagLine *flag, uint32_t mask)
+{
+    uint32_t value = __atomic_load_n(&flag->value, __ATOMIC_ACQUIRE);
+    /* A peer can write any u32 there; a shift by more than 31 is undefined. */
+    return value <= MAX_VALUE && ((mask >> value) & 1u) != 0;
+}
+
+static bool
+any_ready(const Wait *wait)
+{
+    for (Py_ssize_t i = 0; i < wait->count; i++) {
+        if (flag_matches(&wait->flags[i], wait->mask)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool
+bell_rung(const Wait *wait)
+{
+    if (wait->seen_seq < 0) {
+        return false;
+    }
+    return __atomic_load_n(&wait->bell->seq, __ATOMIC_ACQUIRE) != (uint32_t)wait->seen_seq;
+}
+
+/* Sleeps until somebody rings, for timeout_ns at most. Returns 0 or the errno of FUTEX_WAIT. */
+static int
+sleep_on_bell(const Wait *wait, uint64_t timeout_ns)
+{
+    int error = 0;
+    __atomic_fetch_add(&wait->bell->sleepers, 1, __ATOMIC_SEQ_CST);
+    /* Not implied on AArch64: there a load may still pass the store half of the addition. */
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    uint32_t seq = __atomic_load_n(&wait->bell->seq, __ATOMIC_ACQUIRE);
+    if (!any_ready(wait) && !bell_rung(wait)) {
+        error = futex_wait(&wait->bell->seq, seq, timeout_ns);
+    }
+    __atomic_fetch_sub(&wait->bell->sleepers, 1, __ATOMIC_SEQ_CST);
+    return error;
+}
+
+/* Spins, then sleeps, for SIGNAL_CHECK_NS at most. Runs without the GIL. */
+static Outcome
+wait_slice(const Wait *wait)
+{
+    uint64_t now = now_ns();
+    uint64_t slice_end = now + SIGNAL_CHECK_NS;
+    if (slice_end > wait->deadline_ns) {
+        slice_end = wait->deadline_ns;
+    }
+    while (now < slice_end && now < wait->spin_until_ns) {
+        for (int look = 0; look < LOOKS_PER_CLOCK_READ; look++) {
+            if (any_ready(wait)) {
+                return WAIT_READY;
+            }
+            if (bell_rung(wait)) {
+                return WAIT_RUNG;
+            }
+            cpu_relax();
+        }
+        now = now_ns();
+    }
+    /* A ring for somebody else's flag ends one turn of this loop, and the next turn sleeps again. */
+    while (now < slice_end) {
+        int error = sleep_on_bell(wait, slice_end - now);
+        if (any_ready(wait)) {
+            return WAIT_READY;
+        }
+        if (bell_rung(wait)) {
+            return WAIT_RUNG;
+        }
+        if (error == EINTR) {
+            return WAIT_INTERRUPTED;
+        }
+        now = now_ns();
+    }
+    return now >= wait->deadline_ns ? WAIT_EXPIRED : WAIT_INTERRUPTED;
+}
+
+/* ---- the Python class ----------------------------------------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    Py_buffer view;
+    FlagLine *flags;
+    BellLine *bells;
+    Py_ssize_t count;
+    Py_ssize_t bell_count;
+    Py_ssize_t waiting; /* threads inside wait(); they run without the GIL and use the buffer */
+    bool released;
+} Flags;
+
+static void
+drop_buffer(Flags *self)
+{
+    if (self->view.obj != NULL) {
+        PyBuffer_Release(&self->view);
+        self->view.obj = NULL;
+    }
+}
+
+static bool
+is_open(const Flags *self)
+{
+    if (self->released) {
+        PyErr_SetString(PyExc_ValueError, "the flags were released");
+        return false;
+    }
+    return true;
+}
+
+/* Finds `count` lines at `offset`, or sets ValueError and returns NULL. */
+static void *
+lines_at(const Py_buffer *view, Py_ssize_t offset, Py_ssize_t count, const char *what)
+{
+    if (offset < 0 || count < 1 || offset > view->len || count > (view->len - offset) / LINE_BYTES) {
+        PyErr_Format(PyExc_ValueError, "%zd %s at offset %zd do not lie in a buffer of %zd bytes", count,
+                     what, offset, view->len);
+        return NULL;
+    }
+    char *lines = (char *)view->buf + offset;
+    if ((uintptr_t)lines % LINE_BYTES != 0) {
+        PyErr_Format(PyExc_ValueError, "the %s at offset %zd are not aligned to 64 bytes", what, offset);
+        return NULL;
+    }
+    return lines;
+}
+
+static PyObject *
+flags_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"buffer", "flags_offset", "count", "bells_offset", "bells", NULL};
+    PyObject *buffer;
+    Py_ssize_t flags_offset;
+    Py_ssize_t count;
+    Py_ssize_t bells_offset;
+    Py_ssize_t bell_count;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Onnnn:Flags", names, &buffer, &flags_offset, &count,
+                                     &bells_offset, &bell_count)) {
+        return NULL;
+    }
+    Flags *self = (Flags *)PyType_GenericAlloc(type, 0);
+    if (self == NULL) {
+        return NULL;
+    }
+    if (PyObject_GetBuffer(buffer, &self->view, PyBUF_WRITABLE) < 0) {
+        self->view.obj = NULL;
+        Py_DECREF(self);
+        return NULL;
+    }
+    self->count = count;
+    self->bell_count = bell_count;
+    self->flags = lines_at(&self->view, flags_offset, count, "flags");
+    if (self->flags == NULL) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    self->bells = lines_at(&self->view, bells_offset, bell_count, "bells");
+    if (self->bells == NULL) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static void
+flags_dealloc(Flags *self)
+{
+    PyTypeObject *type = Py_TYPE((PyObject *)self);
+    drop_buffer(self);
+    PyObject_Free(self);
+    Py_DECREF(type);
+}
+
+/* -- arguments: each helper returns false with an exception set -- */
+
+static bool
+check_arity(const char *name, Py_ssize_t given, Py_ssize_t wanted)
+{
+    if (given != wanted) {
+        PyErr_Format(PyExc_TypeError, "%s() takes %zd arguments, %zd given", name, wanted, given);
+        return false;
+    }
+    return true;
+}
+
+static bool
+check_range(Py_ssize_t first, Py_ssize_t count, Py_ssize_t limit, const char *what)
+{
+    if (first < 0 || count < 0 || first > limit || count > limit - first) {
+        PyErr_Format(PyExc_IndexError, "%s %zd (+%zd) of %zd", what, first, count, limit);
+        return false;
+    }
+    return true;
+}
+
+static bool
+parse_index(PyObject *object, Py_ssize_t limit, const char *what, Py_ssize_t *index)
+{
+    *index = PyNumber_AsSsize_t(object, PyExc_IndexError);
+    if (*index == -1 && PyErr_Occurred()) {
+        return false;
+    }
+    return check_range(*index, 1, limit, what);
+}
+
+static bool
+parse_limited(PyObject *object, long long limit, const char *what, uint32_t *number)
+{
+    long long value = PyLong_AsLongLong(object);
+    if (value == -1 && PyErr_Occurred()) {
+        return false;
+    }
+    if (value < 0 || value > limit) {
+        PyErr_Format(PyExc_ValueError, "%s must be in 0..%lld", what, limit);
+        return false;
+    }
+    *number = (uint32_t)value;
+    return true;
+}
+
+/* -- methods -- */
+
+static PyObject *
+flags_load(Flags *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    Py_ssize_t i;
+    if (!is_open(self) || !check_arity("load", nargs, 1) || !parse_index(args[0], self->count, "flag", &i)) {
+        return NULL;
+    }
+    return PyLong_FromUnsignedLong(__atomic_load_n(&self->flags[i].value, __ATOMIC_ACQUIRE));
+}
+
+static PyObject *
+flags_exchange(Flags *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    Py_ssize_t i;
+    uint32_t value;
+    if (!is_open(self) || !check_arity("exchange", nargs, 2) ||
+        !parse_index(args[0], self->count, "flag", &i) ||
+        !parse_limited(args[1], MAX_VALUE, "a flag's value", &value)) {
+        return NULL;
+    }
+    return PyLong_FromUnsignedLong(__atomic_exchange_n(&self->flags[i].value, value, __ATOMIC_SEQ_CST));
+}
+
+static PyObject *
+flags_compare_exchange(Flags *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    Py_ssize_t i;
+    uint32_t expected;
+    uint32_t value;
+    if (!is_open(self) || !check_arity("compare_exchange", nargs, 3) ||
+        !parse_index(args[0], self->count, "flag", &i) ||
+        !parse_limited(args[1], MAX_VALUE, "a flag's value", &expected) ||
+        !parse_limited(args[2], MAX_VALUE, "a flag's value", &value)) {
+        return NULL;
+    }
+    bool swapped = __atomic_compare_exchange_n(&self->flags[i].value, &expected, value, false,
+                                               __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+    return PyBool_FromLong(swapped);
+}
+
+static PyObject *
+flags_ring(Flags *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    Py_ssize_t i;
+    if (!is_open(self) || !check_arity("ring", nargs, 1) ||
+        !parse_index(args[0], self->bell_count, "bell", &i)) {
+        return NULL;
+    }
+    BellLine *bell = &self->bells[i];
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&bell->sleepers, __ATOMIC_RELAXED) != 0) {
+        bump_and_wake(bell);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+flags_interrupt(Flags *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    Py_ssize_t i;
+    if (!is_open(self) || !check_arity("interrupt", nargs, 1) ||
+        !parse_index(args[0], self->bell_count, "bell", &i)) {
+        return NULL;
+    }
+    bump_and_wake(&self->bells[i]);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+flags_seq(Flags *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    Py_ssize_t i;
+    if (!is_open(self) || !check_arity("seq", nargs, 1) ||
+        !parse_index(args[0], self->bell_count, "bell", &i)) {
+        return NULL;
+    }
+    return PyLong_FromUnsignedLong(__atomic_load_n(&self->bells[i].seq, __ATOMIC_ACQUIRE));
+}
+
+static PyObject *
+list_ready(const Flags *self, Py_ssize_t first, Py_ssize_t count, uint32_t mask)
+{
+    PyObject *ready = PyList_New(0);
+    if (ready == NULL) {
+        return NULL;
+    }
+    for (Py_ssize_t i = first; i < first + count; i++) {
+        if (!flag_matches(&self->flags[i], mask)) {
+            continue;
+        }
+        PyObject *index = PyLong_FromSsize_t(i);
+        if (index == NULL || PyList_Append(ready, index) < 0) {
+            Py_XDECREF(index);
+            Py_DECREF(ready);
+            return NULL;
+        }
+        Py_DECREF(index);
+    }
+    return ready;
+}
+
+static PyObject *
+flags_scan(Flags *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    uint32_t mask;
+    if (!is_open(self) || !check_arity("scan", nargs, 3)) {
+        return NULL;
+    }
+    Py_ssize_t first = PyNumber_AsSsize_t(args[0], PyExc_IndexError);
+    if (first == -1 && PyErr_Occurred()) {
+        return NULL;
+    }
+    Py_ssize_t count = PyNumber_AsSsize_t(args[1], PyExc_IndexError);
+    if (count == -1 && PyErr_Occurred()) {
+        return NULL;
+    }
+    if (!check_range(first, count, self->count, "flags") ||
+        !parse_limited(args[2], UINT32_MAX, "a mask", &mask)) {
+        return NULL;
+    }
+    return list_ready(self, first, count, mask);
+}
+
+/* One slice without the GIL. Returns false with an exception set: a signal's, or that of is_open. */
+static bool
+wait_without_gil(Flags *self, const Wait *wait, Outcome *outcome)
+{
+    self->waiting++;
+    Py_BEGIN_ALLOW_THREADS
+    *outcome = wait_slice(wait);
+    Py_END_ALLOW_THREADS
+    self->waiting--;
+    if (self->released && self->waiting == 0) {
+        drop_buffer(self);
+    }
+    if (PyErr_CheckSignals() < 0) {
+        return false;
+    }
+    return is_open(self); /* A signal's handler may have released it, too. */
+}
+
+static PyObject *
+flags_wait(Flags *self, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"first",    "count",   "mask",       "bell",
+                            "seen_seq", "spin_us", "timeout_us", NULL};
+    Py_ssize_t first;
+    Py_ssize_t count;
+    PyObject *mask_object;
+    Py_ssize_t bell;
+    long long seen_seq;
+    long long spin_us;
+    long long timeout_us;
+    uint32_t mask;
+    if (!is_open(self) ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "nnOnLLL:wait", names, &first, &count, &mask_object, &bell,
+                                     &seen_seq, &spin_us, &timeout_us) ||
+        !check_range(first, count, self->count, "flags") ||
+        !check_range(bell, 1, self->bell_count, "bell") ||
+        !parse_limited(mask_object, UINT32_MAX, "a mask", &mask)) {
+        return NULL;
+    }
+    if (timeout_us < 0 || timeout_us > MAX_TIMEOUT_US || seen_seq > UINT32_MAX) {
+        PyErr_SetString(PyExc_ValueError, "timeout_us or seen_seq is out of range");
+        return NULL;
+    }
+    if (spin_us < 0 || spin_us > timeout_us) {
+        spin_us = timeout_us;
+    }
+    uint64_t start = now_ns();
+    Wait wait = {
+        .flags = &self->flags[first],
+        .count = count,
+        .mask = mask,
+        .bell = &self->bells[bell],
+        .seen_seq = seen_seq,
+        .spin_until_ns = start + (uint64_t)spin_us * 1000,
+        .deadline_ns = start + (uint64_t)timeout_us * 1000,
+    };
+    Outcome outcome = bell_rung(&wait) ? WAIT_RUNG : WAIT_INTERRUPTED;
+    for (;;) {
+        /* Scanned again after WAIT_READY: with the GIL awaited in between, a flag may have moved on. */
+        PyObject *ready = list_ready(self, first, count, mask);
+        if (ready == NULL || PyList_Size(ready) > 0) {
+            return ready;
+        }
+        if (outcome == WAIT_RUNG || outcome == WAIT_EXPIRED) {
+            return ready;
+        }
+        Py_DECREF(ready);
+        if (!wait_without_gil(self, &wait, &outcome)) {
+            return NULL;
+        }
+    }
+}
+
+static PyObject *
+flags_release(Flags *self, PyObject *Py_UNUSED(ignored))
+{
+    self->released = true;
+    if (self->waiting == 0) {
+        drop_buffer(self);
+    }
+    Py_RETURN_NONE;
+}
+
+#define FAST(function) ((PyCFunction)(void (*)(void))(function))
+
+static PyMethodDef flags_methods[] = {
+    {"load", FAST(flags_load), METH_FASTCALL, "load(i) -> int: the flag's value (acquire)"},
+    {"exchange", FAST(flags_exchange), METH_FASTCALL, "exchange(i, value) -> int: set it, return the old value"},
+    {"compare_exchange", FAST(flags_compare_exchange), METH_FASTCALL,
+     "compare_exchange(i, expect, value) -> bool: set it if it is `expect` (release)"},
+    {"ring", FAST(flags_ring), METH_FASTCALL, "ring(bell): after a flag was set, wake who sleeps"},
+    {"interrupt", FAST(flags_interrupt), METH_FASTCALL, "interrupt(bell): wake all, and change seq"},
+    {"seq", FAST(flags_seq), METH_FASTCALL, "seq(bell) -> int: changes with each interrupt"},
+    {"scan", FAST(flags_scan), METH_FASTCALL, "scan(first, count, mask) -> list of ready indices"},
+    {"wait", FAST(flags_wait), METH_VARARGS | METH_KEYWORDS,
+     "wait(first, count, mask, bell, seen_seq, spin_us, timeout_us) -> list of ready indices"},
+    {"release", FAST(flags_release), METH_NOARGS, "release(): drop the buffer"},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot flags_slots[] = {
+    {Py_tp_new, flags_new},
+    {Py_tp_dealloc, flags_dealloc},
+    {Py_tp_methods, flags_methods},
+    {Py_tp_doc, "Flags(buffer, flags_offset, count, bells_offset, bells): see _flags.pyi"},
+    {0, NULL},
+};
+
+static PyType_Spec flags_spec = {
+    .name = "eaas.wire._flags.Flags",
+    .basicsize = sizeof(Flags),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = flags_slots,
+};
+
+static int
+module_exec(PyObject *module)
+{
+    PyObject *type = PyType_FromModuleAndSpec(module, &flags_spec, NULL);
+    if (type == NULL) {
+        return -1;
+    }
+    int result = PyModule_AddType(module, (PyTypeObject *)type);
+    Py_DECREF(type);
+    return result;
+}
+
+static PyModuleDef_Slot module_slots[] = {
+    {Py_mod_exec, module_exec},
+    {0, NULL},
+};
+
+static struct PyModuleDef module_definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "_flags",
+    .m_doc = "The flag primitive of the slots.",
+    .m_slots = module_slots,
+};
+
+PyMODINIT_FUNC
+PyInit__flags(void)
+{
+    return PyModuleDef_Init(&module_definition);
+}

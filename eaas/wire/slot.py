@@ -1,0 +1,294 @@
+"""The slot: its bytes, its states, and the checks that come before any view of it.
+
+One slot (all little-endian; every section starts at a multiple of 64 bytes):
+
+    request_offset(i) -> +-----------------------------------------------+
+                         | request header                      128 bytes |  written by the client
+                         +-----------------------------------------------+
+                         | hidden states  (T, H)  dtype of the header    |
+                         | expert ids     (T, K)  int32, -1: none here   |  at most payload_capacity
+                         | scores         (T, K)  float32                |
+    result_offset(i) --> +-----------------------------------------------+
+                         | result header                        64 bytes |  written by the server
+                         +-----------------------------------------------+
+                         | result         (T, H)  float32                |  at most result_capacity
+                         +-----------------------------------------------+
+
+Request header                                 Result header
+     0  magic            u32                       0  magic            u32
+     4  version          u16                       4  version          u16
+     6  dtype            u8   WireDtype            6  status           u16  Status
+     7  flags            u8   bit 0: checksum
+     8  generation       u32                       8  generation       u32
+    12  checksum         u32  CRC-32, or 0        12  checksum         u32  CRC-32, or 0
+    16  request_id       u64                      16  request_id       u64
+    24  epoch            u64                      24  rows             u32  T
+    32  payload_length   u64                      28  hidden_size      u32  H
+    40  budget_us        u64                      32  length           u64
+    48  layer            u32                      40  detail           u64
+    52  batch_size       u32  T                   48  zeros
+    56  hidden_size      u32  H
+    60  top_k            u32  K
+    64  zeros
+
+The flag of a slot is not in the slot but on a 64-byte line of its own (see `eaas.wire.arena`):
+
+    state     | value | who moves it on              | by                  | to
+    ----------+-------+------------------------------+---------------------+---------
+    FREE      | 0     | the client has a request     | CLIENT_WRITE_DONE   | WRITTEN
+    WRITTEN   | 1     | the server wrote the result  | SERVER_DONE         | DONE
+    DONE      | 2     | the client read the result   | CLIENT_FREE         | FREE
+    any       |       | the server: client is gone   | SERVER_OFFLINE      | OFFLINE
+    OFFLINE   | 3     | the server: a new connection | SERVER_RECLAIM      | FREE
+
+Results are float32 whatever the request's dtype: partial sums of several servers are added in
+float32, so that how replicas group a token's experts does not change a bfloat16 result.
+
+The checksum is optional and off by default: the client chooses with CHECKSUM_FLAG, the server
+answers in kind. It covers header and payload without its own four bytes.
+
+Letters: T tokens (batch size), H hidden size, K experts per token (top-k).
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from eaas.errors import SlotCorruptError, WrongRequestError
+from eaas.wire.header import (
+    CHECKSUM_FLAG,
+    MAGIC,
+    REQUEST_HEADER_BYTES,
+    RESULT_HEADER_BYTES,
+    VERSION,
+    PayloadLayout,
+    RequestHeader,
+    ResultHeader,
+    Status,
+    WireDtype,
+    align,
+    max_tokens,
+    payload_layout,
+    result_length,
+)
+from eaas.wire.states import TRANSITIONS, Action, SlotState, next_state
+
+if TYPE_CHECKING:
+    from mmap import mmap
+
+    from _typeshed import ReadableBuffer, WriteableBuffer
+
+__all__ = [
+    "CHECKSUM_FLAG",
+    "DOORBELL",
+    "MAGIC",
+    "REQUEST_HEADER_BYTES",
+    "RESULT_HEADER_BYTES",
+    "TRANSITIONS",
+    "VERSION",
+    "Action",
+    "PayloadLayout",
+    "RequestHeader",
+    "ResultHeader",
+    "SlotState",
+    "Status",
+    "WireDtype",
+    "align",
+    "max_tokens",
+    "next_state",
+    "payload_layout",
+    "reply_bell",
+    "request_views",
+    "result_view",
+    "seal",
+    "validate_request",
+    "validate_result",
+    "verify",
+]
+
+DOORBELL = 0
+"""The bell that clients ring for the server."""
+
+
+def reply_bell(first_slot: int) -> int:
+    """The bell that the server rings for the connection whose first slot this is."""
+    return 1 + first_slot
+
+
+# -- checks: none of them trusts a field, and Python's integers do not overflow -------------------
+
+
+def validate_request(
+    header: RequestHeader,
+    *,
+    payload_capacity: int,
+    result_capacity: int,
+    hidden_size: int,
+    num_layers: int,
+    generation: int,
+) -> None:
+    """Says whether views of this request may be made; call it before `request_views`.
+
+    The expert ids are data, not header: who uses them checks them.
+
+    Raises:
+        SlotCorruptError: Magic, version, flags or generation are wrong, or the lengths do not agree
+            with one another or with the slot's capacities.
+        WrongRequestError: Whole, but nothing that this server can compute.
+    """
+    _validate_common(header, generation)
+    if header.flags & ~CHECKSUM_FLAG:
+        raise SlotCorruptError(f"unknown header flags {header.flags:#x}")
+    if header.checksum and not header.flags & CHECKSUM_FLAG:
+        raise SlotCorruptError("a checksum without the flag that says so")
+    try:
+        dtype = WireDtype(header.dtype)
+    except ValueError:
+        raise WrongRequestError(f"unknown dtype {header.dtype}") from None
+    if header.hidden_size != hidden_size:
+        raise WrongRequestError(f"hidden size {header.hidden_size}, the model has {hidden_size}")
+    if header.layer >= num_layers:
+        raise WrongRequestError(f"layer {header.layer}, the model has {num_layers}")
+    if header.batch_size == 0 or header.top_k == 0:
+        raise WrongRequestError(f"{header.batch_size} tokens, {header.top_k} experts per token")
+    layout = payload_layout(header.batch_size, header.hidden_size, header.top_k, dtype)
+    if header.payload_length != layout.total:
+        raise SlotCorruptError(f"payload of {header.payload_length} bytes, not {layout.total}")
+    if layout.total > payload_capacity:
+        raise SlotCorruptError(f"payload of {layout.total} bytes in a slot of {payload_capacity}")
+    answer = result_length(header.batch_size, header.hidden_size)
+    if answer > result_capacity:
+        raise SlotCorruptError(f"result of {answer} bytes in a slot of {result_capacity}")
+
+
+def validate_result(
+    header: ResultHeader,
+    *,
+    result_capacity: int,
+    request_id: int,
+    rows: int,
+    hidden_size: int,
+    generation: int,
+) -> None:
+    """Says whether a view of this result may be made; call it before `result_view`.
+
+    Args:
+        header: What stands in the slot.
+        result_capacity: The slot's.
+        request_id: The request's.
+        rows: Tokens (T) of the request. A single row more or less would broadcast in a sum.
+        hidden_size: H of the request.
+        generation: The connection's.
+
+    Raises:
+        SlotCorruptError: It is not an answer to this request.
+    """
+    _validate_common(header, generation)
+    if header.request_id != request_id:
+        raise SlotCorruptError(f"answer to request {header.request_id}, not {request_id}")
+    try:
+        status = Status(header.status)
+    except ValueError:
+        raise SlotCorruptError(f"unknown status {header.status}") from None
+    if status is not Status.OK:
+        if header.rows or header.length:
+            raise SlotCorruptError(f"status {status.name} with {header.rows} rows")
+        return
+    if (header.rows, header.hidden_size) != (rows, hidden_size):
+        raise SlotCorruptError(
+            f"result of ({header.rows}, {header.hidden_size}), not ({rows}, {hidden_size})"
+        )
+    if header.length != result_length(rows, hidden_size) or header.length > result_capacity:
+        raise SlotCorruptError(f"result of {header.length} bytes for ({rows}, {hidden_size})")
+
+
+def _validate_common(header: RequestHeader | ResultHeader, generation: int) -> None:
+    if header.magic != MAGIC:
+        raise SlotCorruptError(f"magic {header.magic:#x}, not {MAGIC:#x}")
+    if header.version != VERSION:
+        raise SlotCorruptError(f"protocol version {header.version}, this process has {VERSION}")
+    if header.generation != generation:
+        raise SlotCorruptError(f"generation {header.generation}, the connection has {generation}")
+
+
+# -- checksum -------------------------------------------------------------------------------------
+
+_CHECKSUM_OFFSET = 12
+
+
+def seal(buffer: WriteableBuffer, offset: int, header: RequestHeader | ResultHeader) -> None:
+    """Packs a header at `offset`, together with the checksum of itself and of the bytes after it.
+
+    The last step of writing a slot with checksums: the payload or result stands there already. A
+    request needs CHECKSUM_FLAG; a result is sealed when its request was.
+    """
+    header.pack_into(buffer, offset)
+    struct.pack_into("<I", buffer, offset + _CHECKSUM_OFFSET, _crc(buffer, offset, header))
+
+
+def verify(buffer: ReadableBuffer, offset: int, header: RequestHeader | ResultHeader) -> None:
+    """Checks a validated header and what follows it against its checksum.
+
+    Raises:
+        SlotCorruptError: A bit of the header or of the payload is not what was written.
+    """
+    found = _crc(buffer, offset, header)
+    if found != header.checksum:
+        raise SlotCorruptError(f"checksum {found:#010x}, the header says {header.checksum:#010x}")
+
+
+def _crc(buffer: ReadableBuffer, offset: int, header: RequestHeader | ResultHeader) -> int:
+    """CRC-32 of header and payload without the checksum's own four bytes."""
+    after = offset + _CHECKSUM_OFFSET + 4
+    with memoryview(buffer) as view:
+        crc = zlib.crc32(view[offset : offset + _CHECKSUM_OFFSET])
+        return zlib.crc32(view[after : offset + header.end], crc)
+
+
+# -- views ----------------------------------------------------------------------------------------
+
+
+def request_views(
+    buffer: mmap | bytearray, offset: int, header: RequestHeader
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    """The three sections of a validated request, without a copy; the client fills them, too.
+
+    Args:
+        buffer: The arena's bytes.
+        offset: Where the request header stands (`Arena.request_offset`).
+        header: A header that passed `validate_request`, or the client's own.
+
+    Returns:
+        hidden (T, H) in `WireDtype.numpy_dtype`, ids (T, K) int32, scores (T, K) float32.
+    """
+    dtype = WireDtype(header.dtype)
+    shape_TH = (header.batch_size, header.hidden_size)
+    shape_TK = (header.batch_size, header.top_k)
+    layout = payload_layout(header.batch_size, header.hidden_size, header.top_k, dtype)
+    payload = offset + REQUEST_HEADER_BYTES
+    return (
+        _view(buffer, payload, shape_TH, dtype.numpy_dtype),
+        _view(buffer, payload + layout.ids_offset, shape_TK, np.dtype("<i4")),
+        _view(buffer, payload + layout.scores_offset, shape_TK, np.dtype("<f4")),
+    )
+
+
+def result_view(
+    buffer: mmap | bytearray, offset: int, rows: int, hidden_size: int
+) -> npt.NDArray[np.float32]:
+    """The result (T, H) float32 behind the result header at `offset`, without a copy."""
+    return _view(buffer, offset + RESULT_HEADER_BYTES, (rows, hidden_size), np.dtype("<f4"))
+
+
+def _view(
+    buffer: mmap | bytearray, offset: int, shape: tuple[int, int], dtype: np.dtype[Any]
+) -> npt.NDArray[Any]:
+    # Not np.ndarray(buffer=...): that one lets go of the buffer at once, so that closing the arena
+    # under a live view would succeed, and the next look at the view be a segmentation fault.
+    flat: npt.NDArray[Any] = np.frombuffer(buffer, dtype, shape[0] * shape[1], offset)
+    return flat.reshape(shape)

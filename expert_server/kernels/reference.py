@@ -1,0 +1,58 @@
+"""The plain kernel: one expert after another, in transformers' own order of operations.
+
+Every other kernel is measured against it. T tokens, K top-k, H hidden, N tokens of one expert.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from expert_server.weights import ExpertForm, ExpertStore, ExpertWeights
+
+__all__ = ["ReferenceKernel"]
+
+
+class ReferenceKernel:
+    """Loops over the experts that have tokens; in float32 equal to transformers' `eager`."""
+
+    def __init__(self, store: ExpertStore) -> None:
+        self._store = store
+
+    @torch.inference_mode()
+    def __call__(
+        self,
+        x_TH: torch.Tensor,
+        expert_ids_TK: torch.Tensor,
+        scores_TK: torch.Tensor,
+        layer: int,
+    ) -> torch.Tensor:
+        """See `expert_server.kernels.Kernel`. The sum is kept in float32 for every dtype."""
+        form = self._store.form(layer)
+        out_TH = torch.zeros(x_TH.shape, dtype=torch.float32, device=x_TH.device)
+        ids_KT = expert_ids_TK.T
+        # Group shrink: only experts with tokens; ascending, so that the order of the sum is fixed.
+        for expert in torch.unique(expert_ids_TK).tolist():
+            if expert == -1:
+                continue
+            weights = self._store.weights(layer, expert)
+            k_N, token_N = torch.where(ids_KT == expert)
+            y_NH = expert_forward(x_TH[token_N], weights, form)
+            out_TH.index_add_(0, token_N, y_NH.float() * scores_TK[token_N, k_N, None])
+        return out_TH
+
+
+def expert_forward(x_NH: torch.Tensor, weights: ExpertWeights, form: ExpertForm) -> torch.Tensor:
+    """One expert's output, (N, H) in the weights' dtype, before the router's score."""
+    hidden_NI = _linear(x_NH.to(weights.up.dtype), weights.up, weights.up_bias, form.is_transposed)
+    hidden_NI = form.activate(hidden_NI)
+    return _linear(hidden_NI, weights.down, weights.down_bias, form.is_transposed)
+
+
+def _linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, is_transposed: bool
+) -> torch.Tensor:
+    if not is_transposed:
+        return functional.linear(x, weight, bias)
+    # Product and sum apart, not `addmm`: that is how transformers rounds.
+    return x @ weight if bias is None else x @ weight + bias

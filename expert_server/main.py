@@ -1,0 +1,168 @@
+"""The life of an expert server process."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from eaas.checkpoint import Checkpoint
+from eaas.config import ExpertServerConfig
+from eaas.grpc_server import Service, serve
+from eaas.log import get_logger
+from eaas.rpc.v1 import expert_pb2_grpc
+from eaas.session import MembershipView, MemberSession, Report
+from eaas.types import Member, MemberState, Role
+from eaas.wire import Arena
+from eaas.wire.slot import WireDtype, payload_layout, result_length
+from expert_server.kernels.reference import ReferenceKernel
+from expert_server.loop import ServeLoop
+from expert_server.service import TRANSPORTS, ExpertService
+from expert_server.slots import SlotTable
+from expert_server.weights import ExpertStore
+
+__all__ = ["ExpertServer"]
+
+_log = get_logger(__name__)
+_GRACE_S = 1.0
+
+
+class ExpertServer:
+    """One expert server: arena, loop, gRPC service, membership.
+
+    The loop runs in the calling thread (`run`); everything else is threads that sleep.
+
+    Args:
+        model: Directory of the checkpoint.
+        server_id: Unique in the cluster, kept over restarts.
+        monitor_address: host:port.
+        config: Threads, slots.
+        on_serving: Called with the gRPC address when the first placement is loaded.
+
+    Raises:
+        CheckpointError: Nothing that can be served (see its subclasses).
+        SharedMemoryError: No room for the arena.
+        PortInUseError: The gRPC port is taken.
+        ClusterError: The monitor cannot be reached.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        server_id: str,
+        monitor_address: str,
+        config: ExpertServerConfig,
+        on_serving: Callable[[str], None],
+    ) -> None:
+        torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 1) // 2))
+        checkpoint = Checkpoint.open(model)
+        self.shape = checkpoint.shape
+        self._on_serving = on_serving
+        self._state = MemberState.JOINING
+        self._state_lock = threading.Lock()
+        self._joined = threading.Event()
+        self._store = ExpertStore(checkpoint)
+        self._arena = Arena.create_shared(
+            config.slots,
+            payload_layout(
+                config.slot_tokens, self.shape.hidden_size, self.shape.top_k, WireDtype.FLOAT32
+            ).total,
+            result_length(config.slot_tokens, self.shape.hidden_size),
+            # Tells this life's arena from that of any other process that gets the same pid and descriptor.
+            time.monotonic_ns(),
+        )
+        self._table = SlotTable(self._arena)
+        self._loop = ServeLoop(
+            self._arena, self._table, ReferenceKernel(self._store), self.shape, config.spin_us
+        )
+        service = ExpertService(
+            self._arena, self._table, self._store, self.shape, self._applied
+        )
+        self._server = serve(
+            [
+                Service(
+                    "eaas.rpc.v1.ExpertService",
+                    expert_pb2_grpc.add_ExpertServiceServicer_to_server,
+                    service,
+                )
+            ],
+            config.host,
+            config.port,
+        )
+        member = Member(
+            id=server_id,
+            role=Role.EXPERT_SERVER,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            address=self._server.address,
+            state=MemberState.JOINING,
+            model=self.shape,
+            transports=TRANSPORTS,
+        )
+        try:
+            self._session = MemberSession(
+                monitor_address,
+                member,
+                report=self._report,
+                on_change=self._on_members,
+                on_stopping=self._loop.stop,
+                on_new_incarnation=self._on_new_incarnation,
+            )
+        except BaseException:
+            self._server.stop(0)
+            raise
+        self._joined.set()
+
+    def run(self) -> None:
+        """Serve until `stop`; then leave the cluster."""
+        try:
+            self._loop.run()
+        finally:
+            self._server.set_serving(False)
+            self._session.close(deregister=True)
+            self._server.stop(_GRACE_S)
+            self._arena.close()
+
+    def stop(self) -> None:
+        """Make `run` return. From any thread or a signal handler."""
+        self._loop.stop()
+
+    def _report(self) -> Report:
+        return Report(
+            state=self._state,
+            progress=self._loop.requests,
+            in_flight=self._loop.in_flight,
+            experts=self._store.count,
+            epoch=self._loop.epoch,
+        )
+
+    def _applied(self, epoch: int) -> None:
+        with self._state_lock:
+            self._loop.epoch = epoch
+            first = self._state is MemberState.JOINING
+            self._state = MemberState.SERVING
+        if first:
+            self._server.set_serving(True)
+            self._joined.wait()
+            self._session.report_now()
+            self._on_serving(self._server.address)
+
+    def _on_members(self, view: MembershipView) -> None:
+        """Take back the slots of clients that are gone (DEAD, or another life of the same id)."""
+        for client_id in self._table.clients():
+            member = view.members.get(client_id)
+            if member is None:
+                continue
+            dead = member.state is MemberState.DEAD
+            if self._table.revoke_lives(client_id, member.incarnation - (not dead)):
+                _log.info("%s is gone: its slots are free", client_id)
+
+    def _on_new_incarnation(self, incarnation: int) -> None:
+        """The lease lapsed while this process slept: fence, so that nothing of the old life counts."""
+        _log.warning("lease lapsed; going on as incarnation %d", incarnation)
+        self._table.revoke_all()

@@ -1,0 +1,152 @@
+"""The expert server's gRPC face: slots for clients, placements from the balancer."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+
+import grpc
+
+from eaas.errors import CheckpointError
+from eaas.log import get_logger
+from eaas.rpc.v1 import expert_pb2 as pb
+from eaas.rpc.v1 import expert_pb2_grpc
+from eaas.types import ModelShape
+from eaas.wire import Arena
+from eaas.wire.slot import VERSION
+from expert_server.endpoint import exchange
+from expert_server.slots import SlotTable
+from expert_server.weights import ExpertStore
+
+__all__ = ["TRANSPORTS", "ExpertService"]
+
+_log = get_logger(__name__)
+TRANSPORTS = ("shm", "grpc")
+
+
+class ExpertService(expert_pb2_grpc.ExpertServiceServicer):
+    """See `expert.proto`.
+
+    Args:
+        arena: The server's arena.
+        table: Who has which slots.
+        store: Weights.
+        shape: Of the model.
+        on_applied: Called with the epoch after a placement's experts are loaded.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        table: SlotTable,
+        store: ExpertStore,
+        shape: ModelShape,
+        on_applied: Callable[[int], None],
+    ) -> None:
+        self._arena = arena
+        self._table = table
+        self._store = store
+        self._shape = shape
+        self._on_applied = on_applied
+        self._loading = threading.Lock()
+        self._epoch = 0
+
+    def Connect(
+        self, request: pb.ConnectRequest, context: grpc.ServicerContext
+    ) -> pb.ConnectResponse:
+        """Grant slots."""
+        self._check(request, context)
+        grant = self._table.grant(request.client_id, request.client_incarnation, request.slots)
+        if grant is None:
+            context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"no {request.slots} free slots of {self._arena.slots}; "
+                "raise expert_server.slots or lower attention_client.slots",
+            )
+        shared = request.transport == "shm"
+        return pb.ConnectResponse(
+            connection_id=grant.connection_id,
+            generation=grant.generation,
+            server_incarnation=self._arena.incarnation,
+            first_slot=grant.first_slot,
+            slots=grant.slots,
+            reply_bell=grant.reply_bell,
+            slot_count=self._arena.slots,
+            payload_capacity=self._arena.payload_capacity,
+            result_capacity=self._arena.result_capacity,
+            arena_pid=os.getpid() if shared else 0,
+            arena_fd=self._arena.fd if shared else 0,
+            arena_bytes=self._arena.size if shared else 0,
+            epoch=self._epoch,
+        )
+
+    def _check(self, request: pb.ConnectRequest, context: grpc.ServicerContext) -> None:
+        if request.protocol_version != VERSION:
+            context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"slot protocol {request.protocol_version}, this server speaks {VERSION}",
+            )
+        if request.transport not in TRANSPORTS:
+            context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"transport {request.transport!r}; this server has {', '.join(TRANSPORTS)}",
+            )
+        if request.model_digest != self._shape.digest:
+            context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "the client serves another checkpoint than this server",
+            )
+        if not request.client_id or not 1 <= request.slots <= self._arena.slots:
+            context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"client {request.client_id!r}, {request.slots} slots (of {self._arena.slots})",
+            )
+
+    def Disconnect(
+        self, request: pb.DisconnectRequest, context: grpc.ServicerContext
+    ) -> pb.DisconnectResponse:
+        """Take slots back."""
+        self._table.revoke(request.connection_id)
+        return pb.DisconnectResponse()
+
+    def Exchange(
+        self, request_iterator: Iterator[pb.ExchangeRequest], context: grpc.ServicerContext
+    ) -> Iterator[pb.ExchangeResponse]:
+        """The grpc transport."""
+        return exchange(self._arena, self._table, request_iterator, context)
+
+    def ApplyPlacement(
+        self, request: pb.ApplyPlacementRequest, context: grpc.ServicerContext
+    ) -> pb.ApplyPlacementResponse:
+        """Load what the balancer placed here."""
+        if len(request.layers) != self._shape.num_layers:
+            context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"{len(request.layers)} layers, the model has {self._shape.num_layers}",
+            )
+        wanted = {layer: list(holding.experts) for layer, holding in enumerate(request.layers)}
+        if any(e >= self._shape.num_experts for experts in wanted.values() for e in experts):
+            context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"an expert beyond {self._shape.num_experts - 1}",
+            )
+        with self._loading:
+            if request.epoch < self._epoch:
+                context.abort(
+                    grpc.StatusCode.FAILED_PRECONDITION,
+                    f"epoch {request.epoch} is older than {self._epoch}",
+                )
+            try:
+                loaded = self._store.load(wanted)
+            except CheckpointError as error:
+                _log.error("%s", error)
+                context.abort(grpc.StatusCode.DATA_LOSS, str(error))
+            self._epoch = request.epoch
+        _log.info(
+            "epoch %d: %d experts, %.1f MB read", request.epoch, self._store.count, loaded / 1e6
+        )
+        self._on_applied(request.epoch)
+        return pb.ApplyPlacementResponse(
+            epoch=request.epoch, experts=self._store.count, bytes_loaded=loaded
+        )

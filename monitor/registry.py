@@ -1,0 +1,247 @@
+"""Who is in the cluster: a state machine without I/O and without a clock.
+
+Every method takes `now` (monotonic seconds) and returns the events that it caused, so the same code
+runs live and in simulation.
+
+    register                    tick: silent for lease/2          tick: silent for a lease
+  ----------> JOINING/SERVING/DRAINING ----------> SUSPECT ----------> DEAD (kept as a tombstone)
+                  ^                 heartbeat         |                  |
+                  +-----------------------------------+                  | register: incarnation + 1
+                  +------------------------------------------------------+
+
+Terms:
+  life: what lies between a registration and DEAD; named by (id, incarnation).
+  lease: silence that ends a life. Only `tick` ends one, so that heartbeats which wait in the
+  monitor's
+    own queue after a pause are heard first.
+  tombstone: a DEAD member, kept so that people see it and so that its incarnation is not given
+  again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from eaas.types import Member, MemberState
+
+__all__ = ["IdTakenError", "MemberEvent", "Registry", "UnknownLifeError"]
+
+_MAX_TOMBSTONES = 64
+_MAX_HISTORY = 1024
+
+
+class IdTakenError(Exception):
+    """The id belongs to another process that lives.
+
+    Choose another id, or wait until that one is gone.
+    """
+
+
+class UnknownLifeError(Exception):
+    """The member is not known by this incarnation (any more). Register again."""
+
+
+@dataclass(frozen=True)
+class MemberEvent:
+    """A member changed.
+
+    Attributes:
+        revision: Rises by 1 with every event of a registry.
+        member: What it is now.
+        reason: Why, for people.
+    """
+
+    revision: int
+    member: Member
+    reason: str
+
+
+@dataclass
+class _Life:
+    member: Member
+    # What it says of itself; member.state is SUSPECT while its silence is too long.
+    reported: MemberState
+    heard_at: float
+    # The lease runs from here: heard_at, or the end of a pause of the monitor.
+    lease_from: float
+
+
+class Registry:
+    """The members and the last events (see the module's head).
+
+    Args:
+        lease_s: Seconds of silence that end a life.
+        now: Monotonic seconds.
+    """
+
+    def __init__(self, lease_s: float, now: float) -> None:
+        self._lease_s = lease_s
+        self._ticked_at = now
+        self._live: dict[str, _Life] = {}
+        self._dead: dict[str, _Life] = {}  # In the order of their deaths.
+        self._history: deque[MemberEvent] = deque(maxlen=_MAX_HISTORY)
+        self._revision = 0
+        # The highest incarnation among the tombstones that had to be forgotten.
+        self._forgotten_incarnation = 0
+
+    @property
+    def revision(self) -> int:
+        """Revision of the last event."""
+        return self._revision
+
+    def members(self, now: float) -> tuple[Member, ...]:
+        """Everybody, tombstones included, with `silence_s` filled in."""
+        lives = (*self._live.values(), *self._dead.values())
+        return tuple(replace(life.member, silence_s=now - life.heard_at) for life in lives)
+
+    def since(self, revision: int) -> Sequence[MemberEvent] | None:
+        """The events after `revision`, in order.
+
+        None where they are not (all) kept: take a snapshot.
+        """
+        missed = self._revision - revision
+        if not 0 <= missed <= len(self._history):
+            return None
+        return tuple(self._history)[len(self._history) - missed :]
+
+    def register(
+        self, member: Member, previous_incarnation: int, now: float
+    ) -> tuple[int, list[MemberEvent]]:
+        """Begins a life, or goes on with one that is still known; returns its incarnation.
+
+        Args:
+            member: As the process describes itself; `incarnation` is ignored.
+            previous_incarnation: What a process that lives on was given before, else 0.
+            now: Monotonic seconds.
+
+        Raises:
+            ValueError: The member has no id, or reports a state that only the monitor may give.
+            IdTakenError: A live process with another pid holds the id.
+        """
+        if not member.id:
+            raise ValueError("a member needs an id")
+        if member.state in (MemberState.SUSPECT, MemberState.DEAD):
+            raise ValueError(
+                f"{member.id}: a member does not report {member.state.value} of itself"
+            )
+        incarnation, reason = self._incarnation_of(member, previous_incarnation)
+        before = self._live.get(member.id)
+        self._dead.pop(member.id, None)
+        after = replace(member, incarnation=incarnation, silence_s=0.0)
+        self._live[member.id] = _Life(after, member.state, heard_at=now, lease_from=now)
+        if before is not None and _visible(before.member) == _visible(after):
+            return incarnation, []
+        return incarnation, [self._event(after, reason)]
+
+    def _incarnation_of(self, member: Member, previous: int) -> tuple[int, str]:
+        if known := self._live.get(member.id):
+            same_process = (known.member.pid, known.member.host) == (member.pid, member.host)
+            if same_process and previous == known.member.incarnation:
+                return previous, "registered again"
+            if not same_process and known.member.state is not MemberState.SUSPECT:
+                raise IdTakenError(
+                    f"{member.id} is process {known.member.pid} on {known.member.host}, "
+                    f"which lives: give this process another id"
+                )
+            return max(previous, known.member.incarnation) + 1, "replaces its former life"
+        if tombstone := self._dead.get(member.id):
+            return max(previous, tombstone.member.incarnation) + 1, "back with a new life"
+        if previous > self._forgotten_incarnation:
+            return previous, "known before this monitor started"
+        return self._forgotten_incarnation + 1, "registered"
+
+    def heartbeat(
+        self,
+        member_id: str,
+        incarnation: int,
+        now: float,
+        *,
+        state: MemberState,
+        progress: int = 0,
+        in_flight: int = 0,
+        experts: int = 0,
+        epoch: int = 0,
+    ) -> list[MemberEvent]:
+        """Renews the lease and takes what the member says of itself (fields: `Member`).
+
+        Raises:
+            ValueError: The reported state is one that only the monitor may give.
+            UnknownLifeError: No live member has this id and incarnation.
+        """
+        if state in (MemberState.SUSPECT, MemberState.DEAD):
+            raise ValueError(f"{member_id}: a member does not report {state.value} of itself")
+        life = self._live.get(member_id)
+        if life is None or life.member.incarnation != incarnation:
+            raise UnknownLifeError(
+                f"{member_id}, incarnation {incarnation}, is not known: register"
+            )
+        before = life.member
+        life.heard_at = life.lease_from = now
+        life.reported = state
+        life.member = replace(
+            before,
+            state=state,
+            progress=progress,
+            in_flight=in_flight,
+            experts=experts,
+            epoch=epoch,
+        )
+        if _visible(before) == _visible(life.member):
+            return []
+        heard_again = before.state is MemberState.SUSPECT
+        return [self._event(life.member, "heard again" if heard_again else "reported")]
+
+    def deregister(self, member_id: str, incarnation: int, reason: str) -> list[MemberEvent]:
+        """A goodbye: DEAD at once. One that is not known (any more) is no error."""
+        life = self._live.get(member_id)
+        if life is None or life.member.incarnation != incarnation:
+            return []
+        return [self._bury(life, reason or "said goodbye")]
+
+    def tick(self, now: float) -> list[MemberEvent]:
+        """Time passes: silence makes members SUSPECT, then DEAD. Call it every lease/8 or so.
+
+        A gap of more than half a lease between two ticks means that this process itself was paused,
+        and its members' silence proves nothing: every lease starts anew.
+        """
+        paused = now - self._ticked_at > self._lease_s / 2
+        self._ticked_at = now
+        if paused:
+            for life in self._live.values():
+                life.lease_from = now
+            return []
+        events = []
+        for life in tuple(self._live.values()):
+            silence_s = now - life.lease_from
+            if silence_s >= self._lease_s:
+                reason = f"lease ended: silent for {now - life.heard_at:.1f} s"
+                events.append(self._bury(life, reason))
+            elif silence_s >= self._lease_s / 2 and life.member.state is not MemberState.SUSPECT:
+                life.member = replace(life.member, state=MemberState.SUSPECT)
+                events.append(self._event(life.member, f"silent for {now - life.heard_at:.1f} s"))
+        return events
+
+    def _bury(self, life: _Life, reason: str) -> MemberEvent:
+        life.member = replace(life.member, state=MemberState.DEAD, in_flight=0)
+        del self._live[life.member.id]
+        self._dead[life.member.id] = life
+        if len(self._dead) > _MAX_TOMBSTONES:
+            oldest = self._dead.pop(next(iter(self._dead)))
+            self._forgotten_incarnation = max(
+                self._forgotten_incarnation, oldest.member.incarnation
+            )
+        return self._event(life.member, reason)
+
+    def _event(self, member: Member, reason: str) -> MemberEvent:
+        self._revision += 1
+        event = MemberEvent(self._revision, member, reason)
+        self._history.append(event)
+        return event
+
+
+def _visible(member: Member) -> Member:
+    # What rises with every request is for snapshots: an event for each heartbeat of a busy member,
+    # sent to each watcher, would be quadratic traffic that says nothing.
+    return replace(member, progress=0, in_flight=0, silence_s=0.0)

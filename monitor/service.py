@@ -1,0 +1,220 @@
+"""The registry on the wire."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import grpc
+
+from eaas.log import get_logger
+from eaas.rpc.v1 import monitor_pb2 as pb
+from eaas.session import PROTOCOL_VERSION
+from eaas.types import Member, MemberState
+from monitor.registry import IdTakenError, MemberEvent, Registry, UnknownLifeError
+
+__all__ = ["MonitorService"]
+
+_log = get_logger(__name__)
+
+_STILL_S = 1.0
+
+
+class MonitorService:
+    """Answers the contract's MonitorService. Any thread may call it.
+
+    Args:
+        lease_s: Seconds of silence that end a life.
+        heartbeat_s: What members are told to send a heartbeat at.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self, lease_s: float, heartbeat_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._lease_s = lease_s
+        self._heartbeat_s = heartbeat_s
+        self._clock = clock
+        self._registry = Registry(lease_s, clock())
+        # Held while the registry is touched; notified when there is something to tell watchers.
+        self._changed = threading.Condition()
+        self._life = secrets.randbits(63) | 1
+        self._stopping = False
+        self._watchers = 0
+        self._own: Member | None = None
+
+    # -- the owner's side ----------------------------------------------------------------------
+
+    def register_self(self, member: Member) -> None:
+        """The monitor is a member too; `tick` is its heartbeat."""
+        with self._changed:
+            incarnation, events = self._registry.register(member, 0, self._clock())
+            self._own = replace(member, incarnation=incarnation)
+            self._tell(events)
+
+    def tick(self) -> None:
+        """Lets silence have its effect. To be called every lease/8 or so."""
+        with self._changed:
+            now = self._clock()
+            if self._own is not None:
+                own = self._own
+                self._registry.heartbeat(own.id, own.incarnation, now, state=own.state)
+            self._tell(self._registry.tick(now))
+
+    def announce_stop(self, linger_s: float) -> None:
+        """Tells every watcher that the cluster stops.
+
+        Waits up to `linger_s` until they have left.
+        """
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not (self._watchers or self._others_live()), linger_s)
+
+    def _others_live(self) -> bool:
+        own_id = self._own.id if self._own else None
+        return any(
+            member.id != own_id and member.state is not MemberState.DEAD
+            for member in self._registry.members(self._clock())
+        )
+
+    def _tell(self, events: Sequence[MemberEvent]) -> None:
+        for event in events:
+            member = event.member
+            _log.info(
+                "%s #%d %s: %s", member.id, member.incarnation, member.state.value, event.reason
+            )
+        if events:
+            self._changed.notify_all()
+
+    # -- the contract --------------------------------------------------------------------------
+
+    def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterResponse:
+        """A life begins or goes on (errors: `monitor.proto`)."""
+        if request.protocol_version != PROTOCOL_VERSION:
+            context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"this monitor speaks version {PROTOCOL_VERSION} of the contract, "
+                f"{request.member.id} speaks {request.protocol_version}: upgrade the older one",
+            )
+        try:
+            member = Member.from_proto(request.member)
+            with self._changed:
+                incarnation, events = self._registry.register(
+                    member, request.previous_incarnation, self._clock()
+                )
+                self._tell(events)
+                revision = self._registry.revision
+        except ValueError as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except IdTakenError as error:
+            context.abort(grpc.StatusCode.ALREADY_EXISTS, str(error))
+        return pb.RegisterResponse(
+            incarnation=incarnation,
+            lease_s=self._lease_s,
+            heartbeat_s=self._heartbeat_s,
+            revision=revision,
+        )
+
+    def Heartbeat(
+        self, requests: Iterator[pb.HeartbeatRequest], context: Any
+    ) -> Iterator[pb.HeartbeatResponse]:
+        """Renews the lease. A stream that breaks says nothing of its member: the lease decides."""
+        for request in requests:
+            try:
+                state = MemberState.from_number(request.state)
+                with self._changed:
+                    events = self._registry.heartbeat(
+                        request.id,
+                        request.incarnation,
+                        self._clock(),
+                        state=state,
+                        progress=request.progress,
+                        in_flight=request.in_flight,
+                        experts=request.experts,
+                        epoch=request.epoch,
+                    )
+                    self._tell(events)
+                    revision = self._registry.revision
+            except ValueError as error:
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            except UnknownLifeError as error:
+                context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+            yield pb.HeartbeatResponse(revision=revision)
+
+    def Watch(self, request: pb.WatchRequest, context: Any) -> Iterator[pb.WatchResponse]:
+        """A snapshot (or what was missed), then each event; a sign of life each second."""
+        if not context.add_callback(self._wake):
+            return
+        with self._changed:
+            self._watchers += 1
+        try:
+            # No revision is below 0: with -1 the registry answers "take a snapshot".
+            seen = request.from_revision if request.life == self._life else -1
+            while context.is_active():
+                messages, seen, stopping = self._next(seen, context)
+                yield from messages
+                if stopping:
+                    return
+        finally:
+            with self._changed:
+                self._watchers -= 1
+                self._changed.notify_all()
+
+    def Deregister(self, request: pb.DeregisterRequest, context: Any) -> pb.DeregisterResponse:
+        """A goodbye."""
+        if self._own is not None and request.id == self._own.id:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "nobody deregisters the monitor")
+        with self._changed:
+            events = self._registry.deregister(request.id, request.incarnation, request.reason)
+            self._tell(events)
+        return pb.DeregisterResponse()
+
+    # -- watchers ------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _next(self, seen: int, context: Any) -> tuple[list[pb.WatchResponse], int, bool]:
+        """What to send a watcher that has seen `seen`.
+
+        Waits for it, but not beyond a sign of life.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: (
+                    self._registry.revision != seen or self._stopping or not context.is_active()
+                ),
+                _STILL_S,
+            )
+            revision = self._registry.revision
+            messages = []
+            events = self._registry.since(seen)
+            if events is None:
+                messages.append(pb.WatchResponse(snapshot=self._snapshot()))
+            else:
+                messages.extend(pb.WatchResponse(event=_to_proto(event)) for event in events)
+            if self._stopping:
+                messages.append(pb.WatchResponse(stopping=True))
+            if not messages:
+                messages.append(pb.WatchResponse(still_at_revision=revision))
+            return messages, revision, self._stopping
+
+    def _snapshot(self) -> pb.Snapshot:
+        members = self._registry.members(self._clock())
+        return pb.Snapshot(
+            revision=self._registry.revision,
+            members=[member.to_proto() for member in members],
+            life=self._life,
+        )
+
+
+def _to_proto(event: MemberEvent) -> pb.MemberEvent:
+    return pb.MemberEvent(
+        revision=event.revision, member=event.member.to_proto(), reason=event.reason
+    )

@@ -1,0 +1,163 @@
+"""No wake-up is lost: ping-pong between processes and between threads, asleep at nearly every turn.
+
+A lost wake-up does not hang, because a sleeper looks around every 100 ms. So the tests count the
+turns that took that long: a busy machine makes a few of them, lost wake-ups make too many.
+"""
+
+import os
+import struct
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import eaas
+from eaas.wire import Arena, SlotState
+from eaas.wire.slot import DOORBELL, REQUEST_HEADER_BYTES, RESULT_HEADER_BYTES, reply_bell
+
+ROOT = Path(eaas.__file__).parents[1]
+TURN_TIMEOUT_US = 10_000_000
+RESCUED_NS = 95_000_000
+NUMBER = struct.Struct("<Q")
+
+ECHO_SERVER = """
+import sys
+from eaas.wire import Arena, SlotState
+from eaas.wire.slot import DOORBELL, REQUEST_HEADER_BYTES, RESULT_HEADER_BYTES, reply_bell
+
+pid, fd, size, turns, spin_us = map(int, sys.argv[1:])
+arena = Arena.attach(pid, fd, size)
+asked = arena.request_offset(0) + REQUEST_HEADER_BYTES
+answered = arena.result_offset(0) + RESULT_HEADER_BYTES
+print("ready", flush=True)
+for _ in range(turns):
+    assert arena.flags.wait(0, 1, SlotState.WRITTEN.mask, DOORBELL, -1, spin_us, 10_000_000) == [0]
+    arena.buffer[answered : answered + 8] = arena.buffer[asked : asked + 8]
+    assert arena.server_done(0)
+    arena.flags.ring(reply_bell(0))
+"""
+
+
+def ask(arena: Arena, slot: int, bell: int, number: int, spin_us: int) -> int:
+    """One turn of a client: returns its nanoseconds, and proves that the answer is this turn's."""
+    start = time.monotonic_ns()
+    NUMBER.pack_into(arena.buffer, arena.request_offset(slot) + REQUEST_HEADER_BYTES, number)
+    assert arena.client_write_done(slot)
+    arena.flags.ring(DOORBELL)
+    done = SlotState.DONE.mask
+    assert arena.flags.wait(slot, 1, done, bell, -1, spin_us, TURN_TIMEOUT_US) == [slot]
+    answer = NUMBER.unpack_from(arena.buffer, arena.result_offset(slot) + RESULT_HEADER_BYTES)
+    assert answer == (number,)
+    assert arena.client_free(slot)
+    return time.monotonic_ns() - start
+
+
+@pytest.mark.parametrize("spin_us", [0, 20])
+def test_two_processes_lose_no_wake_up(spin_us: int) -> None:
+    """What is written before a flag is seen after it, both ways, 20,000 times."""
+    turns = 20_000
+    arena = Arena.create_shared(1, 64, 64, 1)
+    arguments = [str(n) for n in (os.getpid(), arena.fd, arena.size, turns, spin_us)]
+    command = [sys.executable, "-c", ECHO_SERVER, *arguments]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as server:
+        try:
+            assert server.stdout is not None
+            assert server.stdout.readline() == b"ready\n"
+            times_ns = [ask(arena, 0, reply_bell(0), turn, spin_us) for turn in range(turns)]
+            assert server.wait(30) == 0
+        finally:
+            server.kill()
+            arena.close()
+    assert sum(t >= RESCUED_NS for t in times_ns) <= turns // 1000
+
+
+@pytest.mark.parametrize("spin_us", [0, 20])
+def test_many_threads_on_one_bell_lose_no_wake_up(spin_us: int) -> None:
+    """Each reply also wakes those whose slot is not done: they neither return nor miss theirs."""
+    clients, turns = 4, 2_000
+    arena = Arena.create_local(clients, 64, 64, 1)
+    bell = reply_bell(0)
+
+    def client(slot: int) -> list[int]:
+        return [ask(arena, slot, bell, turn, spin_us) for turn in range(turns)]
+
+    def server() -> None:
+        written = SlotState.WRITTEN.mask
+        left = clients * turns
+        while left:
+            ready = arena.flags.wait(0, clients, written, DOORBELL, -1, spin_us, TURN_TIMEOUT_US)
+            assert ready
+            for slot in ready:
+                asked = arena.request_offset(slot) + REQUEST_HEADER_BYTES
+                answered = arena.result_offset(slot) + RESULT_HEADER_BYTES
+                arena.buffer[answered : answered + 8] = arena.buffer[asked : asked + 8]
+                arena.server_done(slot)
+                arena.flags.ring(bell)
+            left -= len(ready)
+
+    with ThreadPoolExecutor(clients + 1) as pool:
+        serving = pool.submit(server)
+        times_ns = [t for times in pool.map(client, range(clients)) for t in times]
+        serving.result()
+    arena.close()
+    assert sum(t >= RESCUED_NS for t in times_ns) <= clients * turns // 1000
+
+
+def test_compare_exchange_has_one_winner() -> None:
+    """Eight threads add up by compare-and-exchange through the values 0..31: no step is lost."""
+    arena = Arena.create_local(1, 64, 64, 1)
+    flags = arena.flags
+    wins = [0] * 8
+
+    def climb(me: int) -> None:
+        while (value := flags.load(0)) < 31:
+            wins[me] += flags.compare_exchange(0, value, value + 1)
+
+    for _ in range(200):
+        flags.exchange(0, 0)
+        threads = [threading.Thread(target=climb, args=(me,)) for me in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    arena.close()
+    assert sum(wins) == 200 * 31
+
+
+@pytest.mark.parametrize("spin_us", [0, -1])
+def test_a_stop_that_comes_between_look_and_wait_is_seen(spin_us: int) -> None:
+    """seq, look, wait: an interrupt after the look ends the wait, however the two race."""
+    arena = Arena.create_local(1, 64, 64, 1)
+    flags = arena.flags
+    rounds = 500
+    requested = 0
+    served = 0
+    late = 0
+    done = threading.Event()
+
+    def waiter() -> None:
+        nonlocal served, late
+        while served < rounds:
+            seen = flags.seq(DOORBELL)
+            if requested > served:
+                served = requested
+                done.set()
+                continue
+            start = time.monotonic_ns()
+            flags.wait(0, 1, SlotState.WRITTEN.mask, DOORBELL, seen, spin_us, TURN_TIMEOUT_US)
+            late += time.monotonic_ns() - start >= TURN_TIMEOUT_US * 1000
+
+    thread = threading.Thread(target=waiter)
+    thread.start()
+    for _ in range(rounds):
+        done.clear()
+        requested += 1
+        flags.interrupt(DOORBELL)
+        assert done.wait(30)
+    thread.join()
+    arena.close()
+    assert late == 0

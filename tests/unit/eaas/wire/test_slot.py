@@ -1,0 +1,395 @@
+"""Headers, lengths, checks and views of a slot."""
+
+import dataclasses
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eaas.errors import SlotCorruptError, WrongRequestError
+from eaas.wire import RequestHeader, ResultHeader
+from eaas.wire.slot import (
+    CHECKSUM_FLAG,
+    MAGIC,
+    REQUEST_HEADER_BYTES,
+    RESULT_HEADER_BYTES,
+    VERSION,
+    Status,
+    WireDtype,
+    max_tokens,
+    payload_layout,
+    request_views,
+    result_view,
+    seal,
+    validate_request,
+    validate_result,
+    verify,
+)
+
+U8 = st.integers(0, 2**8 - 1)
+U16 = st.integers(0, 2**16 - 1)
+U32 = st.integers(0, 2**32 - 1)
+U64 = st.integers(0, 2**64 - 1)
+DTYPES = st.sampled_from(WireDtype)
+
+HIDDEN, LAYERS, GENERATION, REQUEST_ID = 16, 4, 7, 42
+CAPACITY = 4096
+
+request_headers = st.builds(
+    RequestHeader, U32, U16, U8, U8, U32, U32, U64, U64, U64, U64, U32, U32, U32, U32
+)
+result_headers = st.builds(ResultHeader, U32, U16, U16, U32, U32, U64, U32, U32, U64, U64)
+
+
+def good_request(**changes: int) -> RequestHeader:
+    header = RequestHeader.of(
+        dtype=WireDtype.BFLOAT16,
+        generation=GENERATION,
+        request_id=REQUEST_ID,
+        epoch=3,
+        budget_us=1000,
+        layer=2,
+        batch_size=5,
+        hidden_size=HIDDEN,
+        top_k=2,
+    )
+    return dataclasses.replace(header, **changes)
+
+
+def good_result(**changes: int) -> ResultHeader:
+    header = ResultHeader.of(
+        Status.OK, generation=GENERATION, request_id=REQUEST_ID, rows=5, hidden_size=HIDDEN
+    )
+    return dataclasses.replace(header, **changes)
+
+
+def check_request(
+    header: RequestHeader, payload_capacity: int = CAPACITY, result_capacity: int = CAPACITY
+) -> None:
+    validate_request(
+        header,
+        payload_capacity=payload_capacity,
+        result_capacity=result_capacity,
+        hidden_size=HIDDEN,
+        num_layers=LAYERS,
+        generation=GENERATION,
+    )
+
+
+def check_result(header: ResultHeader, result_capacity: int = CAPACITY) -> None:
+    validate_result(
+        header,
+        result_capacity=result_capacity,
+        request_id=REQUEST_ID,
+        rows=5,
+        hidden_size=HIDDEN,
+        generation=GENERATION,
+    )
+
+
+# -- headers --------------------------------------------------------------------------------------
+
+
+@given(request_headers)
+def test_request_header_round_trip(header: RequestHeader) -> None:
+    buffer = bytearray(b"\xaa" * 200)
+    header.pack_into(buffer, 64)
+    assert RequestHeader.unpack_from(buffer, 64) == header
+    assert buffer[:64] == b"\xaa" * 64
+    assert buffer[64 + REQUEST_HEADER_BYTES :] == b"\xaa" * 8
+
+
+@given(result_headers)
+def test_result_header_round_trip(header: ResultHeader) -> None:
+    buffer = bytearray(b"\xaa" * 136)
+    header.pack_into(buffer, 64)
+    assert ResultHeader.unpack_from(buffer, 64) == header
+    assert buffer[64 + RESULT_HEADER_BYTES :] == b"\xaa" * 8
+
+
+def test_the_layout_is_the_documented_one() -> None:
+    """Frozen: a change here is another protocol version."""
+    request = RequestHeader(*range(1, 15))
+    buffer = bytearray(REQUEST_HEADER_BYTES)
+    request.pack_into(buffer, 0)
+    places = "I0 H4 B6 B7 I8 I12 Q16 Q24 Q32 Q40 I48 I52 I56 I60"
+    found = [struct.unpack_from("<" + place[0], buffer, int(place[1:])) for place in places.split()]
+    assert found == [(n,) for n in range(1, 15)]
+    assert not any(buffer[64:])
+
+    result = ResultHeader(*range(1, 11))
+    buffer = bytearray(RESULT_HEADER_BYTES)
+    result.pack_into(buffer, 0)
+    places = "I0 H4 H6 I8 I12 Q16 I24 I28 Q32 Q40"
+    found = [struct.unpack_from("<" + place[0], buffer, int(place[1:])) for place in places.split()]
+    assert found == [(n,) for n in range(1, 11)]
+    assert not any(buffer[48:])
+
+    assert (MAGIC.to_bytes(4, "little"), VERSION) == (b"EaaS", 1)
+    assert [(s.name, s.value) for s in Status] == [
+        ("OK", 0),
+        ("INVALID_ARGUMENT", 1),
+        ("STALE_PLACEMENT", 2),
+        ("INTERNAL", 3),
+        ("EXPIRED", 4),
+    ]
+    assert [(d.name, d.value, d.itemsize) for d in WireDtype] == [
+        ("FLOAT32", 0, 4),
+        ("BFLOAT16", 1, 2),
+        ("FLOAT16", 2, 2),
+    ]
+
+
+# -- lengths --------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 16), DTYPES)
+def test_sections_are_aligned_and_do_not_overlap(t: int, h: int, k: int, dtype: WireDtype) -> None:
+    layout = payload_layout(t, h, k, dtype)
+    assert layout.ids_offset % 64 == layout.scores_offset % 64 == 0
+    assert 0 <= layout.ids_offset - t * h * dtype.itemsize < 64
+    assert 0 <= layout.scores_offset - (layout.ids_offset + t * k * 4) < 64
+    assert layout.total == layout.scores_offset + t * k * 4
+
+
+@given(
+    st.integers(0, 20_000), st.integers(0, 20_000), st.integers(1, 200), st.integers(1, 16), DTYPES
+)
+def test_max_tokens_fits_and_one_more_does_not(
+    payload: int, result: int, h: int, k: int, dtype: WireDtype
+) -> None:
+    def fits(tokens: int) -> bool:
+        return payload_layout(tokens, h, k, dtype).total <= payload and tokens * h * 4 <= result
+
+    tokens = max_tokens(payload, result, h, k, dtype)
+    assert tokens == 0 or fits(tokens)
+    assert not fits(tokens + 1)
+
+
+# -- checks ---------------------------------------------------------------------------------------
+
+
+def test_good_headers_pass() -> None:
+    check_request(good_request())
+    check_request(good_request(flags=CHECKSUM_FLAG, checksum=1))
+    check_result(good_result())
+    check_result(ResultHeader.of(Status.EXPIRED, generation=GENERATION, request_id=REQUEST_ID))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"magic": MAGIC + 1},
+        {"version": VERSION + 1},
+        {"generation": GENERATION + 1},
+        {"flags": 2},
+        {"checksum": 1},
+        {"payload_length": 0},
+        {"payload_length": good_request().payload_length + 1},
+        {"payload_length": 2**64 - 1},
+        {"batch_size": 6},
+        {"batch_size": 2**32 - 1},
+        {"top_k": 2**32 - 1},
+        {"batch_size": 2**32 - 1, "top_k": 2**32 - 1},
+        {"dtype": WireDtype.FLOAT32},
+    ],
+)
+def test_a_corrupt_request_is_refused(changes: dict[str, int]) -> None:
+    with pytest.raises(SlotCorruptError):
+        check_request(good_request(**changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dtype": 3},
+        {"dtype": 255},
+        {"hidden_size": HIDDEN + 1},
+        {"hidden_size": 2**32 - 1},
+        {"layer": LAYERS},
+        {"layer": 2**32 - 1},
+        {"batch_size": 0},
+        {"top_k": 0},
+    ],
+)
+def test_a_request_for_another_model_is_refused(changes: dict[str, int]) -> None:
+    with pytest.raises(WrongRequestError):
+        check_request(good_request(**changes))
+
+
+def test_a_request_must_fit_the_slot_both_ways() -> None:
+    """The result is float32: the answer to a bfloat16 request can be larger than its payload."""
+    length, answer = good_request().payload_length, 5 * HIDDEN * 4
+    check_request(good_request(), length, answer)
+    with pytest.raises(SlotCorruptError, match="payload"):
+        check_request(good_request(), length - 1, answer)
+    with pytest.raises(SlotCorruptError, match="result"):
+        check_request(good_request(), length, answer - 1)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"magic": 0},
+        {"version": VERSION + 1},
+        {"generation": GENERATION + 1},
+        {"request_id": REQUEST_ID + 1},
+        {"status": 5},
+        {"status": Status.INTERNAL},
+        {"rows": 1},
+        {"rows": 6},
+        {"hidden_size": 1},
+        {"length": 0},
+        {"length": 2**64 - 1},
+    ],
+)
+def test_a_result_of_something_else_is_refused(changes: dict[str, int]) -> None:
+    with pytest.raises(SlotCorruptError):
+        check_result(good_result(**changes))
+
+
+def test_a_result_must_fit_the_slot() -> None:
+    check_result(good_result(), 5 * HIDDEN * 4)
+    with pytest.raises(SlotCorruptError):
+        check_result(good_result(), 5 * HIDDEN * 4 - 1)
+
+
+PLAUSIBLE = st.one_of(
+    st.binary(min_size=REQUEST_HEADER_BYTES, max_size=REQUEST_HEADER_BYTES),
+    # Random bytes stop at the magic; these get past the first checks.
+    st.builds(
+        RequestHeader,
+        st.just(MAGIC),
+        st.just(VERSION),
+        st.integers(0, 4),
+        st.integers(0, 3),
+        st.sampled_from([GENERATION, 0]),
+        st.sampled_from([0, 1]),
+        U64,
+        U64,
+        st.one_of(U64, st.integers(0, CAPACITY)),
+        U64,
+        st.one_of(U32, st.integers(0, LAYERS)),
+        st.one_of(U32, st.integers(0, 70)),
+        st.sampled_from([HIDDEN, 2**32 - 1]),
+        st.one_of(U32, st.integers(0, 20)),
+    ),
+)
+
+
+@given(PLAUSIBLE, st.booleans())
+def test_a_lying_header_never_leads_to_a_view_outside_the_slot(
+    lie: bytes | RequestHeader, right_length: bool
+) -> None:
+    """Fault 19: lengths, dtype, layer, counts: refused before any view is made."""
+    buffer = bytearray(REQUEST_HEADER_BYTES + CAPACITY)
+    if isinstance(lie, bytes):
+        buffer[:REQUEST_HEADER_BYTES] = lie
+    else:
+        if right_length and lie.dtype in list(WireDtype):
+            layout = payload_layout(
+                lie.batch_size, lie.hidden_size, lie.top_k, WireDtype(lie.dtype)
+            )
+            lie = dataclasses.replace(lie, payload_length=min(layout.total, 2**64 - 1))
+        lie.pack_into(buffer, 0)
+    header = RequestHeader.unpack_from(buffer, 0)
+    try:
+        check_request(header)
+    except (SlotCorruptError, WrongRequestError):
+        return
+    views = request_views(buffer, 0, header)
+    assert views[0].shape == (header.batch_size, HIDDEN)
+    assert views[1].shape == views[2].shape == (header.batch_size, header.top_k)
+    assert header.batch_size * HIDDEN * 4 <= CAPACITY
+
+
+@given(st.binary(min_size=RESULT_HEADER_BYTES, max_size=RESULT_HEADER_BYTES))
+def test_random_bytes_are_no_result(lie: bytes) -> None:
+    with pytest.raises(SlotCorruptError):
+        check_result(ResultHeader.unpack_from(lie, 0))
+
+
+# -- checksum -------------------------------------------------------------------------------------
+
+
+def test_every_single_bit_flip_of_a_sealed_request_is_found() -> None:
+    """Fault 18: with the checksum on, 100 % detected, in the header too."""
+    header = good_request(flags=CHECKSUM_FLAG)
+    buffer = bytearray(header.end)
+    rng = np.random.default_rng(0)
+    buffer[REQUEST_HEADER_BYTES:] = rng.bytes(header.payload_length)
+    seal(buffer, 0, header)
+
+    def check() -> None:
+        found = RequestHeader.unpack_from(buffer, 0)
+        check_request(found)
+        if found.flags & CHECKSUM_FLAG:
+            verify(buffer, 0, found)
+
+    check()
+    for bit in range(8 * len(buffer)):
+        buffer[bit // 8] ^= 1 << bit % 8
+        with pytest.raises((SlotCorruptError, WrongRequestError)):
+            check()
+        buffer[bit // 8] ^= 1 << bit % 8
+    check()
+
+
+def test_every_single_bit_flip_of_a_sealed_result_is_found() -> None:
+    header = good_result()
+    buffer = bytearray(header.end)
+    buffer[RESULT_HEADER_BYTES:] = np.random.default_rng(0).bytes(header.length)
+    seal(buffer, 0, header)
+
+    def check() -> None:
+        found = ResultHeader.unpack_from(buffer, 0)
+        check_result(found)
+        verify(buffer, 0, found)
+
+    check()
+    for bit in range(8 * len(buffer)):
+        buffer[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(SlotCorruptError):
+            check()
+        buffer[bit // 8] ^= 1 << bit % 8
+    check()
+
+
+# -- views ----------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 9), st.integers(1, 33), st.integers(1, 5), DTYPES)
+def test_views_do_not_overlap_and_stay_inside(t: int, h: int, k: int, dtype: WireDtype) -> None:
+    header = RequestHeader.of(
+        dtype=dtype,
+        generation=1,
+        request_id=1,
+        epoch=1,
+        budget_us=1,
+        layer=0,
+        batch_size=t,
+        hidden_size=h,
+        top_k=k,
+    )
+    buffer = bytearray(64 + header.end + 64)
+    hidden_TH, ids_TK, scores_TK = request_views(buffer, 64, header)
+    assert hidden_TH.shape == (t, h)
+    assert ids_TK.shape == scores_TK.shape == (t, k)
+    assert (hidden_TH.itemsize, ids_TK.dtype, scores_TK.dtype) == (dtype.itemsize, "i4", "f4")
+    hidden_TH.view(np.uint8)[...] = 1
+    ids_TK[...] = -1
+    scores_TK[...] = 0.5
+    assert (hidden_TH.view(np.uint8) == 1).all()
+    assert (ids_TK == -1).all()
+    assert (scores_TK == 0.5).all()
+    assert not any(buffer[: 64 + REQUEST_HEADER_BYTES])
+    assert not any(buffer[64 + header.end :])
+
+
+def test_a_result_view_is_writable_float32() -> None:
+    buffer = bytearray(64 + RESULT_HEADER_BYTES + 24)
+    result_view(buffer, 64, 2, 3)[...] = 1.0
+    assert buffer[64 + RESULT_HEADER_BYTES :] == struct.pack("<6f", *[1.0] * 6)
+    assert not any(buffer[: 64 + RESULT_HEADER_BYTES])

@@ -1,0 +1,232 @@
+"""The states of a slot: the table, and an arena whose client or server dies at any step."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from eaas.wire import Arena, RequestHeader, ResultHeader, SlotState
+from eaas.wire.slot import (
+    TRANSITIONS,
+    Action,
+    Status,
+    WireDtype,
+    next_state,
+    request_views,
+    result_view,
+    seal,
+    validate_request,
+    validate_result,
+    verify,
+)
+
+F, W, D, X = SlotState.FREE, SlotState.WRITTEN, SlotState.DONE, SlotState.OFFLINE
+TOKENS, HIDDEN, TOP_K = 2, 8, 2
+
+
+def test_the_table_is_the_documented_one() -> None:
+    table = {
+        Action.CLIENT_WRITE_DONE: {F: W},
+        Action.SERVER_DONE: {W: D},
+        Action.CLIENT_FREE: {D: F},
+        Action.SERVER_OFFLINE: {F: X, W: X, D: X, X: X},
+        Action.SERVER_RECLAIM: {X: F},
+    }
+    for action in Action:
+        for state in SlotState:
+            assert next_state(state, action) == table[action].get(state)
+    assert [(state.name, state.value) for state in SlotState] == [
+        ("FREE", 0),
+        ("WRITTEN", 1),
+        ("DONE", 2),
+        ("OFFLINE", 3),
+    ]
+
+
+def test_an_arena_moves_by_the_table() -> None:
+    arena = Arena.create_local(1, 64, 64, 1)
+    methods = {
+        Action.CLIENT_WRITE_DONE: arena.client_write_done,
+        Action.CLIENT_FREE: arena.client_free,
+        Action.SERVER_DONE: arena.server_done,
+        Action.SERVER_OFFLINE: arena.server_offline,
+        Action.SERVER_RECLAIM: arena.server_reclaim,
+    }
+    for state in SlotState:
+        for action in Action:
+            arena.flags.exchange(0, state)
+            moved = methods[action](0)
+            after = SlotState(arena.flags.load(0))
+            assert after == TRANSITIONS.get((state, action), state)
+            assert moved == (after != state)
+    arena.close()
+
+
+class SlotLife(RuleBasedStateMachine):
+    """One slot, stepwise: a client writes piece by piece and may die after any; so may the next.
+
+    What must hold (faults 13, 15, 16): a request is computed only if it was written as a whole by
+    the connection that has the slot, and an answer is taken only by who asked for it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arena = Arena.create_local(1, 512, 256, 1)
+        self.arena.set_generation(0, 1)
+        self.client_generation = 1
+        self.request_id = 0
+        self.value = 0.0
+        self.steps_written = 0
+        self.client_lives = True
+        self.server_steps = 0
+        self.accepted: RequestHeader | None = None
+        self.computed_value = 0.0
+
+    def teardown(self) -> None:
+        self.arena.close()
+
+    # -- the client: four steps, each of which may be its last
+
+    def header(self) -> RequestHeader:
+        return RequestHeader.of(
+            dtype=WireDtype.FLOAT32,
+            generation=self.client_generation,
+            request_id=self.request_id,
+            epoch=1,
+            budget_us=1,
+            layer=0,
+            batch_size=TOKENS,
+            hidden_size=HIDDEN,
+            top_k=TOP_K,
+            flags=1,
+        )
+
+    def client_owns_the_slot(self) -> bool:
+        return self.client_lives and self.arena.flags.load(0) == SlotState.FREE
+
+    @precondition(client_owns_the_slot)
+    @rule(value=st.floats(1, 100, width=32))
+    def client_writes_hidden_states(self, value: float) -> None:
+        self.request_id += 1
+        self.value = value
+        offset = self.arena.request_offset(0)
+        request_views(self.arena.buffer, offset, self.header())[0][...] = value
+        self.steps_written = 1
+
+    @precondition(lambda self: self.client_owns_the_slot() and self.steps_written == 1)
+    @rule()
+    def client_writes_ids_and_scores(self) -> None:
+        offset = self.arena.request_offset(0)
+        _, ids_TK, scores_TK = request_views(self.arena.buffer, offset, self.header())
+        ids_TK[...] = self.request_id
+        scores_TK[...] = self.value
+        self.steps_written = 2
+
+    @precondition(lambda self: self.client_owns_the_slot() and self.steps_written == 2)
+    @rule()
+    def client_writes_header(self) -> None:
+        seal(self.arena.buffer, self.arena.request_offset(0), self.header())
+        self.steps_written = 3
+
+    @precondition(lambda self: self.client_owns_the_slot() and self.steps_written == 3)
+    @rule()
+    def client_sets_flag(self) -> None:
+        assert self.arena.client_write_done(0)
+        self.steps_written = 4
+
+    @precondition(lambda self: self.client_lives)
+    @rule()
+    def client_dies(self) -> None:
+        self.client_lives = False
+
+    @precondition(lambda self: self.client_lives)
+    @rule()
+    def client_reads(self) -> None:
+        if self.arena.flags.load(0) != SlotState.DONE:
+            return
+        assert self.steps_written == 4
+        offset = self.arena.result_offset(0)
+        header = ResultHeader.unpack_from(self.arena.buffer, offset)
+        validate_result(
+            header,
+            result_capacity=256,
+            request_id=self.request_id,
+            rows=TOKENS,
+            hidden_size=HIDDEN,
+            generation=self.client_generation,
+        )
+        verify(self.arena.buffer, offset, header)
+        answer_TH = result_view(self.arena.buffer, offset, TOKENS, HIDDEN)
+        assert (answer_TH == self.value + 1).all()
+        assert self.arena.client_free(0)
+        self.steps_written = 0
+
+    # -- the server: looks, computes, replies; takes the slot back at any time after the client died
+
+    @precondition(lambda self: self.accepted is None)
+    @rule()
+    def server_polls(self) -> None:
+        if self.arena.flags.scan(0, 1, SlotState.WRITTEN.mask) == []:
+            return
+        # Consumed: so it must be whole, whoever died meanwhile.
+        assert self.steps_written == 4
+        offset = self.arena.request_offset(0)
+        header = RequestHeader.unpack_from(self.arena.buffer, offset)
+        validate_request(
+            header,
+            payload_capacity=512,
+            result_capacity=256,
+            hidden_size=HIDDEN,
+            num_layers=1,
+            generation=self.arena.generation(0),
+        )
+        verify(self.arena.buffer, offset, header)
+        hidden_TH, ids_TK, scores_TK = request_views(self.arena.buffer, offset, header)
+        assert (hidden_TH == self.value).all()
+        assert (ids_TK == header.request_id).all()
+        assert (scores_TK == self.value).all()
+        self.accepted = header
+        self.computed_value = float(hidden_TH[0, 0]) + 1
+
+    @precondition(lambda self: self.accepted is not None)
+    @rule()
+    def server_replies(self) -> None:
+        assert self.accepted is not None
+        request, self.accepted = self.accepted, None
+        if request.generation != self.arena.generation(0):
+            return
+        offset = self.arena.result_offset(0)
+        result_view(self.arena.buffer, offset, TOKENS, HIDDEN)[...] = self.computed_value
+        header = ResultHeader.of(
+            Status.OK,
+            generation=request.generation,
+            request_id=request.request_id,
+            rows=TOKENS,
+            hidden_size=HIDDEN,
+        )
+        seal(self.arena.buffer, offset, header)
+        assert self.arena.server_done(0) == (self.arena.flags.load(0) != SlotState.OFFLINE)
+
+    @precondition(lambda self: not self.client_lives)
+    @rule()
+    def server_takes_the_slot_back(self) -> None:
+        self.arena.server_offline(0)
+
+    @precondition(lambda self: not self.client_lives)
+    @rule()
+    def server_gives_the_slot_to_another_client(self) -> None:
+        if self.arena.flags.load(0) != SlotState.OFFLINE:
+            assert not self.arena.server_reclaim(0)
+            return
+        self.arena.set_generation(0, self.arena.generation(0) + 1)
+        assert self.arena.server_reclaim(0)
+        self.client_generation = self.arena.generation(0)
+        self.client_lives = True
+        self.steps_written = 0
+
+    @invariant()
+    def the_flag_has_a_name(self) -> None:
+        SlotState(self.arena.flags.load(0))
+
+
+SlotLife.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestSlotLife = SlotLife.TestCase

@@ -1,0 +1,376 @@
+"""The registry's rules, by example, under random schedules and under random calls."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from eaas.types import Member, MemberState, Role
+from monitor.registry import IdTakenError, Registry, UnknownLifeError
+
+LEASE_S = 2.0
+TICK_S = LEASE_S / 8
+SERVING = MemberState.SERVING
+
+
+def member(
+    member_id: str = "a", pid: int = 1, state: MemberState = MemberState.JOINING, host: str = "h"
+) -> Member:
+    return Member(member_id, Role.EXPERT_SERVER, pid, host, f"{host}:{pid}", state)
+
+
+def tick_until(registry: Registry, start: float, end: float) -> list[tuple[str, MemberState]]:
+    seen = []
+    now = start
+    while now < end:
+        now += TICK_S
+        seen += [(e.member.id, e.member.state) for e in registry.tick(now)]
+    return seen
+
+
+# -- by example ------------------------------------------------------------------------------------
+
+
+def test_a_silent_member_is_suspect_then_dead() -> None:
+    registry = Registry(LEASE_S, 0.0)
+    registry.register(member(), 0, 0.0)
+    assert tick_until(registry, 0.0, 0.75) == []
+    assert tick_until(registry, 0.75, 1.0) == [("a", MemberState.SUSPECT)]
+    assert tick_until(registry, 1.0, 1.75) == []
+    assert tick_until(registry, 1.75, 2.0) == [("a", MemberState.DEAD)]
+    with pytest.raises(UnknownLifeError):
+        registry.heartbeat("a", 1, 2.1, state=SERVING)
+
+
+def test_a_suspect_that_is_heard_is_what_it_reports() -> None:
+    registry = Registry(LEASE_S, 0.0)
+    registry.register(member(), 0, 0.0)
+    registry.heartbeat("a", 1, 0.0, state=MemberState.DRAINING)
+    tick_until(registry, 0.0, 1.5)
+    assert registry.members(1.5)[0].state is MemberState.SUSPECT
+    (event,) = registry.heartbeat("a", 1, 1.6, state=MemberState.DRAINING)
+    assert event.member.state is MemberState.DRAINING
+    assert tick_until(registry, 1.5, 2.5) == []
+
+
+def test_load_makes_no_events_but_is_in_snapshots() -> None:
+    registry = Registry(LEASE_S, 0.0)
+    registry.register(member(state=SERVING), 0, 0.0)
+    assert registry.heartbeat("a", 1, 0.5, state=SERVING, in_flight=7, progress=9) == []
+    (now,) = registry.members(0.75)
+    assert (now.in_flight, now.progress, now.silence_s) == (7, 9, 0.25)
+    (event,) = registry.heartbeat("a", 1, 1.0, state=SERVING, experts=3, epoch=1)
+    assert (event.member.experts, event.member.epoch) == (3, 1)
+
+
+def test_a_dead_member_stays_as_a_tombstone_until_it_registers_again() -> None:
+    registry = Registry(LEASE_S, 0.0)
+    registry.register(member(), 0, 0.0)
+    (event,) = registry.deregister("a", 1, "")
+    assert event.member.state is MemberState.DEAD
+    assert registry.deregister("a", 1, "") == []
+    assert [m.state for m in registry.members(1.0)] == [MemberState.DEAD]
+    # Even the same process, when it wakes: its life was over for everybody else.
+    incarnation, _ = registry.register(member(), 1, 1.0)
+    assert incarnation == 2
+    assert [m.incarnation for m in registry.members(1.0)] == [2]
+
+
+def test_tombstones_are_bounded_and_forgotten_incarnations_are_not_given_again() -> None:
+    registry = Registry(LEASE_S, 0.0)
+    for life in range(1, 4):
+        assert registry.register(member("first"), 0, 0.0)[0] == life
+        registry.deregister("first", life, "")
+    for i in range(100):
+        incarnation, _ = registry.register(member(f"m{i}"), 0, 0.0)
+        registry.deregister(f"m{i}", incarnation, "")
+    assert len(registry.members(0.0)) == 64
+    assert registry.register(member("first"), 0, 0.0)[0] > 3
+    assert registry.register(member("m0"), 1, 0.0)[0] > 1
+
+
+def test_a_live_id_is_not_given_to_another_process() -> None:
+    registry = Registry(LEASE_S, 0.0)
+    registry.register(member(pid=1), 0, 0.0)
+    with pytest.raises(IdTakenError, match="process 1 on h"):
+        registry.register(member(pid=2), 0, 0.1)
+    with pytest.raises(IdTakenError):
+        registry.register(member(pid=1, host="other"), 0, 0.1)
+    tick_until(registry, 0.0, 1.0)
+    incarnation, _ = registry.register(member(pid=2), 0, 1.1)
+    assert incarnation == 2
+    with pytest.raises(UnknownLifeError):
+        registry.heartbeat("a", 1, 1.2, state=SERVING)
+
+
+@pytest.mark.parametrize(("previous", "expected"), [(1, 1), (0, 2), (5, 6)])
+def test_the_same_process_registers_again(previous: int, expected: int) -> None:
+    # Previous 0 with the same pid is a new process all the same: in containers all pids are 1.
+    registry = Registry(LEASE_S, 0.0)
+    registry.register(member(), 0, 0.0)
+    assert registry.register(member(), previous, 0.1)[0] == expected
+
+
+def test_going_on_with_a_life_that_did_not_change_is_no_event() -> None:
+    registry = Registry(LEASE_S, 0.0)
+    registry.register(member(), 0, 0.0)
+    assert registry.register(member(), 1, 0.1) == (1, [])
+
+
+def test_a_restarted_monitor_lets_lives_go_on() -> None:
+    registry = Registry(LEASE_S, 0.0)
+    assert registry.register(member(), 7, 0.0)[0] == 7
+
+
+@pytest.mark.parametrize("state", [MemberState.SUSPECT, MemberState.DEAD])
+def test_only_the_monitor_suspects(state: MemberState) -> None:
+    registry = Registry(LEASE_S, 0.0)
+    with pytest.raises(ValueError, match="does not report"):
+        registry.register(member(state=state), 0, 0.0)
+    registry.register(member(), 0, 0.0)
+    with pytest.raises(ValueError, match="does not report"):
+        registry.heartbeat("a", 1, 0.0, state=state)
+    with pytest.raises(ValueError, match="needs an id"):
+        registry.register(member(""), 0, 0.0)
+
+
+@pytest.mark.parametrize("pause_s", [1.1, 10.0, 3600.0])
+def test_a_paused_monitor_declares_nobody_dead(pause_s: float) -> None:
+    """10: monitor paused 10 s: on waking it declares no healthy member dead."""
+    registry = Registry(LEASE_S, 0.0)
+    registry.register(member("alive"), 0, 0.0)
+    registry.register(member("gone"), 0, 0.0)
+    tick_until(registry, 0.0, 0.5)
+    woken = 0.5 + pause_s
+    assert registry.tick(woken) == []
+    # The healthy one's heartbeats waited; the other one is found out a lease later.
+    registry.heartbeat("alive", 1, woken + 0.1, state=SERVING)
+    assert tick_until(registry, woken, woken + 0.75) == []
+    registry.heartbeat("alive", 1, woken + 0.8, state=SERVING)
+    assert ("gone", MemberState.DEAD) in tick_until(registry, woken + 0.75, woken + LEASE_S)
+    assert {m.id: m.state for m in registry.members(woken + LEASE_S)}["alive"] is not (
+        MemberState.DEAD
+    )
+
+
+def test_history_is_bounded() -> None:
+    registry = Registry(LEASE_S, 0.0)
+    registry.register(member(), 0, 0.0)
+    for epoch in range(1, 2000):
+        registry.heartbeat("a", 1, 0.0, state=SERVING, epoch=epoch)
+    assert registry.revision == 2000
+    assert registry.since(2000) == ()
+    kept = registry.since(2000 - 1024)
+    assert kept is not None
+    assert [e.revision for e in kept] == list(range(2000 - 1024 + 1, 2001))
+    assert registry.since(2000 - 1025) is None
+    assert registry.since(2001) is None
+    assert registry.since(-1) is None
+
+
+# -- seeded schedules ------------------------------------------------------------------------------
+
+
+@dataclass
+class Process:
+    id: str
+    pid: int
+    incarnation: int
+    due: float
+    heard: float
+    killed: bool = False
+
+
+class Watcher:
+    """Rebuilds the membership from events, and takes a snapshot where it has to."""
+
+    def __init__(self) -> None:
+        self.revision = -1
+        self.members: dict[str, Member] = {}
+        self.seen: list[int] = []
+
+    def catch_up(self, registry: Registry, now: float) -> None:
+        events = registry.since(self.revision)
+        if events is None:
+            self.members = {m.id: m for m in registry.members(now)}
+            self.revision = registry.revision
+            self.seen.clear()
+            return
+        for event in events:
+            self.members[event.member.id] = event.member
+            self.seen.append(event.revision)
+            self.revision = event.revision
+
+    def check(self, registry: Registry, now: float) -> None:
+        assert self.seen == sorted(set(self.seen))
+        if self.seen:
+            assert self.seen == list(range(self.seen[0], self.seen[-1] + 1))
+        told = {m.id: comparable(m) for m in registry.members(now)}
+        assert {i: comparable(m) for i, m in self.members.items() if i in told} == told
+
+
+def comparable(m: Member) -> Member:
+    return replace(m, silence_s=0.0, in_flight=0, progress=0)
+
+
+def run_schedule(seed: int) -> tuple[int, int]:
+    """One cluster for 20 s of simulated time; returns (kills, deaths)."""
+    rng = random.Random(seed)
+    registry = Registry(LEASE_S, 0.0)
+    processes: dict[str, Process] = {}
+    incarnations: dict[str, int] = {}
+    pids = iter(range(1, 10_000))
+    watchers = [Watcher() for _ in range(3)]
+    kills = deaths = 0
+    now = next_tick = 0.0
+
+    def start(process_id: str) -> None:
+        pid = next(pids)
+        incarnation, _ = registry.register(member(process_id, pid), 0, now)
+        assert incarnation > incarnations.get(process_id, 0)
+        incarnations[process_id] = incarnation
+        processes[process_id] = Process(process_id, pid, incarnation, now + 0.5, now)
+
+    for i in range(rng.randint(1, 6)):
+        start(f"m{i}")
+    while now < 20.0:
+        beats = [p.due for p in processes.values() if not p.killed]
+        now = min([next_tick, *beats])
+        if now == next_tick:
+            for event in registry.tick(now):
+                process = processes[event.member.id]
+                silence = now - process.heard
+                if event.member.state is MemberState.DEAD:
+                    deaths += 1
+                    assert process.killed, f"seed {seed}: {event}"
+                    assert LEASE_S <= silence <= LEASE_S + TICK_S + 1e-9
+                else:
+                    assert silence >= LEASE_S / 2
+            next_tick = now + TICK_S
+            for watcher in watchers:
+                if rng.random() < 0.1:
+                    watcher.catch_up(registry, now)
+                    watcher.check(registry, now)
+            states = {m.id: m.state for m in registry.members(now)}
+            for process in list(processes.values()):
+                state = states[process.id]
+                if process.killed and state is MemberState.DEAD and rng.random() < 0.2:
+                    start(process.id)
+                elif not process.killed and rng.random() < 0.01:
+                    process.killed = True
+                    kills += 1
+            continue
+        for process in processes.values():
+            if not process.killed and process.due == now:
+                state = rng.choice([SERVING, MemberState.DRAINING])
+                registry.heartbeat(process.id, process.incarnation, now, state=state)
+                process.heard = now
+                # Sent each 0.5 s, delayed by up to half a lease.
+                process.due = now + 0.5 + rng.uniform(0, LEASE_S / 2)
+    return kills, deaths
+
+
+def test_two_thousand_schedules() -> None:
+    outcomes = [run_schedule(seed) for seed in range(2000)]
+    kills = sum(k for k, _ in outcomes)
+    deaths = sum(d for _, d in outcomes)
+    assert kills > 2000
+    # All but those killed in the last lease of their schedule.
+    assert kills * 0.8 < deaths <= kills
+
+
+# -- random calls ----------------------------------------------------------------------------------
+
+IDS = st.sampled_from(["a", "b", "c"])
+PIDS = st.integers(1, 2)
+STATES = st.sampled_from([MemberState.JOINING, SERVING, MemberState.DRAINING])
+
+
+class RegistryMachine(RuleBasedStateMachine):
+    """Whatever is called in whatever order: revisions and incarnations only rise, watchers keep up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.registry = Registry(LEASE_S, self.now)
+        self.given: dict[str, int] = {}
+        self.watcher = Watcher()
+        self.revision = 0
+
+    @rule(member_id=IDS, pid=PIDS, state=STATES, claims=st.booleans())
+    def register(self, member_id: str, pid: int, state: MemberState, claims: bool) -> None:
+        known = {m.id: m for m in self.registry.members(self.now)}.get(member_id)
+        previous = self.given.get(member_id, 0) if claims else 0
+        try:
+            incarnation, _ = self.registry.register(
+                member(member_id, pid, state), previous, self.now
+            )
+        except IdTakenError:
+            assert known is not None
+            assert known.state not in (MemberState.SUSPECT, MemberState.DEAD)
+            assert known.pid != pid
+            return
+        goes_on = (
+            known is not None
+            and known.state is not MemberState.DEAD
+            and known.pid == pid
+            and previous == known.incarnation
+        )
+        before = self.given.get(member_id, 0)
+        assert incarnation == before if goes_on else incarnation > before
+        self.given[member_id] = incarnation
+
+    @precondition(lambda self: self.given)
+    @rule(data=st.data(), state=STATES, stale=st.booleans())
+    def heartbeat(self, data: st.DataObject, state: MemberState, stale: bool) -> None:
+        member_id = data.draw(st.sampled_from(sorted(self.given)))
+        incarnation = self.given[member_id] - stale
+        known = {m.id: m for m in self.registry.members(self.now)}[member_id]
+        try:
+            self.registry.heartbeat(member_id, incarnation, self.now, state=state)
+        except UnknownLifeError:
+            assert stale or known.state is MemberState.DEAD
+            return
+        assert not stale
+        assert known.state is not MemberState.DEAD
+        after = {m.id: m for m in self.registry.members(self.now)}[member_id]
+        assert (after.state, after.silence_s) == (state, 0.0)
+
+    @precondition(lambda self: self.given)
+    @rule(data=st.data(), stale=st.booleans())
+    def deregister(self, data: st.DataObject, stale: bool) -> None:
+        member_id = data.draw(st.sampled_from(sorted(self.given)))
+        events = self.registry.deregister(member_id, self.given[member_id] - stale, "bye")
+        assert not (stale and events)
+
+    @rule(step=st.floats(0.0, 5.0))
+    def tick(self, step: float) -> None:
+        before = {m.id: m for m in self.registry.members(self.now)}
+        self.now += step
+        for event in self.registry.tick(self.now):
+            assert step <= LEASE_S / 2
+            assert before[event.member.id].state is not MemberState.DEAD
+
+    @rule()
+    def watch(self) -> None:
+        self.watcher.catch_up(self.registry, self.now)
+        self.watcher.check(self.registry, self.now)
+
+    @invariant()
+    def revisions_rise_by_one_per_event(self) -> None:
+        events = self.registry.since(self.revision)
+        assert events is not None
+        expected = range(self.revision + 1, self.revision + 1 + len(events))
+        assert [e.revision for e in events] == list(expected)
+        self.revision = self.registry.revision
+
+
+RegistryMachine.TestCase.settings = settings(
+    max_examples=100, stateful_step_count=30, deadline=None
+)
+TestRegistryMachine = RegistryMachine.TestCase
