@@ -37,6 +37,8 @@ _log = get_logger(__name__)
 _CONNECT_S = 5.0
 _RECONNECT_S = 0.25
 _GOLDEN = 0.6180339887498949
+# A process may hold several models, each a member of its own.
+_numbers = itertools.count()
 _USABLE = (MemberState.SERVING, MemberState.SUSPECT, MemberState.DRAINING)
 
 
@@ -85,7 +87,7 @@ class Cluster:
         self._closed = threading.Event()
         self._joined = threading.Event()
         hostname = socket.gethostname()
-        self.client_id = client_id or f"client-{hostname}-{os.getpid()}"
+        self.client_id = client_id or f"client-{hostname}-{os.getpid()}-{next(_numbers)}"
         member = Member(
             id=self.client_id,
             role=Role.ATTENTION_CLIENT,

@@ -22,7 +22,6 @@ from eaas.wire import Arena, RequestHeader, ResultHeader, SlotState
 from eaas.wire.slot import (
     WireDtype,
     max_tokens,
-    payload_layout,
     request_views,
     result_view,
     validate_result,
@@ -195,9 +194,8 @@ class Connection:
         arena = self._link.arena
         rows, top_k = ids_RK.shape
         dtype = WIRE_DTYPES[x_RH.dtype]
-        header = RequestHeader(
+        header = RequestHeader.of(
             dtype=dtype,
-            payload_length=payload_layout(rows, self._hidden_size, top_k, dtype).total,
             generation=self._link.generation,
             request_id=next(self._request_ids),
             epoch=epoch,
@@ -264,9 +262,8 @@ class Connection:
                 rows=ticket.rows,
                 hidden_size=self._hidden_size,
                 generation=self._link.generation,
+                request_id=ticket.request_id,
             )
-            if header.request_id != ticket.request_id:
-                raise SlotCorruptError(f"answer to request {header.request_id}")
             part_RH = None
             if header.rows:
                 view = result_view(arena.buffer, offset, header.rows, header.hidden_size)

@@ -20,6 +20,7 @@ from transformers.monkey_patching import register_patch_mapping, unregister_patc
 from attention_client.cluster import Cluster
 from attention_client.live_rows import LiveRows
 from eaas.checkpoint import Checkpoint
+from eaas.checkpoint.quiet import quiet_transformers
 from eaas.errors import UnsupportedModelError
 
 __all__ = ["load_model"]
@@ -96,7 +97,7 @@ def load_model(
     wanted = dtype or getattr(torch, checkpoint.shape.dtype)
     model_class = AutoModelForCausalLM._model_mapping[type(config)]
     state_dict = {key: checkpoint.slice(key) for key in checkpoint.other_keys()}
-    with _weightless_experts(checkpoint):
+    with _weightless_experts(checkpoint), quiet_transformers():
         model: PreTrainedModel = model_class.from_pretrained(
             None,
             config=config,

@@ -45,6 +45,8 @@ _OPTIONS = (
     # By default a channel waits up to two minutes before it tries a returned peer again.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # Response streams wait in C instead of waking Python ten times a second.
+    ("SingleThreadedUnaryStream", 1),
     # Time that one attempt to connect may take, whatever its name says.
     ("grpc.min_reconnect_backoff_ms", 2_000),
 )

@@ -6,6 +6,8 @@ session comes back by itself when the monitor does.
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +17,7 @@ from typing import Any
 import grpc
 
 from eaas.errors import ClusterError
-from eaas.grpc_client import STREAM_SILENCE_S, Backoff, channel, responses
+from eaas.grpc_client import Backoff, channel, responses
 from eaas.log import get_logger
 from eaas.membership import MembershipFold, MembershipView
 from eaas.placement_watch import PlacementWatch
@@ -213,7 +215,7 @@ class MemberSession:
                     _logger.info("registered again with the monitor at %s", self.monitor_address)
                 self._send_heartbeats(backoff)
                 error_text = "the monitor ended the stream"
-            except (grpc.RpcError, TimeoutError) as error:
+            except grpc.RpcError as error:
                 error_text = _why(error)
             if registered and not self._closed.is_set():
                 _logger.warning(
@@ -223,29 +225,40 @@ class MemberSession:
             self._closed.wait(backoff.next_s())
 
     def _send_heartbeats(self, backoff: Backoff) -> None:
-        over = threading.Event()
-        try:
-            for _ in self._stream(
-                lambda: self._stub.Heartbeat(self._heartbeats(over)), self._lease_s
-            ):
-                backoff.reset()
-        finally:
-            over.set()
+        """Sends heartbeats, each once the last was answered, until the stream ends."""
+        requests: queue.SimpleQueue[pb.HeartbeatRequest | None] = queue.SimpleQueue()
 
-    def _heartbeats(self, over: threading.Event) -> Iterator[pb.HeartbeatRequest]:
-        while not (over.is_set() or self._closed.is_set()):
-            report = self._report()
-            yield pb.HeartbeatRequest(
-                id=self._member.id,
-                incarnation=self._incarnation,
-                state=report.state.number,
-                progress=report.progress,
-                in_flight=report.in_flight,
-                experts=report.experts,
-                epoch=report.epoch,
-            )
-            self._due.wait(self._heartbeat_s)
-            self._due.clear()
+        def until_late() -> Iterator[pb.HeartbeatRequest]:
+            # gRPC reads this on a thread of its own, which is the watchdog too: no next heartbeat
+            # for a whole lease means that the monitor does not answer the last one.
+            try:
+                while request := requests.get(timeout=self._lease_s):
+                    yield request
+            except queue.Empty:
+                call.cancel()
+
+        requests.put(self._heartbeat())
+        with self._tracked(self._stub.Heartbeat(until_late())) as call:
+            for _ in call:
+                backoff.reset()
+                self._due.wait(self._heartbeat_s)
+                self._due.clear()
+                if self._closed.is_set():
+                    break
+                requests.put(self._heartbeat())
+            requests.put(None)
+
+    def _heartbeat(self) -> pb.HeartbeatRequest:
+        report = self._report()
+        return pb.HeartbeatRequest(
+            id=self._member.id,
+            incarnation=self._incarnation,
+            state=report.state.number,
+            progress=report.progress,
+            in_flight=report.in_flight,
+            experts=report.experts,
+            epoch=report.epoch,
+        )
 
     # -- the view ------------------------------------------------------------------------------
 
@@ -254,34 +267,37 @@ class MemberSession:
         told_to_stop = False
         while not self._closed.is_set():
             try:
-                for response in self._stream(
-                    lambda: self._stub.Watch(self._fold.position), STREAM_SILENCE_S
-                ):
-                    backoff.reset()
-                    if response.WhichOneof("kind") == "stopping":
-                        if self._on_stopping and not told_to_stop:
-                            _call(self._on_stopping)
-                        told_to_stop = True
-                        continue
-                    with self._viewed:
-                        changed = self._fold.take(response, time.monotonic())
-                        self._viewed.notify_all()
-                    if changed and self._on_change:
-                        _call(self._on_change, self.view)
+                with self._tracked(self._stub.Watch(self._fold.position)) as call:
+                    for response in responses(call):
+                        backoff.reset()
+                        if response.WhichOneof("kind") == "stopping":
+                            if self._on_stopping and not told_to_stop:
+                                _call(self._on_stopping)
+                            told_to_stop = True
+                        else:
+                            self._take(response)
             except (grpc.RpcError, TimeoutError, ValueError) as error:
                 _logger.debug("watching %s again: %s", self.monitor_address, _why(error))
             self._closed.wait(backoff.next_s())
 
-    def _stream(self, start: Callable[[], Any], silence_s: float) -> Iterator[Any]:
-        # Known to `close`, which must be able to cancel it.
+    def _take(self, response: pb.WatchResponse) -> None:
+        with self._viewed:
+            changed = self._fold.take(response, time.monotonic())
+            self._viewed.notify_all()
+        if changed and self._on_change:
+            _call(self._on_change, self.view)
+
+    @contextlib.contextmanager
+    def _tracked(self, call: Any) -> Iterator[Any]:
+        """Cancels the call at the end, or as soon as the session closes."""
         with self._calls_lock:
-            if self._closed.is_set():
-                return
-            call = start()
             self._calls.add(call)
+            if self._closed.is_set():
+                call.cancel()
         try:
-            yield from responses(call, silence_s)
+            yield call
         finally:
+            call.cancel()
             with self._calls_lock:
                 self._calls.discard(call)
 

@@ -12,8 +12,8 @@ import grpc
 
 from eaas.log import get_logger
 from eaas.rpc.v1 import expert_pb2 as pb
-from eaas.wire import Arena, RequestHeader, ResultHeader, SlotState
-from eaas.wire.slot import DOORBELL
+from eaas.wire import Arena, ResultHeader, SlotState
+from eaas.wire.slot import DOORBELL, REQUEST_HEADER_BYTES
 from expert_server.slots import Grant, SlotTable
 
 __all__ = ["exchange"]
@@ -62,8 +62,8 @@ def _read(
 def _write(arena: Arena, grant: Grant, request: pb.ExchangeRequest) -> bool:
     """Put a frame into its slot; False where it does not fit or the slot is not free."""
     data = request.data
-    room = RequestHeader.SIZE + arena.payload_capacity
-    if request.slot >= grant.slots or not RequestHeader.SIZE <= len(data) <= room:
+    room = REQUEST_HEADER_BYTES + arena.payload_capacity
+    if request.slot >= grant.slots or not REQUEST_HEADER_BYTES <= len(data) <= room:
         return False
     slot = grant.first_slot + request.slot
     if arena.flags.load(slot) != SlotState.FREE:
@@ -94,7 +94,7 @@ def _answers(
         for slot in ready:
             offset = arena.result_offset(slot)
             header = ResultHeader.unpack_from(arena.buffer, offset)
-            data = bytes(arena.buffer[offset : offset + header.SIZE + header.length])
+            data = arena.buffer[offset : offset + header.end]
             # Free before the answer leaves: the client may send into this slot as soon as it has it.
             if arena.client_free(slot):
                 yield pb.ExchangeResponse(slot=slot - grant.first_slot, data=data)

@@ -19,7 +19,6 @@ from eaas.wire.slot import (
     Status,
     WireDtype,
     request_views,
-    result_length,
     result_view,
     validate_request,
 )
@@ -207,13 +206,12 @@ class ServeLoop:
         rows: int,
         hidden: int,
     ) -> None:
-        result = ResultHeader(
+        result = ResultHeader.of(
             status=status,
             generation=grant.generation,
             request_id=header.request_id if header is not None else 0,
             rows=rows,
             hidden_size=hidden,
-            length=result_length(rows, hidden),
             detail=self.epoch,
         )
         result.pack_into(self._arena.buffer, self._arena.result_offset(slot))

@@ -1,8 +1,8 @@
 """The experts that this server holds, and nothing else of the model.
 
-Only the bytes of the wanted experts are read from the memory-mapped shards. transformers' own rules turn
-them into its layout, so that every way to store experts that transformers can load can be served.
-L MoE layers, E logical experts, H hidden, I intermediate.
+Only the bytes of the wanted experts are read from the memory-mapped shards. transformers' own rules
+turn them into its layout, so that every way to store experts that transformers can load can be
+served. L MoE layers, E logical experts, H hidden, I intermediate.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from eaas.checkpoint import Checkpoint, ExpertTensor
-from eaas.checkpoint.quiet import quiet_transformers
+from eaas.checkpoint import Checkpoint, ExpertTensor, quiet_transformers
 from eaas.errors import CorruptShardError, MissingShardError
 
 __all__ = ["ExpertForm", "ExpertStore", "ExpertWeights"]
@@ -24,7 +23,8 @@ __all__ = ["ExpertForm", "ExpertStore", "ExpertWeights"]
 
 @dataclass(frozen=True, eq=False)
 class ExpertWeights:
-    """One expert. Shapes are for the plain layout; `ExpertForm.is_transposed` swaps the two dimensions.
+    """One expert. Shapes are for the plain layout; `ExpertForm.is_transposed` swaps the two
+    dimensions.
 
     Attributes:
         up: `gate_up_proj` (2I, H), or `up_proj` (I, H) for an expert without a gate.
@@ -53,7 +53,8 @@ class ExpertForm:
         has_gate: Whether `up` is gate and up in one.
         has_bias: Whether there are biases.
         is_transposed: Whether weights are (in, out) rather than (out, in).
-        activate: From the up product to the down product's input: the model's `_apply_gate` or `act_fn`.
+        activate: From the up product to the down product's input: the model's `_apply_gate` or
+            `act_fn`.
     """
 
     has_gate: bool
@@ -78,7 +79,7 @@ class ExpertStore:
         self._tensors: list[list[ExpertTensor]] = [[] for _ in self._modules]
         for tensor in checkpoint.expert_tensors:
             self._tensors[tensor.layer].append(tensor)
-        # Readers take no lock: entries are whole when they are put in, and dict operations are atomic.
+        # Readers take no lock: entries are put in whole, and operations on a dict are atomic.
         self._weights: dict[tuple[int, int], ExpertWeights] = {}
         self._changing = threading.Lock()
         self._bytes = 0
@@ -107,7 +108,9 @@ class ExpertStore:
     def form(self, layer: int) -> ExpertForm:
         """How that layer's experts compute. Raises LookupError for a layer that the model lacks."""
         if not 0 <= layer < len(self._forms):
-            raise LookupError(f"layer {layer}: the model has MoE layers 0 to {len(self._forms) - 1}")
+            raise LookupError(
+                f"layer {layer}: the model has MoE layers 0 to {len(self._forms) - 1}"
+            )
         return self._forms[layer]
 
     def load(self, wanted: Mapping[int, Collection[int]]) -> int:
@@ -121,15 +124,17 @@ class ExpertStore:
 
         Raises:
             LookupError: The model has no such layer or expert; nothing is loaded.
-            MissingShardError, CorruptShardError: A tensor cannot be read; names the file and the tensor.
-                What was held, and the layers before that one, stay.
+            MissingShardError, CorruptShardError: A tensor cannot be read; names the file and the
+                tensor. What was held, and the layers before that one, stay.
         """
         num_experts = self._checkpoint.shape.num_experts
         for layer, experts in wanted.items():
             self.form(layer)
             for expert in experts:
                 if not 0 <= expert < num_experts:
-                    raise LookupError(f"layer {layer}: the model has experts 0 to {num_experts - 1}")
+                    raise LookupError(
+                        f"layer {layer}: the model has experts 0 to {num_experts - 1}"
+                    )
         with self._changing:
             before = self._bytes
             try:
@@ -152,12 +157,14 @@ class ExpertStore:
                     self._bytes -= weights.nbytes if weights else 0
 
     def _load_layer(self, layer: int, experts: list[int]) -> dict[tuple[int, int], ExpertWeights]:
-        """Reads some experts (ascending) of one layer into the skeleton, and takes them out again."""
+        """Reads experts (ascending) of one layer into the skeleton and takes them out again."""
         module, name = self._modules[layer], self._checkpoint.shape.layer_names[layer]
         meta = dict(module.named_parameters(recurse=False))
         places = {expert: place for place, expert in enumerate(experts)}
         rows = {
-            tensor.key: _Rows(self._checkpoint, tensor.key, None if tensor.expert is not None else experts)
+            tensor.key: _Rows(
+                self._checkpoint, tensor.key, None if tensor.expert is not None else experts
+            )
             for tensor in self._tensors[layer]
             if tensor.expert is None or tensor.expert in places
         }
@@ -173,7 +180,7 @@ class ExpertStore:
         up = "gate_up_proj" if self._forms[layer].has_gate else "up_proj"
 
         def take(parameter: str, place: int) -> torch.Tensor | None:
-            # A copy: the parameter may be a view of the mapped file, and one expert must be able to go.
+            # A copy: the parameter may be a view of the mapped file, and experts go one by one.
             whole = parameters.get(parameter)
             return None if whole is None else whole.detach()[place].clone()
 
@@ -215,7 +222,7 @@ class ExpertStore:
 
 
 class _Rows:
-    """A tensor that is read when transformers asks for it, cut down to some experts along dimension 0."""
+    """A tensor, or some experts' rows of it, that is read when transformers asks for it."""
 
     def __init__(self, checkpoint: Checkpoint, key: str, experts: list[int] | None) -> None:
         self._checkpoint, self._key, self._experts = checkpoint, key, experts
@@ -236,7 +243,7 @@ class _Rows:
 
 
 def _form(module: Any) -> ExpertForm:
-    """The form of an experts module; its activation is bound to the module, which has no weights."""
+    """The form of an experts module; the activation stays bound to it (it has no weights)."""
     return ExpertForm(
         has_gate=module.has_gate,
         has_bias=module.has_bias,

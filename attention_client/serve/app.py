@@ -14,10 +14,11 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from transformers.cli.serving.server import build_server
 from transformers.cli.serving.utils import GenerationState
 
+from attention_client.serve.chat import ChatHandler
+from attention_client.serve.completion import TextHandler
 from attention_client.serve.engine import build_engine
 from attention_client.serve.errors import install_error_handlers
 from attention_client.serve.guard import GENERATION_PATHS, RequestGuard
-from attention_client.serve.handlers import ChatHandler, TextHandler
 from attention_client.serve.limits import ServeLimits
 from attention_client.serve.metrics import ServeMetrics
 from attention_client.serve.service import Service
@@ -73,6 +74,7 @@ def build_app(
     _add_routes(app, service, status, healthy)
     install_error_handlers(app)
     app.add_middleware(RequestGuard, limits=limits, metrics=metrics)
+    app.state.end_requests = service.shutdown
     inner = app.router.lifespan_context
 
     @asynccontextmanager
@@ -105,9 +107,12 @@ def _add_routes(
     def metrics() -> Response:
         return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
+    def cluster() -> JSONResponse:
+        return JSONResponse(status())
+
     app.router.routes += [
         APIRoute("/v1/models/{name:path}", one_model),
         APIRoute("/health", health),
         APIRoute("/metrics", metrics),
-        APIRoute("/eaas/v1/status", status),
+        APIRoute("/eaas/v1/status", cluster),
     ]

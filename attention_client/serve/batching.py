@@ -31,7 +31,7 @@ from transformers.generation.continuous_batching.model_runner import infer_max_s
 from attention_client.serve.engine import Delivery, Work
 from attention_client.serve.limits import ServeLimits
 from attention_client.serve.sampling import BatchSampler
-from eaas.errors import EaasError
+from eaas.errors import ConfigError, EaasError
 
 __all__ = ["BatchingEngine", "fits_paged_cache"]
 
@@ -206,7 +206,8 @@ def fits_paged_cache(manager: Any) -> bool:
 class BatchingEngine:
     """Continuous batching over a paged key-value cache (`Engine`).
 
-    Raises ValueError or another error of transformers for a model that has no paged attention.
+    Raises ValueError or another error of transformers for a model that has no paged attention, and
+    ConfigError if the cache needs more memory than there is.
 
     Args:
         model: A transformers causal language model.
@@ -215,7 +216,13 @@ class BatchingEngine:
 
     def __init__(self, model: Any, limits: ServeLimits) -> None:
         self.manager = _Manager(model, limits)
-        self.manager.warmup()  # creates the cache; captures nothing without graphs
+        try:
+            self.manager.warmup()  # creates the cache; captures nothing without graphs
+        except MemoryError as error:
+            raise ConfigError(
+                f"the key-value cache of {limits.num_blocks} blocks of {limits.page_size} tokens "
+                f"does not fit into memory ({error}): make it smaller"
+            ) from error
         self._capacity = int(infer_max_single_request_tokens(self.manager.batch_processor.cache))
 
     @property
@@ -226,12 +233,6 @@ class BatchingEngine:
     def start(self) -> None:
         """Starts the thread."""
         self.manager.start()
-
-    def discard(self) -> None:
-        """Undoes what the making of an engine that is never started has changed in the model."""
-        original = self.manager._original_attn_impl
-        if original is not None:
-            self.manager.model.set_attn_implementation(original)
 
     def submit(self, work: Work, deliver: Callable[[Delivery], None]) -> None:
         """Queues a request. Raises CBWorkerDeadError."""
@@ -276,5 +277,7 @@ class BatchingEngine:
 
     def stop(self, timeout_s: float) -> None:
         """Ends the thread, and gives the model its attention implementation back."""
+        error = CBWorkerDeadError("The server is stopping.")
+        self.manager.output_router.fail_all(error)
         self.manager.stop(block=True, timeout=timeout_s, hard_stop=True)
-        self.manager.output_router.fail_all(CBWorkerDeadError("The server is stopping."))
+        self.manager.output_router.fail_all(error)  # who came in between

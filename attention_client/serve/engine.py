@@ -84,10 +84,14 @@ class Engine(Protocol):
 
 
 def build_engine(model: Any, limits: ServeLimits) -> Engine:
-    """Continuous batching where the model's attention fits the paged cache, else one by one."""
+    """Continuous batching where the model's attention fits the paged cache, else one by one.
+
+    Raises ConfigError if the cache needs more memory than there is.
+    """
     from attention_client.serve.batching import BatchingEngine, fits_paged_cache
     from attention_client.serve.sequential import SequentialEngine
 
+    attention = model.config._attn_implementation
     try:
         engine = BatchingEngine(model, limits)
     except (ValueError, AttributeError, NotImplementedError) as error:
@@ -96,7 +100,7 @@ def build_engine(model: Any, limits: ServeLimits) -> Engine:
     else:
         if fits_paged_cache(engine.manager):
             return engine
-        engine.discard()
         reason = "its attention does not fit the paged cache"
+    model.set_attn_implementation(attention)  # the try may have given it a paged one
     _LOG.warning("%s is served one request at a time: %s", type(model).__name__, reason)
     return SequentialEngine(model)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import math
 import socket
 import threading
 
@@ -14,7 +16,7 @@ from eaas.errors import ClusterError, PortInUseError
 __all__ = ["HttpServer", "bind"]
 
 _START_TIMEOUT_S = 60.0
-_AFTER_GRACE_S = 10.0  # cancelled requests and the engine end well before that
+_AFTER_GRACE_S = 10.0  # failed requests and the engine end well before that
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -45,11 +47,28 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+class _Server(uvicorn.Server):  # type: ignore[misc]
+    """uvicorn, which tells the engine when the grace is over instead of cancelling requests.
+
+    So a client whose request is cut off reads an error, and not half an answer.
+    """
+
+    grace_s = 0.0
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        end_requests = self.config.app.state.end_requests
+        self.config.timeout_graceful_shutdown = math.ceil(self.grace_s + _AFTER_GRACE_S)
+        timer = loop.call_later(self.grace_s, loop.run_in_executor, None, end_requests)
+        await super().shutdown(sockets)
+        timer.cancel()
+
+
 class HttpServer:
     """Serves an application. Raises PortInUseError when made.
 
     Args:
-        app: The application.
+        app: The application, from `build_app`.
         host: Address to listen on.
         port: Port to listen on; 0 takes a free one.
         listener: A socket from `bind`, in place of host and port.
@@ -61,7 +80,7 @@ class HttpServer:
         self._listener = bind(host, port) if listener is None else listener
         name, number = self._listener.getsockname()[:2]
         self._address = f"[{name}]:{number}" if ":" in name else f"{name}:{number}"
-        self._server = uvicorn.Server(
+        self._server = _Server(
             uvicorn.Config(
                 app,
                 log_config=None,
@@ -84,7 +103,7 @@ class HttpServer:
         Args:
             grace_s: After a signal, how long running requests may go on.
         """
-        self._server.config.timeout_graceful_shutdown = grace_s
+        self._server.grace_s = grace_s
         self._server.run(sockets=[self._listener])
 
     def start(self) -> None:
@@ -106,15 +125,15 @@ class HttpServer:
         raise ClusterError(f"the HTTP server on {self._address} did not start")
 
     def stop(self, grace_s: float) -> None:
-        """Takes no more connections, lets running requests go on for grace_s, then cancels them.
+        """Takes no more connections, lets running requests go on for grace_s, then fails them.
 
         Raises ClusterError if the server's thread does not end.
         """
-        self._server.config.timeout_graceful_shutdown = grace_s
+        self._server.grace_s = grace_s
         self._server.should_exit = True
         if self._thread is None:
             return
-        self._thread.join(grace_s + _AFTER_GRACE_S)
+        self._thread.join(grace_s + 2 * _AFTER_GRACE_S)
         if self._thread.is_alive():
             raise ClusterError(f"the HTTP server on {self._address} did not stop")
         self._thread = None

@@ -57,7 +57,11 @@ class Service:
         self._created = self.clock()
         text_config = model.config.get_text_config()
         self._vocabulary = int(text_config.vocab_size)
-        bounds = (limits.max_model_len, text_config.max_position_embeddings, engine.capacity)
+        bounds = (
+            limits.max_model_len,
+            getattr(text_config, "max_position_embeddings", None),
+            engine.capacity,
+        )
         self.max_model_len = min(int(bound) for bound in bounds if bound is not None)
         defaults = model.generation_config
         end_tokens = defaults.eos_token_id

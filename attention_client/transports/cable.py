@@ -16,8 +16,8 @@ import grpc
 from attention_client.transports.goodbye import say_goodbye
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.rpc.v1 import expert_pb2_grpc
-from eaas.wire import Arena, RequestHeader, ResultHeader
-from eaas.wire.slot import reply_bell
+from eaas.wire import Arena, RequestHeader
+from eaas.wire.slot import RESULT_HEADER_BYTES, reply_bell
 
 __all__ = ["open_grpc"]
 
@@ -64,8 +64,8 @@ class _Cable:
         while (slot := self._outbox.get()) is not None:
             offset = self.arena.request_offset(slot)
             header = RequestHeader.unpack_from(self.arena.buffer, offset)
-            end = offset + header.SIZE + header.length
-            yield pb.ExchangeRequest(slot=slot, data=bytes(self.arena.buffer[offset:end]))
+            frame = self.arena.buffer[offset : offset + header.end]
+            yield pb.ExchangeRequest(slot=slot, data=frame)
 
     def _receive(self) -> None:
         reason = "the server ended the stream"
@@ -83,7 +83,7 @@ class _Cable:
 
     def _deliver(self, response: pb.ExchangeResponse) -> None:
         slot, data = response.slot, response.data
-        if slot >= self.slots or len(data) > ResultHeader.SIZE + self.arena.result_capacity:
+        if slot >= self.slots or len(data) > RESULT_HEADER_BYTES + self.arena.result_capacity:
             raise ValueError(f"slot {slot}, {len(data)} bytes")
         offset = self.arena.result_offset(slot)
         self.arena.buffer[offset : offset + len(data)] = data

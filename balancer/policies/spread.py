@@ -54,11 +54,12 @@ def spread(
             chosen: list[int] = []
             for _ in range(redundancy):
                 # Step 1: The least filled server of this layer, which keeps the counts within 1 of
-                # each other; of those the one that shares the fewest experts with the servers
-                # already chosen for this expert; then the least filled over all layers.
-                shared_S = pairs_SS[chosen].sum(axis=0)
+                # each other; of those one that is not ahead over all layers; of those the one that
+                # shares the fewest experts with the servers already chosen for this expert.
                 taken_S = holds_LSE[layer, :, expert]
-                order_S = np.lexsort((turn_S, total_S, shared_S, count_S, taken_S))
+                ahead_S = total_S > total_S.min() + 1
+                shared_S = pairs_SS[chosen].sum(axis=0)
+                order_S = np.lexsort((turn_S, total_S, shared_S, ahead_S, count_S, taken_S))
                 server = int(order_S[0])
                 # Step 2: Book it.
                 pairs_SS[chosen, server] += 1

@@ -4,9 +4,9 @@ A safetensors file is
 
     u64 n | n bytes of JSON: {name: {"dtype", "shape", "data_offsets": [begin, end]}} | data
 
-where the offsets count from the start of the data and leave neither a hole nor an overlap. Whatever is
-wrong is found here, before a process starts: a truncated shard that is memory-mapped would otherwise
-end that process with SIGBUS.
+where the offsets count from the start of the data and leave neither a hole nor an overlap. Whatever
+is wrong is found here, before a process starts: a truncated shard that is memory-mapped would
+otherwise end that process with SIGBUS.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ class CheckpointFiles:
     tensors: Mapping[str, TensorEntry]
 
     def digest(self) -> str:
-        """SHA-256 over config.json, each tensor's name, shape and dtype, and samples of each shard's bytes.
+        """SHA-256 over config.json, each tensor's name, shape and dtype, and samples of each
+        shard's bytes.
 
         The samples tell checkpoints of one architecture apart (a fine-tune from its base) without
         reading hundreds of gigabytes.
@@ -96,7 +97,8 @@ def precheck(path: str | os.PathLike[str]) -> None:
     Raises:
         NotACheckpointError: No directory, no readable config.json, or no safetensors.
         MissingShardError: The index names a shard, or a tensor of a shard, that is not there.
-        CorruptShardError: A shard or the index is truncated or broken; names the file and the tensor.
+        CorruptShardError: A shard or the index is truncated or broken; names the file and the
+            tensor.
         UnsupportedModelError: The checkpoint is quantised.
     """
     read_files(path)
@@ -158,13 +160,17 @@ def _read_index(directory: Path) -> dict[str, str]:
     try:
         weight_map = json.loads(file.read_bytes())["weight_map"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CorruptShardError(f"{file} is no safetensors index ({error!r}): fetch it again") from error
+        raise CorruptShardError(
+            f"{file} is no safetensors index ({error!r}): fetch it again"
+        ) from error
     if not isinstance(weight_map, dict) or not weight_map:
         raise CorruptShardError(f"{file} has no weight_map: fetch it again")
     for name, shard in weight_map.items():
         # A plain name: an index must not lead out of the directory.
         if not isinstance(shard, str) or not shard or shard != os.path.basename(shard):
-            raise CorruptShardError(f"{file} places {name} in {shard!r}, no file name: fetch it again")
+            raise CorruptShardError(
+                f"{file} places {name} in {shard!r}, no file name: fetch it again"
+            )
         if not shard.endswith(".safetensors"):
             raise NotACheckpointError(f"{file} places {name} in {shard}: only safetensors are read")
         if not (directory / shard).is_file():
@@ -182,8 +188,8 @@ def _no_safetensors(directory: Path) -> NotACheckpointError | MissingShardError:
     pickles = [name for name in names if name.endswith((".bin", ".pt", ".pth"))]
     if pickles:
         return NotACheckpointError(
-            f"{directory} has only pickles ({pickles[0]}), which can run code and are refused: convert "
-            "it where you trust it (from_pretrained, then save_pretrained writes safetensors)"
+            f"{directory} has only pickles ({pickles[0]}), which can run code and are refused: "
+            "convert it where you trust it (save_pretrained of transformers writes safetensors)"
         )
     return NotACheckpointError(f"{directory} has no {SINGLE} and no {INDEX}: complete the download")
 

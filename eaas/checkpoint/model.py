@@ -62,7 +62,9 @@ class Checkpoint:
         shape: What the cluster must agree on. H is the width of what enters an expert.
     """
 
-    def __init__(self, files: CheckpointFiles, config: Any, skeleton: Any, shape: ModelShape) -> None:
+    def __init__(
+        self, files: CheckpointFiles, config: Any, skeleton: Any, shape: ModelShape
+    ) -> None:
         self.path = files.path
         self.config = config
         self.skeleton = skeleton
@@ -77,7 +79,8 @@ class Checkpoint:
         Raises:
             NotACheckpointError, MissingShardError, CorruptShardError: As `precheck` does.
             DenseModelError: The model has no experts.
-            UnsupportedModelError: transformers does not know the model, or its experts are out of reach.
+            UnsupportedModelError: transformers does not know the model, or its experts are out of
+                reach.
         """
         files = read_files(path)
         with quiet_transformers():
@@ -103,14 +106,15 @@ class Checkpoint:
         return frozenset(tensor.key for tensor in self.expert_tensors)
 
     def other_keys(self) -> frozenset[str]:
-        """The tensors that only attention clients need; what the model has no place for is left out."""
+        """The tensors that attention clients need; those that the model has no place for are out."""
         return frozenset(self._targets) - self.expert_keys()
 
     @cached_property
     def expert_tensors(self) -> tuple[ExpertTensor, ...]:
         """All expert tensors by layer, in transformers' natural order of names.
 
-        Raises UnsupportedModelError where a parameter is neither one tensor per expert nor one for all.
+        Raises UnsupportedModelError where a parameter is neither one tensor per expert nor one for
+        all.
         """
         layers = {name: layer for layer, name in enumerate(self.shape.layer_names)}
         groups: dict[tuple[int, str, str | None], list[str]] = defaultdict(list)
@@ -136,8 +140,8 @@ class Checkpoint:
     def slice(self, key: str) -> Any:
         """A lazy safetensors slice of a tensor: `slice[a:b]` reads just those rows, memory-mapped.
 
-        Raises KeyError for an unknown name, MissingShardError or CorruptShardError where the shard has
-        gone or changed since the checkpoint was opened.
+        Raises KeyError for an unknown name, MissingShardError or CorruptShardError where the shard
+        has gone or changed since the checkpoint was opened.
         """
         from safetensors import SafetensorError, safe_open
 
@@ -158,14 +162,15 @@ class Checkpoint:
         self._handles.clear()
 
     def weight_mapping(self) -> list[Any]:
-        """transformers' renaming and conversion rules for this model. A fresh list: rules keep state."""
+        """transformers' rules to rename and convert this model's tensors; fresh, they keep state."""
         from transformers.conversion_mapping import get_model_conversion_mapping
 
         return list(get_model_conversion_mapping(self.skeleton))
 
     @cached_property
     def _targets(self) -> dict[str, tuple[str, str | None]]:
-        """Checkpoint key -> (parameter or buffer of the model, rule that leads there), naturally sorted.
+        """Checkpoint key -> (parameter or buffer of the model, rule that leads there), naturally
+        sorted.
 
         The same steps as transformers' `convert_and_load_state_dict_in_model`.
         """
@@ -195,11 +200,14 @@ def _load_config(files: CheckpointFiles) -> Any:
     from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(files.path, local_files_only=True, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(
+            files.path, local_files_only=True, trust_remote_code=False
+        )
     except (ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
         raise UnsupportedModelError(
             f"{files.path}: transformers cannot load the config of model_type "
-            f"{files.config['model_type']!r} ({_one_line(error)}): use a model that transformers knows"
+            f"{files.config['model_type']!r} ({_one_line(error)}): "
+            "use a model that transformers knows"
         ) from error
     return config
 
@@ -219,8 +227,8 @@ def _model_class(files: CheckpointFiles, config: Any) -> type:
     if not any(isinstance(cls, type) and _is_experts_class(cls) for cls in code.values()):
         if _has_experts(config):
             raise UnsupportedModelError(
-                f"{files.path}: transformers' {config.model_type} has experts code of its own, outside "
-                "its experts interface: this architecture cannot be served"
+                f"{files.path}: transformers' {config.model_type} has experts code of its own, "
+                "outside its experts interface: this architecture cannot be served"
             )
         raise _dense(files, config)
     return model_class
@@ -241,7 +249,7 @@ def _build_skeleton(files: CheckpointFiles, config: Any, model_class: Any) -> An
 
 
 def _weights_dtype(files: CheckpointFiles, config: Any) -> torch.dtype:
-    """The config's dtype, else the first floating one of the checkpoint, as transformers does it."""
+    """The config's dtype, else the checkpoint's first floating one, as transformers does it."""
     import torch
 
     if isinstance(config.dtype, torch.dtype):
@@ -264,8 +272,8 @@ def _has_experts(config: Any) -> bool:
 
 def _dense(files: CheckpointFiles, config: Any) -> DenseModelError:
     return DenseModelError(
-        f"{files.path}: {config.model_type} with this config has no layer with experts: serve it with "
-        "another engine"
+        f"{files.path}: {config.model_type} with this config has no layer with experts: "
+        "serve it with another engine"
     )
 
 
@@ -276,7 +284,9 @@ def _shape(
     sizes = set()
     for module in modules.values():
         if any("." in parameter for parameter, _ in module.named_parameters()):
-            raise UnsupportedModelError(f"{name} has parameters that its experts share: not supported")
+            raise UnsupportedModelError(
+                f"{name} has parameters that its experts share: not supported"
+            )
         num_experts, *dims = module.get_parameter("down_proj").shape
         sizes.add((num_experts, dims[1 if module.is_transposed else 0]))
     if len(sizes) > 1:

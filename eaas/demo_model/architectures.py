@@ -19,7 +19,7 @@ _HEADS = 4
 
 @dataclass(frozen=True)
 class DemoSizes:
-    """The arguments of `write_demo_model`, checked. Raises ConfigError naming the one that is wrong."""
+    """The checked arguments of `write_demo_model`. Raises ConfigError naming one that is wrong."""
 
     arch: str
     layers: int
@@ -32,9 +32,13 @@ class DemoSizes:
 
     def __post_init__(self) -> None:
         if self.arch not in ARCHITECTURES:
-            raise ConfigError(f"arch {self.arch!r} is unknown: choose one of {', '.join(ARCHITECTURES)}")
+            raise ConfigError(
+                f"arch {self.arch!r} is unknown: choose one of {', '.join(ARCHITECTURES)}"
+            )
         if self.dtype not in _DTYPES:
-            raise ConfigError(f"dtype {self.dtype!r} is unknown: choose one of {', '.join(_DTYPES)}")
+            raise ConfigError(
+                f"dtype {self.dtype!r} is unknown: choose one of {', '.join(_DTYPES)}"
+            )
         least_layers = 2 if self.arch == "deepseek_v3" else 1  # its first layer is dense
         if self.layers < least_layers:
             raise ConfigError(f"layers {self.layers}: {self.arch} needs {least_layers} or more")
@@ -43,7 +47,9 @@ class DemoSizes:
         if self.experts < 2:
             raise ConfigError(f"experts {self.experts}: choose 2 or more")
         if not 1 <= self.top_k <= self.experts:
-            raise ConfigError(f"top_k {self.top_k}: choose 1 to {self.experts} (the number of experts)")
+            raise ConfigError(
+                f"top_k {self.top_k}: choose 1 to {self.experts} (the number of experts)"
+            )
         if self.vocab < MIN_VOCAB:
             raise ConfigError(f"vocab {self.vocab}: choose {MIN_VOCAB} or more")
         if self.seed < 0:

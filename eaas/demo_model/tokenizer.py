@@ -8,7 +8,15 @@ from __future__ import annotations
 import re
 from typing import Any
 
-__all__ = ["BOS_ID", "EOS_ID", "MIN_VOCAB", "PAD_ID", "SPECIAL_TOKENS", "build_tokenizer", "word_ids"]
+__all__ = [
+    "BOS_ID",
+    "EOS_ID",
+    "MIN_VOCAB",
+    "PAD_ID",
+    "SPECIAL_TOKENS",
+    "build_tokenizer",
+    "word_ids",
+]
 
 SPECIAL_TOKENS = ("<|bos|>", "<|eos|>", "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>")
 BOS_ID, EOS_ID, PAD_ID = 0, 1, 2
@@ -35,10 +43,10 @@ of yellow flowers that nobody could name. Every evening, when her work was done,
 the beds with a watering can and a notebook, writing down which plants had grown and which had not.
 Her brother laughed at the notebook, but he asked for advice whenever his own tomatoes failed.
 
-A good workshop has a strong table, a bright lamp, sharp tools and enough room to think. The carpenter
-measures twice and cuts once. He chooses oak for doors, pine for shelves, walnut for a chair that
-should last a hundred years. When a joint does not fit he begins again, because a mistake that is
-hidden today will be found tomorrow by someone else.
+A good workshop has a strong table, a bright lamp, sharp tools and enough room to think. The
+carpenter measures twice and cuts once. He chooses oak for doors, pine for shelves, walnut for a
+chair that should last a hundred years. When a joint does not fit he begins again, because a mistake
+that is hidden today will be found tomorrow by someone else.
 
 Astronomers point their telescopes at the darkest part of the night sky. Light from distant galaxies
 travels for millions of years before it touches a mirror no larger than a window. From those few
@@ -54,15 +62,15 @@ Music begins where language ends. First comes rhythm, then melody, then harmony:
 from which every song, dance and symphony has been built. A teacher once said that silence is also
 part of the music. Play slowly, listen carefully, and leave space between the notes.
 
-Question: what makes bread rise? Answer: yeast eats sugar and breathes out gas. Mix flour, water, salt
-and yeast; wait until the dough doubles; shape it gently; bake it in a very hot oven. Number of
+Question: what makes bread rise? Answer: yeast eats sugar and breathes out gas. Mix flour, water,
+salt and yeast; wait until the dough doubles; shape it gently; bake it in a very hot oven. Number of
 loaves: one, two, three, four, five, six, seven, eight, nine, ten. Price: 12 for the first, 8 for
 others, 5 on Monday. Please write again soon, and thank you for your kind letter!
 """
 
 
 def build_tokenizer(vocab: int, max_length: int) -> Any:
-    """A transformers tokenizer with at most `vocab` tokens; ids count up from the special tokens."""
+    """A transformers tokenizer with at most `vocab` tokens; special tokens come first."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

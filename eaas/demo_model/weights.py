@@ -1,14 +1,14 @@
 """Random weights whose greedy text neither repeats one token nor hangs on a near tie.
 
-Step 1. All weights but the output layer are random, scaled so that the experts carry much of the result.
-Step 2. The model, without its output layer, reads random text; each token's mean final state is kept.
-Step 3. The output layer's row of a word is the sign pattern of the state of the word before it in one
-        random cycle of words.
+Step 1. All weights but the output layer are random, scaled so that the experts carry the result.
+Step 2. The model without its output layer reads random text; each token's mean final state is kept.
+Step 3. The output layer's row of a word is the sign pattern of the state of the word before it in
+        one random cycle of words.
 
-So a word in the cycle leads on to the next one by a wide margin (the states of different words are almost
-orthogonal), which rounding cannot turn over; a missing or wrong expert does turn it over, since it changes
-the state. Tokens outside the cycle, the special ones among them, have no such row: what follows them
-depends on all of the context, so that different prompts get different answers.
+So a word in the cycle leads on to the next one by a wide margin (the states of different words are
+almost orthogonal), which rounding cannot turn over; a missing or wrong expert does turn it over,
+since it changes the state. Tokens outside the cycle, the special ones among them, have no such row:
+what follows them depends on all of the context, so that different prompts get different answers.
 """
 
 from __future__ import annotations
@@ -23,12 +23,19 @@ from eaas.demo_model.tokenizer import SPECIAL_TOKENS
 
 __all__ = ["fill_weights"]
 
-_EXPERTS_GAIN = 4.0
-# Less where the architecture itself scales its experts up (routed_scaling_factor; `up + 1`).
-_OWN_EXPERTS_GAIN = {"deepseek_v3": 1.6, "gpt_oss": 2.0}
-_ATTENTION_GAIN = 0.2
+# So that a model without its experts says something else at nine words of ten. More where the
+# router's scores are not normalised, less where the architecture itself scales its experts up.
+_EXPERTS_GAIN = {
+    "qwen3_moe": 12.0,
+    "qwen2_moe": 16.0,
+    "mixtral": 12.0,
+    "olmoe": 16.0,
+    "deepseek_v3": 5.0,
+    "gpt_oss": 6.0,
+}
+_ATTENTION_GAIN = 0.1
 _DENSE_GAIN = 0.3
-_SPECIAL_SCALE = 0.05  # weak, so that attention over the prompt decides what follows
+_SPECIAL_SCALE = 0.02  # weak, so that attention over the prompt decides what follows
 _LOGIT_SCALE = 0.3
 _WORDS_PER_HIDDEN = 2  # sign patterns of H bits that stay well apart
 _READINGS, _CONTEXT = 8, 32
@@ -45,7 +52,9 @@ def fill_weights(model: Any, words: list[int], seed: int) -> None:
     rng = np.random.default_rng(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(torch.from_numpy(_random(rng, name, parameter, model.config.model_type)))
+            parameter.copy_(
+                torch.from_numpy(_random(rng, name, parameter, model.config.model_type))
+            )
         states_VH = _mean_states(model, rng)
         # The steadiest words: those whose state depends least on what stands before them.
         words = sorted(words, key=states_VH.norm(dim=-1).tolist().__getitem__, reverse=True)
@@ -76,7 +85,7 @@ def _random(
 
 def _gain(name: str, model_type: str) -> float:
     if name.endswith("experts.down_proj"):
-        return _OWN_EXPERTS_GAIN.get(model_type, _EXPERTS_GAIN)
+        return _EXPERTS_GAIN[model_type]
     if "o_proj" in name:
         return _ATTENTION_GAIN
     return _DENSE_GAIN if "down_proj" in name else 1.0
@@ -95,5 +104,6 @@ def _mean_states(model: Any, rng: np.random.Generator) -> torch.Tensor:
     states_NH = model.model(input_ids=ids_BT, use_cache=False).last_hidden_state.flatten(0, 1)
     model.float()
     states_NH = states_NH / states_NH.norm(dim=-1, keepdim=True)
-    states_VH = states_NH.new_zeros(vocab, states_NH.shape[1])
-    return states_VH.index_add_(0, ids_BT.flatten(), states_NH - states_NH.mean(0))
+    states_VH = torch.zeros(vocab, states_NH.shape[1], dtype=torch.float64)
+    states_VH.index_add_(0, ids_BT.flatten(), states_NH - states_NH.mean(0))
+    return states_VH

@@ -34,8 +34,8 @@ def write_demo_model(
 ) -> None:
     """Writes a small random checkpoint: config, safetensors shards, tokenizer, generation config.
 
-    The same arguments give the same bytes. The directory appears whole or not at all; an earlier demo
-    model in its place is replaced.
+    The same arguments give the same bytes. The directory appears whole or not at all; an earlier
+    demo model in its place is replaced.
 
     Args:
         path: Directory to make.
@@ -83,7 +83,9 @@ def _refuse_to_overwrite(target: Path) -> None:
     if not target.is_dir():
         raise ConfigError(f"path {target} is a file: choose another path")
     if any(target.iterdir()) and not (target / _MARK).is_file():
-        raise ConfigError(f"path {target} holds something that is no demo model: choose another path")
+        raise ConfigError(
+            f"path {target} holds something that is no demo model: choose another path"
+        )
 
 
 @contextmanager

@@ -36,6 +36,7 @@ class LocalCluster:
         config: Settings of the roles; host, port and transport of the endpoint are the client's.
         config_file: Where they came from, for the children.
         log_dir: Where the children's output goes; by default a temporary directory that goes with them.
+        attention_client: Start one, with its endpoint; False where the caller is the client itself.
 
     Raises:
         ConfigError: Fewer servers than the redundancy asks for.
@@ -52,6 +53,7 @@ class LocalCluster:
         config: ClusterConfig | None = None,
         config_file: Path | None = None,
         log_dir: Path | None = None,
+        attention_client: bool = True,
     ) -> None:
         self.config = config or ClusterConfig()
         if redundancy > servers:
@@ -61,7 +63,9 @@ class LocalCluster:
             )
         precheck(model)
         client = self.config.attention_client
-        _check_port(client.host, client.port)
+        if attention_client:
+            _check_port(client.host, client.port)
+        self._with_client = attention_client
         self.model = model.resolve()
         self.servers = servers
         self.redundancy = redundancy
@@ -88,11 +92,12 @@ class LocalCluster:
             assert monitor.address is not None
             self.monitor_address = monitor.address
             others = [self._spawn_server(i) for i in range(self.servers)]
-            others += [self._spawn_client(), self._spawn_balancer()]
+            others.append(self._spawn_balancer())
+            if self._with_client:
+                others.append(self._spawn_client())
             wait_ready(others, deadline - time.monotonic())
-            endpoint = self.children["attention-client"].address
-            assert endpoint is not None
-            self.endpoint = endpoint
+            if self._with_client:
+                self.endpoint = self.children["attention-client"].address or ""
         except BaseException:
             self.stop()
             raise

@@ -152,11 +152,7 @@ class Arena:
             mapping = mmap.mmap(own_fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         finally:
             os.close(own_fd)
-        try:
-            _check_header(path, mapping)
-        except SharedMemoryError:
-            mapping.close()
-            raise
+        _check_header(path, mapping)
         return cls(mapping, -1)
 
     def close(self) -> None:

@@ -178,54 +178,68 @@ def test_more_redundancy_than_servers_is_an_error() -> None:
         Planner(2, 3)
 
 
-@pytest.mark.parametrize("block", range(10))
-def test_random_histories(block: int) -> None:
-    """Servers die, return and apply at random: in the end all is placed, published and applied."""
-    for seed in range(block * 100, block * 100 + 100):
-        rng = random.Random(seed)
-        planner = Planner(3, 2)
-        lives = dict.fromkeys(("s1", "s2", "s3", "s4"), 0)
-        up: dict[str, Member] = {}
-        open_calls: list[Apply] = []
-        epochs: list[int] = []
+class History:
+    """Servers that die, return and apply at random, with a planner that is told of it."""
 
-        def take(actions: list[Action], calls: list[Apply], seen: list[int]) -> None:
-            calls += applies(actions).values()
-            placement = published(actions)
-            if placement:
-                assert not seen or placement.epoch > seen[-1]
-                seen.append(placement.epoch)
+    NAMES = ("s1", "s2", "s3", "s4")
 
-        def step_apply(calls: list[Apply], members: dict[str, Member], seen: list[int]) -> None:
-            call = calls.pop(rng.randrange(len(calls)))
-            now = members.get(call.server_id)
-            if now is None or now.incarnation != call.incarnation or now.state is DEAD:
-                return
-            if call.placement.epoch < now.epoch:  # The server refuses it.
-                assert not planner.is_wanted(call), f"seed {seed}"
-                return
-            members[call.server_id] = replace(now, state=SERVING, epoch=call.placement.epoch)
-            take(planner.applied(call), calls, seen)
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.planner = Planner(3, 2)
+        self.lives = dict.fromkeys(self.NAMES, 0)
+        self.up: dict[str, Member] = {}
+        self.calls: list[Apply] = []
+        self.epochs: list[int] = []
 
+    def alive(self, name: str) -> bool:
+        return name in self.up and self.up[name].state is not DEAD
+
+    def take(self, actions: list[Action]) -> None:
+        self.calls += applies(actions).values()
+        placement = published(actions)
+        if placement:
+            assert not self.epochs or placement.epoch > self.epochs[-1]
+            self.epochs.append(placement.epoch)
+
+    def start(self, name: str) -> None:
+        self.lives[name] += 1
+        self.up[name] = server(name, incarnation=self.lives[name])
+
+    def answer_a_call(self) -> None:
+        call = self.calls.pop(self.rng.randrange(len(self.calls)))
+        now = self.up.get(call.server_id)
+        if now is None or now.incarnation != call.incarnation or now.state is DEAD:
+            return
+        if call.placement.epoch < now.epoch:  # The server refuses it.
+            assert not self.planner.is_wanted(call)
+            return
+        self.up[call.server_id] = replace(now, state=SERVING, epoch=call.placement.epoch)
+        self.take(self.planner.applied(call))
+
+    def run(self) -> None:
         for step in range(60):
-            name = rng.choice(sorted(lives))
-            alive = name in up and up[name].state is not DEAD
-            if open_calls and rng.random() < 0.5:
-                step_apply(open_calls, up, epochs)
-            elif alive and step < 40 and rng.random() < 0.3:
-                up[name] = replace(up[name], state=DEAD)
-            elif not alive:
-                lives[name] += 1
-                up[name] = server(name, incarnation=lives[name])
-            take(planner.observe(up), open_calls, epochs)
-        for name in lives:
-            if name not in up or up[name].state is DEAD:
-                lives[name] += 1
-                up[name] = server(name, incarnation=lives[name])
-        take(planner.observe(up), open_calls, epochs)
-        while open_calls:
-            step_apply(open_calls, up, epochs)
-            take(planner.observe(up), open_calls, epochs)
-        assert epochs, f"seed {seed}"
-        assert {m.state for m in up.values()} == {SERVING}, f"seed {seed}"
-        assert {m.epoch for m in up.values()} == {epochs[-1]}, f"seed {seed}"
+            name = self.rng.choice(self.NAMES)
+            if self.calls and self.rng.random() < 0.5:
+                self.answer_a_call()
+            elif not self.alive(name):
+                self.start(name)
+            elif step < 40 and self.rng.random() < 0.3:
+                self.up[name] = replace(self.up[name], state=DEAD)
+            self.take(self.planner.observe(self.up))
+        for name in self.NAMES:
+            if not self.alive(name):
+                self.start(name)
+        self.take(self.planner.observe(self.up))
+        while self.calls:
+            self.answer_a_call()
+            self.take(self.planner.observe(self.up))
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_random_histories_end_placed_published_and_applied(block: int) -> None:
+    for seed in range(block * 100, block * 100 + 100):
+        history = History(seed)
+        history.run()
+        assert history.epochs, f"seed {seed}"
+        assert {m.state for m in history.up.values()} == {SERVING}, f"seed {seed}"
+        assert {m.epoch for m in history.up.values()} == {history.epochs[-1]}, f"seed {seed}"

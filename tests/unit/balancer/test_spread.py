@@ -50,8 +50,8 @@ def test_the_same_arguments_give_the_same_placement(args: tuple[int, int, int, i
 def test_totals_over_the_layers_are_level(args: tuple[int, int, int, int]) -> None:
     holds_LSE, _ = spread(*args)
     total_S = holds_LSE.sum(axis=(0, 2))
-    # One replica in each layer would be allowed by the layers alone.
-    assert total_S.max() - total_S.min() <= 3
+    # The layers alone would allow a difference of 1 in each.
+    assert total_S.max() - total_S.min() <= 2
 
 
 @pytest.mark.parametrize(

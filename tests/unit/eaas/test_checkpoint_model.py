@@ -1,4 +1,4 @@
-"""Checkpoints as transformers understands them: shapes, expert tensors, and what cannot be served."""
+"""Checkpoints as transformers sees them: shapes, expert tensors, and what cannot be served."""
 
 import json
 from pathlib import Path
@@ -10,8 +10,7 @@ import transformers
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
-from eaas.checkpoint import Checkpoint
-from eaas.checkpoint.quiet import quiet_transformers
+from eaas.checkpoint import Checkpoint, quiet_transformers
 from eaas.demo_model import write_demo_model
 from eaas.errors import (
     CorruptShardError,
@@ -72,8 +71,10 @@ def test_keys_are_parted_between_experts_and_the_rest(deepseek: Path) -> None:
     assert {(t.layer, t.expert) for t in tenth} == {(0, 7), (1, 7)}
 
 
-def test_tensors_that_the_model_has_no_place_for_belong_to_nobody(deepseek: Path, tmp_path: Path) -> None:
-    """DeepSeek's own checkpoints carry a layer for multi-token prediction that transformers drops."""
+def test_tensors_that_the_model_has_no_place_for_belong_to_nobody(
+    deepseek: Path, tmp_path: Path
+) -> None:
+    """DeepSeek's checkpoints carry a layer for multi-token prediction; transformers drops it."""
     for file in deepseek.iterdir():
         (tmp_path / file.name).symlink_to(file)
     extra = "model.layers.3.mlp.experts.0.up_proj.weight"
@@ -157,7 +158,9 @@ def test_a_moe_architecture_with_dense_layers_only(tmp_path: Path) -> None:
     ids=lambda config: config["model_type"],
 )
 def test_experts_outside_the_interface_are_named(tmp_path: Path, config: dict[str, Any]) -> None:
-    with pytest.raises(UnsupportedModelError, match=rf"{config['model_type']} has experts code of its own"):
+    with pytest.raises(
+        UnsupportedModelError, match=rf"{config['model_type']} has experts code of its own"
+    ):
         Checkpoint.open(save_config(tmp_path / "x", **config))
 
 

@@ -292,7 +292,7 @@ STATES = st.sampled_from([MemberState.JOINING, SERVING, MemberState.DRAINING])
 
 
 class RegistryMachine(RuleBasedStateMachine):
-    """Whatever is called in whatever order: revisions and incarnations only rise, watchers keep up."""
+    """In whatever order: revisions and incarnations only rise, watchers keep up."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -371,6 +371,6 @@ class RegistryMachine(RuleBasedStateMachine):
 
 
 RegistryMachine.TestCase.settings = settings(
-    max_examples=100, stateful_step_count=30, deadline=None
+    max_examples=300, stateful_step_count=30, deadline=None
 )
 TestRegistryMachine = RegistryMachine.TestCase

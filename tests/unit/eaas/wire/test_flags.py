@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -178,27 +179,32 @@ def test_the_seq_wraps_around(flags: Flags) -> None:
 
 
 def test_ring_moves_the_seq_only_for_sleepers(flags: Flags) -> None:
-    seen = flags.seq(0)
-    flags.ring(0)
-    assert flags.seq(0) == seen
+    for _ in range(3):
+        seen = flags.seq(0)
+        flags.ring(0)
+        assert flags.seq(0) == seen
+        assert wait(flags, timeout_us=1000) == []  # One who slept, and left.
 
 
 @pytest.mark.parametrize("spin_us", [0, 20, -1])
 def test_interrupt_wakes_every_waiter(flags: Flags, spin_us: int) -> None:
-    seen = flags.seq(0)
-    results: list[list[int]] = []
+    """At once: one who is not woken looks around only when 100 ms are over."""
+    rounds, waiters = 20, 3
 
-    def waiter() -> None:
-        results.append(wait(flags, seen_seq=seen, spin_us=spin_us, timeout_us=WAIT_FOR_EVER_US))
+    def waiter(seen: int) -> int:
+        assert wait(flags, seen_seq=seen, spin_us=spin_us, timeout_us=WAIT_FOR_EVER_US) == []
+        return time.monotonic_ns()
 
-    threads = [threading.Thread(target=waiter) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    time.sleep(0.02)
-    flags.interrupt(0)
-    for thread in threads:
-        thread.join(10)
-    assert results == [[], [], []]
+    late = 0
+    with ThreadPoolExecutor(waiters) as pool:
+        for _ in range(rounds):
+            seen = flags.seq(0)
+            woken = [pool.submit(waiter, seen) for _ in range(waiters)]
+            time.sleep(0.005)
+            rung_at = time.monotonic_ns()
+            flags.interrupt(0)
+            late += sum(future.result(30) - rung_at > 50_000_000 for future in woken)
+    assert late <= rounds * waiters // 10
 
 
 def test_rings_for_others_do_not_end_a_wait_without_seq(flags: Flags) -> None:

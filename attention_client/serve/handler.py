@@ -1,0 +1,167 @@
+"""What the two generating endpoints do the same way."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import uuid
+from abc import abstractmethod
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any, ClassVar
+
+from fastapi.responses import JSONResponse, StreamingResponse
+from openai.types import CompletionUsage
+from starlette.types import Receive, Scope, Send
+
+from attention_client.serve.engine import Work
+from attention_client.serve.errors import ApiError
+from attention_client.serve.generation import Finish, Generation
+from attention_client.serve.requests import GenerationRequest, parse
+from attention_client.serve.sampling import Sampling
+from attention_client.serve.service import Service
+
+__all__ = ["Handler", "usage_of"]
+
+_GREEDY_BELOW = 1e-5  # scores divided by less overflow
+_DONE = "data: [DONE]\n\n"
+
+
+class _EventStream(StreamingResponse):
+    """Server-sent events whose generator ends with the response, not with the garbage collector."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self.body_iterator):  # type: ignore[type-var]
+            await super().__call__(scope, receive, send)
+
+
+class Handler:
+    """An endpoint, but for its prompt and the form of its answers."""
+
+    request_class: ClassVar[type[GenerationRequest]]
+    id_prefix: ClassVar[str]
+    prompt_field: ClassVar[str]
+    default_tokens: ClassVar[int]
+
+    _service: Service
+
+    async def handle_request(self, body: dict[str, Any], _request_id: str) -> Any:
+        """Answers one request. The client's own request id is only echoed, by the middleware.
+
+        Raises ApiError, before anything is generated.
+        """
+        service = self._service
+        request = parse(self.request_class, body)
+        service.check_admission(request.model)
+        prompt = self.prompt_tokens(request)
+        work = self._work(request, prompt)
+        parser = self.parser(request, prompt)
+        generation = Generation(
+            service.engine, work, service.tokenizer, request.stop, parser, service.metrics
+        )
+        if request.stream:
+            return _EventStream(self._events(generation, request), media_type="text/event-stream")
+        pieces = [piece async for piece in generation.pieces()]
+        return JSONResponse(self.answer(generation.id, pieces[:-1], pieces[-1]))
+
+    @abstractmethod
+    def prompt_tokens(self, request: Any) -> list[int]:
+        """The prompt's token ids. Raises ApiError."""
+
+    @abstractmethod
+    def parser(self, request: Any, prompt: list[int]) -> Any | None:
+        """What parts the answer into reasoning, tool calls and text, if anything."""
+
+    @abstractmethod
+    def opening(self, request_id: str) -> list[str]:
+        """Events before the first token."""
+
+    @abstractmethod
+    def event(self, request_id: str, piece: Any) -> str:
+        """The event of a piece of the answer, or of its Finish."""
+
+    @abstractmethod
+    def usage_event(self, request_id: str, usage: CompletionUsage) -> str:
+        """The event without choices that include_usage asks for."""
+
+    @abstractmethod
+    def answer(self, request_id: str, pieces: list[Any], finish: Finish) -> dict[str, Any]:
+        """The whole answer."""
+
+    async def _events(
+        self, generation: Generation, request: GenerationRequest
+    ) -> AsyncIterator[str]:
+        for event in self.opening(generation.id):
+            yield event
+        options = request.stream_options
+        try:
+            async with aclosing(generation.pieces()) as pieces:  # type: ignore[type-var]
+                async for piece in pieces:
+                    yield self.event(generation.id, piece)
+            if options is not None and options.include_usage:
+                yield self.usage_event(generation.id, usage_of(piece))
+        except ApiError as error:
+            yield error.sse()
+        yield _DONE
+
+    def chunk_to_sse(self, chunk: Any) -> str:
+        """transformers' form of an event, with the finish_reason that OpenAI's client asks for."""
+        data = chunk.model_dump(exclude_none=True)
+        for choice in data["choices"]:
+            choice.setdefault("finish_reason", None)
+        return f"data: {json.dumps(data, separators=(',', ':'))}\n\n"
+
+    def _work(self, request: GenerationRequest, prompt: list[int]) -> Work:
+        service = self._service
+        room = service.max_model_len - len(prompt)
+        budget = request.token_budget
+        if budget is None:
+            budget = min(self.default_tokens, room)
+        wanted = max(budget, 1)
+        if room < wanted:
+            raise ApiError(
+                400,
+                f"This model's maximum context length is {service.max_model_len} tokens. However, "
+                f"you requested {len(prompt) + wanted} tokens ({len(prompt)} in the prompt, "
+                f"{wanted} in the answer). Shorten the prompt or lower max_tokens.",
+                param=self.prompt_field,
+                code="context_length_exceeded",
+            )
+        if request.min_tokens is not None and request.min_tokens > budget:
+            raise ApiError(
+                400,
+                f"min_tokens ({request.min_tokens}) is larger than max_tokens ({budget}).",
+                param="min_tokens",
+                code="invalid_value",
+            )
+        return Work(
+            id=f"{self.id_prefix}-{uuid.uuid4().hex}",
+            prompt=prompt,
+            max_tokens=budget,
+            end_tokens=() if request.ignore_eos else service.end_tokens,
+            sampling=self._sampling(request, len(prompt)),
+        )
+
+    def _sampling(self, request: GenerationRequest, prompt_length: int) -> Sampling:
+        defaults = self._service.sampling
+        temperature = request.temperature
+        if temperature is None:
+            asks = request.top_p is not None or request.top_k is not None
+            temperature = defaults.temperature or (1.0 if asks else 0.0)
+        return Sampling(
+            temperature=temperature if temperature >= _GREEDY_BELOW else 0.0,
+            top_p=defaults.top_p if request.top_p is None else request.top_p,
+            top_k=defaults.top_k if request.top_k is None else max(request.top_k, 0),
+            seed=secrets.randbits(63) if request.seed is None else request.seed,
+            min_length=prompt_length + (request.min_tokens or 0),
+            end_tokens=self._service.end_tokens,
+        )
+
+
+def usage_of(finish: Finish) -> CompletionUsage:
+    """The token counts in OpenAI's form."""
+    return CompletionUsage(
+        prompt_tokens=finish.prompt_tokens,
+        completion_tokens=finish.completion_tokens,
+        total_tokens=finish.prompt_tokens + finish.completion_tokens,
+    )

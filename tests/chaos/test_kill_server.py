@@ -1,0 +1,154 @@
+"""Killing an expert server is a non-event: same tokens, and hardly a pause."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+import attention_client
+from eaas.config import AttentionClientConfig
+from eaas.errors import ExpertsUnavailableError
+from eaas.local import LocalCluster
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
+
+ARCHITECTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "deepseek_v3", "gpt_oss")
+# Per architecture; 4 x 6 moments in a usual run. More: EAAS_KILL_MOMENTS=20 make test
+MOMENTS = int(os.environ.get("EAAS_KILL_MOMENTS", "4"))
+ADDED_LATENCY_S = 0.25
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def served(
+    request: pytest.FixtureRequest, checkpoint: Callable[..., Path]
+) -> Iterator[tuple[Path, LocalCluster]]:
+    torch.set_num_threads(1)
+    path = checkpoint(request.param)
+    with LocalCluster(path, attention_client=False) as cluster:
+        yield path, cluster
+
+
+def prompts(batch: int) -> dict[str, torch.Tensor]:
+    ids_BT = torch.randint(20, 250, (batch, 12), generator=torch.Generator().manual_seed(5))
+    return {"input_ids": ids_BT, "attention_mask": torch.ones_like(ids_BT)}
+
+
+def kill(cluster: LocalCluster, name: str) -> None:
+    os.kill(cluster.children[name].pid, signal.SIGKILL)
+
+
+def generate(model: PreTrainedModel, batch: int) -> torch.Tensor:
+    return model.generate(**prompts(batch), max_new_tokens=40, do_sample=False)
+
+
+@pytest.mark.parametrize("transport", ["shm", "grpc"])
+def test_any_server_at_any_moment(served: tuple[Path, LocalCluster], transport: str) -> None:
+    path, cluster = served
+    batch = 4
+    expected = generate(
+        AutoModelForCausalLM.from_pretrained(path, experts_implementation="eager").eval(), batch
+    )
+    model = attention_client.load(
+        path, cluster.monitor_address, config=AttentionClientConfig(transport=transport)
+    )
+    started = time.monotonic()
+    assert torch.equal(generate(model, batch), expected)
+    usual_s = time.monotonic() - started
+    dice = random.Random(f"{path.name} {transport}")
+    for _ in range(MOMENTS // 2):
+        victim = f"expert-server-{dice.randrange(cluster.servers)}"
+        timer = threading.Timer(dice.uniform(0, usual_s), kill, (cluster, victim))
+        timer.start()
+        tokens = generate(model, batch)
+        timer.join()
+        assert torch.equal(tokens, expected), f"{victim} killed"
+        assert torch.equal(generate(model, batch), expected), "with one server fewer"
+        cluster.restart(victim)
+        wait_connected(model, cluster.servers)
+        assert torch.equal(generate(model, batch), expected), "with the server back"
+
+
+def wait_connected(model: PreTrainedModel, servers: int) -> None:
+    joined = cluster_of(model)
+    deadline = time.monotonic() + 30
+    while joined.view().usable_S().sum() < servers:
+        assert time.monotonic() < deadline, "the returned server is not connected"
+        time.sleep(0.05)
+
+
+def cluster_of(model: PreTrainedModel) -> attention_client.Cluster:
+    return next(m._eaas_cluster for m in model.modules() if hasattr(m, "_eaas_cluster"))
+
+
+@pytest.mark.parametrize("transport", ["shm", "grpc"])
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
+def test_latency_of_the_call_that_met_it(
+    checkpoint: Callable[..., Path],
+    start_cluster: Callable[..., LocalCluster],
+    transport: str,
+    blow: signal.Signals,
+) -> None:
+    """By the client alone: the monitor is stopped. A stopped server answers nothing and closes nothing."""
+    path = checkpoint("qwen3_moe")
+    cluster = start_cluster(path, attention_client=False, redundancy=2)
+    model = attention_client.load(
+        path, cluster.monitor_address, config=AttentionClientConfig(transport=transport)
+    )
+    joined = cluster_of(model)
+    took_s: list[float] = []
+    plain = joined.layer_call
+
+    def timed(*arguments: object) -> torch.Tensor:
+        started = time.monotonic()
+        try:
+            return plain(*arguments)
+        finally:
+            took_s.append(time.monotonic() - started)
+
+    joined.layer_call = timed  # type: ignore[method-assign]
+    expected = generate(model, 4)
+    base_s = sorted(took_s)[len(took_s) // 2]
+    os.kill(cluster.children["monitor"].pid, signal.SIGSTOP)
+    took_s.clear()
+    threading.Timer(0.05, os.kill, (cluster.children["expert-server-1"].pid, blow)).start()
+    assert torch.equal(generate(model, 4), expected)
+    assert failovers(joined) > 0, "the blow came too late to be met"
+    assert max(took_s) - base_s < ADDED_LATENCY_S
+    del model
+
+
+def failovers(joined: attention_client.Cluster) -> float:
+    read = joined.metrics.registry.get_sample_value
+    return sum(
+        read("eaas_failovers_total", {"reason": reason}) or 0.0
+        for reason in ("lost", "timeout", "refused", "corrupt")
+    ) or float(joined.view().usable_S().sum() < 3)
+
+
+def test_no_replica_left_is_a_typed_error(
+    checkpoint: Callable[..., Path], start_cluster: Callable[..., LocalCluster]
+) -> None:
+    path = checkpoint("qwen3_moe")
+    cluster = start_cluster(path, attention_client=False, redundancy=1)
+    model = attention_client.load(
+        path,
+        cluster.monitor_address,
+        config=AttentionClientConfig(layer_timeout_s=1.0),
+    )
+    expected = generate(model, 2)
+    kill(cluster, "expert-server-2")
+    with pytest.raises(ExpertsUnavailableError, match=r"layer \d+: no live replica of expert") as caught:
+        generate(model, 2)
+    assert caught.value.experts
+    cluster.restart("expert-server-2")
+    wait_connected(model, cluster.servers)
+    assert torch.equal(generate(model, 2), expected), "it goes on when the server is back"

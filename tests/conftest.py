@@ -1,0 +1,60 @@
+"""Checkpoints and clusters that many tests share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eaas.config import ClusterConfig, load_config
+from eaas.local import LocalCluster
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Makes (once) a small checkpoint of an architecture."""
+    made: dict[str, Path] = {}
+
+    def make(arch: str = "qwen3_moe") -> Path:
+        if arch not in made:
+            from eaas.demo_model import write_demo_model
+
+            made[arch] = tmp_path_factory.mktemp("checkpoints") / arch
+            write_demo_model(
+                made[arch], arch=arch, layers=3, hidden=64, experts=8, top_k=2, seed=1
+            )
+        return made[arch]
+
+    return make
+
+
+@pytest.fixture
+def settings() -> Callable[..., ClusterConfig]:
+    """Settings with a free port for the endpoint."""
+
+    def make(**attention_client: object) -> ClusterConfig:
+        return load_config(attention_client={"port": 0, **attention_client})
+
+    return make
+
+
+@pytest.fixture
+def start_cluster(settings: Callable[..., ClusterConfig], tmp_path: Path) -> Iterator[Callable[..., LocalCluster]]:
+    """Starts clusters that end with the test."""
+    started: list[LocalCluster] = []
+
+    def start(model: Path, **options: Any) -> LocalCluster:
+        options.setdefault("config", settings())
+        cluster = LocalCluster(model, log_dir=tmp_path / f"logs-{len(started)}", **options)
+        started.append(cluster)
+        cluster.start()
+        return cluster
+
+    yield start
+    for cluster in started:
+        cluster.stop()

@@ -1,0 +1,95 @@
+"""Tokens and logits through a cluster are those of transformers' own `eager` on the same checkpoint."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+import attention_client
+from eaas.config import AttentionClientConfig
+from eaas.local import LocalCluster
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+ARCHITECTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "deepseek_v3", "gpt_oss")
+TRANSPORTS = ("shm", "grpc")
+NEW_TOKENS = 24
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def served(
+    request: pytest.FixtureRequest, checkpoint: Callable[..., Path]
+) -> Iterator[tuple[Path, LocalCluster]]:
+    torch.set_num_threads(1)
+    path = checkpoint(request.param)
+    with LocalCluster(path, attention_client=False) as cluster:
+        yield path, cluster
+
+
+@functools.lru_cache(maxsize=1)
+def eager(path: Path) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(path, experts_implementation="eager").eval()
+
+
+def ragged(batch: int, longest: int = 17) -> tuple[torch.Tensor, torch.Tensor]:
+    """Left-padded prompts of different lengths, with their mask."""
+    generator = torch.Generator().manual_seed(batch)
+    ids_BT = torch.zeros(batch, longest, dtype=torch.int64)
+    mask_BT = torch.zeros_like(ids_BT)
+    for row in range(batch):
+        length = 1 + (7 * row + 4) % longest
+        ids_BT[row, -length:] = torch.randint(20, 250, (length,), generator=generator)
+        mask_BT[row, -length:] = 1
+    return ids_BT, mask_BT
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_tokens_and_logits(served: tuple[Path, LocalCluster], transport: str) -> None:
+    path, cluster = served
+    expected = eager(path)
+    model = attention_client.load(
+        path, cluster.monitor_address, config=AttentionClientConfig(transport=transport)
+    )
+    for batch in (1, 8):
+        ids_BT, mask_BT = ragged(batch)
+        options = {"attention_mask": mask_BT, "max_new_tokens": NEW_TOKENS, "do_sample": False}
+        assert torch.equal(model.generate(ids_BT, **options), expected.generate(ids_BT, **options))
+        with torch.no_grad():
+            difference = (
+                model(ids_BT, attention_mask=mask_BT).logits
+                - expected(ids_BT, attention_mask=mask_BT).logits
+            )
+        assert difference.abs().max() < 1e-4
+
+
+def test_ended_rows_are_not_dispatched(served: tuple[Path, LocalCluster]) -> None:
+    """Rows that have ended are fed placeholders: same tokens, fewer pairs."""
+    path, cluster = served
+    expected = eager(path)
+    model = attention_client.load(path, cluster.monitor_address)
+    joined = next(m._eaas_cluster for m in model.modules() if hasattr(m, "_eaas_cluster"))
+    ids_BT, mask_BT = ragged(8)
+    options = {"attention_mask": mask_BT, "max_new_tokens": NEW_TOKENS, "do_sample": False}
+    free = expected.generate(ids_BT, **options, eos_token_id=None)
+    # A token that some rows meet early and that is somebody's last word later or never.
+    ends = free[0, ids_BT.shape[1] + 3].item()
+    options |= {"eos_token_id": ends, "pad_token_id": 0}
+
+    def pairs() -> float:
+        return joined.metrics.registry.get_sample_value("eaas_dispatched_pairs_total") or 0.0
+
+    before = pairs()
+    tokens = model.generate(ids_BT, **options)
+    assert torch.equal(tokens, expected.generate(ids_BT, **options))
+    sent = pairs() - before
+    layers, top_k = joined.shape.num_layers, joined.shape.top_k
+    # The last token is never fed back; an ended row's placeholders need no expert.
+    answers = tokens[:, ids_BT.shape[1] :]
+    ended_BT = torch.cumsum(answers == ends, dim=1) - (answers == ends).long() > 0
+    live = int((~ended_BT[:, :-1] & (answers[:, :-1] != ends)).sum())
+    assert sent == (int(mask_BT.sum()) + live) * layers * top_k

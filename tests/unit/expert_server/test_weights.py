@@ -1,0 +1,247 @@
+"""Servers hold just their experts, in every layout, and compute what the whole model does."""
+
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from eaas.checkpoint import Checkpoint, quiet_transformers
+from eaas.demo_model import ARCHITECTURES, write_demo_model
+from eaas.errors import CorruptShardError, MissingShardError
+from expert_server.kernels import Kernel, ReferenceKernel
+from expert_server.weights import ExpertStore
+
+TINY: dict[str, Any] = {"layers": 3, "hidden": 64, "experts": 8, "top_k": 2, "vocab": 400}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("demo") / request.param
+    write_demo_model(path, request.param, max_shard_size="40KB", **TINY)
+    return path
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("demo") / "qwen"
+    write_demo_model(path, "qwen3_moe", max_shard_size="40KB", **TINY)
+    return path
+
+
+def shares(checkpoint: Checkpoint, servers: int) -> list[dict[int, list[int]]]:
+    """A split of all experts, another one in every layer."""
+    rng = torch.Generator().manual_seed(servers)
+    wanted: list[dict[int, list[int]]] = [{} for _ in range(servers)]
+    for layer in range(checkpoint.shape.num_layers):
+        owner_E = torch.randint(servers, (checkpoint.shape.num_experts,), generator=rng)
+        for server, experts in enumerate(wanted):
+            experts[layer] = torch.nonzero(owner_E == server).flatten().tolist()
+    return wanted
+
+
+def request(
+    shape: Any, tokens: int, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """x_TH, ids_TK, scores_TK."""
+    rng = torch.Generator().manual_seed(seed)
+    ids_TK = torch.rand(tokens, shape.num_experts, generator=rng).argsort(1)[:, : shape.top_k]
+    return (
+        torch.randn(tokens, shape.hidden_size, generator=rng),
+        ids_TK,
+        torch.rand(ids_TK.shape, generator=rng),
+    )
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3])
+def test_stores_together_equal_the_whole_model(path: Path, servers: int) -> None:
+    checkpoint = Checkpoint.open(path)
+    wanted = shares(checkpoint, servers)
+    stores = [ExpertStore(checkpoint) for _ in wanted]
+    for store, experts in zip(stores, wanted, strict=True):
+        assert store.load(experts) == store.bytes
+    assert sum(store.count for store in stores) == 8 * checkpoint.shape.num_layers
+    with quiet_transformers():
+        model = AutoModelForCausalLM.from_pretrained(path, experts_implementation="eager")
+    for layer, name in enumerate(checkpoint.shape.layer_names):
+        x_TH, ids_TK, scores_TK = request(checkpoint.shape, 13, seed=layer)
+        with torch.inference_mode():
+            expected_TH = model.get_submodule(name)(x_TH, ids_TK, scores_TK)
+        out_TH = torch.zeros_like(x_TH)
+        for store, experts in zip(stores, wanted, strict=True):
+            kernel: Kernel = ReferenceKernel(store)
+            mine_TK = torch.isin(ids_TK, torch.tensor(experts[layer], dtype=torch.int64))
+            out_TH += kernel(x_TH, ids_TK.where(mine_TK, -1).int(), scores_TK, layer)
+        assert expected_TH.abs().max() > 0.1
+        difference = (out_TH - expected_TH).abs().max().item()
+        assert difference == 0 if servers == 1 else difference < 1e-5
+
+
+def test_loading_is_incremental_and_idempotent(path: Path) -> None:
+    checkpoint = Checkpoint.open(path)
+    store = ExpertStore(checkpoint)
+    one = store.load({0: [3]})
+    assert one > 0
+    assert store.load({0: [3]}) == 0
+    assert store.load({0: [3, 1, 1], 1: {5}}) == 2 * one
+    assert [store.holds(0, 3), store.holds(0, 2), store.holds(1, 5)] == [True, False, True]
+    assert (store.count, store.bytes) == (3, 3 * one)
+    whole = ExpertStore(checkpoint)
+    whole.load({0: range(8), 1: range(8)})
+    for layer, expert in [(0, 3), (0, 1), (1, 5)]:
+        assert torch.equal(store.weights(layer, expert).down, whole.weights(layer, expert).down)
+        assert torch.equal(store.weights(layer, expert).up, whole.weights(layer, expert).up)
+
+
+def test_unload_frees_single_replicas(path: Path) -> None:
+    store = ExpertStore(Checkpoint.open(path))
+    one = store.load({0: [0, 1, 2]}) // 3
+    store.unload({0: [1, 7], 1: [0]})
+    assert (store.count, store.bytes) == (2, 2 * one)
+    with pytest.raises(LookupError, match="layer 0: expert 1"):
+        store.weights(0, 1)
+    assert store.load({0: [1]}) == one
+
+
+def test_tensors_own_their_memory(path: Path) -> None:
+    """No tensor keeps a shard or its neighbours' weights alive."""
+    store = ExpertStore(Checkpoint.open(path))
+    store.load({0: [2, 3, 6]})
+    for expert in (2, 3, 6):
+        weights = store.weights(0, expert)
+        for tensor in (weights.up, weights.down, weights.up_bias, weights.down_bias):
+            if tensor is not None:
+                assert tensor.untyped_storage().nbytes() == tensor.nbytes
+                assert tensor.is_contiguous()
+
+
+def test_only_wanted_bytes_are_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every tensor that comes out of a shard is counted."""
+    checkpoint = Checkpoint.open(path)
+    read = 0
+    lazy = Checkpoint.slice
+
+    class Counted:
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+
+        def __getitem__(self, item: Any) -> torch.Tensor:
+            nonlocal read
+            rows: torch.Tensor = self.inner[item]
+            read += rows.nbytes
+            return rows
+
+    monkeypatch.setattr(Checkpoint, "slice", lambda self, key: Counted(lazy(self, key)))
+    store = ExpertStore(checkpoint)
+    assert store.load({0: [1, 6], 1: [4]}) == read > 0
+
+
+def test_other_experts_shards_are_not_opened(qwen: Path, tmp_path: Path) -> None:
+    for file in qwen.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    checkpoint = Checkpoint.open(tmp_path)
+    needed = {
+        checkpoint.keys[t.key] for t in checkpoint.expert_tensors if (t.layer, t.expert) == (1, 2)
+    }
+    for shard in set(checkpoint.keys.values()) - needed:
+        shard.unlink()
+    store = ExpertStore(checkpoint)
+    assert store.load({1: [2]}) > 0
+    lost = next(t for t in checkpoint.expert_tensors if checkpoint.keys[t.key] not in needed)
+    with pytest.raises(MissingShardError, match=checkpoint.keys[lost.key].name):
+        store.load({layer: range(8) for layer in range(3)})
+    assert store.holds(1, 2)
+
+
+def test_a_shard_broken_after_opening_is_named(qwen: Path, tmp_path: Path) -> None:
+    for file in qwen.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    checkpoint = Checkpoint.open(tmp_path)
+    tensor = next(t for t in checkpoint.expert_tensors if (t.layer, t.expert) == (2, 3))
+    shard = checkpoint.keys[tensor.key]
+    shard.write_bytes(shard.read_bytes()[:-1])
+    store = ExpertStore(checkpoint)
+    assert store.load({0: [0]}) > 0
+    with pytest.raises(CorruptShardError, match=rf"{shard.name}: tensor model\.layers\.2"):
+        store.load({2: [3]})
+
+
+def test_shapes_that_config_json_denies_are_corrupt(qwen: Path, tmp_path: Path) -> None:
+    for file in qwen.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = tmp_path / "config.json"
+    text = config.read_text()
+    assert '"moe_intermediate_size": 32' in text
+    config.write_text(text.replace('"moe_intermediate_size": 32', '"moe_intermediate_size": 16'))
+    with pytest.raises(CorruptShardError, match=r"experts\.\w+ is .* where config.json says"):
+        ExpertStore(Checkpoint.open(tmp_path)).load({0: [0]})
+
+
+def test_a_layer_without_tensors_is_missing(qwen: Path, tmp_path: Path) -> None:
+    for file in qwen.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = tmp_path / "config.json"
+    config.write_text(
+        config.read_text().replace('"num_hidden_layers": 3', '"num_hidden_layers": 4')
+    )
+    store = ExpertStore(Checkpoint.open(tmp_path))
+    assert store.load({2: [0]}) > 0
+    with pytest.raises(MissingShardError, match=r"layers\.3\.mlp\.experts"):
+        store.load({3: [0]})
+
+
+@pytest.mark.parametrize("wanted", [{9: [0]}, {-1: [0]}, {0: [8]}, {0: [-1]}, {0: [0], 1: [99]}])
+def test_unknown_layers_and_experts(qwen: Path, wanted: Mapping[int, Collection[int]]) -> None:
+    store = ExpertStore(Checkpoint.open(qwen))
+    with pytest.raises(LookupError, match="the model has"):
+        store.load(wanted)
+    assert store.count == 0
+
+
+def test_dtype(qwen: Path) -> None:
+    checkpoint = Checkpoint.open(qwen)
+    store, half = ExpertStore(checkpoint), ExpertStore(checkpoint, torch.bfloat16)
+    assert store.load({0: [0]}) == 2 * half.load({0: [0]})
+    assert torch.equal(store.weights(0, 0).up.bfloat16(), half.weights(0, 0).up)
+
+
+def test_readers_go_on_while_others_load(qwen: Path) -> None:
+    store = ExpertStore(Checkpoint.open(qwen))
+    store.load({0: [0]})
+    kernel = ReferenceKernel(store)
+    x_TH, scores_TK = torch.ones(2, 64), torch.ones(2, 1)
+    ids_TK = torch.zeros(2, 1, dtype=torch.int32)
+    expected_TH = kernel(x_TH, ids_TK, scores_TK, 0)
+    done, wrong = threading.Event(), []
+
+    def read() -> None:
+        while not done.is_set():
+            if not torch.equal(kernel(x_TH, ids_TK, scores_TK, 0), expected_TH):
+                wrong.append(1)
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for thread in readers:
+        thread.start()
+    others = {layer: range(1, 8) for layer in range(3)}
+    loaders = [threading.Thread(target=store.load, args=(others,)) for _ in range(2)]
+    for thread in loaders:
+        thread.start()
+    for thread in loaders:
+        thread.join()
+    store.unload(others)
+    done.set()
+    for thread in readers:
+        thread.join()
+    assert not wrong
+    assert store.count == 1
