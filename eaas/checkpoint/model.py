@@ -106,7 +106,7 @@ class Checkpoint:
         return frozenset(tensor.key for tensor in self.expert_tensors)
 
     def other_keys(self) -> frozenset[str]:
-        """The tensors that attention clients need; those that the model has no place for are out."""
+        """The tensors that attention clients need; what the model has no place for is left out."""
         return frozenset(self._targets) - self.expert_keys()
 
     @cached_property
@@ -162,7 +162,7 @@ class Checkpoint:
         self._handles.clear()
 
     def weight_mapping(self) -> list[Any]:
-        """transformers' rules to rename and convert this model's tensors; fresh, they keep state."""
+        """transformers' rules to rename and convert the tensors; fresh, since they keep state."""
         from transformers.conversion_mapping import get_model_conversion_mapping
 
         return list(get_model_conversion_mapping(self.skeleton))
