@@ -126,9 +126,7 @@ class MemberSession:
         """Sends a heartbeat without waiting for its turn (the state changed)."""
         self._due.set()
 
-    def wait_for(
-        self, wanted: Callable[[MembershipView], bool], timeout_s: float
-    ) -> MembershipView | None:
+    def wait_for(self, wanted: Callable[[MembershipView], bool], timeout_s: float) -> MembershipView | None:
         """Blocks until a view is as wanted and returns it; None once the time is over."""
         with self._viewed:
             found = self._viewed.wait_for(lambda: wanted(self.view), timeout_s)
@@ -218,9 +216,7 @@ class MemberSession:
             except grpc.RpcError as error:
                 error_text = _why(error)
             if registered and not self._closed.is_set():
-                _logger.warning(
-                    "lost the monitor at %s, trying on: %s", self.monitor_address, error_text
-                )
+                _logger.warning("lost the monitor at %s, trying on: %s", self.monitor_address, error_text)
             registered = False
             self._closed.wait(backoff.next_s())
 

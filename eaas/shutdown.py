@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import queue
 import signal
+import socket
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -17,12 +17,16 @@ class Shutdown:
     """
 
     def __init__(self) -> None:
-        # A SimpleQueue, since its put may interrupt a get of the same thread; an Event's set inside
-        # a signal handler can deadlock with the wait that it interrupts.
-        self._reasons: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._previous: dict[signal.Signals, Any] = {}
+        self._reason = ""
 
     def __enter__(self) -> Self:
+        # Python's handlers run between bytecodes: a signal that comes just before a thread goes to
+        # sleep on a lock (Event, Queue) is not noticed until something else wakes it. The C handler
+        # writes to the wakeup descriptor at once, and a byte in a socket cannot be missed.
+        self._reader, self._writer = socket.socketpair()
+        self._writer.setblocking(False)
+        self._previous_fd = signal.set_wakeup_fd(self._writer.fileno())
         for number in (signal.SIGTERM, signal.SIGINT):
             self._previous[number] = signal.signal(number, self._on_signal)
         return self
@@ -35,14 +39,23 @@ class Shutdown:
     ) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(self._previous_fd)
+        self._reader.close()
+        self._writer.close()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.request(signal.Signals(number).name)
+        """`wait` reads the number from the socket; without a handler nothing would write it."""
 
     def request(self, reason: str) -> None:
-        """Ends `wait` (from any thread)."""
-        self._reasons.put(reason)
+        """Ends `wait` (from any thread, while within the `with`)."""
+        self._reason = reason
+        self._writer.send(b"\0")
 
     def wait(self) -> str:
         """Blocks until a signal or a request; returns its name or reason."""
-        return self._reasons.get()
+        while True:
+            number = self._reader.recv(1)[0]
+            if number == 0:
+                return self._reason
+            if number in self._previous:
+                return signal.Signals(number).name

@@ -85,9 +85,7 @@ class MonitorService:
     def _tell(self, events: Sequence[MemberEvent]) -> None:
         for event in events:
             member = event.member
-            _log.info(
-                "%s #%d %s: %s", member.id, member.incarnation, member.state.value, event.reason
-            )
+            _log.info("%s #%d %s: %s", member.id, member.incarnation, member.state.value, event.reason)
         if events:
             self._changed.notify_all()
 
@@ -187,9 +185,7 @@ class MonitorService:
         """
         with self._changed:
             self._changed.wait_for(
-                lambda: (
-                    self._registry.revision != seen or self._stopping or not context.is_active()
-                ),
+                lambda: self._registry.revision != seen or self._stopping or not context.is_active(),
                 _STILL_S,
             )
             revision = self._registry.revision
@@ -215,6 +211,4 @@ class MonitorService:
 
 
 def _to_proto(event: MemberEvent) -> pb.MemberEvent:
-    return pb.MemberEvent(
-        revision=event.revision, member=event.member.to_proto(), reason=event.reason
-    )
+    return pb.MemberEvent(revision=event.revision, member=event.member.to_proto(), reason=event.reason)

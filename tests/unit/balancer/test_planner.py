@@ -133,6 +133,7 @@ def test_a_loss_before_publication_makes_a_new_draft_with_a_higher_epoch() -> No
     first = applies(planner.observe(view(server("s1"), server("s2"))))
     planner.applied(first["s1"])
     assert planner.observe(view(server("s1", SERVING, epoch=1), server("s2", DEAD))) == []
+    assert not planner.is_wanted(first["s1"])
     assert not planner.is_wanted(first["s2"])
     third = view(server("s1", SERVING, epoch=1), server("s2", DEAD), server("s3"))
     second = applies(planner.observe(third))
@@ -146,9 +147,7 @@ def test_a_loss_before_publication_makes_a_new_draft_with_a_higher_epoch() -> No
 
 def test_a_restarted_balancer_goes_above_the_epochs_that_servers_hold() -> None:
     planner = Planner(2, 2)
-    asked = applies(
-        planner.observe(view(server("s1", SERVING, epoch=4), server("s2", SERVING, epoch=3)))
-    )
+    asked = applies(planner.observe(view(server("s1", SERVING, epoch=4), server("s2", SERVING, epoch=3))))
     assert {a.placement.epoch for a in asked.values()} == {5}
 
 
@@ -171,6 +170,15 @@ def test_a_failed_attempt_is_wanted_while_the_server_lives() -> None:
     assert planner.is_wanted(asked["s1"])
     planner.observe(view(server("s1", DEAD), server("s2")))
     assert not planner.is_wanted(asked["s1"])
+
+
+def test_a_returned_server_that_dies_again_is_left_alone() -> None:
+    planner, _ = settled("s1", "s2")
+    (apply,) = planner.observe(view(server("s1", SERVING, epoch=1), server("s2", incarnation=2)))
+    assert isinstance(apply, Apply)
+    assert planner.is_wanted(apply)
+    planner.observe(view(server("s1", SERVING, epoch=1), server("s2", DEAD, incarnation=2)))
+    assert not planner.is_wanted(apply)
 
 
 def test_more_redundancy_than_servers_is_an_error() -> None:
