@@ -26,7 +26,7 @@ models/demo: | setup
 	$(BIN)/eaas demo-model $@
 
 up: setup $(filter models/demo,$(MODEL))
-	@exec $(BIN)/eaas up --model $(MODEL) --servers $(SERVERS) --redundancy $(REDUNDANCY) \
+	@exec $(BIN)/eaas up --model '$(MODEL)' --servers $(SERVERS) --redundancy $(REDUNDANCY) \
 	  --transport $(TRANSPORT) --host $(HOST) --port $(PORT)
 
 test: setup
@@ -37,8 +37,8 @@ lint: setup proto
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	@git diff --exit-code --stat -- eaas/rpc/v1 || \
-	  { echo "eaas/rpc/v1 is not what proto/ generates: commit the result of 'make proto'"; exit 1; }
+	@changed=$$(git status --porcelain -- eaas/rpc/v1); test -z "$$changed" || \
+	  { echo "$$changed"; echo "eaas/rpc/v1 is not what proto/ generates: commit the result of 'make proto'"; exit 1; }
 
 format: setup
 	$(BIN)/ruff check --fix .
@@ -49,4 +49,4 @@ proto: setup
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. proto/eaas/rpc/v1/*.proto
 
 clean:
-	rm -rf $(VENV) build *.egg-info models
+	rm -rf $(VENV) build *.egg-info models/demo

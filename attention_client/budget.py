@@ -22,16 +22,18 @@ class ServiceTimes:
         size = rows.bit_length()
         before = self._seconds.get(size, seconds)
         weight = 0.5 if seconds > before else 0.1
-        self._seconds[size] = before + weight * (seconds - before)
+        # Made anew, since other threads may be reading; an observation lost to another one is no harm.
+        self._seconds = {**self._seconds, size: before + weight * (seconds - before)}
 
     def budget(self, rows: int, least_s: float, most_s: float) -> float:
         """Seconds to wait for a call of `rows` tokens before another replica is asked too.
 
         A server that was never heard gets time to warm up; a size never seen is scaled from the nearest.
         """
-        if not self._seconds:
+        seconds = self._seconds
+        if not seconds:
             return min(max(self._COLD_S, least_s), most_s)
         size = rows.bit_length()
-        nearest = min(self._seconds, key=lambda known: abs(known - size))
-        expected = self._seconds[nearest] * 2.0 ** max(0, size - nearest)
+        nearest = min(seconds, key=lambda known: abs(known - size))
+        expected = seconds[nearest] * 2.0 ** max(0, size - nearest)
         return min(max(least_s, self._MARGIN * expected), most_s)

@@ -27,7 +27,7 @@ from eaas.grpc_client import channel as open_channel
 from eaas.log import get_logger
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.rpc.v1 import expert_pb2_grpc
-from eaas.session import MembershipView, MemberSession, PlacementWatch, Report
+from eaas.session import MemberSession, MembershipView, PlacementWatch, Report
 from eaas.types import Member, MemberState, ModelShape, Placement, Role
 from eaas.wire.slot import VERSION
 
@@ -320,7 +320,9 @@ class Cluster:
             model_digest=self.shape.digest,
         )
         try:
-            granted = expert_pb2_grpc.ExpertServiceStub(channel).Connect(request, timeout=_CONNECT_S)
+            granted = expert_pb2_grpc.ExpertServiceStub(channel).Connect(
+                request, timeout=_CONNECT_S
+            )
             early: list[str] = []
             box: list[Connection] = []
 
@@ -341,11 +343,13 @@ class Cluster:
             self.config.spin_us,
             self._on_lost,
             channel.close,
+            self.metrics,
         )
-        box.append(connection)
         with self._changed:
             self._connections[member.id] = connection
             self._refresh()
+        # Only now: a connection that is lost before it is listed would be listed for ever.
+        box.append(connection)
         if early:
             connection.lose(early[0])
         elif not self._still_wanted(member):

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from attention_client.budget import ServiceTimes
-from eaas.errors import ConnectionLostError, SlotCorruptError, SlotsBusyError
+from attention_client.metrics import ClientMetrics
+from eaas.errors import ConnectionLostError, SlotsBusyError, WrongRequestError
 from eaas.wire import Arena, RequestHeader, ResultHeader, SlotState
 from eaas.wire.slot import (
     WireDtype,
@@ -38,7 +40,7 @@ _ANSWERED = SlotState.DONE.mask | SlotState.OFFLINE.mask
 
 
 class Link(Protocol):
-    """What a transport gives to a connection."""
+    """What a transport gives to a connection. The arena's generation words are those of the grant."""
 
     arena: Arena
     first_slot: int
@@ -50,7 +52,7 @@ class Link(Protocol):
         """Tell the server's side that this slot was written."""
 
     def close(self) -> None:
-        """Give the slots back and let go of the arena."""
+        """Give the slots back and end the link's threads; called once. The connection closes the arena."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,9 @@ class Result:
 class Connection:
     """The client's end. Methods may be called from several threads.
 
+    A slot is in one place at a time: free, with a ticket (being written, or waited for), abandoned, or gone
+    with the connection. A ticket ends with `poll` (an answer or an error) or with `abandon`.
+
     Args:
         server_id: Server at the other end.
         incarnation: Which life of that server.
@@ -85,7 +90,8 @@ class Connection:
         hidden_size: H of the model.
         spin_us: Microseconds to poll before sleeping.
         on_lost: Called once, with this connection, when it is lost.
-        on_closed: Called once, when nothing of the connection is needed any more.
+        on_closed: Called once, when the link is closed.
+        metrics: Counts late answers.
     """
 
     _request_ids = itertools.count(1)
@@ -99,11 +105,11 @@ class Connection:
         spin_us: int,
         on_lost: Callable[[Connection], None],
         on_closed: Callable[[], None],
+        metrics: ClientMetrics,
     ) -> None:
         self.server_id = server_id
         self.incarnation = incarnation
         self.lost_reason: str | None = None
-        self.late_answers = 0
         self.service = ServiceTimes()
         self._link = link
         self._flags = link.arena.flags
@@ -111,10 +117,14 @@ class Connection:
         self._spin_us = spin_us
         self._on_lost = on_lost
         self._on_closed = on_closed
+        self._metrics = metrics
+        # Held for moments only, and never while another lock is taken.
         self._lock = threading.Lock()
         self._free = list(range(link.first_slot, link.first_slot + link.slots))
+        self._tickets: set[Ticket] = set()
         self._abandoned: set[int] = set()
-        self._closed = False
+        self._closing = False
+        self._unlinked = False
 
     # -- state ----------------------------------------------------------------------------------------
 
@@ -124,14 +134,14 @@ class Connection:
         return self._link.slots - len(self._free)
 
     def max_tokens(self, top_k: int, dtype: torch.dtype) -> int:
-        """Tokens that one slot takes."""
+        """Tokens that one slot takes. Raises WrongRequestError for a dtype that the wire lacks."""
         arena = self._link.arena
         return max_tokens(
             arena.payload_capacity,
             arena.result_capacity,
             self._hidden_size,
             top_k,
-            WIRE_DTYPES[dtype],
+            _wire_dtype(dtype),
         )
 
     def owes_answer(self) -> bool:
@@ -139,7 +149,8 @@ class Connection:
         if not self._abandoned:
             return False
         with self._lock:
-            self._reclaim_late()
+            if not self._unlinked:
+                self._reclaim_late()
             return bool(self._abandoned)
 
     def lose(self, reason: str) -> None:
@@ -153,16 +164,24 @@ class Connection:
 
     def wake(self) -> None:
         """Make a `wait` return, so that its caller looks around."""
-        self._flags.interrupt(self._link.reply_bell)
+        with self._lock:
+            if not self._unlinked:
+                self._flags.interrupt(self._link.reply_bell)
 
     def close(self) -> None:
-        """Give the slots back. Nobody may use the connection afterwards."""
+        """Lose the connection and give its slots back. Idempotent.
+
+        Whoever holds a ticket finds the connection lost; the memory goes with the last ticket.
+        """
         self.lose("closed")
         with self._lock:
-            if self._closed:
+            if self._closing:
                 return
-            self._closed = True
+            self._closing = True
         self._link.close()
+        with self._lock:
+            self._unlinked = True
+            self._let_go()
         self._on_closed()
 
     # -- one exchange ---------------------------------------------------------------------------------
@@ -172,8 +191,8 @@ class Connection:
         layer: int,
         epoch: int,
         x_RH: torch.Tensor,
-        ids_RK: np.ndarray,
-        scores_RK: np.ndarray,
+        ids_RK: npt.NDArray[np.int32],
+        scores_RK: npt.NDArray[np.float32],
         budget_s: float,
     ) -> Ticket:
         """Write a request into a free slot and hand it to the server.
@@ -186,14 +205,19 @@ class Connection:
             scores_RK: float32 (R, K).
             budget_s: Time that the answer is worth waiting for.
 
+        R is at most `max_tokens`.
+
         Raises:
             SlotsBusyError: Every slot waits for an answer.
             ConnectionLostError: The server is gone.
+            WrongRequestError: Another hidden size than the model's, or a dtype that the wire lacks.
         """
-        slot = self._take_slot()
-        arena = self._link.arena
         rows, top_k = ids_RK.shape
-        dtype = WIRE_DTYPES[x_RH.dtype]
+        dtype = _wire_dtype(x_RH.dtype)
+        if x_RH.shape != (rows, self._hidden_size):
+            raise WrongRequestError(
+                f"hidden states {tuple(x_RH.shape)}, wanted {(rows, self._hidden_size)}"
+            )
         header = RequestHeader.of(
             dtype=dtype,
             generation=self._link.generation,
@@ -205,18 +229,26 @@ class Connection:
             hidden_size=self._hidden_size,
             top_k=top_k,
         )
+        ticket = self._take_slot(header.request_id, rows)
+        arena, slot = self._link.arena, ticket.slot
+        # A process that slept through the loss of its slots would write into another client's.
+        if arena.generation(slot) != self._link.generation:
+            raise self._taken_back(ticket)
         offset = arena.request_offset(slot)
-        hidden_view, ids_view, scores_view = request_views(arena.buffer, offset, header)
-        raw = x_RH.view(torch.uint16) if dtype is WireDtype.BFLOAT16 else x_RH
-        np.copyto(hidden_view, raw.numpy(), casting="no")
-        ids_view[...] = ids_RK
-        scores_view[...] = scores_RK
-        header.pack_into(arena.buffer, offset)
+        try:
+            hidden_view, ids_view, scores_view = request_views(arena.buffer, offset, header)
+            raw = x_RH.view(torch.uint16) if dtype is WireDtype.BFLOAT16 else x_RH
+            np.copyto(hidden_view, raw.numpy(), casting="no")
+            ids_view[...] = ids_RK
+            scores_view[...] = scores_RK
+            header.pack_into(arena.buffer, offset)
+        except BaseException:  # A signal handler's, mostly: nothing was handed over yet.
+            self._end(ticket, free=True)
+            raise
         if not arena.client_write_done(slot):
-            self.lose("the server took its slots back")
-            raise ConnectionLostError(f"{self.server_id}: {self.lost_reason}")
+            raise self._taken_back(ticket)
         self._link.kick(slot)
-        return Ticket(slot, header.request_id, rows)
+        return ticket
 
     def seq(self) -> int:
         """The reply bell's count; pass it to `wait`, look at what may have changed between the two."""
@@ -245,41 +277,40 @@ class Connection:
             SlotCorruptError: The answer is not one to this ticket; the slot is freed.
         """
         state = self._flags.load(ticket.slot)
-        if state == SlotState.WRITTEN:
-            if self.lost_reason is not None:
-                raise ConnectionLostError(f"{self.server_id}: {self.lost_reason}")
+        if state == SlotState.WRITTEN and self.lost_reason is None:
             return None
         if state != SlotState.DONE:
-            self.lose("the server took its slots back")
-            raise ConnectionLostError(f"{self.server_id}: {self.lost_reason}")
+            raise self._taken_back(ticket)
         arena = self._link.arena
         offset = arena.result_offset(ticket.slot)
-        try:
-            header = ResultHeader.unpack_from(arena.buffer, offset)
-            validate_result(
-                header,
-                result_capacity=arena.result_capacity,
-                rows=ticket.rows,
-                hidden_size=self._hidden_size,
-                generation=self._link.generation,
-                request_id=ticket.request_id,
-            )
-            part_RH = None
-            if header.rows:
-                view = result_view(arena.buffer, offset, header.rows, header.hidden_size)
-                part_RH = torch.from_numpy(view.copy())
-            return Result(header, part_RH)
-        finally:
-            self._free_slot(ticket.slot)
+        # Copied first and judged afterwards: what the slot's next owner may write meanwhile is seen then.
+        header = ResultHeader.unpack_from(arena.buffer, offset)
+        copied_RH = result_view(arena.buffer, offset, ticket.rows, self._hidden_size).copy()
+        if arena.generation(ticket.slot) != self._link.generation:
+            raise self._taken_back(ticket)
+        arena.client_free(ticket.slot)
+        self._end(ticket, free=True)
+        validate_result(
+            header,
+            result_capacity=arena.result_capacity,
+            rows=ticket.rows,
+            hidden_size=self._hidden_size,
+            generation=self._link.generation,
+            request_id=ticket.request_id,
+        )
+        return Result(header, torch.from_numpy(copied_RH) if header.rows else None)
 
     def abandon(self, ticket: Ticket) -> None:
-        """Stop waiting. The slot comes back when the server answers; that answer is dropped."""
+        """Stop waiting. The slot comes back when the server answers; that answer is dropped. Idempotent."""
         with self._lock:
-            self._abandoned.add(ticket.slot)
+            if ticket in self._tickets:
+                self._abandoned.add(ticket.slot)
+                self._tickets.discard(ticket)
+                self._let_go()
 
     # -- slots ----------------------------------------------------------------------------------------
 
-    def _take_slot(self) -> int:
+    def _take_slot(self, request_id: int, rows: int) -> Ticket:
         with self._lock:
             if self.lost_reason is not None:
                 raise ConnectionLostError(f"{self.server_id}: {self.lost_reason}")
@@ -287,16 +318,40 @@ class Connection:
                 self._reclaim_late()
             if not self._free:
                 raise SlotsBusyError(f"{self.server_id}: all {self._link.slots} slots in flight")
-            return self._free.pop()
+            ticket = Ticket(self._free.pop(), request_id, rows)
+            self._tickets.add(ticket)
+            return ticket
 
-    def _free_slot(self, slot: int) -> None:
-        if self._link.arena.client_free(slot):
-            with self._lock:
-                self._free.append(slot)
+    def _taken_back(self, ticket: Ticket) -> ConnectionLostError:
+        """End a ticket whose slot is not this connection's any more."""
+        self.lose("the server took its slots back")
+        self._end(ticket, free=False)
+        return ConnectionLostError(f"{self.server_id}: {self.lost_reason}")
+
+    def _end(self, ticket: Ticket, *, free: bool) -> None:
+        with self._lock:
+            self._tickets.discard(ticket)
+            if free:
+                self._free.append(ticket.slot)
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Close the arena once nobody can touch it any more; the lock is held."""
+        if self._unlinked and not self._tickets:
+            self._link.arena.close()
 
     def _reclaim_late(self) -> None:
         for slot in tuple(self._abandoned):
             if self._flags.load(slot) == SlotState.DONE and self._link.arena.client_free(slot):
                 self._abandoned.discard(slot)
                 self._free.append(slot)
-                self.late_answers += 1
+                self._metrics.late_answers.inc()
+
+
+def _wire_dtype(dtype: torch.dtype) -> WireDtype:
+    try:
+        return WIRE_DTYPES[dtype]
+    except KeyError:
+        raise WrongRequestError(
+            f"hidden states in {dtype}, the wire has {[*WIRE_DTYPES]}"
+        ) from None

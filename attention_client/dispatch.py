@@ -47,9 +47,9 @@ def cumulative_shares(
     """
     cumulative_SE = np.cumsum(shares_SE * usable_S[:, None], axis=0, dtype=np.float64)
     total_E = cumulative_SE[-1]
-    return np.divide(
-        cumulative_SE, total_E, out=np.zeros_like(cumulative_SE), where=total_E[None, :] > 0
-    )
+    scaled_SE = np.zeros_like(cumulative_SE)
+    np.divide(cumulative_SE, total_E, out=scaled_SE, where=total_E[None, :] > 0)
+    return scaled_SE
 
 
 def assign(
@@ -84,7 +84,9 @@ def assign(
         order_P = np.argsort(inverse_P, kind="stable")
         counts_A = np.bincount(inverse_P)
         rank_P = np.empty_like(order_P)
-        rank_P[order_P] = np.arange(order_P.size) - np.repeat(np.cumsum(counts_A) - counts_A, counts_A)
+        rank_P[order_P] = np.arange(order_P.size) - np.repeat(
+            np.cumsum(counts_A) - counts_A, counts_A
+        )
         draw_P = draw_P + _STEP * (rank_P // pairs_per_replica)
     draw_P = draw_P % 1.0
     columns_SP = cumulative_SE[:, active_A][:, inverse_P]

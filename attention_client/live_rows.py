@@ -16,7 +16,7 @@ from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
 __all__ = ["LiveRows"]
 
 
-class _Watched(StoppingCriteriaList):
+class _Watched(StoppingCriteriaList):  # type: ignore[misc]
     """The very criteria that `generate` uses, with the verdicts written down."""
 
     def __init__(self, criteria: StoppingCriteriaList, rows: LiveRows) -> None:
@@ -24,7 +24,7 @@ class _Watched(StoppingCriteriaList):
         self._rows = rows
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        done_B = super().__call__(input_ids, scores, **kwargs)
+        done_B: torch.Tensor = super().__call__(input_ids, scores, **kwargs)
         self._rows.note_ended(done_B)
         return done_B
 

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from prometheus_client import CollectorRegistry
@@ -24,7 +25,7 @@ from eaas.grpc_server import join_host_port
 __all__ = ["run"]
 
 _COVERED_S = 600.0
-_GRACE_S = 2.0
+_GRACE_S = 1.0
 
 
 def run(
@@ -105,10 +106,14 @@ def _healthy(cluster: Cluster) -> tuple[bool, str]:
     return not missing, missing
 
 
-def _load_tokenizer(path: Path) -> object:
+def _load_tokenizer(path: Path) -> Any:
     try:
-        return AutoTokenizer.from_pretrained(path, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError) as error:
         raise NotACheckpointError(
             f"{path}: no tokenizer that can be loaded; add tokenizer.json ({str(error).splitlines()[0]})"
         ) from error
+    # Without any of its files transformers makes an empty tokenizer of the config's kind.
+    if not any((path / name).is_file() for name in tokenizer.vocab_files_names.values()):
+        raise NotACheckpointError(f"{path}: no tokenizer; add the model's tokenizer.json")
+    return tokenizer

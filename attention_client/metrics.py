@@ -16,9 +16,7 @@ class ClientMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
-        self.layer_calls = Counter(
-            "eaas_layer_calls", "Calls of one MoE layer", registry=registry
-        )
+        self.layer_calls = Counter("eaas_layer_calls", "Calls of one MoE layer", registry=registry)
         self.layer_call_seconds = Histogram(
             "eaas_layer_call_seconds",
             "Time of one MoE layer call, dispatch to combine",
@@ -33,6 +31,9 @@ class ClientMetrics:
             "Parts of a layer call that were sent to another replica",
             ["reason"],
             registry=registry,
+        )
+        self.late_answers = Counter(
+            "eaas_late_answers", "Answers that came after nobody waited; dropped", registry=registry
         )
         self.unavailable = Counter(
             "eaas_layer_calls_failed", "Layer calls that no replica answered", registry=registry

@@ -6,6 +6,8 @@ two underscores between them: `EAAS_EXPERT_SERVER__THREADS=2`. Unknown keys are 
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,6 +17,7 @@ from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
     YamlConfigSettingsSource,
 )
 
@@ -29,6 +32,9 @@ __all__ = [
     "load_config",
 ]
 
+_PREFIX = "EAAS_"
+_BETWEEN = "__"
+
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
 
@@ -42,7 +48,9 @@ class MonitorConfig(_Section):
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: Port = Field(0, description="gRPC port; 0 takes a free one.")
-    lease_s: Seconds = Field(2.0, description="Silence after which a member is DEAD; half is SUSPECT.")
+    lease_s: Seconds = Field(
+        2.0, description="Silence after which a member is DEAD; half is SUSPECT."
+    )
     heartbeat_s: Seconds = Field(0.5, description="How often members are to send a heartbeat.")
     stop_members_on_exit: bool = Field(
         False, description="Tell every member to end when the monitor is stopped (a local cluster)."
@@ -71,7 +79,10 @@ class ExpertServerConfig(_Section):
     threads: int = Field(0, ge=0, description="Intra-op threads; 0 shares the cores among servers.")
     slots: int = Field(16, ge=2, le=4096, description="Slots in the arena, over all clients.")
     slot_tokens: int = Field(
-        256, ge=1, le=65_536, description="Tokens that one slot can carry; larger batches are split."
+        256,
+        ge=1,
+        le=65_536,
+        description="Tokens that one slot can carry; larger batches are split.",
     )
     spin_us: int = Field(
         20, ge=-1, description="Microseconds to poll before sleeping; -1 polls for ever."
@@ -104,7 +115,7 @@ class ClusterConfig(BaseSettings):
     """A whole cluster (`cluster.yaml`)."""
 
     model_config = SettingsConfigDict(
-        env_prefix="EAAS_", env_nested_delimiter="__", extra="forbid", frozen=True
+        env_prefix=_PREFIX, env_nested_delimiter=_BETWEEN, extra="forbid", frozen=True
     )
 
     monitor: MonitorConfig = MonitorConfig()
@@ -136,8 +147,9 @@ def load_config(path: Path | None = None, **overrides: dict[str, Any]) -> Cluste
         ConfigError: The file is not there or not YAML, a key is unknown, a value is out of range.
     """
     if path is not None and not path.is_file():
-        raise ConfigError(f"--config {path}: no such file")
-    given = {
+        raise ConfigError(f"--config {path}: no such file; give a cluster.yaml")
+    _refuse_unknown_variables()
+    given: dict[str, Any] = {
         section: kept
         for section, fields in overrides.items()
         if (kept := {name: value for name, value in fields.items() if value is not None})
@@ -149,8 +161,43 @@ def load_config(path: Path | None = None, **overrides: dict[str, Any]) -> Cluste
     try:
         return Settings(**given)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"setting {place}: {first['msg']}") from error
+        raise ConfigError(_explain(error, path, given)) from error
+    except SettingsError as error:
+        raise ConfigError(f"environment: {error}; it is to be JSON") from error
     except (yaml.YAMLError, ValueError, TypeError, OSError) as error:
-        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
+        what = " ".join(str(error).split())
+        raise ConfigError(f"{path} is no YAML of sections and settings: {what}") from error
+
+
+def _variable(*place: str) -> str:
+    return (_PREFIX + _BETWEEN.join(place)).upper()
+
+
+def _refuse_unknown_variables() -> None:
+    """pydantic passes over a variable whose section it does not know; a typing error is to be found."""
+    for name in os.environ:
+        section, between, _ = name.upper().removeprefix(_PREFIX).partition(_BETWEEN)
+        known = section.lower() in ClusterConfig.model_fields
+        if name.upper().startswith(_PREFIX) and between and not known:
+            sections = ", ".join(_variable(field) for field in ClusterConfig.model_fields)
+            raise ConfigError(f"{name}: no such setting; they begin with one of {sections}")
+
+
+def _explain(
+    error: ValidationError, path: Path | None, given: Mapping[str, Mapping[str, object]]
+) -> str:
+    """One line: where the first wrong setting comes from, its name, what is wrong."""
+    first = error.errors()[0]
+    place = [str(part) for part in first["loc"]]
+    section, field = (*place, "", "")[:2]
+    variables = {name.upper() for name in os.environ}
+    if field in given.get(section, {}):
+        source = f"--{field.replace('_', '-')}"
+    elif variable := next(
+        (v for v in (_variable(*place[:2]), _variable(section)) if v in variables), None
+    ):
+        source = variable
+    else:
+        source = str(path)
+    what = "no such setting" if first["type"] == "extra_forbidden" else first["msg"]
+    return f"{source}: {'.'.join(place)} = {first['input']!r}: {what}"

@@ -23,24 +23,31 @@ class _Watcher:
         fd = os.pidfd_open(pid)
         with self._lock:
             self._callbacks[fd] = on_exit
-        self._epoll.register(fd, select.EPOLLIN)
-        return lambda: self._remove(fd)
+            self._epoll.register(fd, select.EPOLLIN)
 
-    def _remove(self, fd: int) -> None:
-        with self._lock:
-            if self._callbacks.pop(fd, None) is None:
-                return
-            self._epoll.unregister(fd)
-            os.close(fd)
+        def end() -> None:
+            with self._lock:
+                # The number of a closed descriptor is used again: by then it is another's watch.
+                if self._callbacks.get(fd) is on_exit:
+                    self._forget(fd)
+
+        return end
+
+    def _forget(self, fd: int) -> Callable[[], None]:
+        """Drop a watch and return its callback; the lock is held."""
+        self._epoll.unregister(fd)
+        os.close(fd)
+        return self._callbacks.pop(fd)
 
     def _run(self) -> None:
         while True:
-            for fd, _ in self._epoll.poll():
-                with self._lock:
-                    on_exit = self._callbacks.get(fd)
-                if on_exit is not None:
-                    self._remove(fd)
-                    on_exit()
+            self._epoll.poll()
+            with self._lock:
+                # Asked again under the lock: a descriptor seen before may be another watch by now.
+                ended = [self._forget(fd) for fd, _ in self._epoll.poll(0)]
+            for on_exit in ended:
+                # Apart, so that a callback that blocks or raises does not end the other watches.
+                threading.Thread(target=on_exit, name="peer-ended", daemon=True).start()
 
 
 _watcher: _Watcher | None = None
@@ -48,11 +55,11 @@ _watcher_lock = threading.Lock()
 
 
 def watch_process(pid: int, on_exit: Callable[[], None]) -> Callable[[], None]:
-    """Call `on_exit` once, from a thread of this module, when process `pid` ends.
+    """Call `on_exit` once, from a thread of its own, when process `pid` ends.
 
     Args:
         pid: A process of this host and pid namespace.
-        on_exit: Must not block.
+        on_exit: Of this watch alone (not the same function object for two watches).
 
     Returns:
         A function that ends the watch; idempotent.

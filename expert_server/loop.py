@@ -114,10 +114,12 @@ class ServeLoop:
         if grant is None:
             self._arena.server_offline(slot)
             return None
+        if self._arena.flags.load(slot) != SlotState.WRITTEN:
+            # Handed to another client between the wait and `set_busy`; it has written nothing yet.
+            return None
         offset = self._arena.request_offset(slot)
-        header: RequestHeader | None = None
+        header = RequestHeader.unpack_from(self._arena.buffer, offset)
         try:
-            header = RequestHeader.unpack_from(self._arena.buffer, offset)
             validate_request(
                 header,
                 payload_capacity=self._arena.payload_capacity,
@@ -129,15 +131,16 @@ class ServeLoop:
         except (SlotCorruptError, WrongRequestError) as error:
             self.refused += 1
             _log.warning("slot %d of %s: %s", slot, grant.client_id, error)
-            self._refuse(slot, grant, header, Status.INVALID_ARGUMENT)
+            # A wrong request is wrong everywhere; one that was damaged on the way is to be sent again.
+            wrong = isinstance(error, WrongRequestError)
+            status = Status.INVALID_ARGUMENT if wrong else Status.INTERNAL
+            self._refuse(slot, grant, header, status)
             return None
         hidden, ids, scores = request_views(self._arena.buffer, offset, header)
         x_TH = torch.from_numpy(hidden)
         if header.dtype == WireDtype.BFLOAT16:
             x_TH = x_TH.view(torch.bfloat16)
-        return _Request(
-            slot, grant, header, x_TH, torch.from_numpy(ids), torch.from_numpy(scores)
-        )
+        return _Request(slot, grant, header, x_TH, torch.from_numpy(ids), torch.from_numpy(scores))
 
     # -- compute --------------------------------------------------------------------------------------
 
@@ -192,16 +195,14 @@ class ServeLoop:
         np.copyto(result_view(self._arena.buffer, offset, rows, hidden), out_TH.numpy())
         self._finish(request.slot, request.grant, request.header, Status.OK, rows, hidden)
 
-    def _refuse(
-        self, slot: int, grant: Grant, header: RequestHeader | None, status: Status
-    ) -> None:
+    def _refuse(self, slot: int, grant: Grant, header: RequestHeader, status: Status) -> None:
         self._finish(slot, grant, header, status, 0, 0)
 
     def _finish(
         self,
         slot: int,
         grant: Grant,
-        header: RequestHeader | None,
+        header: RequestHeader,
         status: Status,
         rows: int,
         hidden: int,
@@ -209,10 +210,10 @@ class ServeLoop:
         result = ResultHeader.of(
             status=status,
             generation=grant.generation,
-            request_id=header.request_id if header is not None else 0,
+            request_id=header.request_id,
             rows=rows,
             hidden_size=hidden,
-            detail=self.epoch,
+            detail=self.epoch if status is Status.STALE_PLACEMENT else 0,
         )
         result.pack_into(self._arena.buffer, self._arena.result_offset(slot))
         self.requests += 1

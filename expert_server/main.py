@@ -16,10 +16,10 @@ from eaas.config import ExpertServerConfig
 from eaas.grpc_server import Service, serve
 from eaas.log import get_logger
 from eaas.rpc.v1 import expert_pb2_grpc
-from eaas.session import MembershipView, MemberSession, Report
+from eaas.session import MemberSession, MembershipView, Report
 from eaas.types import Member, MemberState, Role
 from eaas.wire import Arena
-from eaas.wire.slot import WireDtype, payload_layout, result_length
+from eaas.wire.header import WireDtype, payload_layout, result_length
 from expert_server.kernels.reference import ReferenceKernel
 from expert_server.loop import ServeLoop
 from expert_server.service import TRANSPORTS, ExpertService
@@ -80,9 +80,7 @@ class ExpertServer:
         self._loop = ServeLoop(
             self._arena, self._table, ReferenceKernel(self._store), self.shape, config.spin_us
         )
-        service = ExpertService(
-            self._arena, self._table, self._store, self.shape, self._applied
-        )
+        service = ExpertService(self._arena, self._table, self._store, self.shape, self._applied)
         self._server = serve(
             [
                 Service(
@@ -115,6 +113,7 @@ class ExpertServer:
             )
         except BaseException:
             self._server.stop(0)
+            self._arena.close()
             raise
         self._joined.set()
 
@@ -125,6 +124,8 @@ class ExpertServer:
         finally:
             self._server.set_serving(False)
             self._session.close(deregister=True)
+            # Clients see at once that their slots are gone, and the streams end before the arena does.
+            self._table.revoke_all()
             self._server.stop(_GRACE_S)
             self._arena.close()
 
@@ -159,7 +160,8 @@ class ExpertServer:
             if member is None:
                 continue
             dead = member.state is MemberState.DEAD
-            if self._table.revoke_lives(client_id, member.incarnation - (not dead)):
+            last_gone = member.incarnation if dead else member.incarnation - 1
+            if self._table.revoke_lives(client_id, last_gone):
                 _log.info("%s is gone: its slots are free", client_id)
 
     def _on_new_incarnation(self, incarnation: int) -> None:

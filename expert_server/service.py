@@ -11,7 +11,6 @@ import grpc
 from eaas.errors import CheckpointError
 from eaas.log import get_logger
 from eaas.rpc.v1 import expert_pb2 as pb
-from eaas.rpc.v1 import expert_pb2_grpc
 from eaas.types import ModelShape
 from eaas.wire import Arena
 from eaas.wire.slot import VERSION
@@ -25,7 +24,7 @@ _log = get_logger(__name__)
 TRANSPORTS = ("shm", "grpc")
 
 
-class ExpertService(expert_pb2_grpc.ExpertServiceServicer):
+class ExpertService:
     """See `expert.proto`.
 
     Args:
@@ -64,6 +63,7 @@ class ExpertService(expert_pb2_grpc.ExpertServiceServicer):
                 f"no {request.slots} free slots of {self._arena.slots}; "
                 "raise expert_server.slots or lower attention_client.slots",
             )
+        assert grant is not None  # abort raises
         shared = request.transport == "shm"
         return pb.ConnectResponse(
             connection_id=grant.connection_id,
@@ -96,6 +96,11 @@ class ExpertService(expert_pb2_grpc.ExpertServiceServicer):
             context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 "the client serves another checkpoint than this server",
+            )
+        if request.hidden_size != self._shape.hidden_size:
+            context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"hidden size {request.hidden_size}, the model has {self._shape.hidden_size}",
             )
         if not request.client_id or not 1 <= request.slots <= self._arena.slots:
             context.abort(

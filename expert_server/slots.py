@@ -2,17 +2,21 @@
 
 A client gets a contiguous run of slots and a generation; every header it writes bears the generation, so what
 a former owner wrote is never taken for the new owner's. The table is used by the service's threads and by the
-loop; a slot that the loop is computing is not handed out again before the loop is done with it.
+loop; a slot that the loop is computing, or that a stream is copying, is not handed out again before they are
+done with it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import uuid
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from eaas.wire import Arena, SlotState
+from eaas.wire import Arena
 from eaas.wire.slot import reply_bell
 
 __all__ = ["Grant", "SlotTable"]
@@ -48,16 +52,18 @@ class SlotTable:
         self._grants: dict[str, Grant] = {}
         self._owner: list[Grant | None] = [None] * arena.slots
         self._busy: frozenset[int] = frozenset()
+        self._copying: Counter[int] = Counter()
         self._generations = itertools.count(1)
 
     def grant(self, client_id: str, client_incarnation: int, slots: int) -> Grant | None:
         """Give a client a run of free slots; None where there is no such run.
 
-        What another life of the same client held is taken back first.
+        A client has one connection: what it held before, in this life or an earlier one, is taken back first
+        (it comes again because it lost that connection, and its goodbye may have been lost, too).
         """
         with self._lock:
             for old in tuple(self._grants.values()):
-                if old.client_id == client_id and old.client_incarnation != client_incarnation:
+                if old.client_id == client_id and old.client_incarnation <= client_incarnation:
                     self._revoke(old)
             first = self._free_run(slots)
             if first is None:
@@ -71,10 +77,12 @@ class SlotTable:
                 slots,
             )
             for slot in range(first, first + slots):
+                # In this order: whoever sees the slot FREE sees the new generation, and the loop knows
+                # the owner before it can have written.
                 self._arena.server_offline(slot)
                 self._arena.set_generation(slot, grant.generation)
-                self._arena.server_reclaim(slot)
                 self._owner[slot] = grant
+                self._arena.server_reclaim(slot)
             self._grants[grant.connection_id] = grant
             return grant
 
@@ -114,18 +122,41 @@ class SlotTable:
             return {grant.client_id for grant in self._grants.values()}
 
     def owner(self, slot: int) -> Grant | None:
-        """Whose slot it is now. For the loop; a slot's owner may change right afterwards."""
+        """Whose slot it is now. For the loop: a busy slot's owner may vanish, but not become another."""
         return self._owner[slot]
 
     def set_busy(self, slots: frozenset[int]) -> None:
-        """The loop's word: these are being computed, do not hand them out."""
+        """The loop's word: these are being computed, do not hand them out.
+
+        One of them may have been handed out between the loop's look at its flag and this call: the loop
+        looks again afterwards.
+        """
         with self._lock:
             self._busy = slots
+
+    @contextlib.contextmanager
+    def copying(self, grant: Grant) -> Iterator[bool]:
+        """Keep a connection's slots from being handed out while a stream copies into or out of them.
+
+        Yields whether the grant lives. It may be revoked meanwhile: then its flags do not move any more.
+        """
+        slots = range(grant.first_slot, grant.first_slot + grant.slots)
+        with self._lock:
+            lives = grant.connection_id in self._grants
+            if lives:
+                self._copying.update(slots)
+        try:
+            yield lives
+        finally:
+            if lives:
+                with self._lock:
+                    self._copying.subtract(slots)
 
     def _free_run(self, slots: int) -> int | None:
         run = 0
         for slot, owner in enumerate(self._owner):
-            run = run + 1 if owner is None and slot not in self._busy else 0
+            taken = owner is not None or slot in self._busy or self._copying[slot] > 0
+            run = 0 if taken else run + 1
             if run == slots:
                 return slot - slots + 1
         return None
@@ -133,7 +164,6 @@ class SlotTable:
     def _revoke(self, grant: Grant) -> None:
         for slot in range(grant.first_slot, grant.first_slot + grant.slots):
             self._owner[slot] = None
-            if self._arena.flags.load(slot) != SlotState.OFFLINE:
-                self._arena.server_offline(slot)
+            self._arena.server_offline(slot)
         del self._grants[grant.connection_id]
         self._arena.flags.interrupt(grant.reply_bell)

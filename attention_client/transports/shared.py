@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 import grpc
@@ -18,13 +17,15 @@ from eaas.wire.slot import DOORBELL
 __all__ = ["open_shm"]
 
 
-
 class _SharedLink:
+    """See `attention_client.connection.Link`."""
+
     def __init__(
         self, granted: pb.ConnectResponse, channel: grpc.Channel, on_lost: Callable[[str], None]
     ) -> None:
         self.arena = Arena.attach(granted.arena_pid, granted.arena_fd, granted.arena_bytes)
         if self.arena.incarnation != granted.server_incarnation:
+            self.arena.close()
             raise ConnectionLostError(f"process {granted.arena_pid} is another one now")
         self.first_slot = granted.first_slot
         self.slots = granted.slots
@@ -32,22 +33,19 @@ class _SharedLink:
         self.generation = granted.generation
         self._connection_id = granted.connection_id
         self._service = expert_pb2_grpc.ExpertServiceStub(channel)
-        self._closed = threading.Event()
         # The kernel tells at once that the process ended, long before any timeout.
         try:
             self._unwatch = watch_process(
                 granted.arena_pid, lambda: on_lost(f"process {granted.arena_pid} ended")
             )
         except ProcessLookupError:
+            self.arena.close()
             raise ConnectionLostError(f"process {granted.arena_pid} ended") from None
 
     def kick(self, slot: int) -> None:
         self.arena.flags.ring(DOORBELL)
 
     def close(self) -> None:
-        if self._closed.is_set():
-            return
-        self._closed.set()
         self._unwatch()
         say_goodbye(self._service, self._connection_id)
 

@@ -14,7 +14,9 @@ from eaas.cli.options import Json
 
 __all__ = ["register"]
 
-bench = typer.Typer(help="Benchmarks: ratios of two things measured in one run.", no_args_is_help=True)
+bench = typer.Typer(
+    help="Benchmarks: ratios of two things measured in one run.", no_args_is_help=True
+)
 
 
 def register(app: typer.Typer) -> None:

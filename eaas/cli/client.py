@@ -16,9 +16,16 @@ __all__ = ["fetch_status", "register", "status_table"]
 
 DEFAULT_ENDPOINT = "http://127.0.0.1:8000"
 _STATUS_S = 5.0
+_PIPED_WIDTH = 160
 # Between two tokens of a stream: a layer's whole deadline, many times over.
 _TOKEN_S = 120.0
-_COLOURS = {"SERVING": "green", "JOINING": "cyan", "DRAINING": "cyan", "SUSPECT": "yellow", "DEAD": "red"}
+_COLOURS = {
+    "SERVING": "green",
+    "JOINING": "cyan",
+    "DRAINING": "cyan",
+    "SUSPECT": "yellow",
+    "DEAD": "red",
+}
 
 
 def register(app: typer.Typer) -> None:
@@ -77,7 +84,9 @@ def status(endpoint: Endpoint = DEFAULT_ENDPOINT, as_json: Json = False) -> None
         return
     from rich.console import Console
 
-    Console().print(status_table(document))
+    # Piped, there is no width to fit into, and half an address is of no use to the next program.
+    console = Console()
+    Console(width=None if console.is_terminal else _PIPED_WIDTH).print(status_table(document))
 
 
 def generate(
@@ -127,7 +136,9 @@ def _print_chunk(line: str) -> None:
 
 def _check(response: httpx.Response) -> None:
     if response.is_error:
-        raise ClusterError(f"the endpoint refused ({response.status_code}): {_reason(response.json())}")
+        raise ClusterError(
+            f"the endpoint refused ({response.status_code}): {_reason(response.json())}"
+        )
 
 
 def _reason(document: dict[str, Any]) -> str:
@@ -140,4 +151,8 @@ def _base(endpoint: str) -> str:
 
 
 def _unreachable(endpoint: str, error: Exception) -> str:
-    return f"{endpoint}: no cluster answers there ({error}); start one with `eaas up` or give --endpoint"
+    # One line: httpx adds a second one to an HTTP error, with a link.
+    why = str(error).partition("\n")[0] or type(error).__name__
+    return (
+        f"{endpoint}: no cluster answers there ({why}); start one with `eaas up` or give --endpoint"
+    )

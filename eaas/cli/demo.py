@@ -16,7 +16,9 @@ def register(app: typer.Typer) -> None:
 
 
 def demo_model(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write the checkpoint.")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Where to write the checkpoint.")
+    ],
     arch: Annotated[
         str,
         typer.Option(help="qwen3_moe, qwen2_moe, mixtral, olmoe, deepseek_v3 or gpt_oss."),

@@ -10,7 +10,8 @@ import typer
 __all__ = ["ConfigFile", "Endpoint", "Join", "Json", "Model"]
 
 Model = Annotated[
-    Path, typer.Option("--model", help="Directory of a Hugging Face MoE checkpoint.", show_default=False)
+    Path,
+    typer.Option("--model", help="Directory of a Hugging Face MoE checkpoint.", show_default=False),
 ]
 ConfigFile = Annotated[
     Path | None,
@@ -18,13 +19,9 @@ ConfigFile = Annotated[
 ]
 Join = Annotated[
     str,
-    typer.Option(
-        "--join", metavar="HOST:PORT", help="The cluster's monitor.", show_default=False
-    ),
+    typer.Option("--join", metavar="HOST:PORT", help="The cluster's monitor.", show_default=False),
 ]
 Endpoint = Annotated[
     str, typer.Option("--endpoint", metavar="URL", help="HTTP endpoint of the cluster.")
 ]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document and nothing else.")
-]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
 import sys
 import threading
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from eaas.cli.options import ConfigFile, Join, Model
 from eaas.config import load_config
-from eaas.local.child import announce, bind_to_launcher
+from eaas.local.child import announce, bind_to_launcher, clear_scratch
 from eaas.log import configure_logging
 
 __all__ = ["register"]
@@ -24,7 +25,7 @@ Threads = Annotated[
     int | None, typer.Option("--threads", help="Intra-op threads; 0 chooses by the cores.")
 ]
 # A process that was told to end and has not after this long is ended hard, by itself.
-_LAST_RESORT_S = 8.0
+_LAST_RESORT_S = 5.0
 
 
 def register(app: typer.Typer) -> None:
@@ -51,6 +52,14 @@ def _last_resort() -> None:
     timer = threading.Timer(_LAST_RESORT_S, os._exit, (1,))
     timer.daemon = True
     timer.start()
+
+
+def _leave() -> NoReturn:
+    """End a process that has closed everything, without the second or so that torch takes to fold up."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def expert_server(
@@ -90,6 +99,7 @@ def expert_server(
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, end)
     server.run()
+    _leave()
 
 
 def attention_client(
@@ -121,8 +131,12 @@ def attention_client(
         threading.Thread(target=stopping.set, daemon=True).start()
         _last_resort()
 
-    signal.signal(signal.SIGTERM, end)
-    signal.signal(signal.SIGINT, end)
+    def ready(address: str) -> None:
+        # Before the first request a signal simply ends the process: there is nothing to bring to an end.
+        signal.signal(signal.SIGTERM, end)
+        signal.signal(signal.SIGINT, end)
+        _ready(address)
+
     from attention_client.main import run
 
     run(
@@ -131,8 +145,9 @@ def attention_client(
         join,
         loaded,
         stopping,
-        _ready,
+        ready,
     )
+    _leave()
 
 
 def monitor(
@@ -145,16 +160,21 @@ def monitor(
     config: ConfigFile = None,
 ) -> None:
     """Run the monitor: who is in the cluster."""
-    _begin("monitor")
-    settings: dict[str, Any] = {
-        "host": host,
-        "port": port,
-        "stop_members_on_exit": stop_members_on_exit,
-    }
-    loaded = load_config(config, monitor=settings).monitor
-    from monitor import run
+    # From the first moment, since it is to clear up even if its launcher is killed while this one starts.
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit())
+    try:
+        _begin("monitor")
+        settings: dict[str, Any] = {
+            "host": host,
+            "port": port,
+            "stop_members_on_exit": stop_members_on_exit,
+        }
+        loaded = load_config(config, monitor=settings).monitor
+        from monitor import run
 
-    run(loaded, _ready)
+        run(loaded, _ready)
+    finally:
+        clear_scratch()
 
 
 def balancer(

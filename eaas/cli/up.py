@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
-import signal
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -19,11 +19,12 @@ from eaas.errors import ClusterError
 
 if TYPE_CHECKING:
     from eaas.local import LocalCluster
+    from eaas.local.interrupt import Interrupt
+    from eaas.local.process import ChildProcess
 
 __all__ = ["register"]
 
 _REFRESH_S = 1.0
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def register(app: typer.Typer) -> None:
@@ -53,43 +54,35 @@ def up(
     Ctrl-C ends it all.
     """
     from eaas.local import LocalCluster
+    from eaas.local.interrupt import Interrupt, Interrupted
 
-    for number in _SIGNALS:
-        signal.signal(number, _interrupt)
-    settings = load_config(
-        config, attention_client={"transport": transport, "host": host, "port": port}
-    )
-    cluster = LocalCluster(
-        model,
-        servers=servers,
-        redundancy=redundancy,
-        config=settings,
-        config_file=config,
-        log_dir=log_dir,
-    )
-    started = time.monotonic()
-    try:
-        _say(f"starting {servers} expert servers and an attention client for {cluster.model} ...")
-        cluster.start()
-        _say(f"SERVING after {time.monotonic() - started:.1f} s")
-        _greet(cluster)
-        _watch(cluster)
-    except _Interrupted:
-        pass
-    finally:
-        _say("stopping ...")
-        cluster.stop()
-
-
-class _Interrupted(Exception):
-    """A person, or the system, wants the cluster to end."""
-
-
-def _interrupt(_number: int, _frame: object) -> None:
-    # A second one must not break into the end of the first and leave processes behind.
-    for number in _SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    raise _Interrupted
+    with Interrupt() as interrupt:
+        settings = load_config(
+            config, attention_client={"transport": transport, "host": host, "port": port}
+        )
+        cluster = LocalCluster(
+            model,
+            servers=servers,
+            redundancy=redundancy,
+            config=settings,
+            config_file=config,
+            log_dir=log_dir,
+        )
+        started = time.monotonic()
+        try:
+            _say(
+                f"starting {servers} expert servers and an attention client for {cluster.model} ..."
+            )
+            cluster.start(interrupt=interrupt)
+            _say(f"SERVING after {time.monotonic() - started:.1f} s")
+            _greet(cluster)
+            _watch(cluster, interrupt)
+        except Interrupted:
+            # The terminal may be what ended.
+            with contextlib.suppress(OSError):
+                _say("stopping ...")
+        finally:
+            cluster.stop()
 
 
 def _say(line: str) -> None:
@@ -107,27 +100,27 @@ def _greet(cluster: LocalCluster) -> None:
     _say(f"""
 endpoint: {cluster.endpoint}/v1    (status: eaas status --endpoint {cluster.endpoint})
 
-curl -s {cluster.endpoint}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'
+curl -s {cluster.endpoint}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}
 
 Try it: kill -9 an expert server's PID while it answers. Ctrl-C ends the cluster.
 """)
 
 
-def _watch(cluster: LocalCluster) -> None:
+def _watch(cluster: LocalCluster, interrupt: Interrupt) -> None:
     """Show the status until a signal comes; on a terminal in place, elsewhere a line per event."""
     if sys.stdout.isatty():
-        _watch_live(cluster)
+        _watch_live(cluster, interrupt)
     reported: set[int] = set()
     while True:
         for child in cluster.ended():
             if child.pid not in reported:
                 reported.add(child.pid)
-                _say(_obituary(child.name, child.pid, child.command))
+                _say(_obituary(child))
         _check_client(cluster)
-        time.sleep(_REFRESH_S)
+        interrupt.wait(_REFRESH_S)
 
 
-def _watch_live(cluster: LocalCluster) -> None:
+def _watch_live(cluster: LocalCluster, interrupt: Interrupt) -> None:
     from rich.console import Group
     from rich.live import Live
     from rich.text import Text
@@ -135,13 +128,14 @@ def _watch_live(cluster: LocalCluster) -> None:
     with Live(auto_refresh=False) as live:
         while True:
             _check_client(cluster)
-            notes = [Text(_obituary(c.name, c.pid, c.command)) for c in cluster.ended()]
             try:
-                table = status_table(fetch_status(cluster.endpoint))
+                shown = status_table(fetch_status(cluster.endpoint))
             except ClusterError as error:
-                table = Text(str(error))
-            live.update(Group(table, *notes), refresh=True)
-            time.sleep(_REFRESH_S)
+                shown = Text(str(error))
+            # No_wrap: a line that was broken to fit cannot be pasted.
+            notes = [Text(_obituary(child), no_wrap=True) for child in cluster.ended()]
+            live.update(Group(shown, *notes), refresh=True)
+            interrupt.wait(_REFRESH_S)
 
 
 def _check_client(cluster: LocalCluster) -> None:
@@ -152,7 +146,5 @@ def _check_client(cluster: LocalCluster) -> None:
         )
 
 
-def _obituary(name: str, pid: int, command: str) -> str:
-    program = Path(sys.executable).with_name("eaas")
-    again = command.replace("eaas", os.path.relpath(program), 1)
-    return f"{name} (pid {pid}) ended; start it again with:\n  {again}"
+def _obituary(child: ChildProcess) -> str:
+    return f"{child.name} (pid {child.pid}) ended; start it again with:\n  {child.command}"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import os
 import shutil
 import socket
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -15,6 +16,8 @@ from typing import Self
 from eaas.checkpoint import precheck
 from eaas.config import ClusterConfig
 from eaas.errors import ConfigError, PortInUseError
+from eaas.local.child import SCRATCH_VARIABLE
+from eaas.local.interrupt import Interrupt
 from eaas.local.process import ChildProcess, stop_all, wait_ready
 
 __all__ = ["LocalCluster"]
@@ -39,7 +42,7 @@ class LocalCluster:
         attention_client: Start one, with its endpoint; False where the caller is the client itself.
 
     Raises:
-        ConfigError: Fewer servers than the redundancy asks for.
+        ConfigError: Fewer servers than the redundancy asks for; log_dir or the host cannot be used.
         CheckpointError: The model cannot be served, as far as its files tell.
         PortInUseError: The endpoint's port is taken.
     """
@@ -71,31 +74,31 @@ class LocalCluster:
         self.redundancy = redundancy
         self._config_flags = ["--config", str(config_file.resolve())] if config_file else []
         self._own_log_dir = log_dir is None
-        self.log_dir = log_dir or Path(tempfile.mkdtemp(prefix="eaas-"))
-        self.log_dir.mkdir(parents=True, exist_ok=True)
+        self.log_dir = _make_log_dir(log_dir)
         self.children: dict[str, ChildProcess] = {}
         self.monitor_address = ""
         self.endpoint = ""
 
     # -- life -----------------------------------------------------------------------------------------
 
-    def start(self, timeout_s: float = 120.0) -> None:
+    def start(self, timeout_s: float = 120.0, interrupt: Interrupt | None = None) -> None:
         """Start everything and wait until all are SERVING. Nothing is left behind if that fails.
 
         Raises:
             EaasError: A process failed (its own words) or was not ready in time.
+            Interrupted: The operator wants the end.
         """
         deadline = time.monotonic() + timeout_s
         try:
-            monitor = self._spawn("monitor", "monitor", "--stop-members-on-exit")
-            wait_ready([monitor], _MONITOR_S)
+            monitor = self._spawn_monitor()
+            wait_ready([monitor], _MONITOR_S, interrupt)
             assert monitor.address is not None
             self.monitor_address = monitor.address
             others = [self._spawn_server(i) for i in range(self.servers)]
             others.append(self._spawn_balancer())
             if self._with_client:
                 others.append(self._spawn_client())
-            wait_ready(others, deadline - time.monotonic())
+            wait_ready(others, deadline - time.monotonic(), interrupt)
             if self._with_client:
                 self.endpoint = self.children["attention-client"].address or ""
         except BaseException:
@@ -103,9 +106,13 @@ class LocalCluster:
             raise
 
     def stop(self) -> None:
-        """End every process: ask, wait, then kill; the monitor last. Idempotent."""
-        stop_all(c for c in self.children.values() if c.name != "monitor")
-        stop_all(c for c in self.children.values() if c.name == "monitor")
+        """End every process: ask, wait, then kill. Idempotent."""
+        # The client first, since requests that it lets end need the experts; the monitor last, since it
+        # tells servers that were started by hand.
+        first, last = "attention-client", "monitor"
+        stop_all(c for c in self.children.values() if c.name == first)
+        stop_all(c for c in self.children.values() if c.name not in (first, last))
+        stop_all(c for c in self.children.values() if c.name == last)
         if self._own_log_dir:
             shutil.rmtree(self.log_dir, ignore_errors=True)
 
@@ -135,10 +142,19 @@ class LocalCluster:
 
     # -- the roles ------------------------------------------------------------------------------------
 
-    def _spawn(self, name: str, *arguments: str) -> ChildProcess:
-        child = ChildProcess(name, [*arguments, *self._config_flags], self.log_dir)
+    def _spawn(
+        self, name: str, *arguments: str, variables: Mapping[str, str] | None = None
+    ) -> ChildProcess:
+        child = ChildProcess(
+            name, [*arguments, *self._config_flags], self.log_dir, variables=variables
+        )
         self.children[name] = child
         return child
+
+    def _spawn_monitor(self) -> ChildProcess:
+        # It outlives the others, so it clears up after a launcher that was killed.
+        scratch = {SCRATCH_VARIABLE: str(self.log_dir)} if self._own_log_dir else None
+        return self._spawn("monitor", "monitor", "--stop-members-on-exit", variables=scratch)
 
     def _spawn_server(self, index: int) -> ChildProcess:
         name = f"expert-server-{index}"
@@ -166,13 +182,37 @@ class LocalCluster:
         )
 
 
+def _make_log_dir(wanted: Path | None) -> Path:
+    if wanted is None:
+        return Path(tempfile.mkdtemp(prefix="eaas-"))
+    try:
+        wanted.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"--log-dir {wanted}: {error.strerror}; give another directory"
+        ) from error
+    return wanted
+
+
 def _check_port(host: str, port: int) -> None:
-    """Fail before anything is started where the endpoint's port is taken."""
-    with contextlib.closing(socket.socket()) as probe:
+    """Fail before anything is started where the endpoint's address cannot be had."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except socket.gaierror as error:
+        raise ConfigError(
+            f"--host {host}: {error.strerror}; give an address of this machine"
+        ) from error
+    with socket.socket(family, kind) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, port))
+            probe.bind(address)
         except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise ConfigError(
+                    f"--host {host}: {error.strerror}; give an address of this machine"
+                ) from error
             raise PortInUseError(
                 f"{host}:{port}: {error.strerror}; choose another with --port, or stop what holds it"
             ) from error

@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 import os
 import selectors
+import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from eaas.errors import ClusterError, EaasError
 from eaas.local.child import PARENT_VARIABLE, READY_VARIABLE
+from eaas.local.interrupt import Interrupt, Interrupted
 
 __all__ = ["ChildProcess", "stop_all", "wait_ready"]
 
-_END_S = 5.0
+# Three times over (client, servers, monitor) it is less than anybody waits after Ctrl-C.
+_END_S = 3.0
 
 
 class ChildProcess:
@@ -28,10 +31,16 @@ class ChildProcess:
         arguments: Of the `eaas` program.
         log_dir: Where its output goes.
         module: Python module to run.
+        variables: To add to its environment.
     """
 
     def __init__(
-        self, name: str, arguments: Sequence[str], log_dir: Path, module: str = "eaas"
+        self,
+        name: str,
+        arguments: Sequence[str],
+        log_dir: Path,
+        module: str = "eaas",
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
         self.arguments = tuple(arguments)
@@ -44,6 +53,7 @@ class ChildProcess:
         environment = os.environ | {
             READY_VARIABLE: str(write_fd),
             PARENT_VARIABLE: str(os.getpid()),
+            **(variables or {}),
         }
         with self.log_file.open("ab") as log:
             try:
@@ -75,8 +85,10 @@ class ChildProcess:
 
     @property
     def command(self) -> str:
-        """What a person can type to start the same again."""
-        return " ".join(("eaas", *self.arguments))
+        """What a person can paste into a shell, in any directory, to start the same again."""
+        script = Path(sys.executable).with_name("eaas")
+        program = (str(script),) if script.exists() else (sys.executable, "-m", "eaas")
+        return shlex.join((*program, *self.arguments))
 
     def read(self) -> None:
         """Take in what the child announced. Raises EaasError with the child's own words if it failed."""
@@ -133,18 +145,23 @@ def stop_all(children: Iterable[ChildProcess]) -> None:
             child.reap(_END_S)
 
 
-def wait_ready(children: Iterable[ChildProcess], timeout_s: float) -> None:
+def wait_ready(
+    children: Iterable[ChildProcess], timeout_s: float, interrupt: Interrupt | None = None
+) -> None:
     """Wait until every child has announced its address.
 
     Raises:
         EaasError: A child failed; its own words.
         ClusterError: The time is over; names who is not ready.
+        Interrupted: The operator wants the end.
     """
     deadline = time.monotonic() + timeout_s
     waiting = {child for child in children if child.address is None}
     with selectors.DefaultSelector() as selector:
         for child in waiting:
             selector.register(child.fd, selectors.EVENT_READ, child)
+        if interrupt is not None:
+            selector.register(interrupt.fd, selectors.EVENT_READ)
         while waiting:
             left = deadline - time.monotonic()
             if left <= 0:
@@ -152,6 +169,8 @@ def wait_ready(children: Iterable[ChildProcess], timeout_s: float) -> None:
                 raise ClusterError(f"not ready after {timeout_s:.0f} s: {names}")
             for key, _ in selector.select(left):
                 child = key.data
+                if child is None:
+                    raise Interrupted
                 child.read()
                 if child.address is not None:
                     selector.unregister(child.fd)

@@ -1,0 +1,249 @@
+"""What a person gets wrong: one line that names it and says what to do, exit code 2, nothing left."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+# A start whose checkpoint is wrong in a way that only transformers sees ends within that.
+SOON_S = 40.0
+
+
+@pytest.fixture
+def model(checkpoint: Callable[..., Path], tmp_path: Path) -> Path:
+    """A checkpoint of this test's own, to damage."""
+    return Path(shutil.copytree(checkpoint("qwen3_moe"), tmp_path / "model"))
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+def refused(home: Any, done: subprocess.CompletedProcess[str], *named: str) -> None:
+    """The form of every refusal."""
+    assert done.returncode == 2, (done.stdout, done.stderr)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("eaas: error: ")
+    for text in named:
+        assert text in line
+    assert "SERVING" not in done.stdout
+    assert "endpoint" not in done.stdout
+    home.assert_nothing_left(within_s=2.0)
+
+
+def up(home: Any, model: object, *options: str) -> subprocess.CompletedProcess[str]:
+    done: subprocess.CompletedProcess[str] = home.run(
+        "up", "--model", str(model), "--port", "0", *options, timeout=SOON_S
+    )
+    return done
+
+
+# -- the checkpoint ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-30B-A3B", "nowhere"])
+def test_no_path(home: Any, name: str) -> None:
+    refused(home, up(home, name), name, "give the local directory")
+
+
+def test_a_directory_that_is_no_checkpoint(home: Any, tmp_path: Path) -> None:
+    refused(home, up(home, tmp_path), str(tmp_path), "config.json")
+
+
+def test_missing_shard(home: Any, model: Path) -> None:
+    shard = min(model.glob("*.safetensors"))
+    shard.unlink()
+    refused(home, up(home, model), str(shard), "complete the download")
+
+
+def test_truncated_shard(home: Any, model: Path) -> None:
+    shard = min(model.glob("*.safetensors"))
+    os.truncate(shard, shard.stat().st_size - 1)
+    refused(home, up(home, model), str(shard), "fetch the shard again")
+
+
+def test_dense_model(home: Any, tmp_path: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+    )
+    path = tmp_path / "dense"
+    LlamaForCausalLM(config).save_pretrained(path)
+    refused(home, up(home, path), str(path), "no layer with experts", "another engine")
+
+
+def test_no_tokenizer(home: Any, model: Path) -> None:
+    for file in model.glob("tokenizer*"):
+        file.unlink()
+    refused(home, up(home, model), str(model), "tokenizer")
+
+
+# -- the options ---------------------------------------------------------------------------------------
+
+
+def test_port_in_use(home: Any, model: Path, taken: int) -> None:
+    done = home.run("up", "--model", str(model), "--port", str(taken), timeout=SOON_S)
+    refused(home, done, str(taken), "--port")
+
+
+def test_host_of_another_machine(home: Any, model: Path) -> None:
+    refused(home, up(home, model, "--host", "192.0.2.1"), "--host 192.0.2.1")
+
+
+def test_redundancy_above_servers(home: Any, model: Path) -> None:
+    done = up(home, model, "--servers", "1", "--redundancy", "2")
+    refused(home, done, "--servers 2", "--redundancy 2")
+
+
+def test_unknown_transport(home: Any, model: Path) -> None:
+    done = up(home, model, "--transport", "rdma")
+    refused(home, done, "--transport", "'shm' or 'grpc'")
+    assert done.stdout == ""
+
+
+def test_log_dir_that_is_a_file(home: Any, model: Path) -> None:
+    file = model / "config.json"
+    refused(home, up(home, model, "--log-dir", str(file)), str(file), "--log-dir")
+
+
+def test_no_servers(home: Any, model: Path) -> None:
+    done = up(home, model, "--servers", "0")
+    assert done.returncode == 2
+    assert "--servers" in done.stderr
+    assert done.stdout == ""
+
+
+# -- the settings --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("monitor: {pirt: 1}", "monitor.pirt"),
+        ("expert_server: {slots: 1}", "expert_server.slots"),
+        ("monitor: [", "YAML"),
+    ],
+)
+def test_wrong_cluster_yaml(home: Any, model: Path, text: str, named: str) -> None:
+    file = model / "cluster.yaml"
+    file.write_text(text)
+    refused(home, up(home, model, "--config", str(file)), str(file), named)
+
+
+def test_missing_cluster_yaml(home: Any, model: Path) -> None:
+    refused(home, up(home, model, "--config", "nowhere.yaml"), "nowhere.yaml")
+
+
+def test_wrong_environment(home: Any, model: Path) -> None:
+    home.environment["EAAS_EXPERT_SERVER__SLOTS"] = "many"
+    refused(home, up(home, model), "EAAS_EXPERT_SERVER__SLOTS")
+
+
+def test_settings_that_only_a_role_can_refuse(home: Any, model: Path) -> None:
+    """The child's own words come through."""
+    home.environment["EAAS_MONITOR__LEASE_S"] = "0.5"
+    refused(home, up(home, model), "monitor.heartbeat_s", "monitor.lease_s")
+
+
+# -- the machine ---------------------------------------------------------------------------------------
+
+
+def test_too_little_shared_memory(home: Any, root: Path, model: Path) -> None:
+    if os.geteuid() != 0 or subprocess.run(["unshare", "-m", "true"], check=False).returncode != 0:
+        pytest.skip("a /dev/shm of one's own takes root and mount namespaces")
+    tiny = 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"'
+    command = [sys.executable, "-m", "eaas", "up", "--model", str(model), "--port", "0"]
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", tiny, "sh", *command],
+        cwd=root,
+        env=home.environment,
+        capture_output=True,
+        text=True,
+        timeout=SOON_S,
+    )
+    refused(home, done, "/dev/shm", "free")
+
+
+# -- the roles and the clients of a cluster that is not there -----------------------------------------
+
+
+@pytest.mark.parametrize("role", ["expert-server", "attention-client", "balancer"])
+def test_no_monitor(home: Any, model: Path, taken: int, role: str) -> None:
+    """The port is taken by something that speaks no gRPC."""
+    address = f"127.0.0.1:{taken}"
+    words = [] if role == "balancer" else ["--model", str(model)]
+    words += ["--port", "0"]
+    done = home.run(role, "--join", address, *words, timeout=SOON_S)
+    assert done.returncode == 2
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("eaas: error: cannot register ")
+    assert address in last
+    assert "check the address" in last
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    home.assert_nothing_left(within_s=2.0)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("status",),
+        ("status", "--json"),
+        ("generate", "Hello"),
+        ("generate", "Hello", "--json"),
+    ],
+)
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:1", "nonsense"])
+def test_no_cluster(home: Any, words: tuple[str, ...], endpoint: str) -> None:
+    done = home.run(*words, "--endpoint", endpoint)
+    refused(home, done, endpoint, "eaas up")
+    assert done.stdout == ""
+
+
+def test_another_server_at_the_endpoint(home: Any, tmp_path: Path) -> None:
+    """It answers 404, for which httpx has two lines."""
+    with subprocess.Popen(
+        [sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as server:
+        assert server.stdout is not None
+        port = server.stdout.readline().split("port ")[1].split()[0]
+        try:
+            done = home.run("status", "--endpoint", f"http://127.0.0.1:{port}")
+        finally:
+            server.kill()
+    refused(home, done, "404")
+
+
+def test_demo_model_does_not_overwrite(home: Any, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    refused(home, home.run("demo-model", str(tmp_path)), str(tmp_path), "another path")
+    assert json.dumps(sorted(p.name for p in tmp_path.glob("*.tex"))) == '["thesis.tex"]'
+
+
+@pytest.mark.parametrize("words", [("--arch", "llama"), ("--hidden", "3"), ("--top-k", "0")])
+def test_demo_model_that_cannot_be(home: Any, tmp_path: Path, words: tuple[str, str]) -> None:
+    done = home.run("demo-model", str(tmp_path / "demo"), *words)
+    refused(home, done, words[0].removeprefix("--").replace("-", "_")[:4])
+    assert not (tmp_path / "demo").exists()

@@ -1,0 +1,293 @@
+"""`eaas up` in a terminal: what it prints works as pasted, and nothing outlives it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
+
+PROMPT = "Once upon a time"
+LONG = 300
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A path that a shell would take apart."""
+    path = tmp_path_factory.mktemp("models") / "it's a demo"
+    shutil.copytree(checkpoint("qwen3_moe"), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def up(model: Path, start_up: Callable[..., Any]) -> Iterator[Any]:
+    running = start_up(model)
+    running.wait_serving()
+    yield running
+    running.end()
+
+
+@pytest.fixture(scope="module")
+def eager_text(model: Path) -> str:
+    torch.set_num_threads(1)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    eager = AutoModelForCausalLM.from_pretrained(model, experts_implementation="eager").eval()
+    ids_BT = tokenizer(PROMPT, return_tensors="pt").input_ids
+    out_BT = eager.generate(ids_BT, max_new_tokens=LONG, do_sample=False)
+    text: str = tokenizer.decode(out_BT[0, ids_BT.shape[1] :], skip_special_tokens=True)
+    return text
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def until(wanted: Callable[[], Any], timeout_s: float = 60.0) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while not (found := wanted()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return found
+
+
+def paste(up: Any, root: Path, line: str) -> subprocess.Popen[bytes]:
+    """Run a printed line in a shell of its own; from the root, where an uninstalled package is found."""
+    return subprocess.Popen(
+        ["bash", "-c", f"exec {line}"],
+        cwd=root,
+        env=up.home.environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def stream(endpoint: str, after: int = 0, then: Callable[[], object] = lambda: None) -> str:
+    """A long greedy completion, with something that happens after so many chunks of it."""
+    body = {"prompt": PROMPT, "max_tokens": LONG, "temperature": 0, "stream": True}
+    text, chunks = "", 0
+    with httpx.stream("POST", f"{endpoint}/v1/completions", json=body, timeout=60) as response:
+        assert response.status_code == 200
+        for line in response.iter_lines():
+            data = line.removeprefix("data: ")
+            if not line.startswith("data: ") or data == "[DONE]":
+                continue
+            document = json.loads(data)
+            if "error" in document:
+                raise openai.APIError(str(document), request=response.request, body=document)
+            text += "".join(choice["text"] for choice in document["choices"])
+            chunks += 1
+            if chunks == after:
+                then()
+    assert chunks > after
+    return text
+
+
+# -- a story in one cluster: each chapter leaves it as the next one needs it --------------------------
+
+
+def test_the_printed_curl_line_works(up: Any) -> None:
+    endpoint = up.endpoint
+    (line,) = re.findall(r"^curl .*$", up.output, re.MULTILINE)
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["choices"][0]["message"]["content"]
+    assert f"eaas status --endpoint {endpoint}" in up.output
+
+
+def test_status_json(up: Any) -> None:
+    endpoint = up.endpoint
+    document = up.status()
+    assert {"epoch", "members", "coverage", "endpoint"} <= set(document)
+    assert document["epoch"] == 1
+    assert document["endpoint"].removesuffix("/v1") == endpoint
+    assert document["coverage"] == {"uncovered": [], "min_replicas": 2}
+    roles = sorted(m["role"] for m in document["members"])
+    assert roles == ["attention-client", "balancer", *["expert-server"] * 3, "monitor"]
+    living = up.home.processes()
+    for m in document["members"]:
+        assert set(m) == {
+            *("id", "role", "pid", "host", "address"),
+            *("state", "incarnation", "experts", "in_flight"),
+        }
+        assert (m["state"], m["incarnation"], m["in_flight"]) == ("SERVING", 1, 0)
+        assert m["pid"] in living
+        assert bool(m["experts"]) == (m["role"] == "expert-server")
+    # 3 layers of 8 experts, each twice
+    assert sum(m["experts"] for m in document["members"]) == 48
+
+
+def test_status_table(up: Any) -> None:
+    done = up.home.run("status", "--endpoint", up.endpoint)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    for m in up.status()["members"]:
+        (row,) = [line for line in done.stdout.splitlines() if line.split()[:1] == [m["id"]]]
+        assert row.split()[1:4] == ["SERVING", str(m["pid"]), m["address"]]
+
+
+def test_generate(up: Any, eager_text: str) -> None:
+    words = ("generate", PROMPT, "--max-tokens", str(LONG), "--endpoint", up.endpoint)
+    printed = up.home.run(*words)
+    assert (printed.returncode, printed.stderr) == (0, "")
+    assert printed.stdout == eager_text + "\n"
+    document = json.loads(up.home.run(*words, "--json").stdout)
+    assert document["choices"][0]["text"] == eager_text
+
+
+def test_openai_client(up: Any) -> None:
+    asked: dict[str, Any] = {
+        "model": "it's a demo",
+        "messages": [{"role": "user", "content": "Hello"}],
+        "max_tokens": 16,
+        "temperature": 0,
+    }
+    with openai.OpenAI(base_url=f"{up.endpoint}/v1", api_key="none") as client:
+        whole = client.chat.completions.create(**asked).choices[0].message.content
+        with client.chat.completions.create(**asked, stream=True) as chunks:
+            parts = [choice.delta.content or "" for chunk in chunks for choice in chunk.choices]
+    assert whole
+    assert "".join(parts) == whole
+    assert len(parts) > 4
+
+
+@pytest.mark.parametrize("way", ["printed line", "command line of the killed process"])
+def test_kill_a_server_in_the_middle_of_an_answer_and_start_it_again(
+    up: Any, root: Path, eager_text: str, way: str
+) -> None:
+    endpoint = up.endpoint
+    name = "expert-server-1"
+    before = up.member(name)
+    pid = before["pid"]
+    again = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
+    cwd = os.readlink(f"/proc/{pid}/cwd")
+
+    text = stream(endpoint, after=20, then=lambda: os.kill(pid, signal.SIGKILL))
+    assert text == eager_text
+    until(lambda: up.member(name)["state"] == "DEAD")
+    assert up.status()["coverage"] == {"uncovered": [], "min_replicas": 1}
+
+    if way == "printed line":
+        line = up.wait_output(rf"{name} \(pid {pid}\) ended; start it again with:\n  (.+)\n")
+        returned = paste(up, root, line)
+    else:
+        returned = subprocess.Popen(again, cwd=cwd, env=up.home.environment, start_new_session=True)
+    threading.Thread(target=returned.wait, daemon=True).start()
+
+    def back() -> bool:
+        now = up.member(name)
+        return now["state"] == "SERVING" and now["incarnation"] == before["incarnation"] + 1
+
+    until(back)
+    now = up.member(name)
+    assert now["pid"] == returned.pid
+    assert now["experts"] == before["experts"]
+    until(lambda: up.status()["coverage"]["min_replicas"] == 2)
+    assert stream(endpoint) == eager_text
+
+
+def test_the_end_takes_a_server_that_was_started_by_hand(up: Any) -> None:
+    by_hand = up.member("expert-server-1")["pid"]
+    assert os.getpgid(by_hand) != os.getpgid(up.member("expert-server-2")["pid"])
+    up.signal(signal.SIGINT)
+    assert up.process.wait(10) == 0
+    up.home.assert_nothing_left()
+
+
+# -- the control plane is off the data path ------------------------------------------------------------
+
+
+def test_without_a_monitor(model: Path, start_up: Callable[..., Any]) -> None:
+    up = start_up(model, "--servers", "2")
+    up.wait_serving()
+    endpoint = up.endpoint
+
+    def view_age_s() -> float:
+        metrics = httpx.get(f"{endpoint}/metrics").text
+        return float(re.findall(r"^eaas_view_age_seconds (\S+)$", metrics, re.MULTILINE)[0])
+
+    os.kill(up.member("monitor")["pid"], signal.SIGKILL)
+    before_s = view_age_s()
+    assert before_s < 3
+    text = stream(endpoint)
+    until(lambda: view_age_s() > before_s + 3)
+    assert stream(endpoint) == text
+    # It ends all the same, if the terminal closes.
+    up.signal(signal.SIGHUP)
+    up.process.wait(10)
+    up.home.assert_nothing_left()
+
+
+# -- the end -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("moment", ["idle", "busy"])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGKILL"])
+def test_nothing_is_left(model: Path, start_up: Callable[..., Any], name: str, moment: str) -> None:
+    up = start_up(model, "--servers", "1", "--redundancy", "1")
+    up.wait_serving()
+    endpoint = up.endpoint
+    number = signal.Signals[name]
+
+    def blow() -> None:
+        if number is signal.SIGKILL:
+            up.process.kill()
+        else:
+            up.signal(number)
+            # A second one, from an impatient person, changes nothing.
+            threading.Timer(0.3, os.killpg, (up.process.pid, number)).start()
+
+    assert up.home.files(), "the log directory is what the check below looks for"
+    if moment == "idle":
+        blow()
+    else:
+        # Cut off it may be: by an error, not as half an answer that looks whole.
+        with contextlib.suppress(httpx.HTTPError, openai.APIError):
+            assert stream(endpoint, after=5, then=blow) == eager_text
+    code = up.process.wait(10)
+    up.home.assert_nothing_left()
+    assert is_free(int(endpoint.rpartition(":")[2]))
+    assert code == (-signal.SIGKILL if number is signal.SIGKILL else 0)
+    assert "Traceback" not in up.output
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL"])
+def test_the_end_during_the_start(
+    model: Path, start_up: Callable[..., Any], name: str, seed: int
+) -> None:
+    up = start_up(model, "--servers", "1", "--redundancy", "1")
+    up.wait_output("(starting)")
+    time.sleep(random.Random(f"{name} {seed}").uniform(0, 6))
+    if name == "SIGTERM":
+        up.signal(signal.SIGTERM)
+    else:
+        up.process.kill()
+    up.process.wait(10)
+    up.home.assert_nothing_left()
+    assert "Traceback" not in up.output

@@ -1,0 +1,41 @@
+"""A cluster that nobody asks anything hardly uses the processor."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from eaas.local import LocalCluster
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+SETTLE_S = 3.0
+WATCH_S = 10.0
+MOST = 0.03  # of one core, all processes together
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_idle_cpu(
+    checkpoint: Callable[..., Path], start_cluster: Callable[..., LocalCluster]
+) -> None:
+    """Monitor, balancer, three expert servers, a client with its HTTP endpoint."""
+    cluster = start_cluster(checkpoint("qwen3_moe"))
+    time.sleep(SETTLE_S)
+    before_s = {name: cpu_s(child.pid) for name, child in cluster.children.items()}
+    started = time.monotonic()
+    time.sleep(WATCH_S)
+    took_s = time.monotonic() - started
+    used = {
+        name: (cpu_s(child.pid) - before_s[name]) / took_s
+        for name, child in cluster.children.items()
+    }
+    assert len(used) == 6
+    assert sum(used.values()) < MOST, used

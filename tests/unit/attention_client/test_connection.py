@@ -1,0 +1,190 @@
+"""The connection's own slots, over an arena in this process; the test is the server."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import numpy as np
+import pytest
+import torch
+from prometheus_client import CollectorRegistry
+
+from attention_client.connection import Connection, Ticket
+from attention_client.metrics import ClientMetrics
+from eaas.errors import ConnectionLostError, SlotCorruptError, SlotsBusyError
+from eaas.wire import Arena, RequestHeader, ResultHeader, SlotState
+from eaas.wire.slot import Status, reply_bell, result_view
+from expert_server.slots import Grant, SlotTable
+
+HIDDEN = 4
+
+
+class FakeLink:
+    def __init__(self, arena: Arena, grant: Grant) -> None:
+        self.arena, self.first_slot, self.slots = arena, grant.first_slot, grant.slots
+        self.generation, self.reply_bell = grant.generation, reply_bell(grant.first_slot)
+
+    def kick(self, slot: int) -> None:
+        self.arena.flags.ring(0)
+
+    def close(self) -> None:
+        pass
+
+
+class Bench:
+    def __init__(self, slots: int = 3) -> None:
+        self.arena = Arena.create_local(slots, 1024, 1024, 1)
+        self.table = SlotTable(self.arena)
+        self.metrics = ClientMetrics(CollectorRegistry())
+
+    def connect(self, client: str = "a") -> Connection:
+        grant = self.table.grant(client, 1, self.arena.slots)
+        assert grant is not None
+        link = FakeLink(self.arena, grant)
+        return Connection(client, 1, link, HIDDEN, 0, lambda c: None, lambda: None, self.metrics)
+
+    def answer(self, slot: int, **changes: int) -> bool:
+        request = RequestHeader.unpack_from(self.arena.buffer, self.arena.request_offset(slot))
+        fields = {
+            "generation": request.generation,
+            "request_id": request.request_id,
+            "rows": request.batch_size,
+            "hidden_size": HIDDEN,
+        }
+        offset = self.arena.result_offset(slot)
+        result_view(self.arena.buffer, offset, request.batch_size, HIDDEN)[...] = request.request_id
+        header = ResultHeader.of(Status.OK, **(fields | changes))
+        header.pack_into(self.arena.buffer, offset)
+        return self.arena.server_done(slot)
+
+
+def send(connection: Connection, rows: int = 1) -> Ticket:
+    ids_RK = np.zeros((rows, 1), dtype=np.int32)
+    return connection.submit(0, 1, torch.ones(rows, HIDDEN), ids_RK, ids_RK.astype(np.float32), 1.0)
+
+
+@pytest.mark.parametrize("lie", [{"request_id": 1 << 40}, {"generation": 99}, {"rows": 2}])
+def test_an_answer_to_something_else_is_dropped_and_the_slot_comes_back(
+    lie: dict[str, int],
+) -> None:
+    bench = Bench()
+    connection = bench.connect()
+    ticket = send(connection)
+    bench.answer(ticket.slot, **lie)
+    with pytest.raises(SlotCorruptError):
+        connection.poll(ticket)
+    assert connection.in_flight == 0
+    assert bench.arena.flags.load(ticket.slot) == SlotState.FREE
+
+
+def test_a_client_that_slept_through_its_loss_touches_nothing_of_the_new_owner() -> None:
+    bench = Bench()
+    old = bench.connect("old")
+    ticket = send(old)
+    bench.table.revoke_all()
+    new = bench.connect("new")
+    tickets = [send(new) for _ in range(3)]
+    before = bench.arena.buffer[bench.arena.request_offset(0) :]
+    with pytest.raises(ConnectionLostError):
+        send(old)
+    assert bench.arena.buffer[bench.arena.request_offset(0) :] == before
+    for t in tickets:
+        bench.answer(t.slot)
+    with pytest.raises(ConnectionLostError):
+        old.poll(ticket)
+    for t in tickets:
+        result = new.poll(t)
+        assert result is not None
+        assert result.header.request_id == t.request_id
+
+
+def test_abandoning_twice_is_abandoning_once() -> None:
+    bench = Bench(1)
+    connection = bench.connect()
+    ticket = send(connection)
+    connection.abandon(ticket)
+    connection.abandon(ticket)
+    bench.answer(ticket.slot)
+    assert not connection.owes_answer()
+    connection.abandon(ticket)
+    assert not connection.owes_answer()
+    send(connection)
+    with pytest.raises(SlotsBusyError):
+        send(connection)
+
+
+def test_an_interrupted_write_gives_its_slot_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = Bench(1).connect()
+
+    def interrupt(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "copyto", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            send(connection)
+    send(connection)
+
+
+def test_the_arena_closes_with_the_last_ticket() -> None:
+    bench = Bench()
+    connection = bench.connect()
+    ticket = send(connection)
+    connection.close()
+    connection.close()
+    assert bench.arena.buffer
+    with pytest.raises(ConnectionLostError):
+        connection.poll(ticket)
+    with pytest.raises(ValueError, match="closed"):
+        _ = bench.arena.buffer
+    connection.wake()
+    assert not connection.owes_answer()
+
+
+def test_threads_that_poll_and_abandon_leave_each_slot_in_one_place() -> None:
+    bench = Bench(4)
+    connection = bench.connect()
+    over = threading.Event()
+    wrong: list[object] = []
+
+    def serve() -> None:
+        while not over.is_set():
+            for slot in bench.arena.flags.wait(0, 4, SlotState.WRITTEN.mask, 0, -1, 0, 10_000):
+                bench.answer(slot)
+                bench.arena.flags.ring(reply_bell(0))
+
+    def work(seed: int) -> None:
+        rng = random.Random(seed)
+        for _ in range(300):
+            try:
+                ticket = send(connection, rng.randint(1, 3))
+            except SlotsBusyError:
+                continue
+            while rng.random() < 0.9:
+                seen = connection.seq()
+                result = connection.poll(ticket)
+                if result is not None:
+                    if result.part_RH is None or not (result.part_RH == ticket.request_id).all():
+                        wrong.append(ticket)
+                    break
+                connection.wait(ticket, seen, 0.01)
+            else:
+                connection.abandon(ticket)
+
+    server = threading.Thread(target=serve)
+    workers = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in (server, *workers):
+        thread.start()
+    for worker in workers:
+        worker.join()
+    for _ in range(1000):
+        if not connection.owes_answer():
+            break
+        over.wait(0.01)
+    over.set()
+    server.join()
+    assert not wrong
+    assert sorted(connection._free) == [0, 1, 2, 3]
+    assert not connection._tickets
+    assert not connection._abandoned

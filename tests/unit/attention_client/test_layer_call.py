@@ -1,0 +1,400 @@
+"""LayerCall against fake connections and a fake clock: no slot, no thread, no time."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from attention_client.budget import ServiceTimes
+from attention_client.connection import Result, Ticket
+from attention_client.layer_call import ClusterView, LayerCall
+from attention_client.metrics import ClientMetrics
+from eaas.errors import (
+    ConnectionLostError,
+    ExpertsUnavailableError,
+    SlotCorruptError,
+    SlotsBusyError,
+    WrongRequestError,
+)
+from eaas.types import Placement
+from eaas.wire import ResultHeader
+from eaas.wire.slot import Status
+
+HIDDEN = 4
+TIMEOUT_S = 3.0
+FAULTS = ("lost", "busy", "silent", "late", "stale", "internal", "corrupt", "invalid")
+
+
+@dataclass
+class World:
+    """The clock, and everything that the fakes write down."""
+
+    now: float = 100.0
+    pairs: list[tuple[str, int, int]] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+
+    def clock(self) -> float:
+        return self.now
+
+
+class FakeConnection:
+    """Answers after a delay what the script says, request by request; "ok" once the script is over."""
+
+    def __init__(
+        self, world: World, name: str, script: tuple[str, ...] = (), *, delay_s: float = 0.01,
+        forever: str = "ok", room: int = 1000, owes: bool = False,
+    ) -> None:  # fmt: skip
+        self.world, self.server_id, self.script = world, name, deque(script)
+        self.delay_s, self.forever, self.room, self.owes = delay_s, forever, room, owes
+        self.lost_reason: str | None = None
+        self.service = ServiceTimes()
+        self.service.observe(1, 0.001)
+        self.open: dict[Ticket, tuple[str, float, torch.Tensor]] = {}
+        self.abandoned = 0
+        self.sizes: list[int] = []
+        self.epochs: list[int] = []
+
+    def max_tokens(self, top_k: int, dtype: torch.dtype) -> int:
+        return self.room
+
+    def owes_answer(self) -> bool:
+        return self.owes
+
+    def submit(self, layer, epoch, x_RH, ids_RK, scores_RK, budget_s) -> Ticket:
+        assert budget_s > 0
+        assert len(ids_RK) <= self.room
+        if self.lost_reason is not None:
+            raise ConnectionLostError(self.lost_reason)
+        outcome = self.script.popleft() if self.script else self.forever
+        self.world.asked.append(self.server_id)
+        if outcome == "busy":
+            raise SlotsBusyError(self.server_id)
+        self.sizes.append(len(ids_RK))
+        self.epochs.append(epoch)
+        if outcome == "ok":
+            self.world.pairs += [(self.server_id, int(x[0]), int(e)) for x, row in
+                                 zip(x_RH, ids_RK, strict=True) for e in row if e >= 0]  # fmt: skip
+        ready = {"silent": np.inf, "late": 50.0}.get(outcome, self.delay_s)
+        with np.errstate(invalid="ignore"):
+            weight_R = np.where(ids_RK >= 0, scores_RK * (ids_RK + 1), 0).sum(axis=1)
+        ticket = Ticket(0, len(self.world.asked), len(ids_RK))
+        answer = x_RH.float() * torch.from_numpy(weight_R.astype(np.float32))[:, None]
+        self.open[ticket] = (outcome, self.world.now + ready, answer)
+        return ticket
+
+    def seq(self) -> int:
+        return 0
+
+    def wait(self, ticket: Ticket, seen_seq: int, timeout_s: float) -> None:
+        due = min(ready for _, ready, _ in self.open.values())
+        self.world.now += max(min(due - self.world.now, timeout_s), 1e-6)
+
+    def poll(self, ticket: Ticket) -> Result | None:
+        outcome, ready, answer = self.open[ticket]
+        if self.lost_reason is None and self.world.now < ready:
+            return None
+        del self.open[ticket]
+        if outcome == "lost":
+            self.lost_reason = f"{self.server_id}: gone"
+        if self.lost_reason is not None:
+            raise ConnectionLostError(self.lost_reason)
+        if outcome == "corrupt":
+            raise SlotCorruptError("not an answer to this")
+        status = {
+            "stale": Status.STALE_PLACEMENT,
+            "internal": Status.INTERNAL,
+            "invalid": Status.INVALID_ARGUMENT,
+        }.get(outcome, Status.OK)
+        header = ResultHeader.of(status, generation=1, request_id=ticket.request_id)
+        return Result(header, answer if status is Status.OK else None)
+
+    def abandon(self, ticket: Ticket) -> None:
+        self.abandoned += self.open.pop(ticket, None) is not None
+
+
+class FakeReplicas:
+    def __init__(self, world: World, views: list[ClusterView], change_s: float = np.inf) -> None:
+        self.world, self.views, self.change_at = world, views, world.now + change_s
+
+    def view(self) -> ClusterView:
+        return self.views[-1] if self.world.now >= self.change_at else self.views[0]
+
+    def wait_for_change(self, seen: ClusterView, timeout_s: float) -> None:
+        assert timeout_s >= 0
+        if self.view() is seen:
+            over = self.world.now + max(timeout_s, 1e-6)
+            self.world.now = self.change_at if self.world.now < self.change_at < over else over
+
+
+def view_of(connections: list, holds_SE: np.ndarray, epoch: int = 1) -> ClusterView:
+    holds_LSE = holds_SE[None].astype(bool)
+    shares_LSE = (holds_LSE / np.maximum(holds_LSE.sum(1, keepdims=True), 1)).astype(np.float32)
+    names = tuple(f"s{i}" for i in range(len(connections)))
+    return ClusterView(Placement(epoch, names, holds_LSE, shares_LSE), tuple(connections))
+
+
+def call_of(world: World, replicas: FakeReplicas, ids_TK: np.ndarray, **changes) -> LayerCall:
+    tokens = len(ids_TK)
+    # The first column names the token; whole numbers, so that every order of summation is exact.
+    x_TH = (torch.arange(tokens)[:, None] + torch.arange(HIDDEN) * tokens).float()
+    return LayerCall(
+        **{
+            "replicas": replicas,
+            "layer": 0,
+            "x_TH": x_TH,
+            "ids_TK": ids_TK,
+            "scores_TK": np.ones(ids_TK.shape, dtype=np.float32),
+            "wanted_TK": np.ones(ids_TK.shape, dtype=bool),
+            "timeout_s": TIMEOUT_S,
+            "attempt_timeout_s": 0.1,
+            "phase": 0.0,
+            "metrics": ClientMetrics(CollectorRegistry()),
+            "clock": world.clock,
+        }
+        | changes
+    )
+
+
+def expected_of(call: LayerCall) -> torch.Tensor:
+    weight_T = ((call.ids_TK + 1) * call.scores_TK * call.wanted_TK).sum(axis=1)
+    return call.x_TH * torch.from_numpy(weight_T.astype(np.float32))[:, None]
+
+
+IDS = np.array([[0, 1], [1, 2], [2, 3], [3, 0]])
+BOTH = np.ones((2, 4))
+
+
+def failovers(call: LayerCall, reason: str) -> float:
+    return call.metrics.failovers.labels(reason)._value.get()
+
+
+def test_every_pair_is_computed_once_and_unwanted_ones_never() -> None:
+    world = World()
+    connections = [FakeConnection(world, f"s{i}") for i in range(2)]
+    wanted_TK = np.array([[1, 1], [0, 0], [1, 0], [1, 1]], dtype=bool)
+    call = call_of(
+        world, FakeReplicas(world, [view_of(connections, BOTH)]), IDS, wanted_TK=wanted_TK
+    )
+    assert torch.equal(call.run(), expected_of(call))
+    pairs = [(t, e) for _, t, e in world.pairs]
+    assert sorted(pairs) == sorted((t, int(IDS[t, k])) for t, k in np.argwhere(wanted_TK))
+
+
+def test_no_tokens_ask_nobody() -> None:
+    world = World()
+    call = call_of(world, FakeReplicas(world, [view_of([None, None], BOTH)]), IDS[:0])
+    assert call.run().shape == (0, HIDDEN)
+
+
+@pytest.mark.parametrize(
+    ("fault", "counted"),
+    [
+        ("lost", "lost"),
+        ("silent", "timeout"),
+        ("late", "timeout"),
+        ("stale", "refused"),
+        ("internal", "refused"),
+        ("corrupt", "corrupt"),
+    ],
+)
+def test_only_what_failed_goes_to_the_other_replica(fault: str, counted: str) -> None:
+    world = World()
+    bad, good = FakeConnection(world, "s0", (fault,)), FakeConnection(world, "s1")
+    # Experts 0 and 1 on both, 2 and 3 on the good one alone.
+    holds_SE = np.array([[1, 1, 0, 0], [0, 0, 1, 1]])
+    shares = view_of([bad, good], holds_SE)
+    shares.placement.holds_LSE[0, 1, :2] = True
+    shares.placement.shares_LSE[0, 1, :2] = 1e-6  # Only used where s0 is not.
+    call = call_of(world, FakeReplicas(world, [shares]), IDS)
+    assert torch.equal(call.run(), expected_of(call))
+    assert world.asked == ["s0", "s1", "s1"]
+    assert sorted((t, e) for _, t, e in world.pairs) == sorted(
+        (t, int(e)) for t in range(4) for e in IDS[t]
+    )
+    assert failovers(call, counted) == 1
+    assert bad.abandoned == (fault in ("silent", "late"))
+    assert not bad.open
+    assert not good.open
+
+
+def test_a_busy_server_is_asked_again() -> None:
+    world = World()
+    only = FakeConnection(world, "s0", ("busy", "busy"))
+    call = call_of(world, FakeReplicas(world, [view_of([only], np.ones((1, 4)))]), IDS)
+    assert torch.equal(call.run(), expected_of(call))
+    assert world.asked == ["s0"] * 3
+
+
+def test_a_wrong_request_is_not_sent_again() -> None:
+    world = World()
+    connections = [FakeConnection(world, f"s{i}", ("invalid",)) for i in range(2)]
+    call = call_of(world, FakeReplicas(world, [view_of(connections, BOTH)]), IDS[:, :1] * 0)
+    with pytest.raises(WrongRequestError, match="s0"):
+        call.run()
+    assert world.asked == ["s0"]
+
+
+def test_a_batch_larger_than_a_slot_is_split() -> None:
+    world = World()
+    only = FakeConnection(world, "s0", room=3)
+    ids_TK = np.tile(IDS, (4, 1))
+    call = call_of(world, FakeReplicas(world, [view_of([only], np.ones((1, 4)))]), ids_TK)
+    assert torch.equal(call.run(), expected_of(call))
+    assert only.sizes == [3, 3, 3, 3, 3, 1]
+
+
+def test_who_owes_an_answer_is_avoided_while_another_lives() -> None:
+    world = World()
+    stuck, good = FakeConnection(world, "s0", owes=True), FakeConnection(world, "s1")
+    call = call_of(world, FakeReplicas(world, [view_of([stuck, good], BOTH)]), IDS)
+    assert torch.equal(call.run(), expected_of(call))
+    assert set(world.asked) == {"s1"}
+
+
+def test_who_owes_an_answer_is_used_when_nobody_else_is_left() -> None:
+    world = World()
+    stuck, gone = FakeConnection(world, "s0", owes=True), FakeConnection(world, "s1", ("lost",))
+    call = call_of(world, FakeReplicas(world, [view_of([stuck, gone], BOTH)]), IDS)
+    assert torch.equal(call.run(), expected_of(call))
+    assert world.asked == ["s1", "s0"]
+
+
+@pytest.mark.parametrize("fault", [f for f in FAULTS if f != "invalid"])
+def test_the_deadline_holds_and_the_error_names_layer_and_experts(fault: str) -> None:
+    world = World()
+    bad, good = FakeConnection(world, "s0", forever=fault), FakeConnection(world, "s1")
+    holds_SE = np.array([[1, 0, 0, 1], [0, 1, 1, 0]])
+    call = call_of(world, FakeReplicas(world, [view_of([bad, good], holds_SE)]), IDS)
+    started = world.now
+    with pytest.raises(ExpertsUnavailableError) as error:
+        call.run()
+    assert (error.value.layer, error.value.experts) == (0, (0, 3))
+    assert world.now - started == pytest.approx(TIMEOUT_S, abs=0.01)
+    assert len(world.asked) < 2000  # Refusals come at once; asking again has a pace.
+    assert not bad.open
+
+
+def test_the_only_replica_may_be_slower_than_it_ever_was() -> None:
+    world = World()
+    slow = FakeConnection(world, "s0", delay_s=1.0)  # Learned: 1 ms.
+    call = call_of(world, FakeReplicas(world, [view_of([slow], np.ones((1, 4)))]), IDS)
+    assert torch.equal(call.run(), expected_of(call))
+
+
+def test_a_new_placement_ends_the_wait() -> None:
+    world = World()
+    old, new = FakeConnection(world, "s0", forever="stale"), FakeConnection(world, "s1")
+    views = [
+        view_of([old, None], np.array([[1, 1, 1, 1], [0, 0, 0, 0]])),
+        view_of([old, new], np.array([[0, 0, 0, 0], [1, 1, 1, 1]]), epoch=2),
+    ]
+    call = call_of(world, FakeReplicas(world, views, change_s=0.5), IDS)
+    assert torch.equal(call.run(), expected_of(call))
+    assert world.now == pytest.approx(100.51, abs=0.02)
+    assert new.epochs == [2]
+
+
+def test_an_answer_found_beside_a_failure_teaches_no_wrong_time() -> None:
+    world = World()
+    stuck, good = FakeConnection(world, "s0", ("silent",)), FakeConnection(world, "s1")
+    holds_SE = np.array([[1, 1, 0, 0], [1, 1, 1, 1]])
+    view = view_of([stuck, good], holds_SE)
+    before = good.service.budget(4, 0.0, 10.0)
+    call = call_of(world, FakeReplicas(world, [view]), IDS, attempt_timeout_s=1.5)
+    assert torch.equal(call.run(), expected_of(call))
+    assert good.service.budget(4, 0.0, 10.0) < before + 6 * 0.02
+
+
+def test_the_sum_does_not_depend_on_the_order_of_the_answers() -> None:
+    rng = np.random.default_rng(3)
+    scores_TK = rng.random(IDS.shape, dtype=np.float32)
+    sums = []
+    for delays in ((0.01, 0.02, 0.03), (0.03, 0.02, 0.01), (0.02, 0.03, 0.01)):
+        world = World()
+        connections = [FakeConnection(world, f"s{i}", delay_s=d) for i, d in enumerate(delays)]
+        replicas = FakeReplicas(world, [view_of(connections, np.ones((3, 4)))])
+        x_TH = torch.randn(4, HIDDEN, generator=torch.Generator().manual_seed(1))
+        call = call_of(world, replicas, IDS, scores_TK=scores_TK, x_TH=x_TH)
+        sums.append(call.run())
+        assert len(set(world.asked)) == 3
+    assert torch.equal(sums[0], sums[1])
+    assert torch.equal(sums[0], sums[2])
+
+
+def test_nan_stays_in_its_row() -> None:
+    world = World()
+    connections = [FakeConnection(world, f"s{i}") for i in range(2)]
+    call = call_of(world, FakeReplicas(world, [view_of(connections, BOTH)]), IDS)
+    right = expected_of(call)
+    call.scores_TK[2, 0] = np.inf
+    call.scores_TK[2, 1] = np.nan
+    out_TH = call.run()
+    assert torch.equal(out_TH[[0, 1, 3]], right[[0, 1, 3]])
+    assert not out_TH[2].isfinite().any()
+
+
+def test_an_interrupt_abandons_what_is_in_flight() -> None:
+    class Interrupted(FakeConnection):
+        def wait(self, ticket: Ticket, seen_seq: int, timeout_s: float) -> None:
+            raise KeyboardInterrupt
+
+    world = World()
+    connections = [Interrupted(world, f"s{i}") for i in range(2)]
+    call = call_of(world, FakeReplicas(world, [view_of(connections, BOTH)]), IDS)
+    with pytest.raises(KeyboardInterrupt):
+        call.run()
+    assert sum(c.abandoned for c in connections) == 2
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> tuple[World, LayerCall, list[FakeConnection]]:
+    servers, experts = draw(st.integers(1, 4)), draw(st.integers(1, 6))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    world = World()
+    outcome = st.sampled_from(("ok", *FAULTS[:-1])) if draw(st.booleans()) else st.just("ok")
+    if draw(st.integers(0, 9)) == 0:
+        outcome = st.sampled_from(("ok", *FAULTS))
+    connections = [
+        FakeConnection(
+            world,
+            f"s{i}",
+            tuple(draw(st.lists(outcome, max_size=4))),
+            delay_s=draw(st.sampled_from((0.0, 0.001, 0.05, 0.3))),
+            forever=draw(st.sampled_from(("ok", "ok", "silent", "stale", "busy"))),
+            room=draw(st.integers(1, 8)),
+            owes=draw(st.booleans()),
+        )
+        for i in range(servers)
+    ]
+
+    def view(epoch: int) -> ClusterView:
+        holds_SE = rng.random((servers, experts)) < 0.7
+        return view_of([c if rng.random() < 0.9 else None for c in connections], holds_SE, epoch)
+
+    replicas = FakeReplicas(world, [view(1), view(2)], draw(st.sampled_from((0.2, 1.0, np.inf))))
+    ids_TK = np.stack([rng.permutation(experts)[: min(3, experts)] for _ in range(7)])
+    wanted_TK = rng.random(ids_TK.shape) < 0.8
+    phase = draw(st.floats(0, 1, exclude_max=True))
+    return world, call_of(world, replicas, ids_TK, wanted_TK=wanted_TK, phase=phase), connections
+
+
+@settings(max_examples=300, deadline=None)
+@given(worlds())
+def test_the_right_sum_or_one_typed_error_whatever_fails(drawn) -> None:
+    world, call, connections = drawn
+    started = world.now
+    try:
+        out_TH = call.run()
+    except (ExpertsUnavailableError, WrongRequestError):
+        pass
+    else:
+        assert torch.equal(out_TH, expected_of(call))
+    assert world.now - started <= TIMEOUT_S + 0.01
+    assert not any(c.open for c in connections)

@@ -1,0 +1,196 @@
+"""The command line is a public face: its options are frozen here, and asking for help is cheap."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import eaas
+from eaas.cli import app
+from eaas.cli.client import _unreachable
+from eaas.local.process import ChildProcess
+
+ROOT = Path(__file__).parents[3]
+EXPERT_SERVER = {
+    "--model": None,
+    "--join": None,
+    "--id": None,
+    "--host": None,
+    "--port": None,
+    "--threads": None,
+    "--slots": None,
+    "--slot-tokens": None,
+    "--config": None,
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "up": {
+        "--model": None,
+        "--servers": 3,
+        "--redundancy": 2,
+        "--transport": None,
+        "--host": None,
+        "--port": None,
+        "--config": None,
+        "--log-dir": None,
+    },
+    "status": {"--endpoint": "http://127.0.0.1:8000", "--json": False},
+    "generate": {
+        "prompt": None,
+        "--endpoint": "http://127.0.0.1:8000",
+        "--max-tokens": 64,
+        "--temperature": 0.0,
+        "--json": False,
+    },
+    "demo-model": {
+        "directory": None,
+        "--arch": "qwen3_moe",
+        "--layers": 4,
+        "--hidden": 128,
+        "--experts": 16,
+        "--top-k": 4,
+        "--seed": 0,
+        "--dtype": "float32",
+    },
+    "bench serve": {
+        "--model": None,
+        "--servers": 3,
+        "--redundancy": 2,
+        "--transport": "shm",
+        "--requests": 16,
+        "--concurrency": 4,
+        "--prompt-tokens": 32,
+        "--max-tokens": 64,
+        "--rounds": 3,
+        "--json": False,
+    },
+    "expert-server": EXPERT_SERVER,
+    "attention-client": {
+        "--model": None,
+        "--join": None,
+        "--id": None,
+        "--host": None,
+        "--port": None,
+        "--transport": None,
+        "--threads": None,
+        "--config": None,
+    },
+    "monitor": {
+        "--host": None,
+        "--port": None,
+        "--stop-members-on-exit": None,
+        "--config": None,
+    },
+    "balancer": {
+        "--join": None,
+        "--servers": None,
+        "--redundancy": None,
+        "--host": None,
+        "--port": None,
+        "--config": None,
+    },
+}
+
+
+def commands(group: Any, prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            found |= commands(command, f"{prefix}{name} ")
+        else:
+            found[prefix + name] = command
+    return found
+
+
+COMMANDS = commands(typer.main.get_command(app))
+
+
+def test_every_command_is_frozen() -> None:
+    assert COMMANDS.keys() == OPTIONS.keys()
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options(name: str) -> None:
+    parameters = {p.opts[0]: p.default for p in COMMANDS[name].params}
+    assert parameters == OPTIONS[name]
+
+
+def test_version() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.stdout.strip()) == (0, eaas.__version__)
+
+
+def test_help_needs_neither_torch_nor_transformers() -> None:
+    code = """
+import contextlib, io, json, sys
+from eaas.cli import app
+for words in json.load(sys.stdin):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        try:
+            app([*words, "--help"])
+        except SystemExit as end:
+            assert not end.code, words
+    assert "Usage" in out.getvalue(), words
+import eaas.local
+print(json.dumps(sorted({"torch", "transformers", "grpc"} & set(sys.modules))))
+"""
+    words = [[], *(name.split() for name in OPTIONS)]
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input=json.dumps(words),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["up"], "--model"),
+        (["up", "--model", "x", "--servers", "0"], "--servers"),
+        (["up", "--model", "x", "--nonsense"], "--nonsense"),
+        (["generate", "hi", "--max-tokens", "0"], "--max-tokens"),
+        (["expert-server", "--model", "x"], "--join"),
+        (["nonsense"], "nonsense"),
+    ],
+)
+def test_a_wrong_call_names_the_option(arguments: list[str], named: str) -> None:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert named in result.stderr
+    assert result.stdout == ""
+
+
+def test_the_reason_nobody_answers_is_one_line() -> None:
+    response = httpx.Response(404, request=httpx.Request("GET", "http://x/eaas/v1/status"))
+    with pytest.raises(httpx.HTTPStatusError) as caught:
+        response.raise_for_status()
+    assert "\n" in str(caught.value)
+    message = _unreachable("http://x", caught.value)
+    assert "\n" not in message
+    assert "404" in message
+    assert "ReadTimeout" in _unreachable("http://x", httpx.ReadTimeout(""))
+
+
+def test_the_line_to_start_again_can_be_pasted(tmp_path: Path) -> None:
+    child = ChildProcess(
+        "probe", ["-c", "import sys; print(sys.argv[1:])", "it's"], tmp_path, module="this"
+    )
+    try:
+        echoed = subprocess.run(
+            ["bash", "-c", f"printf '%s\\n' {child.command}"], capture_output=True, text=True
+        )
+        assert echoed.stdout.splitlines()[-3:] == [*child.arguments]
+    finally:
+        assert child.reap(30)

@@ -1,0 +1,147 @@
+"""Settings: the command line over the environment over the file, and one line for whatever is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from eaas.config import ClusterConfig, load_config
+from eaas.errors import ConfigError
+
+SECTIONS = tuple(ClusterConfig.model_fields)
+
+
+@pytest.fixture
+def cluster_yaml(tmp_path: Path) -> Path:
+    return tmp_path / "cluster.yaml"
+
+
+def test_defaults() -> None:
+    assert load_config().model_dump() == ClusterConfig().model_dump()
+
+
+def test_command_line_over_environment_over_file(
+    cluster_yaml: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster_yaml.write_text("attention_client: {port: 1, threads: 1, slots: 7}\n")
+    monkeypatch.setenv("EAAS_ATTENTION_CLIENT__THREADS", "2")
+    monkeypatch.setenv("EAAS_ATTENTION_CLIENT__PORT", "2")
+    client = load_config(
+        cluster_yaml, attention_client={"port": 3, "transport": None}
+    ).attention_client
+    assert (client.port, client.threads, client.slots, client.transport) == (3, 2, 7, "shm")
+
+
+def test_every_field_says_what_it_is() -> None:
+    for section in SECTIONS:
+        model = ClusterConfig.model_fields[section].annotation
+        assert model is not None
+        for name, field in model.model_fields.items():
+            assert field.description, f"{section}.{name}"
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(ValidationError):
+        load_config().monitor.port = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("monitor: {pirt: 1}", "monitor.pirt = 1: no such setting"),
+        ("monitr: {port: 1}", "monitr = {'port': 1}: no such setting"),
+        ("monitor: {port: 65536}", "monitor.port = 65536"),
+        ("monitor: {lease_s: 0}", "monitor.lease_s = 0"),
+        ("monitor:", "monitor = None"),
+        ("attention_client: {transport: rdma}", "'shm' or 'grpc'"),
+        ("monitor: [", "YAML"),
+        ("- 1", "YAML"),
+        ("monitor", "YAML"),
+        ("\x01", "YAML"),
+    ],
+)
+def test_a_wrong_file(cluster_yaml: Path, text: str, named: str) -> None:
+    cluster_yaml.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(cluster_yaml)
+    message = str(caught.value)
+    assert message.startswith(str(cluster_yaml))
+    assert named in message
+    assert "\n" not in message
+
+
+def test_bytes_that_are_no_text(cluster_yaml: Path) -> None:
+    cluster_yaml.write_bytes(b"\xff\xfe\xfa")
+    with pytest.raises(ConfigError, match="YAML"):
+        load_config(cluster_yaml)
+
+
+def test_an_empty_file_is_the_defaults(cluster_yaml: Path) -> None:
+    cluster_yaml.write_text("")
+    assert load_config(cluster_yaml).model_dump() == ClusterConfig().model_dump()
+
+
+@pytest.mark.parametrize("name", ["nowhere.yaml", "."])
+def test_no_such_file(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        load_config(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("EAAS_MONITOR__PORT", "many"),
+        ("EAAS_MONITOR__PORT", "-1"),
+        ("EAAS_MONITOR__PIRT", "1"),
+        ("EAAS_MONITR__PORT", "1"),
+        ("EAAS_MONITOR", "many"),
+        ("EAAS_ATTENTION_CLIENT__TRANSPORT", "rdma"),
+    ],
+)
+def test_a_wrong_variable(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError) as caught:
+        load_config()
+    message = str(caught.value)
+    # pydantic's own words for what is no JSON name the section.
+    assert variable in message or (variable == "EAAS_MONITOR" and '"monitor"' in message)
+    assert "\n" not in message
+
+
+def test_a_wrong_option_is_named_as_such() -> None:
+    with pytest.raises(ConfigError, match=r"^--transport: .*'rdma'.* 'shm' or 'grpc'$"):
+        load_config(attention_client={"transport": "rdma"})
+
+
+@given(
+    document=st.dictionaries(
+        st.sampled_from(SECTIONS),
+        st.dictionaries(
+            st.sampled_from(["port", "host", "threads", "lease_s", "transport"])
+            | st.text(max_size=8),
+            st.none() | st.integers(-10, 100_000) | st.text(max_size=8),
+            max_size=2,
+        ),
+    )
+)
+def test_any_document_is_settings_or_one_line(
+    tmp_path_factory: pytest.TempPathFactory, document: dict[str, dict[str, object]]
+) -> None:
+    path = tmp_path_factory.mktemp("any") / "cluster.yaml"
+    path.write_text(yaml.safe_dump(document))
+    try:
+        settings = load_config(path)
+    except ConfigError as error:
+        message = str(error)
+    else:
+        message = ""
+        for section, fields in document.items():
+            for name, value in fields.items():
+                # pydantic reads a number out of a text.
+                assert str(getattr(getattr(settings, section), name)) in (str(value), f"{value}.0")
+    assert "\n" not in message

@@ -1,0 +1,120 @@
+"""Shared values and their way over the wire and back."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eaas.rpc.v1 import common_pb2 as pb
+from eaas.types import Member, MemberState, ModelShape, Placement, Role
+
+NAMES = st.text(max_size=20)
+COUNTS = st.integers(0, 2**31 - 1)
+# float32 on the wire would change others.
+FLOATS = st.floats(0, 1e6, width=32)
+SHAPES = st.builds(
+    ModelShape,
+    model_type=NAMES,
+    num_experts=COUNTS,
+    hidden_size=COUNTS,
+    top_k=COUNTS,
+    layer_names=st.lists(NAMES, max_size=4).map(tuple),
+    dtype=NAMES,
+    digest=NAMES,
+)
+MEMBERS = st.builds(
+    Member,
+    id=NAMES,
+    role=st.sampled_from(Role),
+    pid=COUNTS,
+    host=NAMES,
+    address=NAMES,
+    state=st.sampled_from(MemberState),
+    incarnation=COUNTS,
+    experts=COUNTS,
+    in_flight=COUNTS,
+    model=st.none() | SHAPES,
+    progress=COUNTS,
+    speed=FLOATS,
+    memory_bytes=COUNTS,
+    transports=st.lists(NAMES, max_size=3).map(tuple),
+    silence_s=FLOATS,
+    epoch=COUNTS,
+)
+
+
+@st.composite
+def placements(draw: st.DrawFn) -> Placement:
+    num_layers, num_servers, num_experts = (draw(st.integers(0, 4)) for _ in range(3))
+    shape = (num_layers, num_servers, num_experts)
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    holds_LSE = random.random(shape) < 0.5
+    shares_LSE = np.where(holds_LSE, random.random(shape), 0).astype(np.float32)
+    servers = tuple(f"server-{s}" for s in range(num_servers))
+    return Placement(draw(COUNTS), servers, holds_LSE, shares_LSE)
+
+
+@given(MEMBERS)
+def test_a_member_comes_back(member: Member) -> None:
+    assert Member.from_proto(pb.Member.FromString(member.to_proto().SerializeToString())) == member
+
+
+@given(placements())
+def test_a_placement_comes_back(placement: Placement) -> None:
+    back = Placement.from_proto(pb.Placement.FromString(placement.to_proto().SerializeToString()))
+    assert (back.epoch, back.servers) == (placement.epoch, placement.servers)
+    np.testing.assert_array_equal(back.holds_LSE, placement.holds_LSE)
+    np.testing.assert_array_equal(back.shares_LSE, placement.shares_LSE)
+
+
+@given(placements())
+def test_experts_of_a_server(placement: Placement) -> None:
+    for s, server in enumerate(placement.servers):
+        for layer, experts in enumerate(placement.experts_of(server)):
+            expected = [e for e, held in enumerate(placement.holds_LSE[layer, s]) if held]
+            assert list(experts) == expected
+    assert placement.experts_of("another") == ((),) * placement.holds_LSE.shape[0]
+
+
+def test_every_role_and_state_has_a_number() -> None:
+    assert {Role.from_number(role.number) for role in Role} == set(Role)
+    assert {MemberState.from_number(state.number) for state in MemberState} == set(MemberState)
+    assert len({role.number for role in Role}) == len(Role)
+    assert len({state.number for state in MemberState}) == len(MemberState)
+
+
+@pytest.mark.parametrize("number", [0, 99])
+def test_unknown_numbers(number: int) -> None:
+    with pytest.raises(ValueError, match=r"(?i)unknown|enum"):
+        Role.from_number(number)
+    with pytest.raises(ValueError, match=r"(?i)unknown|enum"):
+        MemberState.from_number(number)
+
+
+def wire(num_layers: int = 1, num_experts: int = 2, **holding: list[float]) -> pb.Placement:
+    server = pb.ServerPlacement(server_id="a", layers=[pb.Holding(**holding)])  # type: ignore[arg-type]
+    return pb.Placement(epoch=1, num_layers=num_layers, num_experts=num_experts, servers=[server])
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        wire(experts=[2], shares=[1.0]),
+        wire(experts=[0], shares=[]),
+        wire(num_layers=2, experts=[0], shares=[1.0]),
+    ],
+    ids=["expert out of range", "shares missing", "layers missing"],
+)
+def test_a_placement_that_lies(message: pb.Placement) -> None:
+    with pytest.raises(ValueError, match="a: "):
+        Placement.from_proto(message)
+
+
+@pytest.mark.parametrize("servers", [(), ("a", "b")])
+def test_arrays_that_do_not_fit(servers: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="holds_LSE"):
+        Placement(1, servers, np.ones((1, 1, 2), np.bool_), np.ones((1, 1, 2), np.float32))
+    with pytest.raises(ValueError, match="shares_LSE"):
+        Placement(1, ("a",), np.ones((1, 1, 2), np.bool_), np.ones((1, 1, 3), np.float32))
