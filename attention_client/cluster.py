@@ -1,7 +1,8 @@
 """The cluster as one attention client sees it: membership, placement and a connection to each server.
 
-Views come from the monitor and the balancer and are kept: with both gone, serving goes on with the last ones
-(architecture, law 3). A server that is seen to be gone is dropped at once, whatever the monitor says.
+Views come from the monitor and the balancer and are kept: both are off the data path, and with both gone
+serving goes on with the last views. A server that is seen to be gone is dropped at once, whatever the
+monitor says.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from eaas.grpc_server import join_host_port
 __all__ = ["run"]
 
 _COVERED_S = 600.0
+_LOOK_S = 0.5
 _GRACE_S = 1.0
 
 
@@ -92,7 +93,9 @@ def run(
             try:
                 cluster.serving()
                 on_serving(url)
-                stopping.wait()
+                # In steps: a signal that another thread takes does not wake this one by itself.
+                while not stopping.wait(_LOOK_S):
+                    pass
             finally:
                 server.stop(_GRACE_S)
         finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
@@ -11,15 +10,19 @@ from attention_client.cluster import Cluster
 
 __all__ = ["cluster_status"]
 
+_ASK_S = 0.5
+
 
 def cluster_status(cluster: Cluster, endpoint: str) -> dict[str, Any]:
-    """The status document (architecture, public faces).
+    """The document of `eaas status --json`.
+
+    Members are asked of the monitor; where it does not answer, they are those of the last view.
 
     Args:
-        cluster: This client's view.
+        cluster: This client's membership.
         endpoint: URL of the HTTP endpoint.
     """
-    view = cluster.session.view
+    known = cluster.session.ask_members(_ASK_S) or cluster.session.view.members
     placement = cluster.placement
     members = [
         {
@@ -33,7 +36,7 @@ def cluster_status(cluster: Cluster, endpoint: str) -> dict[str, Any]:
             "experts": m.experts,
             "in_flight": m.in_flight,
         }
-        for m in sorted(view.members.values(), key=lambda m: (m.role.value, m.id))
+        for m in sorted(known.values(), key=lambda m: (m.role.value, m.id))
     ]
     return {
         "epoch": placement.epoch if placement else 0,
@@ -43,8 +46,6 @@ def cluster_status(cluster: Cluster, endpoint: str) -> dict[str, Any]:
             "min_replicas": _min_replicas(cluster),
         },
         "endpoint": endpoint,
-        "model": cluster.shape.model_type,
-        "view_age_s": round(view.age_s(time.monotonic()), 3),
     }
 
 

@@ -41,7 +41,9 @@ class Balancer:
         ClusterError: The monitor cannot be reached.
     """
 
-    def __init__(self, config: BalancerConfig, monitor_address: str, on_stopping: Callable[[], None]) -> None:
+    def __init__(
+        self, config: BalancerConfig, monitor_address: str, on_stopping: Callable[[], None]
+    ) -> None:
         try:
             planner = Planner(config.expected_servers, config.redundancy)
         except ValueError as error:

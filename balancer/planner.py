@@ -71,7 +71,9 @@ class Planner:
 
     def __init__(self, expected_servers: int, redundancy: int) -> None:
         if redundancy > expected_servers:
-            raise ValueError(f"redundancy {redundancy} is above expected_servers {expected_servers}")
+            raise ValueError(
+                f"redundancy {redundancy} is above expected_servers {expected_servers}"
+            )
         self._expected = expected_servers
         self._redundancy = redundancy
         self._placement: Placement | None = None
@@ -87,9 +89,17 @@ class Planner:
     def observe(self, members: Mapping[str, Member]) -> list[Action]:
         """The membership changed."""
         self._servers = {m.id: m for m in members.values() if m.role is Role.EXPERT_SERVER}
-        alive = {server_id for server_id, m in self._servers.items() if m.state is not MemberState.DEAD}
-        self._asked = {server_id: key for server_id, key in self._asked.items() if server_id in alive}
-        if self._placement and not self._published and not alive.issuperset(self._placement.servers):
+        alive = {
+            server_id for server_id, m in self._servers.items() if m.state is not MemberState.DEAD
+        }
+        self._asked = {
+            server_id: key for server_id, key in self._asked.items() if server_id in alive
+        }
+        if (
+            self._placement
+            and not self._published
+            and not alive.issuperset(self._placement.servers)
+        ):
             self._placement = None
         actions: list[Action] = []
         if self._placement is None:
@@ -125,7 +135,9 @@ class Planner:
         servers = {server_id: m for server_id, m in placeable.items() if _digest(m) == digest}
         shape = next(iter(servers.values())).model
         assert shape is not None
-        holds_LSE, shares_LSE = spread(shape.num_layers, shape.num_experts, len(servers), self._redundancy)
+        holds_LSE, shares_LSE = spread(
+            shape.num_layers, shape.num_experts, len(servers), self._redundancy
+        )
         # Servers may hold a placement of a balancer before this one: they refuse an epoch that is
         # not above it.
         self._last_epoch = 1 + max(self._last_epoch, *(m.epoch for m in self._servers.values()))

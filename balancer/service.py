@@ -44,7 +44,9 @@ class BalancerService:
             self._closed = True
             self._changed.notify_all()
 
-    def GetPlacement(self, request: pb.GetPlacementRequest, context: Any) -> pb.GetPlacementResponse:
+    def GetPlacement(
+        self, request: pb.GetPlacementRequest, context: Any
+    ) -> pb.GetPlacementResponse:
         """The placement now; epoch 0 when there is none yet."""
         return pb.GetPlacementResponse(placement=self._placement)
 

@@ -87,7 +87,9 @@ def channel(address: str, timeout_s: float = UNARY_TIMEOUT_S) -> grpc.Channel:
         address: host:port of the peer ("[::1]:50051" for IPv6).
         timeout_s: Deadline of a unary call that states none.
     """
-    return grpc.intercept_channel(grpc.insecure_channel(address, options=_OPTIONS), _Deadline(timeout_s))
+    return grpc.intercept_channel(
+        grpc.insecure_channel(address, options=_OPTIONS), _Deadline(timeout_s)
+    )
 
 
 def responses(call: Any, silence_s: float = STREAM_SILENCE_S) -> Iterator[Any]:

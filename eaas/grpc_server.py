@@ -86,7 +86,9 @@ class RunningServer:
         self._workers.shutdown(wait=False)
 
 
-def serve(services: Sequence[Service], host: str, port: int, max_workers: int = 64) -> RunningServer:
+def serve(
+    services: Sequence[Service], host: str, port: int, max_workers: int = 64
+) -> RunningServer:
     """Starts a server for `services` plus health and reflection.
 
     Args:
@@ -108,7 +110,9 @@ def serve(services: Sequence[Service], host: str, port: int, max_workers: int = 
         service.add(service.servicer, server)
     health_servicer = health.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
-    reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    reflection.enable_server_reflection(
+        (*names, health.SERVICE_NAME, reflection.SERVICE_NAME), server
+    )
     try:
         bound = server.add_insecure_port(join_host_port(listen_host, port))
     except RuntimeError as error:
@@ -130,7 +134,9 @@ def _listen_host(host: str, port: int) -> str:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
-        raise ConfigError(f"cannot listen on {join_host_port(host, port)}: {error.strerror}") from error
+        raise ConfigError(
+            f"cannot listen on {join_host_port(host, port)}: {error.strerror}"
+        ) from error
     addresses = sorted(found, key=lambda entry: entry[0] != socket.AF_INET)
     return str(addresses[0][4][0])
 
@@ -148,5 +154,7 @@ def _bind_error(listen_host: str, host: str, port: int) -> Exception:
             code = error.errno or errno.EADDRINUSE
     where = join_host_port(host, port)
     if code == errno.EADDRINUSE:
-        return PortInUseError(f"{where} is in use: choose another port, or stop the process that holds it")
+        return PortInUseError(
+            f"{where} is in use: choose another port, or stop the process that holds it"
+        )
     return ConfigError(f"cannot listen on {where}: {os.strerror(code)}; change host or port")

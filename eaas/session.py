@@ -126,11 +126,29 @@ class MemberSession:
         """Sends a heartbeat without waiting for its turn (the state changed)."""
         self._due.set()
 
-    def wait_for(self, wanted: Callable[[MembershipView], bool], timeout_s: float) -> MembershipView | None:
+    def wait_for(
+        self, wanted: Callable[[MembershipView], bool], timeout_s: float
+    ) -> MembershipView | None:
         """Blocks until a view is as wanted and returns it; None once the time is over."""
         with self._viewed:
             found = self._viewed.wait_for(lambda: wanted(self.view), timeout_s)
             return self.view if found else None
+
+    def ask_members(self, timeout_s: float) -> dict[str, Member] | None:
+        """The members with their loads of this moment; None if the monitor does not answer in time.
+
+        The view has no fresh loads: they change all the time, and nobody is woken for them.
+        """
+        call = self._stub.Watch(pb.WatchRequest(), timeout=timeout_s)
+        try:
+            for response in call:
+                if response.WhichOneof("kind") == "snapshot":
+                    return {m.id: Member.from_proto(m) for m in response.snapshot.members}
+        except grpc.RpcError as error:
+            _logger.debug("the monitor was not asked: %s", _why(error))
+        finally:
+            call.cancel()
+        return None
 
     def close(self, deregister: bool = True) -> None:
         """Ends the session.
@@ -216,7 +234,9 @@ class MemberSession:
             except grpc.RpcError as error:
                 error_text = _why(error)
             if registered and not self._closed.is_set():
-                _logger.warning("lost the monitor at %s, trying on: %s", self.monitor_address, error_text)
+                _logger.warning(
+                    "lost the monitor at %s, trying on: %s", self.monitor_address, error_text
+                )
             registered = False
             self._closed.wait(backoff.next_s())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -24,15 +25,15 @@ class Role(enum.Enum):
     @property
     def number(self) -> pb.Role:
         """The contract's number of this role."""
-        return pb.Role.Value(f"ROLE_{self.name}")
+        return cast("pb.Role", pb.Role.Value(f"ROLE_{self.name}"))
 
     @classmethod
     def from_number(cls, number: int) -> Role:
         """The role of a contract number. Raises ValueError for an unknown one."""
-        try:
-            return cls[pb.Role.Name(number).removeprefix("ROLE_")]
-        except KeyError:
-            raise ValueError(f"unknown role {number}") from None
+        for role in cls:
+            if role.number == number:
+                return role
+        raise ValueError(f"unknown role {number}")
 
 
 class MemberState(enum.Enum):
@@ -47,15 +48,15 @@ class MemberState(enum.Enum):
     @property
     def number(self) -> pb.MemberState:
         """The contract's number of this state."""
-        return pb.MemberState.Value(f"MEMBER_STATE_{self.name}")
+        return cast("pb.MemberState", pb.MemberState.Value(f"MEMBER_STATE_{self.name}"))
 
     @classmethod
     def from_number(cls, number: int) -> MemberState:
         """The state of a contract number. Raises ValueError for an unknown one."""
-        try:
-            return cls[pb.MemberState.Name(number).removeprefix("MEMBER_STATE_")]
-        except KeyError:
-            raise ValueError(f"unknown member state {number}") from None
+        for state in cls:
+            if state.number == number:
+                return state
+        raise ValueError(f"unknown member state {number}")
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,7 @@ class Member:
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """Which server holds which replicas, and how each expert's tokens are shared (architecture: placement).
+    """Which server holds which replicas, and how each expert's tokens are shared.
 
     Attributes:
         epoch: Version; 0 is "none yet".
@@ -194,7 +195,9 @@ class Placement:
 
     def __post_init__(self) -> None:
         if self.holds_LSE.ndim != 3 or self.holds_LSE.shape != self.shares_LSE.shape:
-            raise ValueError(f"holds_LSE {self.holds_LSE.shape}, shares_LSE {self.shares_LSE.shape}")
+            raise ValueError(
+                f"holds_LSE {self.holds_LSE.shape}, shares_LSE {self.shares_LSE.shape}"
+            )
         if self.holds_LSE.shape[1] != len(self.servers):
             raise ValueError(f"{len(self.servers)} servers, holds_LSE {self.holds_LSE.shape}")
 
@@ -232,11 +235,18 @@ class Placement:
         shares_LSE = np.zeros(shape, dtype=np.float32)
         for s, server in enumerate(message.servers):
             if len(server.layers) != message.num_layers:
-                raise ValueError(f"{server.server_id}: {len(server.layers)} layers in the placement")
+                raise ValueError(
+                    f"{server.server_id}: {len(server.layers)} layers in the placement"
+                )
             for layer, holding in enumerate(server.layers):
                 experts_R = np.asarray(holding.experts, dtype=np.int64)
-                if len(experts_R) != len(holding.shares) or (experts_R >= message.num_experts).any():
+                if (
+                    len(experts_R) != len(holding.shares)
+                    or (experts_R >= message.num_experts).any()
+                ):
                     raise ValueError(f"{server.server_id}: wrong experts in layer {layer}")
                 holds_LSE[layer, s, experts_R] = True
                 shares_LSE[layer, s, experts_R] = holding.shares
-        return cls(message.epoch, tuple(s.server_id for s in message.servers), holds_LSE, shares_LSE)
+        return cls(
+            message.epoch, tuple(s.server_id for s in message.servers), holds_LSE, shares_LSE
+        )

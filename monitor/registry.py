@@ -123,7 +123,9 @@ class Registry:
         if not member.id:
             raise ValueError("a member needs an id")
         if member.state in (MemberState.SUSPECT, MemberState.DEAD):
-            raise ValueError(f"{member.id}: a member does not report {member.state.value} of itself")
+            raise ValueError(
+                f"{member.id}: a member does not report {member.state.value} of itself"
+            )
         incarnation, reason = self._incarnation_of(member, previous_incarnation)
         before = self._live.get(member.id)
         self._dead.pop(member.id, None)
@@ -172,7 +174,9 @@ class Registry:
             raise ValueError(f"{member_id}: a member does not report {state.value} of itself")
         life = self._live.get(member_id)
         if life is None or life.member.incarnation != incarnation:
-            raise UnknownLifeError(f"{member_id}, incarnation {incarnation}, is not known: register")
+            raise UnknownLifeError(
+                f"{member_id}, incarnation {incarnation}, is not known: register"
+            )
         before = life.member
         life.heard_at = life.lease_from = now
         life.reported = state
@@ -225,7 +229,9 @@ class Registry:
         self._dead[life.member.id] = life
         if len(self._dead) > _MAX_TOMBSTONES:
             oldest = self._dead.pop(next(iter(self._dead)))
-            self._forgotten_incarnation = max(self._forgotten_incarnation, oldest.member.incarnation)
+            self._forgotten_incarnation = max(
+                self._forgotten_incarnation, oldest.member.incarnation
+            )
         return self._event(life.member, reason)
 
     def _event(self, member: Member, reason: str) -> MemberEvent:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import threading
 import time
@@ -85,7 +86,9 @@ class MonitorService:
     def _tell(self, events: Sequence[MemberEvent]) -> None:
         for event in events:
             member = event.member
-            _log.info("%s #%d %s: %s", member.id, member.incarnation, member.state.value, event.reason)
+            _log.info(
+                "%s #%d %s: %s", member.id, member.incarnation, member.state.value, event.reason
+            )
         if events:
             self._changed.notify_all()
 
@@ -121,15 +124,21 @@ class MonitorService:
     def Heartbeat(
         self, requests: Iterator[pb.HeartbeatRequest], context: Any
     ) -> Iterator[pb.HeartbeatResponse]:
-        """Renews the lease. A stream that breaks says nothing of its member: the lease decides."""
+        """Renews the lease. A stream that breaks says nothing of its member: the lease decides.
+
+        Not each message is answered, only so many that the member knows that it is heard: of what an
+        idle cluster does, heartbeats are the most.
+        """
+        answered_at = -math.inf
         for request in requests:
+            now = self._clock()
             try:
                 state = MemberState.from_number(request.state)
                 with self._changed:
                     events = self._registry.heartbeat(
                         request.id,
                         request.incarnation,
-                        self._clock(),
+                        now,
                         state=state,
                         progress=request.progress,
                         in_flight=request.in_flight,
@@ -142,7 +151,9 @@ class MonitorService:
                 context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             except UnknownLifeError as error:
                 context.abort(grpc.StatusCode.NOT_FOUND, str(error))
-            yield pb.HeartbeatResponse(revision=revision)
+            if now - answered_at >= self._lease_s / 3:
+                answered_at = now
+                yield pb.HeartbeatResponse(revision=revision)
 
     def Watch(self, request: pb.WatchRequest, context: Any) -> Iterator[pb.WatchResponse]:
         """A snapshot (or what was missed), then each event; a sign of life each second."""
@@ -185,7 +196,9 @@ class MonitorService:
         """
         with self._changed:
             self._changed.wait_for(
-                lambda: self._registry.revision != seen or self._stopping or not context.is_active(),
+                lambda: (
+                    self._registry.revision != seen or self._stopping or not context.is_active()
+                ),
                 _STILL_S,
             )
             revision = self._registry.revision
@@ -211,4 +224,6 @@ class MonitorService:
 
 
 def _to_proto(event: MemberEvent) -> pb.MemberEvent:
-    return pb.MemberEvent(revision=event.revision, member=event.member.to_proto(), reason=event.reason)
+    return pb.MemberEvent(
+        revision=event.revision, member=event.member.to_proto(), reason=event.reason
+    )

@@ -25,9 +25,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
             from eaas.demo_model import write_demo_model
 
             made[arch] = tmp_path_factory.mktemp("checkpoints") / arch
-            write_demo_model(
-                made[arch], arch=arch, layers=3, hidden=64, experts=8, top_k=2, seed=1
-            )
+            write_demo_model(made[arch], arch=arch, layers=3, hidden=64, experts=8, top_k=2, seed=1)
         return made[arch]
 
     return make
@@ -44,7 +42,9 @@ def settings() -> Callable[..., ClusterConfig]:
 
 
 @pytest.fixture
-def start_cluster(settings: Callable[..., ClusterConfig], tmp_path: Path) -> Iterator[Callable[..., LocalCluster]]:
+def start_cluster(
+    settings: Callable[..., ClusterConfig], tmp_path: Path
+) -> Iterator[Callable[..., LocalCluster]]:
     """Starts clusters that end with the test."""
     started: list[LocalCluster] = []
 

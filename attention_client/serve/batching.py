@@ -216,6 +216,8 @@ class BatchingEngine:
 
     def __init__(self, model: Any, limits: ServeLimits) -> None:
         self.manager = _Manager(model, limits)
+        self._stopping = threading.Lock()
+        self._stopped = False
         try:
             self.manager.warmup()  # creates the cache; captures nothing without graphs
         except MemoryError as error:
@@ -279,5 +281,9 @@ class BatchingEngine:
         """Ends the thread, and gives the model its attention implementation back."""
         error = CBWorkerDeadError("The server is stopping.")
         self.manager.output_router.fail_all(error)
-        self.manager.stop(block=True, timeout=timeout_s, hard_stop=True)
+        # The end of the grace period and the application's own end may come at once.
+        with self._stopping:
+            if not self._stopped:
+                self._stopped = True
+                self.manager.stop(block=True, timeout=timeout_s, hard_stop=True)
         self.manager.output_router.fail_all(error)  # who came in between

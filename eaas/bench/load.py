@@ -86,7 +86,9 @@ async def _run(base_url: str, workload: Workload) -> LoadResult:
     result = LoadResult()
     turns = asyncio.Semaphore(workload.concurrency)
     limits = httpx.Limits(max_connections=workload.concurrency)
-    async with httpx.AsyncClient(timeout=httpx.Timeout(10.0, read=_READ_S), limits=limits) as client:
+    async with httpx.AsyncClient(
+        timeout=httpx.Timeout(10.0, read=_READ_S), limits=limits
+    ) as client:
         started = time.perf_counter()
         await asyncio.gather(
             *(_one(client, base_url, workload, i, turns, result) for i in range(workload.requests))

@@ -146,7 +146,9 @@ def test_no_replica_left_is_a_typed_error(
     )
     expected = generate(model, 2)
     kill(cluster, "expert-server-2")
-    with pytest.raises(ExpertsUnavailableError, match=r"layer \d+: no live replica of expert") as caught:
+    with pytest.raises(
+        ExpertsUnavailableError, match=r"layer \d+: no live replica of expert"
+    ) as caught:
         generate(model, 2)
     assert caught.value.experts
     cluster.restart("expert-server-2")

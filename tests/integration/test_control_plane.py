@@ -84,7 +84,9 @@ class Observer:
 class FakeExpertServer:
     """Registers as an expert server and answers ApplyPlacement; loads nothing."""
 
-    def __init__(self, monitor_address: str, name: str, shape: ModelShape = SHAPE, failures: int = 0) -> None:
+    def __init__(
+        self, monitor_address: str, name: str, shape: ModelShape = SHAPE, failures: int = 0
+    ) -> None:
         self.state = JOINING
         self.epoch = 0
         self.requests: list[expert_pb2.ApplyPlacementRequest] = []
@@ -253,7 +255,9 @@ def test_another_version_of_the_contract_is_refused(start_monitor: Callable[...,
     member = Member("x", Role.BALANCER, 1, "h", "", SERVING)
     with channel(monitor.address) as line:
         stub = monitor_pb2_grpc.MonitorServiceStub(line)
-        request = monitor_pb2.RegisterRequest(member=member.to_proto(), protocol_version=PROTOCOL_VERSION + 1)
+        request = monitor_pb2.RegisterRequest(
+            member=member.to_proto(), protocol_version=PROTOCOL_VERSION + 1
+        )
         with pytest.raises(grpc.RpcError) as caught:
             stub.Register(request)
         assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
@@ -400,7 +404,10 @@ def test_from_nothing_to_a_placement_and_back_from_a_loss(
         assert stub.GetPlacement(balancer_pb2.GetPlacementRequest()).placement.epoch == 0
         second = start_server(address, "s2", failures=2)
         eventually(lambda: placements)
-        assert stub.GetPlacement(balancer_pb2.GetPlacementRequest()).placement == placements[0].to_proto()
+        assert (
+            stub.GetPlacement(balancer_pb2.GetPlacementRequest()).placement
+            == placements[0].to_proto()
+        )
     (placement,) = placements
     assert (placement.epoch, placement.servers) == (1, ("s1", "s2"))
     assert len(second.requests) == 3  # The two failures were tried again.
@@ -462,7 +469,9 @@ def test_placements_outlive_the_balancer(
     address = start_monitor().address
     observer = observe(address)
     watch, placements = follow(observer, cleanup)
-    first = Balancer(BalancerConfig(expected_servers=2, redundancy=1), address, on_stopping=lambda: None)
+    first = Balancer(
+        BalancerConfig(expected_servers=2, redundancy=1), address, on_stopping=lambda: None
+    )
     servers = [start_server(address, name) for name in ("s1", "s2")]
     eventually(lambda: placements)
     first.stop()
@@ -527,7 +536,9 @@ def start_process(cleanup: ExitStack, code: str, *args: str) -> tuple[subprocess
     return process, process.stdout.readline().strip()
 
 
-def test_health_of_the_processes_and_their_end(cleanup: ExitStack, observe: Callable[..., Observer]) -> None:
+def test_health_of_the_processes_and_their_end(
+    cleanup: ExitStack, observe: Callable[..., Observer]
+) -> None:
     monitor, monitor_address = start_process(cleanup, MONITOR)
     balancer, balancer_address = start_process(cleanup, BALANCER, monitor_address)
     services = {

@@ -55,7 +55,9 @@ def test_shares_hold_over_many_calls() -> None:
     ids_TK = np.array([[0, 1]])
     counts_SE = np.zeros((3, 2))
     for call in range(2000):
-        server_TK = assign(ids_TK, np.ones((1, 2), dtype=bool), cumulative_SE, (call * 0.618034) % 1)
+        server_TK = assign(
+            ids_TK, np.ones((1, 2), dtype=bool), cumulative_SE, (call * 0.618034) % 1
+        )
         counts_SE[server_TK[0], [0, 1]] += 1
     assert np.abs(counts_SE / 2000 - shares_SE).max() < 0.01
 

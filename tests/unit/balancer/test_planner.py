@@ -147,7 +147,9 @@ def test_a_loss_before_publication_makes_a_new_draft_with_a_higher_epoch() -> No
 
 def test_a_restarted_balancer_goes_above_the_epochs_that_servers_hold() -> None:
     planner = Planner(2, 2)
-    asked = applies(planner.observe(view(server("s1", SERVING, epoch=4), server("s2", SERVING, epoch=3))))
+    asked = applies(
+        planner.observe(view(server("s1", SERVING, epoch=4), server("s2", SERVING, epoch=3)))
+    )
     assert {a.placement.epoch for a in asked.values()} == {5}
 
 

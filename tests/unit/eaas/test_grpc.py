@@ -33,7 +33,9 @@ class Answers:
         self.time_left = context.time_remaining()
         return balancer_pb2.GetPlacementResponse()
 
-    def WatchPlacement(self, request: Any, context: Any) -> Iterator[balancer_pb2.WatchPlacementResponse]:
+    def WatchPlacement(
+        self, request: Any, context: Any
+    ) -> Iterator[balancer_pb2.WatchPlacementResponse]:
         context.add_callback(self.over.set)
         for epoch in self.epochs:
             yield balancer_pb2.WatchPlacementResponse(epoch=epoch)

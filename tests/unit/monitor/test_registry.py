@@ -153,7 +153,9 @@ def test_a_paused_monitor_declares_nobody_dead(pause_s: float) -> None:
     assert tick_until(registry, woken, woken + 0.75) == []
     registry.heartbeat("alive", 1, woken + 0.8, state=SERVING)
     assert ("gone", MemberState.DEAD) in tick_until(registry, woken + 0.75, woken + LEASE_S)
-    assert {m.id: m.state for m in registry.members(woken + LEASE_S)}["alive"] is not (MemberState.DEAD)
+    assert {m.id: m.state for m in registry.members(woken + LEASE_S)}["alive"] is not (
+        MemberState.DEAD
+    )
 
 
 def test_history_is_bounded() -> None:
@@ -305,7 +307,9 @@ class RegistryMachine(RuleBasedStateMachine):
         known = {m.id: m for m in self.registry.members(self.now)}.get(member_id)
         previous = self.given.get(member_id, 0) if claims else 0
         try:
-            incarnation, _ = self.registry.register(member(member_id, pid, state), previous, self.now)
+            incarnation, _ = self.registry.register(
+                member(member_id, pid, state), previous, self.now
+            )
         except IdTakenError:
             assert known is not None
             assert known.state not in (MemberState.SUSPECT, MemberState.DEAD)
@@ -366,5 +370,7 @@ class RegistryMachine(RuleBasedStateMachine):
         self.revision = self.registry.revision
 
 
-RegistryMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=30, deadline=None)
+RegistryMachine.TestCase.settings = settings(
+    max_examples=300, stateful_step_count=30, deadline=None
+)
 TestRegistryMachine = RegistryMachine.TestCase
