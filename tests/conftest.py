@@ -14,6 +14,8 @@ from eaas.local import LocalCluster
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+ARCHITECTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "deepseek_v3", "gpt_oss")
+
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
@@ -29,6 +31,19 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         return made[arch]
 
     return make
+
+
+@pytest.fixture(scope="session", params=ARCHITECTURES)
+def served(
+    request: pytest.FixtureRequest, checkpoint: Callable[..., Path]
+) -> Iterator[tuple[Path, LocalCluster]]:
+    """Each architecture in turn, served by three servers; the test itself is the attention client."""
+    import torch
+
+    torch.set_num_threads(1)
+    path = checkpoint(request.param)
+    with LocalCluster(path, attention_client=False) as cluster:
+        yield path, cluster
 
 
 @pytest.fixture

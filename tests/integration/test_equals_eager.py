@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,19 +15,8 @@ from eaas.local import LocalCluster
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
-ARCHITECTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "deepseek_v3", "gpt_oss")
 TRANSPORTS = ("shm", "grpc")
 NEW_TOKENS = 24
-
-
-@pytest.fixture(scope="module", params=ARCHITECTURES)
-def served(
-    request: pytest.FixtureRequest, checkpoint: Callable[..., Path]
-) -> Iterator[tuple[Path, LocalCluster]]:
-    torch.set_num_threads(1)
-    path = checkpoint(request.param)
-    with LocalCluster(path, attention_client=False) as cluster:
-        yield path, cluster
 
 
 @functools.lru_cache(maxsize=1)
