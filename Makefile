@@ -8,11 +8,14 @@ BIN := $(VENV)/bin
 
 # Settings of `make up`; MODEL is the directory of a Hugging Face MoE checkpoint.
 MODEL ?= models/demo
+override MODEL := $(patsubst %/,%,$(MODEL))
 SERVERS ?= 3
 REDUNDANCY ?= 2
 TRANSPORT ?= shm
 HOST ?= 127.0.0.1
 PORT ?= 8000
+# Where to keep the processes' logs; by default a temporary directory that goes with the cluster.
+LOG_DIR ?=
 
 setup: $(VENV)/.installed
 
@@ -27,7 +30,8 @@ models/demo: | setup
 
 up: setup $(filter models/demo,$(MODEL))
 	@exec $(BIN)/eaas up --model '$(MODEL)' --servers $(SERVERS) --redundancy $(REDUNDANCY) \
-	  --transport $(TRANSPORT) --host $(HOST) --port $(PORT)
+	  --transport $(TRANSPORT) --host $(HOST) --port $(PORT) \
+	  $(if $(LOG_DIR),--log-dir '$(LOG_DIR)')
 
 test: setup
 	$(BIN)/python -m pytest

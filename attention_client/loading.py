@@ -16,6 +16,7 @@ from attention_client.model import load_model
 from eaas.checkpoint import Checkpoint
 from eaas.config import AttentionClientConfig
 from eaas.errors import ClusterError
+from eaas.types import Role
 
 __all__ = ["load"]
 
@@ -55,6 +56,7 @@ def load(
         ClientMetrics(CollectorRegistry()),
     )
     try:
+        _check_model(checkpoint, joined)
         joined.wait_until_covered(_READY_S)
         model = load_model(checkpoint, joined, dtype=dtype)
     except BaseException:
@@ -65,13 +67,24 @@ def load(
     return model
 
 
+def _check_model(checkpoint: Checkpoint, cluster: Cluster) -> None:
+    """Refuse another checkpoint than the cluster's at once, as soon as a server has registered."""
+    view = cluster.session.wait_for(lambda v: bool(v.live(Role.EXPERT_SERVER)), _READY_S)
+    servers = view.live(Role.EXPERT_SERVER) if view else ()
+    if servers and all(s.model and s.model.digest != checkpoint.shape.digest for s in servers):
+        raise ClusterError(
+            f"{checkpoint.path} is not the checkpoint that the cluster at {cluster.monitor_address} "
+            "serves: give the directory that its servers were started with"
+        )
+
+
 def _monitor_of(endpoint: str) -> str:
     """Ask an HTTP endpoint for the address of its cluster's monitor."""
     url = f"{endpoint.rstrip('/').removesuffix('/v1')}/eaas/v1/status"
     try:
         members = httpx.get(url, timeout=5.0).raise_for_status().json()["members"]
     except (httpx.HTTPError, ValueError, KeyError) as error:
-        raise ClusterError(f"{endpoint}: no cluster answers there ({error})") from error
+        raise ClusterError(f"{endpoint}: no cluster answers there ({error})") from None
     for member in members:
         if member["role"] == "monitor":
             return str(member["address"])

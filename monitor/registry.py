@@ -3,7 +3,7 @@
 Every method takes `now` (monotonic seconds) and returns the events that it caused, so the same code
 runs live and in simulation.
 
-    register                    tick: silent for lease/2          tick: silent for a lease
+    register                    tick: silent for 3/4 of a lease   tick: silent for a lease
   ----------> JOINING/SERVING/DRAINING ----------> SUSPECT ----------> DEAD (kept as a tombstone)
                   ^                 heartbeat         |                  |
                   +-----------------------------------+                  | register: incarnation + 1
@@ -11,11 +11,9 @@ runs live and in simulation.
 
 Terms:
   life: what lies between a registration and DEAD; named by (id, incarnation).
-  lease: silence that ends a life. Only `tick` ends one, so that heartbeats which wait in the
-  monitor's
+  lease: silence that ends a life. Only `tick` ends one, so that heartbeats which wait in the monitor's
     own queue after a pause are heard first.
-  tombstone: a DEAD member, kept so that people see it and so that its incarnation is not given
-  again.
+  tombstone: a DEAD member, kept so that people see it and so that its incarnation is not given again.
 """
 
 from __future__ import annotations
@@ -27,6 +25,9 @@ from dataclasses import dataclass, replace
 from eaas.types import Member, MemberState
 
 __all__ = ["IdTakenError", "MemberEvent", "Registry", "UnknownLifeError"]
+
+# Of a lease. Two heartbeats may come late, or one be lost, before anybody is suspected.
+_SUSPECT_SHARE = 0.75
 
 _MAX_TOMBSTONES = 64
 _MAX_HISTORY = 1024
@@ -218,7 +219,10 @@ class Registry:
             if silence_s >= self._lease_s:
                 reason = f"lease ended: silent for {now - life.heard_at:.1f} s"
                 events.append(self._bury(life, reason))
-            elif silence_s >= self._lease_s / 2 and life.member.state is not MemberState.SUSPECT:
+            elif (
+                silence_s >= _SUSPECT_SHARE * self._lease_s
+                and life.member.state is not MemberState.SUSPECT
+            ):
                 life.member = replace(life.member, state=MemberState.SUSPECT)
                 events.append(self._event(life.member, f"silent for {now - life.heard_at:.1f} s"))
         return events

@@ -52,7 +52,7 @@ def status_table(document: dict[str, Any]) -> Any:
 
     coverage = document["coverage"]
     uncovered = len(coverage["uncovered"])
-    covered = f"{uncovered} uncovered" if uncovered else f"min {coverage['min_replicas']} replicas"
+    covered = f"{uncovered} uncovered" if uncovered else f"at least {coverage['min_replicas']} live"
     table = Table(
         title=f"{document['endpoint']}   epoch {document['epoch']}   experts: {covered}",
         title_justify="left",

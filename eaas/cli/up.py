@@ -16,11 +16,11 @@ from eaas.cli.client import fetch_status, status_table
 from eaas.cli.options import ConfigFile, Model
 from eaas.config import load_config
 from eaas.errors import ClusterError
+from eaas.local.process import program
 
 if TYPE_CHECKING:
     from eaas.local import LocalCluster
     from eaas.local.interrupt import Interrupt
-    from eaas.local.process import ChildProcess
 
 __all__ = ["register"]
 
@@ -98,7 +98,9 @@ def _greet(cluster: LocalCluster) -> None:
         }
     )
     _say(f"""
-endpoint: {cluster.endpoint}/v1    (status: eaas status --endpoint {cluster.endpoint})
+endpoint: {cluster.endpoint}/v1
+status:   {shlex.join([*program(), "status", "--endpoint", cluster.endpoint])}
+logs:     {cluster.log_dir}
 
 curl -s {cluster.endpoint}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}
 
@@ -112,19 +114,17 @@ def _watch(cluster: LocalCluster, interrupt: Interrupt) -> None:
         _watch_live(cluster, interrupt)
     reported: set[int] = set()
     while True:
-        for child in cluster.ended():
-            if child.pid not in reported:
-                reported.add(child.pid)
-                _say(_obituary(child))
+        for obituary in _obituaries(cluster, reported):
+            _say(obituary)
         _check_client(cluster)
         interrupt.wait(_REFRESH_S)
 
 
 def _watch_live(cluster: LocalCluster, interrupt: Interrupt) -> None:
-    from rich.console import Group
     from rich.live import Live
     from rich.text import Text
 
+    reported: set[int] = set()
     with Live(auto_refresh=False) as live:
         while True:
             _check_client(cluster)
@@ -132,9 +132,10 @@ def _watch_live(cluster: LocalCluster, interrupt: Interrupt) -> None:
                 shown = status_table(fetch_status(cluster.endpoint))
             except ClusterError as error:
                 shown = Text(str(error))
-            # No_wrap: a line that was broken to fit cannot be pasted.
-            notes = [Text(_obituary(child), no_wrap=True) for child in cluster.ended()]
-            live.update(Group(shown, *notes), refresh=True)
+            for obituary in _obituaries(cluster, reported):
+                # Above the table and never broken to fit: a line is to be pasted.
+                live.console.print(obituary, soft_wrap=True, markup=False, highlight=False)
+            live.update(shown, refresh=True)
             interrupt.wait(_REFRESH_S)
 
 
@@ -146,5 +147,11 @@ def _check_client(cluster: LocalCluster) -> None:
         )
 
 
-def _obituary(child: ChildProcess) -> str:
-    return f"{child.name} (pid {child.pid}) ended; start it again with:\n  {child.command}"
+def _obituaries(cluster: LocalCluster, reported: set[int]) -> list[str]:
+    """What to say of processes that ended and were not spoken of yet; takes down their pids."""
+    ended = [child for child in cluster.ended() if child.pid not in reported]
+    reported.update(child.pid for child in ended)
+    return [
+        f"{child.name} (pid {child.pid}) ended; start it again with:\n  {child.command}\n"
+        for child in ended
+    ]

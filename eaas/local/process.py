@@ -17,10 +17,16 @@ from eaas.errors import ClusterError, EaasError
 from eaas.local.child import PARENT_VARIABLE, READY_VARIABLE
 from eaas.local.interrupt import Interrupt, Interrupted
 
-__all__ = ["ChildProcess", "stop_all", "wait_ready"]
+__all__ = ["ChildProcess", "program", "stop_all", "wait_ready"]
 
 # Three times over (client, servers, monitor) it is less than anybody waits after Ctrl-C.
 _END_S = 3.0
+
+
+def program() -> tuple[str, ...]:
+    """How to call this installation's `eaas` from any directory."""
+    script = Path(sys.executable).with_name("eaas")
+    return (str(script),) if script.exists() else (sys.executable, "-m", "eaas")
 
 
 class ChildProcess:
@@ -86,9 +92,7 @@ class ChildProcess:
     @property
     def command(self) -> str:
         """What a person can paste into a shell, in any directory, to start the same again."""
-        script = Path(sys.executable).with_name("eaas")
-        program = (str(script),) if script.exists() else (sys.executable, "-m", "eaas")
-        return shlex.join((*program, *self.arguments))
+        return shlex.join((*program(), *self.arguments))
 
     def read(self) -> None:
         """Take in what the child announced. Raises EaasError with the child's own words if it failed."""

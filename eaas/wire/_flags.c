@@ -305,7 +305,7 @@ flags_dealloc(Flags *self)
     Py_DECREF(type);
 }
 
-/* -- arguments: each helper returns false with an exception set -- */
+/* -- arguments: each function returns false with an exception set -- */
 
 static bool
 check_arity(const char *name, Py_ssize_t given, Py_ssize_t wanted)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from eaas.cli.client import fetch_status
 from eaas.local import LocalCluster
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
@@ -39,3 +40,8 @@ def test_idle_cpu(
     }
     assert len(used) == 6
     assert sum(used.values()) < MOST, used
+    # Nobody's lease has lapsed meanwhile.
+    members = fetch_status(cluster.endpoint)["members"]
+    assert {m["id"]: (m["state"], m["incarnation"]) for m in members} == {
+        name: ("SERVING", 1) for name in cluster.children
+    }

@@ -39,9 +39,9 @@ def tick_until(registry: Registry, start: float, end: float) -> list[tuple[str, 
 def test_a_silent_member_is_suspect_then_dead() -> None:
     registry = Registry(LEASE_S, 0.0)
     registry.register(member(), 0, 0.0)
-    assert tick_until(registry, 0.0, 0.75) == []
-    assert tick_until(registry, 0.75, 1.0) == [("a", MemberState.SUSPECT)]
-    assert tick_until(registry, 1.0, 1.75) == []
+    assert tick_until(registry, 0.0, 1.25) == []
+    assert tick_until(registry, 1.25, 1.5) == [("a", MemberState.SUSPECT)]
+    assert tick_until(registry, 1.5, 1.75) == []
     assert tick_until(registry, 1.75, 2.0) == [("a", MemberState.DEAD)]
     with pytest.raises(UnknownLifeError):
         registry.heartbeat("a", 1, 2.1, state=SERVING)
@@ -101,11 +101,11 @@ def test_a_live_id_is_not_given_to_another_process() -> None:
         registry.register(member(pid=2), 0, 0.1)
     with pytest.raises(IdTakenError):
         registry.register(member(pid=1, host="other"), 0, 0.1)
-    tick_until(registry, 0.0, 1.0)
-    incarnation, _ = registry.register(member(pid=2), 0, 1.1)
+    tick_until(registry, 0.0, 1.5)
+    incarnation, _ = registry.register(member(pid=2), 0, 1.6)
     assert incarnation == 2
     with pytest.raises(UnknownLifeError):
-        registry.heartbeat("a", 1, 1.2, state=SERVING)
+        registry.heartbeat("a", 1, 1.7, state=SERVING)
 
 
 @pytest.mark.parametrize(("previous", "expected"), [(1, 1), (0, 2), (5, 6)])
