@@ -6,13 +6,12 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from eaas.grpc_client import STREAM_SIGN_S
 from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.rpc.v1 import common_pb2
 from eaas.types import Placement
 
 __all__ = ["BalancerService"]
-
-_STILL_S = 1.0
 
 
 class BalancerService:
@@ -55,7 +54,7 @@ class BalancerService:
     ) -> Iterator[pb.WatchPlacementResponse]:
         """The placement where it is newer than the caller's, then each newer one.
 
-        A sign of life each second.
+        A sign of life where nothing happens.
         """
         if not context.add_callback(self._wake):
             return
@@ -66,7 +65,7 @@ class BalancerService:
 
         while context.is_active():
             with self._changed:
-                self._changed.wait_for(is_due, _STILL_S)
+                self._changed.wait_for(is_due, STREAM_SIGN_S)
                 placement = self._placement
                 if self._closed:
                     return

@@ -1,7 +1,7 @@
 """How every process of the cluster calls another one: no call without an end.
 
 Unary calls get a deadline where the caller states none. A stream has no useful deadline; its sender
-speaks at least once a second instead, and `responses` gives up on one that stays silent.
+speaks every `STREAM_SIGN_S` at least instead, and `responses` gives up on one that stays silent.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import grpc
 
 __all__ = [
     "MESSAGE_BYTES",
+    "STREAM_SIGN_S",
     "STREAM_SILENCE_S",
     "UNARY_TIMEOUT_S",
     "Backoff",
@@ -29,8 +30,11 @@ MESSAGE_BYTES = 64 << 20
 UNARY_TIMEOUT_S = 5.0
 """Deadline of a unary call that states none."""
 
-STREAM_SILENCE_S = 3.0
-"""A stream whose sender speaks each second is given up after this silence."""
+STREAM_SIGN_S = 2.0
+"""The sender of a long stream gives a sign of life after this silence of its own."""
+
+STREAM_SILENCE_S = 5.0
+"""A stream is given up after this silence: two signs of life did not come."""
 
 _OPTIONS = (
     ("grpc.max_send_message_length", MESSAGE_BYTES),

@@ -12,7 +12,7 @@ from eaas.types import Member, MemberState, Role
 
 __all__ = ["MembershipFold", "MembershipView"]
 
-RETURN_GRACE_S = 5.0
+RETURN_GRACE_S = 7.0
 """Time for the members of a restarted monitor to register again before they count as DEAD.
 
 A member needs at most its stream's silence limit or one reset to notice, plus two backoffs of a

@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 
+from eaas.grpc_client import STREAM_SIGN_S
 from eaas.log import get_logger
 from eaas.rpc.v1 import monitor_pb2 as pb
 from eaas.session import PROTOCOL_VERSION
@@ -20,8 +21,6 @@ from monitor.registry import IdTakenError, MemberEvent, Registry, UnknownLifeErr
 __all__ = ["MonitorService"]
 
 _log = get_logger(__name__)
-
-_STILL_S = 1.0
 
 
 class MonitorService:
@@ -147,7 +146,7 @@ class MonitorService:
             yield pb.HeartbeatResponse(revision=revision)
 
     def Watch(self, request: pb.WatchRequest, context: Any) -> Iterator[pb.WatchResponse]:
-        """A snapshot (or what was missed), then each event; a sign of life each second."""
+        """A snapshot (or what was missed), then each event; a sign of life where nothing happens."""
         if not context.add_callback(self._wake):
             return
         with self._changed:
@@ -190,7 +189,7 @@ class MonitorService:
                 lambda: (
                     self._registry.revision != seen or self._stopping or not context.is_active()
                 ),
-                _STILL_S,
+                STREAM_SIGN_S,
             )
             revision = self._registry.revision
             messages = []
