@@ -12,7 +12,8 @@ class ServiceTimes:
     """
 
     _COLD_S = 2.0
-    _MARGIN = 6.0
+    # Six times the usual is patience enough for a short call; a long one varies less, and doubling is.
+    _MARGIN, _SHORT_S, _LONG_MARGIN = 6.0, 0.2, 2.0
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
@@ -36,4 +37,5 @@ class ServiceTimes:
         size = rows.bit_length()
         nearest = min(seconds, key=lambda known: abs(known - size))
         expected = seconds[nearest] * 2.0 ** max(0, size - nearest)
-        return min(max(least_s, self._MARGIN * expected), most_s)
+        patience_s = min(self._MARGIN * expected, max(self._SHORT_S, self._LONG_MARGIN * expected))
+        return min(max(least_s, patience_s), most_s)

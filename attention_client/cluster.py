@@ -18,12 +18,14 @@ import grpc
 import numpy as np
 import torch
 
+from attention_client.budget import ServiceTimes
 from attention_client.connection import Connection
 from attention_client.layer_call import ClusterView, LayerCall
 from attention_client.metrics import ClientMetrics
 from attention_client.transports import opener
 from eaas.config import AttentionClientConfig
 from eaas.errors import ClusterError, EaasError, ExpertsUnavailableError
+from eaas.grpc_client import Backoff
 from eaas.grpc_client import channel as open_channel
 from eaas.log import get_logger
 from eaas.rpc.v1 import expert_pb2 as pb
@@ -37,6 +39,7 @@ __all__ = ["Cluster"]
 _log = get_logger(__name__)
 _CONNECT_S = 5.0
 _RECONNECT_S = 0.25
+_RECONNECT_MOST_S = 2.0
 _GOLDEN = 0.6180339887498949
 # A process may hold several models, each a member of its own.
 _numbers = itertools.count()
@@ -77,6 +80,11 @@ class Cluster:
         self._changed = threading.Condition()
         self._connections: dict[str, Connection] = {}
         self._connecting: dict[str, int] = {}
+        # Why a live server is not connected, in its own words.
+        self._refusals: dict[str, str] = {}
+        # Kept over the lives of a server: what it can do does not change with its process.
+        self._service_times: dict[str, ServiceTimes] = {}
+        self._pid = os.getpid()
         self._placement: Placement | None = None
         self._view: ClusterView | None = None
         self._members: MembershipView | None = None
@@ -191,9 +199,19 @@ class Cluster:
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while self.missing() and not (stopping and stopping.is_set()):
+                self._refuse_other_model()
                 if time.monotonic() >= deadline:
                     raise ClusterError(f"not ready after {timeout_s:.0f} s: {self.missing()}")
                 self._changed.wait(0.2)
+
+    def _refuse_other_model(self) -> None:
+        """Raise ClusterError at once where the servers serve another checkpoint than this client."""
+        servers = self.session.view.live(Role.EXPERT_SERVER)
+        if servers and all(s.model and s.model.digest != self.shape.digest for s in servers):
+            raise ClusterError(
+                f"the cluster at {self.monitor_address} serves another checkpoint than this client: "
+                "give the directory that its servers were started with"
+            )
 
     def missing(self) -> str:
         """What keeps this client from serving; empty when nothing does."""
@@ -203,7 +221,11 @@ class Cluster:
         uncovered = self.uncovered()
         if uncovered:
             layer, expert = uncovered[0]
-            return f"{len(uncovered)} expert(s) without a live replica, first: layer {layer}, expert {expert}"
+            why = "".join(f"; {server}: {reason}" for server, reason in self._refusals.items())
+            return (
+                f"{len(uncovered)} expert(s) without a live replica, "
+                f"first: layer {layer}, expert {expert}{why}"
+            )
         return ""
 
     def uncovered(self) -> list[tuple[int, int]]:
@@ -295,19 +317,27 @@ class Cluster:
 
     def _connect(self, member: Member) -> None:
         self._joined.wait()
+        backoff = Backoff(_RECONNECT_S, _RECONNECT_MOST_S)
+        connected = False
         try:
             while self._still_wanted(member):
                 try:
                     self._connect_once(member)
+                    connected = True
                     return
                 except (grpc.RpcError, EaasError) as error:
-                    what = error.details() if isinstance(error, grpc.Call) else str(error)
+                    what = str(error.details() if isinstance(error, grpc.Call) else error)
                     _log.info("%s: not connected: %s", member.id, what)
-                self._closed.wait(_RECONNECT_S)
+                    self._refusals = {**self._refusals, member.id: what}
+                self._closed.wait(backoff.next_s())
         finally:
             with self._changed:
                 if self._connecting.get(member.id) == member.incarnation:
                     del self._connecting[member.id]
+                self._refusals = {k: v for k, v in self._refusals.items() if k != member.id}
+            # A view that came after the last look at it found this thread still at work.
+            if not connected and self._still_wanted(member):
+                self._connect_soon(member)
 
     def _connect_once(self, member: Member) -> None:
         channel = open_channel(member.address)
@@ -350,6 +380,7 @@ class Cluster:
             self._connections[member.id] = connection
             self._refresh()
         # Only now: a connection that is lost before it is listed would be listed for ever.
+        connection.service = self._service_times.setdefault(member.id, connection.service)
         box.append(connection)
         if early:
             connection.lose(early[0])
@@ -392,8 +423,11 @@ class Cluster:
         self._changed.notify_all()
 
     def close(self) -> None:
-        """Leave the cluster: give slots back, say goodbye to the monitor, end the threads."""
-        if self._closed.is_set():
+        """Leave the cluster: give slots back, say goodbye to the monitor, end the threads. Idempotent.
+
+        Does nothing in a forked child: membership and slots are its parent's.
+        """
+        if self._closed.is_set() or os.getpid() != self._pid:
             return
         self._closed.set()
         self._placements.close()

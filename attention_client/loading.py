@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import threading
 import weakref
 from pathlib import Path
 
@@ -16,7 +18,6 @@ from attention_client.model import load_model
 from eaas.checkpoint import Checkpoint
 from eaas.config import AttentionClientConfig
 from eaas.errors import ClusterError
-from eaas.types import Role
 
 __all__ = ["load"]
 
@@ -47,6 +48,10 @@ def load(
     """
     checkpoint = Checkpoint.open(path)
     if isinstance(cluster, Cluster):
+        if cluster.shape.digest != checkpoint.shape.digest:
+            raise ClusterError(
+                f"{checkpoint.path} is not the checkpoint that this Cluster was made for"
+            )
         return load_model(checkpoint, cluster, dtype=dtype)
     address = _monitor_of(cluster) if cluster.startswith(("http://", "https://")) else cluster
     joined = Cluster(
@@ -56,26 +61,24 @@ def load(
         ClientMetrics(CollectorRegistry()),
     )
     try:
-        _check_model(checkpoint, joined)
         joined.wait_until_covered(_READY_S)
         model = load_model(checkpoint, joined, dtype=dtype)
     except BaseException:
         joined.close()
         raise
     joined.serving()
-    weakref.finalize(model, joined.close)
+    atexit.register(joined.close)
+    weakref.finalize(model, _leave, joined).atexit = False
     return model
 
 
-def _check_model(checkpoint: Checkpoint, cluster: Cluster) -> None:
-    """Refuse another checkpoint than the cluster's at once, as soon as a server has registered."""
-    view = cluster.session.wait_for(lambda v: bool(v.live(Role.EXPERT_SERVER)), _READY_S)
-    servers = view.live(Role.EXPERT_SERVER) if view else ()
-    if servers and all(s.model and s.model.digest != checkpoint.shape.digest for s in servers):
-        raise ClusterError(
-            f"{checkpoint.path} is not the checkpoint that the cluster at {cluster.monitor_address} "
-            "serves: give the directory that its servers were started with"
-        )
+def _leave(cluster: Cluster) -> None:
+    """Close a cluster whose model is gone.
+
+    In a thread of its own: the garbage collector may call this anywhere, under any lock.
+    """
+    atexit.unregister(cluster.close)
+    threading.Thread(target=cluster.close, name="leave", daemon=True).start()
 
 
 def _monitor_of(endpoint: str) -> str:
@@ -83,7 +86,7 @@ def _monitor_of(endpoint: str) -> str:
     url = f"{endpoint.rstrip('/').removesuffix('/v1')}/eaas/v1/status"
     try:
         members = httpx.get(url, timeout=5.0).raise_for_status().json()["members"]
-    except (httpx.HTTPError, ValueError, KeyError) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError) as error:
         raise ClusterError(f"{endpoint}: no cluster answers there ({error})") from None
     for member in members:
         if member["role"] == "monitor":

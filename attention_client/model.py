@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +22,12 @@ from attention_client.cluster import Cluster
 from attention_client.live_rows import LiveRows
 from eaas.checkpoint import Checkpoint
 from eaas.checkpoint.quiet import quiet_transformers
-from eaas.errors import UnsupportedModelError
+from eaas.errors import (
+    CheckpointError,
+    CorruptShardError,
+    MissingShardError,
+    UnsupportedModelError,
+)
 
 __all__ = ["load_model"]
 
@@ -79,7 +85,7 @@ def load_model(
 ) -> PreTrainedModel:
     """Load a checkpoint without its experts.
 
-    Only tensors that do not belong to experts are read; shards that hold nothing but experts are not opened.
+    Of the tensors, only those that do not belong to experts are read.
 
     Args:
         checkpoint: Where the weights are.
@@ -97,28 +103,55 @@ def load_model(
     wanted = dtype or getattr(torch, checkpoint.shape.dtype)
     model_class = AutoModelForCausalLM._model_mapping[type(config)]
     state_dict = {key: checkpoint.slice(key) for key in checkpoint.other_keys()}
-    with _weightless_experts(checkpoint), quiet_transformers():
-        model: PreTrainedModel = model_class.from_pretrained(
-            None,
-            config=config,
-            state_dict=state_dict,
-            dtype=wanted,
-            experts_implementation=_IMPLEMENTATION,
+    model: PreTrainedModel
+    try:
+        with _weightless_experts(checkpoint), quiet_transformers():
+            model, report = model_class.from_pretrained(
+                None,
+                config=config,
+                state_dict=state_dict,
+                dtype=wanted,
+                experts_implementation=_IMPLEMENTATION,
+                output_loading_info=True,
+            )
+    except RuntimeError as error:
+        raise CorruptShardError(
+            f"{path}: the weights do not fit the model of config.json "
+            f"({' '.join(str(error).split())[:200]}): fetch the checkpoint again"
+        ) from error
+    if report["missing_keys"]:
+        # transformers would serve random numbers in their place.
+        names = ", ".join(sorted(report["missing_keys"])[:3])
+        raise MissingShardError(
+            f"{path} lacks {len(report['missing_keys'])} tensor(s), among them {names}: "
+            "complete the download"
         )
-    with contextlib.suppress(OSError):  # Not every checkpoint has a generation_config.json.
-        model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=True)
+    _load_generation_config(model, path)
     rows = LiveRows()
     rows.attach(model)
-    names = {name: layer for layer, name in enumerate(checkpoint.shape.layer_names)}
+    layers = {name: layer for layer, name in enumerate(checkpoint.shape.layer_names)}
     found = 0
     for name, module in model.named_modules():
         if getattr(module, "_eaas_remote", False):
-            module._eaas_layer = names[name]
+            module._eaas_layer = layers[name]
             module._eaas_cluster = cluster
             module._eaas_rows = rows
             found += 1
-    if found != len(names):
+    if found != len(layers):
         raise UnsupportedModelError(
-            f"{path}: {found} of {len(names)} expert layers could be taken out of {model_class.__name__}"
+            f"{path}: {found} of {len(layers)} expert layers could be taken out of {model_class.__name__}"
         )
     return model.eval().requires_grad_(False)
+
+
+def _load_generation_config(model: PreTrainedModel, path: Path) -> None:
+    """The checkpoint's own ends and sampling, where it states them."""
+    if not (path / "generation_config.json").is_file():
+        return
+    try:
+        model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{path}/generation_config.json cannot be used ({' '.join(str(error).split())[:200]}): "
+            "mend or remove it"
+        ) from error

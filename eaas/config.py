@@ -176,9 +176,9 @@ def _variable(*place: str) -> str:
 def _refuse_unknown_variables() -> None:
     """pydantic passes over a variable whose section it does not know; a typing error is to be found."""
     for name in os.environ:
-        section, between, _ = name.upper().removeprefix(_PREFIX).partition(_BETWEEN)
+        section = name.upper().removeprefix(_PREFIX).partition(_BETWEEN)[0]
         known = section.lower() in ClusterConfig.model_fields
-        if name.upper().startswith(_PREFIX) and between and not known:
+        if name.upper().startswith(_PREFIX) and not known:
             sections = ", ".join(_variable(field) for field in ClusterConfig.model_fields)
             raise ConfigError(f"{name}: no such setting; they begin with one of {sections}")
 

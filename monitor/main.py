@@ -39,7 +39,7 @@ class Monitor:
         if config.heartbeat_s >= config.lease_s / 2:
             raise ConfigError(
                 f"monitor.heartbeat_s {config.heartbeat_s:g} must be below half of monitor.lease_s "
-                f"{config.lease_s:g}: a member is suspected after half a lease of silence"
+                f"{config.lease_s:g}: one late heartbeat must not make a member suspect"
             )
         self._config = config
         self._service = MonitorService(config.lease_s, config.heartbeat_s)

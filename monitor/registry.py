@@ -26,7 +26,7 @@ from eaas.types import Member, MemberState
 
 __all__ = ["IdTakenError", "MemberEvent", "Registry", "UnknownLifeError"]
 
-# Of a lease. Two heartbeats may come late, or one be lost, before anybody is suspected.
+# Of a lease. A heartbeat may come late by a whole period before anybody is suspected.
 _SUSPECT_SHARE = 0.75
 
 _MAX_TOMBSTONES = 64

@@ -4,6 +4,7 @@ What is changed, and why (transformers 5.23):
 
 - An error that the model raises on purpose (`EaasError`) fails the requests of its batch; there,
   any exception ends the worker thread for ever.
+- A full cache does not keep new requests out after the last running one was cancelled.
 - A request has its listener before it enters the queue; there, a fast one can finish unheard.
 - Output that nobody listens to is dropped; there, it is kept for ever.
 - Whoever waits hears of a dead worker, even if the request was between two queues.
@@ -153,6 +154,11 @@ class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
         self._generation_thread.start()
 
     def _generation_loop_body(self, batch_processor: Any, bootstrapping: bool) -> bool:
+        scheduler = batch_processor.scheduler
+        if not scheduler.active_requests:
+            # Set when the cache is full, and taken back only where a request runs to its end: not
+            # after the last one was cancelled or failed.
+            scheduler.block_new_requests = False
         try:
             return bool(super()._generation_loop_body(batch_processor, bootstrapping))
         except EaasError as error:

@@ -69,7 +69,9 @@ class Service:
             end_tokens = tokenizer.eos_token_id
         if isinstance(end_tokens, int):
             end_tokens = [end_tokens]
-        self.end_tokens = tuple(token for token in end_tokens or () if token >= 0)
+        self.end_tokens = tuple(
+            token for token in end_tokens or () if 0 <= token < text_config.vocab_size
+        )
         self.sampling = Sampling()
         if defaults.do_sample:
             self.sampling = Sampling(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from eaas.checkpoint.files import CheckpointFiles, read_files
 from eaas.checkpoint.quiet import quiet_transformers
 from eaas.errors import (
+    CheckpointError,
     CorruptShardError,
     DenseModelError,
     MissingShardError,
@@ -156,6 +157,11 @@ class Checkpoint:
             raise CorruptShardError(
                 f"{shard}: tensor {key} cannot be read ({error}): fetch the shard again"
             ) from error
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"{shard} cannot be mapped into memory ({error}): save the checkpoint in smaller shards "
+                "or allow more overcommit"
+            ) from error
 
     def release(self) -> None:
         """Closes the shards, so that their pages no longer count as this process's memory."""
@@ -241,7 +247,15 @@ def _build_skeleton(files: CheckpointFiles, config: Any, model_class: Any) -> An
         with torch.device("meta"):
             # A copy, since building writes to the config.
             return model_class._from_config(deepcopy(config), dtype=_weights_dtype(files, config))
-    except (ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        ImportError,
+        RuntimeError,
+        ArithmeticError,
+    ) as error:
         raise UnsupportedModelError(
             f"{files.path}: transformers cannot build this {config.model_type} model "
             f"({_one_line(error)}): check config.json"

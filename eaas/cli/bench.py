@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -49,6 +50,8 @@ def serve(
     from eaas.bench.load import Workload
     from eaas.bench.serve import bench_serve
 
+    # So that the cluster and the scratch directory go with it.
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(128 + signal.SIGTERM))
     workload = Workload(requests, concurrency, prompt_tokens, max_tokens)
     with tempfile.TemporaryDirectory(prefix="eaas-bench-") as scratch:
         if model is None:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _REFRESH_S = 1.0
+# For everything but the loading of the experts, which has a limit of its own.
+_START_S = 120.0
 
 
 def register(app: typer.Typer) -> None:
@@ -73,7 +75,7 @@ def up(
             _say(
                 f"starting {servers} expert servers and an attention client for {cluster.model} ..."
             )
-            cluster.start(interrupt=interrupt)
+            cluster.start(settings.balancer.apply_timeout_s + _START_S, interrupt=interrupt)
             _say(f"SERVING after {time.monotonic() - started:.1f} s")
             _greet(cluster)
             _watch(cluster, interrupt)

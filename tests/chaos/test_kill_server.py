@@ -21,7 +21,7 @@ from eaas.local import LocalCluster
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
-# Kills per architecture and transport: 20 in a usual run. More of each: EAAS_KILL_MOMENTS=10 make test
+# Kills per architecture and transport: 20 in a usual run. More of each: KILL_MOMENTS=10 make test
 MOMENTS = {"qwen3_moe": 5}
 ADDED_LATENCY_S = 0.25
 
@@ -53,7 +53,7 @@ def test_any_server_at_any_moment(served: tuple[Path, LocalCluster], transport: 
     assert torch.equal(generate(model, batch), expected)
     usual_s = time.monotonic() - started
     dice = random.Random(f"{path.name} {transport}")
-    moments = int(os.environ.get("EAAS_KILL_MOMENTS", MOMENTS.get(path.name, 1)))
+    moments = int(os.environ.get("KILL_MOMENTS", MOMENTS.get(path.name, 1)))
     for _ in range(moments):
         victim = f"expert-server-{dice.randrange(cluster.servers)}"
         timer = threading.Timer(dice.uniform(0, usual_s), kill, (cluster, victim))

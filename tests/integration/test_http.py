@@ -758,3 +758,30 @@ def test_running_requests_end_within_the_grace(own_box: Box) -> None:
             time.sleep(0.005)
         own_box.server.stop(20.0)
         assert answer.result()["choices"][0]["text"] == own_box.text("Hello")
+
+
+def test_a_full_cache_lets_others_in_after_the_running_ones_left() -> None:
+    """transformers lets nobody in once the cache was full, until a request runs to its end."""
+    box = Box(limits=ServeLimits(num_blocks=16, page_size=8, max_batch_tokens=32))
+    try:
+        box.slow_s = 0.01
+        body = {"max_tokens": 90, "ignore_eos": True, "stream": True}
+        # Different from the first token on: nothing is shared in the cache.
+        streams = [
+            box.http.stream("POST", "/v1/completions", json=body | {"prompt": f"{i}" * 20})
+            for i in range(3)
+        ]
+        answers = [stream.__enter__() for stream in streams]
+        scheduler = box.app.state.end_requests.__self__.engine.manager.batch_processor.scheduler
+        deadline = time.monotonic() + 20
+        while not scheduler.block_new_requests:
+            assert time.monotonic() < deadline, "the cache was never full"
+            time.sleep(0.002)
+        for answer in answers:
+            answer.close()
+        for stream in streams:
+            stream.__exit__(None, None, None)
+        box.slow_s = 0.0
+        assert box.complete()["choices"][0]["text"] == box.text("Hello")
+    finally:
+        box.close()

@@ -1,5 +1,6 @@
 import threading
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,12 +20,22 @@ def test_a_larger_call_gets_more_than_what_was_learned_of_a_small_one() -> None:
 
 def test_slower_counts_more_than_faster() -> None:
     slower, faster = ServiceTimes(), ServiceTimes()
-    for times, last in ((slower, 0.3), (faster, 0.1)):
-        times.observe(1, 0.2)
+    for times, last in ((slower, 0.003), (faster, 0.001)):
+        times.observe(1, 0.002)
         times.observe(1, last)
-    up = slower.budget(1, 0.0, 100.0) - 1.2
-    down = 1.2 - faster.budget(1, 0.0, 100.0)
+    up = slower.budget(1, 0.0, 100.0) - 0.012
+    down = 0.012 - faster.budget(1, 0.0, 100.0)
     assert up > down > 0
+
+
+def test_patience_with_a_long_call_is_shorter() -> None:
+    """So that a replica is asked within a quarter of a second wherever the usual time allows it."""
+    times = ServiceTimes()
+    times.observe(1, 0.001)
+    assert times.budget(1, 0.0, 100.0) == pytest.approx(0.006)
+    assert times.budget(64, 0.0, 100.0) == pytest.approx(0.2)
+    times.observe(256, 0.5)
+    assert times.budget(256, 0.0, 100.0) == pytest.approx(1.0)
 
 
 @given(
