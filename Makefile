@@ -14,7 +14,7 @@ REDUNDANCY ?= 2
 TRANSPORT ?= shm
 HOST ?= 127.0.0.1
 PORT ?= 8000
-# Where to keep the processes' logs; by default a temporary directory that goes with the cluster.
+# Where to keep the processes' logs; by default they are not kept.
 LOG_DIR ?=
 
 setup: $(VENV)/.installed

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import statistics
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,30 +51,27 @@ def bench_serve(
     cores = os.cpu_count() or 1
     cluster_runs: list[LoadResult] = []
     single_runs: list[LoadResult] = []
-    with tempfile.TemporaryDirectory(prefix="eaas-bench-") as log_dir:
-        say("starting the cluster ...")
-        cluster = LocalCluster(
-            model, servers=servers, redundancy=redundancy, config=settings, log_dir=Path(log_dir)
+    say("starting the cluster ...")
+    cluster = LocalCluster(model, servers=servers, redundancy=redundancy, config=settings)
+    with cluster:
+        say("starting the single process ...")
+        single = ChildProcess(
+            "single-process",
+            (str(model.resolve()), "grouped_mm", str(cores)),
+            None,
+            module="eaas.bench.baseline",
         )
-        with cluster:
-            say("starting the single process ...")
-            single = ChildProcess(
-                "single-process",
-                (str(model.resolve()), "grouped_mm", str(cores)),
-                Path(log_dir),
-                module="eaas.bench.baseline",
-            )
-            try:
-                wait_ready([single], _START_S)
-                assert single.address is not None
-                for number in range(rounds + 1):
-                    say(f"round {number} of {rounds}" if number else "warming up ...")
-                    pair = run_load(cluster.endpoint, workload), run_load(single.address, workload)
-                    if number:
-                        cluster_runs.append(pair[0])
-                        single_runs.append(pair[1])
-            finally:
-                stop_all([single])
+        try:
+            wait_ready([single], _START_S)
+            assert single.address is not None
+            for number in range(rounds + 1):
+                say(f"round {number} of {rounds}" if number else "warming up ...")
+                pair = run_load(cluster.endpoint, workload), run_load(single.address, workload)
+                if number:
+                    cluster_runs.append(pair[0])
+                    single_runs.append(pair[1])
+        finally:
+            stop_all([single])
     ratios = [
         (c.tokens / c.seconds) / (s.tokens / s.seconds)
         for c, s in zip(cluster_runs, single_runs, strict=True)

@@ -14,7 +14,7 @@ import typer
 
 from eaas.cli.options import ConfigFile, Join, Model
 from eaas.config import load_config
-from eaas.local.child import announce, bind_to_launcher, clear_scratch
+from eaas.local.child import announce, bind_to_launcher
 from eaas.log import configure_logging
 
 __all__ = ["register"]
@@ -160,21 +160,16 @@ def monitor(
     config: ConfigFile = None,
 ) -> None:
     """Run the monitor: who is in the cluster."""
-    # From the first moment, since it is to clear up even if its launcher is killed while this one starts.
-    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit())
-    try:
-        _begin("monitor")
-        settings: dict[str, Any] = {
-            "host": host,
-            "port": port,
-            "stop_members_on_exit": stop_members_on_exit,
-        }
-        loaded = load_config(config, monitor=settings).monitor
-        from monitor import run
+    _begin("monitor")
+    settings: dict[str, Any] = {
+        "host": host,
+        "port": port,
+        "stop_members_on_exit": stop_members_on_exit,
+    }
+    loaded = load_config(config, monitor=settings).monitor
+    from monitor import run
 
-        run(loaded, _ready)
-    finally:
-        clear_scratch()
+    run(loaded, _ready)
 
 
 def balancer(

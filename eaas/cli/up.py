@@ -48,7 +48,7 @@ def up(
     config: ConfigFile = None,
     log_dir: Annotated[
         Path | None,
-        typer.Option(help="Keep the processes' logs here.", show_default="a temporary directory"),
+        typer.Option(help="Keep the processes' logs here.", show_default="they are not kept"),
     ] = None,
 ) -> None:
     """Start a cluster on this machine: monitor, balancer, expert servers, attention client, endpoint.
@@ -102,7 +102,7 @@ def _greet(cluster: LocalCluster) -> None:
     _say(f"""
 endpoint: {cluster.endpoint}/v1
 status:   {shlex.join([*program(), "status", "--endpoint", cluster.endpoint])}
-logs:     {cluster.log_dir}
+logs:     {cluster.log_dir or "not kept; --log-dir DIR (make up LOG_DIR=DIR) keeps them"}
 
 curl -s {cluster.endpoint}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}
 

@@ -6,21 +6,17 @@ import contextlib
 import ctypes
 import json
 import os
-import shutil
 import signal
 
 __all__ = [
     "PARENT_VARIABLE",
     "READY_VARIABLE",
-    "SCRATCH_VARIABLE",
     "announce",
     "bind_to_launcher",
-    "clear_scratch",
 ]
 
 READY_VARIABLE = "_EAAS_READY_FD"
 PARENT_VARIABLE = "_EAAS_LAUNCHER_PID"
-SCRATCH_VARIABLE = "_EAAS_SCRATCH_DIR"
 _PR_SET_PDEATHSIG = 1
 
 
@@ -48,10 +44,3 @@ def announce(**facts: object) -> None:
     # A launcher that is gone does not read; its end is dealt with elsewhere.
     with contextlib.suppress(BrokenPipeError):
         os.write(int(fd), (json.dumps(facts) + "\n").encode())
-
-
-def clear_scratch() -> None:
-    """Remove the launcher's temporary directory if that could not: it was killed."""
-    scratch = os.environ.get(SCRATCH_VARIABLE)
-    if scratch is not None and os.getppid() != int(os.environ[PARENT_VARIABLE]):
-        shutil.rmtree(scratch, ignore_errors=True)

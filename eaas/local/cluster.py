@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import socket
-import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -16,7 +13,6 @@ from typing import Self
 from eaas.checkpoint import precheck
 from eaas.config import ClusterConfig
 from eaas.errors import ConfigError, PortInUseError
-from eaas.local.child import SCRATCH_VARIABLE
 from eaas.local.interrupt import Interrupt
 from eaas.local.process import ChildProcess, stop_all, wait_ready
 
@@ -38,7 +34,7 @@ class LocalCluster:
         redundancy: Servers that hold each expert.
         config: Settings of the roles; host, port and transport of the endpoint are the client's.
         config_file: Where they came from, for the children.
-        log_dir: Where the children's output goes; by default a temporary directory that goes with them.
+        log_dir: Where the children's output goes; by default nowhere that lasts.
         attention_client: Start one, with its endpoint; False where the caller is the client itself.
 
     Raises:
@@ -73,8 +69,9 @@ class LocalCluster:
         self.servers = servers
         self.redundancy = redundancy
         self._config_flags = ["--config", str(config_file.resolve())] if config_file else []
-        self._own_log_dir = log_dir is None
-        self.log_dir = _make_log_dir(log_dir)
+        if log_dir is not None:
+            _make_log_dir(log_dir)
+        self.log_dir = log_dir
         self.children: dict[str, ChildProcess] = {}
         self.monitor_address = ""
         self.endpoint = ""
@@ -90,7 +87,7 @@ class LocalCluster:
         """
         deadline = time.monotonic() + timeout_s
         try:
-            monitor = self._spawn_monitor()
+            monitor = self._spawn("monitor", "monitor", "--stop-members-on-exit")
             wait_ready([monitor], _MONITOR_S, interrupt)
             assert monitor.address is not None
             self.monitor_address = monitor.address
@@ -113,8 +110,6 @@ class LocalCluster:
         stop_all(c for c in self.children.values() if c.name == first)
         stop_all(c for c in self.children.values() if c.name not in (first, last))
         stop_all(c for c in self.children.values() if c.name == last)
-        if self._own_log_dir:
-            shutil.rmtree(self.log_dir, ignore_errors=True)
 
     def __enter__(self) -> Self:
         self.start()
@@ -142,19 +137,10 @@ class LocalCluster:
 
     # -- the roles ------------------------------------------------------------------------------------
 
-    def _spawn(
-        self, name: str, *arguments: str, variables: Mapping[str, str] | None = None
-    ) -> ChildProcess:
-        child = ChildProcess(
-            name, [*arguments, *self._config_flags], self.log_dir, variables=variables
-        )
+    def _spawn(self, name: str, *arguments: str) -> ChildProcess:
+        child = ChildProcess(name, [*arguments, *self._config_flags], self.log_dir)
         self.children[name] = child
         return child
-
-    def _spawn_monitor(self) -> ChildProcess:
-        # It outlives the others, so it clears up after a launcher that was killed.
-        scratch = {SCRATCH_VARIABLE: str(self.log_dir)} if self._own_log_dir else None
-        return self._spawn("monitor", "monitor", "--stop-members-on-exit", variables=scratch)
 
     def _spawn_server(self, index: int) -> ChildProcess:
         name = f"expert-server-{index}"
@@ -182,16 +168,13 @@ class LocalCluster:
         )
 
 
-def _make_log_dir(wanted: Path | None) -> Path:
-    if wanted is None:
-        return Path(tempfile.mkdtemp(prefix="eaas-"))
+def _make_log_dir(wanted: Path) -> None:
     try:
         wanted.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
             f"--log-dir {wanted}: {error.strerror}; give another directory"
         ) from error
-    return wanted
 
 
 def _check_port(host: str, port: int) -> None:

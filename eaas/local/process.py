@@ -9,9 +9,11 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import IO
 
 from eaas.errors import ClusterError, EaasError
 from eaas.local.child import PARENT_VARIABLE, READY_VARIABLE
@@ -20,6 +22,7 @@ from eaas.local.interrupt import Interrupt, Interrupted
 __all__ = ["ChildProcess", "program", "stop_all", "wait_ready"]
 
 # Three times over (client, servers, monitor) it is less than anybody waits after Ctrl-C.
+_TAIL_BYTES = 4096
 _END_S = 3.0
 
 
@@ -35,22 +38,25 @@ class ChildProcess:
     Args:
         name: Of the member; also of its log file.
         arguments: Of the `eaas` program.
-        log_dir: Where its output goes.
+        log_dir: Where its output goes. None: to a file without a name, which goes with this process.
         module: Python module to run.
-        variables: To add to its environment.
     """
 
     def __init__(
         self,
         name: str,
         arguments: Sequence[str],
-        log_dir: Path,
+        log_dir: Path | None,
         module: str = "eaas",
-        variables: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
         self.arguments = tuple(arguments)
-        self.log_file = log_dir / f"{name}.log"
+        # Closed by `reap`.
+        self._log: IO[bytes] = (
+            tempfile.TemporaryFile()  # noqa: SIM115
+            if log_dir is None
+            else (log_dir / f"{name}.log").open("ab+")
+        )
         self.address: str | None = None
         self._failure: str | None = None
         self._pending = b""
@@ -59,25 +65,24 @@ class ChildProcess:
         environment = os.environ | {
             READY_VARIABLE: str(write_fd),
             PARENT_VARIABLE: str(os.getpid()),
-            **(variables or {}),
         }
-        with self.log_file.open("ab") as log:
-            try:
-                # A group of its own: Ctrl-C in the terminal is for the launcher, which ends the others.
-                self.process = subprocess.Popen(
-                    [sys.executable, "-m", module, *arguments],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env=environment,
-                    pass_fds=(write_fd,),
-                    process_group=0,
-                )
-            except BaseException:
-                os.close(self.fd)
-                raise
-            finally:
-                os.close(write_fd)
+        try:
+            # A group of its own: Ctrl-C in the terminal is for the launcher, which ends the others.
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                env=environment,
+                pass_fds=(write_fd,),
+                process_group=0,
+            )
+        except BaseException:
+            os.close(self.fd)
+            self._log.close()
+            raise
+        finally:
+            os.close(write_fd)
 
     @property
     def pid(self) -> int:
@@ -116,7 +121,10 @@ class ChildProcess:
 
     def last_words(self) -> str:
         """The last line of its log."""
-        lines = self.log_file.read_text(errors="replace").strip().splitlines()
+        size = os.fstat(self._log.fileno()).st_size
+        # By position, since the child writes through the same open file.
+        tail = os.pread(self._log.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES))
+        lines = tail.decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else "(nothing)"
 
     def signal(self, number: signal.Signals) -> None:
@@ -133,6 +141,7 @@ class ChildProcess:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+            self._log.close()
         return True
 
 

@@ -262,7 +262,6 @@ def test_nothing_is_left(model: Path, start_up: Callable[..., Any], name: str, m
             # A second one, from an impatient person, changes nothing.
             threading.Timer(0.3, os.killpg, (up.process.pid, number)).start()
 
-    assert up.home.files(), "the log directory is what the check below looks for"
     if moment == "idle":
         blow()
     else:
