@@ -20,11 +20,9 @@ __all__ = [
     "MissingShardError",
     "NotACheckpointError",
     "PortInUseError",
-    "RemoteError",
     "SharedMemoryError",
     "SlotCorruptError",
     "SlotsBusyError",
-    "StalePlacementError",
     "UnsupportedModelError",
     "WrongRequestError",
 ]
@@ -92,24 +90,8 @@ class SlotCorruptError(EaasError):
     """A header, a length or a checksum in a slot is wrong. Nothing of the slot was used."""
 
 
-class RemoteError(EaasError):
-    """The server answered with an error. Root of the following two."""
-
-
-class WrongRequestError(RemoteError):
+class WrongRequestError(EaasError):
     """INVALID_ARGUMENT: the request itself is wrong (hidden size, dtype). Never sent again."""
-
-
-class StalePlacementError(RemoteError):
-    """FAILED_PRECONDITION: the server does not hold the expert. Refresh the placement, try once more.
-
-    Attributes:
-        epoch: The server's placement epoch.
-    """
-
-    def __init__(self, message: str, epoch: int) -> None:
-        super().__init__(message)
-        self.epoch = epoch
 
 
 class ExpertsUnavailableError(EaasError):

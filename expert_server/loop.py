@@ -68,8 +68,6 @@ class ServeLoop:
         self._stopped = False
         self.epoch = 0
         self.requests = 0
-        self.batches = 0
-        self.refused = 0
         self.in_flight = 0
 
     def stop(self) -> None:
@@ -129,7 +127,6 @@ class ServeLoop:
                 generation=grant.generation,
             )
         except (SlotCorruptError, WrongRequestError) as error:
-            self.refused += 1
             _log.warning("slot %d of %s: %s", slot, grant.client_id, error)
             # A wrong request is wrong everywhere; one that was damaged on the way is to be sent again.
             wrong = isinstance(error, WrongRequestError)
@@ -170,7 +167,6 @@ class ServeLoop:
             for request in group:
                 self._refuse(request.slot, request.grant, request.header, Status.INTERNAL)
             return
-        self.batches += 1
         start = 0
         for request in group:
             rows = request.header.batch_size

@@ -51,14 +51,12 @@ class ExpertForm:
 
     Attributes:
         has_gate: Whether `up` is gate and up in one.
-        has_bias: Whether there are biases.
         is_transposed: Whether weights are (in, out) rather than (out, in).
         activate: From the up product to the down product's input: the model's `_apply_gate` or
             `act_fn`.
     """
 
     has_gate: bool
-    has_bias: bool
     is_transposed: bool
     activate: Callable[[torch.Tensor], torch.Tensor]
 
@@ -246,7 +244,6 @@ def _form(module: Any) -> ExpertForm:
     """The form of an experts module; the activation stays bound to it (it has no weights)."""
     return ExpertForm(
         has_gate=module.has_gate,
-        has_bias=module.has_bias,
         is_transposed=module.is_transposed,
         activate=module._apply_gate if module.has_gate else module.act_fn,
     )

@@ -44,8 +44,8 @@ The flag of a slot is not in the slot but on a 64-byte line of its own (see `eaa
 Results are float32 whatever the request's dtype: partial sums of several servers are added in
 float32, so that how replicas group a token's experts does not change a bfloat16 result.
 
-The checksum is optional and off by default: the client chooses with CHECKSUM_FLAG, the server
-answers in kind. It covers header and payload without its own four bytes.
+The checksum is optional: CHECKSUM_FLAG says that there is one, `seal` makes it and `verify` checks it. It
+covers header and payload without its own four bytes. No client asks for it yet.
 
 Letters: T tokens (batch size), H hidden size, K experts per token (top-k).
 """

@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 from eaas import errors
-from eaas.errors import EaasError, ExpertsUnavailableError, RemoteError, StalePlacementError
+from eaas.errors import EaasError, ExpertsUnavailableError
 
 CLASSES = [
     item
@@ -35,9 +35,3 @@ def test_experts_unavailable_names_layer_and_experts() -> None:
         "layer 3: no live replica of expert(s) 0, 1, 2, 3, 4, 5, 6, 7, ...: nobody is there"
     )
     assert "..." not in str(ExpertsUnavailableError(3, range(8), "nobody is there"))
-
-
-def test_stale_placement_carries_the_servers_epoch() -> None:
-    error = StalePlacementError("expert 3 is not held", 7)
-    assert error.epoch == 7
-    assert isinstance(error, RemoteError)
