@@ -51,7 +51,7 @@ class MonitorConfig(_Section):
     lease_s: Seconds = Field(
         2.0, description="Silence after which a member is DEAD; 3/4 of it: SUSPECT."
     )
-    heartbeat_s: Seconds = Field(0.75, description="How often members are to send a heartbeat.")
+    heartbeat_s: Seconds = Field(0.9, description="How often members are to send a heartbeat.")
     stop_members_on_exit: bool = Field(
         False, description="Tell every member to end when the monitor is stopped (a local cluster)."
     )
