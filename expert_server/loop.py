@@ -22,7 +22,7 @@ from eaas.wire.slot import (
     result_view,
     validate_request,
 )
-from expert_server.kernels import Kernel
+from expert_server.kernels import ExpertKernel
 from expert_server.slots import Grant, SlotTable
 
 __all__ = ["ServeLoop"]
@@ -57,7 +57,7 @@ class ServeLoop:
     """
 
     def __init__(
-        self, arena: Arena, table: SlotTable, kernel: Kernel, shape: ModelShape, spin_us: int
+        self, arena: Arena, table: SlotTable, kernel: ExpertKernel, shape: ModelShape, spin_us: int
     ) -> None:
         self._arena = arena
         self._table = table

@@ -20,11 +20,12 @@ from eaas.session import MemberSession, MembershipView, Report
 from eaas.types import Member, MemberState, Role
 from eaas.wire import Arena
 from eaas.wire.header import WireDtype, payload_layout, result_length
-from expert_server.kernels.reference import ReferenceKernel
+from expert_server.kernels import KernelSpec, ReferenceKernel
 from expert_server.loop import ServeLoop
 from expert_server.service import TRANSPORTS, ExpertService
 from expert_server.slots import SlotTable
-from expert_server.weights import ExpertStore
+from expert_server.store import ExpertStore
+from expert_server.weights import ExpertReader
 
 __all__ = ["ExpertServer"]
 
@@ -66,7 +67,9 @@ class ExpertServer:
         self._state = MemberState.JOINING
         self._state_lock = threading.Lock()
         self._joined = threading.Event()
-        self._store = ExpertStore(checkpoint)
+        reader = ExpertReader(checkpoint)
+        self._kernel = ReferenceKernel(reader.forms, KernelSpec(reader.dtype))
+        self._store = ExpertStore(reader, self._kernel)
         self._arena = Arena.create_shared(
             config.slots,
             payload_layout(
@@ -77,9 +80,7 @@ class ExpertServer:
             time.monotonic_ns(),
         )
         self._table = SlotTable(self._arena)
-        self._loop = ServeLoop(
-            self._arena, self._table, ReferenceKernel(self._store), self.shape, config.spin_us
-        )
+        self._loop = ServeLoop(self._arena, self._table, self._kernel, self.shape, config.spin_us)
         service = ExpertService(self._arena, self._table, self._store, self.shape, self._applied)
         self._server = serve(
             [

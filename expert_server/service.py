@@ -16,7 +16,7 @@ from eaas.wire import Arena
 from eaas.wire.slot import VERSION
 from expert_server.endpoint import exchange
 from expert_server.slots import SlotTable
-from expert_server.weights import ExpertStore
+from expert_server.store import ExpertStore
 
 __all__ = ["TRANSPORTS", "ExpertService"]
 

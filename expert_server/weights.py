@@ -1,4 +1,4 @@
-"""The experts that this server holds, and nothing else of the model.
+"""Experts as the checkpoint has them, one by one, and nothing else of the model.
 
 Only the bytes of the wanted experts are read from the memory-mapped shards. transformers' own rules
 turn them into its layout, so that every way to store experts that transformers can load can be
@@ -7,8 +7,7 @@ served. L MoE layers, E logical experts, H hidden, I intermediate.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch import nn
 from eaas.checkpoint import Checkpoint, ExpertTensor, quiet_transformers
 from eaas.errors import CorruptShardError, MissingShardError
 
-__all__ = ["ExpertForm", "ExpertStore", "ExpertWeights"]
+__all__ = ["ExpertForm", "ExpertReader", "ExpertWeights"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +43,20 @@ class ExpertWeights:
         tensors = (self.up, self.down, self.up_bias, self.down_bias)
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
+    def to(self, dtype: torch.dtype) -> ExpertWeights:
+        """The same expert in another dtype; tensors that have it already are shared."""
+        return self._each(lambda tensor: tensor.to(dtype))
+
+    def plain(self, form: ExpertForm) -> ExpertWeights:
+        """The weights as (out, in): up (2I, H) or (I, H), down (H, I). Views, not copies."""
+        if not form.is_transposed:
+            return self
+        return ExpertWeights(self.up.t(), self.down.t(), self.up_bias, self.down_bias)
+
+    def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> ExpertWeights:
+        biases = (None if bias is None else change(bias) for bias in (self.up_bias, self.down_bias))
+        return ExpertWeights(change(self.up), change(self.down), *biases)
+
 
 @dataclass(frozen=True)
 class ExpertForm:
@@ -61,100 +74,42 @@ class ExpertForm:
     activate: Callable[[torch.Tensor], torch.Tensor]
 
 
-class ExpertStore:
-    """Loads and unloads single replicas; readers never wait for a load.
+class ExpertReader:
+    """Reads single experts.
 
     Args:
         checkpoint: Where the weights come from.
-        dtype: What to hold them in; the checkpoint's own by default.
+        dtype: What to hand them out in; the checkpoint's own by default.
     """
 
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype | None = None) -> None:
         self.dtype: torch.dtype = dtype or getattr(torch, checkpoint.shape.dtype)
         self._checkpoint = checkpoint
         self._modules = list(checkpoint.expert_modules().values())
-        self._forms = [_form(module) for module in self._modules]
+        self.forms: tuple[ExpertForm, ...] = tuple(_form(module) for module in self._modules)
         self._tensors: list[list[ExpertTensor]] = [[] for _ in self._modules]
         for tensor in checkpoint.expert_tensors:
             self._tensors[tensor.layer].append(tensor)
-        # Readers take no lock: entries are put in whole, and operations on a dict are atomic.
-        self._weights: dict[tuple[int, int], ExpertWeights] = {}
-        self._changing = threading.Lock()
-        self._bytes = 0
 
     @property
-    def count(self) -> int:
-        """Replicas held."""
-        return len(self._weights)
+    def num_experts(self) -> int:
+        """Logical experts of a layer."""
+        return self._checkpoint.shape.num_experts
 
-    @property
-    def bytes(self) -> int:
-        """Memory of the replicas held."""
-        return self._bytes
-
-    def holds(self, layer: int, expert: int) -> bool:
-        """Whether the replica is here."""
-        return (layer, expert) in self._weights
-
-    def weights(self, layer: int, expert: int) -> ExpertWeights:
-        """The replica's tensors. Raises LookupError where it is not held."""
-        try:
-            return self._weights[layer, expert]
-        except KeyError:
-            raise LookupError(f"layer {layer}: expert {expert} is not held here") from None
-
-    def form(self, layer: int) -> ExpertForm:
-        """How that layer's experts compute. Raises LookupError for a layer that the model lacks."""
-        if not 0 <= layer < len(self._forms):
-            raise LookupError(
-                f"layer {layer}: the model has MoE layers 0 to {len(self._forms) - 1}"
-            )
-        return self._forms[layer]
-
-    def load(self, wanted: Mapping[int, Collection[int]]) -> int:
-        """Loads what is missing of the wanted replicas, layer by layer.
-
-        Args:
-            wanted: MoE layer -> logical experts.
-
-        Returns:
-            Bytes of weights newly held.
+    def read(self, layer: int, experts: Collection[int]) -> Iterator[tuple[int, ExpertWeights]]:
+        """The experts' weights, in ascending order; each is alone in its memory.
 
         Raises:
-            LookupError: The model has no such layer or expert; nothing is loaded.
             MissingShardError, CorruptShardError: A tensor cannot be read; names the file and the
-                tensor. What was held, and the layers before that one, stay.
+                tensor.
         """
-        num_experts = self._checkpoint.shape.num_experts
-        for layer, experts in wanted.items():
-            self.form(layer)
-            for expert in experts:
-                if not 0 <= expert < num_experts:
-                    raise LookupError(
-                        f"layer {layer}: the model has experts 0 to {num_experts - 1}"
-                    )
-        with self._changing:
-            before = self._bytes
-            try:
-                for layer in sorted(wanted):
-                    missing = sorted({e for e in wanted[layer] if not self.holds(layer, e)})
-                    if missing:
-                        loaded = self._load_layer(layer, missing)
-                        self._weights.update(loaded)
-                        self._bytes += sum(weights.nbytes for weights in loaded.values())
-            finally:
-                self._checkpoint.release()
-            return self._bytes - before
+        yield from self._load_layer(layer, sorted(experts)).items()
 
-    def unload(self, unwanted: Mapping[int, Collection[int]]) -> None:
-        """Drops replicas; those that are not held are passed over."""
-        with self._changing:
-            for layer, experts in unwanted.items():
-                for expert in experts:
-                    weights = self._weights.pop((layer, expert), None)
-                    self._bytes -= weights.nbytes if weights else 0
+    def release(self) -> None:
+        """Closes the shards, so that their pages no longer count as this process's memory."""
+        self._checkpoint.release()
 
-    def _load_layer(self, layer: int, experts: list[int]) -> dict[tuple[int, int], ExpertWeights]:
+    def _load_layer(self, layer: int, experts: list[int]) -> dict[int, ExpertWeights]:
         """Reads experts (ascending) of one layer into the skeleton and takes them out again."""
         module, name = self._modules[layer], self._checkpoint.shape.layer_names[layer]
         meta = dict(module.named_parameters(recurse=False))
@@ -175,7 +130,7 @@ class ExpertStore:
         finally:
             for parameter, full in meta.items():
                 module.register_parameter(parameter, full)
-        up = "gate_up_proj" if self._forms[layer].has_gate else "up_proj"
+        up = "gate_up_proj" if self.forms[layer].has_gate else "up_proj"
 
         def take(parameter: str, place: int) -> torch.Tensor | None:
             # A copy: the parameter may be a view of the mapped file, and experts go one by one.
@@ -183,7 +138,7 @@ class ExpertStore:
             return None if whole is None else whole.detach()[place].clone()
 
         return {
-            (layer, expert): ExpertWeights(
+            expert: ExpertWeights(
                 up=_present(take(up, place)),
                 down=_present(take("down_proj", place)),
                 up_bias=take(f"{up}_bias", place),

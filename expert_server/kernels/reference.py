@@ -1,6 +1,6 @@
 """The plain kernel: one expert after another, in transformers' own order of operations.
 
-Every other kernel is measured against it. T tokens, K top-k, H hidden, N tokens of one expert.
+Every other kernel is tested against it. T tokens, K top-k, H hidden, N tokens of one expert.
 """
 
 from __future__ import annotations
@@ -8,16 +8,21 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from expert_server.weights import ExpertForm, ExpertStore, ExpertWeights
+from expert_server.kernels.kernel import ExpertKernel
+from expert_server.weights import ExpertForm, ExpertWeights
 
 __all__ = ["ReferenceKernel"]
 
 
-class ReferenceKernel:
+class ReferenceKernel(ExpertKernel):
     """Loops over the experts that have tokens; in float32 equal to transformers' `eager`."""
 
-    def __init__(self, store: ExpertStore) -> None:
-        self._store = store
+    name = "reference"
+    _packed: dict[tuple[int, int], ExpertWeights]  # type: ignore[assignment]
+
+    def pack(self, weights: ExpertWeights, form: ExpertForm) -> ExpertWeights:
+        """The weights as they are, in the kernel's dtype."""
+        return weights.to(self.spec.dtype)
 
     @torch.inference_mode()
     def __call__(
@@ -27,18 +32,21 @@ class ReferenceKernel:
         scores_TK: torch.Tensor,
         layer: int,
     ) -> torch.Tensor:
-        """See `expert_server.kernels.Kernel`. The sum is kept in float32 for every dtype."""
-        form = self._store.form(layer)
-        out_TH = torch.zeros(x_TH.shape, dtype=torch.float32, device=x_TH.device)
+        """See `ExpertKernel`. The sum is kept in float32, or in float64 where that is the dtype."""
+        form = self._form(layer)
+        sum_dtype = torch.promote_types(self.spec.dtype, torch.float32)
+        out_TH = torch.zeros(x_TH.shape, dtype=sum_dtype)
         ids_KT = expert_ids_TK.T
         # Group shrink: only experts with tokens; ascending, so that the order of the sum is fixed.
         for expert in torch.unique(expert_ids_TK).tolist():
             if expert == -1:
                 continue
-            weights = self._store.weights(layer, expert)
+            weights = self._packed.get((layer, expert))
+            if weights is None:
+                raise self._not_held(layer, expert)
             k_N, token_N = torch.where(ids_KT == expert)
             y_NH = expert_forward(x_TH[token_N], weights, form)
-            out_TH.index_add_(0, token_N, y_NH.float() * scores_TK[token_N, k_N, None])
+            out_TH.index_add_(0, token_N, y_NH.to(sum_dtype) * scores_TK[token_N, k_N, None])
         return out_TH
 
 

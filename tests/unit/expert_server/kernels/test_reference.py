@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from eaas.checkpoint import Checkpoint
 from eaas.demo_model import write_demo_model
-from expert_server.kernels import ReferenceKernel
-from expert_server.weights import ExpertStore
+from expert_server.kernels import KernelSpec, ReferenceKernel
+from expert_server.store import ExpertStore
+from expert_server.weights import ExpertReader
 
 E, H = 4, 32
 
@@ -24,44 +25,45 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> ExpertStore:
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> ReferenceKernel:
     path = tmp_path_factory.mktemp("demo") / "x"
     write_demo_model(path, "gpt_oss", layers=1, hidden=H, experts=E, top_k=2, vocab=262)
-    store = ExpertStore(Checkpoint.open(path))
-    store.load({0: [0, 1, 2]})
-    return store
+    reader = ExpertReader(Checkpoint.open(path))
+    kernel = ReferenceKernel(reader.forms, KernelSpec(reader.dtype))
+    ExpertStore(reader, kernel).load({0: [0, 1, 2]})
+    return kernel
 
 
 def ids(*rows: tuple[int, ...]) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.int32)
 
 
-def test_no_tokens(store: ExpertStore) -> None:
+def test_no_tokens(kernel: ReferenceKernel) -> None:
     empty_T2 = torch.zeros(0, 2)
-    out_TH = ReferenceKernel(store)(torch.zeros(0, H), empty_T2.int(), empty_T2, 0)
+    out_TH = kernel(torch.zeros(0, H), empty_T2.int(), empty_T2, 0)
     assert out_TH.shape == (0, H)
     assert out_TH.dtype == torch.float32
 
 
-def test_nothing_here_is_zero(store: ExpertStore) -> None:
-    out_TH = ReferenceKernel(store)(torch.ones(1, H), ids((-1, -1)), torch.ones(1, 2), 0)
+def test_nothing_here_is_zero(kernel: ReferenceKernel) -> None:
+    out_TH = kernel(torch.ones(1, H), ids((-1, -1)), torch.ones(1, 2), 0)
     assert torch.equal(out_TH, torch.zeros(1, H))
 
 
 @pytest.mark.parametrize("expert", [3, 99, -2])
-def test_an_expert_that_is_not_held(store: ExpertStore, expert: int) -> None:
+def test_an_expert_that_is_not_held(kernel: ReferenceKernel, expert: int) -> None:
     with pytest.raises(LookupError, match=f"layer 0: expert {expert} is not held"):
-        ReferenceKernel(store)(torch.ones(2, H), ids((0, 1), (1, expert)), torch.ones(2, 2), 0)
+        kernel(torch.ones(2, H), ids((0, 1), (1, expert)), torch.ones(2, 2), 0)
 
 
-def test_an_unknown_layer(store: ExpertStore) -> None:
+def test_an_unknown_layer(kernel: ReferenceKernel) -> None:
     with pytest.raises(LookupError, match="layer 7"):
-        ReferenceKernel(store)(torch.ones(1, H), ids((0, 1)), torch.ones(1, 2), 7)
+        kernel(torch.ones(1, H), ids((0, 1)), torch.ones(1, 2), 7)
 
 
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
-def test_poison_stays_in_its_row(store: ExpertStore, data: st.DataObject) -> None:
+def test_poison_stays_in_its_row(kernel: ReferenceKernel, data: st.DataObject) -> None:
     tokens = data.draw(st.integers(1, 6))
     row = data.draw(st.integers(0, tokens - 1))
     poison = data.draw(st.sampled_from([float("nan"), float("inf")]))
@@ -69,7 +71,6 @@ def test_poison_stays_in_its_row(store: ExpertStore, data: st.DataObject) -> Non
     ids_TK = ids(*data.draw(st.lists(pairs, min_size=tokens, max_size=tokens)))
     x_TH = torch.randn(tokens, H, generator=torch.Generator().manual_seed(tokens))
     scores_TK = torch.ones(tokens, 2)
-    kernel = ReferenceKernel(store)
     clean_TH = kernel(x_TH, ids_TK, scores_TK, 0)
     x_TH[row] = poison
     out_TH = kernel(x_TH, ids_TK, scores_TK, 0)
@@ -82,14 +83,13 @@ def test_poison_stays_in_its_row(store: ExpertStore, data: st.DataObject) -> Non
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_a_batch_is_its_tokens_and_a_token_the_sum_of_its_experts(
-    store: ExpertStore, data: st.DataObject
+    kernel: ReferenceKernel, data: st.DataObject
 ) -> None:
     tokens = data.draw(st.integers(1, 5))
     pairs = st.tuples(*[st.sampled_from([-1, 0, 1, 2])] * 3)  # an expert may come twice
     rows = data.draw(st.lists(pairs, min_size=tokens, max_size=tokens))
     rng = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
     x_TH, scores_TK = torch.randn(tokens, H, generator=rng), torch.rand(tokens, 3, generator=rng)
-    kernel = ReferenceKernel(store)
     expected_TH = torch.zeros(tokens, H)
     for token, row in enumerate(rows):
         for k, expert in enumerate(row):
@@ -100,10 +100,8 @@ def test_a_batch_is_its_tokens_and_a_token_the_sum_of_its_experts(
     )
 
 
-def test_low_precision_input_gives_float32(store: ExpertStore) -> None:
+def test_low_precision_input_gives_float32(kernel: ReferenceKernel) -> None:
     x_TH = torch.ones(1, H, dtype=torch.bfloat16)
-    out_TH = ReferenceKernel(store)(x_TH, ids((0, 1)), torch.full((1, 2), 0.5), 0)
+    out_TH = kernel(x_TH, ids((0, 1)), torch.full((1, 2), 0.5), 0)
     assert out_TH.dtype == torch.float32
-    assert torch.equal(
-        out_TH, ReferenceKernel(store)(x_TH.float(), ids((0, 1)), torch.full((1, 2), 0.5), 0)
-    )
+    assert torch.equal(out_TH, kernel(x_TH.float(), ids((0, 1)), torch.full((1, 2), 0.5), 0))

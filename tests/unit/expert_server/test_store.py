@@ -12,8 +12,9 @@ from transformers import AutoModelForCausalLM
 from eaas.checkpoint import Checkpoint, quiet_transformers
 from eaas.demo_model import ARCHITECTURES, write_demo_model
 from eaas.errors import CorruptShardError, MissingShardError
-from expert_server.kernels import Kernel, ReferenceKernel
-from expert_server.weights import ExpertStore
+from expert_server.kernels import KernelSpec, ReferenceKernel
+from expert_server.store import ExpertStore
+from expert_server.weights import ExpertReader, ExpertWeights
 
 TINY: dict[str, Any] = {"layers": 3, "hidden": 64, "experts": 8, "top_k": 2, "vocab": 400}
 
@@ -38,6 +39,23 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("demo") / "qwen"
     write_demo_model(path, "qwen3_moe", max_shard_size="40KB", **TINY)
     return path
+
+
+def held(
+    checkpoint: Checkpoint, dtype: torch.dtype | None = None
+) -> tuple[ExpertStore, ReferenceKernel]:
+    """An empty store, and the kernel that holds what it loads."""
+    reader = ExpertReader(checkpoint, dtype)
+    kernel = ReferenceKernel(reader.forms, KernelSpec(reader.dtype))
+    return ExpertStore(reader, kernel), kernel
+
+
+def new_store(checkpoint: Checkpoint, dtype: torch.dtype | None = None) -> ExpertStore:
+    return held(checkpoint, dtype)[0]
+
+
+def weights(kernel: ReferenceKernel, layer: int, expert: int) -> ExpertWeights:
+    return kernel._packed[layer, expert]
 
 
 def shares(checkpoint: Checkpoint, servers: int) -> list[dict[int, list[int]]]:
@@ -68,10 +86,10 @@ def request(
 def test_stores_together_equal_the_whole_model(path: Path, servers: int) -> None:
     checkpoint = Checkpoint.open(path)
     wanted = shares(checkpoint, servers)
-    stores = [ExpertStore(checkpoint) for _ in wanted]
-    for store, experts in zip(stores, wanted, strict=True):
+    pairs = [held(checkpoint) for _ in wanted]
+    for (store, _), experts in zip(pairs, wanted, strict=True):
         assert store.load(experts) == store.bytes
-    assert sum(store.count for store in stores) == 8 * checkpoint.shape.num_layers
+    assert sum(store.count for store, _ in pairs) == 8 * checkpoint.shape.num_layers
     with quiet_transformers():
         model = AutoModelForCausalLM.from_pretrained(path, experts_implementation="eager")
     for layer, name in enumerate(checkpoint.shape.layer_names):
@@ -79,8 +97,7 @@ def test_stores_together_equal_the_whole_model(path: Path, servers: int) -> None
         with torch.inference_mode():
             expected_TH = model.get_submodule(name)(x_TH, ids_TK, scores_TK)
         out_TH = torch.zeros_like(x_TH)
-        for store, experts in zip(stores, wanted, strict=True):
-            kernel: Kernel = ReferenceKernel(store)
+        for (_, kernel), experts in zip(pairs, wanted, strict=True):
             mine_TK = torch.isin(ids_TK, torch.tensor(experts[layer], dtype=torch.int64))
             out_TH += kernel(x_TH, ids_TK.where(mine_TK, -1).int(), scores_TK, layer)
         assert expected_TH.abs().max() > 0.1
@@ -90,37 +107,37 @@ def test_stores_together_equal_the_whole_model(path: Path, servers: int) -> None
 
 def test_loading_is_incremental_and_idempotent(path: Path) -> None:
     checkpoint = Checkpoint.open(path)
-    store = ExpertStore(checkpoint)
+    store, kernel = held(checkpoint)
     one = store.load({0: [3]})
     assert one > 0
     assert store.load({0: [3]}) == 0
     assert store.load({0: [3, 1, 1], 1: {5}}) == 2 * one
     assert [store.holds(0, 3), store.holds(0, 2), store.holds(1, 5)] == [True, False, True]
     assert (store.count, store.bytes) == (3, 3 * one)
-    whole = ExpertStore(checkpoint)
+    whole, whole_kernel = held(checkpoint)
     whole.load({0: range(8), 1: range(8)})
     for layer, expert in [(0, 3), (0, 1), (1, 5)]:
-        assert torch.equal(store.weights(layer, expert).down, whole.weights(layer, expert).down)
-        assert torch.equal(store.weights(layer, expert).up, whole.weights(layer, expert).up)
+        ours, theirs = weights(kernel, layer, expert), weights(whole_kernel, layer, expert)
+        assert torch.equal(ours.down, theirs.down)
+        assert torch.equal(ours.up, theirs.up)
 
 
 def test_unload_frees_single_replicas(path: Path) -> None:
-    store = ExpertStore(Checkpoint.open(path))
+    store = new_store(Checkpoint.open(path))
     one = store.load({0: [0, 1, 2]}) // 3
     store.unload({0: [1, 7], 1: [0]})
     assert (store.count, store.bytes) == (2, 2 * one)
-    with pytest.raises(LookupError, match="layer 0: expert 1"):
-        store.weights(0, 1)
+    assert not store.holds(0, 1)
     assert store.load({0: [1]}) == one
 
 
 def test_tensors_own_their_memory(path: Path) -> None:
     """No tensor keeps a shard or its neighbours' weights alive."""
-    store = ExpertStore(Checkpoint.open(path))
+    store, kernel = held(Checkpoint.open(path))
     store.load({0: [2, 3, 6]})
     for expert in (2, 3, 6):
-        weights = store.weights(0, expert)
-        for tensor in (weights.up, weights.down, weights.up_bias, weights.down_bias):
+        one = weights(kernel, 0, expert)
+        for tensor in (one.up, one.down, one.up_bias, one.down_bias):
             if tensor is not None:
                 assert tensor.untyped_storage().nbytes() == tensor.nbytes
                 assert tensor.is_contiguous()
@@ -143,7 +160,7 @@ def test_only_wanted_bytes_are_read(path: Path, monkeypatch: pytest.MonkeyPatch)
             return rows
 
     monkeypatch.setattr(Checkpoint, "slice", lambda self, key: Counted(lazy(self, key)))
-    store = ExpertStore(checkpoint)
+    store = new_store(checkpoint)
     assert store.load({0: [1, 6], 1: [4]}) == read > 0
 
 
@@ -156,7 +173,7 @@ def test_other_experts_shards_are_not_opened(qwen: Path, tmp_path: Path) -> None
     }
     for shard in set(checkpoint.keys.values()) - needed:
         shard.unlink()
-    store = ExpertStore(checkpoint)
+    store = new_store(checkpoint)
     assert store.load({1: [2]}) > 0
     lost = next(t for t in checkpoint.expert_tensors if checkpoint.keys[t.key] not in needed)
     with pytest.raises(MissingShardError, match=checkpoint.keys[lost.key].name):
@@ -171,7 +188,7 @@ def test_a_shard_broken_after_opening_is_named(qwen: Path, tmp_path: Path) -> No
     tensor = next(t for t in checkpoint.expert_tensors if (t.layer, t.expert) == (2, 3))
     shard = checkpoint.keys[tensor.key]
     shard.write_bytes(shard.read_bytes()[:-1])
-    store = ExpertStore(checkpoint)
+    store = new_store(checkpoint)
     assert store.load({0: [0]}) > 0
     with pytest.raises(CorruptShardError, match=rf"{shard.name}: tensor model\.layers\.2"):
         store.load({2: [3]})
@@ -185,7 +202,7 @@ def test_shapes_that_config_json_denies_are_corrupt(qwen: Path, tmp_path: Path) 
     assert '"moe_intermediate_size": 32' in text
     config.write_text(text.replace('"moe_intermediate_size": 32', '"moe_intermediate_size": 16'))
     with pytest.raises(CorruptShardError, match=r"experts\.\w+ is .* where config.json says"):
-        ExpertStore(Checkpoint.open(tmp_path)).load({0: [0]})
+        new_store(Checkpoint.open(tmp_path)).load({0: [0]})
 
 
 def test_a_layer_without_tensors_is_missing(qwen: Path, tmp_path: Path) -> None:
@@ -195,7 +212,7 @@ def test_a_layer_without_tensors_is_missing(qwen: Path, tmp_path: Path) -> None:
     config.write_text(
         config.read_text().replace('"num_hidden_layers": 3', '"num_hidden_layers": 4')
     )
-    store = ExpertStore(Checkpoint.open(tmp_path))
+    store = new_store(Checkpoint.open(tmp_path))
     assert store.load({2: [0]}) > 0
     with pytest.raises(MissingShardError, match=r"layers\.3\.mlp\.experts"):
         store.load({3: [0]})
@@ -203,7 +220,7 @@ def test_a_layer_without_tensors_is_missing(qwen: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wanted", [{9: [0]}, {-1: [0]}, {0: [8]}, {0: [-1]}, {0: [0], 1: [99]}])
 def test_unknown_layers_and_experts(qwen: Path, wanted: Mapping[int, Collection[int]]) -> None:
-    store = ExpertStore(Checkpoint.open(qwen))
+    store = new_store(Checkpoint.open(qwen))
     with pytest.raises(LookupError, match="the model has"):
         store.load(wanted)
     assert store.count == 0
@@ -211,15 +228,15 @@ def test_unknown_layers_and_experts(qwen: Path, wanted: Mapping[int, Collection[
 
 def test_dtype(qwen: Path) -> None:
     checkpoint = Checkpoint.open(qwen)
-    store, half = ExpertStore(checkpoint), ExpertStore(checkpoint, torch.bfloat16)
+    store, kernel = held(checkpoint)
+    half, half_kernel = held(checkpoint, torch.bfloat16)
     assert store.load({0: [0]}) == 2 * half.load({0: [0]})
-    assert torch.equal(store.weights(0, 0).up.bfloat16(), half.weights(0, 0).up)
+    assert torch.equal(weights(kernel, 0, 0).up.bfloat16(), weights(half_kernel, 0, 0).up)
 
 
 def test_readers_go_on_while_others_load(qwen: Path) -> None:
-    store = ExpertStore(Checkpoint.open(qwen))
+    store, kernel = held(Checkpoint.open(qwen))
     store.load({0: [0]})
-    kernel = ReferenceKernel(store)
     x_TH, scores_TK = torch.ones(2, 64), torch.ones(2, 1)
     ids_TK = torch.zeros(2, 1, dtype=torch.int32)
     expected_TH = kernel(x_TH, ids_TK, scores_TK, 0)

@@ -1,0 +1,147 @@
+"""What every kernel is: the owner of its packed experts, and one function over them.
+
+Legend: T tokens, K top-k, H hidden, I intermediate, E logical experts, N rows (a token and one of its
+experts).
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar, Protocol
+
+import torch
+
+from expert_server.weights import ExpertForm, ExpertWeights
+
+__all__ = ["ExpertKernel", "KernelSpec", "Quantization", "Sized", "UnsupportedError"]
+
+
+class Quantization(StrEnum):
+    """How weights are held; activations keep their precision (weight-only)."""
+
+    NONE = "none"
+    INT8 = "int8"  # symmetric, one scale per output channel
+    INT4 = "int4"  # symmetric, one scale per output channel and group of 128 inputs
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """What a kernel is to compute with.
+
+    Attributes:
+        dtype: Of the products' inputs (bfloat16, float32; the reference takes float64, too).
+        quantization: Of the weights.
+        threads: Intra-op threads.
+    """
+
+    dtype: torch.dtype
+    quantization: Quantization = Quantization.NONE
+    threads: int = 1
+
+
+class UnsupportedError(Exception):
+    """A kernel cannot serve this model on this CPU; says why. `auto` passes over such a kernel."""
+
+
+class Sized(Protocol):
+    """A packed expert."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it occupies, bytes."""
+        ...
+
+
+class ExpertKernel(abc.ABC):
+    """Owns packed experts and computes the part of an MoE layer that they contribute.
+
+    `load` and `unload` may run in one thread while another computes: entries are put in whole, and
+    operations on a dict are atomic, so that the computing thread takes no lock.
+
+    Args:
+        forms: How the experts of each MoE layer compute.
+        spec: With what.
+
+    Raises:
+        UnsupportedError: The kernel cannot do that on this CPU.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, forms: Sequence[ExpertForm], spec: KernelSpec) -> None:
+        self.forms = tuple(forms)
+        self.spec = spec
+        self._packed: dict[tuple[int, int], Sized] = {}
+        self._bytes = 0
+
+    @property
+    def count(self) -> int:
+        """Replicas held."""
+        return len(self._packed)
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the replicas held."""
+        return self._bytes
+
+    def holds(self, layer: int, expert: int) -> bool:
+        """Whether the replica is here."""
+        return (layer, expert) in self._packed
+
+    def load(self, layer: int, expert: int, weights: ExpertWeights) -> None:
+        """Takes an expert over in the kernel's own layout; `weights` may be freed afterwards.
+
+        One thread at a time.
+        """
+        self.unload(layer, expert)
+        packed = self.pack(weights, self.forms[layer])
+        self._packed[layer, expert] = packed
+        self._bytes += packed.nbytes
+
+    def unload(self, layer: int, expert: int) -> None:
+        """Drops a replica, if it is held. One thread at a time, the one that loads."""
+        packed = self._packed.pop((layer, expert), None)
+        self._bytes -= packed.nbytes if packed else 0
+
+    @abc.abstractmethod
+    def pack(self, weights: ExpertWeights, form: ExpertForm) -> Sized:
+        """An expert in this kernel's layout, in memory of its own."""
+
+    @abc.abstractmethod
+    def __call__(
+        self,
+        x_TH: torch.Tensor,
+        expert_ids_TK: torch.Tensor,
+        scores_TK: torch.Tensor,
+        layer: int,
+    ) -> torch.Tensor:
+        """Weighted sum of the named experts' outputs, float32 (T, H).
+
+        The result may live in the kernel's scratch memory: it is valid until the next call.
+
+        Args:
+            x_TH: Hidden states, any float dtype; T may be 0.
+            expert_ids_TK: Logical experts, any integer dtype; -1 means "none here".
+            scores_TK: Router scores, float32.
+            layer: MoE layer.
+
+        Raises:
+            LookupError: An expert is not held; names the layer and the expert.
+        """
+
+    def close(self) -> None:
+        """Gives back threads and memory. Idempotent; a closed kernel computes no more."""
+        self._packed.clear()
+        self._bytes = 0
+
+    def _form(self, layer: int) -> ExpertForm:
+        if not 0 <= layer < len(self.forms):
+            raise LookupError(f"layer {layer}: the model has MoE layers 0 to {len(self.forms) - 1}")
+        return self.forms[layer]
+
+    @staticmethod
+    def _not_held(layer: int, expert: int) -> LookupError:
+        return LookupError(f"layer {layer}: expert {expert} is not held here")

@@ -1,0 +1,83 @@
+"""The experts that this server holds: from the checkpoint's reader into the kernel's own layout."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Mapping
+
+from expert_server.kernels import ExpertKernel
+from expert_server.weights import ExpertReader
+
+__all__ = ["ExpertStore"]
+
+
+class ExpertStore:
+    """Loads and unloads single replicas; the kernel computes meanwhile and never waits for a load.
+
+    Args:
+        reader: Where the weights come from.
+        kernel: Owns them from then on, in its layout.
+    """
+
+    def __init__(self, reader: ExpertReader, kernel: ExpertKernel) -> None:
+        self._reader = reader
+        self._kernel = kernel
+        self._changing = threading.Lock()
+
+    @property
+    def count(self) -> int:
+        """Replicas held."""
+        return self._kernel.count
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the replicas held, as the kernel keeps them."""
+        return self._kernel.bytes
+
+    def holds(self, layer: int, expert: int) -> bool:
+        """Whether the replica is here."""
+        return self._kernel.holds(layer, expert)
+
+    def load(self, wanted: Mapping[int, Collection[int]]) -> int:
+        """Loads what is missing of the wanted replicas, layer by layer.
+
+        Args:
+            wanted: MoE layer -> logical experts.
+
+        Returns:
+            Bytes of weights newly held.
+
+        Raises:
+            LookupError: The model has no such layer or expert; nothing is loaded.
+            MissingShardError, CorruptShardError: A tensor cannot be read; names the file and the
+                tensor. What was held, and what was loaded before, stays.
+        """
+        self._check(wanted)
+        with self._changing:
+            before = self.bytes
+            try:
+                for layer in sorted(wanted):
+                    missing = {e for e in wanted[layer] if not self.holds(layer, e)}
+                    for expert, weights in self._reader.read(layer, missing) if missing else ():
+                        self._kernel.load(layer, expert, weights)
+            finally:
+                self._reader.release()
+            return self.bytes - before
+
+    def unload(self, unwanted: Mapping[int, Collection[int]]) -> None:
+        """Drops replicas; those that are not held are passed over."""
+        with self._changing:
+            for layer, experts in unwanted.items():
+                for expert in experts:
+                    self._kernel.unload(layer, expert)
+
+    def _check(self, wanted: Mapping[int, Collection[int]]) -> None:
+        layers, num_experts = len(self._reader.forms), self._reader.num_experts
+        for layer, experts in wanted.items():
+            if not 0 <= layer < layers:
+                raise LookupError(f"layer {layer}: the model has MoE layers 0 to {layers - 1}")
+            for expert in experts:
+                if not 0 <= expert < num_experts:
+                    raise LookupError(
+                        f"layer {layer}: the model has experts 0 to {num_experts - 1}"
+                    )
