@@ -1,4 +1,4 @@
-"""The one compiled part: the flag primitive of the slots (everything else is in pyproject.toml)."""
+"""The compiled parts: the slots' flag primitive and the expert kernel."""
 
 from setuptools import Extension, setup
 
@@ -10,7 +10,30 @@ setup(
             extra_compile_args=["-O2", "-std=c11", "-Wall", "-Wextra"],
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
             py_limited_api=True,
-        )
+        ),
+        Extension(
+            "expert_server.kernels._native",
+            sources=[
+                f"expert_server/kernels/native/{name}.c"
+                for name in (
+                    "module",
+                    "pool",
+                    "moe",
+                    "activation",
+                    "gemm_amx",
+                    "gemm_avx512",
+                    "gemm_portable",
+                )
+            ],
+            depends=[
+                "expert_server/kernels/native/native.h",
+                "expert_server/kernels/native/gemm_portable.h",
+            ],
+            extra_compile_args=["-O3", "-std=gnu11", "-Wall", "-Wextra", "-Wno-psabi", "-pthread"],
+            libraries=["m", "pthread"],
+            define_macros=[("Py_LIMITED_API", "0x030B0000")],
+            py_limited_api=True,
+        ),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

@@ -77,6 +77,12 @@ class ExpertServerConfig(_Section):
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: Port = Field(0, description="gRPC port; 0 takes a free one.")
     threads: int = Field(0, ge=0, description="Intra-op threads; 0 shares the cores among servers.")
+    kernel: Literal["auto", "native", "packed", "zentorch", "reference"] = Field(
+        "auto", description="What computes the experts; auto takes the fastest that is right here."
+    )
+    quantization: Literal["none", "int8", "int4"] = Field(
+        "none", description="How weights are held in memory; activations keep their precision."
+    )
     slots: int = Field(16, ge=2, le=4096, description="Slots in the arena, over all clients.")
     slot_tokens: int = Field(
         256,
@@ -200,4 +206,5 @@ def _explain(
     else:
         source = str(path)
     what = "no such setting" if first["type"] == "extra_forbidden" else first["msg"]
-    return f"{source}: {'.'.join(place)} = {first['input']!r}: {what}"
+    # One line, whatever whitespace a key has.
+    return " ".join(f"{source}: {'.'.join(place)} = {first['input']!r}: {what}".split())

@@ -48,6 +48,12 @@ def _ready(address: str) -> None:
     announce(ready=address)
 
 
+def _serving(address: str, kernel: str) -> None:
+    print(f"kernel: {kernel}", file=sys.stderr)
+    announce(kernel=kernel)
+    _ready(address)
+
+
 def _last_resort() -> None:
     timer = threading.Timer(_LAST_RESORT_S, os._exit, (1,))
     timer.daemon = True
@@ -72,6 +78,12 @@ def expert_server(
     host: Host = None,
     port: Port = None,
     threads: Threads = None,
+    kernel: Annotated[
+        str | None, typer.Option(help="auto, native, packed, zentorch or reference.")
+    ] = None,
+    quantization: Annotated[
+        str | None, typer.Option(help="How weights are held: none, int8 or int4.")
+    ] = None,
     slots: Annotated[int | None, typer.Option(help="Slots in the arena, over all clients.")] = None,
     slot_tokens: Annotated[int | None, typer.Option(help="Tokens that one slot can carry.")] = None,
     config: ConfigFile = None,
@@ -82,6 +94,8 @@ def expert_server(
         "host": host,
         "port": port,
         "threads": threads,
+        "kernel": kernel,
+        "quantization": quantization,
         "slots": slots,
         "slot_tokens": slot_tokens,
     }
@@ -89,7 +103,7 @@ def expert_server(
     from expert_server import ExpertServer
 
     server = ExpertServer(
-        model, id or f"expert-server-{socket.gethostname()}-{os.getpid()}", join, loaded, _ready
+        model, id or f"expert-server-{socket.gethostname()}-{os.getpid()}", join, loaded, _serving
     )
 
     def end(_number: int, _frame: object) -> None:

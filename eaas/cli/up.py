@@ -45,6 +45,18 @@ def up(
     port: Annotated[
         int | None, typer.Option(help="Port of the endpoint; 0: a free one.", show_default="8000")
     ] = None,
+    kernel: Annotated[
+        str | None,
+        typer.Option(
+            help="auto, native, packed, zentorch or reference.", show_default="auto: the fastest"
+        ),
+    ] = None,
+    quantization: Annotated[
+        str | None,
+        typer.Option(
+            help="How experts' weights are held: none, int8 or int4.", show_default="none"
+        ),
+    ] = None,
     config: ConfigFile = None,
     log_dir: Annotated[
         Path | None,
@@ -60,7 +72,9 @@ def up(
 
     with Interrupt() as interrupt:
         settings = load_config(
-            config, attention_client={"transport": transport, "host": host, "port": port}
+            config,
+            attention_client={"transport": transport, "host": host, "port": port},
+            expert_server={"kernel": kernel, "quantization": quantization},
         )
         cluster = LocalCluster(
             model,
@@ -100,6 +114,7 @@ def _greet(cluster: LocalCluster) -> None:
         }
     )
     _say(f"""
+kernel:   {_kernels(cluster)}
 endpoint: {cluster.endpoint}/v1
 status:   {shlex.join([*program(), "status", "--endpoint", cluster.endpoint])}
 logs:     {cluster.log_dir or "not kept; --log-dir DIR (make up LOG_DIR=DIR) keeps them"}
@@ -108,6 +123,17 @@ curl -s {cluster.endpoint}/v1/chat/completions -H 'Content-Type: application/jso
 
 Try it: kill -9 an expert server's PID while it answers. Ctrl-C ends the cluster.
 """)
+
+
+def _kernels(cluster: LocalCluster) -> str:
+    """What the expert servers compute with; who does what, where they differ."""
+    servers: dict[str, list[str]] = {}
+    for child in cluster.children.values():
+        if child.kernel is not None:
+            servers.setdefault(child.kernel, []).append(child.name)
+    if len(servers) == 1:
+        return next(iter(servers))
+    return "; ".join(f"{', '.join(names)}: {kernel}" for kernel, names in servers.items())
 
 
 def _watch(cluster: LocalCluster, interrupt: Interrupt) -> None:

@@ -37,7 +37,10 @@ def bind_to_launcher() -> None:
 
 
 def announce(**facts: object) -> None:
-    """Tell the launcher something: `ready=address` or `error=message`. Without a launcher, nothing."""
+    """Tell the launcher something: `ready=address`, `kernel=description` or `error=message`.
+
+    Does nothing in a process that was started by hand.
+    """
     fd = os.environ.get(READY_VARIABLE)
     if fd is None:
         return

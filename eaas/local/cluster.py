@@ -144,11 +144,13 @@ class LocalCluster:
 
     def _spawn_server(self, index: int) -> ChildProcess:
         name = f"expert-server-{index}"
-        threads = self.config.expert_server.threads or max(1, (os.cpu_count() or 1) // self.servers)
+        server = self.config.expert_server
+        threads = server.threads or max(1, (os.cpu_count() or 1) // self.servers)
         return self._spawn(
             name,
             *("expert-server", "--id", name, "--model", str(self.model)),
             *("--join", self.monitor_address, "--threads", str(threads)),
+            *("--kernel", server.kernel, "--quantization", server.quantization),
         )
 
     def _spawn_balancer(self) -> ChildProcess:

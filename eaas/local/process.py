@@ -58,6 +58,8 @@ class ChildProcess:
             else (log_dir / f"{name}.log").open("ab+")
         )
         self.address: str | None = None
+        # What an expert server computes with, for people.
+        self.kernel: str | None = None
         self._failure: str | None = None
         self._pending = b""
         self.fd, write_fd = os.pipe()
@@ -110,6 +112,7 @@ class ChildProcess:
         for line in lines:
             fact = json.loads(line)
             self.address = fact.get("ready", self.address)
+            self.kernel = fact.get("kernel", self.kernel)
             self._failure = fact.get("error", self._failure)
         if self._failure is not None:
             raise EaasError(self._failure)

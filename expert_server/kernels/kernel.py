@@ -70,6 +70,8 @@ class ExpertKernel(abc.ABC):
     """
 
     name: ClassVar[str]
+    # The instructions that it computes with, where it knows.
+    isa: str = ""
 
     def __init__(self, forms: Sequence[ExpertForm], spec: KernelSpec) -> None:
         self.forms = tuple(forms)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from expert_server.kernels.kernel import ExpertKernel
+from expert_server.kernels.kernel import ExpertKernel, Quantization
+from expert_server.kernels.quantize import fake_quantize
 from expert_server.weights import ExpertForm, ExpertWeights
 
 __all__ = ["ReferenceKernel"]
@@ -21,8 +22,11 @@ class ReferenceKernel(ExpertKernel):
     _packed: dict[tuple[int, int], ExpertWeights]  # type: ignore[assignment]
 
     def pack(self, weights: ExpertWeights, form: ExpertForm) -> ExpertWeights:
-        """The weights as they are, in the kernel's dtype."""
-        return weights.to(self.spec.dtype)
+        """The weights as they are, or what quantisation leaves of them, in the kernel's dtype."""
+        if self.spec.quantization is not Quantization.NONE:
+            exact = weights.to(torch.promote_types(self.spec.dtype, torch.float32))
+            weights = fake_quantize(exact, form, self.spec.quantization)
+        return weights.copy(self.spec.dtype)
 
     @torch.inference_mode()
     def __call__(

@@ -120,6 +120,11 @@ def test_the_printed_curl_line_works(up: Any) -> None:
     assert f"eaas status --endpoint {endpoint}" in up.output
 
 
+def test_it_says_what_computes(up: Any) -> None:
+    (kernel,) = re.findall(r"^kernel: +(.*)$", up.output, re.MULTILINE)
+    assert re.fullmatch(r"\w+ \(float32(, \w+)?\)", kernel)
+
+
 def test_status_json(up: Any) -> None:
     endpoint = up.endpoint
     document = up.status()

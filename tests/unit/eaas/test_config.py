@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from eaas.config import ClusterConfig, load_config
 from eaas.errors import ConfigError
 
+ROOT = Path(__file__).parents[3]
 SECTIONS = tuple(ClusterConfig.model_fields)
 
 
@@ -37,6 +38,12 @@ def test_command_line_over_environment_over_file(
     assert (client.port, client.threads, client.slots, client.transport) == (3, 2, 7, "shm")
 
 
+def test_the_example_has_every_default() -> None:
+    path = ROOT / "examples" / "cluster.yaml"
+    assert yaml.safe_load(path.read_text()) == ClusterConfig().model_dump()
+    assert load_config(path).model_dump() == ClusterConfig().model_dump()
+
+
 def test_every_field_says_what_it_is() -> None:
     for section in SECTIONS:
         model = ClusterConfig.model_fields[section].annotation
@@ -59,6 +66,8 @@ def test_settings_are_frozen() -> None:
         ("monitor: {lease_s: 0}", "monitor.lease_s = 0"),
         ("monitor:", "monitor = None"),
         ("attention_client: {transport: rdma}", "'shm' or 'grpc'"),
+        ("expert_server: {kernel: cuda}", "expert_server.kernel = 'cuda'"),
+        ("expert_server: {quantization: 8}", "'none', 'int8' or 'int4'"),
         ("monitor: [", "YAML"),
         ("- 1", "YAML"),
         ("monitor", "YAML"),
@@ -116,8 +125,12 @@ def test_a_wrong_variable(monkeypatch: pytest.MonkeyPatch, variable: str, value:
 def test_a_wrong_option_is_named_as_such() -> None:
     with pytest.raises(ConfigError, match=r"^--transport: .*'rdma'.* 'shm' or 'grpc'$"):
         load_config(attention_client={"transport": "rdma"})
+    with pytest.raises(ConfigError, match=r"^--quantization: .*'int9'.* 'int8' or 'int4'$"):
+        load_config(expert_server={"quantization": "int9"})
 
 
+# The first text of a fresh machine takes seconds: hypothesis makes its table of characters.
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     document=st.dictionaries(
         st.sampled_from(SECTIONS),
@@ -135,7 +148,7 @@ def test_any_document_is_settings_or_one_line(
     path = tmp_path_factory.mktemp("any") / "cluster.yaml"
     path.write_text(yaml.safe_dump(document))
     try:
-        settings = load_config(path)
+        loaded = load_config(path)
     except ConfigError as error:
         message = str(error)
     else:
@@ -143,5 +156,5 @@ def test_any_document_is_settings_or_one_line(
         for section, fields in document.items():
             for name, value in fields.items():
                 # pydantic reads a number out of a text.
-                assert str(getattr(getattr(settings, section), name)) in (str(value), f"{value}.0")
+                assert str(getattr(getattr(loaded, section), name)) in (str(value), f"{value}.0")
     assert "\n" not in message

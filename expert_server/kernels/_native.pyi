@@ -1,0 +1,34 @@
+"""Types of the compiled module (`native/module.c`)."""
+
+Pool = object
+
+def create_pool(threads: int) -> Pool: ...
+def kinds() -> list[tuple[int, str, int, int]]: ...
+def scratch_bytes(
+    kind: int,
+    threads: int,
+    hidden: int,
+    intermediate: int,
+    tokens: int,
+    top_k: int,
+    num_experts: int,
+    /,
+) -> int: ...
+def run(
+    kind: int,
+    pool: Pool | None,
+    experts: int,
+    num_experts: int,
+    hidden: int,
+    intermediate: int,
+    activation: tuple[int, bool, float, float],
+    x: int,
+    ids: int,
+    scores: int,
+    tokens: int,
+    top_k: int,
+    out: int,
+    scratch: int,
+    /,
+) -> int: ...
+def read(pool: Pool | None, address: int, nbytes: int, /) -> None: ...

@@ -1,0 +1,281 @@
+"""The compiled kernel: a whole layer in one call, on panels that are read strictly forward.
+
+It has what each CPU is best at (AMX, AVX512-BF16, AVX-512, AVX2, anything else) in one extension and takes
+the first that works here. The layout and the order of work are in `native/native.h` and `native/moe.c`.
+
+Bit for bit: a token's result depends on the token, its experts and its scores alone, not on the rest of the
+batch, its place in it, or the number of threads.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from expert_server.kernels import _native
+from expert_server.kernels.activation import Activation, recognise
+from expert_server.kernels.kernel import ExpertKernel, KernelSpec, Quantization, UnsupportedError
+from expert_server.weights import ExpertForm, ExpertWeights
+
+__all__ = ["NativeKernel", "available_isas"]
+
+_PANEL, _PACK_K = 16, 32
+_LINE_BYTES, _HUGE_BYTES = 64, 2 << 20
+_FORMATS = {torch.float32: 0, torch.bfloat16: 1}
+_DTYPES = {number: dtype for dtype, number in _FORMATS.items()}
+# Mirrors `Expert` in native.h.
+_EXPERT = np.dtype([("up", "u8"), ("down", "u8"), ("up_bias", "u8"), ("down_bias", "u8")])
+
+
+@dataclass(frozen=True, eq=False)
+class PackedExpert:
+    """One expert in panels, all in one block of memory.
+
+    Attributes:
+        memory: The block, uint8.
+        addresses: Of up, down, up_bias, down_bias; 0 where there is none.
+        intermediate: I.
+    """
+
+    memory: torch.Tensor
+    addresses: tuple[int, int, int, int]
+    intermediate: int
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the block, bytes."""
+        return self.memory.nbytes
+
+
+class NativeKernel(ExpertKernel):
+    """See the module.
+
+    Raises:
+        UnsupportedError: The model's activation is none that is known, or the dtype is neither float32 nor
+            bfloat16.
+    """
+
+    name = "native"
+    _packed: dict[tuple[int, int], PackedExpert]  # type: ignore[assignment]
+
+    def __init__(
+        self, forms: Sequence[ExpertForm], spec: KernelSpec, isa: str | None = None
+    ) -> None:
+        super().__init__(forms, spec)
+        if spec.dtype not in _FORMATS:
+            raise UnsupportedError(f"{spec.dtype} weights: it has float32 and bfloat16")
+        if spec.quantization is not Quantization.NONE:
+            raise UnsupportedError(f"no {spec.quantization} weights yet")
+        self._activations = [_known(form) for form in forms]
+        wanted = _FORMATS[spec.dtype]
+        kinds = [kind for kind in _native.kinds() if kind[2] == wanted and isa in (None, kind[1])]
+        if not kinds:
+            raise UnsupportedError(f"this CPU has no {isa}")
+        self._kind, self.isa, _, x_format = kinds[0]
+        self._x_dtype = _DTYPES[x_format]
+        self._pool = _native.create_pool(spec.threads)
+        self._tables: dict[int, _Table] = {}
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._out = torch.empty(0)
+
+    def load(self, layer: int, expert: int, weights: ExpertWeights) -> None:
+        """See `ExpertKernel`."""
+        super().load(layer, expert, weights)
+        self._publish(layer)
+
+    def unload(self, layer: int, expert: int) -> None:
+        """See `ExpertKernel`."""
+        if self.holds(layer, expert):
+            super().unload(layer, expert)
+            self._publish(layer)
+
+    def pack(self, weights: ExpertWeights, form: ExpertForm) -> PackedExpert:
+        """See `ExpertKernel`."""
+        return pack_expert(weights.plain(form), _known(form), self.spec.dtype)
+
+    def close(self) -> None:
+        """See `ExpertKernel`."""
+        super().close()
+        self._tables = {}
+        self._pool = None
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._out = torch.empty(0)
+
+    def __call__(
+        self,
+        x_TH: torch.Tensor,
+        expert_ids_TK: torch.Tensor,
+        scores_TK: torch.Tensor,
+        layer: int,
+    ) -> torch.Tensor:
+        """See `ExpertKernel`. One caller at a time."""
+        self._form(layer)
+        table = self._tables.get(layer, _NO_EXPERTS)
+        (tokens, hidden), top_k = x_TH.shape, expert_ids_TK.shape[1]
+        if not table.memory:
+            # Nobody knows I; either nothing is asked for, or the first id is the one to name.
+            asked = expert_ids_TK[expert_ids_TK != -1]
+            if len(asked):
+                raise self._not_held(layer, int(asked[0]))
+            return torch.zeros(tokens, hidden)
+        x_TH = x_TH.to(self._x_dtype).contiguous()
+        ids_TK = expert_ids_TK.to(torch.int32).contiguous()
+        scores_TK = scores_TK.to(torch.float32).contiguous()
+        activation = self._activations[layer]
+        size = (hidden, table.intermediate, tokens, top_k, len(table.experts))
+        self._reserve(_native.scratch_bytes(self._kind, self.spec.threads, *size), tokens * hidden)
+        missing = _native.run(
+            self._kind,
+            self._pool,
+            table.experts.ctypes.data,
+            len(table.experts),
+            hidden,
+            table.intermediate,
+            (activation.kind, activation.has_gate, activation.alpha, activation.limit),
+            x_TH.data_ptr(),
+            ids_TK.data_ptr(),
+            scores_TK.data_ptr(),
+            tokens,
+            top_k,
+            self._out.data_ptr(),
+            self._scratch.data_ptr(),
+        )
+        if missing != -1:
+            raise self._not_held(layer, missing)
+        return self._out[: tokens * hidden].view(tokens, hidden)
+
+    def _publish(self, layer: int) -> None:
+        held = {e: packed for (of, e), packed in self._packed.items() if of == layer}
+        experts = np.zeros(max(held, default=-1) + 1, _EXPERT)
+        for expert, packed in held.items():
+            experts[expert] = packed.addresses
+        intermediate = next((packed.intermediate for packed in held.values()), 0)
+        self._tables[layer] = _Table(
+            experts, tuple(packed.memory for packed in held.values()), intermediate
+        )
+
+    def _reserve(self, scratch_bytes: int, out_values: int) -> None:
+        """Grows the memory that calls share; doubled, so that soon no call allocates any more."""
+        if self._scratch.nbytes < scratch_bytes:
+            self._scratch = torch.empty(0, dtype=torch.uint8)
+            self._scratch = _memory(scratch_bytes + scratch_bytes // 2)
+        if len(self._out) < out_values:
+            self._out = torch.empty(0)
+            self._out = _memory(8 * out_values).view(torch.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class _Table:
+    """A layer's experts as the compiled code reads them; never changed, only replaced.
+
+    A call keeps the table that it began with, and with it the experts' memory: an expert that is unloaded
+    meanwhile goes when the call ends.
+    """
+
+    experts: np.ndarray
+    memory: tuple[torch.Tensor, ...]
+    intermediate: int
+
+
+_NO_EXPERTS = _Table(np.zeros(0, _EXPERT), (), 0)
+
+
+def available_isas(dtype: torch.dtype) -> list[str]:
+    """The ways to compute with weights of a dtype that work on this CPU, the fastest first."""
+    return [isa for _, isa, weights, _ in _native.kinds() if weights == _FORMATS[dtype]]
+
+
+def pack_expert(weights: ExpertWeights, activation: Activation, dtype: torch.dtype) -> PackedExpert:
+    """An expert of the plain (out, in) layout in panels (see `native/native.h`).
+
+    Args:
+        weights: up (2I, H) or (I, H), down (H, I).
+        activation: Says how gate and up lie in `up`.
+        dtype: Of the panels, float32 or bfloat16.
+    """
+    hidden, intermediate = weights.down.shape
+    parts = _gate_and_up(weights.up, activation)
+    bias_parts = () if weights.up_bias is None else _gate_and_up(weights.up_bias, activation)
+    sizes = [
+        len(parts) * _padded(intermediate, _PANEL) * _padded(hidden, _PACK_K) * dtype.itemsize,
+        _padded(hidden, _PANEL) * _padded(intermediate, _PACK_K) * dtype.itemsize,
+        len(bias_parts) * _padded(intermediate, _PANEL) * 4,
+        0 if weights.down_bias is None else _padded(hidden, _PANEL) * 4,
+    ]
+    memory = _memory(sum(sizes))
+    blocks = torch.split(memory, sizes)
+    _pack_matrix(parts, blocks[0].view(dtype))
+    _pack_matrix((weights.down,), blocks[1].view(dtype))
+    if bias_parts:
+        _pack_bias(bias_parts, blocks[2].view(torch.float32))
+    if weights.down_bias is not None:
+        _pack_bias((weights.down_bias,), blocks[3].view(torch.float32))
+    up, down, up_bias, down_bias = (block.data_ptr() if len(block) else 0 for block in blocks)
+    return PackedExpert(memory, (up, down, up_bias, down_bias), intermediate)
+
+
+def _gate_and_up(up: torch.Tensor, activation: Activation) -> tuple[torch.Tensor, ...]:
+    """(2I, ...) -> gate (I, ...), up (I, ...); without a gate just up."""
+    if not activation.has_gate:
+        return (up,)
+    if activation.is_interleaved:
+        return up[::2], up[1::2]
+    gate, up = up.chunk(2)
+    return gate, up
+
+
+def _pack_matrix(parts: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
+    """Matrices (n, k) into alternating panels: [n / 16][part][k / v][16][v], v = 4 bytes' worth."""
+    n, k = parts[0].shape
+    pair = 4 // out.itemsize
+    # In words of 4 bytes, so that a pair of bfloat16 moves as one.
+    panels = out.view(torch.int32).view(-1, len(parts), _padded(k, _PACK_K) // pair, _PANEL)
+    panels.zero_()
+    whole = n // _PANEL
+    for place, part in enumerate(parts):
+        rows = part.to(out.dtype)
+        if k % pair:
+            rows = torch.nn.functional.pad(rows, (0, 1))
+        words = rows.contiguous().view(torch.int32)
+        panels[:whole, place, : words.shape[1]].copy_(
+            words[: whole * _PANEL].view(whole, _PANEL, words.shape[1]).transpose(1, 2)
+        )
+        if whole * _PANEL < n:
+            rest = words[whole * _PANEL :]
+            panels[whole, place, : rest.shape[1], : len(rest)].copy_(rest.t())
+
+
+def _pack_bias(parts: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
+    """Vectors (n) as their matrices' panels lie."""
+    panels = out.view(-1, len(parts), _PANEL)
+    panels.zero_()
+    for place, part in enumerate(parts):
+        whole = torch.zeros(len(panels) * _PANEL)
+        whole[: len(part)] = part
+        panels[:, place] = whole.view(-1, _PANEL)
+
+
+def _padded(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
+
+
+def _memory(nbytes: int) -> torch.Tensor:
+    """Memory of its own, aligned to a line; in huge pages where it is large (fewer misses of the TLB)."""
+    if nbytes < _HUGE_BYTES:
+        block = torch.empty(nbytes + _LINE_BYTES, dtype=torch.uint8)
+        begin = -block.data_ptr() % _LINE_BYTES
+        return block[begin : begin + nbytes]
+    mapping = mmap.mmap(-1, nbytes)
+    mapping.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(mapping, dtype=torch.uint8, count=nbytes)
+
+
+def _known(form: ExpertForm) -> Activation:
+    activation = recognise(form)
+    if activation is None:
+        raise UnsupportedError("the model's activation is none that this kernel knows")
+    return activation

@@ -1,0 +1,177 @@
+/* bfloat16 products with Intel AMX: tiles of 16 rows of 64 bytes. */
+#include "native.h"
+
+#ifdef __x86_64__
+#include <immintrin.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define AMX __attribute__((target("amx-tile,amx-bf16,avx512f")))
+#define ROWS 16
+#define STEP_K 32 /* Inputs of one tile of x. */
+#define STEP_BYTES (STEP_K * 2)
+#define TILE_BYTES (PANEL * STEP_BYTES) /* Of weights: contiguous in the panel. */
+#define BLOCK_K 2048 /* 128 rows of it are 512 KiB. */
+/* How far ahead of its use memory is asked for: the hardware's own prefetcher stops at each 4 KiB page. */
+#define AHEAD_BYTES 8192
+#define ARCH_REQ_XCOMP_PERM 0x1023
+#define XFEATURE_XTILEDATA 18
+
+bool amx_works(void) {
+    /* The kernel gives a process the tiles only when it asks. */
+    return __builtin_cpu_supports("amx-bf16") && __builtin_cpu_supports("amx-tile") &&
+           syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+}
+
+typedef struct {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t bytes_per_row[16];
+    uint8_t rows[16];
+} TileConfig;
+
+/* Tiles 0-3 are sums, 4 and 5 rows of x (the upper and the lower 16), 6 and 7 weights. `rows`: of x, 1 to 32.
+ * With at most 16 rows all four sums are of the upper rows. */
+AMX static void configure(int rows) {
+    const int upper = rows < ROWS ? rows : ROWS, lower = rows > ROWS ? rows - ROWS : upper;
+    TileConfig config;
+    memset(&config, 0, sizeof config);
+    config.palette = 1;
+    for (int t = 0; t < 8; t++) {
+        config.bytes_per_row[t] = LINE_BYTES;
+        config.rows[t] = ROWS;
+    }
+    config.rows[0] = config.rows[1] = config.rows[4] = (uint8_t)upper;
+    config.rows[2] = config.rows[3] = config.rows[5] = (uint8_t)lower;
+    _tile_loadconfig(&config);
+}
+
+AMX static inline void fetch_tile(const char *at) {
+    for (int line = 0; line < TILE_BYTES; line += LINE_BYTES) _mm_prefetch(at + line, _MM_HINT_T0);
+}
+
+/* Tiles are named by literals, so these are macros. */
+#define BEGIN(tile, at)                                                                                            \
+    do {                                                                                                           \
+        if (add)                                                                                                   \
+            _tile_loadd(tile, at, ldc * sizeof(float));                                                            \
+        else                                                                                                       \
+            _tile_zero(tile);                                                                                      \
+    } while (0)
+#define END(tile, at) _tile_stored(tile, at, ldc * sizeof(float))
+#define WEIGHTS(tile, p) _tile_loadd(tile, w + (p) * panel_bytes + (size_t)step * TILE_BYTES, LINE_BYTES)
+#define FETCH(p) fetch_tile(w + (p) * panel_bytes + (size_t)step * TILE_BYTES + AHEAD_BYTES)
+
+/* Up to 16 rows by `panels` (1 to 4, a constant where this is inlined). */
+AMX static inline __attribute__((always_inline)) void narrow(const int panels, const char *x, size_t x_stride,
+                                                             const char *w, size_t panel_bytes, int k, float *c,
+                                                             size_t ldc, bool add, bool fetch) {
+    BEGIN(0, c);
+    if (panels > 1) BEGIN(1, c + PANEL);
+    if (panels > 2) BEGIN(2, c + 2 * PANEL);
+    if (panels > 3) BEGIN(3, c + 3 * PANEL);
+    for (int step = 0; step < k / STEP_K; step++) {
+        if (fetch)
+            for (int p = 0; p < panels; p++) FETCH(p);
+        _tile_loadd(4, x + (size_t)step * STEP_BYTES, x_stride);
+        WEIGHTS(6, 0);
+        _tile_dpbf16ps(0, 4, 6);
+        if (panels > 1) {
+            WEIGHTS(7, 1);
+            _tile_dpbf16ps(1, 4, 7);
+        }
+        if (panels > 2) {
+            WEIGHTS(6, 2);
+            _tile_dpbf16ps(2, 4, 6);
+        }
+        if (panels > 3) {
+            WEIGHTS(7, 3);
+            _tile_dpbf16ps(3, 4, 7);
+        }
+    }
+    END(0, c);
+    if (panels > 1) END(1, c + PANEL);
+    if (panels > 2) END(2, c + 2 * PANEL);
+    if (panels > 3) END(3, c + 3 * PANEL);
+}
+
+/* 17 to 32 rows by 1 or 2 panels: each tile of x and of weights is used twice. */
+AMX static inline __attribute__((always_inline)) void wide(const int panels, const char *x, size_t x_stride,
+                                                           const char *w, size_t panel_bytes, int k, float *c,
+                                                           size_t ldc, bool add, bool fetch) {
+    const char *lower_x = x + ROWS * x_stride;
+    float *lower_c = c + ROWS * ldc;
+    BEGIN(0, c);
+    BEGIN(2, lower_c);
+    if (panels > 1) BEGIN(1, c + PANEL);
+    if (panels > 1) BEGIN(3, lower_c + PANEL);
+    for (int step = 0; step < k / STEP_K; step++) {
+        WEIGHTS(6, 0);
+        _tile_loadd(4, x + (size_t)step * STEP_BYTES, x_stride);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(5, lower_x + (size_t)step * STEP_BYTES, x_stride);
+        _tile_dpbf16ps(2, 5, 6);
+        if (fetch)
+            for (int p = 0; p < panels; p++) FETCH(p);
+        if (panels > 1) {
+            WEIGHTS(7, 1);
+            _tile_dpbf16ps(1, 4, 7);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+    END(0, c);
+    END(2, lower_c);
+    if (panels > 1) END(1, c + PANEL);
+    if (panels > 1) END(3, lower_c + PANEL);
+}
+
+AMX static void few_rows(const char *x, size_t x_stride, const char *w, size_t panel_bytes, int panels, int k,
+                         float *c, size_t ldc) {
+    for (int p = 0; p < panels; p += 4, w += 4 * panel_bytes, c += 4 * PANEL)
+        switch (panels - p) {
+        case 1: narrow(1, x, x_stride, w, panel_bytes, k, c, ldc, false, true); break;
+        case 2: narrow(2, x, x_stride, w, panel_bytes, k, c, ldc, false, true); break;
+        case 3: narrow(3, x, x_stride, w, panel_bytes, k, c, ldc, false, true); break;
+        default: narrow(4, x, x_stride, w, panel_bytes, k, c, ldc, false, true);
+        }
+}
+
+/* A stretch of k whose rows of x stay in the second cache while the panels pass by, two at a time. */
+AMX static void many_rows(const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes, int panels,
+                          int k, float *c, size_t ldc) {
+    const int block_k = m > 2 * ROWS ? BLOCK_K : k;
+    int configured = 0;
+    for (int at = 0; at < k; at += block_k)
+        for (int p = 0; p < panels; p += 2) {
+            const int width = k - at < block_k ? k - at : block_k;
+            const bool add = at > 0, two = p + 1 < panels;
+            for (int row = 0; row < m; row += 2 * ROWS) {
+                const int rows = m - row < 2 * ROWS ? m - row : 2 * ROWS;
+                const char *xs = x + (size_t)row * x_stride + (size_t)at * 2;
+                const char *ws = w + (size_t)p * panel_bytes + (size_t)at * PANEL * 2;
+                float *cs = c + (size_t)row * ldc + p * PANEL;
+                if (rows != configured) configure(configured = rows);
+                if (rows > ROWS && two)
+                    wide(2, xs, x_stride, ws, panel_bytes, width, cs, ldc, add, row == 0);
+                else if (rows > ROWS)
+                    wide(1, xs, x_stride, ws, panel_bytes, width, cs, ldc, add, row == 0);
+                else if (two)
+                    narrow(2, xs, x_stride, ws, panel_bytes, width, cs, ldc, add, false);
+                else
+                    narrow(1, xs, x_stride, ws, panel_bytes, width, cs, ldc, add, false);
+            }
+        }
+}
+
+AMX void gemm_amx_bf16(const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes, int panels, int k,
+                       float *c, size_t ldc) {
+    if (m <= ROWS) {
+        configure(m);
+        few_rows(x, x_stride, w, panel_bytes, panels, k, c, ldc);
+    } else {
+        many_rows(x, x_stride, m, w, panel_bytes, panels, k, c, ldc);
+    }
+    /* A thread that sleeps with live tiles makes the kernel save 8 KiB of them. */
+    _tile_release();
+}
+#endif

@@ -1,0 +1,78 @@
+/* Products with AVX-512: float32 with FMA, bfloat16 with its dot product (AVX512-BF16). */
+#include "native.h"
+
+#ifdef __x86_64__
+#include <immintrin.h>
+
+#define AVX512 __attribute__((target("avx512f")))
+#define AVX512_BF16 __attribute__((target("avx512f,avx512bf16")))
+#define INLINE static inline __attribute__((always_inline))
+
+/* 6 rows by 4 panels: 24 sums, 4 vectors of weights and one of x fill the 32 registers well. */
+#define ROWS 6
+#define PANELS 4
+/* How far ahead of its use memory is asked for: the hardware's own prefetcher stops at each 4 KiB page. */
+#define AHEAD_BYTES 4096
+#define BLOCK_STEPS 96 /* Lines of four panels: 24 KiB. */
+
+bool avx512_works(void) { return __builtin_cpu_supports("avx512f"); }
+bool avx512_bf16_works(void) { return avx512_works() && __builtin_cpu_supports("avx512bf16"); }
+
+/* One block: `rows` and `panels` are constants where this is inlined, so that the sums stay in registers.
+ * A step is one line of each panel: one k of float32, two of bfloat16. */
+#define BLOCK(NAME, TARGET, MULTIPLY_ADD)                                                                          \
+    TARGET INLINE void NAME(const int rows, const int panels, const char *x, size_t x_stride, const char *w,       \
+                            size_t panel_bytes, int steps, float *c, size_t ldc, bool add) {                       \
+        __m512 sum[ROWS][PANELS];                                                                                  \
+        _Pragma("GCC unroll 6") for (int r = 0; r < rows; r++)                                                     \
+            _Pragma("GCC unroll 4") for (int p = 0; p < panels; p++)                                               \
+                sum[r][p] = add ? _mm512_loadu_ps(c + r * ldc + p * PANEL) : _mm512_setzero_ps();                  \
+        for (int step = 0; step < steps; step++) {                                                                 \
+            __m512i line[PANELS];                                                                                  \
+            _Pragma("GCC unroll 4") for (int p = 0; p < panels; p++) {                                             \
+                const char *at = w + (size_t)p * panel_bytes + (size_t)step * LINE_BYTES;                          \
+                _mm_prefetch(at + AHEAD_BYTES, _MM_HINT_T0);                                                       \
+                line[p] = _mm512_load_si512(at);                                                                   \
+            }                                                                                                      \
+            _Pragma("GCC unroll 6") for (int r = 0; r < rows; r++) {                                               \
+                const __m512i value = _mm512_set1_epi32(*(const int *)(x + r * x_stride + (size_t)step * 4));      \
+                _Pragma("GCC unroll 4") for (int p = 0; p < panels; p++)                                           \
+                    sum[r][p] = MULTIPLY_ADD(sum[r][p], value, line[p]);                                           \
+            }                                                                                                      \
+        }                                                                                                          \
+        _Pragma("GCC unroll 6") for (int r = 0; r < rows; r++)                                                     \
+            _Pragma("GCC unroll 4") for (int p = 0; p < panels; p++)                                               \
+                _mm512_storeu_ps(c + r * ldc + p * PANEL, sum[r][p]);                                              \
+    }
+
+#define FMA(sum, value, line) _mm512_fmadd_ps(_mm512_castsi512_ps(value), _mm512_castsi512_ps(line), sum)
+#define DOT(sum, value, line) _mm512_dpbf16_ps(sum, (__m512bh)(value), (__m512bh)(line))
+BLOCK(block_f32, AVX512, FMA)
+BLOCK(block_bf16, AVX512_BF16, DOT)
+
+#define CASE(BLOCK, ROWS, PANELS)                                                                                  \
+    case ROWS * 8 + PANELS: BLOCK(ROWS, PANELS, xs, x_stride, ws, panel_bytes, steps, cs, ldc, at > 0); break;
+#define CASES(BLOCK, ROWS) CASE(BLOCK, ROWS, 1) CASE(BLOCK, ROWS, 2) CASE(BLOCK, ROWS, 3) CASE(BLOCK, ROWS, 4)
+
+/* Four panels, a stretch of k that stays in the first cache, all rows. */
+#define GEMM(NAME, TARGET, BLOCK, STEP_K)                                                                          \
+    TARGET void NAME(const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes, int panels, int k,  \
+                     float *c, size_t ldc) {                                                                       \
+        const int all = k / STEP_K, block = m > ROWS ? BLOCK_STEPS : all;                                          \
+        for (int p = 0; p < panels; p += PANELS)                                                                   \
+            for (int at = 0; at < all; at += block)                                                                \
+                for (int row = 0; row < m; row += ROWS) {                                                          \
+                    const int rows = m - row < ROWS ? m - row : ROWS, steps = all - at < block ? all - at : block; \
+                    const int width = panels - p < PANELS ? panels - p : PANELS;                                   \
+                    const char *xs = x + (size_t)row * x_stride + (size_t)at * 4;                                  \
+                    const char *ws = w + (size_t)p * panel_bytes + (size_t)at * LINE_BYTES;                        \
+                    float *cs = c + (size_t)row * ldc + p * PANEL;                                                 \
+                    switch (rows * 8 + width) {                                                                    \
+                        CASES(BLOCK, 1) CASES(BLOCK, 2) CASES(BLOCK, 3) CASES(BLOCK, 4) CASES(BLOCK, 5)            \
+                        CASES(BLOCK, 6)                                                                            \
+                    }                                                                                              \
+                }                                                                                                  \
+    }
+GEMM(gemm_avx512_f32, AVX512, block_f32, 1)
+GEMM(gemm_avx512_bf16, AVX512_BF16, block_bf16, 2)
+#endif

@@ -1,0 +1,141 @@
+/* The Python face of the compiled kernel. Addresses come in as integers: native.py owns the memory. */
+#ifndef Py_LIMITED_API
+#define Py_LIMITED_API 0x030B0000
+#endif
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "native.h"
+
+#define POOL "expert_server.kernels._native.Pool"
+#define READ_TASK_BYTES ((size_t)4 << 20)
+
+static void free_pool(PyObject *capsule) {
+    Pool *pool = PyCapsule_GetPointer(capsule, POOL);
+    Py_BEGIN_ALLOW_THREADS
+    pool_destroy(pool);
+    Py_END_ALLOW_THREADS
+}
+
+static PyObject *create_pool(PyObject *self, PyObject *arguments) {
+    (void)self;
+    int threads;
+    if (!PyArg_ParseTuple(arguments, "i", &threads)) return NULL;
+    if (threads < 1) return PyErr_Format(PyExc_ValueError, "%d threads", threads);
+    Pool *pool = pool_create(threads);
+    if (pool == NULL) return PyErr_Format(PyExc_OSError, "no %d threads can be started", threads);
+    return PyCapsule_New(pool, POOL, free_pool);
+}
+
+static PyObject *kinds(PyObject *self, PyObject *unused) {
+    (void)self, (void)unused;
+    PyObject *list = PyList_New(0);
+    for (int i = 0; list != NULL && gemm_kinds[i].isa != NULL; i++) {
+        if (!gemm_kinds[i].works()) continue;
+        PyObject *kind = Py_BuildValue("(isii)", i, gemm_kinds[i].isa, (int)gemm_kinds[i].weights, (int)gemm_kinds[i].x);
+        if (kind == NULL || PyList_Append(list, kind) < 0) Py_CLEAR(list);
+        Py_XDECREF(kind);
+    }
+    return list;
+}
+
+static PyObject *scratch_bytes(PyObject *self, PyObject *arguments) {
+    (void)self;
+    int kind, threads, hidden, intermediate, tokens, top_k, num_experts;
+    if (!PyArg_ParseTuple(arguments, "iiiiiii", &kind, &threads, &hidden, &intermediate, &tokens, &top_k,
+                          &num_experts))
+        return NULL;
+    return PyLong_FromSize_t(
+        moe_scratch_bytes(&gemm_kinds[kind], threads, hidden, intermediate, tokens, top_k, num_experts));
+}
+
+static PyObject *run(PyObject *self, PyObject *arguments) {
+    (void)self;
+    int kind, activation, has_gate;
+    unsigned long long experts, x, ids, scores, out, scratch;
+    PyObject *pool;
+    Moe moe = {0};
+    if (!PyArg_ParseTuple(arguments, "iOKiii(iiff)KKKiiKK", &kind, &pool, &experts, &moe.num_experts, &moe.hidden,
+                          &moe.intermediate, &activation, &has_gate, &moe.activation.alpha, &moe.activation.limit,
+                          &x, &ids, &scores, &moe.tokens, &moe.top_k, &out, &scratch))
+        return NULL;
+    moe.kind = &gemm_kinds[kind];
+    moe.pool = PyCapsule_GetPointer(pool, POOL);
+    if (moe.pool == NULL) return NULL;
+    moe.experts = (const Expert *)experts;
+    moe.activation.kind = (ActivationKind)activation;
+    moe.activation.has_gate = has_gate != 0;
+    moe.x = (const char *)x;
+    moe.ids = (const int32_t *)ids;
+    moe.scores = (const float *)scores;
+    moe.out = (float *)out;
+    moe.scratch = (char *)scratch;
+    int64_t missing;
+    Py_BEGIN_ALLOW_THREADS
+    missing = moe_run(&moe);
+    Py_END_ALLOW_THREADS
+    return PyLong_FromLongLong(missing);
+}
+
+typedef uint64_t Vector __attribute__((vector_size(64)));
+
+typedef struct {
+    const char *at;
+    size_t bytes;
+} Span;
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+__attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#endif
+static void read_span(const char *at, size_t bytes) {
+    Vector seen[4] = {{0}};
+    const Vector *line = (const Vector *)at;
+    for (size_t i = 0; i + 4 <= bytes / sizeof(Vector); i += 4) {
+        __builtin_prefetch((const char *)(line + i) + 4096);
+        __builtin_prefetch((const char *)(line + i) + 4096 + 64);
+        __builtin_prefetch((const char *)(line + i) + 4096 + 128);
+        __builtin_prefetch((const char *)(line + i) + 4096 + 192);
+        for (int j = 0; j < 4; j++) seen[j] |= line[i + j];
+    }
+    __asm__ volatile("" ::"m"(seen));
+}
+
+static void read_task(void *context, int task, int thread) {
+    (void)thread;
+    const Span *span = context;
+    const size_t begin = (size_t)task * READ_TASK_BYTES;
+    read_span(span->at + begin, span->bytes - begin < READ_TASK_BYTES ? span->bytes - begin : READ_TASK_BYTES);
+}
+
+static PyObject *read_memory(PyObject *self, PyObject *arguments) {
+    (void)self;
+    PyObject *capsule;
+    unsigned long long address;
+    Py_ssize_t bytes;
+    if (!PyArg_ParseTuple(arguments, "OKn", &capsule, &address, &bytes)) return NULL;
+    Pool *pool = PyCapsule_GetPointer(capsule, POOL);
+    if (pool == NULL) return NULL;
+    Span span = {(const char *)address, (size_t)bytes};
+    Py_BEGIN_ALLOW_THREADS
+    pool_run(pool, read_task, &span, (int)((span.bytes + READ_TASK_BYTES - 1) / READ_TASK_BYTES));
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"create_pool", create_pool, METH_VARARGS, "create_pool(threads) -> pool; ends with its last reference"},
+    {"kinds", kinds, METH_NOARGS, "[(kind, isa, format of weights, format of x)] that work here, best first"},
+    {"scratch_bytes", scratch_bytes, METH_VARARGS,
+     "scratch_bytes(kind, threads, hidden, intermediate, tokens, top_k, num_experts) -> bytes"},
+    {"run", run, METH_VARARGS,
+     "run(kind, pool, experts, E, H, I, (activation, has_gate, alpha, limit), x, ids, scores, T, K, out, scratch)\n"
+     "-> -1, or the id of an expert that is not held"},
+    {"read", read_memory, METH_VARARGS, "read(pool, address, bytes): read memory once, with all threads"},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, "_native", "The compiled expert kernel.", -1, methods, NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__native(void) { return PyModule_Create(&module); }

@@ -1,0 +1,230 @@
+/* One MoE layer over the experts held here: group the rows, first product and activation, second product.
+ *
+ *   group   a row per (token, expert), sorted by expert; experts without rows cost nothing ("group shrink")
+ *   gather  the rows' hidden states side by side
+ *   up      a task is some panels of one expert: product, activation, into `hidden`
+ *   down    a task is some output channels of ALL experts, ascending: product, times score, added to `out`
+ *
+ * The second product's tasks own their part of `out`: no two threads meet there, no atomics, no buffer of rows, and
+ * each token's sum is in ascending order of its experts, whatever the threads and the rest of the batch.
+ */
+#include "native.h"
+
+#include <string.h>
+
+/* Rows of a block: of x and c they must fit into a core's second cache beside the weights. */
+#define BLOCK_ROWS 128
+/* Panels of a task: few where reading the weights is all the work, so that the tasks are many and even. */
+#define NARROW_PANELS 8
+#define WIDE_PANELS 16
+#define MANY_ROWS 32
+#define TASKS_PER_THREAD 4
+/* Rows side by side: more and the batch is cut, since scratch memory must not grow without end. */
+#define SCRATCH_ROWS_BYTES ((size_t)128 << 20)
+#define GATHER_TASK_ROWS 64
+
+static inline size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
+static inline int min_int(int a, int b) { return a < b ? a : b; }
+
+/* A row is one line longer than it must be: rows that are a power of two apart share few cache sets. */
+static size_t row_bytes(const GemmKind *kind, int width) {
+    return round_up((size_t)width, PACK_K) * format_bytes(kind->x) + LINE_BYTES;
+}
+
+typedef struct {
+    const Moe *moe;
+    int panels_up, panels_down, k_up, k_down;
+    size_t x_stride, hidden_stride;
+    /* Of this part of the batch. */
+    int first_token, tokens, rows, active_count;
+    int *active;       /* (E) experts with rows, ascending */
+    int *first_row;    /* (E + 1) by place in `active` */
+    int *row_token;    /* (N) */
+    float *row_score;  /* (N) */
+    int *counts;       /* (E) */
+    char *x, *hidden;  /* (N) rows */
+    float *sums;       /* BLOCK_ROWS x WIDE_PANELS panels for each thread */
+    int up_panels, up_tasks_per_expert, down_panels;
+} Layer;
+
+static int tokens_at_once(const GemmKind *kind, int hidden, int intermediate, int tokens, int top_k) {
+    size_t per_token = (row_bytes(kind, hidden) + row_bytes(kind, intermediate)) * (size_t)(top_k > 0 ? top_k : 1);
+    size_t most = SCRATCH_ROWS_BYTES / per_token;
+    if (most < 1) most = 1;
+    return (size_t)tokens < most ? tokens : (int)most;
+}
+
+/* Lays the arrays out in scratch memory; with scratch NULL only measures. */
+static size_t lay_out(Layer *layer, const GemmKind *kind, int threads, int hidden, int intermediate, int tokens,
+                      int top_k, int num_experts, char *scratch) {
+    size_t rows = (size_t)tokens_at_once(kind, hidden, intermediate, tokens, top_k) * (size_t)top_k, at = 0;
+#define TAKE(field, type, bytes)                                                                                   \
+    layer->field = (type *)(scratch + at);                                                                         \
+    at += round_up(bytes, LINE_BYTES)
+    TAKE(x, char, rows * row_bytes(kind, hidden));
+    TAKE(hidden, char, rows * row_bytes(kind, intermediate));
+    TAKE(sums, float, (size_t)threads * BLOCK_ROWS * WIDE_PANELS * PANEL * sizeof(float));
+    TAKE(active, int, (size_t)num_experts * sizeof(int));
+    TAKE(first_row, int, ((size_t)num_experts + 1) * sizeof(int));
+    TAKE(counts, int, (size_t)num_experts * sizeof(int));
+    TAKE(row_token, int, rows * sizeof(int));
+    TAKE(row_score, float, rows * sizeof(float));
+#undef TAKE
+    return at;
+}
+
+size_t moe_scratch_bytes(const GemmKind *kind, int threads, int hidden, int intermediate, int tokens, int top_k,
+                         int num_experts) {
+    Layer layer;
+    /* Not NULL, so that no arithmetic is done on a null pointer. */
+    static char nothing;
+    return lay_out(&layer, kind, threads, hidden, intermediate, tokens, top_k, num_experts, &nothing);
+}
+
+/* A counting sort: rows of one expert stand together, in the order of their tokens. */
+static void group(Layer *layer) {
+    const Moe *moe = layer->moe;
+    const size_t begin = (size_t)layer->first_token * moe->top_k, pairs = (size_t)layer->tokens * moe->top_k;
+    const int32_t *ids = moe->ids + begin;
+    memset(layer->counts, 0, (size_t)moe->num_experts * sizeof(int));
+    for (size_t i = 0; i < pairs; i++)
+        if (ids[i] >= 0) layer->counts[ids[i]]++;
+    layer->active_count = layer->rows = 0;
+    for (int expert = 0; expert < moe->num_experts; expert++) {
+        const int count = layer->counts[expert];
+        layer->counts[expert] = layer->rows; /* From here on: the expert's next row. */
+        if (count == 0) continue;
+        layer->first_row[layer->active_count] = layer->rows;
+        layer->active[layer->active_count++] = expert;
+        layer->rows += count;
+    }
+    layer->first_row[layer->active_count] = layer->rows;
+    for (size_t i = 0; i < pairs; i++) {
+        if (ids[i] < 0) continue;
+        const int row = layer->counts[ids[i]]++;
+        layer->row_token[row] = layer->first_token + (int)(i / (size_t)moe->top_k);
+        layer->row_score[row] = moe->scores[begin + i];
+    }
+}
+
+static void gather(void *context, int task, int thread) {
+    (void)thread;
+    const Layer *layer = context;
+    const Moe *moe = layer->moe;
+    const size_t value_bytes = format_bytes(moe->kind->x), bytes = (size_t)moe->hidden * value_bytes;
+    /* What the activation will leave of the second product's inputs. */
+    const size_t written = round_up((size_t)moe->intermediate, PANEL) * value_bytes;
+    const int end = min_int((task + 1) * GATHER_TASK_ROWS, layer->rows);
+    for (int row = task * GATHER_TASK_ROWS; row < end; row++) {
+        char *to = layer->x + (size_t)row * layer->x_stride;
+        memcpy(to, moe->x + (size_t)layer->row_token[row] * bytes, bytes);
+        /* Padding is zero on both sides of a product: what was there before may be NaN. */
+        memset(to + bytes, 0, (size_t)layer->k_up * value_bytes - bytes);
+        memset(layer->hidden + (size_t)row * layer->hidden_stride + written, 0,
+               (size_t)layer->k_down * value_bytes - written);
+    }
+}
+
+static float *sums_of(const Layer *layer, int thread) {
+    return layer->sums + (size_t)thread * BLOCK_ROWS * WIDE_PANELS * PANEL;
+}
+
+static void up(void *context, int task, int thread) {
+    const Layer *layer = context;
+    const Moe *moe = layer->moe;
+    const GemmKind *kind = moe->kind;
+    const int place = task / layer->up_tasks_per_expert;
+    const int panel = task % layer->up_tasks_per_expert * layer->up_panels;
+    const int panels = min_int(layer->up_panels, layer->panels_up - panel);
+    const Expert *expert = &moe->experts[layer->active[place]];
+    const size_t panel_bytes = (size_t)layer->k_up * PANEL * format_bytes(kind->weights);
+    const char *w = (const char *)expert->up + (size_t)panel * panel_bytes;
+    const float *bias = (const float *)expert->up_bias;
+    const int out_panel = moe->activation.has_gate ? panel / 2 : panel;
+    float *c = sums_of(layer, thread);
+    for (int row = layer->first_row[place]; row < layer->first_row[place + 1]; row += BLOCK_ROWS) {
+        const int m = min_int(BLOCK_ROWS, layer->first_row[place + 1] - row);
+        kind->gemm(layer->x + (size_t)row * layer->x_stride, layer->x_stride, m, w, panel_bytes, panels, layer->k_up,
+                   c, (size_t)panels * PANEL);
+        for (int r = 0; r < m; r++)
+            activate(&moe->activation, c + (size_t)r * panels * PANEL, bias ? bias + panel * PANEL : NULL, panels,
+                     layer->hidden + (size_t)(row + r) * layer->hidden_stride +
+                         (size_t)out_panel * PANEL * format_bytes(kind->x),
+                     kind->x);
+    }
+}
+
+static void down(void *context, int task, int thread) {
+    const Layer *layer = context;
+    const Moe *moe = layer->moe;
+    const GemmKind *kind = moe->kind;
+    const int panel = task * layer->down_panels;
+    const int panels = min_int(layer->down_panels, layer->panels_down - panel);
+    const int first = panel * PANEL, width = min_int(panels * PANEL, moe->hidden - first);
+    const size_t panel_bytes = (size_t)layer->k_down * PANEL * format_bytes(kind->weights);
+    float *c = sums_of(layer, thread);
+    for (int token = layer->first_token; token < layer->first_token + layer->tokens; token++)
+        memset(moe->out + (size_t)token * moe->hidden + first, 0, (size_t)width * sizeof(float));
+    for (int place = 0; place < layer->active_count; place++) {
+        const Expert *expert = &moe->experts[layer->active[place]];
+        const char *w = (const char *)expert->down + (size_t)panel * panel_bytes;
+        const float *bias = (const float *)expert->down_bias;
+        for (int row = layer->first_row[place]; row < layer->first_row[place + 1]; row += BLOCK_ROWS) {
+            const int m = min_int(BLOCK_ROWS, layer->first_row[place + 1] - row);
+            kind->gemm(layer->hidden + (size_t)row * layer->hidden_stride, layer->hidden_stride, m, w, panel_bytes,
+                       panels, layer->k_down, c, (size_t)panels * PANEL);
+            for (int r = 0; r < m; r++) {
+                const float score = layer->row_score[row + r], *sum = c + (size_t)r * panels * PANEL;
+                float *out = moe->out + (size_t)layer->row_token[row + r] * moe->hidden + first;
+                if (bias)
+                    for (int i = 0; i < width; i++) out[i] += score * (sum[i] + bias[first + i]);
+                else
+                    for (int i = 0; i < width; i++) out[i] += score * sum[i];
+            }
+        }
+    }
+}
+
+/* Panels of a task: wide where rows are many, yet such that every thread gets several tasks. */
+static int task_panels(const Layer *layer, int panels, int tasks_beside, int unit) {
+    const bool many = layer->rows > MANY_ROWS * layer->active_count;
+    const int wanted = TASKS_PER_THREAD * pool_threads(layer->moe->pool);
+    int width = many ? WIDE_PANELS : NARROW_PANELS;
+    while (width > unit && (panels + width - 1) / width * tasks_beside < wanted) width /= 2;
+    return width;
+}
+
+static void run_part(Layer *layer) {
+    const Moe *moe = layer->moe;
+    group(layer);
+    pool_run(moe->pool, gather, layer, (layer->rows + GATHER_TASK_ROWS - 1) / GATHER_TASK_ROWS);
+    layer->up_panels = task_panels(layer, layer->panels_up, layer->active_count, 2);
+    layer->up_tasks_per_expert = (layer->panels_up + layer->up_panels - 1) / layer->up_panels;
+    pool_run(moe->pool, up, layer, layer->up_tasks_per_expert * layer->active_count);
+    layer->down_panels = task_panels(layer, layer->panels_down, 1, 1);
+    pool_run(moe->pool, down, layer, (layer->panels_down + layer->down_panels - 1) / layer->down_panels);
+}
+
+int64_t moe_run(const Moe *moe) {
+    const size_t pairs = (size_t)moe->tokens * moe->top_k;
+    for (size_t i = 0; i < pairs; i++) {
+        const int32_t id = moe->ids[i];
+        if (id != -1 && (id < 0 || id >= moe->num_experts || moe->experts[id].up == 0)) return id;
+    }
+    Layer layer = {.moe = moe};
+    lay_out(&layer, moe->kind, pool_threads(moe->pool), moe->hidden, moe->intermediate, moe->tokens, moe->top_k,
+            moe->num_experts, moe->scratch);
+    layer.panels_down = (int)(round_up((size_t)moe->hidden, PANEL) / PANEL);
+    layer.panels_up = (int)(round_up((size_t)moe->intermediate, PANEL) / PANEL) * (moe->activation.has_gate ? 2 : 1);
+    layer.k_up = (int)round_up((size_t)moe->hidden, PACK_K);
+    layer.k_down = (int)round_up((size_t)moe->intermediate, PACK_K);
+    layer.x_stride = row_bytes(moe->kind, moe->hidden);
+    layer.hidden_stride = row_bytes(moe->kind, moe->intermediate);
+    const int step = tokens_at_once(moe->kind, moe->hidden, moe->intermediate, moe->tokens, moe->top_k);
+    for (int token = 0; token < moe->tokens; token += step) {
+        layer.first_token = token;
+        layer.tokens = min_int(step, moe->tokens - token);
+        run_part(&layer);
+    }
+    return -1;
+}

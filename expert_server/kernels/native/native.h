@@ -1,0 +1,112 @@
+/* The compiled expert kernel: shared declarations.
+ *
+ * Legend: T tokens, K top-k, H hidden, I intermediate, E logical experts; N rows (a token and one of its
+ * experts), sorted by expert. In products: m rows, n output channels, k inputs.
+ *
+ * Packed weights. A matrix (n, k) is cut into panels of 16 output channels, each contiguous, so that a product
+ * reads memory strictly forward:
+ *
+ *     float32    panel p | k = 0: 16 floats | k = 1: 16 floats | ...
+ *     bfloat16   panel p | k = 0,1: 16 pairs | k = 2,3: 16 pairs | ...      ("VNNI": what the dot products take)
+ *
+ * n is padded to 16 and k to PACK_K with zeros. In the first product of a gated expert the panels alternate,
+ * 16 gate channels and then the same 16 up channels, so that one task has both and can apply the activation.
+ */
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define PANEL 16         /* Output channels of a panel: one vector of float32. */
+#define PACK_K 32        /* k is padded to this: one row of an AMX tile of bfloat16. */
+#define LINE_BYTES 64
+
+/* -- products (gemm_*.c) ------------------------------------------------------------------------------------ */
+
+/* c[m][16 * panels] = x[m][k] . w, float32.
+ *
+ * x: rows in the format of the kernel, `x_stride` bytes apart. w: the first panel; panels are `panel_bytes` apart.
+ * k: a multiple of PACK_K. c: `ldc` floats between rows.
+ *
+ * Every element of c is summed in ascending k in one accumulator, whatever m and panels are: a row's result does not
+ * depend on the rows beside it, to the bit.
+ */
+typedef void Gemm(const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes, int panels, int k,
+                  float *c, size_t ldc);
+
+typedef enum { FLOAT32 = 0, BFLOAT16 = 1 } Format;
+
+typedef struct {
+    const char *isa;
+    bool (*works)(void);
+    Format weights;      /* Of the packed weights. */
+    Format x;            /* Of the rows that enter. */
+    Gemm *gemm;
+} GemmKind;
+
+/* All that this build has, the fastest first; ends with isa == NULL. */
+extern const GemmKind gemm_kinds[];
+
+static inline size_t format_bytes(Format format) { return format == FLOAT32 ? 4 : 2; }
+
+Gemm gemm_amx_bf16, gemm_avx512_bf16, gemm_avx512_f32;
+bool amx_works(void), avx512_bf16_works(void), avx512_works(void);
+Gemm gemm_avx2_bf16, gemm_avx2_f32, gemm_plain_bf16, gemm_plain_f32;
+bool avx2_works(void), plain_works(void);
+
+/* -- threads (pool.c) --------------------------------------------------------------------------------------- */
+
+typedef struct Pool Pool;
+typedef void Task(void *context, int task, int thread);
+
+/* NULL where no memory or no thread can be had. `threads` counts the caller. */
+Pool *pool_create(int threads);
+void pool_destroy(Pool *pool);
+int pool_threads(const Pool *pool);
+/* Calls task(context, 0 .. tasks - 1, thread), each once, on whichever thread is free; returns when all are done.
+ * One caller at a time. */
+void pool_run(Pool *pool, Task *task, void *context, int tasks);
+
+/* -- activations (activation.c) ----------------------------------------------------------------------------- */
+
+/* The numbers are those of ActivationKind in activation.py. */
+typedef enum { SILU, GELU, GELU_TANH, RELU, RELU_SQUARED, CLAMPED_SWIGLU } ActivationKind;
+
+typedef struct {
+    ActivationKind kind;
+    bool has_gate;
+    float alpha, limit;
+} Activation;
+
+/* product: `panels` panels of one row (gate, up, gate, up, ... where there is a gate), the biases not yet added
+ * (NULL: none; laid out like product). out: 16 * panels (or half of it with a gate) values in `format`. */
+void activate(const Activation *activation, const float *product, const float *bias, int panels, void *out,
+              Format format);
+
+/* -- the layer (moe.c) -------------------------------------------------------------------------------------- */
+
+/* An expert's packed tensors; up == 0 where it is not held. Mirrored by native.py. */
+typedef struct {
+    uint64_t up, down;           /* Addresses of the panels. */
+    uint64_t up_bias, down_bias; /* float32, padded like the panels; 0: none. */
+} Expert;
+
+typedef struct {
+    const GemmKind *kind;
+    Pool *pool;
+    const Expert *experts;       /* (E) */
+    int num_experts, hidden, intermediate;
+    Activation activation;
+    const char *x;               /* (T, H) in kind->x, contiguous. */
+    const int32_t *ids;          /* (T, K); -1: none here. */
+    const float *scores;         /* (T, K) */
+    int tokens, top_k;
+    float *out;                  /* (T, H), overwritten. */
+    char *scratch;               /* moe_scratch_bytes(...), aligned to 64. */
+} Moe;
+
+/* Scratch memory for a call, bytes. */
+size_t moe_scratch_bytes(const GemmKind *kind, int threads, int hidden, int intermediate, int tokens, int top_k,
+                         int num_experts);
+/* Returns -1, or the first id that is not held (out is then undefined). */
+int64_t moe_run(const Moe *moe);

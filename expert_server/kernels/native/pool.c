@@ -1,0 +1,139 @@
+/* A pool of threads that share numbered tasks.
+ *
+ * Tasks are taken from a counter, not dealt out beforehand: on a busy machine the threads are not equally fast.
+ * A worker that finds nothing spins for a while, since the phases of one layer follow within microseconds, and then
+ * sleeps on a futex: an idle server uses no core.
+ *
+ *     caller                              worker
+ *     next = 0, left = tasks              sleeps until seq changes
+ *     seq += 1, wake                      takes tasks until next >= tasks
+ *     takes tasks itself                  active -= 1; the last one wakes the caller
+ *     waits until active == 0
+ *
+ * Every worker takes part in every round, if only to find nothing left: so no worker can meet the counters of a
+ * later round with the task of an earlier one.
+ */
+#define _GNU_SOURCE
+#include "native.h"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define SPINS 2000 /* About 50 us. */
+
+typedef struct {
+    Pool *pool;
+    int thread;
+    pthread_t handle;
+} Worker;
+
+struct Pool {
+    _Alignas(LINE_BYTES) atomic_uint seq; /* Rounds begun. */
+    _Alignas(LINE_BYTES) atomic_uint active; /* Workers that have not finished this round. */
+    _Alignas(LINE_BYTES) atomic_int next; /* Next task. */
+    _Alignas(LINE_BYTES) atomic_bool stopping;
+    Task *task;
+    void *context;
+    int tasks, threads;
+    Worker *workers; /* threads - 1 */
+};
+
+static void relax(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+static void sleep_while(atomic_uint *word, unsigned value) {
+    for (int i = 0; i < SPINS; i++) {
+        if (atomic_load_explicit(word, memory_order_acquire) != value) return;
+        relax();
+    }
+    while (atomic_load_explicit(word, memory_order_acquire) == value)
+        syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
+}
+
+static void wake_all(atomic_uint *word) {
+    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, 0x7fffffff, NULL, NULL, 0);
+}
+
+static void take_tasks(Pool *pool, int thread) {
+    for (;;) {
+        int task = atomic_fetch_add_explicit(&pool->next, 1, memory_order_relaxed);
+        if (task >= pool->tasks) return;
+        pool->task(pool->context, task, thread);
+    }
+}
+
+static void *work(void *argument) {
+    Worker *worker = argument;
+    Pool *pool = worker->pool;
+    for (unsigned seen = 0;; seen++) {
+        sleep_while(&pool->seq, seen);
+        if (atomic_load(&pool->stopping)) return NULL;
+        take_tasks(pool, worker->thread);
+        if (atomic_fetch_sub_explicit(&pool->active, 1, memory_order_acq_rel) == 1) wake_all(&pool->active);
+    }
+}
+
+Pool *pool_create(int threads) {
+    Pool *pool = aligned_alloc(LINE_BYTES, sizeof *pool);
+    if (pool == NULL) return NULL;
+    *pool = (Pool){.threads = 1};
+    pool->workers = calloc((size_t)threads, sizeof *pool->workers);
+    if (pool->workers == NULL) {
+        free(pool);
+        return NULL;
+    }
+    /* Signals are the main thread's: a handler must find Python there. */
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    while (pool->threads < threads) {
+        Worker *worker = &pool->workers[pool->threads - 1];
+        *worker = (Worker){.pool = pool, .thread = pool->threads};
+        if (pthread_create(&worker->handle, NULL, work, worker) != 0) break;
+        pool->threads++;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (pool->threads < threads) {
+        pool_destroy(pool);
+        return NULL;
+    }
+    return pool;
+}
+
+void pool_destroy(Pool *pool) {
+    atomic_store(&pool->stopping, true);
+    atomic_fetch_add(&pool->seq, 1);
+    wake_all(&pool->seq);
+    for (int i = 0; i < pool->threads - 1; i++) pthread_join(pool->workers[i].handle, NULL);
+    free(pool->workers);
+    free(pool);
+}
+
+int pool_threads(const Pool *pool) { return pool->threads; }
+
+void pool_run(Pool *pool, Task *task, void *context, int tasks) {
+    pool->task = task;
+    pool->context = context;
+    pool->tasks = tasks;
+    atomic_store_explicit(&pool->next, 0, memory_order_relaxed);
+    bool alone = pool->threads == 1 || tasks < 2;
+    if (!alone) {
+        atomic_store_explicit(&pool->active, (unsigned)pool->threads - 1, memory_order_relaxed);
+        atomic_fetch_add_explicit(&pool->seq, 1, memory_order_acq_rel);
+        wake_all(&pool->seq);
+    }
+    take_tasks(pool, 0);
+    if (alone) return;
+    for (unsigned left; (left = atomic_load_explicit(&pool->active, memory_order_acquire)) != 0;)
+        sleep_while(&pool->active, left);
+}

@@ -1,0 +1,304 @@
+"""oneDNN's products through torch: weights packed once at load, a batch's rows sorted once.
+
+For bfloat16 the weights lie in oneDNN's own blocks. For float32 they stay (out, in): MKL reads these
+fastest for a few rows, and for more rows oneDNN is about as fast on them as on its blocks.
+
+Bit for bit: a token's result depends on the token, its experts and its scores, and on how many rows
+these experts have in the batch and which of them are the token's (by that the libraries choose how to
+add up), not on the values in other rows.
+
+Memory: the buffers here grow to the largest batch seen and stay. torch's products have no `out=`: each
+returns a fresh tensor. Chunks of 512 rows keep these below the 32 MiB up to which malloc comes to reuse
+memory instead of asking the system for pages, so that in the steady state they cost no page faults.
+
+N rows of a chunk, J outputs of the up product (2I with a gate, else I).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple, Protocol
+
+import torch
+from torch.nn import functional
+
+from eaas.log import get_logger
+from expert_server.kernels.activation import ActivationKind, recognise
+from expert_server.kernels.grouping import batches, group_rows
+from expert_server.kernels.kernel import ExpertKernel, KernelSpec, Quantization, UnsupportedError
+from expert_server.weights import ExpertForm, ExpertWeights
+
+__all__ = ["PackedExpert", "PackedKernel", "Products"]
+
+_log = get_logger(__name__)
+
+_CHUNK_ROWS = 512
+# Rows are weighted and added in pieces of this size, which stay in the L2 cache.
+_SUM_BYTES = 1 << 20
+# Up to so many rows, MKL is faster than oneDNN in float32.
+_FEW_ROWS = 3
+
+
+class _Linear(NamedTuple):
+    """A packed matrix and its bias."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class PackedExpert:
+    """One expert; gate and up lie one behind the other, however they came.
+
+    Attributes:
+        up, down: Packed.
+        nbytes: Memory, padding included.
+    """
+
+    up: _Linear
+    down: _Linear
+    nbytes: int
+
+
+class PackedKernel(ExpertKernel):
+    """See the module.
+
+    Raises:
+        UnsupportedError: The dtype is neither bfloat16 nor float32, or weights are to be quantised.
+    """
+
+    name = "packed"
+    _packed: dict[tuple[int, int], PackedExpert]  # type: ignore[assignment]
+
+    def __init__(self, forms: Sequence[ExpertForm], spec: KernelSpec) -> None:
+        super().__init__(forms, spec)
+        if spec.quantization is not Quantization.NONE:
+            raise UnsupportedError(
+                f"{spec.quantization} weights: torch's products take weights of the activations' dtype"
+            )
+        if spec.dtype not in (torch.bfloat16, torch.float32):
+            raise UnsupportedError(f"{spec.dtype}: it computes in bfloat16 or float32")
+        self._products = self._products_of(spec.dtype)
+        self._activations = {form: recognise(form) for form in self.forms}
+        self._scratch: dict[str, torch.Tensor] = {}
+
+    def pack(self, weights: ExpertWeights, form: ExpertForm) -> PackedExpert:
+        """The expert as the products want it."""
+        weights = weights.to(self.spec.dtype).plain(form)
+        up, up_bias = weights.up, weights.up_bias
+        activation = self._activations[form]
+        if activation is not None and activation.is_interleaved:
+            up = torch.cat([up[::2], up[1::2]])
+            up_bias = None if up_bias is None else torch.cat([up_bias[::2], up_bias[1::2]])
+        linears = self._linear(up, up_bias), self._linear(weights.down, weights.down_bias)
+        nbytes = sum(
+            self._products.nbytes(weight) + (0 if bias is None else bias.nbytes)
+            for weight, bias in linears
+        )
+        return PackedExpert(*linears, nbytes)
+
+    @torch.inference_mode()
+    def __call__(
+        self,
+        x_TH: torch.Tensor,
+        expert_ids_TK: torch.Tensor,
+        scores_TK: torch.Tensor,
+        layer: int,
+    ) -> torch.Tensor:
+        """See `ExpertKernel`."""
+        form = self._form(layer)
+        rows = group_rows(expert_ids_TK, scores_TK)
+        experts = [self._held(layer, expert) for expert in rows.experts]
+        tokens, hidden = x_TH.shape
+        if x_TH.dtype != self.spec.dtype:
+            x_TH = self._take("x", tokens, hidden).copy_(x_TH)
+        out_TH = self._take("out", tokens, hidden, torch.float32).zero_()
+        for runs in batches(rows.ends, _CHUNK_ROWS):
+            chunk = slice(runs[0].start, runs[-1].end)
+            token_N = rows.token_N[chunk]
+            x_NH = self._take("rows", len(token_N), hidden)
+            torch.index_select(x_TH, 0, token_N, out=x_NH)
+            sizes = [run.end - run.start for run in runs]
+            product_NJ = self._multiply(x_NH, sizes, [experts[run.place].up for run in runs])
+            hidden_NI = self._activate(product_NJ, form)
+            y_NH = self._multiply(hidden_NI, sizes, [experts[run.place].down for run in runs])
+            self._add(out_TH, y_NH, token_N, rows.score_N[chunk, None])
+        return out_TH
+
+    def close(self) -> None:
+        """See `ExpertKernel`."""
+        super().close()
+        self._scratch.clear()
+
+    def _products_of(self, dtype: torch.dtype) -> Products:
+        return _best_products(dtype)
+
+    def _linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> _Linear:
+        return _Linear(self._products.pack(weight), None if bias is None else bias.clone())
+
+    def _held(self, layer: int, expert: int) -> PackedExpert:
+        packed = self._packed.get((layer, expert))
+        if packed is None:
+            raise self._not_held(layer, expert)
+        return packed
+
+    def _multiply(
+        self, x_N: torch.Tensor, sizes: list[int], linears: list[_Linear]
+    ) -> torch.Tensor:
+        """Each expert's rows times its matrix, all rows in one tensor."""
+        multiply = self._products.multiply
+        parts = [
+            multiply(part, weight, bias)
+            for part, (weight, bias) in zip(torch.split(x_N, sizes), linears, strict=True)
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        out_N = self._take("product", len(x_N), parts[0].shape[1])
+        return torch.cat(parts, out=out_N)
+
+    def _activate(self, product_NJ: torch.Tensor, form: ExpertForm) -> torch.Tensor:
+        """From the up product to the down product's input; overwrites the product."""
+        activation = self._activations[form]
+        if activation is None:
+            return form.activate(product_NJ)
+        if not activation.has_gate:
+            return _apply(activation.kind, product_NJ)
+        gate_NI, up_NI = product_NJ.chunk(2, dim=1)
+        hidden_NI = self._take("hidden", *gate_NI.shape)
+        if activation.kind is ActivationKind.CLAMPED_SWIGLU:
+            gate_NI.clamp_(max=activation.limit)
+            up_NI.clamp_(-activation.limit, activation.limit).add_(1)
+            torch.mul(gate_NI, activation.alpha, out=hidden_NI).sigmoid_().mul_(gate_NI)
+            return hidden_NI.mul_(up_NI)
+        return torch.mul(_apply(activation.kind, gate_NI), up_NI, out=hidden_NI)
+
+    def _add(
+        self,
+        out_TH: torch.Tensor,
+        y_NH: torch.Tensor,
+        token_N: torch.Tensor,
+        score_N1: torch.Tensor,
+    ) -> None:
+        """Adds the rows' weighted results up, one row after another: in ascending order of experts."""
+        hidden = out_TH.shape[1]
+        step = max(1, _SUM_BYTES // (4 * hidden))
+        for start in range(0, len(token_N), step):
+            piece = slice(start, start + step)
+            token_P = token_N[piece]
+            weighted_PH = self._take("weighted", len(token_P), hidden, torch.float32)
+            # Two passes: torch's product of a bfloat16 and a float32 tensor is slower than both.
+            weighted_PH.copy_(y_NH[piece]).mul_(score_N1[piece])
+            out_TH.index_add_(0, token_P, weighted_PH)
+
+    def _take(
+        self, name: str, rows: int, columns: int, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """A view of the buffer of that name; its contents are undefined. A buffer has one dtype."""
+        size = rows * columns
+        buffer = self._scratch.get(name)
+        if buffer is None or len(buffer) < size:
+            room = max(size, 0 if buffer is None else 2 * len(buffer))
+            buffer = self._scratch[name] = torch.empty(room, dtype=dtype or self.spec.dtype)
+        return buffer[:size].view(rows, columns)
+
+
+def _apply(kind: ActivationKind, x: torch.Tensor) -> torch.Tensor:
+    """The formula on the gate, in place."""
+    match kind:
+        case ActivationKind.SILU:
+            return functional.silu(x, inplace=True)
+        case ActivationKind.GELU:
+            return torch.ops.aten.gelu_(x)  # type: ignore[no-any-return]
+        case ActivationKind.GELU_TANH:
+            return torch.ops.aten.gelu_(x, approximate="tanh")  # type: ignore[no-any-return]
+        case ActivationKind.RELU:
+            return x.relu_()
+        case ActivationKind.RELU_SQUARED:
+            return x.relu_().square_()
+        case _:
+            raise ValueError(f"{kind.name} needs a gate")
+
+
+class Products(Protocol):
+    """x (N, in), weight packed from (out, in) -> (N, out)."""
+
+    def pack(self, weight: torch.Tensor) -> torch.Tensor:
+        """The weight in this product's layout, in memory of its own."""
+
+    def nbytes(self, weight: torch.Tensor) -> int:
+        """Memory of a packed weight."""
+
+    def multiply(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """A fresh tensor, x @ weight.T + bias."""
+
+
+class _Plain:
+    """torch's own, on weights as they are."""
+
+    def pack(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight.clone(memory_format=torch.contiguous_format)
+
+    def nbytes(self, weight: torch.Tensor) -> int:
+        return weight.nbytes
+
+    def multiply(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        return functional.linear(x, weight, bias)
+
+
+class _OneDnnPlain(_Plain):
+    """oneDNN's, on weights as they are, and torch's own for a few rows."""
+
+    def __init__(self) -> None:
+        self._op = torch.ops.mkldnn._linear_pointwise.default
+
+    def multiply(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        if len(x) <= _FEW_ROWS:
+            return functional.linear(x, weight, bias)
+        return self._op(x, weight, bias, "none", [], "")  # type: ignore[no-any-return]
+
+
+class _OneDnnPacked:
+    """oneDNN's, on weights in its own blocks."""
+
+    def __init__(self) -> None:
+        self._op = torch.ops.mkldnn._linear_pointwise.default
+        self._reorder = torch.ops.mkldnn._reorder_linear_weight.default
+        self._nbytes = torch.ops.mkldnn._nbytes.default
+
+    def pack(self, weight: torch.Tensor) -> torch.Tensor:
+        # Without a hint of how many rows come: with 64 or 512 as the hint the blocks are the same, with
+        # 1 they are slower from 32 rows on and no faster below.
+        return self._reorder(weight.contiguous(), None)  # type: ignore[no-any-return]
+
+    def nbytes(self, weight: torch.Tensor) -> int:
+        # The tensor's own `nbytes` knows nothing of blocks.
+        return self._nbytes(weight)  # type: ignore[no-any-return]
+
+    def multiply(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        return self._op(x, weight, bias, "none", [], "")  # type: ignore[no-any-return]
+
+
+@cache
+def _best_products(dtype: torch.dtype) -> Products:
+    """The best that works here. The operations are private to torch, and oneDNN has not every dtype
+    on every CPU: they are tried out.
+    """
+    try:
+        products = _OneDnnPacked() if dtype is torch.bfloat16 else _OneDnnPlain()
+        weight = products.pack(torch.ones(16, 16, dtype=dtype))
+        products.nbytes(weight)
+        products.multiply(torch.ones(_FEW_ROWS + 1, 16, dtype=dtype), weight, None)
+    except (AttributeError, RuntimeError) as error:
+        _log.warning("no packed %s products of oneDNN here (%s): torch's own", dtype, error)
+        return _Plain()
+    return products

@@ -1,0 +1,300 @@
+"""Every kernel against the reference in float64, on shapes and batches that nobody chose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from expert_server.kernels import ExpertKernel, KernelSpec, ReferenceKernel
+from expert_server.kernels.kernel import UnsupportedError
+from expert_server.kernels.registry import KERNEL_NAMES, create_kernel
+from expert_server.weights import ExpertForm, ExpertWeights
+
+BOUND = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+
+
+class ClampedSwiglu:
+    """GPT-OSS's: interleaved, clamped, shifted."""
+
+    alpha, limit = 1.702, 7.0
+
+    def apply(self, product: torch.Tensor) -> torch.Tensor:
+        gate, up = product[..., ::2], product[..., 1::2]
+        gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        return gate * torch.sigmoid(gate * self.alpha) * (up + 1)
+
+
+def swiglu(product: torch.Tensor) -> torch.Tensor:
+    gate, up = product.chunk(2, dim=-1)
+    return functional.silu(gate) * up
+
+
+def geglu_tanh(product: torch.Tensor) -> torch.Tensor:
+    gate, up = product.chunk(2, dim=-1)
+    return functional.gelu(gate, approximate="tanh") * up
+
+
+def relu_squared(product: torch.Tensor) -> torch.Tensor:
+    return functional.relu(product).square()
+
+
+FORMS = {
+    "swiglu": ExpertForm(True, False, swiglu),
+    "clamped": ExpertForm(True, True, ClampedSwiglu().apply),
+    "geglu_tanh": ExpertForm(True, False, geglu_tanh),
+    "gelu": ExpertForm(False, False, functional.gelu),
+    "relu": ExpertForm(False, True, functional.relu),
+    "relu_squared": ExpertForm(False, False, relu_squared),
+}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A kernel to be tested; `isa` only for the compiled one, which has several inside."""
+
+    name: str
+    dtype: torch.dtype
+    isa: str | None = None
+
+    def __str__(self) -> str:
+        return "-".join(filter(None, (self.name, str(self.dtype)[6:], self.isa)))
+
+    def create(self, form: ExpertForm, threads: int) -> ExpertKernel:
+        spec = KernelSpec(self.dtype, threads=threads)
+        if self.isa is None:
+            return create_kernel(self.name, [form], spec)
+        from expert_server.kernels.native import NativeKernel
+
+        return NativeKernel([form], spec, self.isa)
+
+
+def candidates() -> Iterator[Candidate]:
+    from expert_server.kernels.native import available_isas
+
+    for dtype in BOUND:
+        for isa in available_isas(dtype):
+            yield Candidate("native", dtype, isa)
+        for name in KERNEL_NAMES:
+            try:
+                create_kernel(name, [FORMS["swiglu"]], KernelSpec(dtype)).close()
+            except UnsupportedError:
+                continue
+            if name != "native":
+                yield Candidate(name, dtype)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+each_kernel = pytest.mark.parametrize("candidate", list(candidates()), ids=str)
+
+
+@dataclass
+class Layer:
+    """The same experts in a kernel and in the reference in float64."""
+
+    kernel: ExpertKernel
+    reference: ReferenceKernel
+    dtype: torch.dtype
+
+    def error(self, x_TH: torch.Tensor, ids_TK: torch.Tensor, scores_TK: torch.Tensor) -> float:
+        """Relative, of the whole batch."""
+        out_TH = self.kernel(x_TH, ids_TK, scores_TK, 0)
+        right_TH = self.reference(x_TH, ids_TK, scores_TK, 0)
+        assert out_TH.dtype == torch.float32
+        assert out_TH.shape == right_TH.shape
+        norm = right_TH.norm().item()
+        return (out_TH - right_TH).norm().item() / norm if norm else out_TH.abs().sum().item()
+
+
+def expert(
+    form: ExpertForm, hidden: int, intermediate: int, dtype: torch.dtype, rng: torch.Generator
+) -> ExpertWeights:
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=rng)
+
+    width = 2 * intermediate if form.has_gate else intermediate
+    up, down = normal(width, hidden) / hidden**0.5, normal(hidden, intermediate) / intermediate**0.5
+    if form.is_transposed:
+        up, down = up.t().contiguous(), down.t().contiguous()
+    biases = (normal(width), normal(hidden)) if form.is_transposed else (None, None)
+    return ExpertWeights(up, down, *biases).to(dtype)
+
+
+def layer(
+    candidate: Candidate, form: ExpertForm, hidden: int, intermediate: int, experts: int, seed: int
+) -> Layer:
+    rng = torch.Generator().manual_seed(seed)
+    kernel = candidate.create(form, threads=1 + seed % 3)
+    reference = ReferenceKernel([form], KernelSpec(torch.float64))
+    for number in range(experts):
+        weights = expert(form, hidden, intermediate, candidate.dtype, rng)
+        kernel.load(0, number, weights)
+        reference.load(0, number, weights)
+    return Layer(kernel, reference, candidate.dtype)
+
+
+def batch(
+    tokens: int, hidden: int, ids: Any, top_k: int, dtype: torch.dtype, seed: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """x_TH, ids_TK, scores_TK; a tenth of the scores is 0."""
+    rng = torch.Generator().manual_seed(seed)
+    scores_TK = torch.rand(tokens, top_k, generator=rng)
+    return (
+        torch.randn(tokens, hidden, generator=rng).to(dtype),
+        torch.tensor(ids, dtype=torch.int32).view(tokens, top_k),
+        scores_TK.where(scores_TK > 0.1, 0.0),
+    )
+
+
+sizes = st.one_of(st.integers(1, 40), st.sampled_from([48, 64, 96, 130]))
+
+
+@each_kernel
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_equals_the_reference(candidate: Candidate, data: st.DataObject) -> None:
+    """Odd sizes, no tokens, ids of -1, an expert twice in a token, scores of 0."""
+    form = FORMS[data.draw(st.sampled_from(sorted(FORMS)))]
+    hidden, intermediate = data.draw(sizes), data.draw(sizes)
+    experts, top_k = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 4))
+    tokens = data.draw(st.one_of(st.integers(0, 8), st.sampled_from([17, 33, 70])))
+    ids = data.draw(
+        st.lists(st.integers(-1, experts - 1), min_size=tokens * top_k, max_size=tokens * top_k)
+    )
+    seed = data.draw(st.integers(0, 99))
+    both = layer(candidate, form, hidden, intermediate, experts, seed)
+    try:
+        error = both.error(*batch(tokens, hidden, ids, top_k, candidate.dtype, seed))
+    finally:
+        both.kernel.close()
+    assert error < BOUND[candidate.dtype]
+
+
+@each_kernel
+@pytest.mark.parametrize("rows", [1, 6, 7, 16, 17, 32, 33, 127, 129, 300])
+def test_all_tokens_to_one_expert(candidate: Candidate, rows: int) -> None:
+    """One expert has every token, the others none: each edge of a block of rows."""
+    both = layer(candidate, FORMS["swiglu"], 96, 80, 3, rows)
+    assert both.error(*batch(rows, 96, [1] * rows, 1, candidate.dtype, rows)) < BOUND[both.dtype]
+    both.kernel.close()
+
+
+@each_kernel
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_poison_stays_in_its_row(candidate: Candidate, data: st.DataObject) -> None:
+    tokens = data.draw(st.integers(1, 40))
+    row = data.draw(st.integers(0, tokens - 1))
+    poison = data.draw(st.sampled_from([float("nan"), float("inf"), -float("inf")]))
+    ids = data.draw(st.lists(st.integers(-1, 3), min_size=tokens * 2, max_size=tokens * 2))
+    form = FORMS[data.draw(st.sampled_from(["swiglu", "clamped", "gelu"]))]
+    both = layer(candidate, form, 40, 24, 4, tokens)
+    x_TH, ids_TK, scores_TK = batch(tokens, 40, ids, 2, candidate.dtype, tokens)
+    scores_TK += 0.5
+    clean_TH = both.kernel(x_TH, ids_TK, scores_TK, 0).clone()
+    x_TH[row] = poison
+    out_TH = both.kernel(x_TH, ids_TK, scores_TK, 0).clone()
+    again_TH = both.kernel(x_TH.where(x_TH.isfinite(), 0), ids_TK, scores_TK, 0)
+    both.kernel.close()
+    others = torch.arange(tokens) != row
+    assert torch.equal(out_TH[others], clean_TH[others])
+    # Nor does it stay behind in memory that the next call uses.
+    assert torch.equal(again_TH[others], clean_TH[others])
+    assert bool(out_TH[row].isfinite().all()) is not bool((ids_TK[row] >= 0).any())
+    assert bool(again_TH.isfinite().all())
+
+
+@each_kernel
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_a_token_alone_and_in_a_batch(candidate: Candidate, data: st.DataObject) -> None:
+    """To the bit for the compiled kernel and the order of its batch; else within rounding."""
+    tokens = data.draw(st.integers(1, 60))
+    ids = data.draw(st.lists(st.integers(-1, 3), min_size=tokens * 3, max_size=tokens * 3))
+    both = layer(candidate, FORMS["swiglu"], 130, 70, 4, tokens)
+    x_TH, ids_TK, scores_TK = batch(tokens, 130, ids, 3, candidate.dtype, tokens)
+    out_TH = both.kernel(x_TH, ids_TK, scores_TK, 0).clone()
+    token = data.draw(st.integers(0, tokens - 1))
+    one = slice(token, token + 1)
+    alone_1H = both.kernel(x_TH[one], ids_TK[one], scores_TK[one], 0).clone()
+    order = torch.randperm(tokens, generator=torch.Generator().manual_seed(tokens))
+    shuffled_TH = both.kernel(x_TH[order], ids_TK[order], scores_TK[order], 0).clone()
+    both.kernel.close()
+    if candidate.name == "native":
+        assert torch.equal(alone_1H, out_TH[one])
+        assert torch.equal(shuffled_TH, out_TH[order])
+    bound = BOUND[candidate.dtype]
+    assert (alone_1H - out_TH[one]).norm() <= bound * out_TH[one].norm()
+    assert (shuffled_TH - out_TH[order]).norm() <= bound * out_TH.norm()
+
+
+@each_kernel
+@pytest.mark.parametrize("wrong", [3, 99, -2])
+def test_an_expert_that_is_not_held(candidate: Candidate, wrong: int) -> None:
+    both = layer(candidate, FORMS["swiglu"], 32, 16, 3, 0)
+    x_TH, ids_TK, scores_TK = batch(2, 32, [0, 1, 2, wrong], 2, candidate.dtype, 0)
+    with pytest.raises(LookupError, match=f"layer 0: expert {wrong} is not held"):
+        both.kernel(x_TH, ids_TK, scores_TK, 0)
+    with pytest.raises(LookupError, match="layer 7"):
+        both.kernel(x_TH, ids_TK, scores_TK, 7)
+    both.kernel.close()
+
+
+@each_kernel
+def test_experts_come_and_go(candidate: Candidate) -> None:
+    both = layer(candidate, FORMS["swiglu"], 48, 32, 3, 0)
+    one = batch(2, 48, [0, 1, 2, 1], 2, candidate.dtype, 0)
+    before_TH = both.kernel(*one, 0).clone()
+    held = both.kernel.bytes
+    both.kernel.unload(0, 1)
+    assert both.kernel.bytes == held * 2 // 3
+    with pytest.raises(LookupError, match="expert 1 is not held"):
+        both.kernel(*one, 0)
+    weights = both.reference._packed[0, 1].to(candidate.dtype)
+    both.kernel.load(0, 1, weights)
+    assert (both.kernel.count, both.kernel.bytes) == (3, held)
+    assert torch.equal(both.kernel(*one, 0), before_TH)
+    for number in range(3):
+        both.kernel.unload(0, number)
+    with pytest.raises(LookupError, match="expert 0 is not held"):
+        both.kernel(*one, 0)
+    none = torch.full((2, 2), -1, dtype=torch.int32)
+    assert torch.equal(both.kernel(one[0], none, one[2], 0), torch.zeros(2, 48))
+    both.kernel.close()
+
+
+@each_kernel
+def test_the_source_may_be_freed(candidate: Candidate) -> None:
+    both = layer(candidate, FORMS["clamped"], 48, 32, 1, 0)
+    weights = expert(FORMS["clamped"], 48, 32, candidate.dtype, torch.Generator().manual_seed(5))
+    both.kernel.load(0, 0, weights)
+    one = batch(3, 48, [0, 0, 0], 1, candidate.dtype, 0)
+    before_TH = both.kernel(*one, 0).clone()
+    weights.up.zero_()
+    weights.down.zero_()
+    assert torch.equal(both.kernel(*one, 0), before_TH)
+    both.kernel.close()
+
+
+@each_kernel
+@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_any_float_comes_in(candidate: Candidate, given: torch.dtype) -> None:
+    both = layer(candidate, FORMS["swiglu"], 48, 32, 2, 0)
+    x_TH, ids_TK, scores_TK = batch(4, 48, [0, 1, 1, 0], 1, torch.bfloat16, 0)
+    wide_TK = ids_TK.to(torch.int64)
+    out_TH = both.kernel(x_TH.to(given), wide_TK, scores_TK, 0).clone()
+    assert torch.equal(out_TH, both.kernel(x_TH.to(candidate.dtype), ids_TK, scores_TK, 0))
+    both.kernel.close()
