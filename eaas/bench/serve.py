@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from eaas.bench.load import LoadResult, Workload, run_load
+from eaas.bench.machine import processor
 from eaas.config import load_config
 from eaas.local import LocalCluster
 from eaas.local.process import ChildProcess, stop_all, wait_ready
@@ -77,7 +78,7 @@ def bench_serve(
         for c, s in zip(cluster_runs, single_runs, strict=True)
     ]
     return {
-        "machine": {"processor": _processor(), "cores": cores, "python": platform.python_version()},
+        "machine": {"processor": processor(), "cores": cores, "python": platform.python_version()},
         "model": model.name,
         "servers": servers,
         "redundancy": redundancy,
@@ -100,10 +101,3 @@ def _median_run(runs: list[LoadResult]) -> dict[str, object]:
         [t for run in runs for t in run.itl_s],
     )
     return pooled.document()
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()

@@ -74,6 +74,83 @@ def serve(
         _print(document)
 
 
+@bench.command("experts")
+def experts(
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--shape",
+            metavar="H,I,E,K",
+            help="Measure this one, too: hidden, intermediate, experts, top-k.",
+            show_default=False,
+        ),
+    ] = None,
+    built_in: Annotated[
+        bool,
+        typer.Option(
+            "--builtin/--no-builtin", help="Measure shapes A 2048,768,128,8 and B 7168,2048,16,8."
+        ),
+    ] = True,
+    tokens: Annotated[str, typer.Option(metavar="T,...", help="Batch sizes.")] = "1,8,64,512,2048",
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Of the stored weights: bfloat16, float32, int8, int4.", show_default="all"
+        ),
+    ] = None,
+    kernel: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="native, packed, zentorch, reference, auto.",
+            show_default="all that work here; reference only where auto picks it",
+        ),
+    ] = None,
+    rounds: Annotated[
+        int,
+        typer.Option(min=1, help="Calls of each implementation; as few as 3 where they are slow."),
+    ] = 5,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of every implementation.", show_default="one for each core"),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.png", help="Draw the fractions.", show_default=False),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Expert kernels: time, fraction of the machine's limit, and ratio to transformers, in one run."""
+    from eaas.bench.experts import bench_experts, make_plan
+    from eaas.bench.experts.plan import DTYPES
+    from eaas.bench.experts.plot import check_plot, draw_plot
+    from eaas.bench.machine import usable_cores
+    from expert_server.kernels.registry import KERNEL_NAMES
+
+    # Python's own handling of SIGINT; SIGTERM likewise ends the run through its `finally`s.
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(128 + signal.SIGTERM))
+    plan = make_plan(
+        shapes=shape or (),
+        built_in=built_in,
+        tokens=tokens,
+        dtypes=dtype or DTYPES,
+        kernels=kernel or (),
+        known_kernels=KERNEL_NAMES,
+        rounds=rounds,
+        threads=threads or usable_cores(),
+    )
+    if plot is not None:
+        check_plot(plot)
+    document = bench_experts(plan, say=lambda line: print(line, file=sys.stderr, flush=True))
+    if plot is not None:
+        draw_plot(document, plot)
+    if as_json:
+        typer.echo(json.dumps(document))
+    else:
+        from eaas.bench.experts.report import print_report
+
+        print_report(document)
+
+
 def _print(document: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table

@@ -13,7 +13,12 @@
 #define PANELS 4
 /* How far ahead of its use memory is asked for: the hardware's own prefetcher stops at each 4 KiB page. */
 #define AHEAD_BYTES 4096
-#define BLOCK_STEPS 96 /* Lines of four panels: 24 KiB. */
+#ifndef OUTER_STEPS
+#define OUTER_STEPS 768 /* 128 rows of x: 384 KiB. */
+#endif
+#ifndef INNER_STEPS
+#define INNER_STEPS 96 /* Lines of four panels: 24 KiB. */
+#endif
 
 bool avx512_works(void) { return __builtin_cpu_supports("avx512f"); }
 bool avx512_bf16_works(void) { return avx512_works() && __builtin_cpu_supports("avx512bf16"); }
@@ -54,24 +59,29 @@ BLOCK(block_bf16, AVX512_BF16, DOT)
     case ROWS * 8 + PANELS: BLOCK(ROWS, PANELS, xs, x_stride, ws, panel_bytes, steps, cs, ldc, at > 0); break;
 #define CASES(BLOCK, ROWS) CASE(BLOCK, ROWS, 1) CASE(BLOCK, ROWS, 2) CASE(BLOCK, ROWS, 3) CASE(BLOCK, ROWS, 4)
 
-/* Four panels, a stretch of k that stays in the first cache, all rows. */
+/* A stretch of k whose rows of x stay in the second cache; in it four panels, of which a shorter stretch stays in the
+ * first cache while the rows pass by. Few rows: one pass, strictly forward. */
 #define GEMM(NAME, TARGET, BLOCK, STEP_K)                                                                          \
     TARGET void NAME(const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes, int panels, int k,  \
                      float *c, size_t ldc) {                                                                       \
-        const int all = k / STEP_K, block = m > ROWS ? BLOCK_STEPS : all;                                          \
-        for (int p = 0; p < panels; p += PANELS)                                                                   \
-            for (int at = 0; at < all; at += block)                                                                \
-                for (int row = 0; row < m; row += ROWS) {                                                          \
-                    const int rows = m - row < ROWS ? m - row : ROWS, steps = all - at < block ? all - at : block; \
-                    const int width = panels - p < PANELS ? panels - p : PANELS;                                   \
-                    const char *xs = x + (size_t)row * x_stride + (size_t)at * 4;                                  \
-                    const char *ws = w + (size_t)p * panel_bytes + (size_t)at * LINE_BYTES;                        \
-                    float *cs = c + (size_t)row * ldc + p * PANEL;                                                 \
-                    switch (rows * 8 + width) {                                                                    \
-                        CASES(BLOCK, 1) CASES(BLOCK, 2) CASES(BLOCK, 3) CASES(BLOCK, 4) CASES(BLOCK, 5)            \
-                        CASES(BLOCK, 6)                                                                            \
+        const int all = k / STEP_K, outer = m > ROWS ? OUTER_STEPS : all, inner = m > ROWS ? INNER_STEPS : all;    \
+        for (int from = 0; from < all; from += outer)                                                              \
+            for (int p = 0; p < panels; p += PANELS) {                                                             \
+                const int to = all - from < outer ? all : from + outer;                                            \
+                const int width = panels - p < PANELS ? panels - p : PANELS;                                       \
+                for (int at = from; at < to; at += inner)                                                          \
+                    for (int row = 0; row < m; row += ROWS) {                                                      \
+                        const int rows = m - row < ROWS ? m - row : ROWS;                                          \
+                        const int steps = to - at < inner ? to - at : inner;                                       \
+                        const char *xs = x + (size_t)row * x_stride + (size_t)at * 4;                              \
+                        const char *ws = w + (size_t)p * panel_bytes + (size_t)at * LINE_BYTES;                    \
+                        float *cs = c + (size_t)row * ldc + p * PANEL;                                             \
+                        switch (rows * 8 + width) {                                                                \
+                            CASES(BLOCK, 1) CASES(BLOCK, 2) CASES(BLOCK, 3) CASES(BLOCK, 4) CASES(BLOCK, 5)        \
+                            CASES(BLOCK, 6)                                                                        \
+                        }                                                                                          \
                     }                                                                                              \
-                }                                                                                                  \
+            }                                                                                                      \
     }
 GEMM(gemm_avx512_f32, AVX512, block_f32, 1)
 GEMM(gemm_avx512_bf16, AVX512_BF16, block_bf16, 2)

@@ -1,0 +1,177 @@
+"""How fast this machine reads memory and multiplies matrices, measured again and again during a run.
+
+Both depend on the minute on a shared machine, so that one figure at the start says little. A kernel is
+held against what the machine gave right before and right after its call.
+
+Both limits are the best of several ways to do it: a slow reader or a slow product would make the limit
+low and every kernel look good.
+"""
+
+from __future__ import annotations
+
+import mmap
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from statistics import median
+
+import torch
+
+from eaas.bench.experts.roofline import Speed
+
+__all__ = ["READ_BYTES", "Limits", "MultiplyLimit", "ReadLimit", "settle"]
+
+# More than any last-level cache by far: reading it leaves nothing else in the caches.
+READ_BYTES = 5 << 28
+_TRIES = 9
+_SETTLE_S = 0.02
+_PRODUCTS = ((512, 1024, 4096), (1024, 1024, 8192), (1024, 2048, 4096), (2048, 2048, 2048))
+
+
+class ReadLimit:
+    """Reads a large buffer with all threads; afterwards the caches hold nothing of use.
+
+    Attributes:
+        way: The fastest of the ways, which is the one in use.
+        samples: Bytes/s of each reading.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._memory = mmap.mmap(-1, READ_BYTES)
+        self._memory.madvise(mmap.MADV_HUGEPAGE)
+        buffer = torch.frombuffer(self._memory, dtype=torch.float32).fill_(1)
+        ways = _ways_to_read(buffer, threads)
+        self.way = _fastest(ways)
+        self._read = ways[self.way]
+        self.samples: list[float] = []
+        self.measure()
+
+    def measure(self) -> float:
+        """Bytes/s right now."""
+        settle()
+        self.samples.append(READ_BYTES / _seconds(self._read))
+        return self.samples[-1]
+
+
+class MultiplyLimit:
+    """A product of matrices that fits the caches, packed for oneDNN or as torch does it.
+
+    Attributes:
+        dtype: Of the matrices.
+        way: The fastest of the ways, which is the one in use.
+        samples: FLOP/s of each measurement.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        ways: dict[str, Callable[[], object]] = {}
+        flops: dict[str, int] = {}
+        for sizes in _PRODUCTS:
+            for name, way in _ways_to_multiply(sizes, dtype).items():
+                ways[name] = way
+                flops[name] = 2 * sizes[0] * sizes[1] * sizes[2]
+        self.way = _fastest(ways, flops)
+        self._multiply, self._flops = ways[self.way], flops[self.way]
+        self.samples: list[float] = []
+        self.measure(0.1)
+
+    def measure(self, seconds: float) -> float:
+        """FLOP/s right now, for so long at least."""
+        done, took, started = 0, 0.0, time.perf_counter()
+        while took < seconds:
+            self._multiply()
+            done += 1
+            took = time.perf_counter() - started
+        self.samples.append(done * self._flops / took)
+        return self.samples[-1]
+
+
+class Limits:
+    """The machine's limits for one dtype of the products.
+
+    Args:
+        read: Of memory.
+        multiply: Of that dtype.
+
+    Attributes:
+        dtype: Of the products.
+        compute: Its name.
+    """
+
+    def __init__(self, read: ReadLimit, multiply: MultiplyLimit) -> None:
+        self.dtype = multiply.dtype
+        self.compute = str(self.dtype).removeprefix("torch.")
+        self._read, self._multiply = read, multiply
+
+    def typical(self) -> Speed:
+        """The medians so far."""
+        return Speed(median(self._read.samples), median(self._multiply.samples))
+
+    def measure(self, multiply_s: float) -> Speed:
+        """What the machine gives right now; the caches are cold afterwards.
+
+        Args:
+            multiply_s: How long to multiply; with 0, the median so far is taken.
+        """
+        samples = self._multiply.samples
+        multiply = self._multiply.measure(multiply_s) if multiply_s else median(samples)
+        return Speed(self._read.measure(), multiply)
+
+
+def settle() -> None:
+    """Wait until the threads of the last call sleep.
+
+    OpenMP's, which torch uses, look for more work for about 10 ms. Whoever comes next with threads of its own
+    would have to share the cores with them.
+    """
+    time.sleep(_SETTLE_S)
+
+
+def _ways_to_read(buffer: torch.Tensor, threads: int) -> dict[str, Callable[[], object]]:
+    ways: dict[str, Callable[[], object]] = {"sum": buffer.sum}
+    for columns in (4096, 16384, 65536):
+        ways[f"matrix times vector of {columns}"] = partial(
+            torch.mv, buffer.view(-1, columns), torch.ones(columns)
+        )
+    try:
+        from expert_server.kernels import _native
+    except ImportError:
+        return ways  # Built without a compiler.
+    pool = _native.create_pool(threads)
+    return ways | {"compiled": partial(_native.read, pool, buffer.data_ptr(), buffer.nbytes)}
+
+
+def _ways_to_multiply(
+    sizes: tuple[int, int, int], dtype: torch.dtype
+) -> dict[str, Callable[[], object]]:
+    rows, inner, columns = sizes
+    x = torch.randn(rows, inner).to(dtype)
+    weight = torch.randn(columns, inner).to(dtype)
+    name = f"{rows} x {inner} x {columns}"
+    ways: dict[str, Callable[[], object]] = {f"torch {name}": partial(torch.mm, x, weight.t())}
+    ops = torch.ops.mkldnn
+    try:
+        packed = ops._reorder_linear_weight(weight, None)
+        multiply = partial(ops._linear_pointwise, x, packed, None, "none", [], "")
+        multiply()
+    except (AttributeError, RuntimeError):
+        return ways  # Private operators: not in every build of torch, not for every CPU.
+    return ways | {f"oneDNN {name}": multiply}
+
+
+def _fastest(
+    ways: Mapping[str, Callable[[], object]], amounts: Mapping[str, int] | None = None
+) -> str:
+    """The name of the best median speed, each way in turn."""
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(_TRIES):
+        for name, way in ways.items():
+            settle()
+            seconds[name].append(_seconds(way))
+    return max(ways, key=lambda name: (amounts[name] if amounts else 1) / median(seconds[name]))
+
+
+def _seconds(way: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    way()
+    return time.perf_counter() - started

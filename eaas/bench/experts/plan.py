@@ -1,0 +1,146 @@
+"""What to measure, from the words of a command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from eaas.errors import ConfigError
+
+__all__ = ["AUTO", "BUILT_IN", "DTYPES", "Plan", "Shape", "compute_dtype", "make_plan"]
+
+_T = TypeVar("_T")
+
+AUTO = "auto"
+DTYPES = ("bfloat16", "float32", "int8", "int4")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The experts of one MoE layer: gate and up (2I, H), down (H, I).
+
+    Attributes:
+        hidden: H.
+        intermediate: I.
+        num_experts: E.
+        top_k: K.
+        name: Of a built-in shape, or empty.
+    """
+
+    hidden: int
+    intermediate: int
+    num_experts: int
+    top_k: int
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.hidden},{self.intermediate},{self.num_experts},{self.top_k}"
+
+    @property
+    def expert_size(self) -> int:
+        """Weights of one expert."""
+        return 3 * self.hidden * self.intermediate
+
+
+BUILT_IN = (Shape(2048, 768, 128, 8, "A"), Shape(7168, 2048, 16, 8, "B"))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run.
+
+    Attributes:
+        shapes: In the order in which they are measured.
+        tokens: Batch sizes.
+        dtypes: Of the weights as they are stored; some of DTYPES.
+        kernels: Names of the registry and `auto`, or empty for all that work here.
+        rounds: Visits of each implementation in each cell.
+        threads: Intra-op threads of every implementation.
+    """
+
+    shapes: tuple[Shape, ...]
+    tokens: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    kernels: tuple[str, ...]
+    rounds: int
+    threads: int
+
+
+def compute_dtype(dtype: str) -> str:
+    """What the products' inputs are: quantised weights meet bfloat16 activations."""
+    return "float32" if dtype == "float32" else "bfloat16"
+
+
+def make_plan(
+    *,
+    shapes: Sequence[str],
+    built_in: bool,
+    tokens: str,
+    dtypes: Sequence[str],
+    kernels: Sequence[str],
+    known_kernels: Sequence[str],
+    rounds: int,
+    threads: int,
+) -> Plan:
+    """Check what was asked for.
+
+    Args:
+        shapes: Each `H,I,E,K`.
+        built_in: Whether shapes A and B are measured, too.
+        tokens: Batch sizes with commas in between.
+        dtypes: Some of DTYPES.
+        kernels: Some of `known_kernels` and `auto`; empty for all.
+        known_kernels: The registry's names.
+        rounds: At least 1.
+        threads: At least 1.
+
+    Raises:
+        ConfigError: Names the option, what is wrong with it and what it takes.
+    """
+    wanted = [*(BUILT_IN if built_in else ()), *(_shape(text) for text in shapes)]
+    if not wanted:
+        raise ConfigError("--no-builtin leaves nothing to measure: add a --shape H,I,E,K")
+    return Plan(
+        shapes=_once(wanted),
+        tokens=tuple(sorted(set(_numbers("--tokens", tokens)))),
+        dtypes=_known("--dtype", dtypes, DTYPES),
+        kernels=_known("--kernel", kernels, (*known_kernels, AUTO)),
+        rounds=rounds,
+        threads=threads,
+    )
+
+
+def _shape(text: str) -> Shape:
+    numbers = _numbers("--shape", text)
+    if len(numbers) != 4:
+        raise ConfigError(f"--shape {text}: give four numbers H,I,E,K, such as {BUILT_IN[0]}")
+    hidden, intermediate, num_experts, top_k = numbers
+    shape = Shape(hidden, intermediate, num_experts, top_k)
+    if shape.top_k > shape.num_experts:
+        raise ConfigError(
+            f"--shape {text}: a token cannot go to {shape.top_k} of {shape.num_experts} experts: "
+            "give K of at most E"
+        )
+    return next((known for known in BUILT_IN if str(known) == str(shape)), shape)
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    try:
+        numbers = [int(word) for word in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise ConfigError(f"{option} {text}: give whole numbers of at least 1, with commas between")
+    return numbers
+
+
+def _known(option: str, names: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"{option} {name}: give one of {', '.join(known)}")
+    return _once(names)
+
+
+def _once(values: Sequence[_T]) -> tuple[_T, ...]:
+    return tuple(dict.fromkeys(values))

@@ -1,0 +1,77 @@
+"""The machine that a benchmark ran on, as Linux describes it."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+__all__ = [
+    "available_bytes",
+    "busy_core_seconds",
+    "instruction_sets",
+    "last_level_cache_bytes",
+    "processor",
+    "usable_cores",
+]
+
+# What decides how fast a product of matrices can be; x86 and ARM names.
+_FLAGS = (
+    *("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
+    *("amx_bf16", "amx_int8", "asimd", "bf16", "i8mm", "sve", "sve2", "sme"),
+)
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def processor() -> str:
+    """The model's name."""
+    return _cpuinfo("model name") or platform.machine()
+
+
+def instruction_sets() -> list[str]:
+    """Those that matter to a product of matrices."""
+    present = set((_cpuinfo("flags") or _cpuinfo("Features")).split())
+    return [flag for flag in _FLAGS if flag in present]
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def last_level_cache_bytes() -> int:
+    """Size of the cache next to memory; 0 where Linux does not tell."""
+    indices = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")
+    levels = [
+        (int((index / "level").read_text()), (index / "size").read_text().strip())
+        for index in indices
+    ]
+    if not levels:
+        return 0
+    _, size = max(levels)
+    return int(size[:-1]) * _UNITS[size[-1]]
+
+
+def available_bytes() -> int:
+    """Memory that can be had without swapping."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return int(value.split()[0]) << 10
+    raise OSError("/proc/meminfo has no MemAvailable")
+
+
+def busy_core_seconds() -> float:
+    """Time since the machine's start that cores were not idle, whoever used them or took them away."""
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(
+        int, Path("/proc/stat").read_text().split()[1:9]
+    )
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def _cpuinfo(field: str) -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == field:
+            return value.strip()
+    return ""
