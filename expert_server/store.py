@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
 
 from expert_server.kernels import ExpertKernel
 from expert_server.weights import ExpertReader
@@ -54,15 +57,23 @@ class ExpertStore:
         """
         self._check(wanted)
         with self._changing:
-            before = self.bytes
-            try:
-                for layer in sorted(wanted):
-                    missing = {e for e in wanted[layer] if not self.holds(layer, e)}
-                    for expert, weights in self._reader.read(layer, missing) if missing else ():
-                        self._kernel.load(layer, expert, weights)
-            finally:
-                self._reader.release()
-            return self.bytes - before
+            if not self.count:
+                return self._load(wanted)
+            # The cores belong to the kernel now: copies and packing take one, not a team of their own.
+            with ThreadPoolExecutor(1, "load", torch.set_num_threads, (1,)) as thread:
+                return thread.submit(self._load, wanted).result()
+
+    def _load(self, wanted: Mapping[int, Collection[int]]) -> int:
+        before = self.bytes
+        try:
+            for layer in sorted(wanted):
+                missing = {e for e in wanted[layer] if not self.holds(layer, e)}
+                for expert, weights in self._reader.read(layer, missing):
+                    self._kernel.load(layer, expert, weights)
+                    del weights  # before the reader goes on: it is a view of a chunk
+        finally:
+            self._reader.release()
+        return self.bytes - before
 
     def unload(self, unwanted: Mapping[int, Collection[int]]) -> None:
         """Drops replicas; those that are not held are passed over."""

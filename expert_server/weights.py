@@ -1,23 +1,28 @@
 """Experts as the checkpoint has them, one by one, and nothing else of the model.
 
-Only the bytes of the wanted experts are read from the memory-mapped shards. transformers' own rules
-turn them into its layout, so that every way to store experts that transformers can load can be
-served. L MoE layers, E logical experts, H hidden, I intermediate.
+Only the bytes of the wanted experts are read from the shards. transformers' own rules turn them into
+its layout, so that every way to store experts that transformers can load can be served. L MoE layers,
+E logical experts, H hidden, I intermediate.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from eaas.checkpoint import Checkpoint, ExpertTensor, quiet_transformers
+from eaas.checkpoint import Checkpoint, ExpertTensor
 from eaas.errors import CorruptShardError, MissingShardError
 
 __all__ = ["ExpertForm", "ExpertReader", "ExpertWeights"]
+
+# Of experts that are read at once: enough to hide the cost of a chunk, little beside a server's share.
+_CHUNK_BYTES = 16 << 20
+_NO_RULE = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +52,10 @@ class ExpertWeights:
         """The same expert in another dtype; tensors that have it already are shared."""
         return self._each(lambda tensor: tensor.to(dtype))
 
+    def copy(self, dtype: torch.dtype) -> ExpertWeights:
+        """The same expert in that dtype, in memory of its own."""
+        return self._each(lambda tensor: tensor.to(dtype, copy=True))
+
     def plain(self, form: ExpertForm) -> ExpertWeights:
         """The weights as (out, in): up (2I, H) or (I, H), down (H, I). Views, not copies."""
         if not form.is_transposed:
@@ -75,7 +84,7 @@ class ExpertForm:
 
 
 class ExpertReader:
-    """Reads single experts.
+    """Reads single experts, some megabytes at a time. One thread at a time.
 
     Args:
         checkpoint: Where the weights come from.
@@ -83,13 +92,24 @@ class ExpertReader:
     """
 
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype | None = None) -> None:
+        from transformers.core_model_loading import WeightConverter
+
         self.dtype: torch.dtype = dtype or getattr(torch, checkpoint.shape.dtype)
         self._checkpoint = checkpoint
         self._modules = list(checkpoint.expert_modules().values())
         self.forms: tuple[ExpertForm, ...] = tuple(_form(module) for module in self._modules)
-        self._tensors: list[list[ExpertTensor]] = [[] for _ in self._modules]
+        # MoE layer -> parameter -> pattern of the rule, if there is one -> tensors, expert by expert.
+        self._sources: list[dict[str, dict[str, list[ExpertTensor]]]] = [{} for _ in self.forms]
         for tensor in checkpoint.expert_tensors:
-            self._tensors[tensor.layer].append(tensor)
+            parts = self._sources[tensor.layer].setdefault(tensor.target, {})
+            parts.setdefault(tensor.pattern or _NO_RULE, []).append(tensor)
+        self._buffers: dict[str, torch.Tensor] = {}
+        self._rules = {
+            pattern: rule
+            for rule in checkpoint.weight_mapping()
+            if isinstance(rule, WeightConverter)
+            for pattern in rule.source_patterns
+        }
 
     @property
     def num_experts(self) -> int:
@@ -97,102 +117,149 @@ class ExpertReader:
         return self._checkpoint.shape.num_experts
 
     def read(self, layer: int, experts: Collection[int]) -> Iterator[tuple[int, ExpertWeights]]:
-        """The experts' weights, in ascending order; each is alone in its memory.
+        """The experts' weights, in ascending order.
+
+        They are read in chunks, and an expert is a view of its chunk, whose memory is used again: it
+        is valid until the next step. Copy what is to stay, and drop the view.
 
         Raises:
             MissingShardError, CorruptShardError: A tensor cannot be read; names the file and the
                 tensor.
         """
-        yield from self._load_layer(layer, sorted(experts)).items()
+        wanted = sorted(experts)
+        count = max(1, _CHUNK_BYTES // self._expert_bytes(layer))
+        for start in range(0, len(wanted), count):
+            chunk = wanted[start : start + count]
+            tensors = self._read_chunk(layer, chunk)
+            for place, expert in enumerate(chunk):
+                yield expert, self._weights(layer, tensors, place)
+            del tensors  # before the next chunk is read
 
     def release(self) -> None:
-        """Closes the shards, so that their pages no longer count as this process's memory."""
+        """Closes the shards and gives the memory back that the last chunk was in."""
         self._checkpoint.release()
+        self._buffers.clear()
 
-    def _load_layer(self, layer: int, experts: list[int]) -> dict[int, ExpertWeights]:
-        """Reads experts (ascending) of one layer into the skeleton and takes them out again."""
-        module, name = self._modules[layer], self._checkpoint.shape.layer_names[layer]
-        meta = dict(module.named_parameters(recurse=False))
-        places = {expert: place for place, expert in enumerate(experts)}
-        rows = {
-            tensor.key: _Rows(
-                self._checkpoint, tensor.key, None if tensor.expert is not None else experts
-            )
-            for tensor in self._tensors[layer]
-            if tensor.expert is None or tensor.expert in places
-        }
-        try:
-            for parameter, full in meta.items():
-                shrunk = torch.empty(len(experts), *full.shape[1:], dtype=self.dtype, device="meta")
-                module.register_parameter(parameter, nn.Parameter(shrunk, requires_grad=False))
-            self._convert(rows, name)
-            parameters = dict(module.named_parameters(recurse=False))
-        finally:
-            for parameter, full in meta.items():
-                module.register_parameter(parameter, full)
+    def _expert_bytes(self, layer: int) -> int:
+        """Size of one expert of a layer."""
+        parameters = self._modules[layer].parameters(recurse=False)
+        return self.dtype.itemsize * sum(p.shape[1:].numel() for p in parameters)
+
+    def _weights(
+        self, layer: int, tensors: Mapping[str, torch.Tensor], place: int
+    ) -> ExpertWeights:
+        """An expert of a chunk."""
         up = "gate_up_proj" if self.forms[layer].has_gate else "up_proj"
-
-        def take(parameter: str, place: int) -> torch.Tensor | None:
-            # A copy: the parameter may be a view of the mapped file, and experts go one by one.
-            whole = parameters.get(parameter)
-            return None if whole is None else whole.detach()[place].clone()
-
-        return {
-            expert: ExpertWeights(
-                up=_present(take(up, place)),
-                down=_present(take("down_proj", place)),
-                up_bias=take(f"{up}_bias", place),
-                down_bias=take("down_proj_bias", place),
-            )
-            for expert, place in places.items()
-        }
-
-    def _convert(self, rows: Mapping[str, _Rows], name: str) -> None:
-        """Lets transformers put the rows into the skeleton's module of that name."""
-        from transformers.core_model_loading import convert_and_load_state_dict_in_model
-        from transformers.modeling_utils import LoadStateDictConfig
-
-        skeleton = self._checkpoint.skeleton
-        config = LoadStateDictConfig(
-            dtype=self.dtype, weight_mapping=self._checkpoint.weight_mapping()
+        up_bias, down_bias = tensors.get(f"{up}_bias"), tensors.get("down_proj_bias")
+        return ExpertWeights(
+            up=tensors[up][place],
+            down=tensors["down_proj"][place],
+            up_bias=None if up_bias is None else up_bias[place],
+            down_bias=None if down_bias is None else down_bias[place],
         )
-        with quiet_transformers():
-            info, _ = convert_and_load_state_dict_in_model(skeleton, rows, config)
+
+    def _read_chunk(self, layer: int, experts: list[int]) -> dict[str, torch.Tensor]:
+        """Parameter of the experts module -> its rows for these experts (ascending)."""
+        module, name = self._modules[layer], self._checkpoint.shape.layer_names[layer]
+        wanted = {
+            parameter: torch.Size([len(experts), *full.shape[1:]])
+            for parameter, full in module.named_parameters(recurse=False)
+        }
+        found: dict[str, torch.Tensor] = {}
+        with _shrunk(module, wanted):
+            for target, sources in self._sources[layer].items():
+                found |= self._convert(target, sources, experts)
         path = self._checkpoint.path
-        for parameter, error in info.conversion_errors.items():
-            raise CorruptShardError(
-                f"{path}: {parameter} cannot be put together ({error.strip().splitlines()[-1]}): "
-                "fetch the shards again"
-            )
-        for parameter, found, expected in sorted(info.mismatched_keys):
-            raise CorruptShardError(
-                f"{path}: {parameter} is {tuple(found)} where config.json says {tuple(expected)}: "
-                "fetch the checkpoint again"
-            )
-        for parameter in sorted(info.missing_keys):
-            if parameter.rpartition(".")[0] == name:
-                raise MissingShardError(f"{path}: nothing holds {parameter}: complete the download")
+        for parameter, shape in wanted.items():
+            full_name = f"{name}.{parameter}"
+            if full_name not in found:
+                raise MissingShardError(f"{path}: nothing holds {full_name}: complete the download")
+            if found[full_name].shape != shape:
+                raise CorruptShardError(
+                    f"{path}: {full_name} is {tuple(found[full_name].shape)} where config.json says "
+                    f"{tuple(shape)}: fetch the checkpoint again"
+                )
+        return {parameter: found[f"{name}.{parameter}"] for parameter in wanted}
 
+    def _convert(
+        self, target: str, sources: Mapping[str, list[ExpertTensor]], experts: list[int]
+    ) -> dict[str, torch.Tensor]:
+        """What transformers' rule makes of the experts' parts of a parameter's sources, by name.
 
-class _Rows:
-    """A tensor, or some experts' rows of it, that is read when transformers asks for it."""
+        The same steps as transformers' `convert_and_load_state_dict_in_model`, which would go through
+        the names of the whole model for each chunk.
+        """
+        from transformers.core_model_loading import MergeModulelist, SkipParameters
+        from transformers.utils.loading_report import LoadStateDictInfo
 
-    def __init__(self, checkpoint: Checkpoint, key: str, experts: list[int] | None) -> None:
-        self._checkpoint, self._key, self._experts = checkpoint, key, experts
-        self._slice = checkpoint.slice(key)
-
-    def __getitem__(self, item: Any) -> torch.Tensor:
-        from safetensors import SafetensorError
-
+        if _NO_RULE in sources:
+            name = target.rpartition(".")[2]
+            return {target: self._stack(name, sources[_NO_RULE], experts)}
+        rule = self._rules[next(iter(sources))]
+        # A rule of the reader's own, which gives up what it has collected when it converts.
+        collected: dict[str, torch.Tensor | list[torch.Tensor]] = {}
+        rule.collected_tensors, merge = collected, rule.operations[0]
+        for pattern, tensors in sources.items():
+            rows = self._stack(pattern, tensors, experts)
+            if tensors[0].expert is None:
+                collected[pattern] = [rows]
+            elif isinstance(merge, MergeModulelist) and merge.dim == 0:
+                collected[pattern] = rows  # It lets through what is merged already.
+            else:
+                collected[pattern] = list(rows)
+        skeleton = self._checkpoint.skeleton
+        info = LoadStateDictInfo(set(), set(), set(), [], {}, set())
         try:
-            if self._experts is None:
-                return self._slice[item]  # type: ignore[no-any-return]
-            return torch.cat([self._slice[expert : expert + 1] for expert in self._experts])
-        except (OSError, SafetensorError) as error:
+            found: dict[str, torch.Tensor] = rule.convert(
+                target, model=skeleton, config=skeleton.config, loading_info=info
+            )
+        except SkipParameters as error:
+            why = info.conversion_errors[target].strip().splitlines()[-1]
             raise CorruptShardError(
-                f"{self._checkpoint.keys[self._key]}: tensor {self._key} cannot be read ({error}): "
-                "fetch the shard again"
+                f"{self._checkpoint.path}: {target} cannot be put together ({why}): "
+                "fetch the shards again"
             ) from error
+        return found
+
+    def _stack(self, name: str, sources: list[ExpertTensor], experts: list[int]) -> torch.Tensor:
+        """The experts' tensors, or their rows of the one tensor of all, along a first dimension.
+
+        In memory that is kept under that name for the next chunk: pages that are new cost more than
+        reading into them.
+        """
+        if sources[0].expert is None:
+            tensor = self._checkpoint.slice(sources[0].key)
+            parts = [tensor.row(expert) for expert in experts]
+        else:
+            parts = [self._checkpoint.slice(sources[expert].key) for expert in experts]
+        first, size = parts[0], parts[0].nbytes
+        buffer = self._buffers.get(name)
+        if buffer is None or len(buffer) < len(parts) * size:
+            buffer = self._buffers[name] = torch.empty(len(parts) * size, dtype=torch.uint8)
+        raw = buffer.numpy().data
+        for i, part in enumerate(parts):
+            if (part.shape, part.get_dtype()) != (first.shape, first.get_dtype()):
+                raise CorruptShardError(
+                    f"{part.shard.path}: {part.key} is {part.get_dtype()} {part.shape}, {first.key} "
+                    f"is {first.get_dtype()} {first.shape}: fetch the checkpoint again"
+                )
+            part.read_into(raw[i * size : (i + 1) * size])
+        rows = buffer[: len(parts) * size].view(first.dtype)
+        return rows.view(len(parts), *first.shape).to(self.dtype)
+
+
+@contextmanager
+def _shrunk(module: nn.Module, shapes: Mapping[str, torch.Size]) -> Iterator[None]:
+    """Inside, the parameters have the shapes of a chunk: some of transformers' rules look at them."""
+    full = dict(module.named_parameters(recurse=False))
+    try:
+        for name, shape in shapes.items():
+            empty = torch.empty(shape, dtype=full[name].dtype, device="meta")
+            module.register_parameter(name, nn.Parameter(empty, requires_grad=False))
+        yield
+    finally:
+        for name, parameter in full.items():
+            module.register_parameter(name, parameter)
 
 
 def _form(module: Any) -> ExpertForm:
@@ -202,9 +269,3 @@ def _form(module: Any) -> ExpertForm:
         is_transposed=module.is_transposed,
         activate=module._apply_gate if module.has_gate else module.act_fn,
     )
-
-
-def _present(tensor: torch.Tensor | None) -> torch.Tensor:
-    """A tensor that every expert has; `_convert` has made sure of it."""
-    assert tensor is not None
-    return tensor

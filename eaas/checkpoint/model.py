@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from eaas.checkpoint.files import CheckpointFiles, read_files
 from eaas.checkpoint.quiet import quiet_transformers
+from eaas.checkpoint.shard import Shard, ShardHeader, TensorSlice
 from eaas.errors import (
-    CheckpointError,
     CorruptShardError,
     DenseModelError,
     MissingShardError,
@@ -46,11 +46,15 @@ class ExpertTensor:
         key: Its name in the checkpoint.
         layer: MoE layer.
         expert: The logical expert that it belongs to; None where its first dimension holds all E.
+        target: The parameter's name in the model.
+        pattern: The source pattern of transformers' rule that leads there; None for a mere renaming.
     """
 
     key: str
     layer: int
     expert: int | None
+    target: str
+    pattern: str | None
 
 
 class Checkpoint:
@@ -71,7 +75,8 @@ class Checkpoint:
         self.skeleton = skeleton
         self.shape = shape
         self._files = files
-        self._handles: dict[Path, Any] = {}
+        self._shards: dict[Path, Shard] = {}
+        self._headers: dict[Path, ShardHeader] = {}
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Checkpoint:
@@ -125,12 +130,15 @@ class Checkpoint:
                 groups[layers[module], target, pattern].append(key)
         tensors = []
         num_experts = self.shape.num_experts
-        for (layer, target, _), keys in sorted(groups.items(), key=lambda item: item[0][0]):
+        for (layer, target, pattern), keys in sorted(groups.items(), key=lambda item: item[0][0]):
             if len(keys) == num_experts and num_experts > 1:
                 # transformers itself numbers the experts by their place in this order.
-                tensors += [ExpertTensor(key, layer, expert) for expert, key in enumerate(keys)]
+                tensors += [
+                    ExpertTensor(key, layer, expert, target, pattern)
+                    for expert, key in enumerate(keys)
+                ]
             elif len(keys) == 1 and self._files.tensors[keys[0]].shape[:1] == (num_experts,):
-                tensors.append(ExpertTensor(keys[0], layer, None))
+                tensors.append(ExpertTensor(keys[0], layer, None, target, pattern))
             else:
                 raise UnsupportedModelError(
                     f"{self.path}: {target} is made of {len(keys)} tensors ({keys[0]}, ...) for "
@@ -138,34 +146,29 @@ class Checkpoint:
                 )
         return tuple(tensors)
 
-    def slice(self, key: str) -> Any:
-        """A lazy safetensors slice of a tensor: `slice[a:b]` reads just those rows, memory-mapped.
+    def slice(self, key: str) -> TensorSlice:
+        """A tensor that is read when it is indexed: `slice[...]`, or `slice[a:b]` for some rows.
 
         Raises KeyError for an unknown name, MissingShardError or CorruptShardError where the shard
         has gone or changed since the checkpoint was opened.
         """
-        from safetensors import SafetensorError, safe_open
-
-        shard = self.keys[key]
+        path = self.keys[key]
         try:
-            if shard not in self._handles:
-                self._handles[shard] = safe_open(shard, framework="pt")
-            return self._handles[shard].get_slice(key)
+            if path not in self._shards:
+                self._shards[path] = Shard(path, self._headers.get(path))
+            shard = self._shards[path]
+            self._headers[path] = shard.header
+            return shard.slice(key)
         except FileNotFoundError as error:
-            raise MissingShardError(f"{shard} (tensor {key}) has gone: restore it") from error
-        except (OSError, SafetensorError) as error:
+            raise MissingShardError(f"{path} (tensor {key}) has gone: restore it") from error
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise CorruptShardError(
-                f"{shard}: tensor {key} cannot be read ({error}): fetch the shard again"
-            ) from error
-        except RuntimeError as error:
-            raise CheckpointError(
-                f"{shard} cannot be mapped into memory ({error}): save the checkpoint in smaller shards "
-                "or allow more overcommit"
+                f"{path}: tensor {key} cannot be read ({error!r}): fetch the shard again"
             ) from error
 
     def release(self) -> None:
-        """Closes the shards, so that their pages no longer count as this process's memory."""
-        self._handles.clear()
+        """Closes the shards, but for those of which slices are left."""
+        self._shards.clear()
 
     def weight_mapping(self) -> list[Any]:
         """transformers' rules to rename and convert the tensors; fresh, since they keep state."""

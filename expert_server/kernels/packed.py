@@ -260,7 +260,7 @@ class _OneDnnPlain(_Plain):
     def multiply(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        if len(x) <= _FEW_ROWS:
+        if x.shape[0] <= _FEW_ROWS:
             return functional.linear(x, weight, bias)
         return self._op(x, weight, bias, "none", [], "")  # type: ignore[no-any-return]
 

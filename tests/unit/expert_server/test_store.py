@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from eaas.checkpoint import Checkpoint, quiet_transformers
+from eaas.checkpoint.shard import TensorSlice
 from eaas.demo_model import ARCHITECTURES, write_demo_model
 from eaas.errors import CorruptShardError, MissingShardError
 from expert_server.kernels import KernelSpec, ReferenceKernel
@@ -144,23 +145,17 @@ def test_tensors_own_their_memory(path: Path) -> None:
 
 
 def test_only_wanted_bytes_are_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every tensor that comes out of a shard is counted."""
-    checkpoint = Checkpoint.open(path)
+    """Every byte that comes out of a shard is counted."""
     read = 0
-    lazy = Checkpoint.slice
+    really_read = TensorSlice.read_into
 
-    class Counted:
-        def __init__(self, inner: Any) -> None:
-            self.inner = inner
+    def counted(part: TensorSlice, buffer: memoryview) -> None:
+        nonlocal read
+        read += len(buffer)
+        really_read(part, buffer)
 
-        def __getitem__(self, item: Any) -> torch.Tensor:
-            nonlocal read
-            rows: torch.Tensor = self.inner[item]
-            read += rows.nbytes
-            return rows
-
-    monkeypatch.setattr(Checkpoint, "slice", lambda self, key: Counted(lazy(self, key)))
-    store = new_store(checkpoint)
+    monkeypatch.setattr(TensorSlice, "read_into", counted)
+    store = new_store(Checkpoint.open(path))
     assert store.load({0: [1, 6], 1: [4]}) == read > 0
 
 
