@@ -20,14 +20,17 @@ setup(
                     "pool",
                     "moe",
                     "activation",
+                    "split",
                     "gemm_amx",
                     "gemm_avx512",
+                    "gemm_int",
                     "gemm_portable",
                 )
             ],
             depends=[
                 "expert_server/kernels/native/native.h",
                 "expert_server/kernels/native/gemm_portable.h",
+                "expert_server/kernels/native/gemm_int_portable.h",
             ],
             extra_compile_args=["-O3", "-std=gnu11", "-Wall", "-Wextra", "-Wno-psabi", "-pthread"],
             libraries=["m", "pthread"],

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from eaas.checkpoint import Checkpoint, ExpertTensor
+from eaas.checkpoint.shard import TensorSlice
 from eaas.errors import CorruptShardError, MissingShardError
 
 __all__ = ["ExpertForm", "ExpertReader", "ExpertWeights"]
@@ -184,29 +185,29 @@ class ExpertReader:
     def _convert(
         self, target: str, sources: Mapping[str, list[ExpertTensor]], experts: list[int]
     ) -> dict[str, torch.Tensor]:
-        """What transformers' rule makes of the experts' parts of a parameter's sources, by name.
+        """What transformers' rule makes of these experts' parts of a parameter's sources, by name.
 
         The same steps as transformers' `convert_and_load_state_dict_in_model`, which would go through
         the names of the whole model for each chunk.
         """
-        from transformers.core_model_loading import MergeModulelist, SkipParameters
+        from transformers.core_model_loading import SkipParameters
         from transformers.utils.loading_report import LoadStateDictInfo
 
-        if _NO_RULE in sources:
-            name = target.rpartition(".")[2]
-            return {target: self._stack(name, sources[_NO_RULE], experts)}
-        rule = self._rules[next(iter(sources))]
-        # A rule of the reader's own, which gives up what it has collected when it converts.
-        collected: dict[str, torch.Tensor | list[torch.Tensor]] = {}
-        rule.collected_tensors, merge = collected, rule.operations[0]
-        for pattern, tensors in sources.items():
-            rows = self._stack(pattern, tensors, experts)
-            if tensors[0].expert is None:
-                collected[pattern] = [rows]
-            elif isinstance(merge, MergeModulelist) and merge.dim == 0:
-                collected[pattern] = rows  # It lets through what is merged already.
-            else:
-                collected[pattern] = list(rows)
+        parts = {name: self._parts(tensors, experts) for name, tensors in sources.items()}
+        name = target.rpartition(".")[2]
+        rule = self._rules.get(next(iter(sources)))
+        if rule is None:
+            return {target: self._stack(name, list(parts.values()))}
+        if _only_stacks(rule) and _are_alike(parts):
+            in_order = [parts[pattern] for pattern in rule.source_patterns if pattern in parts]
+            return {target: self._stack(name, in_order)}
+        # The rule is the reader's own, and gives up what it has collected when it converts.
+        rule.collected_tensors = {
+            pattern: [self._stack(pattern, [parts[pattern]])]
+            if tensors[0].expert is None
+            else [part[...].to(self.dtype) for part in parts[pattern]]
+            for pattern, tensors in sources.items()
+        }
         skeleton = self._checkpoint.skeleton
         info = LoadStateDictInfo(set(), set(), set(), [], {}, set())
         try:
@@ -221,31 +222,50 @@ class ExpertReader:
             ) from error
         return found
 
-    def _stack(self, name: str, sources: list[ExpertTensor], experts: list[int]) -> torch.Tensor:
-        """The experts' tensors, or their rows of the one tensor of all, along a first dimension.
+    def _parts(self, tensors: list[ExpertTensor], experts: list[int]) -> list[TensorSlice]:
+        """Each expert's tensor, or its row of the one tensor of all."""
+        if tensors[0].expert is None:
+            whole = self._checkpoint.slice(tensors[0].key)
+            return [whole.row(expert) for expert in experts]
+        return [self._checkpoint.slice(tensors[expert].key) for expert in experts]
 
-        In memory that is kept under that name for the next chunk: pages that are new cost more than
-        reading into them.
+    def _stack(self, name: str, columns: list[list[TensorSlice]]) -> torch.Tensor:
+        """Experts along a new first dimension, each of them the parts in its columns one below the other.
+
+        Every part is read to where it belongs, in memory that is kept under that name for the next
+        chunk: to touch pages that are new takes longer than to read into them.
         """
-        if sources[0].expert is None:
-            tensor = self._checkpoint.slice(sources[0].key)
-            parts = [tensor.row(expert) for expert in experts]
-        else:
-            parts = [self._checkpoint.slice(sources[expert].key) for expert in experts]
-        first, size = parts[0], parts[0].nbytes
-        buffer = self._buffers.get(name)
-        if buffer is None or len(buffer) < len(parts) * size:
-            buffer = self._buffers[name] = torch.empty(len(parts) * size, dtype=torch.uint8)
-        raw = buffer.numpy().data
-        for i, part in enumerate(parts):
-            if (part.shape, part.get_dtype()) != (first.shape, first.get_dtype()):
-                raise CorruptShardError(
-                    f"{part.shard.path}: {part.key} is {part.get_dtype()} {part.shape}, {first.key} "
-                    f"is {first.get_dtype()} {first.shape}: fetch the checkpoint again"
-                )
-            part.read_into(raw[i * size : (i + 1) * size])
-        rows = buffer[: len(parts) * size].view(first.dtype)
-        return rows.view(len(parts), *first.shape).to(self.dtype)
+        first = [column[0] for column in columns]
+        size = len(columns[0]) * sum(part.nbytes for part in first)
+        if name not in self._buffers or len(self._buffers[name]) < size:
+            self._buffers[name] = torch.empty(size, dtype=torch.uint8)
+        used = self._buffers[name][:size]
+        free = used.numpy().data
+        for row in zip(*columns, strict=True):
+            for part in row:
+                part.read_into(free[: part.nbytes])
+                free = free[part.nbytes :]
+        rest = first[0].shape if len(first) == 1 else (-1, *first[0].shape[1:])
+        return used.view(first[0].dtype).view(len(columns[0]), *rest).to(self.dtype)
+
+
+def _only_stacks(rule: Any) -> bool:
+    """Whether a rule does no more than put experts side by side, and an expert's parts together.
+
+    That is (I, H) and (I, H) of each expert to (E, 2I, H), as nearly all of transformers' rules do.
+    """
+    from transformers.core_model_loading import Concatenate, MergeModulelist
+
+    wanted = [(MergeModulelist, 0), (Concatenate, 1)][: len(rule.operations)]
+    return [(type(op), getattr(op, "dim", None)) for op in rule.operations] == wanted
+
+
+def _are_alike(parts: Mapping[str, list[TensorSlice]]) -> bool:
+    """Whether all parts have one dtype and differ in their first dimension at most."""
+    every = [part for column in parts.values() for part in column]
+    return len({(part.get_dtype(), part.shape[1:]) for part in every}) == 1 and all(
+        len({part.shape for part in column}) == 1 for column in parts.values()
+    )
 
 
 @contextmanager

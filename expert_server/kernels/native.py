@@ -19,6 +19,7 @@ import torch
 from expert_server.kernels import _native
 from expert_server.kernels.activation import Activation, recognise
 from expert_server.kernels.kernel import ExpertKernel, KernelSpec, Quantization, UnsupportedError
+from expert_server.kernels.quantized_panels import pack_quantized, panel_bytes
 from expert_server.weights import ExpertForm, ExpertWeights
 
 __all__ = ["NativeKernel", "available_isas"]
@@ -26,7 +27,9 @@ __all__ = ["NativeKernel", "available_isas"]
 _PANEL, _PACK_K = 16, 32
 _LINE_BYTES, _HUGE_BYTES = 64, 2 << 20
 _FORMATS = {torch.float32: 0, torch.bfloat16: 1}
-_DTYPES = {number: dtype for dtype, number in _FORMATS.items()}
+# Quantised weights take float32 rows; the compiled code splits them itself where it needs that.
+_QUANTIZED = {Quantization.INT8: 2, Quantization.INT4: 3}
+_X_DTYPES = {0: torch.float32, 1: torch.bfloat16, 4: torch.float32}
 # Mirrors `Expert` in native.h.
 _EXPERT = np.dtype([("up", "u8"), ("down", "u8"), ("up_bias", "u8"), ("down_bias", "u8")])
 
@@ -68,15 +71,13 @@ class NativeKernel(ExpertKernel):
         super().__init__(forms, spec)
         if spec.dtype not in _FORMATS:
             raise UnsupportedError(f"{spec.dtype} weights: it has float32 and bfloat16")
-        if spec.quantization is not Quantization.NONE:
-            raise UnsupportedError(f"no {spec.quantization} weights yet")
         self._activations = [_known(form) for form in forms]
-        wanted = _FORMATS[spec.dtype]
+        wanted = _weights_format(spec)
         kinds = [kind for kind in _native.kinds() if kind[2] == wanted and isa in (None, kind[1])]
         if not kinds:
             raise UnsupportedError(f"this CPU has no {isa}")
         self._kind, self.isa, _, x_format = kinds[0]
-        self._x_dtype = _DTYPES[x_format]
+        self._x_dtype = _X_DTYPES[x_format]
         self._pool = _native.create_pool(spec.threads)
         self._tables: dict[int, _Table] = {}
         self._scratch = torch.empty(0, dtype=torch.uint8)
@@ -95,7 +96,7 @@ class NativeKernel(ExpertKernel):
 
     def pack(self, weights: ExpertWeights, form: ExpertForm) -> PackedExpert:
         """See `ExpertKernel`."""
-        return pack_expert(weights.plain(form), _known(form), self.spec.dtype)
+        return pack_expert(weights.plain(form), _known(form), self.spec)
 
     def close(self) -> None:
         """See `ExpertKernel`."""
@@ -184,32 +185,42 @@ class _Table:
 _NO_EXPERTS = _Table(np.zeros(0, _EXPERT), (), 0)
 
 
-def available_isas(dtype: torch.dtype) -> list[str]:
-    """The ways to compute with weights of a dtype that work on this CPU, the fastest first."""
-    return [isa for _, isa, weights, _ in _native.kinds() if weights == _FORMATS[dtype]]
+def available_isas(spec: KernelSpec) -> list[str]:
+    """The ways to compute with such weights that work on this CPU, the fastest first."""
+    return [isa for _, isa, weights, _ in _native.kinds() if weights == _weights_format(spec)]
 
 
-def pack_expert(weights: ExpertWeights, activation: Activation, dtype: torch.dtype) -> PackedExpert:
+def _weights_format(spec: KernelSpec) -> int:
+    return _QUANTIZED.get(spec.quantization, _FORMATS[spec.dtype])
+
+
+def pack_expert(weights: ExpertWeights, activation: Activation, spec: KernelSpec) -> PackedExpert:
     """An expert of the plain (out, in) layout in panels (see `native/native.h`).
 
     Args:
         weights: up (2I, H) or (I, H), down (H, I).
         activation: Says how gate and up lie in `up`.
-        dtype: Of the panels, float32 or bfloat16.
+        spec: dtype (float32 or bfloat16) and quantization of the panels.
+
+    Raises:
+        CheckpointError: A weight is NaN or infinite, and weights are to be quantised.
     """
     hidden, intermediate = weights.down.shape
     parts = _gate_and_up(weights.up, activation)
     bias_parts = () if weights.up_bias is None else _gate_and_up(weights.up_bias, activation)
     sizes = [
-        len(parts) * _padded(intermediate, _PANEL) * _padded(hidden, _PACK_K) * dtype.itemsize,
-        _padded(hidden, _PANEL) * _padded(intermediate, _PACK_K) * dtype.itemsize,
+        len(parts) * _matrix_bytes(intermediate, hidden, spec),
+        _matrix_bytes(hidden, intermediate, spec),
         len(bias_parts) * _padded(intermediate, _PANEL) * 4,
         0 if weights.down_bias is None else _padded(hidden, _PANEL) * 4,
     ]
     memory = _memory(sum(sizes))
     blocks = torch.split(memory, sizes)
-    _pack_matrix(parts, blocks[0].view(dtype))
-    _pack_matrix((weights.down,), blocks[1].view(dtype))
+    for matrices, block in ((parts, blocks[0]), ((weights.down,), blocks[1])):
+        if spec.quantization is Quantization.NONE:
+            _pack_matrix(matrices, block.view(spec.dtype))
+        else:
+            pack_quantized(matrices, spec.quantization, block)
     if bias_parts:
         _pack_bias(bias_parts, blocks[2].view(torch.float32))
     if weights.down_bias is not None:
@@ -226,6 +237,12 @@ def _gate_and_up(up: torch.Tensor, activation: Activation) -> tuple[torch.Tensor
         return up[::2], up[1::2]
     gate, up = up.chunk(2)
     return gate, up
+
+
+def _matrix_bytes(n: int, k: int, spec: KernelSpec) -> int:
+    if spec.quantization is Quantization.NONE:
+        return _padded(n, _PANEL) * _padded(k, _PACK_K) * spec.dtype.itemsize
+    return _padded(n, _PANEL) // _PANEL * panel_bytes(k, spec.quantization)
 
 
 def _pack_matrix(parts: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:

@@ -16,6 +16,7 @@ N rows of a chunk, J outputs of the up product (2I with a gate, else I).
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -30,7 +31,7 @@ from expert_server.kernels.grouping import batches, group_rows
 from expert_server.kernels.kernel import ExpertKernel, KernelSpec, Quantization, UnsupportedError
 from expert_server.weights import ExpertForm, ExpertWeights
 
-__all__ = ["PackedExpert", "PackedKernel", "Products"]
+__all__ = ["PackedExpert", "PackedKernel", "Products", "ready"]
 
 _log = get_logger(__name__)
 
@@ -86,12 +87,11 @@ class PackedKernel(ExpertKernel):
 
     def pack(self, weights: ExpertWeights, form: ExpertForm) -> PackedExpert:
         """The expert as the products want it."""
-        weights = weights.to(self.spec.dtype).plain(form)
+        weights = weights.plain(form)
         up, up_bias = weights.up, weights.up_bias
         activation = self._activations[form]
         if activation is not None and activation.is_interleaved:
-            up = torch.cat([up[::2], up[1::2]])
-            up_bias = None if up_bias is None else torch.cat([up_bias[::2], up_bias[1::2]])
+            up, up_bias = _apart(up), None if up_bias is None else _apart(up_bias)
         linears = self._linear(up, up_bias), self._linear(weights.down, weights.down_bias)
         nbytes = sum(
             self._products.nbytes(weight) + (0 if bias is None else bias.nbytes)
@@ -136,7 +136,9 @@ class PackedKernel(ExpertKernel):
         return _best_products(dtype)
 
     def _linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> _Linear:
-        return _Linear(self._products.pack(weight), None if bias is None else bias.clone())
+        if bias is not None:
+            bias = bias.to(self.spec.dtype, copy=True).flatten()
+        return _Linear(self._products.pack(weight), bias)
 
     def _held(self, layer: int, expert: int) -> PackedExpert:
         packed = self._packed.get((layer, expert))
@@ -221,11 +223,32 @@ def _apply(kind: ActivationKind, x: torch.Tensor) -> torch.Tensor:
             raise ValueError(f"{kind.name} needs a gate")
 
 
+def _apart(interleaved: torch.Tensor) -> torch.Tensor:
+    """Gate and up rows apart: (2I, ...) -> (2, I, ...). A view."""
+    return torch.unflatten(interleaved, 0, (-1, 2)).transpose(0, 1)
+
+
+def _own_copy(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A weight (..., in) as (out, in) in that dtype, in pages of its own.
+
+    They go back to the system with the tensor. malloc would keep them, and with the packed weights of
+    other experts in between it could not use them for the next expert either: measured, a third more
+    memory than the weights have. Large pages, where the system has them, make reading faster.
+    """
+    pages = mmap.mmap(-1, weight.numel() * dtype.itemsize)
+    pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=dtype).view(weight.shape).copy_(weight).flatten(0, -2)
+
+
 class Products(Protocol):
-    """x (N, in), weight packed from (out, in) -> (N, out)."""
+    """Matrix products of one dtype: x (N, in), a weight packed from (out, in) -> (N, out)."""
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
-        """The weight in this product's layout, in memory of its own."""
+        """The weight in this product's layout, in memory of its own.
+
+        Args:
+            weight: (out, in), or with `out` in several dimensions; any float dtype and strides.
+        """
 
     def nbytes(self, weight: torch.Tensor) -> int:
         """Memory of a packed weight."""
@@ -239,8 +262,11 @@ class Products(Protocol):
 class _Plain:
     """torch's own, on weights as they are."""
 
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
-        return weight.clone(memory_format=torch.contiguous_format)
+        return _own_copy(weight, self._dtype)
 
     def nbytes(self, weight: torch.Tensor) -> int:
         return weight.nbytes
@@ -254,7 +280,8 @@ class _Plain:
 class _OneDnnPlain(_Plain):
     """oneDNN's, on weights as they are, and torch's own for a few rows."""
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__(dtype)
         self._op = torch.ops.mkldnn._linear_pointwise.default
 
     def multiply(
@@ -268,15 +295,16 @@ class _OneDnnPlain(_Plain):
 class _OneDnnPacked:
     """oneDNN's, on weights in its own blocks."""
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
         self._op = torch.ops.mkldnn._linear_pointwise.default
         self._reorder = torch.ops.mkldnn._reorder_linear_weight.default
         self._nbytes = torch.ops.mkldnn._nbytes.default
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
         # Without a hint of how many rows come: with 64 or 512 as the hint the blocks are the same, with
-        # 1 they are slower from 32 rows on and no faster below.
-        return self._reorder(weight.contiguous(), None)  # type: ignore[no-any-return]
+        # 1 they are slower from 128 rows on and no faster below.
+        return self._reorder(ready(weight, self._dtype), None)  # type: ignore[no-any-return]
 
     def nbytes(self, weight: torch.Tensor) -> int:
         # The tensor's own `nbytes` knows nothing of blocks.
@@ -288,17 +316,24 @@ class _OneDnnPacked:
         return self._op(x, weight, bias, "none", [], "")  # type: ignore[no-any-return]
 
 
+def ready(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A weight (..., in) as a contiguous (out, in) in that dtype; copied only where it must be."""
+    if weight.dtype is dtype and weight.is_contiguous():
+        return weight.flatten(0, -2)
+    return _own_copy(weight, dtype)
+
+
 @cache
 def _best_products(dtype: torch.dtype) -> Products:
     """The best that works here. The operations are private to torch, and oneDNN has not every dtype
     on every CPU: they are tried out.
     """
     try:
-        products = _OneDnnPacked() if dtype is torch.bfloat16 else _OneDnnPlain()
-        weight = products.pack(torch.ones(16, 16, dtype=dtype))
+        products = _OneDnnPacked(dtype) if dtype is torch.bfloat16 else _OneDnnPlain(dtype)
+        weight = products.pack(torch.ones(16, 16))
         products.nbytes(weight)
         products.multiply(torch.ones(_FEW_ROWS + 1, 16, dtype=dtype), weight, None)
     except (AttributeError, RuntimeError) as error:
-        _log.warning("no packed %s products of oneDNN here (%s): torch's own", dtype, error)
-        return _Plain()
+        _log.warning("%s: no packed products of oneDNN here (%s), torch's own", dtype, error)
+        return _Plain(dtype)
     return products

@@ -32,8 +32,16 @@ const GemmKind gemm_kinds[] = {
     {"avx512", avx512_works, FLOAT32, FLOAT32, gemm_avx512_f32},
     {"avx2", avx2_works, BFLOAT16, FLOAT32, gemm_avx2_bf16},
     {"avx2", avx2_works, FLOAT32, FLOAT32, gemm_avx2_f32},
+    {"amx-int8", amx_int8_works, INT8, SPLIT, gemm_amx_int8},
+    {"amx-int8", amx_int8_works, INT4, SPLIT, gemm_amx_int4},
+    {"avx512-vnni", vnni_works, INT8, SPLIT, gemm_vnni_int8},
+    {"avx512-vnni", vnni_works, INT4, SPLIT, gemm_vnni_int4},
+    {"avx2", avx2_works, INT8, FLOAT32, gemm_avx2_int8},
+    {"avx2", avx2_works, INT4, FLOAT32, gemm_avx2_int4},
 #endif
     {"portable", plain_works, BFLOAT16, FLOAT32, gemm_plain_bf16},
     {"portable", plain_works, FLOAT32, FLOAT32, gemm_plain_f32},
+    {"portable", plain_works, INT8, FLOAT32, gemm_plain_int8},
+    {"portable", plain_works, INT4, FLOAT32, gemm_plain_int4},
     {0},
 };

@@ -3,6 +3,7 @@
  *   group   a row per (token, expert), sorted by expert; experts without rows cost nothing ("group shrink")
  *   gather  the rows' hidden states side by side
  *   up      a task is some panels of one expert: product, activation, into `hidden`
+ *   split   where products are of integers: the rows of `hidden` into two bytes each, in place
  *   down    a task is some output channels of ALL experts, ascending: product, times score, added to `out`
  *
  * The second product's tasks own their part of `out`: no two threads meet there, no atomics, no buffer of rows, and
@@ -21,14 +22,16 @@
 #define TASKS_PER_THREAD 4
 /* Rows side by side: more and the batch is cut, since scratch memory must not grow without end. */
 #define SCRATCH_ROWS_BYTES ((size_t)128 << 20)
+/* Rows of a task that only copies, and of one that computes. */
 #define GATHER_TASK_ROWS 64
+#define SPLIT_TASK_ROWS 4
 
 static inline size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 static inline int min_int(int a, int b) { return a < b ? a : b; }
 
 /* A row is one line longer than it must be: rows that are a power of two apart share few cache sets. */
 static size_t row_bytes(const GemmKind *kind, int width) {
-    return round_up((size_t)width, PACK_K) * format_bytes(kind->x) + LINE_BYTES;
+    return (size_t)padded_k(kind->weights, width) * format_bytes(kind->x) + LINE_BYTES;
 }
 
 typedef struct {
@@ -107,6 +110,8 @@ static void group(Layer *layer) {
     }
 }
 
+static int gather_task_rows(const GemmKind *kind) { return kind->x == SPLIT ? SPLIT_TASK_ROWS : GATHER_TASK_ROWS; }
+
 static void gather(void *context, int task, int thread) {
     (void)thread;
     const Layer *layer = context;
@@ -114,14 +119,29 @@ static void gather(void *context, int task, int thread) {
     const size_t value_bytes = format_bytes(moe->kind->x), bytes = (size_t)moe->hidden * value_bytes;
     /* What the activation will leave of the second product's inputs. */
     const size_t written = round_up((size_t)moe->intermediate, PANEL) * value_bytes;
-    const int end = min_int((task + 1) * GATHER_TASK_ROWS, layer->rows);
-    for (int row = task * GATHER_TASK_ROWS; row < end; row++) {
+    const int task_rows = gather_task_rows(moe->kind), end = min_int((task + 1) * task_rows, layer->rows);
+    for (int row = task * task_rows; row < end; row++) {
         char *to = layer->x + (size_t)row * layer->x_stride;
+        if (moe->kind->x == SPLIT) {
+            split_row((const float *)moe->x + (size_t)layer->row_token[row] * moe->hidden, moe->hidden,
+                      moe->kind->weights, to);
+            continue;
+        }
         memcpy(to, moe->x + (size_t)layer->row_token[row] * bytes, bytes);
         /* Padding is zero on both sides of a product: what was there before may be NaN. */
         memset(to + bytes, 0, (size_t)layer->k_up * value_bytes - bytes);
         memset(layer->hidden + (size_t)row * layer->hidden_stride + written, 0,
                (size_t)layer->k_down * value_bytes - written);
+    }
+}
+
+static void split(void *context, int task, int thread) {
+    (void)thread;
+    const Layer *layer = context;
+    const int end = min_int((task + 1) * SPLIT_TASK_ROWS, layer->rows);
+    for (int row = task * SPLIT_TASK_ROWS; row < end; row++) {
+        char *hidden = layer->hidden + (size_t)row * layer->hidden_stride;
+        split_row((const float *)hidden, layer->moe->intermediate, layer->moe->kind->weights, hidden);
     }
 }
 
@@ -137,7 +157,7 @@ static void up(void *context, int task, int thread) {
     const int panel = task % layer->up_tasks_per_expert * layer->up_panels;
     const int panels = min_int(layer->up_panels, layer->panels_up - panel);
     const Expert *expert = &moe->experts[layer->active[place]];
-    const size_t panel_bytes = (size_t)layer->k_up * PANEL * format_bytes(kind->weights);
+    const size_t panel_bytes = panel_bytes_of(kind->weights, layer->k_up);
     const char *w = (const char *)expert->up + (size_t)panel * panel_bytes;
     const float *bias = (const float *)expert->up_bias;
     const int out_panel = moe->activation.has_gate ? panel / 2 : panel;
@@ -161,7 +181,7 @@ static void down(void *context, int task, int thread) {
     const int panel = task * layer->down_panels;
     const int panels = min_int(layer->down_panels, layer->panels_down - panel);
     const int first = panel * PANEL, width = min_int(panels * PANEL, moe->hidden - first);
-    const size_t panel_bytes = (size_t)layer->k_down * PANEL * format_bytes(kind->weights);
+    const size_t panel_bytes = panel_bytes_of(kind->weights, layer->k_down);
     float *c = sums_of(layer, thread);
     for (int token = layer->first_token; token < layer->first_token + layer->tokens; token++)
         memset(moe->out + (size_t)token * moe->hidden + first, 0, (size_t)width * sizeof(float));
@@ -197,10 +217,13 @@ static int task_panels(const Layer *layer, int panels, int tasks_beside, int uni
 static void run_part(Layer *layer) {
     const Moe *moe = layer->moe;
     group(layer);
-    pool_run(moe->pool, gather, layer, (layer->rows + GATHER_TASK_ROWS - 1) / GATHER_TASK_ROWS);
+    const int gather_rows = gather_task_rows(moe->kind);
+    pool_run(moe->pool, gather, layer, (layer->rows + gather_rows - 1) / gather_rows);
     layer->up_panels = task_panels(layer, layer->panels_up, layer->active_count, 2);
     layer->up_tasks_per_expert = (layer->panels_up + layer->up_panels - 1) / layer->up_panels;
     pool_run(moe->pool, up, layer, layer->up_tasks_per_expert * layer->active_count);
+    if (moe->kind->x == SPLIT)
+        pool_run(moe->pool, split, layer, (layer->rows + SPLIT_TASK_ROWS - 1) / SPLIT_TASK_ROWS);
     layer->down_panels = task_panels(layer, layer->panels_down, 1, 1);
     pool_run(moe->pool, down, layer, (layer->panels_down + layer->down_panels - 1) / layer->down_panels);
 }
@@ -216,8 +239,8 @@ int64_t moe_run(const Moe *moe) {
             moe->num_experts, moe->scratch);
     layer.panels_down = (int)(round_up((size_t)moe->hidden, PANEL) / PANEL);
     layer.panels_up = (int)(round_up((size_t)moe->intermediate, PANEL) / PANEL) * (moe->activation.has_gate ? 2 : 1);
-    layer.k_up = (int)round_up((size_t)moe->hidden, PACK_K);
-    layer.k_down = (int)round_up((size_t)moe->intermediate, PACK_K);
+    layer.k_up = padded_k(moe->kind->weights, moe->hidden);
+    layer.k_down = padded_k(moe->kind->weights, moe->intermediate);
     layer.x_stride = row_bytes(moe->kind, moe->hidden);
     layer.hidden_stride = row_bytes(moe->kind, moe->intermediate);
     const int step = tokens_at_once(moe->kind, moe->hidden, moe->intermediate, moe->tokens, moe->top_k);

@@ -8,8 +8,11 @@
  *
  *     float32    panel p | k = 0: 16 floats | k = 1: 16 floats | ...
  *     bfloat16   panel p | k = 0,1: 16 pairs | k = 2,3: 16 pairs | ...      ("VNNI": what the dot products take)
+ *     int8       panel p | segment of 1024 k | segment | ...     a segment: k = 0..3: 16 quads | ... | 16 scales
+ *     int4       panel p | segment of 128 k | segment | ...      a segment: k = 0..7: 16 quads | ... | 16 scales
  *
- * n is padded to 16 and k to PACK_K with zeros. In the first product of a gated expert the panels alternate,
+ * An int8 is stored as code + 128, an int4 as code + 8 (a byte has k = j, lower half, and k = j + 4); the scales are
+ * float32. n is padded to 16 and k to `padded_k` with zeros. In the first product of a gated expert the panels alternate,
  * 16 gate channels and then the same 16 up channels, so that one task has both and can apply the activation.
  */
 #pragma once
@@ -18,7 +21,6 @@
 #include <stdint.h>
 
 #define PANEL 16         /* Output channels of a panel: one vector of float32. */
-#define PACK_K 32        /* k is padded to this: one row of an AMX tile of bfloat16. */
 #define LINE_BYTES 64
 
 /* -- products (gemm_*.c) ------------------------------------------------------------------------------------ */
@@ -26,7 +28,7 @@
 /* c[m][16 * panels] = x[m][k] . w, float32.
  *
  * x: rows in the format of the kernel, `x_stride` bytes apart. w: the first panel; panels are `panel_bytes` apart.
- * k: a multiple of PACK_K. c: `ldc` floats between rows.
+ * k: padded. c: `ldc` floats between rows.
  *
  * Every element of c is summed in ascending k in one accumulator, whatever m and panels are: a row's result does not
  * depend on the rows beside it, to the bit.
@@ -34,7 +36,8 @@
 typedef void Gemm(const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes, int panels, int k,
                   float *c, size_t ldc);
 
-typedef enum { FLOAT32 = 0, BFLOAT16 = 1 } Format;
+/* SPLIT is for x alone: see SplitTail. */
+typedef enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3, SPLIT = 4 } Format;
 
 typedef struct {
     const char *isa;
@@ -47,12 +50,54 @@ typedef struct {
 /* All that this build has, the fastest first; ends with isa == NULL. */
 extern const GemmKind gemm_kinds[];
 
-static inline size_t format_bytes(Format format) { return format == FLOAT32 ? 4 : 2; }
+/* Of a value of x. A split row takes half of it, in the place of the float32 row that it is made of. */
+static inline size_t format_bytes(Format format) { return format == BFLOAT16 ? 2 : 4; }
+
+#define INT4_SEGMENT 128
+#define INT8_SEGMENT 1024
+
+static inline bool is_integer(Format weights) { return weights == INT8 || weights == INT4; }
+static inline int segment_inputs(Format weights) { return weights == INT4 ? INT4_SEGMENT : INT8_SEGMENT; }
+
+/* What k is padded to: for AMX a row of a tile, for int4 a segment. */
+static inline int padded_k(Format weights, int k) {
+    const int unit = weights == INT4 ? INT4_SEGMENT : weights == INT8 ? 64 : 32;
+    return (k + unit - 1) / unit * unit;
+}
+
+/* k: padded. */
+static inline size_t panel_bytes_of(Format weights, int k) {
+    if (!is_integer(weights)) return (size_t)k * PANEL * format_bytes(weights);
+    const int segment = segment_inputs(weights);
+    return (size_t)k * PANEL / (weights == INT4 ? 2 : 1) + (size_t)((k + segment - 1) / segment) * LINE_BYTES;
+}
 
 Gemm gemm_amx_bf16, gemm_avx512_bf16, gemm_avx512_f32;
 bool amx_works(void), avx512_bf16_works(void), avx512_works(void);
 Gemm gemm_avx2_bf16, gemm_avx2_f32, gemm_plain_bf16, gemm_plain_f32;
 bool avx2_works(void), plain_works(void);
+Gemm gemm_amx_int8, gemm_amx_int4, gemm_vnni_int8, gemm_vnni_int4;
+bool amx_int8_works(void), vnni_works(void);
+Gemm gemm_avx2_int8, gemm_avx2_int4, gemm_plain_int8, gemm_plain_int4;
+
+/* -- rows of 15 bits (split.c) ------------------------------------------------------------------------------ */
+
+/* A row of x for products in integers: x = scale * (128 * high + low), high and low int8.
+ *
+ *     64 highs | their 64 lows | 64 highs | 64 lows | ... | tail
+ */
+#define SPLIT_K 64
+
+typedef struct {
+    float scale;      /* NaN where a value of the row is NaN or infinite: then so is its result. */
+    int32_t offset[]; /* Of each segment: what is too much since the weights are stored as code + 128, or + 8. */
+} SplitTail;
+
+/* k: padded. */
+static inline SplitTail *split_tail(char *row, int k) { return (SplitTail *)(row + 2 * (size_t)k); }
+
+/* x (width) -> row, for products with such weights; may be in place. */
+void split_row(const float *x, int width, Format weights, char *row);
 
 /* -- threads (pool.c) --------------------------------------------------------------------------------------- */
 

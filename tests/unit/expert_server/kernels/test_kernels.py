@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from expert_server.kernels import ExpertKernel, KernelSpec, ReferenceKernel
-from expert_server.kernels.kernel import UnsupportedError
+from expert_server.kernels.kernel import Quantization, UnsupportedError
 from expert_server.kernels.registry import KERNEL_NAMES, create_kernel
 from expert_server.weights import ExpertForm, ExpertWeights
 
 BOUND = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+# Against the same weights: activations of 15 bits.
+QUANTIZED_BOUND = 5e-4
 
 
 class ClampedSwiglu:
@@ -62,12 +64,22 @@ class Candidate:
     name: str
     dtype: torch.dtype
     isa: str | None = None
+    quantization: Quantization = Quantization.NONE
 
     def __str__(self) -> str:
-        return "-".join(filter(None, (self.name, str(self.dtype)[6:], self.isa)))
+        weights = self.quantization if self.is_quantized else str(self.dtype)[6:]
+        return "-".join(filter(None, (self.name, weights, self.isa)))
+
+    @property
+    def is_quantized(self) -> bool:
+        return self.quantization is not Quantization.NONE
+
+    @property
+    def bound(self) -> float:
+        return QUANTIZED_BOUND if self.is_quantized else BOUND[self.dtype]
 
     def create(self, form: ExpertForm, threads: int) -> ExpertKernel:
-        spec = KernelSpec(self.dtype, threads=threads)
+        spec = KernelSpec(self.dtype, self.quantization, threads)
         if self.isa is None:
             return create_kernel(self.name, [form], spec)
         from expert_server.kernels.native import NativeKernel
@@ -78,8 +90,11 @@ class Candidate:
 def candidates() -> Iterator[Candidate]:
     from expert_server.kernels.native import available_isas
 
+    for quantization in (Quantization.INT8, Quantization.INT4):
+        for isa in available_isas(KernelSpec(torch.float32, quantization)):
+            yield Candidate("native", torch.float32, isa, quantization)
     for dtype in BOUND:
-        for isa in available_isas(dtype):
+        for isa in available_isas(KernelSpec(dtype)):
             yield Candidate("native", dtype, isa)
         for name in KERNEL_NAMES:
             try:
@@ -99,6 +114,9 @@ def one_thread() -> Iterator[None]:
 
 
 each_kernel = pytest.mark.parametrize("candidate", list(candidates()), ids=str)
+each_quantized = pytest.mark.parametrize(
+    "candidate", [candidate for candidate in candidates() if candidate.is_quantized], ids=str
+)
 
 
 @dataclass
@@ -107,7 +125,7 @@ class Layer:
 
     kernel: ExpertKernel
     reference: ReferenceKernel
-    dtype: torch.dtype
+    weights: list[ExpertWeights]
 
     def error(self, x_TH: torch.Tensor, ids_TK: torch.Tensor, scores_TK: torch.Tensor) -> float:
         """Relative, of the whole batch."""
@@ -138,12 +156,12 @@ def layer(
 ) -> Layer:
     rng = torch.Generator().manual_seed(seed)
     kernel = candidate.create(form, threads=1 + seed % 3)
-    reference = ReferenceKernel([form], KernelSpec(torch.float64))
-    for number in range(experts):
-        weights = expert(form, hidden, intermediate, candidate.dtype, rng)
-        kernel.load(0, number, weights)
-        reference.load(0, number, weights)
-    return Layer(kernel, reference, candidate.dtype)
+    reference = ReferenceKernel([form], KernelSpec(torch.float64, candidate.quantization))
+    weights = [expert(form, hidden, intermediate, candidate.dtype, rng) for _ in range(experts)]
+    for number, one in enumerate(weights):
+        kernel.load(0, number, one)
+        reference.load(0, number, one)
+    return Layer(kernel, reference, weights)
 
 
 def batch(
@@ -180,7 +198,7 @@ def test_equals_the_reference(candidate: Candidate, data: st.DataObject) -> None
         error = both.error(*batch(tokens, hidden, ids, top_k, candidate.dtype, seed))
     finally:
         both.kernel.close()
-    assert error < BOUND[candidate.dtype]
+    assert error < candidate.bound
 
 
 @each_kernel
@@ -188,7 +206,7 @@ def test_equals_the_reference(candidate: Candidate, data: st.DataObject) -> None
 def test_all_tokens_to_one_expert(candidate: Candidate, rows: int) -> None:
     """One expert has every token, the others none: each edge of a block of rows."""
     both = layer(candidate, FORMS["swiglu"], 96, 80, 3, rows)
-    assert both.error(*batch(rows, 96, [1] * rows, 1, candidate.dtype, rows)) < BOUND[both.dtype]
+    assert both.error(*batch(rows, 96, [1] * rows, 1, candidate.dtype, rows)) < candidate.bound
     both.kernel.close()
 
 
@@ -236,7 +254,7 @@ def test_a_token_alone_and_in_a_batch(candidate: Candidate, data: st.DataObject)
     if candidate.name == "native":
         assert torch.equal(alone_1H, out_TH[one])
         assert torch.equal(shuffled_TH, out_TH[order])
-    bound = BOUND[candidate.dtype]
+    bound = candidate.bound
     assert (alone_1H - out_TH[one]).norm() <= bound * out_TH[one].norm()
     assert (shuffled_TH - out_TH[order]).norm() <= bound * out_TH.norm()
 
@@ -263,8 +281,7 @@ def test_experts_come_and_go(candidate: Candidate) -> None:
     assert both.kernel.bytes == held * 2 // 3
     with pytest.raises(LookupError, match="expert 1 is not held"):
         both.kernel(*one, 0)
-    weights = both.reference._packed[0, 1].to(candidate.dtype)
-    both.kernel.load(0, 1, weights)
+    both.kernel.load(0, 1, both.weights[1])
     assert (both.kernel.count, both.kernel.bytes) == (3, held)
     assert torch.equal(both.kernel(*one, 0), before_TH)
     for number in range(3):
@@ -297,4 +314,38 @@ def test_any_float_comes_in(candidate: Candidate, given: torch.dtype) -> None:
     wide_TK = ids_TK.to(torch.int64)
     out_TH = both.kernel(x_TH.to(given), wide_TK, scores_TK, 0).clone()
     assert torch.equal(out_TH, both.kernel(x_TH.to(candidate.dtype), ids_TK, scores_TK, 0))
+    both.kernel.close()
+
+
+@each_quantized
+@pytest.mark.parametrize(("hidden", "intermediate"), [(2100, 72), (80, 1100), (1024, 128)])
+def test_more_inputs_than_a_segment_has(
+    candidate: Candidate, hidden: int, intermediate: int
+) -> None:
+    both = layer(candidate, FORMS["clamped"], hidden, intermediate, 2, 0)
+    rows = 20
+    one = batch(rows, hidden, [0, 1] * (rows // 2), 1, candidate.dtype, 0)
+    assert both.error(*one) < candidate.bound
+    out_TH = both.kernel(*one, 0).clone()
+    for row in range(rows):
+        alone_1H = both.kernel(*(tensor[row : row + 1] for tensor in one), 0)
+        assert torch.equal(alone_1H[0], out_TH[row])
+    both.kernel.close()
+
+
+@each_quantized
+@pytest.mark.parametrize("size", [0.0, 1e-12, 1e-3, 1e15])
+def test_activations_of_any_size(candidate: Candidate, size: float) -> None:
+    both = layer(candidate, FORMS["swiglu"], 100, 60, 2, 0)
+    x_TH, ids_TK, scores_TK = batch(4, 100, [0, 1, 1, 0], 1, candidate.dtype, 0)
+    assert both.error(x_TH * size, ids_TK, scores_TK + 0.1) < candidate.bound
+    both.kernel.close()
+
+
+@each_quantized
+def test_an_outlier_among_the_activations(candidate: Candidate) -> None:
+    both = layer(candidate, FORMS["swiglu"], 256, 64, 2, 0)
+    x_TH, ids_TK, scores_TK = batch(4, 256, [0, 1, 1, 0], 1, candidate.dtype, 0)
+    x_TH[:, 7] *= 300
+    assert both.error(x_TH, ids_TK, scores_TK + 0.1) < candidate.bound
     both.kernel.close()

@@ -1,0 +1,115 @@
+"""Quantised weights as the compiled kernel reads them (the layout is drawn in `native/native.h`).
+
+A panel is 16 output channels, cut into segments of inputs; each ends with its channels' scales, so that a
+product reads memory strictly forward. N output channels, K inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from expert_server.kernels.kernel import Quantization
+from expert_server.kernels.quantize import GROUP, QuantizedMatrix, quantize
+
+__all__ = ["pack_quantized", "panel_bytes"]
+
+_PANEL, _LINE_BYTES = 16, 64
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How one quantisation is laid out.
+
+    Attributes:
+        line: Inputs of a line of 64 bytes.
+        segment: Inputs from one line of scales to the next.
+        unit: What the inputs are padded to.
+        zero: What is added to a code, so that the stored value is unsigned.
+    """
+
+    line: int
+    segment: int
+    unit: int
+    zero: int
+
+
+_LAYOUTS = {
+    Quantization.INT8: _Layout(line=4, segment=1024, unit=64, zero=128),
+    Quantization.INT4: _Layout(line=8, segment=GROUP, unit=GROUP, zero=8),
+}
+
+
+def panel_bytes(inputs: int, quantization: Quantization) -> int:
+    """Memory of a panel, bytes."""
+    layout = _LAYOUTS[quantization]
+    padded = _padded(inputs, layout.unit)
+    return (padded // layout.line + -(-padded // layout.segment)) * _LINE_BYTES
+
+
+def pack_quantized(
+    parts: Sequence[torch.Tensor], quantization: Quantization, out: torch.Tensor
+) -> None:
+    """Quantises matrices of one shape (N, K) into alternating panels.
+
+    Args:
+        parts: Gate and up, or a single matrix.
+        quantization: INT8 or INT4.
+        out: uint8, `panel_bytes` for each part and 16 channels.
+
+    Raises:
+        CheckpointError: A weight is NaN or infinite.
+    """
+    inputs = parts[0].shape[1]
+    lines = panel_bytes(inputs, quantization) // _LINE_BYTES
+    panels = out.view(torch.int32).view(-1, len(parts), lines, _PANEL)
+    for place, part in enumerate(parts):
+        _fill(panels[:, place], quantize(part, quantization), _LAYOUTS[quantization])
+
+
+def _fill(panels: torch.Tensor, matrix: QuantizedMatrix, layout: _Layout) -> None:
+    """One matrix into its panels, int32 (N / 16, lines, 16)."""
+    rows, inputs = matrix.codes.shape
+    padded, missing_rows = _padded(inputs, layout.unit), -rows % _PANEL
+    codes = functional.pad(matrix.codes, (0, padded - inputs, 0, missing_rows))
+    words = _words(codes + layout.zero, layout)
+    segments = -(-padded // layout.segment)
+    scale = functional.pad(matrix.scale, (0, 0, 0, missing_rows)).view(torch.int32)
+    scale = scale.expand(-1, segments)  # int8: one scale for all segments
+    # Whole segments, and the rest of one.
+    whole = padded // layout.segment
+    lines = layout.segment // layout.line
+    end = whole * (lines + 1)
+    _fill_segments(panels[:, :end], words[:, : whole * lines], scale[:, :whole])
+    _fill_segments(panels[:, end:], words[:, whole * lines :], scale[:, whole:])
+
+
+def _fill_segments(panels: torch.Tensor, words: torch.Tensor, scale: torch.Tensor) -> None:
+    """Equal segments: their lines, and then a line of scales for each.
+
+    Words (N, lines), scale (N, segments).
+    """
+    segments = scale.shape[1]
+    if segments == 0:
+        return
+    split = torch.unflatten(panels, 1, (segments, -1))
+    split[:, :, :-1] = words.view(len(panels), _PANEL, segments, -1).permute(0, 2, 3, 1)
+    split[:, :, -1] = scale.reshape(len(panels), _PANEL, segments).transpose(1, 2)
+
+
+def _words(stored: torch.Tensor, layout: _Layout) -> torch.Tensor:
+    """The codes of a line for each channel, four bytes in an int32: (N, K) -> (N, K / line).
+
+    int8 codes + 128 overflow to their unsigned bytes, as they should.
+    """
+    if layout.line == 8:
+        low, high = stored.view(len(stored), -1, 2, 4).unbind(2)
+        stored = low | high << 4
+    return stored.contiguous().view(len(stored), -1).view(torch.int32)
+
+
+def _padded(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
