@@ -3,9 +3,8 @@
 For bfloat16 the weights lie in oneDNN's own blocks. For float32 they stay (out, in): MKL reads these
 fastest for a few rows, and for more rows oneDNN is about as fast on them as on its blocks.
 
-Bit for bit: a token's result depends on the token, its experts and its scores, and on how many rows
-these experts have in the batch and which of them are the token's (by that the libraries choose how to
-add up), not on the values in other rows.
+Bit for bit: a token's result does not depend on what is in other rows of the batch. It does depend, by
+rounding, on how many rows there are and of which experts: by that the libraries choose how to add up.
 
 Memory: the buffers here grow to the largest batch seen and stay. torch's products have no `out=`: each
 returns a fresh tensor. Chunks of 512 rows keep these below the 32 MiB up to which malloc comes to reuse
@@ -126,7 +125,7 @@ class PackedKernel(ExpertKernel):
         for runs in batches(rows.ends, _CHUNK_ROWS):
             chunk = slice(runs[0].start, runs[-1].end)
             token_N = rows.token_N[chunk]
-            x_NH = self._take("rows", len(token_N), hidden)
+            x_NH = self._take("rows", chunk.stop - chunk.start, hidden)
             torch.index_select(x_TH, 0, token_N, out=x_NH)
             sizes = [run.end - run.start for run in runs]
             product_NJ = self._multiply(x_NH, sizes, [experts[run.place].up for run in runs])
@@ -139,6 +138,7 @@ class PackedKernel(ExpertKernel):
         """See `ExpertKernel`."""
         super().close()
         self._scratch.clear()
+        trim()
 
     def _products_of(self, dtype: torch.dtype) -> Products:
         return best_products(dtype)
@@ -165,7 +165,7 @@ class PackedKernel(ExpertKernel):
         ]
         if len(parts) == 1:
             return parts[0]
-        out_N = self._take("product", len(x_N), parts[0].shape[1])
+        out_N = self._take("product", x_N.shape[0], parts[0].shape[1])
         return torch.cat(parts, out=out_N)
 
     def _activate(self, product_NJ: torch.Tensor, form: ExpertForm) -> torch.Tensor:
@@ -194,10 +194,10 @@ class PackedKernel(ExpertKernel):
         """Adds the rows' weighted results up, one row after another: in ascending order of experts."""
         hidden = out_TH.shape[1]
         step = max(1, _SUM_BYTES // (4 * hidden))
-        for start in range(0, len(token_N), step):
+        for start in range(0, y_NH.shape[0], step):
             piece = slice(start, start + step)
             token_P = token_N[piece]
-            weighted_PH = self._take("weighted", len(token_P), hidden, torch.float32)
+            weighted_PH = self._take("weighted", token_P.shape[0], hidden, torch.float32)
             # Two passes: torch's product of a bfloat16 and a float32 tensor is slower than both.
             weighted_PH.copy_(y_NH[piece]).mul_(score_N1[piece])
             out_TH.index_add_(0, token_P, weighted_PH)
@@ -208,8 +208,8 @@ class PackedKernel(ExpertKernel):
         """A view of the buffer of that name; its contents are undefined. A buffer has one dtype."""
         size = rows * columns
         buffer = self._scratch.get(name)
-        if buffer is None or len(buffer) < size:
-            room = max(size, 0 if buffer is None else 2 * len(buffer))
+        if buffer is None or buffer.shape[0] < size:
+            room = max(size, 0 if buffer is None else 2 * buffer.shape[0])
             buffer = self._scratch[name] = torch.empty(room, dtype=dtype or self.spec.dtype)
         return buffer[:size].view(rows, columns)
 
