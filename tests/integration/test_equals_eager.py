@@ -59,7 +59,9 @@ def test_ended_rows_are_not_dispatched(served: tuple[Path, LocalCluster]) -> Non
     """Rows that have ended are fed placeholders: same tokens, fewer pairs."""
     path, cluster = served
     expected = eager(path)
-    model = attention_client.load(path, cluster.monitor_address)
+    # Pairs that a replica is asked for as well, because a busy machine is slow, would be counted twice.
+    patient = AttentionClientConfig(attempt_timeout_s=8.0)
+    model = attention_client.load(path, cluster.monitor_address, config=patient)
     joined = next(m._eaas_cluster for m in model.modules() if hasattr(m, "_eaas_cluster"))
     ids_BT, mask_BT = ragged(8)
     options = {"attention_mask": mask_BT, "max_new_tokens": NEW_TOKENS, "do_sample": False}
