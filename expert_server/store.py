@@ -60,7 +60,7 @@ class ExpertStore:
             if not self.count:
                 return self._load(wanted)
             # The cores belong to the kernel now: copies and packing take one, not a team of their own.
-            with ThreadPoolExecutor(1, "load", torch.set_num_threads, (1,)) as thread:
+            with ThreadPoolExecutor(1, "load", _compute_alone) as thread:
                 return thread.submit(self._load, wanted).result()
 
     def _load(self, wanted: Mapping[int, Collection[int]]) -> int:
@@ -92,3 +92,13 @@ class ExpertStore:
                     raise LookupError(
                         f"layer {layer}: the model has experts 0 to {num_experts - 1}"
                     )
+
+
+def _compute_alone() -> None:
+    """Makes torch compute with one thread in this thread, and in no other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    # That number would also be the one of threads that have not computed yet: they get the old one.
+    restore = threading.Thread(target=torch.set_num_threads, args=(threads,))
+    restore.start()
+    restore.join()

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from eaas.demo_model import ARCHITECTURES, write_demo_model
 from eaas.errors import CorruptShardError, MissingShardError
 from expert_server.kernels import KernelSpec, ReferenceKernel
 from expert_server.store import ExpertStore
-from expert_server.weights import ExpertReader, ExpertWeights
+from expert_server.weights import ExpertForm, ExpertReader, ExpertWeights
 
 TINY: dict[str, Any] = {"layers": 3, "hidden": 64, "experts": 8, "top_k": 2, "vocab": 400}
 
@@ -257,3 +258,25 @@ def test_readers_go_on_while_others_load(qwen: Path) -> None:
         thread.join()
     assert not wrong
     assert store.count == 1
+
+
+def test_loads_beside_serving_take_one_core(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first load has all threads; later ones run in a thread of their own, with one."""
+    threads: list[tuple[int, int]] = []
+    pack = ReferenceKernel.pack
+
+    def seen(self: ReferenceKernel, weights: ExpertWeights, form: ExpertForm) -> ExpertWeights:
+        threads.append((threading.get_ident(), torch.get_num_threads()))
+        return pack(self, weights, form)
+
+    monkeypatch.setattr(ReferenceKernel, "pack", seen)
+    torch.set_num_threads(2)
+    store = new_store(Checkpoint.open(qwen))
+    store.load({0: [0]})
+    store.load({0: [1]})
+    (first, many), (second, one) = threads
+    assert (first, many, one) == (threading.get_ident(), 2, 1)
+    assert second != first
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(torch.get_num_threads).result() == 2
+    assert torch.get_num_threads() == 2

@@ -1,0 +1,200 @@
+"""The reader: in chunks or at once, by transformers' rules or straight to the place, the same experts."""
+
+import gc
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+from transformers.core_model_loading import Interleave, Transpose, WeightConverter
+
+from eaas.checkpoint import Checkpoint, quiet_transformers
+from eaas.demo_model import ARCHITECTURES, write_demo_model
+from eaas.errors import CorruptShardError
+from expert_server import weights as weights_module
+from expert_server.weights import ExpertReader, ExpertWeights
+
+TINY: dict[str, Any] = {"layers": 2, "hidden": 64, "experts": 8, "top_k": 2, "vocab": 400}
+WANTED = [7, 0, 3, 4, 6]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def demo(path: Path, architecture: str) -> Path:
+    write_demo_model(path, architecture, max_shard_size="40KB", **TINY)
+    return path
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return demo(tmp_path_factory.mktemp("demo") / request.param, request.param)
+
+
+@pytest.fixture
+def qwen(tmp_path: Path) -> Path:
+    return demo(tmp_path / "qwen", "qwen3_moe")
+
+
+def tensors(weights: ExpertWeights) -> list[torch.Tensor]:
+    every = (weights.up, weights.down, weights.up_bias, weights.down_bias)
+    return [tensor for tensor in every if tensor is not None]
+
+
+def read(
+    checkpoint: Checkpoint, wanted: Sequence[int] = WANTED, layer: int = 0
+) -> dict[int, list[torch.Tensor]]:
+    """Copies of what the reader hands out: a view is good until the next step."""
+    reader = ExpertReader(checkpoint)
+    found = {e: tensors(weights.copy(reader.dtype)) for e, weights in reader.read(layer, wanted)}
+    assert list(found) == sorted(wanted)
+    return found
+
+
+def assert_same(ours: dict[int, list[torch.Tensor]], theirs: dict[int, list[torch.Tensor]]) -> None:
+    assert ours.keys() == theirs.keys()
+    for expert, expected in theirs.items():
+        assert len(ours[expert]) == len(expected)
+        assert all(torch.equal(a, b) for a, b in zip(ours[expert], expected, strict=True))
+
+
+@pytest.mark.parametrize("in_chunk", [1, 2, 3])
+def test_chunks_make_no_difference(
+    path: Path, monkeypatch: pytest.MonkeyPatch, in_chunk: int
+) -> None:
+    checkpoint = Checkpoint.open(path)
+    at_once = read(checkpoint)
+    size = sum(tensor.nbytes for tensor in at_once[0])
+    sizes = []
+    stack = ExpertReader._stack
+
+    def counted(self: ExpertReader, name: str, columns: list[Any]) -> torch.Tensor:
+        sizes.append(len(columns[0]))
+        return stack(self, name, columns)
+
+    monkeypatch.setattr(ExpertReader, "_stack", counted)
+    monkeypatch.setattr(weights_module, "_CHUNK_BYTES", in_chunk * size + size // 2)
+    assert_same(read(checkpoint), at_once)
+    assert set(sizes) == {in_chunk, len(WANTED) % in_chunk} - {0}
+
+
+def test_an_expert_larger_than_a_chunk_is_read_alone(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = Checkpoint.open(path)
+    at_once = read(checkpoint)
+    monkeypatch.setattr(weights_module, "_CHUNK_BYTES", 1)
+    assert_same(read(checkpoint), at_once)
+
+
+def test_parts_that_are_read_to_their_place_are_what_transformers_rule_makes_of_them(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = Checkpoint.open(path)
+    placed = read(checkpoint)
+    monkeypatch.setattr(weights_module, "_only_stacks", lambda rule: False)
+    assert_same(placed, read(checkpoint))
+
+
+def rewrite(path: Path, change: dict[str, torch.dtype | tuple[int, ...]]) -> Checkpoint:
+    """Gives tensors another dtype or shape, in their shard."""
+    checkpoint = Checkpoint.open(path)
+    for shard in {checkpoint.keys[key] for key in change}:
+        content = load_file(shard)
+        for key, to in change.items():
+            if key in content and isinstance(to, torch.dtype):
+                content[key] = content[key].to(to)
+            elif key in content:
+                content[key] = content[key].flatten()[: torch.Size(to).numel()].view(to).clone()
+        save_file(content, shard, metadata={"format": "pt"})
+    return Checkpoint.open(path)
+
+
+def test_parts_of_different_dtypes(qwen: Path) -> None:
+    """Step 1 of transformers' loading casts each tensor."""
+    key = "model.layers.0.mlp.experts.{}.gate_proj.weight"
+    checkpoint = rewrite(qwen, {key.format(3): torch.bfloat16, key.format(4): torch.float64})
+    with quiet_transformers():
+        model = AutoModelForCausalLM.from_pretrained(qwen, experts_implementation="eager")
+    experts = model.get_submodule(checkpoint.shape.layer_names[0])
+    expected = {e: [experts.gate_up_proj[e], experts.down_proj[e]] for e in WANTED}
+    assert_same(read(checkpoint), expected)
+
+
+def test_one_expert_of_another_shape_is_corrupt(qwen: Path) -> None:
+    key = "model.layers.0.mlp.experts.3.gate_proj.weight"
+    checkpoint = rewrite(qwen, {key: (16, 64)})
+    assert read(checkpoint, [0, 1, 2])
+    with pytest.raises(CorruptShardError, match=r"experts\.gate_up_proj .*fetch"):
+        read(checkpoint, [2, 3])
+    with pytest.raises(CorruptShardError, match=r"is \(1, 48, 64\) where config.json says"):
+        read(checkpoint, [3])
+
+
+@pytest.mark.parametrize(
+    ("operations", "undo"),
+    [
+        ([Transpose(1, 2)], lambda t: t.transpose(1, 2)),
+        ([Transpose(1, 2, check_dims=True)], lambda t: t),
+        ([Interleave(dim=1)], lambda t: t.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)),
+    ],
+    ids=["transpose", "checked", "interleave"],
+)
+def test_rules_that_do_more_than_put_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operations: list[Any], undo: Any
+) -> None:
+    """As other architectures have them, here for one tensor of all experts."""
+    checkpoint = Checkpoint.open(demo(tmp_path / "oss", "gpt_oss"))
+    name = f"{checkpoint.shape.layer_names[0]}.gate_up_proj"
+    whole = checkpoint.slice(name)[...]
+    shape = checkpoint.expert_modules()[checkpoint.shape.layer_names[0]].gate_up_proj.shape
+    stored = undo(whole).contiguous()
+    shard = checkpoint.keys[name]
+    save_file({**load_file(shard), name: stored}, shard, metadata={"format": "pt"})
+
+    mapping = Checkpoint.weight_mapping
+
+    def with_rule(self: Checkpoint) -> list[Any]:
+        # Rules keep state: a new one each time.
+        rule = WeightConverter("experts.gate_up_proj", "experts.gate_up_proj", list(operations))
+        return [*mapping(self), rule]
+
+    monkeypatch.setattr(Checkpoint, "weight_mapping", with_rule)
+    found = read(Checkpoint.open(checkpoint.path))
+    assert whole.shape == shape
+    for expert in WANTED:
+        assert torch.equal(found[expert][0], whole[expert])
+
+
+def test_nothing_is_left_open_or_kept_after_release(qwen: Path) -> None:
+    def state() -> tuple[int, int]:
+        gc.collect()
+        shards = [e for e in Path("/proc/self/fd").iterdir() if e.resolve().parent == qwen]
+        return len(shards), sum(buffer.nbytes for buffer in reader._buffers.values())
+
+    reader = ExpertReader(Checkpoint.open(qwen))
+    for _ in reader.read(0, WANTED):
+        pass
+    opened, kept = state()
+    assert opened > 0
+    assert kept > 0
+    reader.release()
+    assert state() == (0, 0)
+
+
+def test_a_copy_is_alone_in_its_memory(path: Path) -> None:
+    reader = ExpertReader(Checkpoint.open(path))
+    for _, weights in reader.read(0, WANTED):
+        for ours, theirs in zip(tensors(weights.copy(reader.dtype)), tensors(weights), strict=True):
+            assert torch.equal(ours, theirs)
+            assert ours.untyped_storage().nbytes() == ours.nbytes
+            assert ours.is_contiguous()
+            assert ours.data_ptr() != theirs.data_ptr()
