@@ -22,6 +22,7 @@ setup(
                     "activation",
                     "split",
                     "gemm_amx",
+                    "gemm_amx_few",
                     "gemm_avx512",
                     "gemm_int",
                     "gemm_portable",

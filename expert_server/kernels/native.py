@@ -12,6 +12,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -81,7 +82,7 @@ class NativeKernel(ExpertKernel):
         self._pool = _native.create_pool(spec.threads)
         self._tables: dict[int, _Table] = {}
         self._scratch = torch.empty(0, dtype=torch.uint8)
-        self._out = torch.empty(0)
+        self._out = self._out_TH = torch.empty(0)
 
     def load(self, layer: int, expert: int, weights: ExpertWeights) -> None:
         """See `ExpertKernel`."""
@@ -104,7 +105,7 @@ class NativeKernel(ExpertKernel):
         self._tables = {}
         self._pool = None
         self._scratch = torch.empty(0, dtype=torch.uint8)
-        self._out = torch.empty(0)
+        self._out = self._out_TH = torch.empty(0)
 
     def __call__(
         self,
@@ -123,16 +124,18 @@ class NativeKernel(ExpertKernel):
             if len(asked):
                 raise self._not_held(layer, int(asked[0]))
             return torch.zeros(tokens, hidden)
-        x_TH = x_TH.to(self._x_dtype).contiguous()
-        ids_TK = expert_ids_TK.to(torch.int32).contiguous()
-        scores_TK = scores_TK.to(torch.float32).contiguous()
+        x_TH = _laid_out(x_TH, self._x_dtype)
+        ids_TK = _laid_out(expert_ids_TK, torch.int32)
+        scores_TK = _laid_out(scores_TK, torch.float32)
         activation = self._activations[layer]
         size = (hidden, table.intermediate, tokens, top_k, len(table.experts))
-        self._reserve(_native.scratch_bytes(self._kind, self.spec.threads, *size), tokens * hidden)
+        self._reserve(
+            _native.scratch_bytes(self._kind, self.spec.threads, *size), tokens, hidden
+        )
         missing = _native.run(
             self._kind,
             self._pool,
-            table.experts.ctypes.data,
+            table.address,
             len(table.experts),
             hidden,
             table.intermediate,
@@ -142,12 +145,12 @@ class NativeKernel(ExpertKernel):
             scores_TK.data_ptr(),
             tokens,
             top_k,
-            self._out.data_ptr(),
+            self._out_TH.data_ptr(),
             self._scratch.data_ptr(),
         )
         if missing != -1:
             raise self._not_held(layer, missing)
-        return self._out[: tokens * hidden].view(tokens, hidden)
+        return self._out_TH
 
     def _publish(self, layer: int) -> None:
         held = {e: packed for (of, e), packed in self._packed.items() if of == layer}
@@ -159,14 +162,18 @@ class NativeKernel(ExpertKernel):
             experts, tuple(packed.memory for packed in held.values()), intermediate
         )
 
-    def _reserve(self, scratch_bytes: int, out_values: int) -> None:
+    def _reserve(self, scratch_bytes: int, tokens: int, hidden: int) -> None:
         """Grows the memory that calls share; doubled, so that soon no call allocates any more."""
         if self._scratch.nbytes < scratch_bytes:
             self._scratch = torch.empty(0, dtype=torch.uint8)
             self._scratch = _memory(scratch_bytes + scratch_bytes // 2)
-        if len(self._out) < out_values:
-            self._out = torch.empty(0)
-            self._out = _memory(8 * out_values).view(torch.float32)
+        if self._out_TH.shape == (tokens, hidden):
+            return
+        values = tokens * hidden
+        if len(self._out) < values:
+            self._out = self._out_TH = torch.empty(0)
+            self._out = _memory(8 * values).view(torch.float32)
+        self._out_TH = self._out[:values].view(tokens, hidden)
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,6 +187,11 @@ class _Table:
     experts: np.ndarray
     memory: tuple[torch.Tensor, ...]
     intermediate: int
+
+    @cached_property
+    def address(self) -> int:
+        """Of `experts`."""
+        return int(self.experts.ctypes.data)
 
 
 _NO_EXPERTS = _Table(np.zeros(0, _EXPERT), (), 0)
@@ -286,9 +298,23 @@ def _memory(nbytes: int) -> torch.Tensor:
         block = torch.empty(nbytes + _LINE_BYTES, dtype=torch.uint8)
         begin = -block.data_ptr() % _LINE_BYTES
         return block[begin : begin + nbytes]
-    mapping = mmap.mmap(-1, nbytes)
-    mapping.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(mapping, dtype=torch.uint8, count=nbytes)
+    # Private: memory that is shared gets no huge pages on most machines.
+    mapping = mmap.mmap(
+        -1, nbytes + _HUGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    )
+    block = torch.frombuffer(mapping, dtype=torch.uint8)
+    begin, whole = -block.data_ptr() % _HUGE_BYTES, nbytes // _HUGE_BYTES * _HUGE_BYTES
+    mapping.madvise(mmap.MADV_HUGEPAGE, begin, whole)
+    # A huge page for the rest would mostly be waste.
+    mapping.madvise(mmap.MADV_NOHUGEPAGE, begin + whole, len(mapping) - begin - whole)
+    return block[begin : begin + nbytes]
+
+
+def _laid_out(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """As the compiled code reads them. A call of torch that does nothing still costs 20 us where caches are cold."""
+    if values.dtype != dtype:
+        values = values.to(dtype)
+    return values if values.is_contiguous() else values.contiguous()
 
 
 def _known(form: ExpertForm) -> Activation:

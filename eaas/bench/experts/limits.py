@@ -37,7 +37,7 @@ class ReadLimit:
     """
 
     def __init__(self, threads: int) -> None:
-        self._memory = mmap.mmap(-1, READ_BYTES)
+        self._memory = mmap.mmap(-1, READ_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._memory.madvise(mmap.MADV_HUGEPAGE)
         buffer = torch.frombuffer(self._memory, dtype=torch.float32).fill_(1)
         ways = _ways_to_read(buffer, threads)

@@ -1,4 +1,4 @@
-/* bfloat16 products with Intel AMX: tiles of 16 rows of 64 bytes. */
+/* bfloat16 products with Intel AMX: tiles of 16 rows of 64 bytes. Few rows: gemm_amx_few.c. */
 #include "native.h"
 
 #ifdef __x86_64__
@@ -12,7 +12,10 @@
 #define STEP_K 32 /* Inputs of one tile of x. */
 #define STEP_BYTES (STEP_K * 2)
 #define TILE_BYTES (PANEL * STEP_BYTES) /* Of weights: contiguous in the panel. */
-#define BLOCK_K 2048 /* 128 rows of it are 512 KiB. */
+#define BLOCK_K 512 /* 32 rows of it are 32 KiB: they stay in the first cache. */
+/* Up to here FMA keeps up with memory. Tiles do not where a neighbour has the core's other thread: there a load of a
+ * tile takes three times as long. */
+#define FEW_ROWS 4
 /* How far ahead of its use memory is asked for: the hardware's own prefetcher stops at each 4 KiB page. */
 #define AHEAD_BYTES 8192
 #define ARCH_REQ_XCOMP_PERM 0x1023
@@ -43,6 +46,8 @@ AMX static void configure(int rows) {
     }
     config.rows[0] = config.rows[1] = config.rows[4] = (uint8_t)upper;
     config.rows[2] = config.rows[3] = config.rows[5] = (uint8_t)lower;
+    /* GCC's intrinsic names only the first 8 bytes as read, and drops what was stored to the rest. */
+    __asm__ volatile("" ::"m"(config));
     _tile_loadconfig(&config);
 }
 
@@ -136,14 +141,13 @@ AMX static void few_rows(const char *x, size_t x_stride, const char *w, size_t p
         }
 }
 
-/* A stretch of k whose rows of x stay in the second cache while the panels pass by, two at a time. */
+/* A stretch of k at a time: its rows of x are used by all panels, its weights by all rows. */
 AMX static void many_rows(const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes, int panels,
                           int k, float *c, size_t ldc) {
-    const int block_k = m > 2 * ROWS ? BLOCK_K : k;
     int configured = 0;
-    for (int at = 0; at < k; at += block_k)
+    for (int at = 0; at < k; at += BLOCK_K)
         for (int p = 0; p < panels; p += 2) {
-            const int width = k - at < block_k ? k - at : block_k;
+            const int width = k - at < BLOCK_K ? k - at : BLOCK_K;
             const bool add = at > 0, two = p + 1 < panels;
             for (int row = 0; row < m; row += 2 * ROWS) {
                 const int rows = m - row < 2 * ROWS ? m - row : 2 * ROWS;
@@ -165,6 +169,10 @@ AMX static void many_rows(const char *x, size_t x_stride, int m, const char *w, 
 
 AMX void gemm_amx_bf16(const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes, int panels, int k,
                        float *c, size_t ldc) {
+    if (m <= FEW_ROWS) {
+        gemm_amx_bf16_few(x, x_stride, m, w, panel_bytes, panels, k, c, ldc);
+        return;
+    }
     if (m <= ROWS) {
         configure(m);
         few_rows(x, x_stride, w, panel_bytes, panels, k, c, ldc);

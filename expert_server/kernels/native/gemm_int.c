@@ -176,6 +176,7 @@ AMX static void configure(int rows) {
         config.bytes_per_row[t] = LINE_BYTES;
         config.rows[t] = (uint8_t)(t < 6 ? rows : TILE_ROWS);
     }
+    __asm__ volatile("" ::"m"(config)); /* See gemm_amx.c. */
     _tile_loadconfig(&config);
 }
 

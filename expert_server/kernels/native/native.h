@@ -72,7 +72,7 @@ static inline size_t panel_bytes_of(Format weights, int k) {
     return (size_t)k * PANEL / (weights == INT4 ? 2 : 1) + (size_t)((k + segment - 1) / segment) * LINE_BYTES;
 }
 
-Gemm gemm_amx_bf16, gemm_avx512_bf16, gemm_avx512_f32;
+Gemm gemm_amx_bf16, gemm_amx_bf16_few, gemm_avx512_bf16, gemm_avx512_f32;
 bool amx_works(void), avx512_bf16_works(void), avx512_works(void);
 Gemm gemm_avx2_bf16, gemm_avx2_f32, gemm_plain_bf16, gemm_plain_f32;
 bool avx2_works(void), plain_works(void);

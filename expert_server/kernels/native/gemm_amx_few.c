@@ -1,0 +1,79 @@
+/* bfloat16 products of 1 to 4 rows, with FMA, and yet bit for bit what tiles give (gemm_amx.c).
+ *
+ * For each tile of 32 inputs TDPBF16PS sums the even and the odd ones apart, with FMA and from zero; then both sums are
+ * added, and that to c. It rounds to nearest and takes subnormals for zero (Intel 64 and IA-32 Architectures Software
+ * Developer's Manual, volume 2, TDPBF16PS).
+ */
+#include "native.h"
+
+#ifdef __x86_64__
+#include <immintrin.h>
+
+#define AVX512 __attribute__((target("avx512f")))
+#define INLINE static inline __attribute__((always_inline))
+#define MOST_ROWS 4
+#define MOST_PANELS 4
+#define STEP_K 32
+#define STEP_BYTES (STEP_K * 2)
+#define TILE_BYTES (PANEL * STEP_BYTES)
+#define SUBNORMALS_ARE_ZERO 0x8040 /* MXCSR: FTZ and DAZ. */
+
+/* `rows` and `panels` are constants where this is inlined, so that the sums stay in registers. */
+#define ROWS_AND_PANELS                                                                                            \
+    _Pragma("GCC unroll 4") for (int r = 0; r < rows; r++) _Pragma("GCC unroll 4") for (int p = 0; p < panels; p++)
+
+AVX512 INLINE void block(const int rows, const int panels, const char *x, size_t x_stride, const char *w,
+                         size_t panel_bytes, int k, float *c, size_t ldc) {
+    const __m512i upper_half = _mm512_set1_epi32((int)0xffff0000);
+    float x_even[MOST_ROWS][PANEL] __attribute__((aligned(LINE_BYTES)));
+    float x_odd[MOST_ROWS][PANEL] __attribute__((aligned(LINE_BYTES)));
+    __m512 sum[MOST_ROWS][MOST_PANELS];
+    ROWS_AND_PANELS sum[r][p] = _mm512_setzero_ps();
+    for (int step = 0; step < k / STEP_K; step++, x += STEP_BYTES, w += TILE_BYTES) {
+        /* A bfloat16 is the upper half of a float32. */
+        for (int r = 0; r < rows; r++) {
+            const __m512i pairs = _mm512_loadu_si512(x + (size_t)r * x_stride);
+            _mm512_store_si512(x_even[r], _mm512_slli_epi32(pairs, 16));
+            _mm512_store_si512(x_odd[r], _mm512_and_si512(pairs, upper_half));
+        }
+        __m512 even[MOST_ROWS][MOST_PANELS], odd[MOST_ROWS][MOST_PANELS];
+        ROWS_AND_PANELS even[r][p] = odd[r][p] = _mm512_setzero_ps();
+        for (int i = 0; i < STEP_K / 2; i++)
+            _Pragma("GCC unroll 4") for (int p = 0; p < panels; p++) {
+                const __m512i pairs = _mm512_load_si512(w + (size_t)p * panel_bytes + (size_t)i * LINE_BYTES);
+                const __m512 w_even = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+                const __m512 w_odd = _mm512_castsi512_ps(_mm512_and_si512(pairs, upper_half));
+                _Pragma("GCC unroll 4") for (int r = 0; r < rows; r++) {
+                    even[r][p] = _mm512_fmadd_ps(_mm512_set1_ps(x_even[r][i]), w_even, even[r][p]);
+                    odd[r][p] = _mm512_fmadd_ps(_mm512_set1_ps(x_odd[r][i]), w_odd, odd[r][p]);
+                }
+            }
+        ROWS_AND_PANELS sum[r][p] = _mm512_add_ps(sum[r][p], _mm512_add_ps(even[r][p], odd[r][p]));
+    }
+    ROWS_AND_PANELS _mm512_storeu_ps(c + (size_t)r * ldc + p * PANEL, sum[r][p]);
+}
+
+#define CASE(ROWS, PANELS)                                                                                         \
+    case ROWS * 8 + PANELS: block(ROWS, PANELS, x, x_stride, w, panel_bytes, k, c, ldc); break;
+
+/* Not inlined: the arithmetic must not move across the changes of MXCSR. */
+AVX512 static __attribute__((noinline)) void all_panels(const char *x, size_t x_stride, int m, const char *w,
+                                                        size_t panel_bytes, int panels, int k, float *c, size_t ldc) {
+    const int at_once = m <= 2 ? 4 : 2;
+    for (int p = 0; p < panels; p += at_once, w += at_once * panel_bytes, c += at_once * PANEL)
+        switch (m * 8 + (panels - p < at_once ? panels - p : at_once)) {
+            CASE(1, 1) CASE(1, 2) CASE(1, 3) CASE(1, 4)
+            CASE(2, 1) CASE(2, 2) CASE(2, 3) CASE(2, 4)
+            CASE(3, 1) CASE(3, 2)
+            CASE(4, 1) CASE(4, 2)
+        }
+}
+
+void gemm_amx_bf16_few(const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes, int panels, int k,
+                       float *c, size_t ldc) {
+    const unsigned mode = _mm_getcsr();
+    _mm_setcsr(mode | SUBNORMALS_ARE_ZERO);
+    all_panels(x, x_stride, m, w, panel_bytes, panels, k, c, ldc);
+    _mm_setcsr(mode);
+}
+#endif
