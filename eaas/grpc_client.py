@@ -39,6 +39,8 @@ STREAM_SILENCE_S = 5.0
 _OPTIONS = (
     ("grpc.max_send_message_length", MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    # No ping beside every message to measure the path: windows are fixed, and idle processes stay idle.
+    ("grpc.http2.bdp_probe", 0),
     # gRPC's client sends no keepalive by itself: a peer that vanished without a RST would hold a
     # stream for as long as TCP retries.
     ("grpc.keepalive_time_ms", 10_000),

@@ -42,7 +42,7 @@
 
 #define LINE_BYTES 64
 #define MAX_VALUE 31                         /* A mask is a u32 with one bit per value. */
-#define SIGNAL_CHECK_NS UINT64_C(100000000)  /* No wait keeps a Ctrl-C waiting for longer. */
+#define SIGNAL_CHECK_NS UINT64_C(250000000)  /* No wait keeps a Ctrl-C waiting for longer. */
 #define MAX_TIMEOUT_US INT64_C(1000000000000000) /* 31 years; its nanoseconds fit in 64 bits. */
 #define LOOKS_PER_CLOCK_READ 16              /* A clock read costs more than a look at a flag. */
 

@@ -59,7 +59,7 @@ class Flags:
         """Waits until `scan(first, count, mask)` is not empty and returns it.
 
         Spins at first and then sleeps on the bell, both without the GIL; Python's signal handlers
-        run at least every 100 ms.
+        run at least every 250 ms.
 
         Args:
             first: First flag to look at.
@@ -76,7 +76,7 @@ class Flags:
             The ready indices, ascending; [] on timeout or when the seq moved.
 
         Raises:
-            ValueError: Also when another thread releases the flags during the wait (within 100 ms).
+            ValueError: Also when another thread releases the flags during the wait (within 250 ms).
         """
 
     def release(self) -> None:

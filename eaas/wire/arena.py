@@ -159,7 +159,7 @@ class Arena:
         """Gives the memory back; every further use raises ValueError. Idempotent.
 
         Safe while NumPy views of the slots or a thread in `flags.wait` still live: they stay valid
-        (the wait ends with ValueError within 100 ms), and the memory goes with the last of them.
+        (the wait ends with ValueError within 250 ms), and the memory goes with the last of them.
         """
         if self._mapping is None:
             return

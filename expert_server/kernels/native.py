@@ -129,9 +129,7 @@ class NativeKernel(ExpertKernel):
         scores_TK = _laid_out(scores_TK, torch.float32)
         activation = self._activations[layer]
         size = (hidden, table.intermediate, tokens, top_k, len(table.experts))
-        self._reserve(
-            _native.scratch_bytes(self._kind, self.spec.threads, *size), tokens, hidden
-        )
+        self._reserve(_native.scratch_bytes(self._kind, self.spec.threads, *size), tokens, hidden)
         missing = _native.run(
             self._kind,
             self._pool,
@@ -299,9 +297,7 @@ def _memory(nbytes: int) -> torch.Tensor:
         begin = -block.data_ptr() % _LINE_BYTES
         return block[begin : begin + nbytes]
     # Private: memory that is shared gets no huge pages on most machines.
-    mapping = mmap.mmap(
-        -1, nbytes + _HUGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    )
+    mapping = mmap.mmap(-1, nbytes + _HUGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     block = torch.frombuffer(mapping, dtype=torch.uint8)
     begin, whole = -block.data_ptr() % _HUGE_BYTES, nbytes // _HUGE_BYTES * _HUGE_BYTES
     mapping.madvise(mmap.MADV_HUGEPAGE, begin, whole)
@@ -311,7 +307,7 @@ def _memory(nbytes: int) -> torch.Tensor:
 
 
 def _laid_out(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """As the compiled code reads them. A call of torch that does nothing still costs 20 us where caches are cold."""
+    """As the compiled code reads them. Even a call of torch that does nothing takes 20 us, caches cold."""
     if values.dtype != dtype:
         values = values.to(dtype)
     return values if values.is_contiguous() else values.contiguous()

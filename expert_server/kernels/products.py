@@ -129,7 +129,9 @@ def _own_copy(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     other experts in between it could not use them for the next expert either: measured, a third more
     memory than the weights have. Large pages, where the system has them, make reading faster.
     """
-    pages = mmap.mmap(-1, weight.numel() * dtype.itemsize)
+    nbytes = weight.numel() * dtype.itemsize
+    # Private: memory that is shared gets no large pages on most machines.
+    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=dtype).view(weight.shape).copy_(weight).flatten(0, -2)
 

@@ -37,6 +37,7 @@ class ReadLimit:
     """
 
     def __init__(self, threads: int) -> None:
+        # Private: memory that is shared gets no huge pages on most machines.
         self._memory = mmap.mmap(-1, READ_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._memory.madvise(mmap.MADV_HUGEPAGE)
         buffer = torch.frombuffer(self._memory, dtype=torch.float32).fill_(1)

@@ -188,7 +188,7 @@ def test_ring_moves_the_seq_only_for_sleepers(flags: Flags) -> None:
 
 @pytest.mark.parametrize("spin_us", [0, 20, -1])
 def test_interrupt_wakes_every_waiter(flags: Flags, spin_us: int) -> None:
-    """At once: one who is not woken looks around only when 100 ms are over."""
+    """At once: one who is not woken looks around only when 250 ms are over."""
     rounds, waiters = 20, 3
 
     def waiter(seen: int) -> int:
