@@ -21,6 +21,7 @@ setup(
                     "moe",
                     "activation",
                     "split",
+                    "convert",
                     "gemm_amx",
                     "gemm_amx_few",
                     "gemm_avx512",
@@ -33,7 +34,12 @@ setup(
                 "expert_server/kernels/native/gemm_portable.h",
                 "expert_server/kernels/native/gemm_int_portable.h",
             ],
-            extra_compile_args=["-O3", "-std=gnu11", "-Wall", "-Wextra", "-Wno-psabi", "-pthread"],
+            extra_compile_args=[
+                *("-O3", "-std=gnu11", "-pthread", "-fvisibility=hidden"),
+                *("-Wall", "-Wextra", "-Wno-psabi"),
+            ],
+            # Its functions call each other, whatever else in the process has their names.
+            extra_link_args=["-Wl,-Bsymbolic"],
             libraries=["m", "pthread"],
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
             py_limited_api=True,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from attention_client.serve import HttpServer, ServeLimits, bind, build_app
 from attention_client.status import cluster_status
 from eaas.checkpoint import Checkpoint
 from eaas.config import AttentionClientConfig
+from eaas.cores import usable_cores
 from eaas.errors import NotACheckpointError
 from eaas.grpc_server import join_host_port
 
@@ -52,7 +52,7 @@ def run(
         PortInUseError: The endpoint's port is taken.
         ClusterError: The monitor cannot be reached, or no placement covers every expert.
     """
-    torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 1) // 2))
+    torch.set_num_threads(config.threads or max(1, usable_cores() // 2))
     checkpoint = Checkpoint.open(model_path)
     tokenizer = _load_tokenizer(model_path)
     registry = CollectorRegistry()

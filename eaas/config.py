@@ -78,10 +78,11 @@ class ExpertServerConfig(_Section):
     port: Port = Field(0, description="gRPC port; 0 takes a free one.")
     threads: int = Field(0, ge=0, description="Intra-op threads; 0 shares the cores among servers.")
     kernel: Literal["auto", "native", "packed", "zentorch", "reference"] = Field(
-        "auto", description="What computes the experts; auto takes the fastest that is right here."
+        "auto",
+        description="What computes the experts; auto takes the first that none clearly beats here.",
     )
     quantization: Literal["none", "int8", "int4"] = Field(
-        "none", description="How weights are held in memory; activations keep their precision."
+        "none", description="How weights are held in memory; activations keep 15 bits at least."
     )
     slots: int = Field(16, ge=2, le=4096, description="Slots in the arena, over all clients.")
     slot_tokens: int = Field(

@@ -40,7 +40,7 @@ class ConfigError(EaasError):
 
 
 class CheckpointError(EaasError):
-    """The checkpoint cannot be served. Root of the following; the message names the file."""
+    """The checkpoint cannot be served. Root of the following; the message names the file, or the expert."""
 
 
 class NotACheckpointError(CheckpointError):

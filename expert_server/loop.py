@@ -162,7 +162,8 @@ class ServeLoop:
         except LookupError as error:
             self._blame(group, error)
             return
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, OSError, MemoryError) as error:
+            # Also where there is no memory for a batch of this size: a smaller one may come.
             _log.exception("layer %d: %s", layer, error)
             for request in group:
                 self._refuse(request.slot, request.grant, request.header, Status.INTERNAL)

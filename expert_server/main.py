@@ -8,12 +8,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 
 from eaas.checkpoint import Checkpoint
 from eaas.config import ExpertServerConfig
+from eaas.cores import usable_cores
 from eaas.grpc_server import Service, serve
 from eaas.log import get_logger
 from eaas.rpc.v1 import expert_pb2_grpc
@@ -27,7 +29,7 @@ from expert_server.kernels.quantize import quantization_error
 from expert_server.loop import ServeLoop
 from expert_server.service import TRANSPORTS, ExpertService
 from expert_server.slots import SlotTable
-from expert_server.store import ExpertStore
+from expert_server.store import ExpertStore, naming_expert
 from expert_server.weights import ExpertReader
 
 __all__ = ["ExpertServer"]
@@ -70,7 +72,7 @@ class ExpertServer:
         on_serving: Callable[[str, str], None],
     ) -> None:
         # A server that is started by hand leaves half of the cores to the other processes of a machine.
-        threads = config.threads or max(1, (os.cpu_count() or 1) // 2)
+        threads = config.threads or max(1, usable_cores() // 2)
         torch.set_num_threads(threads)
         sys.setswitchinterval(_SWITCH_S)
         checkpoint = Checkpoint.open(model)
@@ -84,43 +86,50 @@ class ExpertServer:
         sizes = ExpertSizes.of(
             checkpoint.expert_modules()[self.shape.layer_names[0]], self.shape.top_k
         )
-        self._kernel = choose_kernel(reader.forms, spec, sizes, config.kernel).kernel
-        self._about_kernel = _describe(self._kernel, reader)
-        self._store = ExpertStore(reader, self._kernel)
-        self._arena = Arena.create_shared(
-            config.slots,
-            payload_layout(
-                config.slot_tokens, self.shape.hidden_size, self.shape.top_k, WireDtype.FLOAT32
-            ).total,
-            result_length(config.slot_tokens, self.shape.hidden_size),
-            # Tells this life's arena from that of any other process that gets the same pid and descriptor.
-            time.monotonic_ns(),
-        )
-        self._table = SlotTable(self._arena)
-        self._loop = ServeLoop(self._arena, self._table, self._kernel, self.shape, config.spin_us)
-        service = ExpertService(self._arena, self._table, self._store, self.shape, self._applied)
-        self._server = serve(
-            [
-                Service(
-                    "eaas.rpc.v1.ExpertService",
-                    expert_pb2_grpc.add_ExpertServiceServicer_to_server,
-                    service,
-                )
-            ],
-            config.host,
-            config.port,
-        )
-        member = Member(
-            id=server_id,
-            role=Role.EXPERT_SERVER,
-            pid=os.getpid(),
-            host=socket.gethostname(),
-            address=self._server.address,
-            state=MemberState.JOINING,
-            model=self.shape,
-            transports=TRANSPORTS,
-        )
-        try:
+        with ExitStack() as undo:
+            self._kernel = choose_kernel(reader.forms, spec, sizes, config.kernel).kernel
+            undo.callback(self._kernel.close)
+            self._about_kernel = _describe(self._kernel, reader)
+            self._store = ExpertStore(reader, self._kernel)
+            self._arena = Arena.create_shared(
+                config.slots,
+                payload_layout(
+                    config.slot_tokens, self.shape.hidden_size, self.shape.top_k, WireDtype.FLOAT32
+                ).total,
+                result_length(config.slot_tokens, self.shape.hidden_size),
+                # Tells this life's arena from that of any process that gets the same pid and descriptor.
+                time.monotonic_ns(),
+            )
+            undo.callback(self._arena.close)
+            self._table = SlotTable(self._arena)
+            self._loop = ServeLoop(
+                self._arena, self._table, self._kernel, self.shape, config.spin_us
+            )
+            service = ExpertService(
+                self._arena, self._table, self._store, self.shape, self._applied
+            )
+            self._server = serve(
+                [
+                    Service(
+                        "eaas.rpc.v1.ExpertService",
+                        expert_pb2_grpc.add_ExpertServiceServicer_to_server,
+                        service,
+                    )
+                ],
+                config.host,
+                config.port,
+            )
+            undo.callback(self._server.stop, 0)
+            member = Member(
+                id=server_id,
+                role=Role.EXPERT_SERVER,
+                pid=os.getpid(),
+                host=socket.gethostname(),
+                address=self._server.address,
+                state=MemberState.JOINING,
+                model=self.shape,
+                transports=TRANSPORTS,
+            )
             self._session = MemberSession(
                 monitor_address,
                 member,
@@ -129,11 +138,7 @@ class ExpertServer:
                 on_stopping=self._loop.stop,
                 on_new_incarnation=self._on_new_incarnation,
             )
-        except BaseException:
-            self._server.stop(0)
-            self._arena.close()
-            self._kernel.close()
-            raise
+            undo.pop_all()
         self._joined.set()
 
     def run(self) -> None:
@@ -206,19 +211,19 @@ def _describe(kernel: ExpertKernel, reader: ExpertReader) -> str:
     a cluster says the same.
 
     Raises:
-        CheckpointError: An expert cannot be read, or has weights that cannot be quantised.
+        CheckpointError: An expert cannot be read, or has weights that cannot be quantised; says which.
     """
     dtype = str(kernel.spec.dtype).removeprefix("torch.")
     if kernel.spec.dtype != reader.dtype:
         dtype += f" for {str(reader.dtype).removeprefix('torch.')}"
-    line = f"{kernel.name} ({', '.join(filter(None, (dtype, getattr(kernel, 'isa', ''))))})"
+    line = f"{kernel.name} ({', '.join(filter(None, (dtype, kernel.isa)))})"
     quantization = kernel.spec.quantization
     if quantization is Quantization.NONE:
         return line
-    error = max(
-        quantization_error(weights, reader.forms[layer], quantization)
-        for layer in (0, len(reader.forms) - 1)
-        for _, weights in reader.read(layer, [0])
-    )
+    errors = []
+    for layer in (0, len(reader.forms) - 1):
+        for expert, weights in reader.read(layer, [0]):
+            with naming_expert(layer, expert):
+                errors.append(quantization_error(weights, reader.forms[layer], quantization))
     reader.release()
-    return f"{line}; {quantization} weights: relative error {100 * error:.2g} %"
+    return f"{line}; {quantization} weights: relative error {100 * max(errors):.2g} %"

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import torch
 
+from eaas.errors import CheckpointError
 from expert_server.kernels import ExpertKernel
 from expert_server.weights import ExpertReader
 
-__all__ = ["ExpertStore"]
+__all__ = ["ExpertStore", "naming_expert"]
 
 
 class ExpertStore:
@@ -53,7 +55,11 @@ class ExpertStore:
         Raises:
             LookupError: The model has no such layer or expert; nothing is loaded.
             MissingShardError, CorruptShardError: A tensor cannot be read; names the file and the
-                tensor. What was held, and what was loaded before, stays.
+                tensor.
+            CheckpointError: A weight is NaN or infinite, and weights are to be quantised; names the
+                layer and the expert.
+
+        After an error what was held, and what was loaded before, stays.
         """
         self._check(wanted)
         with self._changing:
@@ -69,7 +75,8 @@ class ExpertStore:
             for layer in sorted(wanted):
                 missing = {e for e in wanted[layer] if not self.holds(layer, e)}
                 for expert, weights in self._reader.read(layer, missing):
-                    self._kernel.load(layer, expert, weights)
+                    with naming_expert(layer, expert):
+                        self._kernel.load(layer, expert, weights)
                     del weights  # before the reader goes on: it is a view of a chunk
         finally:
             self._reader.release()
@@ -92,6 +99,15 @@ class ExpertStore:
                     raise LookupError(
                         f"layer {layer}: the model has experts 0 to {num_experts - 1}"
                     )
+
+
+@contextmanager
+def naming_expert(layer: int, expert: int) -> Iterator[None]:
+    """Inside, a CheckpointError of an expert's weights comes to say whose they are."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"layer {layer}, expert {expert}: {error}") from error
 
 
 def _compute_alone() -> None:

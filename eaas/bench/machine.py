@@ -12,9 +12,9 @@ __all__ = [
     "instruction_sets",
     "last_level_cache_bytes",
     "processor",
-    "usable_cores",
 ]
 
+_PROC, _CPUS = Path("/proc"), Path("/sys/devices/system/cpu")
 # What decides how fast a product of matrices can be; x86 and ARM names.
 _FLAGS = (
     *("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
@@ -34,14 +34,9 @@ def instruction_sets() -> list[str]:
     return [flag for flag in _FLAGS if flag in present]
 
 
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0))
-
-
 def last_level_cache_bytes() -> int:
     """Size of the cache next to memory; 0 where Linux does not tell."""
-    indices = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")
+    indices = (_CPUS / "cpu0" / "cache").glob("index*")
     levels = [
         (int((index / "level").read_text()), (index / "size").read_text().strip())
         for index in indices
@@ -54,23 +49,23 @@ def last_level_cache_bytes() -> int:
 
 def available_bytes() -> int:
     """Memory that can be had without swapping."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
+    for line in (_PROC / "meminfo").read_text().splitlines():
         name, _, value = line.partition(":")
         if name == "MemAvailable":
             return int(value.split()[0]) << 10
-    raise OSError("/proc/meminfo has no MemAvailable")
+    raise OSError(f"{_PROC}/meminfo has no MemAvailable")
 
 
 def busy_core_seconds() -> float:
     """Time since the machine's start that cores were not idle, whoever used them or took them away."""
     user, nice, system, _idle, _iowait, irq, softirq, steal = map(
-        int, Path("/proc/stat").read_text().split()[1:9]
+        int, (_PROC / "stat").read_text().split()[1:9]
     )
     return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
 
 
 def _cpuinfo(field: str) -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
+    for line in (_PROC / "cpuinfo").read_text().splitlines():
         name, _, value = line.partition(":")
         if name.strip() == field:
             return value.strip()

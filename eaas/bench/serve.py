@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import statistics
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any
 from eaas.bench.load import LoadResult, Workload, run_load
 from eaas.bench.machine import processor
 from eaas.config import load_config
+from eaas.cores import usable_cores
 from eaas.local import LocalCluster
 from eaas.local.process import ChildProcess, stop_all, wait_ready
 
@@ -49,7 +49,7 @@ def bench_serve(
         EaasError: Something did not start, or a request failed.
     """
     settings = load_config(attention_client={"transport": transport, "port": 0})
-    cores = os.cpu_count() or 1
+    cores = usable_cores()
     cluster_runs: list[LoadResult] = []
     single_runs: list[LoadResult] = []
     say("starting the cluster ...")

@@ -123,7 +123,7 @@ def experts(
     from eaas.bench.experts import bench_experts, make_plan
     from eaas.bench.experts.plan import DTYPES
     from eaas.bench.experts.plot import check_plot, draw_plot
-    from eaas.bench.machine import usable_cores
+    from eaas.cores import usable_cores
     from expert_server.kernels.registry import KERNEL_NAMES
 
     # Python's own handling of SIGINT; SIGTERM likewise ends the run through its `finally`s.

@@ -48,7 +48,8 @@ def up(
     kernel: Annotated[
         str | None,
         typer.Option(
-            help="auto, native, packed, zentorch or reference.", show_default="auto: the fastest"
+            help="auto, native, packed, zentorch or reference.",
+            show_default="auto: the first that none clearly beats",
         ),
     ] = None,
     quantization: Annotated[

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import socket
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Self
 
 from eaas.checkpoint import precheck
 from eaas.config import ClusterConfig
+from eaas.cores import usable_cores
 from eaas.errors import ConfigError, PortInUseError
 from eaas.local.interrupt import Interrupt
 from eaas.local.process import ChildProcess, stop_all, wait_ready
@@ -145,7 +145,7 @@ class LocalCluster:
     def _spawn_server(self, index: int) -> ChildProcess:
         name = f"expert-server-{index}"
         server = self.config.expert_server
-        threads = server.threads or max(1, (os.cpu_count() or 1) // self.servers)
+        threads = server.threads or max(1, usable_cores() // self.servers)
         return self._spawn(
             name,
             *("expert-server", "--id", name, "--model", str(self.model)),

@@ -1,4 +1,4 @@
-"""Which kernel serves: the fastest of those that compute rightly on this CPU, tried out at the start."""
+"""Which kernel serves: of those that compute rightly on this CPU, the first that none clearly beats."""
 
 from __future__ import annotations
 

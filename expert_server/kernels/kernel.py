@@ -20,7 +20,7 @@ __all__ = ["ExpertKernel", "KernelSpec", "Quantization", "Sized", "UnsupportedEr
 
 
 class Quantization(StrEnum):
-    """How weights are held; activations keep their precision (weight-only)."""
+    """How weights are held (weight-only: activations keep 15 bits at least)."""
 
     NONE = "none"
     INT8 = "int8"  # symmetric, one scale per output channel
@@ -96,12 +96,12 @@ class ExpertKernel(abc.ABC):
     def load(self, layer: int, expert: int, weights: ExpertWeights) -> None:
         """Takes an expert over in the kernel's own layout; `weights` may be freed afterwards.
 
-        One thread at a time.
+        One thread at a time. A replica that is held already goes once the new one is packed.
+
+        Raises:
+            CheckpointError: A weight is NaN or infinite, and weights are to be quantised; nothing changes.
         """
-        self.unload(layer, expert)
-        packed = self.pack(weights, self.forms[layer])
-        self._packed[layer, expert] = packed
-        self._bytes += packed.nbytes
+        self._put(layer, expert, self.pack(weights, self.forms[layer]))
 
     def unload(self, layer: int, expert: int) -> None:
         """Drops a replica, if it is held. One thread at a time, the one that loads."""
@@ -110,7 +110,11 @@ class ExpertKernel(abc.ABC):
 
     @abc.abstractmethod
     def pack(self, weights: ExpertWeights, form: ExpertForm) -> Sized:
-        """An expert in this kernel's layout, in memory of its own."""
+        """An expert in this kernel's layout, in memory of its own.
+
+        Raises:
+            CheckpointError: A weight is NaN or infinite, and weights are to be quantised.
+        """
 
     @abc.abstractmethod
     def __call__(
@@ -132,12 +136,31 @@ class ExpertKernel(abc.ABC):
 
         Raises:
             LookupError: An expert is not held; names the layer and the expert.
+            ValueError: The shapes do not fit each other.
         """
 
     def close(self) -> None:
         """Gives back threads and memory. Idempotent; a closed kernel computes no more."""
         self._packed.clear()
         self._bytes = 0
+
+    def _put(self, layer: int, expert: int, packed: Sized) -> None:
+        self.unload(layer, expert)
+        self._packed[layer, expert] = packed
+        self._bytes += packed.nbytes
+
+    def _check_shapes(
+        self, x_TH: torch.Tensor, expert_ids_TK: torch.Tensor, scores_TK: torch.Tensor
+    ) -> None:
+        if not (
+            x_TH.dim() == expert_ids_TK.dim() == 2
+            and len(x_TH) == len(expert_ids_TK)
+            and scores_TK.shape == expert_ids_TK.shape
+        ):
+            raise ValueError(
+                f"x {tuple(x_TH.shape)}, ids {tuple(expert_ids_TK.shape)}, "
+                f"scores {tuple(scores_TK.shape)}: want (T, H), (T, K), (T, K)"
+            )
 
     def _form(self, layer: int) -> ExpertForm:
         if not 0 <= layer < len(self.forms):

@@ -1,7 +1,7 @@
 """The compiled kernel: a whole layer in one call, on panels that are read strictly forward.
 
-It has what each CPU is best at (AMX, AVX512-BF16, AVX-512, AVX2, anything else) in one extension and takes
-the first that works here. The layout and the order of work are in `native/native.h` and `native/moe.c`.
+It has what each CPU is best at (AMX, AVX512-BF16, VNNI, AVX-512, AVX2, anything else) in one extension and
+takes the first that works here. The layout and the order of work are in `native/native.h` and `native/moe.c`.
 
 Bit for bit: a token's result depends on the token, its experts and its scores alone, not on the rest of the
 batch, its place in it, or the number of threads.
@@ -9,7 +9,6 @@ batch, its place in it, or the number of threads.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,18 +18,22 @@ import torch
 
 from expert_server.kernels import _native
 from expert_server.kernels.activation import Activation, recognise
-from expert_server.kernels.kernel import ExpertKernel, KernelSpec, Quantization, UnsupportedError
+from expert_server.kernels.kernel import (
+    ExpertKernel,
+    KernelSpec,
+    Quantization,
+    Sized,
+    UnsupportedError,
+)
+from expert_server.kernels.memory import huge_memory
 from expert_server.kernels.quantized_panels import pack_quantized, panel_bytes
 from expert_server.weights import ExpertForm, ExpertWeights
 
 __all__ = ["NativeKernel", "available_isas"]
 
 _PANEL, _PACK_K = 16, 32
-_LINE_BYTES, _HUGE_BYTES = 64, 2 << 20
 _FORMATS = {torch.float32: 0, torch.bfloat16: 1}
-# Quantised weights take float32 rows; the compiled code splits them itself where it needs that.
 _QUANTIZED = {Quantization.INT8: 2, Quantization.INT4: 3}
-_X_DTYPES = {0: torch.float32, 1: torch.bfloat16, 4: torch.float32}
 # Mirrors `Expert` in native.h.
 _EXPERT = np.dtype([("up", "u8"), ("down", "u8"), ("up_bias", "u8"), ("down_bias", "u8")])
 
@@ -42,12 +45,12 @@ class PackedExpert:
     Attributes:
         memory: The block, uint8.
         addresses: Of up, down, up_bias, down_bias; 0 where there is none.
-        intermediate: I.
+        size: (H, I).
     """
 
     memory: torch.Tensor
     addresses: tuple[int, int, int, int]
-    intermediate: int
+    size: tuple[int, int]
 
     @property
     def nbytes(self) -> int:
@@ -72,37 +75,33 @@ class NativeKernel(ExpertKernel):
         super().__init__(forms, spec)
         if spec.dtype not in _FORMATS:
             raise UnsupportedError(f"{spec.dtype} weights: it has float32 and bfloat16")
-        self._activations = [_known(form) for form in forms]
+        self._activations = {form: _known(form) for form in forms}
         wanted = _weights_format(spec)
         kinds = [kind for kind in _native.kinds() if kind[2] == wanted and isa in (None, kind[1])]
         if not kinds:
             raise UnsupportedError(f"this CPU has no {isa}")
-        self._kind, self.isa, _, x_format = kinds[0]
-        self._x_dtype = _X_DTYPES[x_format]
+        self._kind, self.isa, _, _ = kinds[0]
         self._pool = _native.create_pool(spec.threads)
+        self._layers: dict[int, dict[int, PackedExpert]] = {}
         self._tables: dict[int, _Table] = {}
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._out = self._out_TH = torch.empty(0)
-
-    def load(self, layer: int, expert: int, weights: ExpertWeights) -> None:
-        """See `ExpertKernel`."""
-        super().load(layer, expert, weights)
-        self._publish(layer)
 
     def unload(self, layer: int, expert: int) -> None:
         """See `ExpertKernel`."""
         if self.holds(layer, expert):
             super().unload(layer, expert)
+            del self._layers[layer][expert]
             self._publish(layer)
 
     def pack(self, weights: ExpertWeights, form: ExpertForm) -> PackedExpert:
         """See `ExpertKernel`."""
-        return pack_expert(weights.plain(form), _known(form), self.spec)
+        return pack_expert(weights.plain(form), self._activations[form], self.spec)
 
     def close(self) -> None:
         """See `ExpertKernel`."""
         super().close()
-        self._tables = {}
+        self._layers, self._tables = {}, {}
         self._pool = None
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._out = self._out_TH = torch.empty(0)
@@ -115,7 +114,8 @@ class NativeKernel(ExpertKernel):
         layer: int,
     ) -> torch.Tensor:
         """See `ExpertKernel`. One caller at a time."""
-        self._form(layer)
+        form = self._form(layer)
+        self._check_shapes(x_TH, expert_ids_TK, scores_TK)
         table = self._tables.get(layer, _NO_EXPERTS)
         (tokens, hidden), top_k = x_TH.shape, expert_ids_TK.shape[1]
         if not table.memory:
@@ -124,22 +124,24 @@ class NativeKernel(ExpertKernel):
             if len(asked):
                 raise self._not_held(layer, int(asked[0]))
             return torch.zeros(tokens, hidden)
-        x_TH = _laid_out(x_TH, self._x_dtype)
-        ids_TK = _laid_out(expert_ids_TK, torch.int32)
+        if hidden != table.size[0]:
+            raise ValueError(f"x {tuple(x_TH.shape)}: the experts' hidden size is {table.size[0]}")
+        # Other dtypes of x and of ids are rare, and even a call of torch that does nothing takes 20 us.
+        x_TH = _laid_out(x_TH, torch.bfloat16, torch.float32)
+        ids_TK = _laid_out(expert_ids_TK, torch.int32, torch.int64)
         scores_TK = _laid_out(scores_TK, torch.float32)
-        activation = self._activations[layer]
-        size = (hidden, table.intermediate, tokens, top_k, len(table.experts))
+        activation = self._activations[form]
+        size = (*table.size, tokens, top_k, len(table.experts))
         self._reserve(_native.scratch_bytes(self._kind, self.spec.threads, *size), tokens, hidden)
         missing = _native.run(
             self._kind,
             self._pool,
             table.address,
             len(table.experts),
-            hidden,
-            table.intermediate,
+            *table.size,
             (activation.kind, activation.has_gate, activation.alpha, activation.limit),
-            x_TH.data_ptr(),
-            ids_TK.data_ptr(),
+            (x_TH.data_ptr(), _FORMATS[x_TH.dtype]),
+            (ids_TK.data_ptr(), ids_TK.dtype is torch.int64),
             scores_TK.data_ptr(),
             tokens,
             top_k,
@@ -150,27 +152,39 @@ class NativeKernel(ExpertKernel):
             raise self._not_held(layer, missing)
         return self._out_TH
 
+    def _put(self, layer: int, expert: int, packed: Sized) -> None:
+        assert isinstance(packed, PackedExpert)
+        for other, held in self._layers.get(layer, {}).items():
+            if packed.size != held.size:
+                raise ValueError(
+                    f"layer {layer}: expert {expert} has (hidden, intermediate) {packed.size}, "
+                    f"expert {other} has {held.size}"
+                )
+        super()._put(layer, expert, packed)
+        self._layers.setdefault(layer, {})[expert] = packed
+        self._publish(layer)
+
     def _publish(self, layer: int) -> None:
-        held = {e: packed for (of, e), packed in self._packed.items() if of == layer}
+        held = self._layers[layer]
         experts = np.zeros(max(held, default=-1) + 1, _EXPERT)
         for expert, packed in held.items():
             experts[expert] = packed.addresses
-        intermediate = next((packed.intermediate for packed in held.values()), 0)
+        sizes = {packed.size for packed in held.values()}  # one at most
         self._tables[layer] = _Table(
-            experts, tuple(packed.memory for packed in held.values()), intermediate
+            experts, tuple(packed.memory for packed in held.values()), *sizes
         )
 
     def _reserve(self, scratch_bytes: int, tokens: int, hidden: int) -> None:
-        """Grows the memory that calls share; doubled, so that soon no call allocates any more."""
+        """Grows the memory that calls share, by more than is asked for: soon no call allocates any more."""
         if self._scratch.nbytes < scratch_bytes:
             self._scratch = torch.empty(0, dtype=torch.uint8)
-            self._scratch = _memory(scratch_bytes + scratch_bytes // 2)
+            self._scratch = huge_memory(scratch_bytes + scratch_bytes // 2)
         if self._out_TH.shape == (tokens, hidden):
             return
         values = tokens * hidden
         if len(self._out) < values:
             self._out = self._out_TH = torch.empty(0)
-            self._out = _memory(8 * values).view(torch.float32)
+            self._out = huge_memory(8 * values).view(torch.float32)
         self._out_TH = self._out[:values].view(tokens, hidden)
 
 
@@ -184,7 +198,7 @@ class _Table:
 
     experts: np.ndarray
     memory: tuple[torch.Tensor, ...]
-    intermediate: int
+    size: tuple[int, int] = (0, 0)
 
     @cached_property
     def address(self) -> int:
@@ -192,7 +206,7 @@ class _Table:
         return int(self.experts.ctypes.data)
 
 
-_NO_EXPERTS = _Table(np.zeros(0, _EXPERT), (), 0)
+_NO_EXPERTS = _Table(np.zeros(0, _EXPERT), ())
 
 
 def available_isas(spec: KernelSpec) -> list[str]:
@@ -224,7 +238,7 @@ def pack_expert(weights: ExpertWeights, activation: Activation, spec: KernelSpec
         len(bias_parts) * _padded(intermediate, _PANEL) * 4,
         0 if weights.down_bias is None else _padded(hidden, _PANEL) * 4,
     ]
-    memory = _memory(sum(sizes))
+    memory = huge_memory(sum(sizes))
     blocks = torch.split(memory, sizes)
     for matrices, block in ((parts, blocks[0]), ((weights.down,), blocks[1])):
         if spec.quantization is Quantization.NONE:
@@ -236,7 +250,7 @@ def pack_expert(weights: ExpertWeights, activation: Activation, spec: KernelSpec
     if weights.down_bias is not None:
         _pack_bias((weights.down_bias,), blocks[3].view(torch.float32))
     up, down, up_bias, down_bias = (block.data_ptr() if len(block) else 0 for block in blocks)
-    return PackedExpert(memory, (up, down, up_bias, down_bias), intermediate)
+    return PackedExpert(memory, (up, down, up_bias, down_bias), (hidden, intermediate))
 
 
 def _gate_and_up(up: torch.Tensor, activation: Activation) -> tuple[torch.Tensor, ...]:
@@ -290,26 +304,10 @@ def _padded(value: int, unit: int) -> int:
     return -(-value // unit) * unit
 
 
-def _memory(nbytes: int) -> torch.Tensor:
-    """Memory of its own, aligned to a line; in huge pages where it is large (fewer misses of the TLB)."""
-    if nbytes < _HUGE_BYTES:
-        block = torch.empty(nbytes + _LINE_BYTES, dtype=torch.uint8)
-        begin = -block.data_ptr() % _LINE_BYTES
-        return block[begin : begin + nbytes]
-    # Private: memory that is shared gets no huge pages on most machines.
-    mapping = mmap.mmap(-1, nbytes + _HUGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    block = torch.frombuffer(mapping, dtype=torch.uint8)
-    begin, whole = -block.data_ptr() % _HUGE_BYTES, nbytes // _HUGE_BYTES * _HUGE_BYTES
-    mapping.madvise(mmap.MADV_HUGEPAGE, begin, whole)
-    # A huge page for the rest would mostly be waste.
-    mapping.madvise(mmap.MADV_NOHUGEPAGE, begin + whole, len(mapping) - begin - whole)
-    return block[begin : begin + nbytes]
-
-
-def _laid_out(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """As the compiled code reads them. Even a call of torch that does nothing takes 20 us, caches cold."""
-    if values.dtype != dtype:
-        values = values.to(dtype)
+def _laid_out(values: torch.Tensor, *dtypes: torch.dtype) -> torch.Tensor:
+    """Contiguous, in one of these dtypes (the last, where a change is needed)."""
+    if values.dtype not in dtypes:
+        values = values.to(dtypes[-1])
     return values if values.is_contiguous() else values.contiguous()
 
 

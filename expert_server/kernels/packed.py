@@ -116,6 +116,7 @@ class PackedKernel(ExpertKernel):
     ) -> torch.Tensor:
         """See `ExpertKernel`."""
         form = self._form(layer)
+        self._check_shapes(x_TH, expert_ids_TK, scores_TK)
         rows = group_rows(expert_ids_TK, scores_TK)
         experts = [self._held(layer, expert) for expert in rows.experts]
         tokens, hidden = x_TH.shape

@@ -6,7 +6,6 @@ x (N, in) times a weight (out, in) -> (N, out).
 from __future__ import annotations
 
 import ctypes
-import mmap
 from functools import cache
 from typing import Protocol
 
@@ -14,6 +13,7 @@ import torch
 from torch.nn import functional
 
 from eaas.log import get_logger
+from expert_server.kernels.memory import huge_memory
 
 __all__ = ["Products", "best_products", "ready", "trim"]
 
@@ -123,17 +123,9 @@ def ready(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _own_copy(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A weight (..., in) as (out, in) in that dtype, in pages of its own.
-
-    They go back to the system with the tensor. malloc would keep them, and with the packed weights of
-    other experts in between it could not use them for the next expert either: measured, a third more
-    memory than the weights have. Large pages, where the system has them, make reading faster.
-    """
-    nbytes = weight.numel() * dtype.itemsize
-    # Private: memory that is shared gets no large pages on most machines.
-    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=dtype).view(weight.shape).copy_(weight).flatten(0, -2)
+    """A weight (..., in) as (out, in) in that dtype, in pages of its own."""
+    memory = huge_memory(weight.numel() * dtype.itemsize)
+    return memory.view(dtype).view(weight.shape).copy_(weight).flatten(0, -2)
 
 
 def trim() -> None:

@@ -38,6 +38,7 @@ class ReferenceKernel(ExpertKernel):
     ) -> torch.Tensor:
         """See `ExpertKernel`. The sum is kept in float32, or in float64 where that is the dtype."""
         form = self._form(layer)
+        self._check_shapes(x_TH, expert_ids_TK, scores_TK)
         sum_dtype = torch.promote_types(self.spec.dtype, torch.float32)
         out_TH = torch.zeros(x_TH.shape, dtype=sum_dtype)
         ids_KT = expert_ids_TK.T

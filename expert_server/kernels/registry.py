@@ -1,4 +1,4 @@
-"""The kernels by name, imported when they are asked for: some need a compiler or a library of their own."""
+"""The kernels by name, imported when they are asked for: what does not load here is no other's trouble."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ _CLASSES = {
     "reference": ("expert_server.kernels.reference", "ReferenceKernel"),
 }
 _INSTALL = {
-    "native": "install this package again where there is a C compiler",
     "zentorch": "install the extra: pip install 'expert-as-a-service[zentorch]'",
 }
 

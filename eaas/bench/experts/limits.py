@@ -9,7 +9,6 @@ low and every kernel look good.
 
 from __future__ import annotations
 
-import mmap
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -18,6 +17,8 @@ from statistics import median
 import torch
 
 from eaas.bench.experts.roofline import Speed
+from expert_server.kernels import _native
+from expert_server.kernels.memory import huge_memory
 
 __all__ = ["READ_BYTES", "Limits", "MultiplyLimit", "ReadLimit", "settle"]
 
@@ -37,11 +38,9 @@ class ReadLimit:
     """
 
     def __init__(self, threads: int) -> None:
-        # Private: memory that is shared gets no huge pages on most machines.
-        self._memory = mmap.mmap(-1, READ_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._memory.madvise(mmap.MADV_HUGEPAGE)
-        buffer = torch.frombuffer(self._memory, dtype=torch.float32).fill_(1)
-        ways = _ways_to_read(buffer, threads)
+        # Kept: the compiled way has its address alone.
+        self._buffer = huge_memory(READ_BYTES).view(torch.float32).fill_(1)
+        ways = _ways_to_read(self._buffer, threads)
         self.way = _fastest(ways)
         self._read = ways[self.way]
         self.samples: list[float] = []
@@ -134,10 +133,6 @@ def _ways_to_read(buffer: torch.Tensor, threads: int) -> dict[str, Callable[[], 
         ways[f"matrix times vector of {columns}"] = partial(
             torch.mv, buffer.view(-1, columns), torch.ones(columns)
         )
-    try:
-        from expert_server.kernels import _native
-    except ImportError:
-        return ways  # Built without a compiler.
     pool = _native.create_pool(threads)
     return ways | {"compiled": partial(_native.read, pool, buffer.data_ptr(), buffer.nbytes)}
 

@@ -20,8 +20,8 @@ from eaas.bench.machine import (
     instruction_sets,
     last_level_cache_bytes,
     processor,
-    usable_cores,
 )
+from eaas.cores import usable_cores
 from eaas.errors import ConfigError
 
 __all__ = ["bench_experts"]

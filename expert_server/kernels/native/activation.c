@@ -36,7 +36,8 @@ INLINE Values exp_(Values x) {
     return choose(x != x, x, p * (Values)power);
 }
 
-INLINE Values sigmoid(Values x) { return 1.0f / (1.0f + exp_(-x)); }
+/* Zero where e^-x saturates: x * sigmoid(x) would grow with x again. */
+INLINE Values sigmoid(Values x) { return choose(x < -87.0f, (Values){0}, 1.0f / (1.0f + exp_(-x))); }
 
 INLINE Values each(float (*function)(float), Values x) {
     for (int i = 0; i < PANEL; i++) x[i] = function(x[i]);
@@ -95,10 +96,7 @@ INLINE void row(ActivationKind kind, const Activation *activation, const float *
     }
 }
 
-/* Compiled for each vector width; the loader picks. */
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-__attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#endif
+EACH_VECTOR_WIDTH
 void activate(const Activation *activation, const float *product, const float *bias, int panels, void *out,
               Format format) {
     switch (activation->kind) {

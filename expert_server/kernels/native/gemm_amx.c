@@ -13,9 +13,6 @@
 #define STEP_BYTES (STEP_K * 2)
 #define TILE_BYTES (PANEL * STEP_BYTES) /* Of weights: contiguous in the panel. */
 #define BLOCK_K 512 /* 32 rows of it are 32 KiB: they stay in the first cache. */
-/* Up to here FMA keeps up with memory. Tiles do not where a neighbour has the core's other thread: there a load of a
- * tile takes three times as long. */
-#define FEW_ROWS 4
 /* How far ahead of its use memory is asked for: the hardware's own prefetcher stops at each 4 KiB page. */
 #define AHEAD_BYTES 8192
 #define ARCH_REQ_XCOMP_PERM 0x1023
@@ -23,7 +20,7 @@
 
 bool amx_works(void) {
     /* The kernel gives a process the tiles only when it asks. */
-    return __builtin_cpu_supports("amx-bf16") && __builtin_cpu_supports("amx-tile") &&
+    return avx512_works() && __builtin_cpu_supports("amx-bf16") && __builtin_cpu_supports("amx-tile") &&
            syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
 }
 
@@ -130,7 +127,7 @@ AMX static inline __attribute__((always_inline)) void wide(const int panels, con
     if (panels > 1) END(3, lower_c + PANEL);
 }
 
-AMX static void few_rows(const char *x, size_t x_stride, const char *w, size_t panel_bytes, int panels, int k,
+AMX static void one_tile_of_rows(const char *x, size_t x_stride, const char *w, size_t panel_bytes, int panels, int k,
                          float *c, size_t ldc) {
     for (int p = 0; p < panels; p += 4, w += 4 * panel_bytes, c += 4 * PANEL)
         switch (panels - p) {
@@ -169,13 +166,13 @@ AMX static void many_rows(const char *x, size_t x_stride, int m, const char *w, 
 
 AMX void gemm_amx_bf16(const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes, int panels, int k,
                        float *c, size_t ldc) {
-    if (m <= FEW_ROWS) {
+    if (m <= AMX_FEW_ROWS) {
         gemm_amx_bf16_few(x, x_stride, m, w, panel_bytes, panels, k, c, ldc);
         return;
     }
     if (m <= ROWS) {
         configure(m);
-        few_rows(x, x_stride, w, panel_bytes, panels, k, c, ldc);
+        one_tile_of_rows(x, x_stride, w, panel_bytes, panels, k, c, ldc);
     } else {
         many_rows(x, x_stride, m, w, panel_bytes, panels, k, c, ldc);
     }

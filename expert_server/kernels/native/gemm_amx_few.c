@@ -1,5 +1,8 @@
 /* bfloat16 products of 1 to 4 rows, with FMA, and yet bit for bit what tiles give (gemm_amx.c).
  *
+ * FMA keeps up with memory. Tiles do not where a neighbour has the core's other thread: there a load of a tile takes
+ * three times as long, and does not overlap with products.
+ *
  * For each tile of 32 inputs TDPBF16PS sums the even and the odd ones apart, with FMA and from zero; then both sums are
  * added, and that to c. It rounds to nearest and takes subnormals for zero (Intel 64 and IA-32 Architectures Software
  * Developer's Manual, volume 2, TDPBF16PS).
@@ -11,12 +14,13 @@
 
 #define AVX512 __attribute__((target("avx512f")))
 #define INLINE static inline __attribute__((always_inline))
-#define MOST_ROWS 4
+#define MOST_ROWS AMX_FEW_ROWS
 #define MOST_PANELS 4
 #define STEP_K 32
 #define STEP_BYTES (STEP_K * 2)
 #define TILE_BYTES (PANEL * STEP_BYTES)
-#define SUBNORMALS_ARE_ZERO 0x8040 /* MXCSR: FTZ and DAZ. */
+#define AS_TILES_ROUND 0x9fc0 /* MXCSR: to the nearest, FTZ and DAZ, no exceptions. */
+_Static_assert(MOST_ROWS == 4, "all_panels has a case for each");
 
 /* `rows` and `panels` are constants where this is inlined, so that the sums stay in registers. */
 #define ROWS_AND_PANELS                                                                                            \
@@ -72,7 +76,7 @@ AVX512 static __attribute__((noinline)) void all_panels(const char *x, size_t x_
 void gemm_amx_bf16_few(const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes, int panels, int k,
                        float *c, size_t ldc) {
     const unsigned mode = _mm_getcsr();
-    _mm_setcsr(mode | SUBNORMALS_ARE_ZERO);
+    _mm_setcsr(AS_TILES_ROUND);
     all_panels(x, x_stride, m, w, panel_bytes, panels, k, c, ldc);
     _mm_setcsr(mode);
 }

@@ -24,9 +24,12 @@
 #define VNNI __attribute__((target("avx512f,avx512bw,avx512vnni")))
 #define AMX __attribute__((target("avx512f,avx512bw,avx512vnni,amx-tile,amx-int8")))
 
-/* 6 rows by 2 panels: 24 sums, the weights and one of x fill the 32 registers well. */
+/* 6 rows by 2 panels: 24 sums, the weights and one of x fill the 32 registers well. Where rows are few, panels are more:
+ * memory is read faster in several streams. */
 #define ROWS 6
 #define PANELS 2
+#define FEW_ROWS_PANELS 4
+#define FEW_ROWS_OF_PANELS 2
 #define TILE_ROWS 16
 #define TILE_BYTES 1024
 /* Up to here the dot products keep up with memory, and AMX is often shared with a neighbour. */
@@ -62,17 +65,17 @@ VNNI INLINE void finish(const Segment *s, int r, int p, __m512i high, __m512i lo
 /* `rows`, `panels` and `nibbles` are constants where this is inlined, so that the sums stay in registers. */
 VNNI INLINE void vnni_block(const bool nibbles, const int rows, const int panels, const Segment *s, size_t ahead) {
     const __m512i mask = _mm512_set1_epi8(15);
-    __m512i high[ROWS][PANELS], low[ROWS][PANELS];
+    __m512i high[ROWS][FEW_ROWS_PANELS], low[ROWS][FEW_ROWS_PANELS];
     const char *x = s->x, *w = s->w;
     const size_t x_stride = s->x_stride, panel_bytes = s->panel_bytes;
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++)
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (int p = 0; p < panels; p++) high[r][p] = low[r][p] = _mm512_setzero_si512();
     for (int at = 0; at < s->k; at += SPLIT_K, x += SPLIT_K)
         for (int i = 0; i < SPLIT_K; i += nibbles ? 8 : 4, x += nibbles ? 8 : 4, w += LINE_BYTES) {
-            __m512i even[PANELS], odd[PANELS];
-#pragma GCC unroll 2
+            __m512i even[FEW_ROWS_PANELS], odd[FEW_ROWS_PANELS];
+#pragma GCC unroll 4
             for (int p = 0; p < panels; p++) {
                 even[p] = _mm512_load_si512(w + (size_t)p * panel_bytes);
                 _mm_prefetch(w + (size_t)p * panel_bytes + ahead, _MM_HINT_T0);
@@ -85,7 +88,7 @@ VNNI INLINE void vnni_block(const bool nibbles, const int rows, const int panels
 #define DOT(sums, weights, bytes)                                                                                  \
     do {                                                                                                           \
         const __m512i value = _mm512_set1_epi32(*(const int *)(x + (size_t)r * x_stride + (bytes)));               \
-        _Pragma("GCC unroll 2") for (int p = 0; p < panels; p++)                                                   \
+        _Pragma("GCC unroll 4") for (int p = 0; p < panels; p++)                                                   \
             __asm__("vpdpbusd %2, %1, %0" : "+v"(sums[r][p]) : "v"(weights[p]), "v"(value));                       \
     } while (0)
 #pragma GCC unroll 6
@@ -101,17 +104,21 @@ VNNI INLINE void vnni_block(const bool nibbles, const int rows, const int panels
         }
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++)
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (int p = 0; p < panels; p++) finish(s, r, p, high[r][p], low[r][p]);
 }
 
 #define CASE(NIBBLES, ROWS)                                                                                        \
-    case ROWS * 4 + 1: vnni_block(NIBBLES, ROWS, 1, s, ahead); break;                                              \
-    case ROWS * 4 + 2: vnni_block(NIBBLES, ROWS, 2, s, ahead); break;
+    case ROWS * 8 + 1: vnni_block(NIBBLES, ROWS, 1, s, ahead); break;                                              \
+    case ROWS * 8 + 2: vnni_block(NIBBLES, ROWS, 2, s, ahead); break;
+#define FEW_CASE(NIBBLES, ROWS)                                                                                    \
+    case ROWS * 8 + 3: vnni_block(NIBBLES, ROWS, 3, s, ahead); break;                                              \
+    case ROWS * 8 + 4: vnni_block(NIBBLES, ROWS, 4, s, ahead); break;
 #define DISPATCH(NAME, NIBBLES)                                                                                    \
     VNNI static void NAME(int rows, int panels, const Segment *s, size_t ahead) {                                  \
-        switch (rows * 4 + panels) {                                                                               \
+        switch (rows * 8 + panels) {                                                                               \
             CASE(NIBBLES, 1) CASE(NIBBLES, 2) CASE(NIBBLES, 3) CASE(NIBBLES, 4) CASE(NIBBLES, 5) CASE(NIBBLES, 6)  \
+            FEW_CASE(NIBBLES, 1) FEW_CASE(NIBBLES, 2)                                                              \
         }                                                                                                          \
     }
 DISPATCH(vnni_bytes, false)
@@ -148,8 +155,9 @@ static Segment rows_from(const Segment *s, int row) {
 /* Segment by segment for all rows: a segment's weights are read from memory once and stay in the first cache. */
 INLINE void vnni(const Format weights, const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes,
                  int panels, int k, float *c, size_t ldc) {
-    for (int p = 0; p < panels; p += PANELS) {
-        const int width = panels - p < PANELS ? panels - p : PANELS;
+    const int at_once = m <= FEW_ROWS_OF_PANELS ? FEW_ROWS_PANELS : PANELS;
+    for (int p = 0; p < panels; p += at_once) {
+        const int width = panels - p < at_once ? panels - p : at_once;
         Segment s = first_segment(x, x_stride, w + (size_t)p * panel_bytes, panel_bytes, k, c + p * PANEL, ldc);
         for (int at = 0; at < k; at += s.k) {
             enter(&s, weights, at, k);

@@ -51,13 +51,13 @@ static PyObject *scratch_bytes(PyObject *self, PyObject *arguments) {
 
 static PyObject *run(PyObject *self, PyObject *arguments) {
     (void)self;
-    int kind, activation, has_gate;
+    int kind, activation, has_gate, x_format, ids_are_wide;
     unsigned long long experts, x, ids, scores, out, scratch;
     PyObject *pool;
     Moe moe = {0};
-    if (!PyArg_ParseTuple(arguments, "iOKiii(iiff)KKKiiKK", &kind, &pool, &experts, &moe.num_experts, &moe.hidden,
+    if (!PyArg_ParseTuple(arguments, "iOKiii(iiff)(Ki)(Kp)KiiKK", &kind, &pool, &experts, &moe.num_experts, &moe.hidden,
                           &moe.intermediate, &activation, &has_gate, &moe.activation.alpha, &moe.activation.limit,
-                          &x, &ids, &scores, &moe.tokens, &moe.top_k, &out, &scratch))
+                          &x, &x_format, &ids, &ids_are_wide, &scores, &moe.tokens, &moe.top_k, &out, &scratch))
         return NULL;
     moe.kind = &gemm_kinds[kind];
     moe.pool = PyCapsule_GetPointer(pool, POOL);
@@ -66,7 +66,9 @@ static PyObject *run(PyObject *self, PyObject *arguments) {
     moe.activation.kind = (ActivationKind)activation;
     moe.activation.has_gate = has_gate != 0;
     moe.x = (const char *)x;
-    moe.ids = (const int32_t *)ids;
+    moe.x_format = (Format)x_format;
+    moe.ids = (const void *)ids;
+    moe.ids_are_wide = ids_are_wide != 0;
     moe.scores = (const float *)scores;
     moe.out = (float *)out;
     moe.scratch = (char *)scratch;
@@ -84,9 +86,7 @@ typedef struct {
     size_t bytes;
 } Span;
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-__attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#endif
+EACH_VECTOR_WIDTH
 static void read_span(const char *at, size_t bytes) {
     Vector seen[4] = {{0}};
     const Vector *line = (const Vector *)at;
@@ -128,7 +128,8 @@ static PyMethodDef methods[] = {
     {"scratch_bytes", scratch_bytes, METH_VARARGS,
      "scratch_bytes(kind, threads, hidden, intermediate, tokens, top_k, num_experts) -> bytes"},
     {"run", run, METH_VARARGS,
-     "run(kind, pool, experts, E, H, I, (activation, has_gate, alpha, limit), x, ids, scores, T, K, out, scratch)\n"
+     "run(kind, pool, experts, E, H, I, (activation, has_gate, alpha, limit), (x, format), (ids, are int64),\n"
+     "    scores, T, K, out, scratch)\n"
      "-> -1, or the id of an expert that is not held"},
     {"read", read_memory, METH_VARARGS, "read(pool, address, bytes): read memory once, with all threads"},
     {NULL, NULL, 0, NULL},

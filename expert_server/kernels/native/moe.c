@@ -24,7 +24,7 @@
 #define SCRATCH_ROWS_BYTES ((size_t)128 << 20)
 /* Rows of a task that only copies, and of one that computes. */
 #define GATHER_TASK_ROWS 64
-#define SPLIT_TASK_ROWS 4
+#define SPLIT_TASK_ROWS 16
 
 static inline size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 static inline int min_int(int a, int b) { return a < b ? a : b; }
@@ -40,6 +40,7 @@ typedef struct {
     size_t x_stride, hidden_stride;
     /* Of this part of the batch. */
     int first_token, tokens, rows, active_count;
+    int32_t *ids;      /* (T, K) of the whole batch, as they were checked */
     int *active;       /* (E) experts with rows, ascending */
     int *first_row;    /* (E + 1) by place in `active` */
     int *row_token;    /* (N) */
@@ -72,6 +73,7 @@ static size_t lay_out(Layer *layer, const GemmKind *kind, int threads, int hidde
     TAKE(counts, int, (size_t)num_experts * sizeof(int));
     TAKE(row_token, int, rows * sizeof(int));
     TAKE(row_score, float, rows * sizeof(float));
+    TAKE(ids, int32_t, (size_t)tokens * (size_t)top_k * sizeof(int32_t));
 #undef TAKE
     return at;
 }
@@ -88,7 +90,7 @@ size_t moe_scratch_bytes(const GemmKind *kind, int threads, int hidden, int inte
 static void group(Layer *layer) {
     const Moe *moe = layer->moe;
     const size_t begin = (size_t)layer->first_token * moe->top_k, pairs = (size_t)layer->tokens * moe->top_k;
-    const int32_t *ids = moe->ids + begin;
+    const int32_t *ids = layer->ids + begin;
     memset(layer->counts, 0, (size_t)moe->num_experts * sizeof(int));
     for (size_t i = 0; i < pairs; i++)
         if (ids[i] >= 0) layer->counts[ids[i]]++;
@@ -116,18 +118,19 @@ static void gather(void *context, int task, int thread) {
     (void)thread;
     const Layer *layer = context;
     const Moe *moe = layer->moe;
-    const size_t value_bytes = format_bytes(moe->kind->x), bytes = (size_t)moe->hidden * value_bytes;
+    const Format format = moe->kind->x == SPLIT ? FLOAT32 : moe->kind->x;
+    const size_t value_bytes = format_bytes(format), bytes = (size_t)moe->hidden * value_bytes;
+    const size_t from_bytes = (size_t)moe->hidden * format_bytes(moe->x_format);
     /* What the activation will leave of the second product's inputs. */
     const size_t written = round_up((size_t)moe->intermediate, PANEL) * value_bytes;
     const int task_rows = gather_task_rows(moe->kind), end = min_int((task + 1) * task_rows, layer->rows);
     for (int row = task * task_rows; row < end; row++) {
         char *to = layer->x + (size_t)row * layer->x_stride;
+        convert_row(moe->x + (size_t)layer->row_token[row] * from_bytes, moe->x_format, moe->hidden, format, to);
         if (moe->kind->x == SPLIT) {
-            split_row((const float *)moe->x + (size_t)layer->row_token[row] * moe->hidden, moe->hidden,
-                      moe->kind->weights, to);
+            split_row((const float *)to, moe->hidden, moe->kind->weights, to);
             continue;
         }
-        memcpy(to, moe->x + (size_t)layer->row_token[row] * bytes, bytes);
         /* Padding is zero on both sides of a product: what was there before may be NaN. */
         memset(to + bytes, 0, (size_t)layer->k_up * value_bytes - bytes);
         memset(layer->hidden + (size_t)row * layer->hidden_stride + written, 0,
@@ -230,13 +233,16 @@ static void run_part(Layer *layer) {
 
 int64_t moe_run(const Moe *moe) {
     const size_t pairs = (size_t)moe->tokens * moe->top_k;
-    for (size_t i = 0; i < pairs; i++) {
-        const int32_t id = moe->ids[i];
-        if (id != -1 && (id < 0 || id >= moe->num_experts || moe->experts[id].up == 0)) return id;
-    }
     Layer layer = {.moe = moe};
     lay_out(&layer, moe->kind, pool_threads(moe->pool), moe->hidden, moe->intermediate, moe->tokens, moe->top_k,
             moe->num_experts, moe->scratch);
+    for (size_t i = 0; i < pairs; i++) {
+        /* Read once: the next look might see another id. */
+        const int64_t id = moe->ids_are_wide ? ((const volatile int64_t *)moe->ids)[i]
+                                             : ((const volatile int32_t *)moe->ids)[i];
+        if (id != -1 && (id < 0 || id >= moe->num_experts || moe->experts[id].up == 0)) return id;
+        layer.ids[i] = (int32_t)id;
+    }
     layer.panels_down = (int)(round_up((size_t)moe->hidden, PANEL) / PANEL);
     layer.panels_up = (int)(round_up((size_t)moe->intermediate, PANEL) / PANEL) * (moe->activation.has_gate ? 2 : 1);
     layer.k_up = padded_k(moe->kind->weights, moe->hidden);

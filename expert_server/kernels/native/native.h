@@ -23,6 +23,17 @@
 #define PANEL 16         /* Output channels of a panel: one vector of float32. */
 #define LINE_BYTES 64
 
+/* On a function: compiled for each vector width; the loader picks. Needs glibc; GCC 11 knows no levels yet. */
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#if __GNUC__ >= 12
+#define EACH_VECTOR_WIDTH __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define EACH_VECTOR_WIDTH __attribute__((target_clones("avx512f", "avx2", "default")))
+#endif
+#else
+#define EACH_VECTOR_WIDTH
+#endif
+
 /* -- products (gemm_*.c) ------------------------------------------------------------------------------------ */
 
 /* c[m][16 * panels] = x[m][k] . w, float32.
@@ -30,7 +41,7 @@
  * x: rows in the format of the kernel, `x_stride` bytes apart. w: the first panel; panels are `panel_bytes` apart.
  * k: padded. c: `ldc` floats between rows.
  *
- * Every element of c is summed in ascending k in one accumulator, whatever m and panels are: a row's result does not
+ * Every element of c is summed in an order that k alone sets, whatever m and panels are: a row's result does not
  * depend on the rows beside it, to the bit.
  */
 typedef void Gemm(const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes, int panels, int k,
@@ -43,7 +54,7 @@ typedef struct {
     const char *isa;
     bool (*works)(void);
     Format weights;      /* Of the packed weights. */
-    Format x;            /* Of the rows that enter. */
+    Format x;            /* Of the rows that enter the product. */
     Gemm *gemm;
 } GemmKind;
 
@@ -73,6 +84,8 @@ static inline size_t panel_bytes_of(Format weights, int k) {
 }
 
 Gemm gemm_amx_bf16, gemm_amx_bf16_few, gemm_avx512_bf16, gemm_avx512_f32;
+/* Up to so many rows gemm_amx_bf16 leaves to gemm_amx_bf16_few. */
+#define AMX_FEW_ROWS 4
 bool amx_works(void), avx512_bf16_works(void), avx512_works(void);
 Gemm gemm_avx2_bf16, gemm_avx2_f32, gemm_plain_bf16, gemm_plain_f32;
 bool avx2_works(void), plain_works(void);
@@ -98,6 +111,11 @@ static inline SplitTail *split_tail(char *row, int k) { return (SplitTail *)(row
 
 /* x (width) -> row, for products with such weights; may be in place. */
 void split_row(const float *x, int width, Format weights, char *row);
+
+/* -- rows of another format (convert.c) --------------------------------------------------------------------- */
+
+/* x (width) -> out (width); each of FLOAT32 and BFLOAT16, to the nearest with ties to even. */
+void convert_row(const char *x, Format from, int width, Format to, char *out);
 
 /* -- threads (pool.c) --------------------------------------------------------------------------------------- */
 
@@ -142,8 +160,10 @@ typedef struct {
     const Expert *experts;       /* (E) */
     int num_experts, hidden, intermediate;
     Activation activation;
-    const char *x;               /* (T, H) in kind->x, contiguous. */
-    const int32_t *ids;          /* (T, K); -1: none here. */
+    const char *x;               /* (T, H) in x_format, contiguous. */
+    Format x_format;             /* FLOAT32 or BFLOAT16. */
+    const void *ids;             /* (T, K); -1: none here. May change meanwhile: clients can write there. */
+    bool ids_are_wide;           /* int64, else int32. */
     const float *scores;         /* (T, K) */
     int tokens, top_k;
     float *out;                  /* (T, H), overwritten. */

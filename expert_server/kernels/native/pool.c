@@ -24,7 +24,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define SPINS 2000 /* About 50 us. */
+#define SPINS 2000 /* 50 to 130 us: as long as the CPU's pause takes. */
 
 typedef struct {
     Pool *pool;

@@ -45,10 +45,7 @@ INLINE float largest_of(const float *x, int width) {
     return largest;
 }
 
-/* Compiled for each vector width; the loader picks. */
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-__attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#endif
+EACH_VECTOR_WIDTH
 void split_row(const float *x, int width, Format weights, char *row) {
     const int k = padded_k(weights, width), segment_k = segment_inputs(weights), zero = weights == INT4 ? 8 : 128;
     const float largest = largest_of(x, width);

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from eaas.bench.experts.plan import BUILT_IN, DTYPES, Shape
 from eaas.bench.experts.report import print_report
 from eaas.bench.experts.roofline import Speed, limit, stored_bytes
 from eaas.bench.experts.rows import Cell, auto_row, kernel_row
+from eaas.bench.experts.run import _Clock
 from eaas.bench.experts.source import BASELINES, Batch, Batches, Source
 from eaas.cli import app
 from eaas.errors import ConfigError
@@ -290,7 +293,6 @@ def test_a_small_run() -> None:
     assert set(machine["gemm_tflops"]) == {"bfloat16", "float32"}
     for measured in (machine["read_gb_per_s"], *machine["gemm_tflops"].values()):
         assert 0 < measured["least"] <= measured["median"] <= measured["most"]
-    assert machine["busy_cores_elsewhere"] >= 0
     # A measurement before and after each of the calls, at each of two batch sizes, for two dtypes.
     assert machine["read_gb_per_s"]["measurements"] >= 4 * 3 * (1 + len(BASELINES))
 
@@ -398,8 +400,67 @@ def test_the_picture(tmp_path: Path) -> None:
 
 def test_the_machine_is_described() -> None:
     assert machine.processor()
-    assert machine.usable_cores() >= 1
-    assert machine.available_bytes() > 0
-    assert machine.busy_core_seconds() > 0
-    assert isinstance(machine.instruction_sets(), list)
-    assert machine.last_level_cache_bytes() >= 0
+    assert machine.available_bytes() > 1 << 20
+    assert machine.busy_core_seconds() > time.process_time()
+
+
+@pytest.fixture
+def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stands in for /proc."""
+    monkeypatch.setattr(machine, "_PROC", tmp_path)
+    return tmp_path
+
+
+def test_available_memory(proc: Path) -> None:
+    (proc / "meminfo").write_text("MemTotal:  8000 kB\nMemFree:  10 kB\nMemAvailable:  3000 kB\n")
+    assert machine.available_bytes() == 3000 * 1024
+    (proc / "meminfo").write_text("MemTotal:  8000 kB\n")
+    with pytest.raises(OSError, match="no MemAvailable"):
+        machine.available_bytes()
+
+
+def test_busy_time_is_all_but_idle_and_waiting(proc: Path) -> None:
+    # user nice system idle iowait irq softirq steal guest guest_nice, and then each core.
+    (proc / "stat").write_text(
+        "cpu  1 20 300 4000 50000 600000 7000000 80000000 900000000 0\ncpu0 9 9 9 9 9 9 9 9 9 9\n"
+    )
+    ticks = 1 + 20 + 300 + 600000 + 7000000 + 80000000
+    assert machine.busy_core_seconds() == ticks / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.parametrize(
+    ("all_cores", "own", "elsewhere"), [(19.0, 6.0, 1.3), (6.0, 6.0, 0.0), (5.9, 6.0, 0.0)]
+)
+def test_cores_that_others_keep_busy(all_cores: float, own: float, elsewhere: float) -> None:
+    began = _Clock(wall=100.0, all_cores=7000.0, own=30.0)
+    ended = _Clock(wall=110.0, all_cores=7000.0 + all_cores, own=30.0 + own)
+    assert ended.busy_elsewhere_since(began) == pytest.approx(elsewhere)
+
+
+@pytest.mark.parametrize(
+    ("field", "flags", "sets"),
+    [
+        ("flags\t\t", "fpu amx_int8 avx2 sse avx512f", ["avx2", "avx512f", "amx_int8"]),
+        ("Features\t", "fp asimd i8mm", ["asimd", "i8mm"]),
+        ("other", "avx2", []),
+    ],
+)
+def test_instruction_sets(proc: Path, field: str, flags: str, sets: list[str]) -> None:
+    core = f"processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\n{field}: {flags}\n\n"
+    (proc / "cpuinfo").write_text(2 * core)
+    assert machine.instruction_sets() == sets
+    assert machine.processor() == "Some CPU @ 2 GHz"
+
+
+def test_the_last_level_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_CPUS", tmp_path)
+    assert machine.last_level_cache_bytes() == 0
+    caches = [(1, "48K"), (1, "32K"), (3, "36864K"), (2, "2M")]
+    for index, (level, size) in enumerate(caches):
+        folder = tmp_path / "cpu0" / "cache" / f"index{index}"
+        folder.mkdir(parents=True)
+        (folder / "level").write_text(f"{level}\n")
+        (folder / "size").write_text(f"{size}\n")
+    assert machine.last_level_cache_bytes() == 36 << 20
+    (folder / "level").write_text("4\n")
+    assert machine.last_level_cache_bytes() == 2 << 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
 
 import numpy as np
@@ -33,13 +34,14 @@ class Kernel:
 
     def __init__(self) -> None:
         self.batches: list[tuple[int, int]] = []
+        self.breaks_with: Exception = RuntimeError("the kernel broke")
 
     def __call__(self, x_TH, ids_TK, scores_TK, layer) -> torch.Tensor:
         self.batches.append((layer, len(x_TH)))
         if (ids_TK >= EXPERTS).any():
             raise LookupError("not here")
         if layer == 1 and (x_TH == 13).any():
-            raise RuntimeError("the kernel broke")
+            raise self.breaks_with
         return x_TH.float() * (scores_TK * (ids_TK + 1) * (ids_TK >= 0)).sum(1, keepdim=True)
 
 
@@ -132,7 +134,20 @@ def test_the_unknown_expert_of_one_is_not_the_others_fault(bench: Bench) -> None
     assert (refused.status, refused.rows, refused.detail) == (Status.STALE_PLACEMENT, 0, 42)
 
 
-def test_a_broken_kernel_refuses_its_batch_and_the_loop_goes_on(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("the kernel broke"),
+        ValueError("the kernel broke"),
+        OSError(errno.ENOMEM, "no pages for scratch memory"),
+        MemoryError(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_broken_kernel_refuses_its_batch_and_the_loop_goes_on(
+    bench: Bench, error: Exception
+) -> None:
+    bench.kernel.breaks_with = error
     slot = bench.write(bench.grant("a"), 13, layer=1)
     other = bench.write(bench.grant("b"), 2)
     bench.serve(slot, other)

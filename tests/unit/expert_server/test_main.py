@@ -1,15 +1,26 @@
-"""What a server says of its kernel, and what it computes with."""
+"""What a server says of its kernel, what it computes with, and what a failed start leaves behind."""
 
-from collections.abc import Iterator
+import contextlib
+import errno
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from eaas.checkpoint import Checkpoint
+from eaas.config import ExpertServerConfig
 from eaas.demo_model import write_demo_model
+from eaas.errors import CheckpointError, PortInUseError, SharedMemoryError
+from eaas.wire import Arena
+from eaas.wire.arena import SHM_DIRECTORY
 from expert_server.kernels import KernelSpec, Quantization, ReferenceKernel
-from expert_server.main import _compute_dtype, _describe
-from expert_server.weights import ExpertReader
+from expert_server.main import ExpertServer, _compute_dtype, _describe
+from expert_server.weights import ExpertReader, ExpertWeights
 
 
 @pytest.fixture(autouse=True)
@@ -21,9 +32,14 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> ExpertReader:
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("demo") / "x"
     write_demo_model(path, "qwen3_moe", layers=2, hidden=64, experts=2, top_k=1, vocab=262)
+    return path
+
+
+@pytest.fixture
+def reader(path: Path) -> ExpertReader:
     return ExpertReader(Checkpoint.open(path))
 
 
@@ -65,3 +81,74 @@ def test_quantised_weights_have_an_error(reader: ExpertReader) -> None:
         assert begin == f"reference (float32); {quantization} weights: relative error"
         percent[quantization] = float(value)
     assert 0.1 < percent[Quantization.INT8] < 2 < percent[Quantization.INT4] < 25
+
+
+def test_an_expert_without_an_error_is_named(
+    reader: ExpertReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = reader.read
+
+    def damaged(layer: int, experts: list[int]) -> Iterator[tuple[int, ExpertWeights]]:
+        for expert, weights in read(layer, experts):
+            yield expert, replace(weights, down=weights.down / 0) if layer else weights
+
+    monkeypatch.setattr(reader, "read", damaged)
+    with pytest.raises(CheckpointError, match=r"^layer 1, expert 0: weights are NaN or infinite"):
+        _describe(kernel(reader, KernelSpec(torch.float32, Quantization.INT8)), reader)
+
+
+# -- a start that fails -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def start(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+    """Starts a server at that port; afterwards nothing of it is left."""
+    closed: list[ReferenceKernel] = []
+    monkeypatch.setattr(ReferenceKernel, "close", lambda kernel: closed.append(kernel))
+    switch_s, arenas = sys.getswitchinterval(), arenas_of_this_process()
+
+    def start(port: int) -> None:
+        config = ExpertServerConfig(kernel="reference", threads=1, port=port)
+        ExpertServer(path, "server", "127.0.0.1:1", config, lambda *_: None)
+
+    yield start
+    sys.setswitchinterval(switch_s)
+    assert len(closed) == 1
+    assert arenas_of_this_process() == arenas
+
+
+def arenas_of_this_process() -> int:
+    """Its descriptors and mappings of files without a name in /dev/shm."""
+    links = []
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the descriptor that lists the directory
+            links.append(str(link.readlink()))
+    mapped = Path("/proc/self/maps").read_text().splitlines()
+    return sum(f"{SHM_DIRECTORY}/#" in line for line in (*links, *mapped))
+
+
+def test_arenas_are_counted() -> None:
+    before = arenas_of_this_process()
+    arena = Arena.create_shared(2, 64, 64, 1)
+    assert arenas_of_this_process() > before
+    arena.close()
+    assert arenas_of_this_process() == before
+
+
+def test_a_taken_port_leaves_nothing_behind(start: Callable[[int], None]) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(PortInUseError, match="is in use"),
+    ):
+        start(taken.getsockname()[1])
+
+
+def test_no_room_for_the_arena_leaves_nothing_behind(
+    start: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_arguments: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(SharedMemoryError, match="asked for"):
+        start(0)

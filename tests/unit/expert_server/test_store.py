@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from eaas.checkpoint import Checkpoint, quiet_transformers
 from eaas.checkpoint.shard import TensorSlice
 from eaas.demo_model import ARCHITECTURES, write_demo_model
-from eaas.errors import CorruptShardError, MissingShardError
-from expert_server.kernels import KernelSpec, ReferenceKernel
+from eaas.errors import CheckpointError, CorruptShardError, MissingShardError
+from expert_server.kernels import KernelSpec, Quantization, ReferenceKernel
 from expert_server.store import ExpertStore
 from expert_server.weights import ExpertForm, ExpertReader, ExpertWeights
 
@@ -199,6 +200,41 @@ def test_shapes_that_config_json_denies_are_corrupt(qwen: Path, tmp_path: Path) 
     config.write_text(text.replace('"moe_intermediate_size": 32', '"moe_intermediate_size": 16'))
     with pytest.raises(CorruptShardError, match=r"experts\.\w+ is .* where config.json says"):
         new_store(Checkpoint.open(tmp_path)).load({0: [0]})
+
+
+def test_an_expert_that_cannot_be_quantised_is_named(qwen: Path, tmp_path: Path) -> None:
+    for file in qwen.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    checkpoint = Checkpoint.open(tmp_path)
+    tensor = next(t for t in checkpoint.expert_tensors if (t.layer, t.expert) == (1, 5))
+    shard = checkpoint.keys[tensor.key]
+    tensors = load_file(shard)
+    tensors[tensor.key][3, 4] = torch.nan
+    save_file(tensors, shard, metadata={"format": "pt"})
+    reader = ExpertReader(Checkpoint.open(tmp_path))
+    kernel = ReferenceKernel(reader.forms, KernelSpec(reader.dtype, Quantization.INT8))
+    store = ExpertStore(reader, kernel)
+    assert store.load({0: [0]}) > 0
+    with pytest.raises(CheckpointError, match=r"^layer 1, expert 5: weights are NaN or infinite"):
+        store.load({1: [4, 5, 6]})
+    assert [store.holds(1, expert) for expert in (4, 5, 6)] == [True, False, False]
+    assert store.count == 2
+
+
+def test_a_failed_load_leaves_the_replica_that_was_there(qwen: Path) -> None:
+    reader = ExpertReader(Checkpoint.open(qwen))
+    kernel = ReferenceKernel(reader.forms, KernelSpec(reader.dtype, Quantization.INT8))
+    store = ExpertStore(reader, kernel)
+    one = store.load({0: [0]})
+    before = weights(kernel, 0, 0)
+    bad = ExpertWeights(torch.full_like(before.up, torch.inf), before.down)
+    with pytest.raises(CheckpointError):
+        kernel.load(0, 0, bad)
+    assert weights(kernel, 0, 0) is before
+    kernel.load(0, 0, ExpertWeights(2 * before.up, before.down))
+    assert torch.equal(weights(kernel, 0, 0).down, before.down)
+    assert not torch.equal(weights(kernel, 0, 0).up, before.up)
+    assert (store.count, store.bytes) == (1, one)
 
 
 def test_a_layer_without_tensors_is_missing(qwen: Path, tmp_path: Path) -> None:

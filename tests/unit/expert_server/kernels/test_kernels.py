@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -114,6 +117,9 @@ def one_thread() -> Iterator[None]:
 
 
 each_kernel = pytest.mark.parametrize("candidate", list(candidates()), ids=str)
+each_native = pytest.mark.parametrize(
+    "candidate", [candidate for candidate in candidates() if candidate.isa], ids=str
+)
 each_quantized = pytest.mark.parametrize(
     "candidate", [candidate for candidate in candidates() if candidate.is_quantized], ids=str
 )
@@ -217,7 +223,7 @@ def test_tiny_experts(candidate: Candidate, hidden: int, intermediate: int) -> N
 
 
 @each_kernel
-@pytest.mark.parametrize("rows", [1, 6, 7, 16, 17, 32, 33, 127, 129, 300])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 16, 17, 32, 33, 127, 129, 300])
 def test_all_tokens_to_one_expert(candidate: Candidate, rows: int) -> None:
     """One expert has every token, the others none: each edge of a block of rows."""
     both = layer(candidate, FORMS["swiglu"], 96, 80, 3, rows)
@@ -274,6 +280,51 @@ def test_a_token_alone_and_in_a_batch(candidate: Candidate, data: st.DataObject)
     assert (shuffled_TH - out_TH[order]).norm() <= bound * out_TH.norm()
 
 
+@each_native
+@pytest.mark.parametrize(
+    ("x_size", "weight_size"),
+    [(1e-18, 1e-18), (1e-19, 1e-19), (1e-20, 1e-20), (1e-30, 1e-30), (1e-39, 1e10)],
+)
+def test_a_row_alone_and_in_a_batch_about_the_least_normal_number(
+    candidate: Candidate, x_size: float, weight_size: float
+) -> None:
+    """Of float32, 1e-38: below it, few rows and many must round the same way, or both to zero."""
+    both = layer(candidate, FORMS["gelu"], 96, 80, 1, 0)
+    up, down = both.weights[0].up, both.weights[0].down
+    both.kernel.load(0, 0, ExpertWeights(up * weight_size, down))
+    both.kernel.load(0, 1, ExpertWeights(up, down * weight_size))
+    for number in range(2):
+        x_TH, ids_TK, _ = batch(20, 96, [number] * 20, 1, candidate.dtype, 0)
+        one = x_TH * x_size, ids_TK, torch.ones(20, 1)
+        out_TH = both.kernel(*one, 0).clone()
+        assert bool(out_TH.isfinite().all())
+        for rows in (1, 2, 3, 4, 8):
+            for first in range(0, 20, rows):
+                some = slice(first, first + rows)
+                few_RH = both.kernel(one[0][some], one[1][some], one[2][some], 0)
+                assert torch.equal(few_RH, out_TH[some])
+    both.kernel.close()
+
+
+@each_kernel
+@pytest.mark.parametrize("name", ["swiglu", "clamped"])
+def test_a_very_negative_gate_shuts(candidate: Candidate, name: str) -> None:
+    """gate * sigmoid(gate) goes to 0, however far the gate: it must not grow again with it."""
+    form = FORMS[name]
+    gates = torch.tensor([-100.0, -1e4, -1e30, 1.0])
+    gate_and_up = torch.stack([gates, torch.ones(4)], dim=1 if form.is_transposed else 0).flatten()
+    up = torch.zeros(4, 8) if form.is_transposed else torch.zeros(8, 4)
+    weights = ExpertWeights(up, torch.eye(4), gate_and_up, torch.zeros(4)).to(candidate.dtype)
+    one = torch.ones(1, 4), torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, 1)
+    kernel = candidate.create(form, threads=1)
+    reference = ReferenceKernel([form], KernelSpec(torch.float64, candidate.quantization))
+    for each in (kernel, reference):
+        each.load(0, 0, weights)
+    out_H, right_H = kernel(*one, 0)[0], reference(*one, 0)[0]
+    kernel.close()
+    assert bool(((out_H - right_H).abs() <= right_H.abs() * candidate.bound + 1e-30).all())
+
+
 @each_kernel
 @pytest.mark.parametrize("wrong", [3, 99, -2])
 def test_an_expert_that_is_not_held(candidate: Candidate, wrong: int) -> None:
@@ -283,6 +334,52 @@ def test_an_expert_that_is_not_held(candidate: Candidate, wrong: int) -> None:
         both.kernel(x_TH, ids_TK, scores_TK, 0)
     with pytest.raises(LookupError, match="layer 7"):
         both.kernel(x_TH, ids_TK, scores_TK, 7)
+    both.kernel.close()
+
+
+@each_kernel
+@pytest.mark.parametrize("wrong", [2**32, 2**32 - 1])
+def test_an_id_beyond_32_bits_is_no_other(candidate: Candidate, wrong: int) -> None:
+    """Cut to 32 bits these would be 0 and -1."""
+    both = layer(candidate, FORMS["swiglu"], 32, 16, 1, 0)
+    x_TH, _, scores_TK = batch(2, 32, [0] * 4, 2, candidate.dtype, 0)
+    with pytest.raises(LookupError, match=f"layer 0: expert {wrong} is not held"):
+        both.kernel(x_TH, torch.tensor([[0, 0], [0, wrong]]), scores_TK, 0)
+    both.kernel.close()
+
+
+@each_kernel
+@pytest.mark.parametrize(
+    ("x", "ids", "scores"),
+    [
+        ((5, 32), (1, 2), (1, 2)),
+        ((1, 32), (5, 2), (5, 2)),
+        ((5, 32), (5, 2), (5, 1)),
+        ((5, 32), (5, 2), (4, 2)),
+        ((5, 32), (5, 2), (5, 3)),
+        ((5, 32), (5, 2), (10,)),
+        ((5, 32), (10,), (10,)),
+    ],
+)
+def test_shapes_that_do_not_fit(
+    candidate: Candidate, x: tuple[int, ...], ids: tuple[int, ...], scores: tuple[int, ...]
+) -> None:
+    both = layer(candidate, FORMS["swiglu"], 32, 16, 1, 0)
+    one = torch.ones(x), torch.zeros(ids, dtype=torch.int32), torch.ones(scores)
+    shapes = re.escape(f"x {x}, ids {ids}, scores {scores}: ")
+    with pytest.raises(ValueError, match=f"^{shapes}"):
+        both.kernel(*one, 0)
+    both.kernel.close()
+
+
+@each_kernel
+@pytest.mark.parametrize("hidden", [24, 40])
+def test_another_hidden_size(candidate: Candidate, hidden: int) -> None:
+    """The compiled kernel reads by address: it must look itself. Torch sees it."""
+    both = layer(candidate, FORMS["swiglu"], 32, 16, 1, 0)
+    one = torch.ones(5, hidden), torch.zeros(5, 2, dtype=torch.int32), torch.ones(5, 2)
+    with pytest.raises((ValueError, RuntimeError)):
+        both.kernel(*one, 0)
     both.kernel.close()
 
 
@@ -306,6 +403,43 @@ def test_experts_come_and_go(candidate: Candidate) -> None:
     none = torch.full((2, 2), -1, dtype=torch.int32)
     assert torch.equal(both.kernel(one[0], none, one[2], 0), torch.zeros(2, 48))
     both.kernel.close()
+
+
+@each_kernel
+def test_experts_come_and_go_while_it_computes(candidate: Candidate) -> None:
+    """Also one that the batch uses: the right answer or none, never from memory that is another's."""
+    both = layer(candidate, FORMS["swiglu"], 256, 128, 3, 0)
+    other = expert(FORMS["swiglu"], 256, 128, candidate.dtype, torch.Generator().manual_seed(9))
+    one = batch(16, 256, [0, 1, 2, -1] * 8, 2, candidate.dtype, 0)
+    right_TH = both.kernel(*one, 0).clone()
+    stop = threading.Event()
+
+    def churn() -> None:
+        while not stop.is_set():
+            both.kernel.unload(0, 1)
+            both.kernel.load(0, 5, other)  # maybe to where expert 1 was
+            both.kernel.unload(0, 5)
+            both.kernel.load(0, 1, both.weights[1])
+            stop.wait(0.002)
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    answers = missing = 0
+    end = time.monotonic() + 0.2
+    try:
+        while time.monotonic() < end or not (answers and missing):
+            try:
+                error = (both.kernel(*one, 0) - right_TH).norm() / right_TH.norm()
+            except LookupError:
+                missing += 1
+                time.sleep(0.001)
+            else:
+                assert error < candidate.bound
+                answers += 1
+    finally:
+        stop.set()
+        thread.join()
+        both.kernel.close()
 
 
 @each_kernel

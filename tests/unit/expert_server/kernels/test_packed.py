@@ -3,7 +3,6 @@
 import logging
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -192,28 +191,6 @@ def test_without_the_private_operations(
     one = batch(torch.tensor([[0, 1], [2, -1], [1, 1], [0, 2], [1, 0]]), dtype)
     for layer in range(len(FORMS)):
         assert error(kernel(*one, layer), reference(*one, layer)) < BOUND[dtype]
-
-
-@each_dtype
-def test_experts_come_and_go_while_it_computes(dtype: torch.dtype) -> None:
-    kernel, reference = both(FORMS[:1], dtype, 3)
-    one = batch(torch.tensor([[0, 1], [2, -1], [1, 2], [0, 2], [1, 0]]), dtype)
-    right_TH = reference(*one, 0)
-    stop = threading.Event()
-
-    def churn() -> None:
-        while not stop.is_set():
-            kernel.load(0, 5, expert(FORMS[0], 72, 40, 5))
-            kernel.unload(0, 5)
-
-    thread = threading.Thread(target=churn)
-    thread.start()
-    try:
-        errors = [error(kernel(*one, 0), right_TH) for _ in range(200)]
-    finally:
-        stop.set()
-        thread.join()
-    assert max(errors) < BOUND[dtype]
 
 
 @each_dtype

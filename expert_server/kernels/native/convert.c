@@ -1,0 +1,26 @@
+/* Rows from one format to another. */
+#include "native.h"
+
+#include <string.h>
+
+static void widen(const uint16_t *x, int width, uint32_t *out) {
+    for (int i = 0; i < width; i++) out[i] = (uint32_t)x[i] << 16;
+}
+
+static void narrow(const uint32_t *x, int width, uint16_t *out) {
+    for (int i = 0; i < width; i++) {
+        const uint32_t bits = x[i], is_nan = (bits & 0x7fffffff) > 0x7f800000;
+        const uint32_t nearest = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+        out[i] = (uint16_t)(is_nan ? bits >> 16 | 0x40 : nearest);
+    }
+}
+
+EACH_VECTOR_WIDTH
+void convert_row(const char *x, Format from, int width, Format to, char *out) {
+    if (from == to)
+        memcpy(out, x, (size_t)width * format_bytes(to));
+    else if (to == FLOAT32)
+        widen((const uint16_t *)x, width, (uint32_t *)out);
+    else
+        narrow((const uint32_t *)x, width, (uint16_t *)out);
+}

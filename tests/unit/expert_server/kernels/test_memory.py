@@ -1,0 +1,101 @@
+"""Memory in pages of its own: where it lies, what is huge of it, and that it goes back."""
+
+import errno
+import gc
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from expert_server.kernels.memory import huge_memory
+
+HUGE = 2 << 20
+
+
+def flags_of(address: int) -> set[str]:
+    """Of the mapping that an address is in (`VmFlags`; see proc(5))."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, _, rest = line.partition(" ")
+        if not name.endswith(":"):
+            begin, _, end = name.partition("-")
+            inside = int(begin, 16) <= address < int(end, 16)
+        elif inside and name == "VmFlags:":
+            return set(rest.split())
+    raise AssertionError(f"{address:#x} is not mapped")
+
+
+@pytest.mark.parametrize("nbytes", [1, 63, 64, 4097, HUGE - 1, HUGE, HUGE + 1, 3 * HUGE + 4096])
+def test_it_is_aligned_zeroed_and_its_own(nbytes: int) -> None:
+    one, other = huge_memory(nbytes), huge_memory(nbytes)
+    assert (one.shape, one.dtype) == ((nbytes,), torch.uint8)
+    assert one.data_ptr() % (HUGE if nbytes >= HUGE else 64) == 0
+    assert one.untyped_storage().nbytes() == nbytes
+    assert not one.any()
+    one.fill_(255)
+    assert not other.any()
+
+
+def test_none_at_all() -> None:
+    assert huge_memory(0).view(torch.float32).shape == (0,)
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="a Linux without huge pages"
+)
+def test_whole_huge_pages_are_huge_and_the_rest_is_not() -> None:
+    large, small = huge_memory(2 * HUGE + 5000), huge_memory(5000)
+    begin = large.data_ptr()
+    assert "hg" in flags_of(begin)
+    assert "hg" in flags_of(begin + 2 * HUGE - 1)
+    assert "nh" in flags_of(begin + 2 * HUGE)
+    assert "nh" in flags_of(begin + len(large) - 1)
+    assert "nh" in flags_of(small.data_ptr())
+
+
+class NoHugePages(mmap.mmap):
+    """As on a Linux that is built without them."""
+
+    def madvise(self, *_arguments: int) -> None:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+
+def test_a_linux_without_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mmap, "mmap", NoHugePages)
+    memory = huge_memory(HUGE + 1)
+    assert memory.data_ptr() % HUGE == 0
+    assert memory.fill_(1).sum() == HUGE + 1
+
+
+@pytest.fixture
+def mappings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Lengths of the mappings that are alive."""
+    alive: list[int] = []
+
+    class Counted(mmap.mmap):
+        def __new__(cls, *arguments: int, **options: int) -> "Counted":
+            made = super().__new__(cls, *arguments, **options)
+            alive.append(len(made))
+            return made
+
+        def __del__(self) -> None:
+            alive.remove(len(self))
+
+    monkeypatch.setattr(mmap, "mmap", Counted)
+    yield alive
+    assert not alive
+
+
+def test_it_goes_back_with_the_last_view(mappings: list[int]) -> None:
+    memory = huge_memory(HUGE)
+    part = memory.view(torch.float32)[5:9]
+    assert len(mappings) == 1
+    del memory
+    gc.collect()
+    assert part.sum() == 0
+    assert len(mappings) == 1
+    del part
+    assert not mappings

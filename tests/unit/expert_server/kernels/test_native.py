@@ -1,0 +1,94 @@
+"""What is particular to the compiled kernel; test_kernels.py compares it with the reference."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+
+from expert_server.kernels import KernelSpec, _native
+from expert_server.kernels.native import NativeKernel
+from expert_server.weights import ExpertForm, ExpertWeights
+
+FORMS = [ExpertForm(False, False, functional.relu)]
+
+
+@pytest.mark.parametrize("threads", [0, -1])
+def test_no_pool_without_threads(threads: int) -> None:
+    with pytest.raises(ValueError, match=f"{threads} threads"):
+        _native.create_pool(threads)
+
+
+def tids() -> set[str]:
+    return {path.name for path in Path("/proc/self/task").iterdir()}
+
+
+def test_close_ends_the_threads() -> None:
+    before = tids()
+    kernel = NativeKernel(FORMS, KernelSpec(torch.float32, threads=4))
+    started = tids() - before
+    assert len(started) == 3
+    for _ in range(2):  # idempotent
+        kernel.close()
+    # Who joins a thread is told a little before the system has forgotten it.
+    deadline = time.monotonic() + 10
+    while started & tids():
+        assert time.monotonic() < deadline, "threads are left"
+
+
+_CHANGING_IDS = """
+import threading, time
+import numpy as np, torch
+from expert_server.kernels import KernelSpec
+from expert_server.kernels.native import NativeKernel
+from expert_server.weights import ExpertForm, ExpertWeights
+
+torch.set_num_threads(1)
+form = ExpertForm(False, False, torch.relu)
+kernel = NativeKernel([form], KernelSpec(torch.float32))
+kernel.load(0, 0, ExpertWeights(torch.ones(1, 1), torch.ones(1, 1)))
+x_TH, scores_TK = torch.ones(256, 1), torch.ones(256, 256)
+
+def change(ids_TK, stop):
+    while not stop.is_set():
+        ids_TK[-1] = 0x3F800000
+        ids_TK[-1] = -1
+
+answers = set()
+for dtype in (np.int32, np.int64):
+    # Nothing to compute: the time of a call goes into the ids, most of it between two looks at the last row.
+    ids_TK, stop = np.full((256, 256), -1, dtype), threading.Event()
+    thread = threading.Thread(target=change, args=(ids_TK, stop))
+    thread.start()
+    end, seen = time.monotonic() + 0.75, len(answers) + 2
+    while time.monotonic() < end or len(answers) < seen:
+        try:
+            kernel(x_TH, torch.from_numpy(ids_TK), scores_TK, 0)
+            answers.add((dtype, "zero"))
+        except LookupError:
+            answers.add((dtype, "not held"))
+    stop.set()
+    thread.join()
+"""
+
+
+def test_experts_of_a_layer_have_one_size() -> None:
+    """And one that is refused leaves nothing behind."""
+    kernel = NativeKernel(FORMS, KernelSpec(torch.float32))
+    kernel.load(0, 0, ExpertWeights(torch.ones(2, 3), torch.ones(3, 2)))
+    with pytest.raises(ValueError, match=r"layer 0: expert 1 .*\(4, 2\), expert 0 has \(3, 2\)"):
+        kernel.load(0, 1, ExpertWeights(torch.ones(2, 4), torch.ones(4, 2)))
+    assert kernel.count == 1
+    kernel.load(0, 1, ExpertWeights(torch.ones(2, 3), torch.ones(3, 2)))
+    kernel.close()
+
+
+def test_ids_that_change_meanwhile_end_no_process() -> None:
+    """They lie in memory that a client can write to."""
+    done = subprocess.run(
+        [sys.executable, "-c", _CHANGING_IDS], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
