@@ -52,6 +52,8 @@ def draw_plot(document: dict[str, Any], path: Path) -> None:
         _draw(panel, here, kernels)
         panel.set_title(_title(here[0]))
     panels[0].set_ylabel("fraction of the roofline")
+    # At the end: it fixes the top as well, for all panels.
+    panels[0].set_ylim(bottom=0)
     handles = {
         label: handle
         for panel in panels
@@ -90,7 +92,6 @@ def _draw(panel: Any, rows: list[dict[str, Any]], kernels: list[str]) -> None:
     panel.set_xscale("log", base=2)
     panel.set_xticks(tokens, [str(value) for value in tokens])
     panel.set_xlabel("tokens")
-    panel.set_ylim(bottom=0)
     panel.grid(alpha=0.3)
 
 
