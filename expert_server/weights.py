@@ -18,6 +18,7 @@ from torch import nn
 from eaas.checkpoint import Checkpoint, ExpertTensor
 from eaas.checkpoint.shard import TensorSlice
 from eaas.errors import CorruptShardError, MissingShardError
+from expert_server.memory import huge_memory
 
 __all__ = ["ExpertForm", "ExpertReader", "ExpertWeights"]
 
@@ -238,7 +239,7 @@ class ExpertReader:
         first = [column[0] for column in columns]
         size = len(columns[0]) * sum(part.nbytes for part in first)
         if name not in self._buffers or len(self._buffers[name]) < size:
-            self._buffers[name] = torch.empty(size, dtype=torch.uint8)
+            self._buffers[name] = huge_memory(size)
         used = self._buffers[name][:size]
         free = used.numpy().data
         for row in zip(*columns, strict=True):

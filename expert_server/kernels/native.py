@@ -25,8 +25,8 @@ from expert_server.kernels.kernel import (
     Sized,
     UnsupportedError,
 )
-from expert_server.kernels.memory import huge_memory
 from expert_server.kernels.quantized_panels import pack_quantized, panel_bytes
+from expert_server.memory import huge_memory
 from expert_server.weights import ExpertForm, ExpertWeights
 
 __all__ = ["NativeKernel", "available_isas"]

@@ -25,7 +25,8 @@ from torch.nn import functional
 from expert_server.kernels.activation import ActivationKind, recognise
 from expert_server.kernels.grouping import batches, group_rows
 from expert_server.kernels.kernel import ExpertKernel, KernelSpec, Quantization, UnsupportedError
-from expert_server.kernels.products import Products, best_products, trim
+from expert_server.kernels.products import Products, best_products
+from expert_server.memory import trim
 from expert_server.weights import ExpertForm, ExpertWeights
 
 __all__ = ["PackedExpert", "PackedKernel"]

@@ -5,7 +5,6 @@ x (N, in) times a weight (out, in) -> (N, out).
 
 from __future__ import annotations
 
-import ctypes
 from functools import cache
 from typing import Protocol
 
@@ -13,9 +12,9 @@ import torch
 from torch.nn import functional
 
 from eaas.log import get_logger
-from expert_server.kernels.memory import huge_memory
+from expert_server.memory import huge_memory
 
-__all__ = ["Products", "best_products", "ready", "trim"]
+__all__ = ["Products", "best_products", "ready"]
 
 _log = get_logger(__name__)
 
@@ -126,10 +125,3 @@ def _own_copy(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A weight (..., in) as (out, in) in that dtype, in pages of its own."""
     memory = huge_memory(weight.numel() * dtype.itemsize)
     return memory.view(dtype).view(weight.shape).copy_(weight).flatten(0, -2)
-
-
-def trim() -> None:
-    """Has malloc give its free pages back, where it is glibc's. Takes about 5 ms for each 100 MB."""
-    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if malloc_trim is not None:
-        malloc_trim(0)

@@ -18,7 +18,7 @@ import torch
 
 from eaas.bench.experts.roofline import Speed
 from expert_server.kernels import _native
-from expert_server.kernels.memory import huge_memory
+from expert_server.memory import huge_memory
 
 __all__ = ["READ_BYTES", "Limits", "MultiplyLimit", "ReadLimit", "settle"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from expert_server.kernels.memory import huge_memory
+from expert_server.memory import huge_memory
 
 HUGE = 2 << 20
 

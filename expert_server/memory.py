@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 
 import torch
 
-__all__ = ["huge_memory"]
+__all__ = ["huge_memory", "trim"]
 
 _HUGE_BYTES = 2 << 20
 
@@ -42,3 +43,10 @@ def huge_memory(nbytes: int) -> torch.Tensor:
         mapping.madvise(mmap.MADV_HUGEPAGE, begin, whole)
         mapping.madvise(mmap.MADV_NOHUGEPAGE, begin + whole, room - begin - whole)
     return torch.frombuffer(mapping, dtype=torch.uint8, count=nbytes, offset=begin)
+
+
+def trim() -> None:
+    """Has malloc give its free pages back, where it is glibc's. Takes about 5 ms for each 100 MB."""
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:
+        malloc_trim(0)
