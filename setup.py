@@ -1,4 +1,4 @@
-"""The compiled parts: the slots' flag primitive and the expert kernel."""
+"""The compiled parts: the slots' flag primitive, the loops of dispatch, the expert kernel."""
 
 from setuptools import Extension, setup
 
@@ -8,6 +8,13 @@ setup(
             "eaas.wire._flags",
             sources=["eaas/wire/_flags.c"],
             extra_compile_args=["-O2", "-std=c11", "-Wall", "-Wextra"],
+            define_macros=[("Py_LIMITED_API", "0x030B0000")],
+            py_limited_api=True,
+        ),
+        Extension(
+            "attention_client.dispatch._dispatch",
+            sources=["attention_client/dispatch/_dispatch.c"],
+            extra_compile_args=["-O3", "-std=c11", "-Wall", "-Wextra"],
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
             py_limited_api=True,
         ),

@@ -1,8 +1,11 @@
-"""How long a server gets to answer before a replica is asked too."""
+"""How long a server takes to answer, how long it gets, and when a replica is asked beside it."""
 
 from __future__ import annotations
 
-__all__ = ["ServiceTimes"]
+from bisect import insort
+from collections import deque
+
+__all__ = ["HedgeBudget", "ServiceTimes"]
 
 
 class ServiceTimes:
@@ -14,9 +17,13 @@ class ServiceTimes:
     _COLD_S = 2.0
     # Six times the usual is patience enough for a short call; a long one varies less, and doubling is.
     _MARGIN, _SHORT_S, _LONG_MARGIN = 6.0, 0.2, 2.0
+    # Answers, in units of the usual time of their size, that say what the slowest twentieth takes.
+    _WINDOW, _LEAST_KNOWN, _TAIL = 100, 20, 0.95
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
+        self._recent: deque[float] = deque(maxlen=self._WINDOW)
+        self._sorted: list[float] = []
 
     def observe(self, rows: int, seconds: float) -> None:
         """Learn from one answer (exponential average; a slower one counts more, to be on the safe side)."""
@@ -25,17 +32,70 @@ class ServiceTimes:
         weight = 0.5 if seconds > before else 0.1
         # Made anew, since other threads may be reading; an observation lost to another one is no harm.
         self._seconds = {**self._seconds, size: before + weight * (seconds - before)}
+        self._remember(seconds / before if before > 0 else 1.0)
+
+    def _remember(self, ratio: float) -> None:
+        ordered = self._sorted.copy()
+        if len(self._recent) == self._WINDOW and self._recent[0] in ordered:
+            ordered.remove(self._recent[0])
+        self._recent.append(ratio)
+        insort(ordered, ratio)
+        self._sorted = ordered
 
     def budget(self, rows: int, least_s: float, most_s: float) -> float:
-        """Seconds to wait for a call of `rows` tokens before another replica is asked too.
+        """Seconds to wait for a call of `rows` tokens before another replica is asked instead.
 
         A server that was never heard gets time to warm up; a size never seen is scaled from the nearest.
         """
-        seconds = self._seconds
-        if not seconds:
+        expected = self._expected_s(rows)
+        if expected is None:
             return min(max(self._COLD_S, least_s), most_s)
-        size = rows.bit_length()
-        nearest = min(seconds, key=lambda known: abs(known - size))
-        expected = seconds[nearest] * 2.0 ** max(0, size - nearest)
         patience_s = min(self._MARGIN * expected, max(self._SHORT_S, self._LONG_MARGIN * expected))
         return min(max(least_s, patience_s), most_s)
+
+    def tail_s(self, rows: int) -> float | None:
+        """Seconds in which 95 % of the calls of `rows` tokens were answered; None until that is known."""
+        expected, ordered = self._expected_s(rows), self._sorted
+        if expected is None or len(ordered) < self._LEAST_KNOWN:
+            return None
+        return expected * ordered[int(self._TAIL * (len(ordered) - 1))]
+
+    def _expected_s(self, rows: int) -> float | None:
+        seconds = self._seconds
+        if not seconds:
+            return None
+        size = rows.bit_length()
+        nearest = min(seconds, key=lambda known: abs(known - size))
+        return seconds[nearest] * 2.0 ** max(0, size - nearest)
+
+
+class HedgeBudget:
+    """How many requests may be sent a second time while the first is still waited for.
+
+    A token bucket: each request adds a share of a hedge, a hedge takes a whole one. It starts empty, so at
+    no time were there more hedges than that share of the requests.
+
+    Args:
+        share: Of the requests, 0 to 1.
+        burst: Hedges that can be saved up.
+    """
+
+    def __init__(self, share: float, burst: float = 10.0) -> None:
+        self._share = share
+        self._burst = burst
+        self._tokens = 0.0
+
+    def earn(self) -> None:
+        """A request was sent."""
+        self._tokens = min(self._tokens + self._share, self._burst)
+
+    def spend(self) -> bool:
+        """Take a hedge if there is one."""
+        if self._tokens < 1.0:
+            return False
+        self._tokens -= 1.0
+        return True
+
+    def give_back(self) -> None:
+        """The hedge was not sent after all."""
+        self._tokens += 1.0

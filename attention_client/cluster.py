@@ -18,9 +18,10 @@ import grpc
 import numpy as np
 import torch
 
-from attention_client.budget import ServiceTimes
-from attention_client.connection import Connection
-from attention_client.layer_call import ClusterView, LayerCall
+from attention_client.budget import HedgeBudget, ServiceTimes
+from attention_client.connection import Connection, LayerInput
+from attention_client.dispatch import dispatch_policy
+from attention_client.layer_call import ClusterView, Dispatcher, LayerCall
 from attention_client.metrics import ClientMetrics
 from attention_client.transports import opener
 from eaas.config import AttentionClientConfig
@@ -40,7 +41,6 @@ _log = get_logger(__name__)
 _CONNECT_S = 5.0
 _RECONNECT_S = 0.25
 _RECONNECT_MOST_S = 2.0
-_GOLDEN = 0.6180339887498949
 # A process may hold several models, each a member of its own.
 _numbers = itertools.count()
 _USABLE = (MemberState.SERVING, MemberState.SUSPECT, MemberState.DRAINING)
@@ -92,7 +92,14 @@ class Cluster:
         self._counting = threading.Lock()
         self._in_flight = 0
         self._finished = 0
-        self._calls = itertools.count()
+        self._dispatcher = Dispatcher(
+            replicas=self,
+            policy=dispatch_policy(config.dispatch),
+            timeout_s=config.layer_timeout_s,
+            attempt_timeout_s=config.attempt_timeout_s,
+            hedges=HedgeBudget(config.hedge_share),
+            metrics=metrics,
+        )
         self._closed = threading.Event()
         self._joined = threading.Event()
         hostname = socket.gethostname()
@@ -143,23 +150,13 @@ class Cluster:
             ExpertsUnavailableError: No live replica answered before the deadline.
             WrongRequestError: A server refused the request.
         """
-        ids = ids_TK.to(torch.int64).numpy()
+        ids = ids_TK.to(torch.int64).contiguous().numpy()
         wanted_TK = np.ones(ids.shape, dtype=np.bool_)
         if wanted_T is not None:
             wanted_TK &= wanted_T.numpy()[:, None]
         started = time.monotonic()
-        call = LayerCall(
-            replicas=self,
-            layer=layer,
-            x_TH=x_TH.contiguous(),
-            ids_TK=ids,
-            scores_TK=scores_TK.to(torch.float32).numpy(),
-            wanted_TK=wanted_TK,
-            timeout_s=self.config.layer_timeout_s,
-            attempt_timeout_s=self.config.attempt_timeout_s,
-            phase=(next(self._calls) * _GOLDEN) % 1.0,
-            metrics=self.metrics,
-        )
+        inputs = LayerInput.of(layer, x_TH.contiguous(), scores_TK.to(torch.float32).numpy())
+        call = LayerCall(self._dispatcher, inputs, ids, wanted_TK)
         with self._counting:
             self._in_flight += 1
         try:
@@ -372,6 +369,7 @@ class Cluster:
             link,
             self.shape.hidden_size,
             self.config.spin_us,
+            self.config.checksum,
             self._on_lost,
             channel.close,
             self.metrics,

@@ -9,33 +9,46 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from attention_client.budget import ServiceTimes
+from attention_client.dispatch.parts import Part
 from attention_client.metrics import ClientMetrics
-from eaas.errors import ConnectionLostError, SlotsBusyError, WrongRequestError
+from eaas.errors import (
+    ConnectionLostError,
+    SlotCorruptError,
+    SlotsBusyError,
+    WrongRequestError,
+)
 from eaas.wire import Arena, RequestHeader, ResultHeader, SlotState
 from eaas.wire.slot import (
+    CHECKSUM_FLAG,
+    Status,
     WireDtype,
     max_tokens,
     request_views,
     result_view,
+    seal,
     validate_result,
+    verify,
 )
 
-__all__ = ["WIRE_DTYPES", "Connection", "Link", "Result", "Ticket"]
+__all__ = ["WIRE_DTYPES", "Answer", "Connection", "LayerInput", "Link", "Ticket"]
 
 WIRE_DTYPES = {
     torch.float32: WireDtype.FLOAT32,
     torch.bfloat16: WireDtype.BFLOAT16,
     torch.float16: WireDtype.FLOAT16,
 }
+# Before damaged bytes are looked at again.
+_SETTLE_S = 0.0002
 _ANSWERED = SlotState.DONE.mask | SlotState.OFFLINE.mask
 
 
@@ -55,6 +68,35 @@ class Link(Protocol):
         """Give the slots back and end the link's threads; called once. The connection closes the arena."""
 
 
+@dataclass(frozen=True, eq=False)
+class LayerInput:
+    """What a layer call sends, whichever servers it goes to; made by `of`.
+
+    Attributes:
+        layer: MoE layer.
+        x_TH: Hidden states; bfloat16, which NumPy lacks, is seen as uint16.
+        dtype: Of the hidden states.
+        scores_TK: float32.
+    """
+
+    layer: int
+    x_TH: npt.NDArray[Any]
+    dtype: WireDtype
+    scores_TK: npt.NDArray[np.float32]
+
+    @classmethod
+    def of(cls, layer: int, x_TH: torch.Tensor, scores_TK: npt.NDArray[np.float32]) -> LayerInput:
+        """From hidden states on the CPU. Raises WrongRequestError for a dtype that the wire lacks."""
+        try:
+            dtype = WIRE_DTYPES[x_TH.dtype]
+        except KeyError:
+            raise WrongRequestError(
+                f"hidden states in {x_TH.dtype}, the wire has {[*WIRE_DTYPES]}"
+            ) from None
+        raw = x_TH.view(torch.uint16) if dtype is WireDtype.BFLOAT16 else x_TH
+        return cls(layer, raw.numpy(), dtype, scores_TK)
+
+
 @dataclass(frozen=True)
 class Ticket:
     """A request in flight: where it stands and which answer belongs to it."""
@@ -62,26 +104,29 @@ class Ticket:
     slot: int
     request_id: int
     rows: int
+    work: float
 
 
 @dataclass(frozen=True, eq=False)
-class Result:
-    """An answer that was copied out of its slot.
+class Answer:
+    """An answer as it stands in its slot.
 
     Attributes:
-        header: Status, detail.
-        part_RH: float32 (R, H), or None where the status is not OK.
+        header: Status, detail, the server's own time.
+        part_RH: float32 (R, H), in the slot itself: right if the slot is released as one's own
+            afterwards. None where the status is not OK; the slot is released then.
     """
 
     header: ResultHeader
-    part_RH: torch.Tensor | None
+    part_RH: npt.NDArray[np.float32] | None
 
 
 class Connection:
     """The client's end. Methods may be called from several threads.
 
-    A slot is in one place at a time: free, with a ticket (being written, or waited for), abandoned, or gone
-    with the connection. A ticket ends with `poll` (an answer or an error) or with `abandon`.
+    A slot is in one place at a time: free, with a ticket (being written, waited for, or being read),
+    abandoned, in quarantine, or gone with the connection. A ticket ends with `release` after `poll` gave a
+    result, with whatever else `poll` gives but None, or with `abandon`.
 
     Args:
         server_id: Server at the other end.
@@ -89,6 +134,7 @@ class Connection:
         link: From a transport.
         hidden_size: H of the model.
         spin_us: Microseconds to poll before sleeping.
+        checksum: Seal requests and check the seal of answers.
         on_lost: Called once, with this connection, when it is lost.
         on_closed: Called once, when the link is closed.
         metrics: Counts late answers.
@@ -103,6 +149,7 @@ class Connection:
         link: Link,
         hidden_size: int,
         spin_us: int,
+        checksum: bool,
         on_lost: Callable[[Connection], None],
         on_closed: Callable[[], None],
         metrics: ClientMetrics,
@@ -115,14 +162,19 @@ class Connection:
         self._flags = link.arena.flags
         self._hidden_size = hidden_size
         self._spin_us = spin_us
+        self._header_flags = CHECKSUM_FLAG if checksum else 0
         self._on_lost = on_lost
         self._on_closed = on_closed
         self._metrics = metrics
         # Held for moments only, and never while another lock is taken.
         self._lock = threading.Lock()
         self._free = list(range(link.first_slot, link.first_slot + link.slots))
-        self._tickets: set[Ticket] = set()
-        self._abandoned: set[int] = set()
+        # True while the server has not answered, False while its answer is being read.
+        self._tickets: dict[Ticket, bool] = {}
+        self._abandoned: dict[int, tuple[Ticket, bool]] = {}
+        self._quarantined: set[int] = set()
+        self._work = 0.0
+        self._max_tokens: dict[tuple[int, WireDtype], int] = {}
         self._closing = False
         self._unlinked = False
 
@@ -130,28 +182,33 @@ class Connection:
 
     @property
     def in_flight(self) -> int:
-        """Slots that wait for an answer, abandoned ones too."""
+        """Slots that are not free: waited for, being read, abandoned, in quarantine."""
         return self._link.slots - len(self._free)
 
-    def max_tokens(self, top_k: int, dtype: torch.dtype) -> int:
-        """Tokens that one slot takes. Raises WrongRequestError for a dtype that the wire lacks."""
-        arena = self._link.arena
-        return max_tokens(
-            arena.payload_capacity,
-            arena.result_capacity,
-            self._hidden_size,
-            top_k,
-            _wire_dtype(dtype),
-        )
+    @property
+    def work_in_flight(self) -> float:
+        """Work (`dispatch.parts.Chunks`) that the server has not answered yet, abandoned requests too."""
+        return self._work
+
+    def max_tokens(self, top_k: int, dtype: WireDtype) -> int:
+        """Tokens that one slot takes."""
+        known = self._max_tokens.get((top_k, dtype))
+        if known is None:
+            arena = self._link.arena
+            known = max_tokens(
+                arena.payload_capacity, arena.result_capacity, self._hidden_size, top_k, dtype
+            )
+            self._max_tokens[top_k, dtype] = known
+        return known
 
     def owes_answer(self) -> bool:
-        """Whether an abandoned request is still unanswered: the server is stuck, or gone unseen."""
+        """Whether an overdue request is still unanswered: the server is stuck, or gone unseen."""
         if not self._abandoned:
             return False
         with self._lock:
             if not self._unlinked:
                 self._reclaim_late()
-            return bool(self._abandoned)
+            return any(overdue for _, overdue in self._abandoned.values())
 
     def lose(self, reason: str) -> None:
         """Declare the connection lost and wake whoever waits on it. Idempotent."""
@@ -186,50 +243,38 @@ class Connection:
 
     # -- one exchange ---------------------------------------------------------------------------------
 
-    def submit(
-        self,
-        layer: int,
-        epoch: int,
-        x_RH: torch.Tensor,
-        ids_RK: npt.NDArray[np.int32],
-        scores_RK: npt.NDArray[np.float32],
-        budget_s: float,
-    ) -> Ticket:
+    def submit(self, inputs: LayerInput, epoch: int, part: Part, budget_s: float) -> Ticket:
         """Write a request into a free slot and hand it to the server.
 
         Args:
-            layer: MoE layer.
+            inputs: Of the layer call.
             epoch: The placement's version that led here.
-            x_RH: Hidden states (R, H) in a dtype of the wire.
-            ids_RK: int32 (R, K), -1 where the pair is not this server's.
-            scores_RK: float32 (R, K).
+            part: What of it is this server's; `max_tokens` rows at most.
             budget_s: Time that the answer is worth waiting for.
 
-        R is at most `max_tokens`.
-
         Raises:
-            SlotsBusyError: Every slot waits for an answer.
+            SlotsBusyError: Every slot is in use.
             ConnectionLostError: The server is gone.
-            WrongRequestError: Another hidden size than the model's, or a dtype that the wire lacks.
+            WrongRequestError: Another hidden size than the model's.
         """
-        rows, top_k = ids_RK.shape
-        dtype = _wire_dtype(x_RH.dtype)
-        if x_RH.shape != (rows, self._hidden_size):
+        rows, top_k = part.ids_RK.shape
+        if inputs.x_TH.shape[1] != self._hidden_size:
             raise WrongRequestError(
-                f"hidden states {tuple(x_RH.shape)}, wanted {(rows, self._hidden_size)}"
+                f"hidden size {inputs.x_TH.shape[1]}, the server has {self._hidden_size}"
             )
         header = RequestHeader.of(
-            dtype=dtype,
+            dtype=inputs.dtype,
             generation=self._link.generation,
             request_id=next(self._request_ids),
             epoch=epoch,
             budget_us=int(budget_s * 1e6),
-            layer=layer,
+            layer=inputs.layer,
             batch_size=rows,
             hidden_size=self._hidden_size,
             top_k=top_k,
+            flags=self._header_flags,
         )
-        ticket = self._take_slot(header.request_id, rows)
+        ticket = self._take_slot(header.request_id, rows, part.work)
         arena, slot = self._link.arena, ticket.slot
         # A process that slept through the loss of its slots would write into another client's.
         if arena.generation(slot) != self._link.generation:
@@ -237,11 +282,18 @@ class Connection:
         offset = arena.request_offset(slot)
         try:
             hidden_view, ids_view, scores_view = request_views(arena.buffer, offset, header)
-            raw = x_RH.view(torch.uint16) if dtype is WireDtype.BFLOAT16 else x_RH
-            np.copyto(hidden_view, raw.numpy(), casting="no")
-            ids_view[...] = ids_RK
-            scores_view[...] = scores_RK
-            header.pack_into(arena.buffer, offset)
+            if rows == inputs.x_TH.shape[0]:
+                hidden_view[...] = inputs.x_TH
+                scores_view[...] = inputs.scores_TK
+            else:
+                # "clip", since NumPy goes through a buffer of its own where it may have to raise.
+                np.take(inputs.x_TH, part.rows_R, axis=0, out=hidden_view, mode="clip")
+                np.take(inputs.scores_TK, part.rows_R, axis=0, out=scores_view, mode="clip")
+            ids_view[...] = part.ids_RK
+            if self._header_flags:
+                seal(arena.buffer, offset, header)
+            else:
+                header.pack_into(arena.buffer, offset)
         except BaseException:  # A signal handler's, mostly: nothing was handed over yet.
             self._end(ticket, free=True)
             raise
@@ -266,15 +318,16 @@ class Connection:
             max(0, int(timeout_s * 1e6)),
         )
 
-    def poll(self, ticket: Ticket) -> Result | None:
-        """Take the answer if it is there, and free its slot.
+    def poll(self, ticket: Ticket) -> Answer | None:
+        """Look for the answer. A result stays in its slot until `release`; anything else ends the ticket.
 
         Returns:
             The answer, None while there is none.
 
         Raises:
             ConnectionLostError: The server is gone, or took the slot back.
-            SlotCorruptError: The answer is not one to this ticket; the slot is freed.
+            SlotCorruptError: The answer is not one to this ticket, or its bytes were damaged (with
+                checksums; that slot is not used again).
         """
         state = self._flags.load(ticket.slot)
         if state == SlotState.WRITTEN and self.lost_reason is None:
@@ -283,13 +336,27 @@ class Connection:
             raise self._taken_back(ticket)
         arena = self._link.arena
         offset = arena.result_offset(ticket.slot)
-        # Copied first and judged afterwards: what the slot's next owner may write meanwhile is seen then.
-        header = ResultHeader.unpack_from(arena.buffer, offset)
-        copied_RH = result_view(arena.buffer, offset, ticket.rows, self._hidden_size).copy()
         if arena.generation(ticket.slot) != self._link.generation:
             raise self._taken_back(ticket)
-        arena.client_free(ticket.slot)
-        self._end(ticket, free=True)
+        try:
+            header = self._read_header(ticket, offset)
+        except SlotCorruptError as error:
+            if not self._header_flags:
+                # The answer to another request, most likely: the slot itself is as good as before.
+                self.release(ticket)
+                self._metrics.late_answers.inc()
+                raise
+            header = self._read_again(ticket, offset, error)
+        if header.status != Status.OK:
+            self.release(ticket)
+            return Answer(header, None)
+        self._answered(ticket)
+        return Answer(header, result_view(arena.buffer, offset, ticket.rows, self._hidden_size))
+
+    def _read_header(self, ticket: Ticket, offset: int) -> ResultHeader:
+        """Raises SlotCorruptError where it is not that of an answer to this ticket, or bytes were damaged."""
+        arena = self._link.arena
+        header = ResultHeader.unpack_from(arena.buffer, offset)
         validate_result(
             header,
             result_capacity=arena.result_capacity,
@@ -298,19 +365,49 @@ class Connection:
             generation=self._link.generation,
             request_id=ticket.request_id,
         )
-        return Result(header, torch.from_numpy(copied_RH) if header.rows else None)
+        if self._header_flags:
+            verify(arena.buffer, offset, header)
+        return header
 
-    def abandon(self, ticket: Ticket) -> None:
-        """Stop waiting. The slot comes back when the server answers; that answer is dropped. Idempotent."""
+    def _read_again(self, ticket: Ticket, offset: int, error: SlotCorruptError) -> ResultHeader:
+        """A second look, for bytes that were on their way when the flag had come; then quarantine."""
+        time.sleep(_SETTLE_S)
+        try:
+            return self._read_header(ticket, offset)
+        except SlotCorruptError:
+            self._quarantine(ticket)
+            raise error from None
+
+    def release(self, ticket: Ticket) -> bool:
+        """Free the slot of an answer that has been read.
+
+        Returns:
+            Whether the slot was still this connection's: if not, another client may have written there
+            while it was read.
+        """
+        arena, slot = self._link.arena, ticket.slot
+        own = arena.generation(slot) == self._link.generation and arena.client_free(slot)
+        self._end(ticket, free=own)
+        if not own:
+            self.lose("the server took its slots back")
+        return own
+
+    def abandon(self, ticket: Ticket, *, overdue: bool) -> None:
+        """Stop waiting. The slot comes back when the server answers; that answer is dropped. Idempotent.
+
+        Args:
+            ticket: Not polled to its end yet.
+            overdue: The server had its time; it `owes_answer` until it gives it.
+        """
         with self._lock:
-            if ticket in self._tickets:
-                self._abandoned.add(ticket.slot)
-                self._tickets.discard(ticket)
-                self._let_go()
+            if self._tickets.pop(ticket, None) is None:
+                return
+            self._abandoned[ticket.slot] = (ticket, overdue)
+            self._let_go()
 
     # -- slots ----------------------------------------------------------------------------------------
 
-    def _take_slot(self, request_id: int, rows: int) -> Ticket:
+    def _take_slot(self, request_id: int, rows: int, work: float) -> Ticket:
         with self._lock:
             if self.lost_reason is not None:
                 raise ConnectionLostError(f"{self.server_id}: {self.lost_reason}")
@@ -318,8 +415,9 @@ class Connection:
                 self._reclaim_late()
             if not self._free:
                 raise SlotsBusyError(f"{self.server_id}: all {self._link.slots} slots in flight")
-            ticket = Ticket(self._free.pop(), request_id, rows)
-            self._tickets.add(ticket)
+            ticket = Ticket(self._free.pop(), request_id, rows, work)
+            self._tickets[ticket] = True
+            self._work += work
             return ticket
 
     def _taken_back(self, ticket: Ticket) -> ConnectionLostError:
@@ -328,9 +426,27 @@ class Connection:
         self._end(ticket, free=False)
         return ConnectionLostError(f"{self.server_id}: {self.lost_reason}")
 
+    def _quarantine(self, ticket: Ticket) -> None:
+        """Never use a slot again in which bytes were damaged; without slots left there is no connection."""
+        self._end(ticket, free=False)
+        with self._lock:
+            self._quarantined.add(ticket.slot)
+            all_bad = len(self._quarantined) == self._link.slots
+        self._metrics.quarantined_slots.inc()
+        if all_bad:
+            self.lose("every slot is in quarantine")
+
+    def _answered(self, ticket: Ticket) -> None:
+        """The server is done with it; the lock is not held."""
+        with self._lock:
+            if self._tickets.get(ticket):
+                self._tickets[ticket] = False
+                self._work -= ticket.work
+
     def _end(self, ticket: Ticket, *, free: bool) -> None:
         with self._lock:
-            self._tickets.discard(ticket)
+            if self._tickets.pop(ticket, False):
+                self._work -= ticket.work
             if free:
                 self._free.append(ticket.slot)
             self._let_go()
@@ -341,17 +457,9 @@ class Connection:
             self._link.arena.close()
 
     def _reclaim_late(self) -> None:
-        for slot in tuple(self._abandoned):
+        for slot, (ticket, _) in tuple(self._abandoned.items()):
             if self._flags.load(slot) == SlotState.DONE and self._link.arena.client_free(slot):
-                self._abandoned.discard(slot)
+                del self._abandoned[slot]
+                self._work -= ticket.work
                 self._free.append(slot)
                 self._metrics.late_answers.inc()
-
-
-def _wire_dtype(dtype: torch.dtype) -> WireDtype:
-    try:
-        return WIRE_DTYPES[dtype]
-    except KeyError:
-        raise WrongRequestError(
-            f"hidden states in {dtype}, the wire has {[*WIRE_DTYPES]}"
-        ) from None

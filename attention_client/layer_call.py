@@ -1,4 +1,4 @@
-"""One MoE layer's experts, computed elsewhere: dispatch, wait, fail over, combine.
+"""One MoE layer's experts, computed elsewhere: dispatch, wait, hedge, fail over, combine.
 
 A call ends before its deadline with the right tensor or with one typed error. A pair that got no answer is
 sent to another replica, and only that pair; answers that come too late are dropped by their slot's request
@@ -8,6 +8,7 @@ id. Parts are summed in fp32 in a fixed order (server, first token), whatever or
 from __future__ import annotations
 
 import enum
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -18,9 +19,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from attention_client.connection import Connection, Ticket
-from attention_client.dispatch import Part, assign, cumulative_shares, split
+from attention_client.attempts import Attempt, Race, Result
+from attention_client.budget import HedgeBudget
+from attention_client.connection import Connection, LayerInput
+from attention_client.dispatch import DispatchPolicy
+from attention_client.dispatch.parts import NOWHERE, Part, combine, group, split
 from attention_client.metrics import ClientMetrics
+from attention_client.speeds import Ejections, Speeds
 from eaas.errors import (
     ConnectionLostError,
     ExpertsUnavailableError,
@@ -31,12 +36,16 @@ from eaas.errors import (
 from eaas.types import Placement
 from eaas.wire.slot import Status
 
-__all__ = ["ClusterView", "LayerCall", "Replicas"]
+__all__ = ["ClusterView", "Dispatcher", "LayerCall", "Replicas"]
 
 # Before servers that were busy, or failed in this call, are asked again. Busy ones free slots within
 # microseconds; a placement or a membership that changes ends the pause at once.
 _RETRY_S = 0.005
 _LEAST_BUDGET_S = 0.001
+# How often all sides of a race are looked at.
+_RACE_LOOK_S = 0.0005
+# A hedge earlier than this would be against the scheduler's noise, not against a slow server.
+_LEAST_HEDGE_S = 0.002
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,57 +75,66 @@ class Replicas(Protocol):
         """Sleep until there is another view than `seen`, or the time is over."""
 
 
-class _Verdict(enum.Enum):
-    """What a look at an attempt found."""
+@dataclass(frozen=True, eq=False)
+class Dispatcher:
+    """What the calls of one client share; may be used by several threads.
 
-    WAITING = enum.auto()
-    ANSWERED = enum.auto()
-    FAILED = enum.auto()
-
-
-@dataclass(eq=False)
-class _Attempt:
-    part: Part
-    connection: Connection
-    ticket: Ticket
-    sent_at: float
-    expires_at: float
-
-
-@dataclass(eq=False)
-class LayerCall:
-    """One call of one layer. Make it, `run` it once.
-
-    Args:
+    Attributes:
         replicas: Source of views.
-        layer: MoE layer.
-        x_TH: Hidden states, contiguous, on the CPU.
-        ids_TK: int64, logical experts.
-        scores_TK: float32.
-        wanted_TK: Pairs to compute; the others count as 0.
-        timeout_s: Deadline over all attempts.
+        policy: Chooses among replicas.
+        timeout_s: Deadline of a call over all attempts.
         attempt_timeout_s: Least time of one attempt.
-        phase: See `dispatch.assign`.
+        hedges: Budget of hedges.
+        speeds: Of the servers.
+        ejections: Of the servers.
         metrics: Counters.
         clock: Monotonic seconds.
     """
 
     replicas: Replicas
-    layer: int
-    x_TH: torch.Tensor
-    ids_TK: npt.NDArray[np.int64]
-    scores_TK: npt.NDArray[np.float32]
-    wanted_TK: npt.NDArray[np.bool_]
+    policy: DispatchPolicy
     timeout_s: float
     attempt_timeout_s: float
-    phase: float
+    hedges: HedgeBudget
     metrics: ClientMetrics
+    speeds: Speeds = field(default_factory=Speeds)
+    ejections: Ejections = field(default_factory=Ejections)
     clock: Callable[[], float] = time.monotonic
-    _attempts: list[_Attempt] = field(default_factory=list, init=False)
-    _done: list[tuple[Part, torch.Tensor]] = field(default_factory=list, init=False)
-    # Connections that failed in this call, and why; asked again only when nobody else is left.
-    _avoided: dict[Connection, str] = field(default_factory=dict, init=False)
-    _timeouts: Counter[Connection] = field(default_factory=Counter, init=False)
+
+
+class _Look(enum.Enum):
+    """What a look at an attempt found, if not a result."""
+
+    WAITING = enum.auto()
+    FAILED = enum.auto()
+
+
+class LayerCall:
+    """One call of one layer. Make it, `run` it once.
+
+    Args:
+        dispatcher: Shared by all calls.
+        inputs: Layer, hidden states, scores.
+        ids_TK: int64, logical experts.
+        wanted_TK: Pairs to compute; the others count as 0.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        inputs: LayerInput,
+        ids_TK: npt.NDArray[np.int64],
+        wanted_TK: npt.NDArray[np.bool_],
+    ) -> None:
+        self._shared = dispatcher
+        self._inputs = inputs
+        self._ids_TK = ids_TK
+        self._wanted_TK = wanted_TK
+        self._attempts: list[Attempt] = []
+        self._results: list[Result] = []
+        # Connections that failed in this call, and why; asked again only when nobody else is left.
+        self._avoided: dict[Connection, str] = {}
+        self._timeouts: Counter[Connection] = Counter()
 
     def run(self) -> torch.Tensor:
         """Compute the layer.
@@ -128,19 +146,38 @@ class LayerCall:
             ExpertsUnavailableError: The deadline passed while a pair had no answer.
             WrongRequestError: A server refused the request itself.
         """
-        deadline = self.clock() + self.timeout_s
-        missing_TK = self.wanted_TK.copy()
+        deadline = self._shared.clock() + self._shared.timeout_s
         try:
-            while missing_TK.any() or self._attempts:
-                if missing_TK.any():
-                    self._dispatch(missing_TK, deadline)
-                if self._attempts:
-                    for part in self._collect():
-                        missing_TK[part.rows_R] |= part.pairs_RK
-            return self._combine()
+            while True:
+                self._gather(deadline)
+                out_TH = combine(
+                    self._inputs.x_TH.shape, [(r.part, r.part_RH) for r in self._results]
+                )
+                # Every slot is to be released, whatever the others say.
+                if all([result.release() for result in self._results]):
+                    return out_TH
+                # A slot was given to another client while it was read. Rare enough to begin anew.
+                self._results.clear()
         finally:
-            for attempt in self._attempts:
-                attempt.connection.abandon(attempt.ticket)
+            self._call_off(self._attempts, self._results)
+
+    def _gather(self, deadline: float) -> None:
+        """Dispatch and wait until there is a result for every wanted pair."""
+        missing_TK = self._wanted_TK.copy()
+        while missing_TK.any() or self._attempts:
+            if missing_TK.any():
+                self._bank(missing_TK)
+                self._dispatch(missing_TK, deadline)
+            if self._attempts:
+                for part in self._collect():
+                    missing_TK[part.rows_R] |= part.pairs_RK
+
+    def _bank(self, missing_TK: npt.NDArray[np.bool_]) -> None:
+        """Free the slots of results: what is missing needs slots, too."""
+        for result in tuple(self._results):
+            if not result.bank():
+                self._results.remove(result)
+                missing_TK[result.part.rows_R] |= result.part.pairs_RK
 
     # -- dispatch -------------------------------------------------------------------------------------
 
@@ -149,22 +186,35 @@ class LayerCall:
 
         Where nothing could be sent and nothing is in flight, returns after a pause.
         """
-        if self.clock() >= deadline:
+        now = self._shared.clock()
+        if now >= deadline:
             raise self._unavailable(missing_TK)
-        view = self.replicas.view()
+        view = self._shared.replicas.view()
         usable_S = view.usable_S()
-        fresh_S = usable_S & np.array([self._is_fresh(c) for c in view.connections])
-        self._send_to(view, fresh_S, missing_TK, deadline)
+        self._send_to(view, usable_S & self._fresh_S(view, now), missing_TK, deadline)
         if self._attempts:
             return
         # Nobody else is left: those that failed once, or are slow, are better than nothing.
         if any(c in self._avoided for c in view.connections):
             self._pause(view, deadline)
-            if self.replicas.view() is not view or self.clock() >= deadline:
+            if self._shared.replicas.view() is not view or self._shared.clock() >= deadline:
                 return
         self._send_to(view, usable_S, missing_TK, deadline)
         if not self._attempts:
             self._pause(view, deadline)
+
+    def _fresh_S(self, view: ClusterView, now: float) -> npt.NDArray[np.bool_]:
+        """Servers that did not fail in this call, owe no answer to an earlier one, and are not ejected."""
+        ejections = self._shared.ejections
+        return np.array(
+            [
+                c is not None
+                and c not in self._avoided
+                and not c.owes_answer()
+                and not ejections.out(c.server_id, now)
+                for c in view.connections
+            ]
+        )
 
     def _send_to(
         self,
@@ -173,64 +223,68 @@ class LayerCall:
         missing_TK: npt.NDArray[np.bool_],
         deadline: float,
     ) -> None:
-        shares_SE = view.placement.shares_LSE[self.layer]
-        server_TK = assign(
-            self.ids_TK, missing_TK, cumulative_shares(shares_SE, servers_S), self.phase
-        )
-        top_k = self.ids_TK.shape[1]
-        room = {
-            s: c.max_tokens(top_k, self.x_TH.dtype)
-            for s, c in enumerate(view.connections)
-            if c is not None
-        }
-        for part in split(server_TK, room):
-            if self._send(view, part, deadline):
-                missing_TK[part.rows_R] &= ~part.pairs_RK
+        server_C, parts = self._plan(view, servers_S, missing_TK)
+        sent = [part for part in parts if self._send(view, part, deadline) is not None]
+        if len(sent) == len(parts) and not (server_C == NOWHERE).any():
+            missing_TK[...] = False
+            return
+        for part in sent:
+            missing_TK[part.rows_R] &= ~part.pairs_RK
 
-    def _is_fresh(self, connection: Connection | None) -> bool:
-        """Neither failed in this call, nor owing an answer to an earlier one."""
-        return (
-            connection is not None
-            and connection not in self._avoided
-            and not connection.owes_answer()
+    def _plan(
+        self,
+        view: ClusterView,
+        servers_S: npt.NDArray[np.bool_],
+        wanted_TK: npt.NDArray[np.bool_],
+    ) -> tuple[npt.NDArray[np.int64], list[Part]]:
+        """Choose a server for each chunk of pairs, and make parts of them."""
+        connections, inputs = view.connections, self._inputs
+        shares_SE = view.placement.shares_LSE[inputs.layer]
+        if not servers_S.all():
+            shares_SE = shares_SE * servers_S[:, None]
+        chunks = group(self._ids_TK, wanted_TK, shares_SE.shape[1])
+        load = self._shared.speeds.load(
+            view.placement.servers,
+            [c.work_in_flight if c is not None else 0.0 for c in connections],
+            self._shared.clock(),
         )
+        server_C = self._shared.policy.choose(chunks, shares_SE, load)
+        top_k = self._ids_TK.shape[1]
+        room = [c.max_tokens(top_k, inputs.dtype) if c is not None else 1 for c in connections]
+        return server_C, split(self._ids_TK, chunks, server_C, room)
 
-    def _send(self, view: ClusterView, part: Part, deadline: float) -> bool:
+    def _send(self, view: ClusterView, part: Part, deadline: float) -> Attempt | None:
+        """Ask a server for a part; None where it cannot be asked now."""
         connection = view.connections[part.server]
         assert connection is not None
-        now = self.clock()
+        shared = self._shared
+        now = shared.clock()
         left_s = max(deadline - now, _LEAST_BUDGET_S)
-        budget_s = connection.service.budget(part.rows_R.size, self.attempt_timeout_s, left_s)
+        rows = part.rows_R.size
+        budget_s = connection.service.budget(rows, shared.attempt_timeout_s, left_s)
         # Twice as long each time: the only replica may have become slower than it ever was.
         budget_s = min(budget_s * 2.0 ** self._timeouts[connection], left_s)
-        ids_RK = np.where(part.pairs_RK, self.ids_TK[part.rows_R], -1).astype(np.int32)
-        x_RH = self.x_TH
-        if part.rows_R.size != x_RH.shape[0]:
-            x_RH = x_RH.index_select(0, torch.from_numpy(part.rows_R))
         try:
-            ticket = connection.submit(
-                self.layer,
-                view.placement.epoch,
-                x_RH,
-                ids_RK,
-                self.scores_TK[part.rows_R],
-                budget_s,
-            )
+            ticket = connection.submit(self._inputs, view.placement.epoch, part, budget_s)
         except (ConnectionLostError, SlotsBusyError):
-            return False
-        self._attempts.append(_Attempt(part, connection, ticket, now, now + budget_s))
-        return True
+            return None
+        shared.hedges.earn()
+        tail_s = connection.service.tail_s(rows)
+        hedge_at = math.inf if tail_s is None else now + max(tail_s, _LEAST_HEDGE_S)
+        attempt = Attempt(part, connection, ticket, now, hedge_at, now + budget_s)
+        self._attempts.append(attempt)
+        return attempt
 
     def _pause(self, view: ClusterView, deadline: float) -> None:
-        left_s = deadline - self.clock()
+        left_s = deadline - self._shared.clock()
         if view.usable_S().any():
             left_s = min(left_s, _RETRY_S)
-        self.replicas.wait_for_change(view, max(left_s, 0.0))
+        self._shared.replicas.wait_for_change(view, max(left_s, 0.0))
 
     def _unavailable(self, missing_TK: npt.NDArray[np.bool_]) -> ExpertsUnavailableError:
-        experts = np.unique(self.ids_TK[missing_TK]).tolist()
+        experts = np.unique(self._ids_TK[missing_TK]).tolist()
         reasons = sorted(set(self._avoided.values())) or ["no server that holds it could be asked"]
-        return ExpertsUnavailableError(self.layer, experts, "; ".join(reasons))
+        return ExpertsUnavailableError(self._inputs.layer, experts, "; ".join(reasons))
 
     # -- collect --------------------------------------------------------------------------------------
 
@@ -239,76 +293,158 @@ class LayerCall:
         while True:
             watched = self._attempts[0]
             seen = watched.connection.seq()
+            ended = False
             again: list[Part] = []
-            answered: list[_Attempt] = []
-            before = len(self._attempts)
+            answered: list[Attempt] = []
             for attempt in tuple(self._attempts):
-                verdict = self._look(attempt)
-                if verdict is _Verdict.WAITING:
+                if attempt not in self._attempts:
+                    continue  # The end of another one was its end, too.
+                found = self._look(attempt)
+                if found is _Look.WAITING:
                     continue
+                ended = True
                 self._attempts.remove(attempt)
-                if verdict is _Verdict.FAILED:
-                    again.append(attempt.part)
-                else:
+                if isinstance(found, Result):
                     answered.append(attempt)
-            if len(self._attempts) < before:
+                    self._settle_answered(attempt, found)
+                else:
+                    again += self._settle_failed(attempt)
+            if ended:
                 # Only one bell is waited on, so an answer may have lain there for a while: where that one
                 # failed, the time says nothing about the others.
                 if not again:
                     self._learn(answered)
                 return again
-            until = min(a.expires_at for a in self._attempts)
-            watched.connection.wait(watched.ticket, seen, until - self.clock())
+            now = self._shared.clock()
+            for attempt in tuple(self._attempts):
+                if attempt.hedge_at <= now:
+                    self._hedge(attempt)
+            until = min(min(a.expires_at, a.hedge_at) for a in self._attempts)
+            if any(attempt.race for attempt in self._attempts):
+                # Whoever is first ends the race, and only one of them can be watched.
+                until = min(until, now + _RACE_LOOK_S)
+            watched.connection.wait(watched.ticket, seen, until - now)
 
-    def _learn(self, answered: list[_Attempt]) -> None:
-        now = self.clock()
+    def _learn(self, answered: list[Attempt]) -> None:
+        shared = self._shared
+        now = shared.clock()
         for attempt in answered:
             attempt.connection.service.observe(attempt.part.rows_R.size, now - attempt.sent_at)
+        servers = shared.replicas.view().placement.servers
+        ejections = shared.ejections
+        for server in shared.speeds.outlying(
+            servers, ejections.SLOW_FACTOR, ejections.SLOW_ANSWERS
+        ):
+            if ejections.slow(server, servers, now):
+                shared.metrics.ejections.labels("slow").inc()
 
-    def _look(self, attempt: _Attempt) -> _Verdict:
-        """Settle an attempt that ended."""
-        connection = attempt.connection
+    def _look(self, attempt: Attempt) -> Result | _Look:
+        """Poll an attempt."""
+        connection, shared = attempt.connection, self._shared
         name = connection.server_id
         try:
-            result = connection.poll(attempt.ticket)
+            answer = connection.poll(attempt.ticket)
         except ConnectionLostError as error:
             return self._give_up(connection, str(error), "lost")
         except SlotCorruptError as error:
             return self._give_up(connection, f"{name}: {error}", "corrupt")
-        if result is None:
-            now = self.clock()
+        now = shared.clock()
+        if answer is None:
             if now < attempt.expires_at:
-                return _Verdict.WAITING
-            connection.abandon(attempt.ticket)
+                return _Look.WAITING
+            connection.abandon(attempt.ticket, overdue=True)
             self._timeouts[connection] += 1
             waited_ms = (now - attempt.sent_at) * 1e3
             return self._give_up(connection, f"{name}: no answer in {waited_ms:.0f} ms", "timeout")
-        status = Status(result.header.status)
-        if status is Status.OK:
-            assert result.part_RH is not None
-            self._done.append((attempt.part, result.part_RH))
-            return _Verdict.ANSWERED
+        if answer.part_RH is not None:
+            shared.ejections.answered(name)
+            shared.speeds.observe(name, attempt.part.work, answer.header.service_us * 1e-6, now)
+            return Result(attempt.part, answer.part_RH, attempt)
+        status = Status(answer.header.status)
         if status is Status.INVALID_ARGUMENT:
-            raise WrongRequestError(f"{name} refused a request of layer {self.layer}")
+            raise WrongRequestError(f"{name} refused a request of layer {self._inputs.layer}")
         return self._give_up(connection, f"{name}: answered {status.name}", "refused")
 
-    def _give_up(self, connection: Connection, reason: str, kind: str) -> _Verdict:
+    def _give_up(self, connection: Connection, reason: str, kind: str) -> _Look:
         self._avoided[connection] = reason
-        self.metrics.failovers.labels(kind).inc()
-        return _Verdict.FAILED
+        self._shared.metrics.failovers.labels(kind).inc()
+        self._blame(connection)
+        return _Look.FAILED
 
-    # -- combine --------------------------------------------------------------------------------------
+    def _blame(self, connection: Connection) -> None:
+        shared = self._shared
+        servers = shared.replicas.view().placement.servers
+        if shared.ejections.failed(connection.server_id, servers, shared.clock()):
+            shared.metrics.ejections.labels("failures").inc()
 
-    def _combine(self) -> torch.Tensor:
-        out_TH = torch.zeros(self.x_TH.shape, dtype=torch.float32)
-        for part, part_RH in sorted(self._done, key=_order):
-            if part.rows_R.size == out_TH.shape[0]:
-                out_TH += part_RH
-            else:
-                out_TH.index_add_(0, torch.from_numpy(part.rows_R), part_RH)
-        return out_TH
+    def _call_off(self, attempts: list[Attempt], results: list[Result]) -> None:
+        """Nobody waits for these any more."""
+        for attempt in tuple(attempts):
+            attempt.connection.abandon(attempt.ticket, overdue=False)
+            self._attempts.remove(attempt)
+        for result in results:
+            result.release()
 
+    # -- races ----------------------------------------------------------------------------------------
 
-def _order(done: tuple[Part, torch.Tensor]) -> tuple[int, int, bytes]:
-    part = done[0]
-    return part.server, int(part.rows_R[0]), part.pairs_RK.tobytes()
+    def _hedge(self, attempt: Attempt) -> None:
+        """Ask other replicas for the same, if they have all of it and the budget allows it."""
+        attempt.hedge_at = math.inf
+        shared, part = self._shared, attempt.part
+        if not shared.hedges.spend():
+            return
+        view = shared.replicas.view()
+        now = shared.clock()
+        others_S = view.usable_S() & self._fresh_S(view, now)
+        others_S &= np.array([c is not attempt.connection for c in view.connections])
+        wanted_TK = np.zeros_like(self._wanted_TK)
+        wanted_TK[part.rows_R] = part.pairs_RK
+        server_C, parts = self._plan(view, others_S, wanted_TK)
+        rivals: list[Attempt] = []
+        if not (server_C == NOWHERE).any():
+            for other in parts:
+                rival = self._send(view, other, attempt.expires_at)
+                if rival is None:
+                    break
+                rivals.append(rival)
+        if not rivals or len(rivals) < len(parts):
+            self._call_off(rivals, [])
+            shared.hedges.give_back()
+            return
+        attempt.race = Race(attempt, rivals)
+        for rival in rivals:
+            rival.race, rival.hedge_at = attempt.race, math.inf
+
+    def _settle_answered(self, attempt: Attempt, result: Result) -> None:
+        race = attempt.race
+        if race is None:
+            self._results.append(result)
+        elif attempt is race.primary:
+            self._results.append(result)
+            self._call_off(race.rivals, race.answered)
+            self._shared.metrics.hedges.labels("lost").inc()
+        else:
+            race.rivals.remove(attempt)
+            race.answered.append(result)
+            if not race.rivals:
+                self._results += race.answered
+                self._attempts.remove(race.primary)
+                race.primary.connection.abandon(race.primary.ticket, overdue=True)
+                self._blame(race.primary.connection)
+                self._shared.metrics.hedges.labels("won").inc()
+
+    def _settle_failed(self, attempt: Attempt) -> list[Part]:
+        """Returns what is to be sent again."""
+        race = attempt.race
+        if race is None:
+            return [attempt.part]
+        if attempt is race.primary:
+            # Its rivals are what there is now.
+            for rival in race.rivals:
+                rival.race = None
+            self._results += race.answered
+        else:
+            race.rivals.remove(attempt)
+            self._call_off(race.rivals, race.answered)
+            race.primary.race = None
+        return []

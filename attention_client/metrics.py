@@ -35,6 +35,21 @@ class ClientMetrics:
         self.late_answers = Counter(
             "eaas_late_answers", "Answers that came after nobody waited; dropped", registry=registry
         )
+        self.hedges = Counter(
+            "eaas_hedges",
+            "Requests that were sent to another replica too, by whether that one was first",
+            ["outcome"],
+            registry=registry,
+        )
+        self.ejections = Counter(
+            "eaas_ejections",
+            "Servers that were left out for a while",
+            ["reason"],
+            registry=registry,
+        )
+        self.quarantined_slots = Counter(
+            "eaas_quarantined_slots", "Slots with damaged bytes; not used again", registry=registry
+        )
         self.unavailable = Counter(
             "eaas_layer_calls_failed", "Layer calls that no replica answered", registry=registry
         )

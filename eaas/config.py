@@ -107,6 +107,18 @@ class AttentionClientConfig(_Section):
     spin_us: int = Field(
         20, ge=-1, description="Microseconds to poll before sleeping; -1 polls for ever."
     )
+    dispatch: Literal["least_loaded", "weights", "round_robin", "random"] = Field(
+        "least_loaded", description="How replicas are chosen for the tokens of an expert."
+    )
+    hedge_share: float = Field(
+        0.05,
+        ge=0,
+        le=1,
+        description="Share of requests that may go to a second replica when they take unusually long.",
+    )
+    checksum: bool = Field(
+        False, description="Check every slot's bytes, both ways; costs a pass over them."
+    )
     layer_timeout_s: Seconds = Field(
         10.0, description="Deadline of one MoE layer over all attempts; then the request fails."
     )

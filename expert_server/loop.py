@@ -5,6 +5,7 @@ It knows slots and nothing else: not who wrote them, nor what carried the bytes.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,6 +70,7 @@ class ServeLoop:
         self.epoch = 0
         self.requests = 0
         self.in_flight = 0
+        self._seen_at = 0.0
 
     def stop(self) -> None:
         """Make `run` return after the batch at hand. From any thread or signal handler."""
@@ -92,6 +94,7 @@ class ServeLoop:
     def serve(self, ready: list[int]) -> None:
         """Answer all of these slots, one batch per layer. What is written meanwhile is the next round's."""
         self.in_flight = len(ready)
+        self._seen_at = time.monotonic()
         self._table.set_busy(frozenset(ready))
         try:
             layers: dict[int, list[_Request]] = {}
@@ -211,6 +214,7 @@ class ServeLoop:
             rows=rows,
             hidden_size=hidden,
             detail=self.epoch if status is Status.STALE_PLACEMENT else 0,
+            service_us=int((time.monotonic() - self._seen_at) * 1e6),
         )
         result.pack_into(self._arena.buffer, self._arena.result_offset(slot))
         self.requests += 1

@@ -45,6 +45,10 @@
 #define SIGNAL_CHECK_NS UINT64_C(250000000)  /* No wait keeps a Ctrl-C waiting for longer. */
 #define MAX_TIMEOUT_US INT64_C(1000000000000000) /* 31 years; its nanoseconds fit in 64 bits. */
 #define LOOKS_PER_CLOCK_READ 16              /* A clock read costs more than a look at a flag. */
+/* A spin may be this much longer than asked for while that is likely to spare the sleep: to wake somebody costs
+ * both sides more than the spin that was asked for. */
+#define SPIN_STRETCH 10
+#define USUAL_WEIGHT 8 /* One wait counts for an eighth of what is usual. */
 
 typedef struct {
     uint32_t value;
@@ -220,6 +224,7 @@ typedef struct {
     Py_ssize_t count;
     Py_ssize_t bell_count;
     Py_ssize_t waiting; /* threads inside wait(); they run without the GIL and use the buffer */
+    uint64_t usual_ns;  /* how long waits with a bounded spin took, on average and bounded themselves */
     bool released;
 } Flags;
 
@@ -495,6 +500,24 @@ wait_without_gil(Flags *self, const Wait *wait, Outcome *outcome)
     return is_open(self); /* A signal's handler may have released it, too. */
 }
 
+/* How long to spin: as long as waits usually take, with some room, if that is no more than the stretch; where
+ * they take longer, a longer spin would only burn the core. */
+static uint64_t
+stretched_spin(const Flags *self, uint64_t spin_ns)
+{
+    uint64_t wanted = 2 * self->usual_ns;
+    return wanted > spin_ns && wanted <= SPIN_STRETCH * spin_ns ? wanted : spin_ns;
+}
+
+static void
+learn_wait(Flags *self, uint64_t waited_ns, uint64_t spin_ns)
+{
+    /* Bounded, so that a few short waits after a long pause are soon seen. */
+    uint64_t most_ns = SPIN_STRETCH * spin_ns;
+    uint64_t sample = waited_ns < most_ns ? waited_ns : most_ns;
+    self->usual_ns = self->usual_ns - self->usual_ns / USUAL_WEIGHT + sample / USUAL_WEIGHT;
+}
+
 static PyObject *
 flags_wait(Flags *self, PyObject *args, PyObject *kwargs)
 {
@@ -520,17 +543,20 @@ flags_wait(Flags *self, PyObject *args, PyObject *kwargs)
         PyErr_SetString(PyExc_ValueError, "timeout_us or seen_seq is out of range");
         return NULL;
     }
+    bool adapt = spin_us > 0 && spin_us <= MAX_TIMEOUT_US / SPIN_STRETCH;
     if (spin_us < 0 || spin_us > timeout_us) {
         spin_us = timeout_us;
     }
     uint64_t start = now_ns();
+    uint64_t asked_ns = (uint64_t)spin_us * 1000;
+    uint64_t spin_ns = adapt ? stretched_spin(self, asked_ns) : asked_ns;
     Wait wait = {
         .flags = &self->flags[first],
         .count = count,
         .mask = mask,
         .bell = &self->bells[bell],
         .seen_seq = seen_seq,
-        .spin_until_ns = start + (uint64_t)spin_us * 1000,
+        .spin_until_ns = start + spin_ns,
         .deadline_ns = start + (uint64_t)timeout_us * 1000,
     };
     Outcome outcome = bell_rung(&wait) ? WAIT_RUNG : WAIT_INTERRUPTED;
@@ -546,6 +572,9 @@ flags_wait(Flags *self, PyObject *args, PyObject *kwargs)
         Py_DECREF(ready);
         if (!wait_without_gil(self, &wait, &outcome)) {
             return NULL;
+        }
+        if (adapt && outcome != WAIT_INTERRUPTED) {
+            learn_wait(self, now_ns() - start, asked_ns);
         }
     }
 }

@@ -69,7 +69,8 @@ class Flags:
             seen_seq: A `seq(bell)` from before the caller looked at whatever else it waits for: the
                 wait returns [] once the seq is another one. Rings for other flags move it too: []
                 means "look again", not "interrupted". Negative: do not look at it.
-            spin_us: Microseconds to spin before sleeping; -1: spin until the timeout.
+            spin_us: Microseconds to spin before sleeping; -1: spin until the timeout. While waits
+                usually end within ten times as long, it spins that long: a sleep costs more.
             timeout_us: Microseconds (monotonic) after which [] is returned; 0 looks once.
 
         Returns:

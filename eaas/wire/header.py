@@ -238,9 +238,10 @@ class ResultHeader(_Packed):
         hidden_size: H; 0 unless the status is OK.
         length: Bytes of the result.
         detail: STALE_PLACEMENT: the server's epoch. Otherwise 0.
+        service_us: Microseconds from when the server saw the request to this answer.
     """
 
-    STRUCT = struct.Struct("<IHHIIQIIQQ16x")
+    STRUCT = struct.Struct("<IHHIIQIIQQQ8x")
 
     magic: int
     version: int
@@ -252,6 +253,7 @@ class ResultHeader(_Packed):
     hidden_size: int
     length: int
     detail: int
+    service_us: int
 
     @classmethod
     def of(
@@ -263,6 +265,7 @@ class ResultHeader(_Packed):
         rows: int = 0,
         hidden_size: int = 0,
         detail: int = 0,
+        service_us: int = 0,
     ) -> ResultHeader:
         """The header of an answer; rows and hidden size only where the status is OK."""
         length = result_length(rows, hidden_size)
@@ -277,6 +280,7 @@ class ResultHeader(_Packed):
             hidden_size,
             length,
             detail,
+            service_us,
         )
 
     @property

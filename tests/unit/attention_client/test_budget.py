@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention_client.budget import ServiceTimes
+from attention_client.budget import HedgeBudget, ServiceTimes
 
 
 def test_a_server_never_heard_gets_time_to_warm_up() -> None:
@@ -71,3 +71,49 @@ def test_threads_may_learn_and_ask_at_once() -> None:
     learning.set()
     asker.join()
     assert not failures
+
+
+def test_the_tail_is_unknown_until_it_was_seen_and_then_what_19_of_20_take() -> None:
+    times = ServiceTimes()
+    for _ in range(19):
+        assert times.tail_s(1) is None
+        times.observe(1, 0.010)
+    for n in range(181):
+        times.observe(1, 0.030 if n % 10 == 0 else 0.010)
+    # A tenth takes three times as long: the tail is theirs, in units of an average between the two.
+    tail = times.tail_s(1)
+    assert tail is not None
+    assert 0.015 < tail < 0.06
+    regular = ServiceTimes()
+    for _ in range(200):
+        regular.observe(8, 0.010)
+    assert regular.tail_s(8) == pytest.approx(0.010)
+
+
+@given(st.floats(0.001, 1), st.lists(st.booleans(), max_size=500))
+def test_hedges_never_exceed_their_share(share: float, events: list[bool]) -> None:
+    budget, requests, hedges = HedgeBudget(share), 0, 0
+    for hedge in events:
+        if hedge:
+            hedges += budget.spend()
+        else:
+            budget.earn()
+            requests += 1
+        assert hedges <= share * requests + 1e-9
+
+
+def test_a_hedge_that_was_given_back_can_be_spent() -> None:
+    budget = HedgeBudget(0.5)
+    budget.earn()
+    budget.earn()
+    assert budget.spend()
+    assert not budget.spend()
+    budget.give_back()
+    assert budget.spend()
+
+
+def test_hedges_are_not_saved_up_for_ever() -> None:
+    budget = HedgeBudget(1.0, burst=3)
+    for _ in range(100):
+        budget.earn()
+    assert [budget.spend() for _ in range(4)] == [True, True, True, False]

@@ -10,11 +10,12 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
-from attention_client.connection import Connection, Ticket
+from attention_client.connection import Connection, LayerInput, Ticket
+from attention_client.dispatch.parts import Part
 from attention_client.metrics import ClientMetrics
 from eaas.errors import ConnectionLostError, SlotCorruptError, SlotsBusyError
 from eaas.wire import Arena, RequestHeader, ResultHeader, SlotState
-from eaas.wire.slot import Status, reply_bell, result_view
+from eaas.wire.slot import RESULT_HEADER_BYTES, Status, reply_bell, request_views, result_view, seal
 from expert_server.slots import Grant, SlotTable
 
 HIDDEN = 4
@@ -38,11 +39,13 @@ class Bench:
         self.table = SlotTable(self.arena)
         self.metrics = ClientMetrics(CollectorRegistry())
 
-    def connect(self, client: str = "a") -> Connection:
+    def connect(self, client: str = "a", *, checksum: bool = False) -> Connection:
         grant = self.table.grant(client, 1, self.arena.slots)
         assert grant is not None
         link = FakeLink(self.arena, grant)
-        return Connection(client, 1, link, HIDDEN, 0, lambda c: None, lambda: None, self.metrics)
+        return Connection(
+            client, 1, link, HIDDEN, 0, checksum, lambda c: None, lambda: None, self.metrics
+        )
 
     def answer(self, slot: int, **changes: int) -> bool:
         request = RequestHeader.unpack_from(self.arena.buffer, self.arena.request_offset(slot))
@@ -55,13 +58,20 @@ class Bench:
         offset = self.arena.result_offset(slot)
         result_view(self.arena.buffer, offset, request.batch_size, HIDDEN)[...] = request.request_id
         header = ResultHeader.of(Status.OK, **(fields | changes))
-        header.pack_into(self.arena.buffer, offset)
+        if request.flags:
+            seal(self.arena.buffer, offset, header)
+        else:
+            header.pack_into(self.arena.buffer, offset)
         return self.arena.server_done(slot)
+
+    def late_answers(self) -> float:
+        return float(self.metrics.late_answers._value.get())
 
 
 def send(connection: Connection, rows: int = 1) -> Ticket:
-    ids_RK = np.zeros((rows, 1), dtype=np.int32)
-    return connection.submit(0, 1, torch.ones(rows, HIDDEN), ids_RK, ids_RK.astype(np.float32), 1.0)
+    inputs = LayerInput.of(0, torch.ones(rows, HIDDEN), np.zeros((rows, 1), dtype=np.float32))
+    part = Part(0, np.arange(rows), np.zeros((rows, 1), dtype=np.int32), 1.5)
+    return connection.submit(inputs, 1, part, 1.0)
 
 
 @pytest.mark.parametrize("lie", [{"request_id": 1 << 40}, {"generation": 99}, {"rows": 2}])
@@ -76,6 +86,83 @@ def test_an_answer_to_something_else_is_dropped_and_the_slot_comes_back(
         connection.poll(ticket)
     assert connection.in_flight == 0
     assert bench.arena.flags.load(ticket.slot) == SlotState.FREE
+    assert bench.late_answers() == 1
+
+
+def test_only_some_rows_are_sent_where_a_part_has_only_some() -> None:
+    bench = Bench()
+    connection = bench.connect()
+    x_TH = torch.arange(20, dtype=torch.float32).reshape(5, HIDDEN)
+    inputs = LayerInput.of(0, x_TH, np.arange(5, dtype=np.float32)[:, None])
+    rows_R = np.array([1, 3, 4])
+    ticket = connection.submit(inputs, 1, Part(0, rows_R, rows_R[:, None].astype(np.int32), 1.0), 1)
+    offset = bench.arena.request_offset(ticket.slot)
+    header = RequestHeader.unpack_from(bench.arena.buffer, offset)
+    hidden, ids, scores = request_views(bench.arena.buffer, offset, header)
+    assert (hidden == x_TH.numpy()[rows_R]).all()
+    assert ids[:, 0].tolist() == [1, 3, 4]
+    assert scores[:, 0].tolist() == [1, 3, 4]
+
+
+def test_work_in_flight_counts_until_the_answer_is_there() -> None:
+    bench = Bench()
+    connection = bench.connect()
+    answered, late = send(connection), send(connection)
+    assert connection.work_in_flight == 3.0
+    bench.answer(answered.slot)
+    assert connection.poll(answered) is not None
+    assert connection.work_in_flight == 1.5
+    assert connection.release(answered)
+    connection.abandon(late, overdue=False)
+    assert connection.work_in_flight == 1.5  # The server is still at it.
+    assert not connection.owes_answer()
+    bench.answer(late.slot)
+    assert not connection.owes_answer()
+    assert connection.work_in_flight == 0
+
+
+def test_a_result_that_is_taken_away_while_it_is_read_is_not_one() -> None:
+    bench = Bench()
+    connection = bench.connect()
+    ticket = send(connection)
+    bench.answer(ticket.slot)
+    assert connection.poll(ticket) is not None
+    bench.table.revoke_all()
+    assert not connection.release(ticket)
+    assert connection.lost_reason == "the server took its slots back"
+
+
+@pytest.mark.parametrize("damage", [0, 8, 20, RESULT_HEADER_BYTES + 1])
+def test_a_damaged_answer_puts_its_slot_in_quarantine(damage: int) -> None:
+    bench = Bench()
+    connection = bench.connect(checksum=True)
+    for _ in range(3):
+        ticket = send(connection)
+        bench.answer(ticket.slot)
+        bench.arena.buffer[bench.arena.result_offset(ticket.slot) + damage] ^= 1
+        assert connection.lost_reason is None
+        with pytest.raises(SlotCorruptError):
+            connection.poll(ticket)
+    assert connection.lost_reason == "every slot is in quarantine"
+    assert bench.metrics.quarantined_slots._value.get() == 3
+
+
+def test_bytes_that_come_after_their_flag_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    connection = bench.connect(checksum=True)
+    ticket = send(connection)
+    bench.answer(ticket.slot)
+    place = bench.arena.result_offset(ticket.slot) + RESULT_HEADER_BYTES
+    bench.arena.buffer[place] ^= 1
+
+    def arrive(_seconds: float) -> None:
+        bench.arena.buffer[place] ^= 1
+
+    monkeypatch.setattr("attention_client.connection.time.sleep", arrive)
+    answer = connection.poll(ticket)
+    assert answer is not None
+    assert answer.part_RH is not None
+    assert connection.release(ticket)
 
 
 def test_a_client_that_slept_through_its_loss_touches_nothing_of_the_new_owner() -> None:
@@ -97,17 +184,18 @@ def test_a_client_that_slept_through_its_loss_touches_nothing_of_the_new_owner()
         result = new.poll(t)
         assert result is not None
         assert result.header.request_id == t.request_id
+        assert new.release(t)
 
 
 def test_abandoning_twice_is_abandoning_once() -> None:
     bench = Bench(1)
     connection = bench.connect()
     ticket = send(connection)
-    connection.abandon(ticket)
-    connection.abandon(ticket)
+    connection.abandon(ticket, overdue=True)
+    connection.abandon(ticket, overdue=True)
     bench.answer(ticket.slot)
     assert not connection.owes_answer()
-    connection.abandon(ticket)
+    connection.abandon(ticket, overdue=True)
     assert not connection.owes_answer()
     send(connection)
     with pytest.raises(SlotsBusyError):
@@ -121,7 +209,7 @@ def test_an_interrupted_write_gives_its_slot_back(monkeypatch: pytest.MonkeyPatc
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(np, "copyto", interrupt)
+        patch.setattr("attention_client.connection.request_views", interrupt)
         with pytest.raises(KeyboardInterrupt):
             send(connection)
     send(connection)
@@ -167,10 +255,11 @@ def test_threads_that_poll_and_abandon_leave_each_slot_in_one_place() -> None:
                 if result is not None:
                     if result.part_RH is None or not (result.part_RH == ticket.request_id).all():
                         wrong.append(ticket)
+                    connection.release(ticket)
                     break
                 connection.wait(ticket, seen, 0.01)
             else:
-                connection.abandon(ticket)
+                connection.abandon(ticket, overdue=True)
 
     server = threading.Thread(target=serve)
     workers = [threading.Thread(target=work, args=(n,)) for n in range(4)]

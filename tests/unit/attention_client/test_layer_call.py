@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from attention_client.budget import ServiceTimes
-from attention_client.connection import Result, Ticket
-from attention_client.layer_call import ClusterView, LayerCall
+from attention_client.budget import HedgeBudget, ServiceTimes
+from attention_client.connection import Answer, LayerInput, Ticket
+from attention_client.dispatch import dispatch_policy
+from attention_client.dispatch.parts import Part
+from attention_client.layer_call import ClusterView, Dispatcher, LayerCall
 from attention_client.metrics import ClientMetrics
 from eaas.errors import (
     ConnectionLostError,
@@ -25,11 +28,11 @@ from eaas.errors import (
 )
 from eaas.types import Placement
 from eaas.wire import ResultHeader
-from eaas.wire.slot import Status
+from eaas.wire.slot import Status, WireDtype
 
 HIDDEN = 4
 TIMEOUT_S = 3.0
-FAULTS = ("lost", "busy", "silent", "late", "stale", "internal", "corrupt", "invalid")
+FAULTS = ("lost", "busy", "silent", "late", "stale", "internal", "corrupt", "torn", "invalid")
 
 
 @dataclass
@@ -56,36 +59,42 @@ class FakeConnection:
         self.lost_reason: str | None = None
         self.service = ServiceTimes()
         self.service.observe(1, 0.001)
-        self.open: dict[Ticket, tuple[str, float, torch.Tensor]] = {}
+        self.open: dict[Ticket, tuple[str, float, np.ndarray]] = {}
+        self.reading: dict[Ticket, tuple[str, np.ndarray]] = {}
         self.abandoned = 0
         self.sizes: list[int] = []
         self.epochs: list[int] = []
 
-    def max_tokens(self, top_k: int, dtype: torch.dtype) -> int:
+    @property
+    def work_in_flight(self) -> float:
+        return float(len(self.open))
+
+    def max_tokens(self, top_k: int, dtype: WireDtype) -> int:
         return self.room
 
     def owes_answer(self) -> bool:
         return self.owes
 
-    def submit(self, layer, epoch, x_RH, ids_RK, scores_RK, budget_s) -> Ticket:
+    def submit(self, inputs: LayerInput, epoch: int, part: Part, budget_s: float) -> Ticket:
         assert budget_s > 0
-        assert len(ids_RK) <= self.room
+        x_RH, scores_RK = inputs.x_TH[part.rows_R], inputs.scores_TK[part.rows_R]
+        assert len(part.ids_RK) <= self.room
         if self.lost_reason is not None:
             raise ConnectionLostError(self.lost_reason)
         outcome = self.script.popleft() if self.script else self.forever
         self.world.asked.append(self.server_id)
         if outcome == "busy":
             raise SlotsBusyError(self.server_id)
-        self.sizes.append(len(ids_RK))
+        self.sizes.append(len(part.ids_RK))
         self.epochs.append(epoch)
         if outcome == "ok":
             self.world.pairs += [(self.server_id, int(x[0]), int(e)) for x, row in
-                                 zip(x_RH, ids_RK, strict=True) for e in row if e >= 0]  # fmt: skip
+                                 zip(x_RH, part.ids_RK, strict=True) for e in row if e >= 0]  # fmt: skip
         ready = {"silent": np.inf, "late": 50.0}.get(outcome, self.delay_s)
         with np.errstate(invalid="ignore"):
-            weight_R = np.where(ids_RK >= 0, scores_RK * (ids_RK + 1), 0).sum(axis=1)
-        ticket = Ticket(0, len(self.world.asked), len(ids_RK))
-        answer = x_RH.float() * torch.from_numpy(weight_R.astype(np.float32))[:, None]
+            weight_R = np.where(part.pairs_RK, scores_RK * (part.ids_RK + 1), 0).sum(axis=1)
+        ticket = Ticket(0, len(self.world.asked), len(part.ids_RK), part.work)
+        answer = x_RH * weight_R.astype(np.float32)[:, None]
         self.open[ticket] = (outcome, self.world.now + ready, answer)
         return ticket
 
@@ -96,11 +105,13 @@ class FakeConnection:
         due = min(ready for _, ready, _ in self.open.values())
         self.world.now += max(min(due - self.world.now, timeout_s), 1e-6)
 
-    def poll(self, ticket: Ticket) -> Result | None:
+    def poll(self, ticket: Ticket) -> Answer | None:
         outcome, ready, answer = self.open[ticket]
         if self.lost_reason is None and self.world.now < ready:
             return None
         del self.open[ticket]
+        if outcome in ("ok", "torn") and self.lost_reason is None:
+            self.reading[ticket] = outcome, answer
         if outcome == "lost":
             self.lost_reason = f"{self.server_id}: gone"
         if self.lost_reason is not None:
@@ -112,10 +123,21 @@ class FakeConnection:
             "internal": Status.INTERNAL,
             "invalid": Status.INVALID_ARGUMENT,
         }.get(outcome, Status.OK)
-        header = ResultHeader.of(status, generation=1, request_id=ticket.request_id)
-        return Result(header, answer if status is Status.OK else None)
+        service_us = int(self.delay_s * 1e6)
+        header = ResultHeader.of(
+            status, generation=1, request_id=ticket.request_id, service_us=service_us
+        )
+        return Answer(header, answer if status is Status.OK else None)
 
-    def abandon(self, ticket: Ticket) -> None:
+    def release(self, ticket: Ticket) -> bool:
+        outcome, answer = self.reading.pop(ticket)
+        answer[...] = np.nan  # The slot's next owner may write there from now on.
+        if outcome == "torn":
+            self.lost_reason = f"{self.server_id}: took its slots back"
+        return outcome == "ok"
+
+    def abandon(self, ticket: Ticket, *, overdue: bool) -> None:
+        assert ticket not in self.reading
         self.abandoned += self.open.pop(ticket, None) is not None
 
 
@@ -140,29 +162,57 @@ def view_of(connections: list, holds_SE: np.ndarray, epoch: int = 1) -> ClusterV
     return ClusterView(Placement(epoch, names, holds_LSE, shares_LSE), tuple(connections))
 
 
-def call_of(world: World, replicas: FakeReplicas, ids_TK: np.ndarray, **changes) -> LayerCall:
+@dataclass
+class Call:
+    """A layer call, with what it was made of."""
+
+    x_TH: torch.Tensor
+    ids_TK: np.ndarray
+    scores_TK: np.ndarray
+    wanted_TK: np.ndarray
+    shared: Dispatcher
+
+    def run(self) -> torch.Tensor:
+        inputs = LayerInput.of(0, self.x_TH, self.scores_TK)
+        return LayerCall(self.shared, inputs, self.ids_TK, self.wanted_TK).run()
+
+    @property
+    def metrics(self) -> ClientMetrics:
+        return self.shared.metrics
+
+
+def call_of(
+    world: World,
+    replicas: FakeReplicas,
+    ids_TK: np.ndarray,
+    *,
+    attempt_timeout_s: float = 0.1,
+    policy: str = "least_loaded",
+    hedge_share: float = 0.0,
+    **changes: Any,
+) -> Call:
     tokens = len(ids_TK)
     # The first column names the token; whole numbers, so that every order of summation is exact.
     x_TH = (torch.arange(tokens)[:, None] + torch.arange(HIDDEN) * tokens).float()
-    return LayerCall(
-        **{
-            "replicas": replicas,
-            "layer": 0,
-            "x_TH": x_TH,
-            "ids_TK": ids_TK,
-            "scores_TK": np.ones(ids_TK.shape, dtype=np.float32),
-            "wanted_TK": np.ones(ids_TK.shape, dtype=bool),
-            "timeout_s": TIMEOUT_S,
-            "attempt_timeout_s": 0.1,
-            "phase": 0.0,
-            "metrics": ClientMetrics(CollectorRegistry()),
-            "clock": world.clock,
-        }
-        | changes
-    )
+    given = {
+        "x_TH": x_TH,
+        "ids_TK": ids_TK,
+        "scores_TK": np.ones(ids_TK.shape, dtype=np.float32),
+        "wanted_TK": np.ones(ids_TK.shape, dtype=bool),
+        "shared": Dispatcher(
+            replicas,
+            dispatch_policy(policy),
+            TIMEOUT_S,
+            attempt_timeout_s,
+            HedgeBudget(hedge_share),
+            ClientMetrics(CollectorRegistry()),
+            clock=world.clock,
+        ),
+    }
+    return Call(**(given | changes))
 
 
-def expected_of(call: LayerCall) -> torch.Tensor:
+def expected_of(call: Call) -> torch.Tensor:
     weight_T = ((call.ids_TK + 1) * call.scores_TK * call.wanted_TK).sum(axis=1)
     return call.x_TH * torch.from_numpy(weight_T.astype(np.float32))[:, None]
 
@@ -171,7 +221,7 @@ IDS = np.array([[0, 1], [1, 2], [2, 3], [3, 0]])
 BOTH = np.ones((2, 4))
 
 
-def failovers(call: LayerCall, reason: str) -> float:
+def failovers(call: Call, reason: str) -> float:
     return call.metrics.failovers.labels(reason)._value.get()
 
 
@@ -353,8 +403,136 @@ def test_an_interrupt_abandons_what_is_in_flight() -> None:
     assert sum(c.abandoned for c in connections) == 2
 
 
+def seasoned(world: World, name: str, *args: Any, **kwargs: Any) -> FakeConnection:
+    """A server of which is known that it answers in 10 ms."""
+    connection = FakeConnection(world, name, *args, **kwargs)
+    connection.service = ServiceTimes()
+    for rows in (1, 2, 4):
+        for _ in range(20):
+            connection.service.observe(rows, 0.01)
+    return connection
+
+
+def hedges(call: Call, outcome: str) -> float:
+    return call.metrics.hedges.labels(outcome)._value.get()
+
+
+def test_a_late_request_is_hedged_and_the_first_answer_wins() -> None:
+    world = World()
+    slow, fast = seasoned(world, "s0", delay_s=0.09), seasoned(world, "s1")
+    view = view_of([slow, fast], BOTH)
+    call = call_of(world, FakeReplicas(world, [view]), IDS[:1, :1], hedge_share=1.0)
+    assert torch.equal(call.run(), expected_of(call))
+    assert world.asked == ["s0", "s1"]
+    assert world.now == pytest.approx(
+        100.02, abs=0.002
+    )  # Hedged after 10 ms, answered 10 ms later.
+    assert (hedges(call, "won"), hedges(call, "lost")) == (1, 0)
+    assert slow.abandoned == 1
+
+
+def test_a_hedge_that_comes_second_is_dropped() -> None:
+    world = World()
+    slow, slower = seasoned(world, "s0", delay_s=0.012), seasoned(world, "s1", delay_s=0.09)
+    view = view_of([slow, slower], BOTH)
+    call = call_of(world, FakeReplicas(world, [view]), IDS[:1, :1], hedge_share=1.0)
+    assert torch.equal(call.run(), expected_of(call))
+    assert world.asked == ["s0", "s1"]
+    assert (hedges(call, "won"), hedges(call, "lost")) == (0, 1)
+    assert slower.abandoned == 1
+
+
+def test_a_hedge_over_several_servers_wins_when_all_of_it_is_there() -> None:
+    world = World()
+    slow = seasoned(world, "s0", delay_s=0.09)
+    others = [seasoned(world, "s1", delay_s=0.01), seasoned(world, "s2", delay_s=0.03)]
+    holds_SE = np.array([[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 1, 1]])
+    view = view_of([slow, *others], holds_SE)
+    view.placement.shares_LSE[0, 1:] *= 1e-6
+    call = call_of(world, FakeReplicas(world, [view]), IDS, hedge_share=1.0, policy="weights")
+    call.shared.hedges.earn()
+    assert torch.equal(call.run(), expected_of(call))
+    assert world.asked == ["s0", "s1", "s2"]
+    assert world.now == pytest.approx(100.04, abs=0.002)
+    assert hedges(call, "won") == 1
+    assert slow.abandoned == 1
+
+
+@pytest.mark.parametrize("fault", ["lost", "stale", "corrupt", "silent"])
+def test_a_hedge_that_fails_leaves_the_request_as_it_was(fault: str) -> None:
+    world = World()
+    slow, bad = seasoned(world, "s0", delay_s=0.09), seasoned(world, "s1", (fault,))
+    view = view_of([slow, bad], BOTH)
+    call = call_of(world, FakeReplicas(world, [view]), IDS[:1, :1], hedge_share=1.0)
+    assert torch.equal(call.run(), expected_of(call))
+    assert world.asked == ["s0", "s1"]
+    assert world.now == pytest.approx(100.09, abs=0.002)
+
+
+@pytest.mark.parametrize("fault", ["lost", "stale", "corrupt"])
+def test_a_request_that_fails_beside_its_hedge_is_not_sent_a_third_time(fault: str) -> None:
+    world = World()
+    bad = seasoned(world, "s0", (fault,), delay_s=0.015)
+    good = seasoned(world, "s1", delay_s=0.05)
+    view = view_of([bad, good], BOTH)
+    call = call_of(world, FakeReplicas(world, [view]), IDS[:1, :1], hedge_share=1.0)
+    assert torch.equal(call.run(), expected_of(call))
+    assert world.asked == ["s0", "s1"]
+    assert world.now == pytest.approx(100.06, abs=0.002)
+
+
+def test_what_only_one_server_has_is_not_hedged() -> None:
+    world = World()
+    slow, other = seasoned(world, "s0", delay_s=0.09), seasoned(world, "s1")
+    view = view_of([slow, other], np.array([[1, 1, 1, 1], [0, 0, 1, 1]]))
+    call = call_of(world, FakeReplicas(world, [view]), IDS[:1, :1], hedge_share=1.0)
+    assert torch.equal(call.run(), expected_of(call))
+    assert world.asked == ["s0"]
+    assert call.shared.hedges.spend()  # It was given back.
+
+
+def test_hedges_stay_within_their_share_of_the_requests() -> None:
+    world = World()
+    servers = [seasoned(world, f"s{i}", delay_s=0.05) for i in range(3)]
+    call = call_of(world, FakeReplicas(world, [view_of(servers, np.ones((3, 4)))]), IDS,
+                   hedge_share=0.05)  # fmt: skip
+    for _ in range(100):
+        for server in servers:  # Every call is a late one, however often they are.
+            server.service = seasoned(world, "").service
+        assert torch.equal(call.run(), expected_of(call))
+    sent = hedges(call, "won") + hedges(call, "lost")
+    assert 0 < sent <= 0.05 * len(world.asked)
+
+
+def test_a_server_that_keeps_failing_is_left_out_for_a_while() -> None:
+    world = World()
+    bad, good = FakeConnection(world, "s0", forever="internal"), FakeConnection(world, "s1")
+    call = call_of(world, FakeReplicas(world, [view_of([bad, good], BOTH)]), IDS)
+    for _ in range(20):
+        assert torch.equal(call.run(), expected_of(call))
+    asked = world.asked.count("s0")
+    assert asked == call.shared.ejections.FAILURES
+    world.now += 10
+    call.run()
+    assert world.asked.count("s0") == asked + 1
+
+
+def test_work_moves_away_from_a_server_that_became_slow() -> None:
+    world = World()
+    slow, fast = FakeConnection(world, "s0", delay_s=0.04), FakeConnection(world, "s1")
+    ids_TK = np.arange(16).reshape(8, 2)
+    view = view_of([slow, fast], np.ones((2, 16)))
+    call = call_of(world, FakeReplicas(world, [view]), ids_TK)
+    for _ in range(10):
+        assert torch.equal(call.run(), expected_of(call))
+    world.pairs.clear()
+    call.run()
+    count = Counter(server for server, _, _ in world.pairs)
+    assert count["s1"] > 3 * count["s0"]
+
+
 @st.composite
-def worlds(draw: st.DrawFn) -> tuple[World, LayerCall, list[FakeConnection]]:
+def worlds(draw: st.DrawFn) -> tuple[World, Call, list[FakeConnection]]:
     servers, experts = draw(st.integers(1, 4)), draw(st.integers(1, 6))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     world = World()
@@ -381,8 +559,15 @@ def worlds(draw: st.DrawFn) -> tuple[World, LayerCall, list[FakeConnection]]:
     replicas = FakeReplicas(world, [view(1), view(2)], draw(st.sampled_from((0.2, 1.0, np.inf))))
     ids_TK = np.stack([rng.permutation(experts)[: min(3, experts)] for _ in range(7)])
     wanted_TK = rng.random(ids_TK.shape) < 0.8
-    phase = draw(st.floats(0, 1, exclude_max=True))
-    return world, call_of(world, replicas, ids_TK, wanted_TK=wanted_TK, phase=phase), connections
+    policy = draw(st.sampled_from(("least_loaded", "weights", "round_robin", "random")))
+    for connection in connections:
+        for _ in range(draw(st.sampled_from((0, 30)))):  # From 20 on, late requests are hedged.
+            connection.service.observe(1, 0.001)
+    hedge_share = draw(st.sampled_from((0.0, 0.05, 1.0)))
+    call = call_of(
+        world, replicas, ids_TK, wanted_TK=wanted_TK, policy=policy, hedge_share=hedge_share
+    )
+    return world, call, connections
 
 
 @settings(max_examples=300, deadline=None)
@@ -397,4 +582,4 @@ def test_the_right_sum_or_one_typed_error_whatever_fails(drawn) -> None:
     else:
         assert torch.equal(out_TH, expected_of(call))
     assert world.now - started <= TIMEOUT_S + 0.01
-    assert not any(c.open for c in connections)
+    assert not any(c.open or c.reading for c in connections)

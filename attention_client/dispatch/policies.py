@@ -1,0 +1,165 @@
+"""Which replica computes which chunk: the pluggable part of dispatch.
+
+`weights` follows the placement. `least_loaded` starts from there and moves chunks off the server that would
+end last, by what the servers were measured to take and by what this client has in flight on them.
+`round_robin` and `random` know neither, and are what to compare with.
+Shape suffixes: C chunks, S servers, E logical experts.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from attention_client.dispatch import _dispatch
+from attention_client.dispatch.parts import NOWHERE, Chunks
+from eaas.errors import ConfigError
+
+__all__ = ["DispatchPolicy", "Load", "dispatch_policy"]
+
+# Multiples of either, taken modulo 1, are spread evenly however many are taken, and so are the pairs of both
+# (1/g and 1/g**2 of the plastic number g, M. Roberts' R2 sequence).
+_CALL_STEP = 0.7548776662466927
+_CHUNK_STEP = 0.5698402909980532
+
+
+@dataclass(frozen=True, eq=False)
+class Load:
+    """What this client knows about the servers' time.
+
+    Attributes:
+        rate_S: float64, seconds that a server takes for a unit of work (`Chunks.work_C`).
+        backlog_S: float64, seconds until what this client has in flight there should be done.
+    """
+
+    rate_S: npt.NDArray[np.float64]
+    backlog_S: npt.NDArray[np.float64]
+
+
+class DispatchPolicy(Protocol):
+    """Chooses replicas. May be called from several threads."""
+
+    def choose(
+        self, chunks: Chunks, shares_SE: npt.NDArray[np.float32], load: Load
+    ) -> npt.NDArray[np.int64]:
+        """One server for each chunk.
+
+        Args:
+            chunks: Of one layer call.
+            shares_SE: The placement's shares of that layer, contiguous; 0 for servers that must not be asked.
+            load: Of the servers.
+
+        Returns:
+            int64 (C,): a server with a share of the chunk's expert; NOWHERE where there is none.
+        """
+
+
+class _Weights:
+    """In proportion to the placement's shares, evenly over the chunks of a call and over calls."""
+
+    def __init__(self) -> None:
+        self._calls = itertools.count()
+
+    def choose(
+        self, chunks: Chunks, shares_SE: npt.NDArray[np.float32], load: Load
+    ) -> npt.NDArray[np.int64]:
+        step_C = np.arange(chunks.expert_C.size, dtype=np.float64) * _CHUNK_STEP
+        draw_C = (next(self._calls) * _CALL_STEP + step_C) % 1.0
+        return _by_share(shares_SE[:, chunks.expert_C], draw_C)
+
+
+class _LeastLoaded:
+    """Such that the slowest server ends soonest.
+
+    Step 1: as the placement's weights say. Step 2: as long as it makes the last server of this call end
+    earlier, move that one of its chunks to another replica which helps the most. So a placement's plan holds
+    where servers are as fast and as free as the plan assumed.
+    """
+
+    def __init__(self) -> None:
+        self._weights = _Weights()
+
+    def choose(
+        self, chunks: Chunks, shares_SE: npt.NDArray[np.float32], load: Load
+    ) -> npt.NDArray[np.int64]:
+        server_C = self._weights.choose(chunks, shares_SE, load)
+        servers, experts = shares_SE.shape
+        _dispatch.level(
+            server_C, chunks.expert_C, chunks.work_C, server_C.size,
+            shares_SE, servers, experts, load.rate_S, load.backlog_S.copy(),
+        )  # fmt: skip
+        return server_C
+
+
+class _RoundRobin:
+    """The replicas of each expert in turn."""
+
+    def __init__(self) -> None:
+        self._calls = itertools.count()
+
+    def choose(
+        self, chunks: Chunks, shares_SE: npt.NDArray[np.float32], load: Load
+    ) -> npt.NDArray[np.int64]:
+        holds_SC = shares_SE[:, chunks.expert_C] > 0
+        replicas_C = holds_SC.sum(axis=0)
+        turn_C = next(self._calls) + np.arange(replicas_C.size)
+        return _nth_holder(holds_SC, turn_C % np.maximum(replicas_C, 1))
+
+
+class _Random:
+    """Any replica, each as likely."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._seeds = itertools.count(seed)
+
+    def choose(
+        self, chunks: Chunks, shares_SE: npt.NDArray[np.float32], load: Load
+    ) -> npt.NDArray[np.int64]:
+        holds_SC = shares_SE[:, chunks.expert_C] > 0
+        rng = np.random.default_rng(next(self._seeds))
+        return _nth_holder(holds_SC, rng.integers(np.maximum(holds_SC.sum(axis=0), 1)))
+
+
+def _by_share(
+    shares_SC: npt.NDArray[np.float32], draw_C: npt.NDArray[np.float64]
+) -> npt.NDArray[np.int64]:
+    """The first server whose cumulative share passes the draw in [0, 1): one with a share above 0."""
+    cumulative_SC = np.cumsum(shares_SC, axis=0, dtype=np.float64)
+    total_C = cumulative_SC[-1]
+    # Divided, and not the draw multiplied: then the last one is 1 exactly, and above any draw.
+    scaled_SC = cumulative_SC / np.where(total_C > 0, total_C, 1.0)
+    server_C: npt.NDArray[np.int64] = (scaled_SC <= draw_C).sum(axis=0)
+    server_C[total_C <= 0] = NOWHERE
+    return server_C
+
+
+def _nth_holder(
+    holds_SC: npt.NDArray[np.bool_], n_C: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """The n-th server (from 0) that holds each chunk's expert; NOWHERE where none does."""
+    server_C: npt.NDArray[np.int64] = np.argmax(np.cumsum(holds_SC, axis=0) > n_C, axis=0)
+    server_C[~holds_SC.any(axis=0)] = NOWHERE
+    return server_C
+
+
+_POLICIES: dict[str, Callable[[], DispatchPolicy]] = {
+    "least_loaded": _LeastLoaded,
+    "weights": _Weights,
+    "round_robin": _RoundRobin,
+    "random": _Random,
+}
+
+
+def dispatch_policy(name: str) -> DispatchPolicy:
+    """A policy by name. Raises ConfigError naming those that there are."""
+    try:
+        return _POLICIES[name]()
+    except KeyError:
+        raise ConfigError(
+            f"dispatch policy {name!r} is unknown; choose one of {', '.join(_POLICIES)}"
+        ) from None

@@ -1,0 +1,148 @@
+"""How fast servers are, compared with one another: what dispatch levels by, and who is left out.
+
+Servers state with each answer how long they had the request, so neither the way nor a client that looked late
+counts.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from attention_client.dispatch import Load
+
+__all__ = ["Ejections", "Speeds"]
+
+# A server that is asked little is to get another chance: what is known of it halves in weight in this time.
+_HALF_LIFE_S = 10.0
+_WEIGHT = 0.2
+
+
+@dataclass(frozen=True)
+class _Rate:
+    seconds_per_work: float
+    at: float
+    answers: int
+
+
+class Speeds:
+    """Learned seconds per unit of work (`dispatch.parts.Chunks`), by server."""
+
+    def __init__(self) -> None:
+        self._rates: dict[str, _Rate] = {}
+
+    def observe(self, server: str, work: float, seconds: float, now: float) -> None:
+        """Learn from one answer."""
+        rate = seconds / work
+        known = self._rates.get(server)
+        if known is not None:
+            rate = known.seconds_per_work + _WEIGHT * (rate - known.seconds_per_work)
+        # Made anew, since other threads may be reading; an observation lost to another one is no harm.
+        answers = known.answers + 1 if known else 1
+        self._rates = {**self._rates, server: _Rate(rate, now, answers)}
+
+    def load(self, servers: Sequence[str], in_flight_work: Sequence[float], now: float) -> Load:
+        """What dispatch is to know.
+
+        Args:
+            servers: Of the placement, in its order.
+            in_flight_work: What this client waits for, by server.
+            now: Monotonic seconds.
+        """
+        rates = self._rates
+        usual = self.usual(servers)
+        rate_S = np.empty(len(servers))
+        for s, server in enumerate(servers):
+            known = rates.get(server)
+            if known is None:
+                rate_S[s] = usual
+                continue
+            trust = 0.5 ** (max(now - known.at, 0.0) / _HALF_LIFE_S)
+            rate_S[s] = usual + trust * (known.seconds_per_work - usual)
+        return Load(rate_S, rate_S * np.asarray(in_flight_work, dtype=np.float64))
+
+    def usual(self, servers: Sequence[str]) -> float:
+        """The median of those of these servers that are known; 1 where none is."""
+        known = [self._rates[s].seconds_per_work for s in servers if s in self._rates]
+        return statistics.median_low(known) if known else 1.0
+
+    def outlying(self, servers: Sequence[str], factor: float, least_answers: int) -> list[str]:
+        """Servers that take more than `factor` times the usual, by `least_answers` at least."""
+        limit = factor * self.usual(servers)
+        return [
+            server
+            for server in servers
+            if (known := self._rates.get(server)) is not None
+            and known.answers >= least_answers
+            and known.seconds_per_work > limit
+        ]
+
+
+@dataclass
+class _Record:
+    failures: int = 0
+    ejections: int = 0
+    until: float = -math.inf
+
+
+class Ejections:
+    """Servers that are asked only where nobody else can be, for a while: they fail, or are far too slow.
+
+    Pure: events and a monotonic time in. A cap keeps a fault of the client's own from emptying the pool: no
+    more than a third of the servers (but one of two) are out at a time.
+
+    After a time out a server is asked again as if nothing had been; the next time it is out for longer.
+    """
+
+    FAILURES = 3
+    """Failed requests in a row that eject a server."""
+    SLOW_FACTOR = 5.0
+    """Times the usual seconds per work that eject a server."""
+    SLOW_ANSWERS = 5
+    """Answers that a server has given before it can be called slow."""
+    _FIRST_S, _LONGEST_S = 5.0, 60.0
+
+    def __init__(self) -> None:
+        self._records: dict[str, _Record] = {}
+
+    def failed(self, server: str, servers: Sequence[str], now: float) -> bool:
+        """A request timed out, was refused or came back damaged. Says whether that ejected the server."""
+        record = self._records.setdefault(server, _Record())
+        record.failures += 1
+        return record.failures >= self.FAILURES and self._eject(server, servers, now)
+
+    def answered(self, server: str) -> None:
+        """A request was answered in time."""
+        record = self._records.get(server)
+        if record is not None:
+            record.failures = 0
+
+    def slow(self, server: str, servers: Sequence[str], now: float) -> bool:
+        """The server is an outlier in speed. Says whether that ejected it."""
+        self._records.setdefault(server, _Record())
+        return self._eject(server, servers, now)
+
+    def out(self, server: str, now: float) -> bool:
+        """Whether a server is ejected now."""
+        record = self._records.get(server)
+        return record is not None and now < record.until
+
+    def _eject(self, server: str, servers: Sequence[str], now: float) -> bool:
+        record = self._records[server]
+        already = sum(self.out(other, now) for other in servers)
+        if now < record.until or already >= self._cap(len(servers)):
+            return False
+        # A server that behaved for as long as it was out has its past forgiven.
+        times = 0 if now - record.until > self._LONGEST_S else record.ejections
+        record.until = now + min(self._FIRST_S * 2.0**times, self._LONGEST_S)
+        record.ejections = times + 1
+        record.failures = 0
+        return True
+
+    @staticmethod
+    def _cap(servers: int) -> int:
+        return 0 if servers < 2 else max(1, servers // 3)

@@ -1,0 +1,90 @@
+"""Speeds of servers, and who is left out: pure, with a clock of the test's."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attention_client.speeds import Ejections, Speeds
+
+SERVERS = ("a", "b", "c", "d", "e", "f")
+
+
+def test_an_unknown_server_is_as_fast_as_is_usual() -> None:
+    speeds = Speeds()
+    assert speeds.load(SERVERS[:2], [0, 0], 0.0).rate_S.tolist() == [1.0, 1.0]
+    speeds.observe("a", 2.0, 0.004, 0.0)
+    assert speeds.load(SERVERS[:2], [0, 0], 0.0).rate_S == pytest.approx([0.002, 0.002])
+
+
+def test_the_backlog_is_what_is_in_flight_at_the_servers_own_speed() -> None:
+    speeds = Speeds()
+    speeds.observe("a", 1.0, 0.001, 0.0)
+    speeds.observe("b", 1.0, 0.003, 0.0)
+    load = speeds.load(("a", "b"), [10.0, 10.0], 0.0)
+    assert load.backlog_S == pytest.approx([0.01, 0.03])
+
+
+def test_a_slow_server_that_is_not_asked_gets_another_chance() -> None:
+    speeds = Speeds()
+    speeds.observe("a", 1.0, 0.001, 0.0)
+    speeds.observe("b", 1.0, 0.001, 0.0)
+    speeds.observe("c", 1.0, 0.101, 0.0)
+    later = [speeds.load(("a", "b", "c"), [0, 0, 0], t).rate_S[2] for t in (0.0, 10.0, 60.0)]
+    assert later == pytest.approx([0.101, 0.051, 0.0026], rel=0.02)
+
+
+def test_an_outlier_has_answered_often_enough() -> None:
+    speeds = Speeds()
+    for answers in range(1, 6):
+        for server, seconds in (("a", 0.001), ("b", 0.001), ("c", 0.006)):
+            speeds.observe(server, 1.0, seconds, 0.0)
+        assert speeds.outlying(("a", "b", "c"), 5.0, 5) == (["c"] if answers == 5 else [])
+    assert speeds.outlying(("a", "b", "c"), 7.0, 5) == []
+
+
+def fail(ejections: Ejections, server: str, now: float, servers: tuple[str, ...] = SERVERS) -> bool:
+    return [ejections.failed(server, servers, now) for _ in range(Ejections.FAILURES)][-1]
+
+
+def test_failures_in_a_row_eject_and_an_answer_between_them_does_not() -> None:
+    ejections = Ejections()
+    for _ in range(10):
+        assert not ejections.failed("a", SERVERS, 0.0)
+        assert not ejections.failed("a", SERVERS, 0.0)
+        ejections.answered("a")
+    assert not ejections.out("a", 0.0)
+    assert fail(ejections, "a", 0.0)
+    assert ejections.out("a", 4.9)
+    assert not ejections.out("a", 5.0)
+
+
+def test_each_time_out_is_longer_until_the_past_is_forgiven() -> None:
+    ejections, now, lengths = Ejections(), 0.0, []
+    for _ in range(6):
+        assert fail(ejections, "a", now)
+        length = next(s for s in range(100) if not ejections.out("a", now + s))
+        lengths.append(length)
+        now += length + 1
+    assert lengths == [5, 10, 20, 40, 60, 60]
+    assert fail(ejections, "a", now + 100)
+    assert not ejections.out("a", now + 105)
+
+
+@pytest.mark.parametrize(("servers", "most"), [(1, 0), (2, 1), (3, 1), (5, 1), (6, 2)])
+def test_the_cap(servers: int, most: int) -> None:
+    ejections, names = Ejections(), SERVERS[:servers]
+    assert sum(fail(ejections, name, 0.0, names) for name in names) == most
+
+
+@given(st.lists(st.tuples(st.sampled_from(SERVERS), st.booleans(), st.floats(0, 30))))
+def test_never_more_than_a_third_are_out(events) -> None:
+    ejections, now = Ejections(), 0.0
+    for server, failed, pause in events:
+        now += pause
+        if failed:
+            ejections.failed(server, SERVERS, now)
+        else:
+            ejections.slow(server, SERVERS, now)
+        assert sum(ejections.out(name, now) for name in SERVERS) <= 2
