@@ -135,6 +135,7 @@ class LayerCall:
         # Connections that failed in this call, and why; asked again only when nobody else is left.
         self._avoided: dict[Connection, str] = {}
         self._timeouts: Counter[Connection] = Counter()
+        self._deadline = math.inf
 
     def run(self) -> torch.Tensor:
         """Compute the layer.
@@ -146,10 +147,10 @@ class LayerCall:
             ExpertsUnavailableError: The deadline passed while a pair had no answer.
             WrongRequestError: A server refused the request itself.
         """
-        deadline = self._shared.clock() + self._shared.timeout_s
+        self._deadline = self._shared.clock() + self._shared.timeout_s
         try:
             while True:
-                self._gather(deadline)
+                self._gather()
                 out_TH = combine(
                     self._inputs.x_TH.shape, [(r.part, r.part_RH) for r in self._results]
                 )
@@ -161,13 +162,13 @@ class LayerCall:
         finally:
             self._call_off(self._attempts, self._results)
 
-    def _gather(self, deadline: float) -> None:
+    def _gather(self) -> None:
         """Dispatch and wait until there is a result for every wanted pair."""
         missing_TK = self._wanted_TK.copy()
         while missing_TK.any() or self._attempts:
             if missing_TK.any():
                 self._bank(missing_TK)
-                self._dispatch(missing_TK, deadline)
+                self._dispatch(missing_TK)
             if self._attempts:
                 for part in self._collect():
                     missing_TK[part.rows_R] |= part.pairs_RK
@@ -181,27 +182,27 @@ class LayerCall:
 
     # -- dispatch -------------------------------------------------------------------------------------
 
-    def _dispatch(self, missing_TK: npt.NDArray[np.bool_], deadline: float) -> None:
+    def _dispatch(self, missing_TK: npt.NDArray[np.bool_]) -> None:
         """Send missing pairs to usable replicas; clear what was sent from `missing_TK`.
 
         Where nothing could be sent and nothing is in flight, returns after a pause.
         """
         now = self._shared.clock()
-        if now >= deadline:
+        if now >= self._deadline:
             raise self._unavailable(missing_TK)
         view = self._shared.replicas.view()
         usable_S = view.usable_S()
-        self._send_to(view, usable_S & self._fresh_S(view, now), missing_TK, deadline)
+        self._send_to(view, usable_S & self._fresh_S(view, now), missing_TK)
         if self._attempts:
             return
         # Nobody else is left: those that failed once, or are slow, are better than nothing.
         if any(c in self._avoided for c in view.connections):
-            self._pause(view, deadline)
-            if self._shared.replicas.view() is not view or self._shared.clock() >= deadline:
+            self._pause(view)
+            if self._shared.replicas.view() is not view or self._shared.clock() >= self._deadline:
                 return
-        self._send_to(view, usable_S, missing_TK, deadline)
+        self._send_to(view, usable_S, missing_TK)
         if not self._attempts:
-            self._pause(view, deadline)
+            self._pause(view)
 
     def _fresh_S(self, view: ClusterView, now: float) -> npt.NDArray[np.bool_]:
         """Servers that did not fail in this call, owe no answer to an earlier one, and are not ejected."""
@@ -221,10 +222,9 @@ class LayerCall:
         view: ClusterView,
         servers_S: npt.NDArray[np.bool_],
         missing_TK: npt.NDArray[np.bool_],
-        deadline: float,
     ) -> None:
         server_C, parts = self._plan(view, servers_S, missing_TK)
-        sent = [part for part in parts if self._send(view, part, deadline) is not None]
+        sent = [part for part in parts if self._send(view, part) is not None]
         if len(sent) == len(parts) and not (server_C == NOWHERE).any():
             missing_TK[...] = False
             return
@@ -253,13 +253,13 @@ class LayerCall:
         room = [c.max_tokens(top_k, inputs.dtype) if c is not None else 1 for c in connections]
         return server_C, split(self._ids_TK, chunks, server_C, room)
 
-    def _send(self, view: ClusterView, part: Part, deadline: float) -> Attempt | None:
+    def _send(self, view: ClusterView, part: Part) -> Attempt | None:
         """Ask a server for a part; None where it cannot be asked now."""
         connection = view.connections[part.server]
         assert connection is not None
         shared = self._shared
         now = shared.clock()
-        left_s = max(deadline - now, _LEAST_BUDGET_S)
+        left_s = max(self._deadline - now, _LEAST_BUDGET_S)
         rows = part.rows_R.size
         budget_s = connection.service.budget(rows, shared.attempt_timeout_s, left_s)
         # Twice as long each time: the only replica may have become slower than it ever was.
@@ -275,8 +275,8 @@ class LayerCall:
         self._attempts.append(attempt)
         return attempt
 
-    def _pause(self, view: ClusterView, deadline: float) -> None:
-        left_s = deadline - self._shared.clock()
+    def _pause(self, view: ClusterView) -> None:
+        left_s = self._deadline - self._shared.clock()
         if view.usable_S().any():
             left_s = min(left_s, _RETRY_S)
         self._shared.replicas.wait_for_change(view, max(left_s, 0.0))
@@ -358,7 +358,9 @@ class LayerCall:
             return self._give_up(connection, f"{name}: no answer in {waited_ms:.0f} ms", "timeout")
         if answer.part_RH is not None:
             shared.ejections.answered(name)
-            shared.speeds.observe(name, attempt.part.work, answer.header.service_us * 1e-6, now)
+            if answer.header.service_us:
+                seconds = answer.header.service_us * 1e-6
+                shared.speeds.observe(name, attempt.part.work, seconds, now)
             return Result(attempt.part, answer.part_RH, attempt)
         status = Status(answer.header.status)
         if status is Status.INVALID_ARGUMENT:
@@ -403,7 +405,7 @@ class LayerCall:
         rivals: list[Attempt] = []
         if not (server_C == NOWHERE).any():
             for other in parts:
-                rival = self._send(view, other, attempt.expires_at)
+                rival = self._send(view, other)
                 if rival is None:
                     break
                 rivals.append(rival)

@@ -238,7 +238,7 @@ class ResultHeader(_Packed):
         hidden_size: H; 0 unless the status is OK.
         length: Bytes of the result.
         detail: STALE_PLACEMENT: the server's epoch. Otherwise 0.
-        service_us: Microseconds from when the server saw the request to this answer.
+        service_us: Microseconds from when the server saw the request to this answer; 0: not stated.
     """
 
     STRUCT = struct.Struct("<IHHIIQIIQQQ8x")

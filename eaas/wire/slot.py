@@ -26,8 +26,8 @@ Request header                                 Result header
     32  payload_length   u64                      28  hidden_size      u32  H
     40  budget_us        u64                      32  length           u64
     48  layer            u32                      40  detail           u64
-    52  batch_size       u32  T                   48  zeros
-    56  hidden_size      u32  H
+    52  batch_size       u32  T                   48  service_us       u64
+    56  hidden_size      u32  H                   56  zeros
     60  top_k            u32  K
     64  zeros
 

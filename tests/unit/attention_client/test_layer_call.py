@@ -481,6 +481,17 @@ def test_a_request_that_fails_beside_its_hedge_is_not_sent_a_third_time(fault: s
     assert world.now == pytest.approx(100.06, abs=0.002)
 
 
+def test_a_hedge_has_its_own_time() -> None:
+    """It must not end with the request that it was sent beside."""
+    world = World()
+    stuck, slow = seasoned(world, "s0", forever="silent"), seasoned(world, "s1", delay_s=0.098)
+    view = view_of([stuck, slow], BOTH)
+    call = call_of(world, FakeReplicas(world, [view]), IDS[:1, :1], hedge_share=1.0)
+    assert torch.equal(call.run(), expected_of(call))
+    assert world.asked == ["s0", "s1"]
+    assert world.now == pytest.approx(100.108, abs=0.002)
+
+
 def test_what_only_one_server_has_is_not_hedged() -> None:
     world = World()
     slow, other = seasoned(world, "s0", delay_s=0.09), seasoned(world, "s1")

@@ -119,13 +119,13 @@ def test_the_layout_is_the_documented_one() -> None:
     assert found == [(n,) for n in range(1, 15)]
     assert not any(buffer[64:])
 
-    result = ResultHeader(*range(1, 11))
+    result = ResultHeader(*range(1, 12))
     buffer = bytearray(RESULT_HEADER_BYTES)
     result.pack_into(buffer, 0)
-    places = "I0 H4 H6 I8 I12 Q16 I24 I28 Q32 Q40"
+    places = "I0 H4 H6 I8 I12 Q16 I24 I28 Q32 Q40 Q48"
     found = [struct.unpack_from("<" + place[0], buffer, int(place[1:])) for place in places.split()]
-    assert found == [(n,) for n in range(1, 11)]
-    assert not any(buffer[48:])
+    assert found == [(n,) for n in range(1, 12)]
+    assert not any(buffer[56:])
 
     assert (MAGIC.to_bytes(4, "little"), VERSION) == (b"EaaS", 1)
     assert [(s.name, s.value) for s in Status] == [
