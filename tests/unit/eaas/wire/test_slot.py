@@ -40,7 +40,7 @@ CAPACITY = 4096
 request_headers = st.builds(
     RequestHeader, U32, U16, U8, U8, U32, U32, U64, U64, U64, U64, U32, U32, U32, U32
 )
-result_headers = st.builds(ResultHeader, U32, U16, U16, U32, U32, U64, U32, U32, U64, U64)
+result_headers = st.builds(ResultHeader, U32, U16, U16, U32, U32, U64, U32, U32, U64, U64, U64)
 
 
 def good_request(**changes: int) -> RequestHeader:
