@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections import deque
+from collections import Counter, deque
 
 __all__ = ["HedgeBudget", "ServiceTimes"]
 
@@ -22,6 +22,7 @@ class ServiceTimes:
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
+        self._answers: Counter[int] = Counter()
         self._recent: deque[float] = deque(maxlen=self._WINDOW)
         self._sorted: list[float] = []
 
@@ -29,7 +30,9 @@ class ServiceTimes:
         """Learn from one answer (exponential average; a slower one counts more, to be on the safe side)."""
         size = rows.bit_length()
         before = self._seconds.get(size, seconds)
-        weight = 0.5 if seconds > before else 0.1
+        self._answers[size] += 1
+        # The first ones are plainly averaged: the very first is a warm-up, and is to be forgotten soon.
+        weight = 0.5 if seconds > before else max(0.1, 1.0 / self._answers[size])
         # Made anew, since other threads may be reading; an observation lost to another one is no harm.
         self._seconds = {**self._seconds, size: before + weight * (seconds - before)}
         self._remember(seconds / before if before > 0 else 1.0)

@@ -160,7 +160,8 @@ class LayerCall:
                 # A slot was given to another client while it was read. Rare enough to begin anew.
                 self._results.clear()
         finally:
-            self._call_off(self._attempts, self._results)
+            won = [r for a in self._attempts if a.race is not None for r in a.race.answered]
+            self._call_off(self._attempts, self._results + won)
 
     def _gather(self) -> None:
         """Dispatch and wait until there is a result for every wanted pair."""
@@ -192,7 +193,12 @@ class LayerCall:
             raise self._unavailable(missing_TK)
         view = self._shared.replicas.view()
         usable_S = view.usable_S()
-        self._send_to(view, usable_S & self._fresh_S(view, now), missing_TK)
+        sound_S = usable_S & self._sound_S(view)
+        kept_S = self._kept_S(view, now)
+        self._send_to(view, sound_S & kept_S, missing_TK)
+        if missing_TK.any() and not kept_S.all():
+            # Where only an ejected server is left, it is better than one that failed just now.
+            self._send_to(view, sound_S, missing_TK)
         if self._attempts:
             return
         # Nobody else is left: those that failed once, or are slow, are better than nothing.
@@ -204,18 +210,19 @@ class LayerCall:
         if not self._attempts:
             self._pause(view)
 
-    def _fresh_S(self, view: ClusterView, now: float) -> npt.NDArray[np.bool_]:
-        """Servers that did not fail in this call, owe no answer to an earlier one, and are not ejected."""
-        ejections = self._shared.ejections
+    def _sound_S(self, view: ClusterView) -> npt.NDArray[np.bool_]:
+        """Servers that did not fail in this call and owe no answer to an earlier one."""
         return np.array(
             [
-                c is not None
-                and c not in self._avoided
-                and not c.owes_answer()
-                and not ejections.out(c.server_id, now)
+                c is not None and c not in self._avoided and not c.owes_answer()
                 for c in view.connections
             ]
         )
+
+    def _kept_S(self, view: ClusterView, now: float) -> npt.NDArray[np.bool_]:
+        """Servers that are not ejected."""
+        ejections = self._shared.ejections
+        return np.array([not ejections.out(server, now) for server in view.placement.servers])
 
     def _send_to(
         self,
@@ -397,7 +404,7 @@ class LayerCall:
             return
         view = shared.replicas.view()
         now = shared.clock()
-        others_S = view.usable_S() & self._fresh_S(view, now)
+        others_S = view.usable_S() & self._sound_S(view) & self._kept_S(view, now)
         others_S &= np.array([c is not attempt.connection for c in view.connections])
         wanted_TK = np.zeros_like(self._wanted_TK)
         wanted_TK[part.rows_R] = part.pairs_RK

@@ -19,12 +19,20 @@ __all__ = ["Ejections", "Speeds"]
 
 # A server that is asked little is to get another chance: what is known of it halves in weight in this time.
 _HALF_LIFE_S = 10.0
-_WEIGHT = 0.2
+# The median of so many answers: the first ones of a server, and some later, take far longer than is usual.
+_WINDOW = 7
+_LEAST_KNOWN = 3
+
+
+# A server that costs a call less than this is not slow, however many times slower than the others it is.
+_LEAST_EXCESS_S = 0.002
 
 
 @dataclass(frozen=True)
 class _Rate:
-    seconds_per_work: float
+    recent: tuple[float, ...]
+    median: float
+    work: float
     at: float
     answers: int
 
@@ -37,13 +45,12 @@ class Speeds:
 
     def observe(self, server: str, work: float, seconds: float, now: float) -> None:
         """Learn from one answer."""
-        rate = seconds / work
         known = self._rates.get(server)
-        if known is not None:
-            rate = known.seconds_per_work + _WEIGHT * (rate - known.seconds_per_work)
+        before, answers = (known.recent, known.answers) if known else ((), 0)
+        recent = (*before[1 - _WINDOW :], seconds / work)
         # Made anew, since other threads may be reading; an observation lost to another one is no harm.
-        answers = known.answers + 1 if known else 1
-        self._rates = {**self._rates, server: _Rate(rate, now, answers)}
+        rate = _Rate(recent, statistics.median_low(recent), work, now, answers + 1)
+        self._rates = {**self._rates, server: rate}
 
     def load(self, servers: Sequence[str], in_flight_work: Sequence[float], now: float) -> Load:
         """What dispatch is to know.
@@ -58,27 +65,31 @@ class Speeds:
         rate_S = np.empty(len(servers))
         for s, server in enumerate(servers):
             known = rates.get(server)
-            if known is None:
+            if known is None or known.answers < _LEAST_KNOWN:
                 rate_S[s] = usual
                 continue
             trust = 0.5 ** (max(now - known.at, 0.0) / _HALF_LIFE_S)
-            rate_S[s] = usual + trust * (known.seconds_per_work - usual)
+            rate_S[s] = usual + trust * (known.median - usual)
         return Load(rate_S, rate_S * np.asarray(in_flight_work, dtype=np.float64))
 
     def usual(self, servers: Sequence[str]) -> float:
         """The median of those of these servers that are known; 1 where none is."""
-        known = [self._rates[s].seconds_per_work for s in servers if s in self._rates]
+        known = [self._rates[s].median for s in servers if s in self._rates]
         return statistics.median_low(known) if known else 1.0
 
     def outlying(self, servers: Sequence[str], factor: float, least_answers: int) -> list[str]:
-        """Servers that take more than `factor` times the usual, by `least_answers` at least."""
-        limit = factor * self.usual(servers)
+        """Servers that take more than `factor` times the usual, by `least_answers` at least.
+
+        And long enough for a layer call to feel it.
+        """
+        usual = self.usual(servers)
         return [
             server
             for server in servers
             if (known := self._rates.get(server)) is not None
             and known.answers >= least_answers
-            and known.seconds_per_work > limit
+            and known.median > factor * usual
+            and (known.median - usual) * known.work > _LEAST_EXCESS_S
         ]
 
 

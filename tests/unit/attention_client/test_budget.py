@@ -21,11 +21,19 @@ def test_a_larger_call_gets_more_than_what_was_learned_of_a_small_one() -> None:
 def test_slower_counts_more_than_faster() -> None:
     slower, faster = ServiceTimes(), ServiceTimes()
     for times, last in ((slower, 0.003), (faster, 0.001)):
-        times.observe(1, 0.002)
+        for _ in range(5):
+            times.observe(1, 0.002)
         times.observe(1, last)
     up = slower.budget(1, 0.0, 100.0) - 0.012
     down = 0.012 - faster.budget(1, 0.0, 100.0)
     assert up > down > 0
+
+
+def test_a_slow_first_answer_is_soon_forgotten() -> None:
+    times = ServiceTimes()
+    for seconds in (1.0, *[0.001] * 9):
+        times.observe(1, seconds)
+    assert times.budget(1, 0.0, 100.0) < 6 * 0.12
 
 
 def test_patience_with_a_long_call_is_shorter() -> None:

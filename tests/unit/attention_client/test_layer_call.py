@@ -528,6 +528,31 @@ def test_a_server_that_keeps_failing_is_left_out_for_a_while() -> None:
     assert world.asked.count("s0") == asked + 1
 
 
+def test_an_ejected_server_is_asked_before_one_that_hangs() -> None:
+    world = World()
+    ejected, stuck = FakeConnection(world, "s0"), FakeConnection(world, "s1", forever="silent")
+    call = call_of(world, FakeReplicas(world, [view_of([ejected, stuck], BOTH)]), IDS)
+    assert call.shared.ejections.slow("s0", ("s0", "s1"), world.now)
+    started = world.now
+    assert torch.equal(call.run(), expected_of(call))
+    assert world.asked == ["s1", "s0"]
+    assert world.now - started < 0.15
+
+
+def test_an_error_in_the_middle_of_a_race_leaves_no_slot_in_use() -> None:
+    world = World()
+    stuck = seasoned(world, "s0", forever="silent")
+    others = [seasoned(world, "s1"), seasoned(world, "s2", ("invalid",), delay_s=0.03)]
+    view = view_of([stuck, *others], np.array([[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 1, 1]]))
+    view.placement.shares_LSE[0, 1:] *= 1e-6
+    call = call_of(world, FakeReplicas(world, [view]), IDS, hedge_share=1.0, policy="weights")
+    call.shared.hedges.earn()
+    with pytest.raises(WrongRequestError):
+        call.run()
+    assert world.asked == ["s0", "s1", "s2"]
+    assert not any(c.open or c.reading for c in (stuck, *others))
+
+
 def test_work_moves_away_from_a_server_that_became_slow() -> None:
     world = World()
     slow, fast = FakeConnection(world, "s0", delay_s=0.04), FakeConnection(world, "s1")

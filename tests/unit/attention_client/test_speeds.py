@@ -11,26 +11,47 @@ from attention_client.speeds import Ejections, Speeds
 SERVERS = ("a", "b", "c", "d", "e", "f")
 
 
+def learn(speeds: Speeds, server: str, rate: float, answers: int = 3, now: float = 0.0) -> None:
+    for _ in range(answers):
+        speeds.observe(server, 2.0, 2.0 * rate, now)
+
+
 def test_an_unknown_server_is_as_fast_as_is_usual() -> None:
     speeds = Speeds()
     assert speeds.load(SERVERS[:2], [0, 0], 0.0).rate_S.tolist() == [1.0, 1.0]
-    speeds.observe("a", 2.0, 0.004, 0.0)
+    learn(speeds, "a", 0.002)
     assert speeds.load(SERVERS[:2], [0, 0], 0.0).rate_S == pytest.approx([0.002, 0.002])
+
+
+def test_slow_first_answers_do_not_make_a_slow_server() -> None:
+    speeds = Speeds()
+    learn(speeds, "a", 0.001)
+    learn(speeds, "b", 1.0, answers=2)
+    assert speeds.load(("a", "b"), [0, 0], 0.0).rate_S == pytest.approx([0.001, 0.001])
+    learn(speeds, "b", 0.001, answers=3)
+    assert speeds.load(("a", "b"), [0, 0], 0.0).rate_S == pytest.approx([0.001, 0.001])
+
+
+def test_a_server_that_became_slow_is_known_after_a_few_answers() -> None:
+    speeds = Speeds()
+    learn(speeds, "a", 0.001)
+    learn(speeds, "b", 0.001, answers=100)
+    learn(speeds, "b", 0.010, answers=5)
+    assert speeds.load(("a", "b"), [0, 0], 0.0).rate_S == pytest.approx([0.001, 0.010])
 
 
 def test_the_backlog_is_what_is_in_flight_at_the_servers_own_speed() -> None:
     speeds = Speeds()
-    speeds.observe("a", 1.0, 0.001, 0.0)
-    speeds.observe("b", 1.0, 0.003, 0.0)
+    learn(speeds, "a", 0.001)
+    learn(speeds, "b", 0.003)
     load = speeds.load(("a", "b"), [10.0, 10.0], 0.0)
     assert load.backlog_S == pytest.approx([0.01, 0.03])
 
 
 def test_a_slow_server_that_is_not_asked_gets_another_chance() -> None:
     speeds = Speeds()
-    speeds.observe("a", 1.0, 0.001, 0.0)
-    speeds.observe("b", 1.0, 0.001, 0.0)
-    speeds.observe("c", 1.0, 0.101, 0.0)
+    for server, rate in (("a", 0.001), ("b", 0.001), ("c", 0.101)):
+        learn(speeds, server, rate)
     later = [speeds.load(("a", "b", "c"), [0, 0, 0], t).rate_S[2] for t in (0.0, 10.0, 60.0)]
     assert later == pytest.approx([0.101, 0.051, 0.0026], rel=0.02)
 
@@ -42,6 +63,13 @@ def test_an_outlier_has_answered_often_enough() -> None:
             speeds.observe(server, 1.0, seconds, 0.0)
         assert speeds.outlying(("a", "b", "c"), 5.0, 5) == (["c"] if answers == 5 else [])
     assert speeds.outlying(("a", "b", "c"), 7.0, 5) == []
+
+
+def test_microseconds_make_no_outlier() -> None:
+    speeds = Speeds()
+    for server, rate in (("a", 1e-6), ("b", 1e-6), ("c", 1e-4)):
+        learn(speeds, server, rate, answers=10)
+    assert speeds.outlying(("a", "b", "c"), 5.0, 5) == []
 
 
 def fail(ejections: Ejections, server: str, now: float, servers: tuple[str, ...] = SERVERS) -> bool:
