@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -64,6 +63,7 @@ class Bench:
     def write(
         self, grant: Grant, x: float, expert: int = 1, *, tokens: int = 2, layer: int = 0,
         slot: int | None = None, request_id: int = 5, dtype: WireDtype = WireDtype.FLOAT32,
+        budget_us: int = 1_000_000,
     ) -> int:  # fmt: skip
         slot = grant.first_slot if slot is None else slot
         header = RequestHeader.of(
@@ -71,7 +71,7 @@ class Bench:
             generation=grant.generation,
             request_id=request_id,
             epoch=1,
-            budget_us=1,
+            budget_us=budget_us,
             layer=layer,
             batch_size=tokens,
             hidden_size=HIDDEN,
@@ -90,7 +90,7 @@ class Bench:
         """Lie in the header that stands in a slot."""
         offset = self.arena.request_offset(slot)
         header = RequestHeader.unpack_from(self.arena.buffer, offset)
-        replace(header, **changes).pack_into(self.arena.buffer, offset)
+        header._replace(**changes).pack_into(self.arena.buffer, offset)
 
     def serve(self, *slots: int) -> None:
         with torch.inference_mode():
