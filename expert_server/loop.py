@@ -14,28 +14,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from eaas.errors import SlotCorruptError, WrongRequestError
 from eaas.log import get_logger
 from eaas.types import ModelShape
-from eaas.wire import Arena, RequestHeader, ResultHeader, SlotState
-from eaas.wire.slot import (
-    CHECKSUM_FLAG,
-    DOORBELL,
-    SlotLimits,
-    Status,
-    seal,
-    validate_request,
-)
+from eaas.wire import Arena, RequestHeader, SlotState
+from eaas.wire.slot import DOORBELL, SlotLimits, Status, validate_request
 from expert_server.batching import Batcher, Compute, Wait, create_batcher
 from expert_server.kernels import ExpertKernel
+from expert_server.replies import Replies, Request
 from expert_server.slots import Grant, SlotTable
-from expert_server.views import PayloadViews, Scratch, SlotViews
+from expert_server.views import Scratch, SlotViews
 
 __all__ = ["ServeLoop"]
 
@@ -45,16 +37,6 @@ _WRITTEN = SlotState.WRITTEN.mask
 _IDLE_US = 1_000_000
 # How long data may be behind its flag, on a transport that does not keep their order.
 _SETTLE_S = 1e-4
-
-
-class _Request(NamedTuple):
-    """A request that was admitted: its header is valid and its views are made."""
-
-    slot: int
-    grant: Grant
-    header: RequestHeader
-    views: PayloadViews
-    expires_at: float
 
 
 class ServeLoop:
@@ -97,12 +79,13 @@ class ServeLoop:
         self._limits = SlotLimits(
             arena.payload_capacity, arena.result_capacity, shape.hidden_size, shape.num_layers
         )
-        self._batcher: Batcher[Grant, _Request] = create_batcher(
+        self._batcher: Batcher[Grant, Request] = create_batcher(
             batching, batch_window_s, shape.num_layers
         )
         self._table_changes = table.changes
         self._views = SlotViews(arena, shape.hidden_size)
         self._scratch = Scratch()
+        self._replies = Replies(arena, self._views)
         # A plain flag: a signal handler may set it, and taking a lock there could deadlock.
         self._stopped = False
         # Slots that are claimed: their flags stay WRITTEN until they are answered.
@@ -192,7 +175,7 @@ class ServeLoop:
         if settled:
             self._release(settled)
 
-    def _accept(self, slot: int, grant: Grant | None, now: float) -> _Request | None:
+    def _accept(self, slot: int, grant: Grant | None, now: float) -> Request | None:
         """The request in a slot that was claimed; None where there is none, or it was refused."""
         if grant is None:
             self._arena.server_offline(slot)
@@ -212,7 +195,7 @@ class ServeLoop:
             self._refuse(slot, grant, header, Status.INVALID_ARGUMENT if wrong else Status.INTERNAL)
             return None
         views = self._views.payload(slot, header)
-        return _Request(slot, grant, header, views, now + header.budget_us * 1e-6)
+        return Request(slot, grant, header, views, now + header.budget_us * 1e-6)
 
     def _read(
         self, slot: int, grant: Grant
@@ -237,14 +220,14 @@ class ServeLoop:
         requests = self._batcher.take(layer)
         began = self._clock()
         tokens = 0
-        groups: dict[tuple[int, int], list[_Request]] = {}
+        groups: dict[tuple[int, int], list[Request]] = {}
         for request in requests:
             header = request.header
             if self._arena.flags.load(request.slot) != SlotState.WRITTEN:
                 continue  # Revoked meanwhile.
             if began >= request.expires_at:
                 self.expired += 1
-                self._finish(request.slot, request.grant, header, Status.EXPIRED)
+                self._replies.error(request.slot, request.grant, header, Status.EXPIRED)
                 continue
             groups.setdefault((header.top_k, header.dtype), []).append(request)
             tokens += header.batch_size
@@ -257,7 +240,7 @@ class ServeLoop:
         for request in requests:
             self._batcher.answered(request.grant, ended)
 
-    def _compute(self, group: list[_Request]) -> None:
+    def _compute(self, group: list[Request]) -> None:
         first = group[0]
         layer = first.header.layer
         views = first.views
@@ -278,10 +261,11 @@ class ServeLoop:
         start = 0
         for request in group:
             end = start + request.header.batch_size
-            self._reply(request, rows_TH[start:end])
+            self.computed += 1
+            self._replies.result(request, rows_TH[start:end])
             start = end
 
-    def _blame(self, group: list[_Request], error: LookupError) -> None:
+    def _blame(self, group: list[Request], error: LookupError) -> None:
         """An expert that is not here: refuse the request that asked for it, answer the others."""
         if len(group) == 1:
             request = group[0]
@@ -291,42 +275,10 @@ class ServeLoop:
         for request in group:
             self._compute([request])
 
-    # -- reply ----------------------------------------------------------------------------------------
-
-    def _reply(self, request: _Request, rows_TH: npt.NDArray[np.float32]) -> None:
-        np.copyto(self._views.result(request.slot, len(rows_TH)), rows_TH)
-        self.computed += 1
-        self._finish(request.slot, request.grant, request.header, Status.OK, *rows_TH.shape)
-
     def _refuse(self, slot: int, grant: Grant, header: RequestHeader, status: Status) -> None:
         self.refused += 1
-        self._finish(slot, grant, header, status)
-
-    def _finish(
-        self,
-        slot: int,
-        grant: Grant,
-        header: RequestHeader,
-        status: Status,
-        rows: int = 0,
-        hidden: int = 0,
-    ) -> None:
-        """Write the result's header, and hand the slot back to its client."""
-        result = ResultHeader.of(
-            status,
-            generation=grant.generation,
-            request_id=header.request_id,
-            rows=rows,
-            hidden_size=hidden,
-            detail=self.epoch if status is Status.STALE_PLACEMENT else 0,
-        )
-        offset = self._arena.result_offset(slot)
-        if header.flags & CHECKSUM_FLAG:
-            seal(self._buffer, offset, result)
-        else:
-            result.pack_into(self._buffer, offset)
-        if self._arena.server_done(slot):
-            self._arena.flags.ring(grant.reply_bell)
+        detail = self.epoch if status is Status.STALE_PLACEMENT else 0
+        self._replies.error(slot, grant, header, status, detail)
 
 
 def _settle() -> None:

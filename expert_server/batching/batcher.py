@@ -59,7 +59,7 @@ class Queue(Generic[R]):
 class Policy(Protocol[C]):
     """Whether a batch waits for company. Hears of what happens in the order of time."""
 
-    def admitted(self, connection: C, layer: int, now: float) -> None:
+    def admitted(self, connection: C, layer: int) -> None:
         """A connection wrote a request."""
 
     def answered(self, connection: C, now: float) -> None:
@@ -108,7 +108,7 @@ class Batcher(Generic[C, R]):
         if queue is None:
             queue = self._queues[layer] = Queue(layer, now)
         queue.requests.append(request)
-        self._policy.admitted(connection, layer, now)
+        self._policy.admitted(connection, layer)
 
     def decide(self, now: float) -> Compute | Wait[C] | None:
         """What is to be done now; None where nothing waits."""

@@ -32,7 +32,7 @@ def create_batcher(
 class Immediate:
     """Computes what is there."""
 
-    def admitted(self, connection: Hashable, layer: int, now: float) -> None:
+    def admitted(self, connection: Hashable, layer: int) -> None:
         """See `Policy`."""
 
     def answered(self, connection: Hashable, now: float) -> None:
@@ -54,7 +54,7 @@ class _Attendance:
     def __init__(self) -> None:
         self._companions: dict[Any, Companion] = {}
 
-    def admitted(self, connection: Hashable, layer: int, now: float) -> None:
+    def admitted(self, connection: Hashable, layer: int) -> None:
         """See `Policy`."""
         companion = self._companions.get(connection)
         if companion is None:
@@ -105,9 +105,9 @@ class Window(_Attendance):
         self._queue: Queue[Any] | None = None
         self._awaited: dict[Any, Companion] = {}
 
-    def admitted(self, connection: Hashable, layer: int, now: float) -> None:
+    def admitted(self, connection: Hashable, layer: int) -> None:
         """See `Policy`."""
-        super().admitted(connection, layer, now)
+        super().admitted(connection, layer)
         companion = self._awaited.pop(connection, None)
         if companion is not None and self._queue is not None:
             companion.tried(came=layer == self._queue.layer)

@@ -95,6 +95,7 @@ def test_row_15_a_server_that_dies_at_any_step_leaves_a_right_answer_or_none(
         grant = bench.grant("a")
         slot = bench.write(grant, 3, checksum=checksum)
         bench.loop._arena = _Mortal(bench.arena, life := [steps])
+        bench.loop._replies._arena = bench.loop._arena
         bench.loop._views.result = _Mortal(bench.loop._views, life).result
         bench.loop._kernel = _Mortal(bench.kernel, life).__call__
         try:
