@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from math import inf
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 __all__ = ["Batcher", "Compute", "Policy", "Queue", "Wait"]
 
@@ -24,15 +24,13 @@ C = TypeVar("C", bound=Hashable)
 R = TypeVar("R")
 
 
-@dataclass(frozen=True, slots=True)
-class Compute:
+class Compute(NamedTuple):
     """Compute what waits for this layer, now."""
 
     layer: int
 
 
-@dataclass(frozen=True, slots=True)
-class Wait(Generic[C]):
+class Wait(NamedTuple, Generic[C]):
     """Look again when this connection has written, but at `until` at the latest."""
 
     connection: C
@@ -116,7 +114,8 @@ class Batcher(Generic[C, R]):
             return None
         queue = next(iter(self._queues.values()))
         queue.held_since = min(queue.held_since, now)
-        return self._policy.wait(queue, len(self._queues) == 1, now) or Compute(queue.layer)
+        wait = self._policy.wait(queue, len(self._queues) == 1, now)
+        return Compute(queue.layer) if wait is None else wait
 
     def layers(self) -> list[int]:
         """The layers that have requests, in the order in which they are to be computed."""
