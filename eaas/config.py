@@ -94,6 +94,16 @@ class ExpertServerConfig(_Section):
     spin_us: int = Field(
         20, ge=-1, description="Microseconds to poll before sleeping; -1 polls for ever."
     )
+    batching: Literal["immediate", "window", "all"] = Field(
+        "window",
+        description="What a batch waits for: nothing, company that is likely to pay, all active clients.",
+    )
+    batch_window_us: int = Field(
+        1000,
+        ge=0,
+        le=1_000_000,
+        description="Longest that a batch waits for company, microseconds.",
+    )
 
 
 class AttentionClientConfig(_Section):

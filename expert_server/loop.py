@@ -1,30 +1,33 @@
 """The expert server's loop: poll, admit, batch, group, compute, reply (EaaS section 3.3).
 
 It knows slots and nothing else: not who wrote them, nor what carried the bytes. It starts no exchange.
+
+    look for WRITTEN slots ---> admit ---> decide ---> compute a layer's batch ---> look again
+                                              |
+                                              +------> wait for company --------> look again
+
+From admission to its answer a slot is claimed (`SlotTable` says why that is free of races). Its owner may be
+revoked meanwhile: the request is then dropped, before or after it was computed.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import Literal
 
-import numpy as np
 import torch
 
 from eaas.errors import SlotCorruptError, WrongRequestError
 from eaas.log import get_logger
 from eaas.types import ModelShape
-from eaas.wire import Arena, RequestHeader, ResultHeader, SlotState
-from eaas.wire.slot import (
-    DOORBELL,
-    Status,
-    WireDtype,
-    request_views,
-    result_view,
-    validate_request,
-)
+from eaas.wire import Arena, RequestHeader, SlotState
+from eaas.wire.slot import DOORBELL, SlotLimits, Status, validate_request
+from expert_server.batching import Batcher, Compute, Wait, create_batcher
 from expert_server.kernels import ExpertKernel
+from expert_server.replies import Replies, Request
 from expert_server.slots import Grant, SlotTable
+from expert_server.views import Scratch, SlotViews
 
 __all__ = ["ServeLoop"]
 
@@ -32,18 +35,8 @@ _log = get_logger(__name__)
 _WRITTEN = SlotState.WRITTEN.mask
 # Only bounds how late a stop is noticed; work wakes the loop at once.
 _IDLE_US = 1_000_000
-
-
-@dataclass(frozen=True, eq=False)
-class _Request:
-    """A request that was admitted: its header is valid and its views are made."""
-
-    slot: int
-    grant: Grant
-    header: RequestHeader
-    x_TH: torch.Tensor
-    ids_TK: torch.Tensor
-    scores_TK: torch.Tensor
+# How long data may be behind its flag, on a transport that does not keep their order.
+_SETTLE_S = 1e-4
 
 
 class ServeLoop:
@@ -55,22 +48,62 @@ class ServeLoop:
         kernel: Computes; a batch is one call.
         shape: Of the model.
         spin_us: Microseconds to poll before sleeping.
+        batching: See `expert_server.batching`.
+        batch_window_s: Longest wait of a batch for company.
+        clock: Monotonic seconds.
+
+    Attributes:
+        epoch: Of the placement; told with STALE_PLACEMENT.
+        computed: Requests answered with a result.
+        refused: Requests answered with an error.
+        expired: Requests whose budget was over before their turn came.
     """
 
     def __init__(
-        self, arena: Arena, table: SlotTable, kernel: ExpertKernel, shape: ModelShape, spin_us: int
+        self,
+        arena: Arena,
+        table: SlotTable,
+        kernel: ExpertKernel,
+        shape: ModelShape,
+        spin_us: int,
+        batching: Literal["immediate", "window", "all"] = "immediate",
+        batch_window_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._arena = arena
+        self._buffer = arena.buffer
         self._table = table
         self._kernel = kernel
-        self._shape = shape
         self._spin_us = spin_us
+        self._clock = clock
+        self._limits = SlotLimits(
+            arena.payload_capacity, arena.result_capacity, shape.hidden_size, shape.num_layers
+        )
+        self._batcher: Batcher[Grant, Request] = create_batcher(
+            batching, batch_window_s, shape.num_layers
+        )
+        self._table_changes = table.changes
+        self._views = SlotViews(arena, shape.hidden_size)
+        self._scratch = Scratch()
+        self._replies = Replies(arena, self._views)
         # A plain flag: a signal handler may set it, and taking a lock there could deadlock.
         self._stopped = False
+        # Slots that are claimed: their flags stay WRITTEN until they are answered.
+        self._admitted: set[int] = set()
         self.epoch = 0
-        self.requests = 0
-        self.in_flight = 0
-        self._seen_at = 0.0
+        self.computed = 0
+        self.refused = 0
+        self.expired = 0
+
+    @property
+    def requests(self) -> int:
+        """Requests answered so far, in whatever way."""
+        return self.computed + self.refused + self.expired
+
+    @property
+    def in_flight(self) -> int:
+        """Requests admitted and not answered."""
+        return len(self._admitted)
 
     def stop(self) -> None:
         """Make `run` return after the batch at hand. From any thread or signal handler."""
@@ -82,86 +115,139 @@ class ServeLoop:
         flags = self._arena.flags
         with torch.inference_mode():
             while not self._stopped:
+                # Before the flag is looked at: an interrupt that comes after this moves it.
                 seen = flags.seq(DOORBELL)
-                if self._stopped:
-                    return
-                ready = flags.wait(
-                    0, self._arena.slots, _WRITTEN, DOORBELL, seen, self._spin_us, _IDLE_US
-                )
-                if ready:
-                    self.serve(ready)
+                if not self._stopped:
+                    self.step(seen)
+        # The arena's memory goes with the last view of it.
+        self._views.clear()
+
+    def step(self, seen: int) -> None:
+        """Look once, and do what is to be done: a batch, or a wait.
+
+        Args:
+            seen: The doorbell's count from before whatever else may end the wait (`stop`) was looked at.
+        """
+        arena, batcher = self._arena, self._batcher
+        if batcher.is_empty:
+            ready = arena.flags.wait(
+                0, arena.slots, _WRITTEN, DOORBELL, seen, self._spin_us, _IDLE_US
+            )
+        else:
+            ready = arena.flags.scan(0, arena.slots, _WRITTEN)
+        if self._table_changes != self._table.changes:
+            self._table_changes = self._table.changes
+            batcher.keep(self._table.grants())
+        if ready:
+            self._admit(ready)
+        now = self._clock()
+        decision = batcher.decide(now)
+        if isinstance(decision, Compute):
+            self._answer(decision.layer)
+        elif isinstance(decision, Wait):
+            grant, wait_us = decision.connection, int((decision.until - now) * 1e6) + 1
+            arena.flags.wait(
+                grant.first_slot, grant.slots, _WRITTEN, DOORBELL, seen, self._spin_us, wait_us
+            )
 
     def serve(self, ready: list[int]) -> None:
-        """Answer all of these slots, one batch per layer. What is written meanwhile is the next round's."""
-        self.in_flight = len(ready)
-        self._seen_at = time.monotonic()
-        self._table.set_busy(frozenset(ready))
-        try:
-            layers: dict[int, list[_Request]] = {}
-            for slot in ready:
-                request = self._admit(slot)
-                if request is not None:
-                    layers.setdefault(request.header.layer, []).append(request)
-            for requests in layers.values():
-                self._answer_layer(requests)
-        finally:
-            self.in_flight = 0
-            self._table.set_busy(frozenset())
+        """Answer these slots at once, one batch per layer: `step` without a look and without a wait."""
+        self._admit(ready)
+        for layer in self._batcher.layers():
+            self._answer(layer)
 
     # -- admit ----------------------------------------------------------------------------------------
 
-    def _admit(self, slot: int) -> _Request | None:
-        grant = self._table.owner(slot)
+    def _admit(self, ready: list[int]) -> None:
+        """Claim those of these slots that are not claimed, and queue their requests."""
+        new = [slot for slot in ready if slot not in self._admitted]
+        if not new:
+            return
+        now = self._clock()
+        self._admitted.update(new)
+        settled = []
+        for slot, grant in zip(new, self._table.claim(new), strict=True):
+            request = self._accept(slot, grant, now)
+            if request is None:
+                settled.append(slot)
+            else:
+                self._batcher.admit(request, request.grant, request.header.layer, now)
+        if settled:
+            self._release(settled)
+
+    def _accept(self, slot: int, grant: Grant | None, now: float) -> Request | None:
+        """The request in a slot that was claimed; None where there is none, or it was refused."""
         if grant is None:
             self._arena.server_offline(slot)
             return None
         if self._arena.flags.load(slot) != SlotState.WRITTEN:
-            # Handed to another client between the wait and `set_busy`; it has written nothing yet.
+            # Handed to another client between the look and the claim; it has written nothing yet.
             return None
-        offset = self._arena.request_offset(slot)
-        header = RequestHeader.unpack_from(self._arena.buffer, offset)
-        try:
-            validate_request(
-                header,
-                payload_capacity=self._arena.payload_capacity,
-                hidden_size=self._shape.hidden_size,
-                result_capacity=self._arena.result_capacity,
-                num_layers=self._shape.num_layers,
-                generation=grant.generation,
-            )
-        except (SlotCorruptError, WrongRequestError) as error:
+        header, error = self._read(slot, grant)
+        if isinstance(error, SlotCorruptError):
+            # Perhaps the data was not there yet. Once more, and no more: others wait.
+            _settle()
+            header, error = self._read(slot, grant)
+        if error is not None:
             _log.warning("slot %d of %s: %s", slot, grant.client_id, error)
             # A wrong request is wrong everywhere; one that was damaged on the way is to be sent again.
             wrong = isinstance(error, WrongRequestError)
-            status = Status.INVALID_ARGUMENT if wrong else Status.INTERNAL
-            self._refuse(slot, grant, header, status)
+            self._refuse(slot, grant, header, Status.INVALID_ARGUMENT if wrong else Status.INTERNAL)
             return None
-        hidden, ids, scores = request_views(self._arena.buffer, offset, header)
-        x_TH = torch.from_numpy(hidden)
-        if header.dtype == WireDtype.BFLOAT16:
-            x_TH = x_TH.view(torch.bfloat16)
-        return _Request(slot, grant, header, x_TH, torch.from_numpy(ids), torch.from_numpy(scores))
+        views = self._views.payload(slot, header)
+        return Request(slot, grant, header, views, now, now + header.budget_us * 1e-6)
+
+    def _read(
+        self, slot: int, grant: Grant
+    ) -> tuple[RequestHeader, SlotCorruptError | WrongRequestError | None]:
+        """The header in a slot, and what is wrong with the request."""
+        offset = self._arena.request_offset(slot)
+        header = RequestHeader.unpack_from(self._buffer, offset)
+        try:
+            validate_request(self._buffer, offset, header, self._limits, grant.generation)
+        except (SlotCorruptError, WrongRequestError) as error:
+            return header, error
+        return header, None
+
+    def _release(self, slots: list[int]) -> None:
+        self._admitted.difference_update(slots)
+        self._table.release(slots)
 
     # -- compute --------------------------------------------------------------------------------------
 
-    def _answer_layer(self, requests: list[_Request]) -> None:
-        """One batch of requests of the same layer. Widths (K) and dtypes may differ between clients."""
-        groups: dict[tuple[int, torch.dtype], list[_Request]] = {}
+    def _answer(self, layer: int) -> None:
+        """Everything that waits for a layer: one batch, but for widths (K) and dtypes that differ."""
+        requests = self._batcher.take(layer)
+        began = self._clock()
+        tokens = 0
+        groups: dict[tuple[int, int], list[Request]] = {}
         for request in requests:
-            groups.setdefault((request.header.top_k, request.x_TH.dtype), []).append(request)
+            header = request.header
+            if self._arena.flags.load(request.slot) != SlotState.WRITTEN:
+                continue  # Revoked meanwhile.
+            if began >= request.expires_at:
+                self.expired += 1
+                self._replies.error(request.slot, request.grant, header, Status.EXPIRED)
+                continue
+            groups.setdefault((header.top_k, header.dtype), []).append(request)
+            tokens += header.batch_size
         for group in groups.values():
             self._compute(group)
+        self._release([request.slot for request in requests])
+        ended = self._clock()
+        if tokens:
+            self._batcher.computed(tokens, ended - began)
+        for request in requests:
+            self._batcher.answered(request.grant, ended)
 
-    def _compute(self, group: list[_Request]) -> None:
-        layer = group[0].header.layer
-        if len(group) == 1:
-            x_TH, ids_TK, scores_TK = group[0].x_TH, group[0].ids_TK, group[0].scores_TK
-        else:
-            x_TH = torch.cat([r.x_TH for r in group])
-            ids_TK = torch.cat([r.ids_TK for r in group])
-            scores_TK = torch.cat([r.scores_TK for r in group])
+    def _compute(self, group: list[Request]) -> None:
+        first = group[0]
+        layer = first.header.layer
+        views = first.views
         try:
-            out_TH = self._kernel(x_TH, ids_TK, scores_TK, layer)
+            if len(group) > 1:
+                views = self._scratch.gather([request.views for request in group], first.header)
+            out_TH = self._kernel(*views.tensors, layer)
         except LookupError as error:
             self._blame(group, error)
             return
@@ -171,13 +257,16 @@ class ServeLoop:
             for request in group:
                 self._refuse(request.slot, request.grant, request.header, Status.INTERNAL)
             return
+        rows_TH = out_TH.numpy()
+        now = self._clock()
         start = 0
         for request in group:
-            rows = request.header.batch_size
-            self._reply(request, out_TH[start : start + rows])
-            start += rows
+            end = start + request.header.batch_size
+            self.computed += 1
+            self._replies.result(request, rows_TH[start:end], now)
+            start = end
 
-    def _blame(self, group: list[_Request], error: LookupError) -> None:
+    def _blame(self, group: list[Request], error: LookupError) -> None:
         """An expert that is not here: refuse the request that asked for it, answer the others."""
         if len(group) == 1:
             request = group[0]
@@ -187,36 +276,11 @@ class ServeLoop:
         for request in group:
             self._compute([request])
 
-    # -- reply ----------------------------------------------------------------------------------------
-
-    def _reply(self, request: _Request, out_TH: torch.Tensor) -> None:
-        rows, hidden = out_TH.shape
-        offset = self._arena.result_offset(request.slot)
-        np.copyto(result_view(self._arena.buffer, offset, rows, hidden), out_TH.numpy())
-        self._finish(request.slot, request.grant, request.header, Status.OK, rows, hidden)
-
     def _refuse(self, slot: int, grant: Grant, header: RequestHeader, status: Status) -> None:
-        self._finish(slot, grant, header, status, 0, 0)
+        self.refused += 1
+        detail = self.epoch if status is Status.STALE_PLACEMENT else 0
+        self._replies.error(slot, grant, header, status, detail)
 
-    def _finish(
-        self,
-        slot: int,
-        grant: Grant,
-        header: RequestHeader,
-        status: Status,
-        rows: int,
-        hidden: int,
-    ) -> None:
-        result = ResultHeader.of(
-            status=status,
-            generation=grant.generation,
-            request_id=header.request_id,
-            rows=rows,
-            hidden_size=hidden,
-            detail=self.epoch if status is Status.STALE_PLACEMENT else 0,
-            service_us=int((time.monotonic() - self._seen_at) * 1e6),
-        )
-        result.pack_into(self._arena.buffer, self._arena.result_offset(slot))
-        self.requests += 1
-        if self._arena.server_done(slot):
-            self._arena.flags.ring(grant.reply_bell)
+
+def _settle() -> None:
+    time.sleep(_SETTLE_S)

@@ -103,7 +103,13 @@ class ExpertServer:
             undo.callback(self._arena.close)
             self._table = SlotTable(self._arena)
             self._loop = ServeLoop(
-                self._arena, self._table, self._kernel, self.shape, config.spin_us
+                self._arena,
+                self._table,
+                self._kernel,
+                self.shape,
+                config.spin_us,
+                config.batching,
+                config.batch_window_us * 1e-6,
             )
             service = ExpertService(
                 self._arena, self._table, self._store, self.shape, self._applied

@@ -2,8 +2,23 @@
 
 A client gets a contiguous run of slots and a generation; every header it writes bears the generation, so what
 a former owner wrote is never taken for the new owner's. The table is used by the service's threads and by the
-loop; a slot that the loop is computing, or that a stream is copying, is not handed out again before they are
-done with it.
+loop. A slot may be revoked at any moment; one that the loop has claimed, or that a stream is copying, is not
+handed out again before they are done with it.
+
+Why the loop needs no lock while it works on a slot:
+
+    loop                                        service's thread
+    L1  sees WRITTEN                            S1  revoke: owner = none, flag = OFFLINE
+    L2  claim: busy, reads the owner            S2  grant, where not busy: flag = OFFLINE, generation,
+    L3  looks at the flag once more                 owner, flag = FREE
+    L4  reads the request, computes,            (L2 and L5, S1 and S2 are each one step: under the lock)
+        writes the result, WRITTEN to DONE
+    L5  release: not busy
+
+Between L2 and L5 nobody is granted the slot (S2), so its owner at L2 is the only one it can have until L5,
+and its bytes are that one's or the loop's. If S1 and S2 came between L1 and L2, the owner is the new one: L3
+finds FREE, and there is nothing to do; or WRITTEN, and then it is the new owner's request. If S1 comes after
+L2, the flag is OFFLINE, L4's last step does not move it, and the answer goes nowhere.
 """
 
 from __future__ import annotations
@@ -13,7 +28,7 @@ import itertools
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from eaas.wire import Arena
@@ -22,9 +37,9 @@ from eaas.wire.slot import reply_bell
 __all__ = ["Grant", "SlotTable"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Grant:
-    """A client's slots."""
+    """A client's slots. One is equal to itself alone (and cheap to hash: the loop does so in every call)."""
 
     connection_id: str
     client_id: str
@@ -44,6 +59,9 @@ class SlotTable:
 
     Args:
         arena: The server's arena.
+
+    Attributes:
+        changes: Moves with every grant and every revocation.
     """
 
     def __init__(self, arena: Arena) -> None:
@@ -51,9 +69,10 @@ class SlotTable:
         self._lock = threading.Lock()
         self._grants: dict[str, Grant] = {}
         self._owner: list[Grant | None] = [None] * arena.slots
-        self._busy: frozenset[int] = frozenset()
+        self._busy = [False] * arena.slots
         self._copying: Counter[int] = Counter()
         self._generations = itertools.count(1)
+        self.changes = 0
 
     def grant(self, client_id: str, client_incarnation: int, slots: int) -> Grant | None:
         """Give a client a run of free slots; None where there is no such run.
@@ -84,6 +103,7 @@ class SlotTable:
                 self._owner[slot] = grant
                 self._arena.server_reclaim(slot)
             self._grants[grant.connection_id] = grant
+            self.changes += 1
             return grant
 
     def revoke(self, connection_id: str) -> None:
@@ -121,18 +141,27 @@ class SlotTable:
         with self._lock:
             return {grant.client_id for grant in self._grants.values()}
 
-    def owner(self, slot: int) -> Grant | None:
-        """Whose slot it is now. For the loop: a busy slot's owner may vanish, but not become another."""
-        return self._owner[slot]
+    def grants(self) -> list[Grant]:
+        """The living grants."""
+        with self._lock:
+            return list(self._grants.values())
 
-    def set_busy(self, slots: frozenset[int]) -> None:
-        """The loop's word: these are being computed, do not hand them out.
+    def claim(self, slots: Collection[int]) -> list[Grant | None]:
+        """The loop's word: it works on these slots now, do not hand them out.
 
-        One of them may have been handed out between the loop's look at its flag and this call: the loop
-        looks again afterwards.
+        Returns:
+            Whose they are. Until `release` an owner may vanish, but not become another.
         """
         with self._lock:
-            self._busy = slots
+            for slot in slots:
+                self._busy[slot] = True
+            return [self._owner[slot] for slot in slots]
+
+    def release(self, slots: Collection[int]) -> None:
+        """The loop is done with these slots."""
+        with self._lock:
+            for slot in slots:
+                self._busy[slot] = False
 
     @contextlib.contextmanager
     def copying(self, grant: Grant) -> Iterator[bool]:
@@ -155,7 +184,7 @@ class SlotTable:
     def _free_run(self, slots: int) -> int | None:
         run = 0
         for slot, owner in enumerate(self._owner):
-            taken = owner is not None or slot in self._busy or self._copying[slot] > 0
+            taken = owner is not None or self._busy[slot] or self._copying[slot] > 0
             run = 0 if taken else run + 1
             if run == slots:
                 return slot - slots + 1
@@ -166,4 +195,5 @@ class SlotTable:
             self._owner[slot] = None
             self._arena.server_offline(slot)
         del self._grants[grant.connection_id]
+        self.changes += 1
         self._arena.flags.interrupt(grant.reply_bell)

@@ -45,7 +45,14 @@ Results are float32 whatever the request's dtype: partial sums of several server
 float32, so that how replicas group a token's experts does not change a bfloat16 result.
 
 The checksum is optional: CHECKSUM_FLAG says that there is one, `seal` makes it and `verify` checks it. It
-covers header and payload without its own four bytes. No client asks for it yet.
+covers header and payload (or result) without its own four bytes. It is a CRC-32, which finds every single
+flipped bit for certain, and other damage (a torn write, a flag that was seen before its data) but for one
+case in 2^32. ISA-L computes it, at tens of gigabytes a second.
+
+It is no defence against the peer. Both map the same memory, as the same user: a client can change a payload
+after it was verified, while the server computes with it. Then its own rows are wrong, and nothing else is: a
+header is read once, and that copy is judged and believed; kernels read each expert id once; no row of a
+batch depends on another one.
 
 Letters: T tokens (batch size), H hidden size, K experts per token (top-k).
 """
@@ -53,11 +60,11 @@ Letters: T tokens (batch size), H hidden size, K experts per token (top-k).
 from __future__ import annotations
 
 import struct
-import zlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from isal.isal_zlib import crc32
 
 from eaas.errors import SlotCorruptError, WrongRequestError
 from eaas.wire.header import (
@@ -95,6 +102,7 @@ __all__ = [
     "PayloadLayout",
     "RequestHeader",
     "ResultHeader",
+    "SlotLimits",
     "SlotState",
     "Status",
     "WireDtype",
@@ -123,47 +131,79 @@ def reply_bell(first_slot: int) -> int:
 # -- checks: none of them trusts a field, and Python's integers do not overflow -------------------
 
 
+class SlotLimits(NamedTuple):
+    """What a server can take.
+
+    Attributes:
+        payload_capacity: Bytes of a request's payload that fit a slot.
+        result_capacity: Bytes of a result that fit a slot.
+        hidden_size: H of the model.
+        num_layers: MoE layers of the model.
+    """
+
+    payload_capacity: int
+    result_capacity: int
+    hidden_size: int
+    num_layers: int
+
+
 def validate_request(
+    buffer: mmap | bytearray,
+    offset: int,
     header: RequestHeader,
-    *,
-    payload_capacity: int,
-    result_capacity: int,
-    hidden_size: int,
-    num_layers: int,
+    limits: SlotLimits,
     generation: int,
 ) -> None:
     """Says whether views of this request may be made; call it before `request_views`.
 
-    The expert ids are data, not header: who uses them checks them.
+    A request with a checksum is verified before anything in it is judged: a flipped bit must not pass for
+    the client's mistake. The expert ids are data, not header: who uses them checks them.
+
+    Args:
+        buffer: The arena's bytes.
+        offset: Where the request header stands.
+        header: What was read there. The memory may say something else by now; this is what counts.
+        limits: The server's.
+        generation: The connection's.
 
     Raises:
-        SlotCorruptError: Magic, version, flags or generation are wrong, or the lengths do not agree
-            with one another or with the slot's capacities.
+        SlotCorruptError: Magic, version, flags, generation or checksum are wrong, or the lengths do
+            not agree with one another or with the slot's capacities.
         WrongRequestError: Whole, but nothing that this server can compute.
     """
     _validate_common(header, generation)
     if header.flags & ~CHECKSUM_FLAG:
         raise SlotCorruptError(f"unknown header flags {header.flags:#x}")
-    if header.checksum and not header.flags & CHECKSUM_FLAG:
+    if header.payload_length > limits.payload_capacity:
+        raise SlotCorruptError(
+            f"payload of {header.payload_length} bytes in a slot of {limits.payload_capacity}"
+        )
+    if header.flags:
+        verify(buffer, offset, header)
+    elif header.checksum:
         raise SlotCorruptError("a checksum without the flag that says so")
+    _validate_shape(header, limits)
+
+
+def _validate_shape(header: RequestHeader, limits: SlotLimits) -> None:
     try:
         dtype = WireDtype(header.dtype)
     except ValueError:
         raise WrongRequestError(f"unknown dtype {header.dtype}") from None
-    if header.hidden_size != hidden_size:
-        raise WrongRequestError(f"hidden size {header.hidden_size}, the model has {hidden_size}")
-    if header.layer >= num_layers:
-        raise WrongRequestError(f"layer {header.layer}, the model has {num_layers}")
-    if header.batch_size == 0 or header.top_k == 0:
-        raise WrongRequestError(f"{header.batch_size} tokens, {header.top_k} experts per token")
-    layout = payload_layout(header.batch_size, header.hidden_size, header.top_k, dtype)
-    if header.payload_length != layout.total:
-        raise SlotCorruptError(f"payload of {header.payload_length} bytes, not {layout.total}")
-    if layout.total > payload_capacity:
-        raise SlotCorruptError(f"payload of {layout.total} bytes in a slot of {payload_capacity}")
-    answer = result_length(header.batch_size, header.hidden_size)
-    if answer > result_capacity:
-        raise SlotCorruptError(f"result of {answer} bytes in a slot of {result_capacity}")
+    tokens, hidden, top_k = header.batch_size, header.hidden_size, header.top_k
+    if hidden != limits.hidden_size:
+        raise WrongRequestError(f"hidden size {hidden}, the model has {limits.hidden_size}")
+    if header.layer >= limits.num_layers:
+        raise WrongRequestError(f"layer {header.layer}, the model has {limits.num_layers}")
+    if tokens == 0 or top_k == 0:
+        raise WrongRequestError(f"{tokens} tokens, {top_k} experts per token")
+    # With what was checked before, this bounds tokens and top_k, too.
+    total = payload_layout(tokens, hidden, top_k, dtype).total
+    if header.payload_length != total:
+        raise SlotCorruptError(f"payload of {header.payload_length} bytes, not {total}")
+    answer = result_length(tokens, hidden)
+    if answer > limits.result_capacity:
+        raise SlotCorruptError(f"result of {answer} bytes in a slot of {limits.result_capacity}")
 
 
 def validate_result(
@@ -219,6 +259,7 @@ def _validate_common(header: RequestHeader | ResultHeader, generation: int) -> N
 # -- checksum -------------------------------------------------------------------------------------
 
 _CHECKSUM_OFFSET = 12
+_AFTER_CHECKSUM = _CHECKSUM_OFFSET + 4
 
 
 def seal(buffer: WriteableBuffer, offset: int, header: RequestHeader | ResultHeader) -> None:
@@ -228,26 +269,37 @@ def seal(buffer: WriteableBuffer, offset: int, header: RequestHeader | ResultHea
     request needs CHECKSUM_FLAG; a result is sealed when its request was.
     """
     header.pack_into(buffer, offset)
-    struct.pack_into("<I", buffer, offset + _CHECKSUM_OFFSET, _crc(buffer, offset, header))
+    head = bytes(memoryview(buffer)[offset : offset + header.start])
+    checksum = _checksum(head, buffer, offset, header)
+    struct.pack_into("<I", buffer, offset + _CHECKSUM_OFFSET, checksum)
 
 
 def verify(buffer: ReadableBuffer, offset: int, header: RequestHeader | ResultHeader) -> None:
-    """Checks a validated header and what follows it against its checksum.
+    """Checks a header, and what follows it, against its checksum.
+
+    Before it, `header.end` must be known to lie in the slot: `validate_result` has seen to that, and
+    `validate_request` does. Answers without a result have a checksum, too: nothing in one is to be
+    believed before this, not even its status.
 
     Raises:
-        SlotCorruptError: A bit of the header or of the payload is not what was written.
+        SlotCorruptError: A bit of the header or of the payload is not what was written, or the
+            header that stands there is not this one any more.
     """
-    found = _crc(buffer, offset, header)
+    # Data that comes late may be whole now, and not yet when this header was read.
+    head = bytes(memoryview(buffer)[offset : offset + header.start])
+    if header.unpack_from(head, 0) != header:
+        raise SlotCorruptError("the header changed while it was read")
+    found = _checksum(head, buffer, offset, header)
     if found != header.checksum:
         raise SlotCorruptError(f"checksum {found:#010x}, the header says {header.checksum:#010x}")
 
 
-def _crc(buffer: ReadableBuffer, offset: int, header: RequestHeader | ResultHeader) -> int:
-    """CRC-32 of header and payload without the checksum's own four bytes."""
-    after = offset + _CHECKSUM_OFFSET + 4
-    with memoryview(buffer) as view:
-        crc = zlib.crc32(view[offset : offset + _CHECKSUM_OFFSET])
-        return zlib.crc32(view[after : offset + header.end], crc)
+def _checksum(
+    head: bytes, buffer: ReadableBuffer, offset: int, header: RequestHeader | ResultHeader
+) -> int:
+    """CRC-32 of a header without the checksum's own four bytes, and of what follows it; never 0."""
+    crc = crc32(head[_AFTER_CHECKSUM:], crc32(head[:_CHECKSUM_OFFSET]))
+    return crc32(memoryview(buffer)[offset + header.start : offset + header.end], crc) or 1
 
 
 # -- views ----------------------------------------------------------------------------------------

@@ -162,7 +162,7 @@ class Client:
             generation=self.generation,
             request_id=request_id,
             epoch=1,
-            budget_us=1,
+            budget_us=60_000_000,
             layer=0,
             batch_size=TOKENS,
             hidden_size=self.hidden,

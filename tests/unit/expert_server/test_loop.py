@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
-from dataclasses import replace
+import threading
+import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -11,108 +13,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eaas.types import ModelShape
-from eaas.wire import Arena, RequestHeader, ResultHeader, SlotState
+from eaas.wire import SlotState
 from eaas.wire.header import (
     REQUEST_HEADER_BYTES,
     RESULT_HEADER_BYTES,
     Status,
     WireDtype,
     payload_layout,
-    result_length,
 )
-from eaas.wire.slot import request_views, result_view
-from expert_server.loop import ServeLoop
-from expert_server.slots import Grant, SlotTable
+from expert_server.slots import Grant
 
 HIDDEN, TOP_K, EXPERTS, TOKENS, SLOTS = 8, 2, 4, 4, 6
-SHAPE = ModelShape("tiny", EXPERTS, HIDDEN, TOP_K, ("layer.0", "layer.1"), "float32", "digest")
 
 
-class Kernel:
-    """Each expert multiplies by its number and the layer's."""
-
-    def __init__(self) -> None:
-        self.batches: list[tuple[int, int]] = []
-        self.breaks_with: Exception = RuntimeError("the kernel broke")
-
-    def __call__(self, x_TH, ids_TK, scores_TK, layer) -> torch.Tensor:
-        self.batches.append((layer, len(x_TH)))
-        if (ids_TK >= EXPERTS).any():
-            raise LookupError("not here")
-        if layer == 1 and (x_TH == 13).any():
-            raise self.breaks_with
-        return x_TH.float() * (scores_TK * (ids_TK + 1) * (ids_TK >= 0)).sum(1, keepdim=True)
-
-
-class Bench:
-    """An arena, its table and its loop."""
-
-    def __init__(self) -> None:
-        total = payload_layout(TOKENS, HIDDEN, TOP_K, WireDtype.FLOAT32).total
-        self.arena = Arena.create_local(SLOTS, total, result_length(TOKENS, HIDDEN), 1)
-        self.table = SlotTable(self.arena)
-        self.kernel = Kernel()
-        self.loop = ServeLoop(self.arena, self.table, self.kernel, SHAPE, 0)
-        self.loop.epoch = 42
-
-    def grant(self, client: str, slots: int = 2) -> Grant:
-        grant = self.table.grant(client, 1, slots)
-        assert grant is not None
-        return grant
-
-    def write(
-        self, grant: Grant, x: float, expert: int = 1, *, tokens: int = 2, layer: int = 0,
-        slot: int | None = None, request_id: int = 5, dtype: WireDtype = WireDtype.FLOAT32,
-    ) -> int:  # fmt: skip
-        slot = grant.first_slot if slot is None else slot
-        header = RequestHeader.of(
-            dtype=dtype,
-            generation=grant.generation,
-            request_id=request_id,
-            epoch=1,
-            budget_us=1,
-            layer=layer,
-            batch_size=tokens,
-            hidden_size=HIDDEN,
-            top_k=TOP_K,
-        )
-        offset = self.arena.request_offset(slot)
-        x_TH, ids_TK, scores_TK = request_views(self.arena.buffer, offset, header)
-        x_TH[...] = x
-        ids_TK[...] = expert
-        scores_TK[...] = 1
-        header.pack_into(self.arena.buffer, offset)
-        assert self.arena.client_write_done(slot)
-        return slot
-
-    def rewrite(self, slot: int, **changes: int) -> None:
-        """Lie in the header that stands in a slot."""
-        offset = self.arena.request_offset(slot)
-        header = RequestHeader.unpack_from(self.arena.buffer, offset)
-        replace(header, **changes).pack_into(self.arena.buffer, offset)
-
-    def serve(self, *slots: int) -> None:
-        with torch.inference_mode():
-            self.loop.serve(list(slots))
-
-    def result(self, slot: int) -> ResultHeader:
-        assert self.arena.flags.load(slot) == SlotState.DONE
-        return ResultHeader.unpack_from(self.arena.buffer, self.arena.result_offset(slot))
-
-    def rows(self, slot: int) -> np.ndarray:
-        header = self.result(slot)
-        assert header.status == Status.OK
-        offset = self.arena.result_offset(slot)
-        return result_view(self.arena.buffer, offset, header.rows, HIDDEN).copy()
-
-
-@pytest.fixture
-def bench() -> Bench:
-    return Bench()
-
-
-def test_one_batch_per_layer_and_each_client_its_rows(bench: Bench) -> None:
+def test_one_batch_per_layer_and_each_client_its_rows(bench) -> None:
     grants = [bench.grant(name) for name in "abc"]
     slots = [
         bench.write(grant, x, layer=layer, tokens=tokens)
@@ -124,7 +38,7 @@ def test_one_batch_per_layer_and_each_client_its_rows(bench: Bench) -> None:
         assert (bench.rows(slot) == np.full((tokens, HIDDEN), x * 2 * TOP_K)).all()
 
 
-def test_the_unknown_expert_of_one_is_not_the_others_fault(bench: Bench) -> None:
+def test_the_unknown_expert_of_one_is_not_the_others_fault(bench) -> None:
     good, bad, other = (bench.grant(name) for name in "abc")
     slots = [bench.write(good, 2), bench.write(bad, 3, EXPERTS), bench.write(other, 5)]
     bench.serve(*slots)
@@ -144,9 +58,7 @@ def test_the_unknown_expert_of_one_is_not_the_others_fault(bench: Bench) -> None
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_a_broken_kernel_refuses_its_batch_and_the_loop_goes_on(
-    bench: Bench, error: Exception
-) -> None:
+def test_a_broken_kernel_refuses_its_batch_and_the_loop_goes_on(bench, error: Exception) -> None:
     bench.kernel.breaks_with = error
     slot = bench.write(bench.grant("a"), 13, layer=1)
     other = bench.write(bench.grant("b"), 2)
@@ -155,7 +67,7 @@ def test_a_broken_kernel_refuses_its_batch_and_the_loop_goes_on(
     assert (bench.rows(other) == 8).all()
 
 
-def test_nan_of_one_client_stays_there(bench: Bench) -> None:
+def test_nan_of_one_client_stays_there(bench) -> None:
     slots = [bench.write(bench.grant("a"), np.nan), bench.write(bench.grant("b"), 2)]
     bench.serve(*slots)
     assert np.isnan(bench.rows(slots[0])).all()
@@ -167,7 +79,7 @@ def test_nan_of_one_client_stays_there(bench: Bench) -> None:
     [
         ({"hidden_size": 4}, Status.INVALID_ARGUMENT),
         ({"dtype": 9}, Status.INVALID_ARGUMENT),
-        ({"layer": 2}, Status.INVALID_ARGUMENT),
+        ({"layer": 4}, Status.INVALID_ARGUMENT),
         ({"batch_size": 0}, Status.INVALID_ARGUMENT),
         ({"magic": 1}, Status.INTERNAL),
         ({"version": 9}, Status.INTERNAL),
@@ -177,7 +89,7 @@ def test_nan_of_one_client_stays_there(bench: Bench) -> None:
         ({"top_k": 2**32 - 1}, Status.INTERNAL),
     ],
 )
-def test_a_lie_is_refused_with_the_status_that_fits(bench: Bench, lie, status) -> None:
+def test_a_lie_is_refused_with_the_status_that_fits(bench, lie, status) -> None:
     slot = bench.write(bench.grant("a"), 2)
     other = bench.write(bench.grant("b"), 2)
     bench.rewrite(slot, **lie)
@@ -186,7 +98,7 @@ def test_a_lie_is_refused_with_the_status_that_fits(bench: Bench, lie, status) -
     assert (bench.rows(other) == 8).all()
 
 
-def test_a_forged_batch_larger_than_a_slot_is_refused(bench: Bench) -> None:
+def test_a_forged_batch_larger_than_a_slot_is_refused(bench) -> None:
     slot = bench.write(bench.grant("a"), 2)
     total = payload_layout(TOKENS + 1, HIDDEN, TOP_K, WireDtype.FLOAT32).total
     bench.rewrite(slot, batch_size=TOKENS + 1, payload_length=total)
@@ -196,9 +108,9 @@ def test_a_forged_batch_larger_than_a_slot_is_refused(bench: Bench) -> None:
 
 @given(st.binary(min_size=REQUEST_HEADER_BYTES, max_size=REQUEST_HEADER_BYTES), st.booleans())
 def test_a_wild_header_writes_nothing_outside_its_slots_result(
-    noise: bytes, keep_start: bool
+    benches, noise: bytes, keep_start: bool
 ) -> None:
-    bench = Bench()
+    bench = benches()
     slot = bench.write(bench.grant("a", SLOTS), 2, slot=2)
     offset = bench.arena.request_offset(slot)
     # With the start kept, magic, version and generation pass, and the rest is put to the test.
@@ -215,15 +127,17 @@ def test_a_wild_header_writes_nothing_outside_its_slots_result(
     assert bench.arena.flags.load(slot) == SlotState.DONE
 
 
-def test_a_slot_without_an_owner_is_taken_offline(bench: Bench) -> None:
+def test_a_slot_without_an_owner_is_taken_offline(bench) -> None:
     assert bench.arena.client_write_done(3)
     bench.serve(3)
     assert bench.arena.flags.load(3) == SlotState.OFFLINE
     assert not bench.kernel.batches
 
 
-def test_a_slot_handed_on_before_the_loop_marked_it_is_left_alone(bench: Bench) -> None:
-    """Late reply after slot reuse: the loop saw WRITTEN, then the slot got another owner, who is writing."""
+def test_row_16_a_slot_handed_on_before_the_loop_marked_it_is_left_alone(bench) -> None:
+    """Row 16: late reply after slot reuse (ABA): the loop saw WRITTEN, then the slot got another
+    owner, who is writing.
+    """
     old = bench.grant("a", SLOTS)
     slot = bench.write(old, 2)
     ready = [slot]
@@ -238,22 +152,188 @@ def test_a_slot_handed_on_before_the_loop_marked_it_is_left_alone(bench: Bench) 
     assert bench.result(slot).request_id == 9
 
 
-def test_a_slot_revoked_while_it_is_computed_is_neither_answered_nor_handed_on(
-    bench: Bench,
+def test_row_16_a_slot_revoked_while_it_is_computed_is_neither_answered_nor_handed_on(
+    bench,
 ) -> None:
+    """Row 16: late reply after slot reuse (ABA): there is none while the loop works on the slot."""
     grant = bench.grant("a", SLOTS)
     slot = bench.write(grant, 2)
-    compute = bench.kernel.__call__
     granted: list[Grant | None] = []
 
-    def revoking(*args) -> torch.Tensor:
+    def revoke() -> None:
         bench.table.revoke(grant.connection_id)
         granted.append(bench.table.grant("b", 1, SLOTS))
-        return compute(*args)
 
-    bench.loop._kernel = revoking
+    bench.kernel.meanwhile = revoke
     bench.serve(slot)
     assert granted == [None]
     assert bench.arena.flags.load(slot) == SlotState.OFFLINE
     assert bench.table.grant("b", 1, SLOTS) is not None
     assert bench.arena.flags.load(slot) == SlotState.FREE
+
+
+def test_what_is_written_during_a_batch_joins_the_batch_of_its_layer(bench) -> None:
+    grants = [bench.grant(name) for name in "abc"]
+    bench.write(grants[0], 2, layer=2)
+    bench.write(grants[1], 3, layer=1)
+
+    def one_more() -> None:
+        bench.kernel.meanwhile = lambda: None
+        bench.write(grants[2], 5, layer=1)
+        bench.write(grants[0], 7, layer=3, slot=grants[0].first_slot + 1)
+
+    bench.kernel.meanwhile = one_more
+    bench.step()
+    assert bench.kernel.batches == [(2, 2)]
+    assert bench.loop.in_flight == 1
+    bench.step()
+    assert bench.kernel.batches == [(2, 2), (1, 4)]
+    assert bench.loop.in_flight == 1
+    bench.step()
+    assert bench.kernel.batches == [(2, 2), (1, 4), (3, 2)]
+    assert bench.loop.in_flight == 0
+    for slot, x in zip([0, 2, 4, 1], (2, 3, 5, 7), strict=True):
+        assert (bench.rows(slot) == 4 * x).all()
+
+
+def test_batches_of_one_layer_but_of_two_dtypes(bench) -> None:
+    grants = [bench.grant(name) for name in "abc"]
+    bench.write(grants[0], 2)
+    bench.write(grants[1], 0x4040, dtype=WireDtype.BFLOAT16)  # 3.0
+    bench.write(grants[2], 5, tokens=1)
+    bench.step()
+    assert sorted(bench.kernel.batches) == [(0, 2), (0, 3)]
+    assert [bench.rows(slot)[0, 0] for slot in (0, 2, 4)] == [8, 12, 20]
+
+
+def test_a_request_whose_budget_is_over_is_not_computed(bench) -> None:
+    grants = [bench.grant(name) for name in "abc"]
+    bench.write(grants[0], 2, layer=0)
+    bench.write(grants[1], 3, layer=1, budget_us=300_000)
+    bench.write(grants[2], 5, layer=1, budget_us=400_000)
+
+    def take_long() -> None:
+        bench.now += 0.3
+
+    bench.kernel.meanwhile = take_long
+    bench.step()
+    bench.step()
+    assert bench.kernel.batches == [(0, 2), (1, 2)]
+    expired = bench.result(2)
+    assert (expired.status, expired.rows, expired.request_id) == (Status.EXPIRED, 0, 5)
+    assert (bench.rows(4) == 20).all()
+    loop = bench.loop
+    assert (loop.computed, loop.expired, loop.refused, loop.requests) == (2, 1, 0, 3)
+
+
+def test_a_request_that_is_revoked_before_its_turn_is_not_computed(bench) -> None:
+    first, second = bench.grant("a"), bench.grant("b")
+    bench.write(first, 2, layer=0)
+    slot = bench.write(second, 3, layer=1)
+    bench.kernel.meanwhile = lambda: bench.table.revoke(second.connection_id)
+    bench.step()
+    bench.step()
+    assert bench.kernel.batches == [(0, 2)]
+    assert bench.arena.flags.load(slot) == SlotState.OFFLINE
+    assert (bench.loop.in_flight, bench.loop.requests) == (0, 1)
+    assert bench.grant("c", 4).first_slot == 2
+
+
+def test_what_was_answered_is_counted(bench) -> None:
+    grants = [bench.grant(name) for name in "abc"]
+    bench.serve(
+        bench.write(grants[0], 2), bench.write(grants[1], 2, EXPERTS), bench.write(grants[2], 13)
+    )
+    bench.rewrite(bench.write(grants[1], 2, slot=3), magic=0)
+    bench.serve(3)
+    loop = bench.loop
+    assert (loop.computed, loop.refused, loop.expired, loop.requests) == (2, 2, 0, 4)
+
+
+def test_a_batch_waits_for_company_and_no_longer_than_that(benches) -> None:
+    bench = benches("all", window_s=60.0)
+    a, b = bench.grant("a"), bench.grant("b")
+    bench.write(a, 2)
+    bench.write(b, 3)
+    bench.step()
+    bench.write(a, 2, slot=a.first_slot + 1, layer=1)
+    late = threading.Timer(0.05, lambda: bench.write(b, 3, slot=b.first_slot + 1, layer=1))
+    late.start()
+    began = time.monotonic()
+    bench.step()
+    assert 0.04 < time.monotonic() - began < 30
+    late.join()
+    bench.step()
+    assert bench.kernel.batches == [(0, 4), (1, 4)]
+
+
+def test_nobody_waits_for_a_client_that_is_gone(benches) -> None:
+    bench = benches("all", window_s=60.0)
+    a, b = bench.grant("a"), bench.grant("b")
+    bench.write(a, 2)
+    bench.write(b, 3)
+    bench.step()
+    bench.table.revoke(b.connection_id)
+    bench.write(a, 2, slot=a.first_slot + 1, layer=1)
+    bench.step()
+    assert bench.kernel.batches == [(0, 4), (1, 2)]
+
+
+def test_stop_ends_a_wait_for_company(benches) -> None:
+    bench = benches("all", window_s=60.0)
+    a, b = bench.grant("a"), bench.grant("b")
+    bench.write(a, 2)
+    bench.write(b, 3)
+    bench.step()
+    bench.write(a, 2, slot=a.first_slot + 1, layer=1)
+    bench.now += 0.001
+    thread = threading.Thread(target=bench.loop.run)
+    thread.start()
+    while bench.loop.in_flight == 0:
+        time.sleep(0.001)
+    bench.loop.stop()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert bench.kernel.batches == [(0, 4)]
+
+
+def test_a_warm_loop_allocates_nothing(benches) -> None:
+    """Neither views nor scratch memory are made again, and Python's own memory stays as it is."""
+    bench = benches("window", window_s=0.0)
+    outs = {tokens: torch.zeros(tokens, HIDDEN) for tokens in range(1, 3 * TOKENS)}
+    bench.loop._kernel = lambda x_TH, *_: outs[len(x_TH)]
+    grants = [bench.grant(name) for name in "abc"]
+    images = [
+        [(grant, bytes(bench.image(grant, 2, tokens=1 + n % 3, layer=n % 2))) for grant in grants]
+        for n in range(6)
+    ]
+
+    def calls(count: int) -> None:
+        for n in range(count):
+            for grant, image in images[n % len(images)][: 1 + n % 3]:
+                bench.put(grant.first_slot, image)
+                bench.arena.client_write_done(grant.first_slot)
+            bench.loop.step(0)
+            for grant in grants:
+                bench.arena.client_free(grant.first_slot)
+
+    def made() -> tuple[int, ...]:
+        loop = bench.loop
+        return loop._views.made, loop._scratch.made, loop._scratch.nbytes
+
+    with torch.inference_mode():
+        calls(100)
+        before = made()
+        tracemalloc.start()
+        try:
+            calls(50)
+            start, _ = tracemalloc.get_traced_memory()
+            tracemalloc.reset_peak()
+            calls(500)
+            end, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert bench.loop.computed == sum(1 + n % 3 for n in (*range(100), *range(50), *range(500)))
+    assert made() == before
+    assert end - start < 2048
+    assert peak - start < 16384

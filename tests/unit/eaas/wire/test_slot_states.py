@@ -8,6 +8,7 @@ from eaas.wire import Arena, RequestHeader, ResultHeader, SlotState
 from eaas.wire.slot import (
     TRANSITIONS,
     Action,
+    SlotLimits,
     Status,
     WireDtype,
     next_state,
@@ -171,15 +172,8 @@ class SlotLife(RuleBasedStateMachine):
         assert self.steps_written == 4
         offset = self.arena.request_offset(0)
         header = RequestHeader.unpack_from(self.arena.buffer, offset)
-        validate_request(
-            header,
-            payload_capacity=512,
-            result_capacity=256,
-            hidden_size=HIDDEN,
-            num_layers=1,
-            generation=self.arena.generation(0),
-        )
-        verify(self.arena.buffer, offset, header)
+        limits = SlotLimits(512, 256, HIDDEN, 1)
+        validate_request(self.arena.buffer, offset, header, limits, self.arena.generation(0))
         hidden_TH, ids_TK, scores_TK = request_views(self.arena.buffer, offset, header)
         assert (hidden_TH == self.value).all()
         assert (ids_TK == header.request_id).all()

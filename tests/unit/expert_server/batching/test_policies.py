@@ -1,0 +1,323 @@
+"""The policies, with no clock but the test's."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from expert_server.batching import Batcher, Compute, Wait, create_batcher
+from expert_server.batching.learning import BatchCost, Companion
+
+LAYERS, WINDOW_S = 3, 0.5
+MODES = ("immediate", "window", "all")
+
+
+def batcher(mode: str, window_s: float = WINDOW_S, layers: int = LAYERS) -> Batcher[str, object]:
+    return create_batcher(mode, window_s, layers)  # type: ignore[arg-type]
+
+
+def answer(batcher: Batcher, now: float, took_s: float = 0.0) -> tuple[int, list]:
+    """Compute what is to be computed next; all requests here are (connection, ...) tuples."""
+    decision = batcher.decide(now)
+    assert isinstance(decision, Compute)
+    requests = batcher.take(decision.layer)
+    if took_s:
+        batcher.computed(len(requests), took_s)
+    for connection, *_ in requests:
+        batcher.answered(connection, now + took_s)
+    return decision.layer, requests
+
+
+# -- in every mode --------------------------------------------------------------------------------
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["write", "write", "write", "compute", "gone"]),
+        st.sampled_from("abcd"),
+        st.integers(0, LAYERS - 1),
+        st.floats(0, 2 * WINDOW_S),
+    ),
+    max_size=60,
+)
+
+
+@given(st.sampled_from(MODES), STEPS)
+def test_each_request_is_computed_once_the_oldest_layer_first_and_waits_are_bounded(
+    mode: str, steps
+) -> None:
+    b = batcher(mode)
+    now = 0.0
+    waiting: list[tuple[str, int, int]] = []  # (connection, layer, number), oldest first
+    could_begin: float | None = None  # when the oldest layer could have been computed
+    present: list[str] = []
+    everybody: set[str] = set()
+
+    def look() -> None:
+        """What the loop does: decide, and compute if that is the decision."""
+        nonlocal could_begin
+        decision = b.decide(now)
+        if not waiting:
+            assert decision is None
+            return
+        layer = waiting[0][1]
+        could_begin = now if could_begin is None else could_begin
+        if isinstance(decision, Wait):
+            assert now < decision.until <= could_begin + WINDOW_S + 1e-9
+            assert decision.connection not in present, "it waits for one that is here"
+            assert decision.connection in everybody
+            return
+        assert decision == Compute(layer)
+        batch = [request for request in waiting if request[1] == layer]
+        assert b.take(layer) == batch
+        b.computed(len(batch), 0.1)
+        for request in batch:
+            waiting.remove(request)
+            present.remove(request[0])
+            b.answered(request[0], now)
+        could_begin = None
+
+    for number, (step, connection, layer, seconds) in enumerate(steps):
+        if step == "write":
+            request = (connection, layer, number)
+            b.admit(request, connection, layer, now)
+            waiting.append(request)
+            present.append(connection)
+            everybody.add(connection)
+        elif step == "gone" and connection not in present:
+            everybody.discard(connection)
+            b.keep(everybody)
+        else:
+            now += seconds
+            look()
+    while waiting:
+        look()
+        now += WINDOW_S
+    assert b.is_empty
+    assert b.layers() == []
+    assert b.decide(now) is None
+
+
+@given(
+    st.sampled_from(MODES),
+    st.lists(st.tuples(st.integers(0, LAYERS - 1), st.floats(0, 0.4), st.booleans()), max_size=60),
+)
+def test_a_client_alone_never_waits(mode: str, steps) -> None:
+    b = batcher(mode)
+    now = 0.0
+    for layer, seconds, more in steps:
+        b.admit(("a",), "a", layer, now)
+        if not more:
+            while not b.is_empty:
+                answer(b, now, 0.1)
+                now += 0.1
+        now += seconds
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_comes_for_a_layer_before_its_turn_joins_its_batch(mode: str) -> None:
+    b = batcher(mode)
+    b.admit(("a",), "a", 1, 0.0)
+    b.admit(("b",), "b", 0, 0.1)
+    b.admit(("c",), "c", 0, 0.2)
+    b.admit(("d",), "d", 1, 0.3)
+    assert b.layers() == [1, 0]
+    assert answer(b, 0.4) == (1, [("a",), ("d",)])
+    b.admit(("a",), "a", 0, 0.5)
+    assert answer(b, 0.5) == (0, [("b",), ("c",), ("a",)])
+
+
+# -- window ---------------------------------------------------------------------------------------
+
+
+def two_in_step(b: Batcher, now: float, layer: int, *, apart: float, took_s: float) -> float:
+    """a writes, b writes later; returns the time when both are answered."""
+    b.admit(("a",), "a", layer, now)
+    decision = b.decide(now)
+    if isinstance(decision, Wait) and decision.until > now + apart:
+        assert decision.connection == "b"
+        now += apart
+        b.admit(("b",), "b", layer, now)
+        answer(b, now, took_s)
+        return now + took_s
+    if isinstance(decision, Wait):
+        now = decision.until
+    answer(b, now, took_s)
+    now += took_s
+    b.admit(("b",), "b", layer, now)
+    answer(b, now, took_s)
+    return now + took_s
+
+
+def test_window_learns_to_wait_for_the_one_who_comes_soon() -> None:
+    b = batcher("window", layers=1000)
+    now, times = 0.0, []
+    for layer in range(100):
+        before = now
+        now = two_in_step(b, now, layer, apart=0.01, took_s=0.1) + 0.02
+        times.append(now - before)
+    # Alone and alone again takes 0.2; together 0.11.
+    assert all(time == pytest.approx(0.13) for time in times[2:])
+
+
+def test_window_gives_up_waiting_for_one_who_comes_too_late() -> None:
+    b = batcher("window", layers=1000)
+    now, waits = 0.0, 0
+    for layer in range(1000):
+        before = now
+        now = two_in_step(b, now, layer, apart=0.09, took_s=0.1) + 0.02
+        waits += now - before > 0.221
+    assert waits <= 12  # 1, 2, 4, ... 256 chances apart
+
+
+def test_window_tries_again_after_the_end_of_a_step() -> None:
+    b = batcher("window", layers=10)
+    now, together = 0.0, 0
+    for call in range(200):
+        before = now
+        layer = call % 10
+        late = layer == 0
+        now = two_in_step(b, now, layer, apart=0.3 if late else 0.01, took_s=0.1) + 0.02
+        together += now - before < 0.14
+    assert together > 120  # of 180
+
+
+def test_window_does_not_wait_where_a_joint_batch_costs_the_sum() -> None:
+    b = batcher("window", layers=1000)
+    now, joint = 0.0, 0
+    for layer in range(500):
+        b.admit(("a",), "a", layer, now)
+        if isinstance(b.decide(now), Wait):
+            joint += 1
+            now += 0.01
+            b.admit(("b",), "b", layer, now)
+            answer(b, now, 0.2)
+            now += 0.2
+        else:
+            answer(b, now, 0.1)
+            b.admit(("b",), "b", layer, now + 0.1)
+            answer(b, now + 0.1, 0.1)
+            now += 0.2
+    # A joint batch shows what it costs; it is tried again when that is forgotten.
+    assert joint < 25
+
+
+def test_window_does_not_wait_for_one_in_another_layer_nor_beside_other_work() -> None:
+    b = batcher("window", layers=10)
+    for layer in (0, 1, 2):
+        b.admit(("a",), "a", layer, 0.0)
+        b.admit(("b",), "b", layer, 0.0)
+        answer(b, 0.0, 0.1)
+    b.admit(("a",), "a", 5, 1.0)
+    assert b.decide(1.0) == Compute(5)
+    answer(b, 1.0, 0.1)
+    b.admit(("a",), "a", 3, 2.0)
+    assert isinstance(b.decide(2.0), Wait)
+    b.admit(("c",), "c", 7, 2.01)
+    assert b.decide(2.01) == Compute(3)
+
+
+def test_window_forgets_who_is_gone() -> None:
+    b = batcher("window", layers=10)
+    for name in ("a", "b"):
+        b.admit((name,), name, 0, 0.0)
+    answer(b, 0.0, 0.1)
+    b.admit(("a",), "a", 1, 1.0)
+    assert isinstance(b.decide(1.0), Wait)
+    b.keep(["a"])
+    assert b.decide(1.0) == Compute(1)
+
+
+@given(st.floats(0, 1), st.floats(0, 1e-2), st.lists(st.integers(1, 256), min_size=30, max_size=90))
+def test_batch_cost_finds_the_line(fixed: float, slope: float, sizes: list[int]) -> None:
+    cost = BatchCost()
+    for tokens in sizes:
+        cost.observe(tokens, fixed + slope * tokens)
+    usual = max(fixed + slope * tokens for tokens in sizes)
+    assert 0 <= cost.fixed_s <= usual + 1e-9
+    if len(set(sizes[-20:])) > 10:
+        assert cost.fixed_s == pytest.approx(fixed, abs=1e-6 + usual * 1e-6)
+
+
+def test_batch_cost_takes_equal_batches_for_fixed_cost_until_it_knows_better() -> None:
+    cost = BatchCost()
+    for _ in range(50):
+        cost.observe(8, 0.3)
+    assert cost.fixed_s == pytest.approx(0.3)
+    for _ in range(10):
+        cost.observe(16, 0.6)
+    assert cost.fixed_s == pytest.approx(0.0, abs=1e-9)
+
+
+def test_chances_that_are_passed_over_double() -> None:
+    companion = Companion()
+    tried_at = []
+    for chance in range(2000):
+        if companion.is_worth_a_try():
+            tried_at.append(chance)
+            companion.tried(came=False)
+    gaps = [after - before - 1 for before, after in itertools.pairwise(tried_at)]
+    assert gaps == [2, 4, 8, 16, 32, 64, 128] + [256] * (len(gaps) - 7)
+    companion.tried(came=True)
+    assert companion.is_worth_a_try()
+
+
+# -- all ------------------------------------------------------------------------------------------
+
+
+def test_all_waits_until_all_active_have_written_then_computes_them_all() -> None:
+    b = batcher("all")
+    for name in "abc":
+        b.admit((name,), name, 0, 0.0)
+    assert answer(b, 0.0) == (0, [("a",), ("b",), ("c",)])
+    b.admit(("a",), "a", 1, 0.1)
+    decision = b.decide(0.1)
+    assert isinstance(decision, Wait)
+    assert decision.connection in "bc"
+    b.admit(("b",), "b", 2, 0.2)
+    assert b.decide(0.2) == Wait("c", 0.5)
+    b.admit(("c",), "c", 1, 0.3)
+    assert answer(b, 0.3) == (1, [("a",), ("c",)])
+    # b's layer is of the same round: no wait for a and c, who have just been answered.
+    assert answer(b, 0.3) == (2, [("b",)])
+    # The next round begins anew.
+    b.admit(("a",), "a", 2, 0.4)
+    assert isinstance(b.decide(0.4), Wait)
+
+
+def test_all_is_held_up_once_by_one_who_fell_silent() -> None:
+    """Active: it was answered, and has been silent for less than the window since then."""
+    b = batcher("all")
+    for name in "ab":
+        b.admit((name,), name, 0, 0.0)
+    answer(b, 0.0)
+    held = 0.0
+    now = 0.1
+    for _ in range(20):
+        b.admit(("a",), "a", 0, now)
+        decision = b.decide(now)
+        if isinstance(decision, Wait):
+            assert decision.connection == "b"
+            held += decision.until - now
+            now = decision.until
+        answer(b, now)
+        now += 0.1
+    assert held == pytest.approx(WINDOW_S - 0.1)
+    b.admit(("a",), "a", 0, now)
+    b.admit(("b",), "b", 0, now)
+    answer(b, now)
+    now += 0.1
+    b.admit(("a",), "a", 0, now)
+    assert isinstance(b.decide(now), Wait), "it came back: it is active again"
+    b.keep(["a"])
+    assert b.decide(now) == Compute(0)
+
+
+def test_all_does_not_wait_for_one_that_was_never_answered() -> None:
+    b = batcher("all")
+    b.admit(("a",), "a", 0, 0.0)
+    answer(b, 0.0)
+    b.admit(("a",), "a", 1, 0.1)
+    assert b.decide(0.1) == Compute(1)

@@ -1,0 +1,101 @@
+"""Views that are made once, and scratch memory that grows with the largest batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eaas.wire import Arena, RequestHeader
+from eaas.wire.slot import WireDtype, payload_layout, request_views, result_length
+from expert_server import views as views_module
+from expert_server.views import PayloadViews, Scratch, SlotViews
+
+HIDDEN, TOKENS, TOP_K = 4, 6, 2
+
+
+def header(tokens: int, top_k: int = TOP_K, dtype: WireDtype = WireDtype.FLOAT32) -> RequestHeader:
+    return RequestHeader.of(
+        dtype=dtype,
+        generation=1,
+        request_id=1,
+        epoch=1,
+        budget_us=1,
+        layer=0,
+        batch_size=tokens,
+        hidden_size=HIDDEN,
+        top_k=top_k,
+    )
+
+
+@pytest.fixture
+def arena() -> Arena:
+    total = payload_layout(TOKENS, HIDDEN, TOP_K, WireDtype.FLOAT32).total
+    return Arena.create_local(2, total, result_length(TOKENS, HIDDEN), 1)
+
+
+def test_views_are_made_once_for_each_shape_and_show_what_is_there(arena: Arena) -> None:
+    views = SlotViews(arena, HIDDEN)
+    for slot in (0, 1):
+        for tokens in (1, 3):
+            for dtype in (WireDtype.FLOAT32, WireDtype.BFLOAT16):
+                like = header(tokens, dtype=dtype)
+                payload = views.payload(slot, like)
+                assert views.payload(slot, like) is payload
+                x_TH, ids_TK, scores_TK = payload.tensors
+                written = request_views(arena.buffer, arena.request_offset(slot), like)
+                for number, array in enumerate(written, 1):
+                    array[...] = number
+                bfloat16 = dtype is WireDtype.BFLOAT16
+                assert x_TH.dtype is (torch.bfloat16 if bfloat16 else torch.float32)
+                assert x_TH.shape == (tokens, HIDDEN)
+                assert (x_TH.view(torch.uint16 if bfloat16 else torch.float32) == 1).all()
+                assert (ids_TK == 2).all()
+                assert (scores_TK == 3).all()
+            assert views.result(slot, tokens) is views.result(slot, tokens)
+    assert views.made == 12
+
+
+def test_no_more_views_are_kept_than_that(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(views_module, "_KEPT", 3)
+    views, scratch = SlotViews(arena, HIDDEN), Scratch()
+    for tokens in range(1, TOKENS + 1):
+        payload = views.payload(0, header(tokens))
+        assert payload.tensors[0].shape == (tokens, HIDDEN)
+        assert scratch.gather([payload, payload], header(tokens)).tensors[0].shape == (
+            2 * tokens,
+            HIDDEN,
+        )
+        assert len(views._payloads) <= 3
+        assert len(scratch._views) <= 3
+
+
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(1, TOKENS), min_size=2, max_size=5), st.integers(1, 3)),
+        min_size=1,
+        max_size=6,
+    ),
+    st.sampled_from(WireDtype),
+)
+def test_gathered_payloads_stand_one_behind_the_other(batches, dtype: WireDtype) -> None:
+    scratch = Scratch()
+    largest = 0
+    rng = np.random.default_rng(0)
+    for sizes, top_k in batches:
+        payloads = []
+        for tokens in sizes:
+            like = header(tokens, top_k, dtype)
+            buffer = bytearray(rng.bytes(like.end))
+            payloads.append(PayloadViews.of(buffer, 0, like))
+        joint = scratch.gather(payloads, header(sizes[0], top_k, dtype))
+        for place in range(3):
+            wanted = b"".join(payload.arrays[place].tobytes() for payload in payloads)
+            assert joint.arrays[place].tobytes() == wanted
+            assert joint.tensors[place].shape == joint.arrays[place].shape
+            assert joint.tensors[place].data_ptr() == joint.arrays[place].ctypes.data
+        needed = header(sum(sizes), top_k, dtype).end
+        held, largest = scratch.nbytes, max(largest, needed)
+        assert needed <= held <= 2 * largest
