@@ -1,4 +1,4 @@
-"""The compiled parts: the slots' flag primitive and the expert kernel."""
+"""The compiled parts: the slots' flag primitive, the expert kernel and a benchmark's floor."""
 
 from setuptools import Extension, setup
 
@@ -7,6 +7,13 @@ setup(
         Extension(
             "eaas.wire._flags",
             sources=["eaas/wire/_flags.c"],
+            extra_compile_args=["-O2", "-std=c11", "-Wall", "-Wextra"],
+            define_macros=[("Py_LIMITED_API", "0x030B0000")],
+            py_limited_api=True,
+        ),
+        Extension(
+            "eaas.bench.dispatch._floor",
+            sources=["eaas/bench/dispatch/_floor.c"],
             extra_compile_args=["-O2", "-std=c11", "-Wall", "-Wextra"],
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
             py_limited_api=True,
