@@ -194,67 +194,92 @@ typedef struct {
     uint64_t *took_ns;
     Py_ssize_t rounds;
     Py_ssize_t done;
+    uint64_t started_ns; /* of the round trip in flight; 0: none is */
     uint64_t timeout_ns;
     bool check;
 } Call;
 
-/* False: no answer in time. */
-static bool
-wait_done(Line *line, uint64_t started, uint64_t timeout_ns)
+static void
+begin_round(Call *call)
 {
-    uint64_t nudge = started + NUDGE_NS;
+    Line *line = call->line;
+    Header header = {.round = (uint64_t)call->done + 1, .check = call->check};
+    call->started_ns = now_ns();
+    memcpy(request_of(line), call->source, line->request_bytes);
+    memcpy(request_of(line), &header, sizeof header);
+    store(&line->flag, WRITTEN);
+    if (call->done == 0) {
+        wake(&line->flag);
+    }
+}
+
+/* Spins until the answer is there, for SLICE_NS at most. */
+static Called
+wait_done(const Call *call)
+{
+    uint32_t *flag = &call->line->flag;
+    uint64_t now = call->started_ns, nudge = now + NUDGE_NS, slice_end = 0;
     for (;;) {
         for (int look = 0; look < LOOKS_PER_CLOCK_READ; look++) {
-            if (load(&line->flag) == DONE) {
-                return true;
+            if (load(flag) == DONE) {
+                return CALL_DONE;
             }
             cpu_relax();
         }
-        uint64_t now = now_ns();
+        now = now_ns();
+        slice_end = slice_end ? slice_end : now + SLICE_NS;
         if (now >= nudge) {
-            wake(&line->flag);
+            wake(flag);
             nudge = now + NUDGE_NS;
         }
-        if (now >= started + timeout_ns) {
-            return false;
+        if (now >= call->started_ns + call->timeout_ns) {
+            return CALL_TIMEOUT;
+        }
+        if (now >= slice_end) {
+            return CALL_SLICE;
         }
     }
 }
 
-/* Round trips for SLICE_NS, or until there were enough. */
+static bool
+end_round(Call *call)
+{
+    Line *line = call->line;
+    Header header;
+    memcpy(call->destination, result_of(line, line->request_bytes), line->result_bytes);
+    store(&line->flag, FREE);
+    call->took_ns[call->done] = now_ns() - call->started_ns;
+    call->started_ns = 0;
+    call->done++;
+    memcpy(&header, call->destination, sizeof header);
+    if (header.round != (uint64_t)call->done) {
+        return false;
+    }
+    return !call->check ||
+           (header.request_digest ==
+                digest(call->source + HEADER_BYTES, line->request_bytes - HEADER_BYTES) &&
+            header.result_digest ==
+                digest(call->destination + HEADER_BYTES, line->result_bytes - HEADER_BYTES));
+}
+
+/* Round trips for about SLICE_NS, or until there were enough. */
 static Called
 call_slice(Call *call)
 {
-    Line *line = call->line;
-    uint64_t request_bytes = line->request_bytes, result_bytes = line->result_bytes;
     uint64_t slice_end = now_ns() + SLICE_NS;
     while (call->done < call->rounds) {
-        Header header = {.round = (uint64_t)call->done + 1, .check = call->check};
-        uint64_t started = now_ns();
-        memcpy(request_of(line), call->source, request_bytes);
-        memcpy(request_of(line), &header, sizeof header);
-        store(&line->flag, WRITTEN);
-        if (call->done == 0) {
-            wake(&line->flag);
+        if (call->started_ns == 0) {
+            begin_round(call);
         }
-        if (!wait_done(line, started, call->timeout_ns)) {
-            return CALL_TIMEOUT;
+        Called waited = wait_done(call);
+        if (waited != CALL_DONE) {
+            return waited;
         }
-        memcpy(call->destination, result_of(line, request_bytes), result_bytes);
-        store(&line->flag, FREE);
-        uint64_t ended = now_ns();
-        memcpy(&header, call->destination, sizeof header);
-        if (header.round != (uint64_t)call->done + 1) {
+        if (!end_round(call)) {
             return CALL_WRONG;
         }
-        if (call->check &&
-            (header.request_digest != digest(call->source + HEADER_BYTES, request_bytes - HEADER_BYTES) ||
-             header.result_digest != digest(call->destination + HEADER_BYTES, result_bytes - HEADER_BYTES))) {
-            return CALL_WRONG;
-        }
-        call->took_ns[call->done++] = ended - started;
-        if (ended >= slice_end) {
-            return call->done < call->rounds ? CALL_SLICE : CALL_DONE;
+        if (now_ns() >= slice_end) {
+            return CALL_SLICE;
         }
     }
     return CALL_DONE;

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from eaas.bench.dispatch import _floor
+from eaas.errors import ClusterError
 from eaas.local.process import ChildProcess, stop_all, wait_ready
 
 __all__ = ["Floor", "map_shared", "mapping_bytes"]
@@ -85,6 +86,9 @@ class Floor:
 
         Returns:
             Nanoseconds of each.
+
+        Raises:
+            ClusterError: The server does not answer.
         """
         cores = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {self._core})
@@ -102,12 +106,17 @@ class Floor:
         self, request_bytes: int, result_bytes: int, rounds: int, *, check: bool = False
     ) -> array[int]:
         took_ns = array("Q", bytes(8 * rounds))
-        _floor.call(
-            self._mapping,
-            memoryview(self._source)[:request_bytes],
-            memoryview(self._destination)[:result_bytes],
-            took_ns,
-            _TIMEOUT_MS,
-            check,
-        )
+        try:
+            _floor.call(
+                self._mapping,
+                memoryview(self._source)[:request_bytes],
+                memoryview(self._destination)[:result_bytes],
+                took_ns,
+                _TIMEOUT_MS,
+                check,
+            )
+        except TimeoutError as error:
+            raise ClusterError(
+                f"the floor's server: {error}; its last words: {self._child.last_words()}"
+            ) from error
         return took_ns

@@ -9,7 +9,7 @@ from rich.table import Table
 
 __all__ = ["print_report"]
 
-_COLUMNS = ("T", "floor", "p99", "exchange", "p99", "over", "times", "layer call", "p99", "client")
+_COLUMNS = ("T", "floor", "p99", "exchange", "p99", "over", "times", "layer", "p99", "client")
 _BUSY_CORES = 0.1
 
 
@@ -27,7 +27,10 @@ def print_report(document: dict[str, Any]) -> None:
     for transport, hidden in dict.fromkeys((row["transport"], row["hidden"]) for row in rows):
         here = [row for row in rows if (row["transport"], row["hidden"]) == (transport, hidden)]
         console.print(_table(f"{transport}, hidden {hidden}", here))
-    print("over, times: exchange to floor; client: dispatch and combine without the exchange")
+    print(
+        "over, times: exchange to floor; layer: with dispatch and combine; "
+        "client: dispatch and combine alone"
+    )
     if "server" in document:
         _print_server(document)
     if "layer" in document:
@@ -62,6 +65,11 @@ def _print_server(document: dict[str, Any]) -> None:
     )
 
 
+def _short(us: float) -> str:
+    """Three digits, but no exponent: ten columns are to fit a narrow terminal."""
+    return f"{us:.0f}" if us >= 99.95 else f"{us:.3g}"
+
+
 def _table(title: str, rows: list[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, title=title, title_justify="left")
     for column in _COLUMNS:
@@ -74,5 +82,5 @@ def _table(title: str, rows: list[dict[str, Any]]) -> Table:
             *row["layer_call_us"].values(),
             row["client_us"],
         )
-        table.add_row(str(row["tokens"]), *(f"{value:.4g}" for value in figures))
+        table.add_row(str(row["tokens"]), *map(_short, figures))
     return table
