@@ -20,8 +20,11 @@ import torch
 from eaas.bench.dispatch import Plan, caller, layer, run
 from eaas.bench.dispatch.plot import draw_plot
 from eaas.bench.dispatch.report import print_report
+from eaas.bench.dispatch.server import null_server
+from eaas.bench.dispatch.worker import working
 from eaas.bench.experts.plan import Shape
 from eaas.cores import usable_cores
+from eaas.errors import ClusterError
 
 two_cores = pytest.mark.skipif(usable_cores() < 2, reason="the floor has a core for each side")
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300), two_cores]
@@ -132,6 +135,16 @@ def test_the_picture(document: dict[str, Any], tmp_path: Path) -> None:
     draw_plot(document, tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
     assert "matplotlib.pyplot" not in sys.modules
+
+
+def test_a_refused_connection_is_one_line() -> None:
+    with working([null_server(TINY, 32, 8, 2)]) as (server,):
+        assert server.address is not None
+        sizes = {"hidden": 32, "num_experts": 4, "top_k": 2, "name": "client"}
+        with pytest.raises(ClusterError, match=r"pigeon: no connection: transport 'pigeon'; this"):
+            caller.Caller(server.address, "pigeon", slots=2, **sizes)
+        with pytest.raises(ClusterError, match=r"shm: no connection: .*3 slots"):
+            caller.Caller(server.address, "shm", slots=3, **sizes)
 
 
 def test_a_batch_that_no_slot_takes_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

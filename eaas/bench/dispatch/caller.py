@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, cast
 
+import grpc
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -79,6 +80,9 @@ class Caller:
         hidden, num_experts, top_k: As the server has them.
         name: Of the client; a server takes back what one of that name held before.
         slots: To ask for.
+
+    Raises:
+        ClusterError: The server refuses the connection, in its own words.
     """
 
     def __init__(
@@ -111,8 +115,10 @@ class Caller:
                 timeout=_CONNECT_S,
             )
             link = opener(transport)(granted, channel, self._lose)
-        except BaseException:
+        except BaseException as error:
             channel.close()
+            if isinstance(error, grpc.Call):
+                raise ClusterError(f"{transport}: no connection: {error.details()}") from error
             raise
         spin_us = load_config().attention_client.spin_us
         self._connection = Connection(

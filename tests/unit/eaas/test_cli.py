@@ -80,7 +80,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "--transport": None,
         "--hidden": "2048,7168",
         "--tokens": "1,8,64,512",
-        "--rounds": 7,
+        "--rounds": 5,
         "--server": True,
         "--plot": None,
         "--json": False,
