@@ -23,6 +23,7 @@ from eaas.bench.dispatch.report import print_report
 from eaas.bench.dispatch.server import null_server
 from eaas.bench.dispatch.worker import working
 from eaas.bench.experts.plan import Shape
+from eaas.config import load_config
 from eaas.cores import usable_cores
 from eaas.errors import ClusterError
 
@@ -107,7 +108,8 @@ def test_the_document(document: dict[str, Any]) -> None:
     assert real["calls"] == 2 * layer._CALLS
     assert min(real["in_process_ms"], real["through_server_ms"], real["ratio"]) > 0
     assert document["machine"]["cores"] == usable_cores()
-    assert document["settings"]["server_spin_us"] == 20
+    spin_us = load_config().expert_server.spin_us
+    assert document["settings"]["server_spin_us"] == spin_us
 
 
 def test_the_table(document: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,6 +157,35 @@ def test_a_batch_that_no_slot_takes_is_left_out(monkeypatch: pytest.MonkeyPatch)
     assert [row["tokens"] for row in rows] == [1]
     reason = "a slot takes 4 tokens over this transport"
     assert skipped == [{"what": "shm hidden 32 T=8", "reason": reason}]
+
+
+def test_the_command_prints_one_document(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    words = [
+        "--no-server",
+        "--transport",
+        "shm",
+        "--hidden",
+        "64",
+        "--tokens",
+        "1",
+        "--rounds",
+        "1",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "eaas", "bench", "dispatch", *words]
+        + ["--json", "--plot", str(tmp_path / "x.png")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert [row["transport"] for row in document["rows"]] == ["shm"]
+    assert document.keys() == {"machine", "settings", "rows", "skipped"}
+    assert (tmp_path / "x.png").is_file()
+    assert "shm hidden 64 T=1: 1 rounds" in done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
