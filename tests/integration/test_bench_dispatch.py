@@ -161,7 +161,7 @@ def test_a_batch_that_no_slot_takes_is_left_out(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_command_prints_one_document(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    words = [
+    small = [
         "--no-server",
         "--transport",
         "shm",
@@ -172,9 +172,9 @@ def test_the_command_prints_one_document(tmp_path: Path) -> None:
         "--rounds",
         "1",
     ]
+    words = [*small, "--json", "--plot", str(tmp_path / "x.png")]
     done = subprocess.run(
-        [sys.executable, "-m", "eaas", "bench", "dispatch", *words]
-        + ["--json", "--plot", str(tmp_path / "x.png")],
+        [sys.executable, "-m", "eaas", "bench", "dispatch", *words],
         cwd=ROOT,
         capture_output=True,
         text=True,
