@@ -1,4 +1,4 @@
-"""The compiled parts: the slots' flag primitive, the loops of dispatch, the expert kernel."""
+"""The compiled parts: the slots' flag primitive, dispatch, the expert kernel, a benchmark's floor."""
 
 from setuptools import Extension, setup
 
@@ -15,6 +15,13 @@ setup(
             "attention_client.dispatch._dispatch",
             sources=["attention_client/dispatch/_dispatch.c"],
             extra_compile_args=["-O3", "-std=c11", "-Wall", "-Wextra"],
+            define_macros=[("Py_LIMITED_API", "0x030B0000")],
+            py_limited_api=True,
+        ),
+        Extension(
+            "eaas.bench.dispatch._floor",
+            sources=["eaas/bench/dispatch/_floor.c"],
+            extra_compile_args=["-O2", "-std=c11", "-Wall", "-Wextra"],
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
             py_limited_api=True,
         ),

@@ -15,7 +15,10 @@ from eaas.cores import usable_cores
 from eaas.local import LocalCluster
 from eaas.local.process import ChildProcess, stop_all, wait_ready
 
-__all__ = ["bench_serve"]
+__all__ = ["BASELINES", "bench_serve"]
+
+# What the single process computes experts with.
+BASELINES = ("transformers", "kernels")
 
 _START_S = 180.0
 
@@ -28,9 +31,10 @@ def bench_serve(
     transport: str,
     workload: Workload,
     rounds: int,
+    baseline: str,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Measure a cluster and, in turn with it, one process with transformers alone.
+    """Measure a cluster and, in turn with it, one process that serves the same model.
 
     Args:
         model: Checkpoint that both serve.
@@ -39,6 +43,9 @@ def bench_serve(
         transport: shm or grpc.
         workload: Put on each in every round.
         rounds: Measured rounds, after one that is not counted.
+        baseline: One of BASELINES. "transformers": the single process is transformers alone, what people
+            would run otherwise. "kernels": it computes experts as our servers do, with the same choice of
+            kernel and all cores, so that the ratio is the cost of the split alone.
         say: Progress, for people.
 
     Returns:
@@ -58,7 +65,7 @@ def bench_serve(
         say("starting the single process ...")
         single = ChildProcess(
             "single-process",
-            (str(model.resolve()), "grouped_mm", str(cores)),
+            (str(model.resolve()), baseline, str(cores)),
             None,
             module="eaas.bench.baseline",
         )
@@ -83,6 +90,11 @@ def bench_serve(
         "servers": servers,
         "redundancy": redundancy,
         "transport": transport,
+        "baseline": {
+            "experts": baseline,
+            "implementation": single.kernel,
+            "threads": cores,
+        },
         "workload": vars(workload),
         "rounds": rounds,
         "cluster": _median_run(cluster_runs),

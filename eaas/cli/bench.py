@@ -44,14 +44,22 @@ def serve(
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 32,
     max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer.")] = 64,
     rounds: Annotated[int, typer.Option(min=1, help="Measured rounds.")] = 3,
+    baseline: Annotated[
+        str,
+        typer.Option(
+            help="What the single process computes experts with: transformers, or an expert server's kernels."
+        ),
+    ] = "transformers",
     as_json: Json = False,
 ) -> None:
     """Decode tokens/s, time to first token and between tokens: a cluster, and one process, in turn."""
     from eaas.bench.load import Workload
-    from eaas.bench.serve import bench_serve
+    from eaas.bench.options import known
+    from eaas.bench.serve import BASELINES, bench_serve
 
     # So that the cluster and the scratch directory go with it.
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(128 + signal.SIGTERM))
+    (checked,) = known("--baseline", [baseline], BASELINES)
     workload = Workload(requests, concurrency, prompt_tokens, max_tokens)
     with tempfile.TemporaryDirectory(prefix="eaas-bench-") as scratch:
         if model is None:
@@ -66,6 +74,7 @@ def serve(
             transport=transport,
             workload=workload,
             rounds=rounds,
+            baseline=checked,
             say=lambda line: print(line, file=sys.stderr, flush=True),
         )
     if as_json:
@@ -151,6 +160,60 @@ def experts(
         print_report(document)
 
 
+@bench.command("dispatch")
+def dispatch(
+    transport: Annotated[
+        list[str] | None,
+        typer.Option(help="Measure this one.", show_default="all that servers offer"),
+    ] = None,
+    hidden: Annotated[str, typer.Option(metavar="H,...", help="Hidden sizes.")] = "2048,7168",
+    tokens: Annotated[
+        str, typer.Option(metavar="T,...", help="Batch sizes; each fits a slot.")
+    ] = "1,8,64,512",
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each measurement.")] = 5,
+    server: Annotated[
+        bool,
+        typer.Option(
+            "--server/--no-server",
+            help="Measure a server's processor time, a crowd and a real layer, too.",
+        ),
+    ] = True,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.png", help="Draw the rows.", show_default=False),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """The data plane: an exchange without compute, against the same copies in C, in one run."""
+    from eaas.bench.dispatch import make_plan
+    from eaas.bench.dispatch.plot import draw_plot
+    from eaas.bench.dispatch.run import bench_dispatch
+    from eaas.bench.experts.plot import check_plot
+    from expert_server.service import TRANSPORTS
+
+    # Python's own handling of SIGINT; SIGTERM likewise ends the run through its `finally`s.
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(128 + signal.SIGTERM))
+    plan = make_plan(
+        transports=transport or (),
+        known_transports=TRANSPORTS,
+        hidden=hidden,
+        tokens=tokens,
+        rounds=rounds,
+        with_server=server,
+    )
+    if plot is not None:
+        check_plot(plot)
+    document = bench_dispatch(plan, say=lambda line: print(line, file=sys.stderr, flush=True))
+    if plot is not None:
+        draw_plot(document, plot)
+    if as_json:
+        typer.echo(json.dumps(document))
+    else:
+        from eaas.bench.dispatch.report import print_report
+
+        print_report(document)
+
+
 def _print(document: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -167,3 +230,8 @@ def _print(document: dict[str, Any]) -> None:
         )
     Console().print(table)
     print(f"cluster / single process: {document['ratio']['decode_tokens_per_s']}")
+    baseline = document["baseline"]
+    print(
+        f"the single process computed experts with {baseline['experts']}: "
+        f"{baseline['implementation']}, {baseline['threads']} threads"
+    )

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
+from eaas.bench.options import known, numbers, once
 from eaas.errors import ConfigError
 
 __all__ = ["AUTO", "BUILT_IN", "DTYPES", "Plan", "Shape", "compute_dtype", "make_plan"]
-
-_T = TypeVar("_T")
 
 AUTO = "auto"
 DTYPES = ("bfloat16", "float32", "int8", "int4")
@@ -102,45 +100,24 @@ def make_plan(
     if not wanted:
         raise ConfigError("--no-builtin leaves nothing to measure: add a --shape H,I,E,K")
     return Plan(
-        shapes=_once(wanted),
-        tokens=tuple(sorted(set(_numbers("--tokens", tokens)))),
-        dtypes=_known("--dtype", dtypes, DTYPES),
-        kernels=_known("--kernel", kernels, (*known_kernels, AUTO)),
+        shapes=once(wanted),
+        tokens=tuple(sorted(set(numbers("--tokens", tokens)))),
+        dtypes=known("--dtype", dtypes, DTYPES),
+        kernels=known("--kernel", kernels, (*known_kernels, AUTO)),
         rounds=rounds,
         threads=threads,
     )
 
 
 def _shape(text: str) -> Shape:
-    numbers = _numbers("--shape", text)
-    if len(numbers) != 4:
+    sizes = numbers("--shape", text)
+    if len(sizes) != 4:
         raise ConfigError(f"--shape {text}: give four numbers H,I,E,K, such as {BUILT_IN[0]}")
-    hidden, intermediate, num_experts, top_k = numbers
+    hidden, intermediate, num_experts, top_k = sizes
     shape = Shape(hidden, intermediate, num_experts, top_k)
     if shape.top_k > shape.num_experts:
         raise ConfigError(
             f"--shape {text}: a token cannot go to {shape.top_k} of {shape.num_experts} experts: "
             "give K of at most E"
         )
-    return next((known for known in BUILT_IN if str(known) == str(shape)), shape)
-
-
-def _numbers(option: str, text: str) -> list[int]:
-    try:
-        numbers = [int(word) for word in text.split(",")]
-    except ValueError:
-        numbers = []
-    if not numbers or min(numbers) < 1:
-        raise ConfigError(f"{option} {text}: give whole numbers of at least 1, with commas between")
-    return numbers
-
-
-def _known(option: str, names: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
-    for name in names:
-        if name not in known:
-            raise ConfigError(f"{option} {name}: give one of {', '.join(known)}")
-    return _once(names)
-
-
-def _once(values: Sequence[_T]) -> tuple[_T, ...]:
-    return tuple(dict.fromkeys(values))
+    return next((built_in for built_in in BUILT_IN if str(built_in) == str(shape)), shape)

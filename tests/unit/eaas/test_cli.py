@@ -73,6 +73,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "--prompt-tokens": 32,
         "--max-tokens": 64,
         "--rounds": 3,
+        "--baseline": "transformers",
+        "--json": False,
+    },
+    "bench dispatch": {
+        "--transport": None,
+        "--hidden": "2048,7168",
+        "--tokens": "1,8,64,512",
+        "--rounds": 5,
+        "--server": True,
+        "--plot": None,
         "--json": False,
     },
     "bench experts": {

@@ -1,0 +1,96 @@
+"""One cell: floor, exchange, layer call and the client's own part, in turn, round after round."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from eaas.bench.dispatch.caller import Caller, random_request
+from eaas.bench.dispatch.floor import Floor
+from eaas.bench.dispatch.plan import Plan
+from eaas.bench.dispatch.sizes import request_bytes, result_bytes
+from eaas.bench.dispatch.turns import LEAST_CALLS, Turn, figure, summary, take_turn
+
+__all__ = ["Round", "bench_cell", "cell_row"]
+
+_NS = 1e9
+
+
+@dataclass(frozen=True)
+class Round:
+    """One turn of each.
+
+    Attributes:
+        floor, exchange, layer_call: In the order in which they were measured.
+        client_us: Median of the layer call's time outside the connection.
+    """
+
+    floor: Turn
+    exchange: Turn
+    layer_call: Turn
+    client_us: float
+
+
+def bench_cell(
+    plan: Plan, transport: str, hidden: int, tokens: int, caller: Caller, floor: Floor
+) -> dict[str, Any]:
+    """A row of the document.
+
+    Args:
+        plan: Of the run.
+        transport: That the caller is connected by.
+        hidden, tokens: H, T.
+        caller: Connected to a server that computes nothing.
+        floor: Has room for that many bytes.
+    """
+    sizes = request_bytes(plan, hidden, tokens), result_bytes(hidden, tokens)
+    request = random_request(tokens, hidden, plan.num_experts, plan.top_k)
+    rounds = []
+    for _ in range(plan.rounds):
+        floor_ns = floor.turn(*sizes, plan.turn_s / 2)
+        exchange_ns = take_turn(lambda: caller.exchange(request), plan.turn_s)
+        layer_ns = take_turn(lambda: caller.layer_call(request), plan.turn_s)
+        outside_ns = _outside(lambda: caller.outside_ns(request), plan.turn_s / 2)
+        rounds.append(
+            Round(
+                Turn.of(floor_ns),
+                Turn.of(exchange_ns),
+                Turn.of(layer_ns),
+                median(outside_ns) / 1e3,
+            )
+        )
+    return cell_row(transport, hidden, tokens, sizes, rounds)
+
+
+def cell_row(
+    transport: str, hidden: int, tokens: int, sizes: tuple[int, int], rounds: Sequence[Round]
+) -> dict[str, Any]:
+    """Medians over the rounds; differences and ratios are medians of the rounds' own."""
+    over = [one.exchange.p50_us - one.floor.p50_us for one in rounds]
+    times = [one.exchange.p50_us / one.floor.p50_us for one in rounds]
+    return {
+        "transport": transport,
+        "hidden": hidden,
+        "tokens": tokens,
+        "exchange_us": summary([one.exchange for one in rounds]),
+        "floor_us": summary([one.floor for one in rounds]),
+        "over_floor_us": figure(median(over)),
+        "times_floor": figure(median(times)),
+        "layer_call_us": summary([one.layer_call for one in rounds]),
+        "client_us": figure(median(one.client_us for one in rounds)),
+        "request_bytes": sizes[0],
+        "result_bytes": sizes[1],
+        "calls": sum(one.exchange.calls for one in rounds),
+    }
+
+
+def _outside(call: Callable[[], int], seconds: float) -> list[int]:
+    """What the calls say of themselves, for so long."""
+    took: list[int] = []
+    end = time.perf_counter_ns() + int(seconds * _NS)
+    while len(took) < LEAST_CALLS or time.perf_counter_ns() < end:
+        took.append(call())
+    return took

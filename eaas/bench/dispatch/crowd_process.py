@@ -1,0 +1,54 @@
+"""One client of the crowd: `python -m eaas.bench.dispatch.crowd_process JSON`."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from eaas.bench.dispatch.caller import Caller, random_request
+from eaas.bench.dispatch.turns import take_turn
+from eaas.bench.dispatch.worker import obey
+from eaas.local.child import announce, bind_to_launcher
+from eaas.log import configure_logging
+
+__all__ = ["main"]
+
+
+def main(arguments: str) -> None:
+    """Exchange on command until SIGTERM; see `crowd.py` for the arguments."""
+    bind_to_launcher()
+    configure_logging("bench-client")
+    torch.set_num_threads(1)
+    wanted: dict[str, Any] = json.loads(arguments)
+    request = random_request(
+        wanted["tokens"], wanted["hidden"], wanted["num_experts"], wanted["top_k"]
+    )
+    with ExitStack() as stack:
+        callers = [
+            stack.enter_context(
+                Caller(
+                    address,
+                    wanted["transport"],
+                    hidden=wanted["hidden"],
+                    num_experts=wanted["num_experts"],
+                    top_k=wanted["top_k"],
+                    name=wanted["client"],
+                    slots=wanted["slots"],
+                )
+            )
+            for address in wanted["addresses"]
+        ]
+        next_caller = itertools.cycle(callers)
+        commands = obey(wanted["control"])
+        announce(ready=wanted["client"])
+        for command, reply in commands:
+            reply(take_turn(lambda: next(next_caller).exchange(request), command["seconds"]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,86 @@
+"""The document for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["print_report"]
+
+_COLUMNS = ("T", "floor", "p99", "exchange", "p99", "over", "times", "layer", "p99", "client")
+_BUSY_CORES = 0.1
+
+
+def print_report(document: dict[str, Any]) -> None:
+    """Print a line for each row, what the server costs, and what was left out."""
+    machine = document["machine"]
+    print(f"{machine['processor']}, {machine['cores']} cores; microseconds, p50 and p99")
+    if machine["busy_cores_elsewhere"] > _BUSY_CORES:
+        print(
+            f"Others kept {machine['busy_cores_elsewhere']} cores busy meanwhile: "
+            "measure again on an idle machine"
+        )
+    console = Console()
+    rows = document["rows"]
+    for transport, hidden in dict.fromkeys((row["transport"], row["hidden"]) for row in rows):
+        here = [row for row in rows if (row["transport"], row["hidden"]) == (transport, hidden)]
+        console.print(_table(f"{transport}, hidden {hidden}", here))
+    print(
+        "over, times: exchange to floor; layer: with dispatch and combine; "
+        "client: dispatch and combine alone"
+    )
+    if "server" in document:
+        _print_server(document)
+    if "layer" in document:
+        layer = document["layer"]
+        print(
+            f"layer {layer['shape']} T={layer['tokens']}, {layer['kernel']}, {layer['threads']} threads: "
+            f"{layer['in_process_ms']:.4g} ms in process, {layer['through_server_ms']:.4g} ms through a "
+            f"server, ratio {layer['ratio']:.4g}"
+        )
+    for entry in document["skipped"]:
+        print(f"left out: {entry['what']}: {entry['reason']}")
+
+
+def _print_server(document: dict[str, Any]) -> None:
+    server, crowd = document["server"], document["crowd"]
+    scans = ", ".join(
+        f"{us:.3g} us (a wait's: {document['wait_look_us'][slots]:.3g}) over {slots} slots"
+        for slots, us in document["scan_us"].items()
+    )
+    print(f"a look at the flags: {scans}")
+    paused = server["paused_exchange_us"]
+    print(
+        f"server ({server['transport']}, hidden {server['hidden']}, T={server['tokens']}): "
+        f"{100 * server['idle_cpu_fraction']:.2g} % of a core idle, "
+        f"{100 * server['busy_cpu_fraction']:.3g} % at {server['exchanges_per_s']:.4g} exchanges/s; "
+        f"after a pause an exchange takes {paused['p50']:.4g} us, p99 {paused['p99']:.4g}"
+    )
+    print(
+        f"crowd of {crowd['clients']} clients and {crowd['servers']} servers: {crowd['p50_us']:.4g} us, "
+        f"p99 {crowd['p99_us']:.4g} us, ratio {crowd['ratio']:.3g}, "
+        f"{crowd['exchanges_per_s']:.4g} exchanges/s"
+    )
+
+
+def _short(us: float) -> str:
+    """Three digits, but no exponent: ten columns are to fit a narrow terminal."""
+    return f"{us:.0f}" if us >= 99.95 else f"{us:.3g}"
+
+
+def _table(title: str, rows: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, title=title, title_justify="left")
+    for column in _COLUMNS:
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        figures = (
+            *row["floor_us"].values(),
+            *row["exchange_us"].values(),
+            *(row["over_floor_us"], row["times_floor"]),
+            *row["layer_call_us"].values(),
+            row["client_us"],
+        )
+        table.add_row(str(row["tokens"]), *map(_short, figures))
+    return table

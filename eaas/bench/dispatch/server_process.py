@@ -1,0 +1,141 @@
+"""An expert server without monitor and checkpoint: `python -m eaas.bench.dispatch.server_process JSON`.
+
+Arena, slot table, loop and gRPC service are those of `expert_server`; put together as its main does it.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import torch
+
+from eaas.bench.dispatch.sizes import model_shape
+from eaas.bench.dispatch.worker import obey
+from eaas.bench.experts.limits import settle
+from eaas.bench.experts.plan import Shape
+from eaas.bench.experts.source import Batches, Source
+from eaas.config import load_config
+from eaas.grpc_server import Service, serve
+from eaas.local.child import announce, bind_to_launcher
+from eaas.log import configure_logging
+from eaas.rpc.v1 import expert_pb2_grpc
+from eaas.wire import Arena
+from eaas.wire.header import WireDtype, payload_layout, result_length
+from expert_server.kernels import ExpertKernel, KernelSpec
+from expert_server.kernels.choose import ExpertSizes, choose_kernel
+from expert_server.loop import ServeLoop
+from expert_server.service import ExpertService
+from expert_server.slots import SlotTable
+from expert_server.store import ExpertStore
+
+__all__ = ["main"]
+
+# As in an expert server.
+_SWITCH_S = 1e-4
+
+
+def main(arguments: str) -> None:
+    """Serve until SIGTERM; see `server.py` for the arguments."""
+    bind_to_launcher()
+    configure_logging("bench-server")
+    wanted: dict[str, Any] = json.loads(arguments)
+    commands = obey(wanted["control"])
+    sys.setswitchinterval(_SWITCH_S)
+    kernel: ExpertKernel
+    if wanted["layer"] is None:
+        torch.set_num_threads(1)
+        # The loop makes one batch of all that is there.
+        kernel = _null_kernel(wanted["slots"] * wanted["slot_tokens"], wanted["hidden"])
+    else:
+        torch.set_num_threads(wanted["layer"]["threads"])
+        shape = Shape(**wanted["layer"]["shape"])
+        kernel = _loaded_kernel(shape, wanted["layer"]["threads"])
+        announce(kernel=f"{kernel.name} ({kernel.isa})" if kernel.isa else kernel.name)
+        batches = Batches(shape, torch.bfloat16, wanted["slot_tokens"])
+        threading.Thread(target=_obey, args=(commands, kernel, batches), daemon=True).start()
+    _serve(wanted, kernel)
+
+
+def _serve(wanted: dict[str, Any], kernel: ExpertKernel) -> None:
+    tokens, hidden, top_k = wanted["slot_tokens"], wanted["hidden"], wanted["top_k"]
+    shape = model_shape(hidden, wanted["num_experts"], top_k)
+    arena = Arena.create_shared(
+        wanted["slots"],
+        payload_layout(tokens, hidden, top_k, WireDtype.FLOAT32).total,
+        result_length(tokens, hidden),
+        time.monotonic_ns(),
+    )
+    table = SlotTable(arena)
+    settings = load_config().expert_server
+    loop = ServeLoop(
+        arena,
+        table,
+        kernel,
+        shape,
+        settings.spin_us,
+        settings.batching,
+        settings.batch_window_us * 1e-6,
+    )
+    # No balancer, so that nobody asks the service to load anything.
+    no_store = cast("ExpertStore", None)
+    service = ExpertService(arena, table, no_store, shape, lambda _epoch: None)
+    add = expert_pb2_grpc.add_ExpertServiceServicer_to_server
+    server = serve([Service("eaas.rpc.v1.ExpertService", add, service)], "127.0.0.1", 0)
+    signal.signal(signal.SIGTERM, lambda _number, _frame: loop.stop())
+    announce(ready=server.address)
+    try:
+        loop.run()
+    finally:
+        table.revoke_all()
+        server.stop(0)
+        arena.close()
+
+
+def _null_kernel(most_tokens: int, hidden: int) -> ExpertKernel:
+    """A function in place of a kernel: the loop does no more than call it."""
+    ready_TH = torch.ones(most_tokens, hidden)
+
+    def compute(
+        x_TH: torch.Tensor, ids_TK: torch.Tensor, scores_TK: torch.Tensor, layer: int
+    ) -> torch.Tensor:
+        return ready_TH[: x_TH.shape[0]]
+
+    return cast("ExpertKernel", compute)
+
+
+def _loaded_kernel(shape: Shape, threads: int) -> ExpertKernel:
+    """What `auto` takes, with a random layer."""
+    source = Source(shape, torch.bfloat16)
+    sizes = ExpertSizes(shape.hidden, shape.intermediate, shape.num_experts, shape.top_k)
+    kernel = choose_kernel([source.form], KernelSpec(torch.bfloat16, threads=threads), sizes).kernel
+    for expert, weights in enumerate(source.experts()):
+        kernel.load(0, expert, weights)
+    return kernel
+
+
+def _obey(
+    commands: Iterator[tuple[Any, Callable[[object], None]]],
+    kernel: ExpertKernel,
+    batches: Batches,
+) -> None:
+    """Call the kernel here, without slots. The launcher sees to it that the loop is idle meanwhile."""
+    with torch.inference_mode():
+        for command, reply in commands:
+            took = []
+            for seed in command["seeds"]:
+                batch = batches.get(command["tokens"], seed)
+                settle()
+                started = time.perf_counter_ns()
+                kernel(batch.x_TH, batch.ids_TK, batch.scores_TK, 0)
+                took.append(time.perf_counter_ns() - started)
+            reply(took)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,91 @@
+"""What a server takes of the processor while nobody asks it, and while one client does all the time."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from eaas.bench.dispatch.caller import Caller, random_request
+from eaas.bench.dispatch.plan import Plan
+from eaas.bench.dispatch.server import null_server
+from eaas.bench.dispatch.turns import Turn, figure, summary, take_turn
+from eaas.bench.dispatch.worker import working
+
+__all__ = ["bench_upkeep", "processor_s"]
+
+# After a connection, before a look at an idle server: gRPC's threads settle.
+_SETTLE_S = 0.5
+# Longer than any server spins.
+_PAUSE_S = 0.001
+
+
+def processor_s(pid: int) -> float:
+    """Seconds that all threads of a process have run, ended ones too; the kernel counts nanoseconds."""
+    # The clock of another process, as clock_getcpuclockid(3) makes its number.
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+def bench_upkeep(plan: Plan, slots: int) -> dict[str, Any]:
+    """The document's `server`.
+
+    Args:
+        plan: Its first transport, first hidden size and crowd's tokens are used.
+        slots: Of a client.
+    """
+    transport, hidden, tokens = plan.transports[0], plan.hidden[0], plan.crowd_tokens
+    request = random_request(tokens, hidden, plan.num_experts, plan.top_k)
+    with working([null_server(plan, hidden, tokens, slots)]) as (server,):
+        assert server.address is not None
+        with Caller(
+            server.address,
+            transport,
+            hidden=hidden,
+            num_experts=plan.num_experts,
+            top_k=plan.top_k,
+            name="client",
+            slots=slots,
+        ) as caller:
+
+            def exchange() -> None:
+                caller.exchange(request)
+
+            take_turn(exchange, 0)
+            time.sleep(_SETTLE_S)
+            idle = _Watch(server.pid)
+            time.sleep(plan.watch_s)
+            idle_fraction = idle.fraction()
+            busy = _Watch(server.pid)
+            done = len(take_turn(exchange, plan.watch_s))
+            busy_fraction = busy.fraction()
+            paused = [
+                Turn.of(take_turn(exchange, plan.turn_s, pause_s=_PAUSE_S))
+                for _ in range(plan.rounds)
+            ]
+            return {
+                "transport": transport,
+                "hidden": hidden,
+                "tokens": tokens,
+                "idle_cpu_fraction": figure(idle_fraction),
+                "busy_cpu_fraction": figure(busy_fraction),
+                "exchanges_per_s": figure(done / busy.seconds),
+                "paused_exchange_us": summary(paused),
+            }
+
+
+class _Watch:
+    """A look at a process from now on.
+
+    Attributes:
+        seconds: That it lasted, once `fraction` was called.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._began, self._ran_s = time.monotonic(), processor_s(pid)
+        self.seconds = 0.0
+
+    def fraction(self) -> float:
+        """Of one core, until now."""
+        ran_s = processor_s(self._pid) - self._ran_s
+        self.seconds = time.monotonic() - self._began
+        return ran_s / self.seconds

@@ -1,0 +1,121 @@
+"""Processes of the benchmark that take commands: one line of JSON to the child, one line back.
+
+A child is a `ChildProcess`: it says when it is ready, ends with its launcher, and its last words are kept.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from eaas.errors import ClusterError
+from eaas.local.process import ChildProcess, stop_all, wait_ready
+
+__all__ = ["Worker", "obey", "working"]
+
+_START_S = 120.0
+
+
+class Worker(ChildProcess):
+    """A child, with a line to it.
+
+    Args:
+        name: For people.
+        module: Of this package; its main gets the arguments as one JSON object.
+        arguments: What the object holds, beside `control`: where the child is to call.
+    """
+
+    def __init__(self, name: str, module: str, **arguments: object) -> None:
+        self._listener = socket.socket(socket.AF_UNIX)
+        # Nameless in the file system: the kernel chooses an address that goes with the socket.
+        self._listener.bind("")
+        self._listener.listen(1)
+        self._line: socket.socket | None = None
+        control = self._listener.getsockname()[1:].decode()
+        try:
+            super().__init__(
+                name,
+                [json.dumps(arguments | {"control": control})],
+                None,
+                module=f"eaas.bench.dispatch.{module}",
+            )
+        except BaseException:
+            self._listener.close()
+            raise
+
+    def tell(self, command: object, timeout_s: float) -> None:
+        """Send a command; the answer is to be there so many seconds later."""
+        if self._line is None:
+            # A child that is ready has called before.
+            self._listener.settimeout(timeout_s)
+            self._line = self._listener.accept()[0]
+        self._line.settimeout(timeout_s)
+        self._line.sendall(json.dumps(command).encode() + b"\n")
+
+    def hear(self) -> Any:
+        """The answer to the last command.
+
+        Raises:
+            ClusterError: None came; with the child's last words.
+        """
+        assert self._line is not None
+        pieces: list[bytes] = []
+        try:
+            while not pieces or not pieces[-1].endswith(b"\n"):
+                pieces.append(self._line.recv(1 << 20))
+                if not pieces[-1]:
+                    raise ClusterError(f"{self.name} ended; its last words: {self.last_words()}")
+        except TimeoutError:
+            raise ClusterError(
+                f"{self.name} does not answer; its last words: {self.last_words()}"
+            ) from None
+        return json.loads(b"".join(pieces))
+
+    def reap(self, timeout_s: float) -> bool:
+        """Wait for the end; False if it has not come in time."""
+        ended = super().reap(timeout_s)
+        if ended:
+            self._listener.close()
+            if self._line is not None:
+                self._line.close()
+        return ended
+
+
+@contextmanager
+def working(starts: Sequence[Callable[[], Worker]]) -> Iterator[list[Worker]]:
+    """Start workers, and end them afterwards, whatever happens.
+
+    Raises:
+        EaasError: One did not start; its own words.
+    """
+    workers: list[Worker] = []
+    try:
+        for start in starts:
+            workers.append(start())
+        wait_ready(workers, _START_S)
+        yield workers
+    finally:
+        stop_all(workers)
+
+
+def obey(control: str) -> Iterator[tuple[Any, Callable[[object], None]]]:
+    """The child's side: call the launcher, at once.
+
+    Returns:
+        The commands that come, each with a function that answers it.
+    """
+    line = socket.socket(socket.AF_UNIX)
+    line.connect("\0" + control)
+
+    def reply(answer: object) -> None:
+        line.sendall(json.dumps(answer).encode() + b"\n")
+
+    def commands() -> Iterator[tuple[Any, Callable[[object], None]]]:
+        with line, line.makefile("r") as lines:
+            for text in lines:
+                yield json.loads(text), reply
+
+    return commands()

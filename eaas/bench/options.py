@@ -1,0 +1,36 @@
+"""Words of a command line, checked: an error names the option and what it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from eaas.errors import ConfigError
+
+__all__ = ["known", "numbers", "once"]
+
+_T = TypeVar("_T")
+
+
+def numbers(option: str, text: str) -> list[int]:
+    """Whole numbers of at least 1 with commas in between. Raises ConfigError."""
+    try:
+        found = [int(word) for word in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) < 1:
+        raise ConfigError(f"{option} {text}: give whole numbers of at least 1, with commas between")
+    return found
+
+
+def known(option: str, names: Sequence[str], choices: Sequence[str]) -> tuple[str, ...]:
+    """The names, each once. Raises ConfigError for one that is none of the choices."""
+    for name in names:
+        if name not in choices:
+            raise ConfigError(f"{option} {name}: give one of {', '.join(choices)}")
+    return once(names)
+
+
+def once(values: Sequence[_T]) -> tuple[_T, ...]:
+    """Each value once, in the order of its first place."""
+    return tuple(dict.fromkeys(values))

@@ -1,0 +1,74 @@
+"""The single process that `eaas bench serve` compares a cluster with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from eaas.bench.baseline import LocalExperts, _load_with_kernels, _load_with_transformers
+from eaas.bench.load import Workload
+from eaas.bench.serve import bench_serve
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_the_kernels_compute_what_transformers_does(checkpoint: Callable[..., Path]) -> None:
+    path = checkpoint("qwen3_moe")
+    ours, description = _load_with_kernels(path, threads=1)
+    theirs, implementation = _load_with_transformers(path)
+    assert implementation == "grouped_mm"
+    assert description.split(" ")[0] in ("native", "packed", "zentorch", "reference")
+    tokens = torch.arange(20, 60).view(2, 20)
+    with torch.inference_mode():
+        torch.testing.assert_close(
+            ours(tokens).logits, theirs(tokens).logits, atol=1e-4, rtol=0, check_stride=False
+        )
+    # No weight is there twice.
+    held = sum(parameter.numel() for parameter in ours.parameters())
+    assert held < sum(parameter.numel() for parameter in theirs.parameters())
+
+
+def test_tokens_that_nobody_wants_are_zero(checkpoint: Callable[..., Path]) -> None:
+    experts = LocalExperts(checkpoint("qwen3_moe"), threads=1)
+    x_TH = torch.randn(4, experts.checkpoint.shape.hidden_size)
+    ids_TK, scores_TK = torch.tensor([[0, 1]] * 4), torch.full((4, 2), 0.5)
+    wanted_T = torch.tensor([True, False, True, False])
+    every_TH = experts.layer_call(0, x_TH, ids_TK, scores_TK, None)
+    some_TH = experts.layer_call(0, x_TH, ids_TK, scores_TK, wanted_T)
+    torch.testing.assert_close(some_TH[::2], every_TH[::2])
+    assert not some_TH[1::2].any()
+    # An answer is the caller's: the next call does not write into it.
+    kept_TH = every_TH.clone()
+    experts.layer_call(1, 2 * x_TH, ids_TK, scores_TK, None)
+    assert torch.equal(every_TH, kept_TH)
+
+
+@pytest.mark.parametrize("baseline", ["transformers", "kernels"])
+def test_the_document_says_what_the_cluster_was_compared_with(
+    checkpoint: Callable[..., Path], baseline: str
+) -> None:
+    document = bench_serve(
+        checkpoint("qwen3_moe"),
+        servers=1,
+        redundancy=1,
+        transport="shm",
+        workload=Workload(requests=2, concurrency=2, prompt_tokens=4, output_tokens=4),
+        rounds=1,
+        baseline=baseline,
+        say=lambda _line: None,
+    )
+    assert document["baseline"]["experts"] == baseline
+    is_transformers = document["baseline"]["implementation"] == "grouped_mm"
+    assert is_transformers == (baseline == "transformers")
+    assert document["ratio"]["decode_tokens_per_s"] > 0
