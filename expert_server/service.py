@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from typing import Any
 
 import grpc
 
@@ -14,18 +15,20 @@ from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.types import ModelShape
 from eaas.wire import Arena
 from eaas.wire.slot import VERSION
-from expert_server.endpoint import exchange
+from expert_server.endpoint import ExchangeHandler
 from expert_server.slots import SlotTable
 from expert_server.store import ExpertStore
 
-__all__ = ["TRANSPORTS", "ExpertService"]
+__all__ = ["SERVICE", "TRANSPORTS", "ExpertService", "add_expert_service"]
 
 _log = get_logger(__name__)
 TRANSPORTS = ("shm", "grpc")
+SERVICE = "eaas.rpc.v1.ExpertService"
+_CALLS = ("Connect", "Disconnect", "ApplyPlacement")
 
 
 class ExpertService:
-    """See `expert.proto`.
+    """See `expert.proto`. Served by `add_expert_service`.
 
     Args:
         arena: The server's arena.
@@ -50,6 +53,7 @@ class ExpertService:
         self._on_applied = on_applied
         self._loading = threading.Lock()
         self._epoch = 0
+        self.exchange = ExchangeHandler(arena, table)
 
     def Connect(
         self, request: pb.ConnectRequest, context: grpc.ServicerContext
@@ -115,12 +119,6 @@ class ExpertService:
         self._table.revoke(request.connection_id)
         return pb.DisconnectResponse()
 
-    def Exchange(
-        self, request_iterator: Iterator[pb.ExchangeRequest], context: grpc.ServicerContext
-    ) -> Iterator[pb.ExchangeResponse]:
-        """The grpc transport."""
-        return exchange(self._arena, self._table, request_iterator, context)
-
     def ApplyPlacement(
         self, request: pb.ApplyPlacementRequest, context: grpc.ServicerContext
     ) -> pb.ApplyPlacementResponse:
@@ -155,3 +153,18 @@ class ExpertService:
         return pb.ApplyPlacementResponse(
             epoch=request.epoch, experts=self._store.count, bytes_loaded=loaded
         )
+
+
+def add_expert_service(service: ExpertService, server: grpc.Server) -> None:
+    """As the generated `add_ExpertServiceServicer_to_server`, but Exchange does without protobuf's copies."""
+    handlers: dict[str, Any] = {
+        name: grpc.unary_unary_rpc_method_handler(
+            getattr(service, name),
+            getattr(pb, f"{name}Request").FromString,
+            getattr(pb, f"{name}Response").SerializeToString,
+        )
+        for name in _CALLS
+    }
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(SERVICE, handlers), service.exchange)
+    )

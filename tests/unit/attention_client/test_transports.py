@@ -29,7 +29,7 @@ from eaas.wire import Arena, SlotState
 from eaas.wire.header import VERSION, WireDtype, payload_layout, result_length
 from eaas.wire.slot import Status
 from expert_server.loop import ServeLoop
-from expert_server.service import ExpertService
+from expert_server.service import SERVICE, ExpertService, add_expert_service
 from expert_server.slots import SlotTable
 
 HIDDEN, TOP_K, EXPERTS, SLOT_TOKENS, SLOTS = 8, 2, 4, 16, 64
@@ -58,8 +58,7 @@ class Server:
         self.table = SlotTable(self.arena)
         self.loop = ServeLoop(self.arena, self.table, kernel, SHAPE, 20)
         service = ExpertService(self.arena, self.table, None, SHAPE, lambda epoch: None)
-        add = expert_pb2_grpc.add_ExpertServiceServicer_to_server
-        self.server = serve([Service("eaas.rpc.v1.ExpertService", add, service)], "127.0.0.1", 0)
+        self.server = serve([Service(SERVICE, add_expert_service, service)], "127.0.0.1", 0)
         self.address = self.server.address
         self.thread = threading.Thread(target=self.loop.run, name="loop")
         if run:
