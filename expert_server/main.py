@@ -26,7 +26,7 @@ from expert_server.kernels import ExpertKernel, KernelSpec, Quantization
 from expert_server.kernels.choose import ExpertSizes, choose_kernel
 from expert_server.kernels.quantize import quantization_error
 from expert_server.loop import ServeLoop
-from expert_server.service import SERVICE, TRANSPORTS, ExpertService, add_expert_service
+from expert_server.service import SERVICE, ExpertService, add_expert_service, transports
 from expert_server.slots import SlotTable
 from expert_server.store import ExpertStore, naming_expert
 from expert_server.weights import ExpertReader
@@ -106,11 +106,11 @@ class ExpertServer:
             self._loop = ServeLoop(
                 self._arena, self._table, self._kernel, self.shape, config.spin_us
             )
-            service = ExpertService(
+            self._service = ExpertService(
                 self._arena, self._table, self._store, self.shape, self._applied
             )
             self._server = serve(
-                [Service(SERVICE, add_expert_service, service)],
+                [Service(SERVICE, add_expert_service, self._service)],
                 config.host,
                 config.port,
                 # A client's stream is a call that lasts: there are no more of them than slots.
@@ -125,7 +125,7 @@ class ExpertServer:
                 address=self._server.address,
                 state=MemberState.JOINING,
                 model=self.shape,
-                transports=TRANSPORTS,
+                transports=transports(),
             )
             self._session = MemberSession(
                 monitor_address,
@@ -147,6 +147,7 @@ class ExpertServer:
             self._session.close(deregister=True)
             # Clients see at once that their slots are gone, and the streams end before the arena does.
             self._table.revoke_all()
+            self._service.close()
             self._server.stop(_GRACE_S)
             self._arena.close()
             self._kernel.close()
