@@ -32,8 +32,10 @@ __all__ = ["GRACE_S", "NixlEndpoint"]
 _log = get_logger(__name__)
 GRACE_S = 5.0
 """How long slots are kept back whose client may still be writing."""
-# While a request is computed, how often to look for another client's.
-_COMPUTING_US = 50
+# The longest pause. A client that writes after a silence says so on its stream.
+_PAUSE_MOST_US = 50_000
+# The shortest and the longest while a request is computed.
+_COMPUTING_US = (50, 1000)
 
 
 @dataclass(eq=False)
@@ -101,6 +103,9 @@ class NixlEndpoint:
             if lives and second is not None:
                 self._take_memory(agent, peer, second.memory)
                 yield pb.JoinResponse(memory=peer.slots.message(peer.region))
+                threading.Thread(
+                    target=self._listen, args=(grant, requests), name="joined", daemon=True
+                ).start()
                 peer.ended.wait()
         except ConnectionLostError as error:
             _log.warning("%s: connection ended: %s", grant.client_id, error)
@@ -109,12 +114,21 @@ class NixlEndpoint:
         self._end(peer, "the client ended the stream")
         context.abort(grpc.StatusCode.FAILED_PRECONDITION, peer.reason)
 
+    def _listen(self, grant: Grant, requests: Iterator[pb.JoinRequest]) -> None:
+        """A client that writes after a silence says so: look at once."""
+        try:
+            for _ in requests:
+                if (poller := self._poller) is not None:
+                    poller.wake()
+        except grpc.RpcError as error:
+            _log.debug("%s: stream ended: %s", grant.client_id, error)
+
     def _mirror(self, grant: Grant, handle: bytes) -> tuple[_ServerAgent, _Peer]:
         """Learn how to reach a client, and give it its slots to write into."""
         with self._lock:
             if self._agent is None:
                 self._agent = Agent(f"expert-server-{self._arena.incarnation}")
-                self._poller = Poller("nixl", self._poll, self._busy, self._pause)
+                self._poller = Poller("nixl", self._poll, self._busy, _PAUSE_MOST_US, self._pause)
             agent = self._agent
             if grant.connection_id in self._peers:
                 raise ConnectionLostError("joined twice")
@@ -228,19 +242,19 @@ class NixlEndpoint:
                 self._held.pop(0)[2].close()
             return bool(ended or notes) or any(begun)
 
-    def _pause(self, pause_us: int) -> None:
-        """Sleep, but wake at once when a request that is being computed is answered."""
+    def _pause(self, pause_us: int) -> bool:
+        """While a request is computed, sleep on the bell of its answer."""
         flags = self._arena.flags
         for peer in tuple(self._peers.values()):
             first, slots = peer.grant.first_slot, peer.grant.slots
             if flags.scan(first, slots, SlotState.WRITTEN.mask):
                 done = SlotState.DONE.mask | SlotState.OFFLINE.mask
                 # Without a pause, this thread would keep the interpreter from the one that computes.
-                wait_us = max(pause_us, _COMPUTING_US)
+                least_us, most_us = _COMPUTING_US
+                wait_us = min(max(pause_us, least_us), most_us)
                 flags.wait(first, slots, done, peer.grant.reply_bell, -1, 0, wait_us)
-                return
-        if pause_us:
-            time.sleep(pause_us / 1e6)
+                return True
+        return False
 
     def _take_note(self, agent: _ServerAgent, peer: _Peer, note: bytes) -> None:
         try:

@@ -34,6 +34,10 @@ _JOIN_S = 5.0
 _DRAIN_S = 0.5
 _CLOSE_S = 2.0
 _LOOK_S = 0.0005
+# While an answer is to come, the longest pause between two looks.
+_PAUSE_MOST_US = 1000
+# After so long a silence the server looks too seldom for a write to wait for its next look.
+_SILENCE_S = 0.004
 
 
 class _OneSidedLink:
@@ -61,6 +65,7 @@ class _OneSidedLink:
         self._closed = False
         self._ready = False
         self._asked: set[int] = set()
+        self._spoke_at = 0.0
         self._region: Region | None = None
         self._service = expert_pb2_grpc.ExpertServiceStub(channel)
         self._outbox: queue.SimpleQueue[pb.JoinRequest | None] = queue.SimpleQueue()
@@ -136,6 +141,8 @@ class _OneSidedLink:
         offset = self.arena.request_offset(slot)
         length = RequestHeader.unpack_from(self.arena.buffer, offset).end
         self._asked.add(slot)
+        silent_s = time.monotonic() - self._spoke_at
+        self._spoke_at = time.monotonic()
         try:
             self._agent.write(
                 self._server,
@@ -147,6 +154,8 @@ class _OneSidedLink:
             )
         except ConnectionLostError as error:
             self._on_lost(str(error))
+        if silent_s > _SILENCE_S:
+            self._outbox.put(pb.JoinRequest())
         _links().wake()
 
     @property
@@ -183,6 +192,7 @@ class _OneSidedLink:
                     f"{length} bytes in slot {slot} of {self.slots}, where nobody asked"
                 )
             self._asked.discard(slot)
+            self._spoke_at = time.monotonic()
             self.arena.server_done(slot)
             self.arena.flags.ring(self.reply_bell)
 
@@ -213,7 +223,7 @@ class _Links:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._links: tuple[_OneSidedLink, ...] = ()
-        self._poller = Poller("nixl", self._poll, self._busy, _pause)
+        self._poller = Poller("nixl", self._poll, self._busy, _PAUSE_MOST_US)
 
     def add(self, link: _OneSidedLink) -> None:
         with self._lock:
@@ -231,11 +241,6 @@ class _Links:
 
     def _poll(self) -> bool:
         return any([link.poll() for link in self._links if link.waits])
-
-
-def _pause(pause_us: int) -> None:
-    if pause_us:
-        time.sleep(pause_us / 1e6)
 
 
 _all_links: _Links | None = None

@@ -14,13 +14,11 @@ __all__ = ["Poller"]
 _log = get_logger(__name__)
 # After something moved, the next thing is often close behind: no pause for so long.
 _HOT_US = 300
-# The longest pause. An idle server with a connection polls a thousand times a second, about 1 % of a core.
-_PAUSE_MOST_US = 1000
 
 
-def pause_us(idle_us: int) -> int:
+def pause_us(idle_us: int, most_us: int) -> int:
     """How long to pause when nothing has moved for so long: what comes is late by an eighth at most."""
-    return 0 if idle_us < _HOT_US else min(idle_us // 8, _PAUSE_MOST_US)
+    return 0 if idle_us < _HOT_US else min(idle_us // 8, most_us)
 
 
 class Poller:
@@ -30,8 +28,9 @@ class Poller:
         name: Of the thread.
         poll: Looks once; returns whether anything moved.
         busy: Whether there is something to wait for. Where not, the thread sleeps until `wake`.
-        pause: Called after a look at which nothing moved. Waits for about so many microseconds, or for less
-            where something moves that it can see.
+        most_us: The longest pause; `wake` ends one.
+        pause: Called for each pause. Waits in its own way, for about so many microseconds, where it can see
+            more than the poller; returns whether it did.
     """
 
     def __init__(
@@ -39,12 +38,15 @@ class Poller:
         name: str,
         poll: Callable[[], bool],
         busy: Callable[[], bool],
-        pause: Callable[[int], None],
+        most_us: int,
+        pause: Callable[[int], bool] = lambda pause_us: False,
     ) -> None:
         self._poll = poll
         self._busy = busy
+        self._most_us = most_us
         self._pause = pause
         self._changed = threading.Condition()
+        self._wakes = 0
         self._moved_ns = 0
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -53,6 +55,7 @@ class Poller:
     def wake(self) -> None:
         """Poll soon: there is something to wait for."""
         with self._changed:
+            self._wakes += 1
             self._moved_ns = time.monotonic_ns()
             self._changed.notify()
 
@@ -60,6 +63,7 @@ class Poller:
         """End the thread, and wait for its end. Not from within `poll`."""
         with self._changed:
             self._closed = True
+            self._wakes += 1
             self._changed.notify()
         self._thread.join()
 
@@ -71,11 +75,17 @@ class Poller:
                     self._changed.wait()
                 if self._closed:
                     return
+                wakes = self._wakes
             if self._poll():
                 self._moved_ns = time.monotonic_ns()
                 continue
             idle_us = (time.monotonic_ns() - self._moved_ns) // 1000
-            self._pause(pause_us(idle_us))
+            wait_us = pause_us(idle_us, self._most_us)
+            if self._pause(wait_us) or not wait_us:
+                continue
+            with self._changed:
+                if self._wakes == wakes:
+                    self._changed.wait(wait_us / 1e6)
 
 
 def _sleep_exactly() -> None:

@@ -99,7 +99,8 @@ class ExpertServiceServicer:
         """The nixl transport: sets one pair up, and is then the sign of life of both
         ends: the stream lasts as long as the connection. Two steps, each answered
         in kind: how to reach the sender, then where to write to it. Each end marks
-        the other one ready by a first note over the way that was set up. Ends with
+        the other one ready by a first note over the way that was set up. Later on,
+        an empty message says that the client wrote after a silence. Ends with
         FAILED_PRECONDITION when the connection is not known (any more), with
         INVALID_ARGUMENT when a step is not what it is to be.
         """
