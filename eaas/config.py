@@ -111,7 +111,9 @@ class AttentionClientConfig(_Section):
 
     host: str = Field("127.0.0.1", description="Address of the HTTP endpoint.")
     port: Port = Field(8000, description="Port of the HTTP endpoint; 0 takes a free one.")
-    transport: Literal["shm", "grpc"] = Field("shm", description="How tokens reach the servers.")
+    transport: Literal["shm", "grpc", "nixl"] = Field(
+        "shm", description="How tokens reach the servers."
+    )
     threads: int = Field(0, ge=0, description="Intra-op threads; 0 takes half of the cores.")
     slots: int = Field(4, ge=2, le=256, description="Slots to ask for on each server.")
     spin_us: int = Field(

@@ -18,7 +18,6 @@ from eaas.config import ExpertServerConfig
 from eaas.cores import usable_cores
 from eaas.grpc_server import Service, serve
 from eaas.log import get_logger
-from eaas.rpc.v1 import expert_pb2_grpc
 from eaas.session import MemberSession, MembershipView, Report
 from eaas.types import Member, MemberState, Role
 from eaas.wire import Arena
@@ -27,7 +26,7 @@ from expert_server.kernels import ExpertKernel, KernelSpec, Quantization
 from expert_server.kernels.choose import ExpertSizes, choose_kernel
 from expert_server.kernels.quantize import quantization_error
 from expert_server.loop import ServeLoop
-from expert_server.service import TRANSPORTS, ExpertService
+from expert_server.service import SERVICE, ExpertService, add_expert_service, transports
 from expert_server.slots import SlotTable
 from expert_server.store import ExpertStore, naming_expert
 from expert_server.weights import ExpertReader
@@ -36,6 +35,8 @@ __all__ = ["ExpertServer"]
 
 _log = get_logger(__name__)
 _GRACE_S = 1.0
+# Calls at a time beside the clients' streams.
+_CALLS = 32
 # How long a thread that is busy in Python may keep the interpreter from the polling loop. With Python's own
 # 5 ms, an answer for which the loop gives it up four times (waits, products) comes 20 ms late while experts
 # load; with this 1 ms, and the loading is no slower.
@@ -111,19 +112,15 @@ class ExpertServer:
                 config.batching,
                 config.batch_window_us * 1e-6,
             )
-            service = ExpertService(
+            self._service = ExpertService(
                 self._arena, self._table, self._store, self.shape, self._applied
             )
             self._server = serve(
-                [
-                    Service(
-                        "eaas.rpc.v1.ExpertService",
-                        expert_pb2_grpc.add_ExpertServiceServicer_to_server,
-                        service,
-                    )
-                ],
+                [Service(SERVICE, add_expert_service, self._service)],
                 config.host,
                 config.port,
+                # A client's stream is a call that lasts: there are no more of them than slots.
+                max_workers=config.slots + _CALLS,
             )
             undo.callback(self._server.stop, 0)
             member = Member(
@@ -134,7 +131,7 @@ class ExpertServer:
                 address=self._server.address,
                 state=MemberState.JOINING,
                 model=self.shape,
-                transports=TRANSPORTS,
+                transports=transports(),
             )
             self._session = MemberSession(
                 monitor_address,
@@ -156,6 +153,7 @@ class ExpertServer:
             self._session.close(deregister=True)
             # Clients see at once that their slots are gone, and the streams end before the arena does.
             self._table.revoke_all()
+            self._service.close()
             self._server.stop(_GRACE_S)
             self._arena.close()
             self._kernel.close()

@@ -5,27 +5,36 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import grpc
 
 from eaas.errors import CheckpointError
 from eaas.log import get_logger
+from eaas.one_sided import why_not
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.types import ModelShape
 from eaas.wire import Arena
 from eaas.wire.slot import VERSION
-from expert_server.endpoint import exchange
+from expert_server.endpoint import ExchangeHandler
+from expert_server.nixl_endpoint import NixlEndpoint
 from expert_server.slots import SlotTable
 from expert_server.store import ExpertStore
 
-__all__ = ["TRANSPORTS", "ExpertService"]
+__all__ = ["SERVICE", "ExpertService", "add_expert_service", "transports"]
 
 _log = get_logger(__name__)
-TRANSPORTS = ("shm", "grpc")
+SERVICE = "eaas.rpc.v1.ExpertService"
+_CALLS = ("Connect", "Disconnect", "ApplyPlacement")
+
+
+def transports() -> tuple[str, ...]:
+    """Ways by which clients can reach this server's slots."""
+    return ("shm", "grpc") if why_not() else ("shm", "grpc", "nixl")
 
 
 class ExpertService:
-    """See `expert.proto`.
+    """See `expert.proto`. Served by `add_expert_service`.
 
     Args:
         arena: The server's arena.
@@ -50,12 +59,16 @@ class ExpertService:
         self._on_applied = on_applied
         self._loading = threading.Lock()
         self._epoch = 0
+        self.exchange = ExchangeHandler(arena, table)
+        self._nixl = NixlEndpoint(arena, table)
+        self._transports = transports()
 
     def Connect(
         self, request: pb.ConnectRequest, context: grpc.ServicerContext
     ) -> pb.ConnectResponse:
         """Grant slots."""
         self._check(request, context)
+        self._nixl.supersede(request.client_id, request.client_incarnation)
         grant = self._table.grant(request.client_id, request.client_incarnation, request.slots)
         if grant is None:
             context.abort(
@@ -87,10 +100,10 @@ class ExpertService:
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"slot protocol {request.protocol_version}, this server speaks {VERSION}",
             )
-        if request.transport not in TRANSPORTS:
+        if request.transport not in self._transports:
             context.abort(
                 grpc.StatusCode.INVALID_ARGUMENT,
-                f"transport {request.transport!r}; this server has {', '.join(TRANSPORTS)}",
+                f"transport {request.transport!r}; this server has {', '.join(self._transports)}",
             )
         if request.model_digest != self._shape.digest:
             context.abort(
@@ -112,14 +125,19 @@ class ExpertService:
         self, request: pb.DisconnectRequest, context: grpc.ServicerContext
     ) -> pb.DisconnectResponse:
         """Take slots back."""
+        self._nixl.leave(request.connection_id)
         self._table.revoke(request.connection_id)
         return pb.DisconnectResponse()
 
-    def Exchange(
-        self, request_iterator: Iterator[pb.ExchangeRequest], context: grpc.ServicerContext
-    ) -> Iterator[pb.ExchangeResponse]:
-        """The grpc transport."""
-        return exchange(self._arena, self._table, request_iterator, context)
+    def Join(
+        self, request_iterator: Iterator[pb.JoinRequest], context: grpc.ServicerContext
+    ) -> Iterator[pb.JoinResponse]:
+        """The nixl transport."""
+        return self._nixl.join(request_iterator, context)
+
+    def close(self) -> None:
+        """End what the transports have begun, before the arena is closed."""
+        self._nixl.close()
 
     def ApplyPlacement(
         self, request: pb.ApplyPlacementRequest, context: grpc.ServicerContext
@@ -155,3 +173,21 @@ class ExpertService:
         return pb.ApplyPlacementResponse(
             epoch=request.epoch, experts=self._store.count, bytes_loaded=loaded
         )
+
+
+def add_expert_service(service: ExpertService, server: grpc.Server) -> None:
+    """As the generated `add_ExpertServiceServicer_to_server`, but Exchange does without protobuf's copies."""
+    handlers: dict[str, Any] = {
+        name: grpc.unary_unary_rpc_method_handler(
+            getattr(service, name),
+            getattr(pb, f"{name}Request").FromString,
+            getattr(pb, f"{name}Response").SerializeToString,
+        )
+        for name in _CALLS
+    }
+    handlers["Join"] = grpc.stream_stream_rpc_method_handler(
+        service.Join, pb.JoinRequest.FromString, pb.JoinResponse.SerializeToString
+    )
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(SERVICE, handlers), service.exchange)
+    )

@@ -9,8 +9,10 @@ import grpc
 
 from attention_client.connection import Link
 from attention_client.transports.cable import open_grpc
+from attention_client.transports.one_sided import open_nixl
 from attention_client.transports.shared import open_shm
 from eaas.errors import ConfigError
+from eaas.one_sided import why_not
 from eaas.rpc.v1 import expert_pb2 as pb
 
 __all__ = ["Opener", "opener"]
@@ -35,11 +37,18 @@ class Opener(Protocol):
         """Open the link."""
 
 
-_OPENERS: dict[str, Opener] = {"shm": open_shm, "grpc": open_grpc}
+_OPENERS: dict[str, Opener] = {"shm": open_shm, "grpc": open_grpc, "nixl": open_nixl}
 
 
 def opener(transport: str) -> Opener:
-    """The opener of a transport. Raises ConfigError naming those that there are."""
+    """The opener of a transport.
+
+    Raises:
+        ConfigError: There is none of that name (the message has those that there are), or what it needs is
+            not installed.
+    """
+    if transport == "nixl" and (missing := why_not()):
+        raise ConfigError(f"transport nixl: {missing}")
     try:
         return _OPENERS[transport]
     except KeyError:

@@ -14,8 +14,8 @@ _log = get_logger(__name__)
 _DEADLINE_S = 1.0
 
 
-def say_goodbye(service: ExpertServiceStub, connection_id: str) -> None:
-    """Tell the server that a connection is over.
+def say_goodbye(service: ExpertServiceStub, connection_id: str) -> bool:
+    """Tell the server that a connection is over. Returns whether it heard.
 
     Courtesy only: a server that does not hear it takes the slots back when the client's lease ends.
     """
@@ -23,3 +23,5 @@ def say_goodbye(service: ExpertServiceStub, connection_id: str) -> None:
         service.Disconnect(pb.DisconnectRequest(connection_id=connection_id), timeout=_DEADLINE_S)
     except grpc.RpcError as error:
         _log.debug("goodbye to %s not heard: %s", connection_id, error)
+        return False
+    return True

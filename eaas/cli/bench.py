@@ -189,13 +189,13 @@ def dispatch(
     from eaas.bench.dispatch.plot import draw_plot
     from eaas.bench.dispatch.run import bench_dispatch
     from eaas.bench.experts.plot import check_plot
-    from expert_server.service import TRANSPORTS
+    from expert_server.service import transports as known_transports
 
     # Python's own handling of SIGINT; SIGTERM likewise ends the run through its `finally`s.
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(128 + signal.SIGTERM))
     plan = make_plan(
         transports=transport or (),
-        known_transports=TRANSPORTS,
+        known_transports=known_transports(),
         hidden=hidden,
         tokens=tokens,
         rounds=rounds,

@@ -125,7 +125,7 @@ def attention_client(
     ] = None,
     host: Host = None,
     port: Port = None,
-    transport: Annotated[str | None, typer.Option(help="shm or grpc.")] = None,
+    transport: Annotated[str | None, typer.Option(help="shm, grpc or nixl.")] = None,
     threads: Threads = None,
     config: ConfigFile = None,
 ) -> None:

@@ -38,7 +38,9 @@ def up(
     model: Model,
     servers: Annotated[int, typer.Option(min=1, help="Expert servers.")] = 3,
     redundancy: Annotated[int, typer.Option(min=1, help="Servers that hold each expert.")] = 2,
-    transport: Annotated[str | None, typer.Option(help="shm or grpc.", show_default="shm")] = None,
+    transport: Annotated[
+        str | None, typer.Option(help="shm, grpc or nixl.", show_default="shm")
+    ] = None,
     host: Annotated[
         str | None, typer.Option(help="Address of the endpoint.", show_default="127.0.0.1")
     ] = None,

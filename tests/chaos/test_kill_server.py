@@ -18,12 +18,15 @@ import attention_client
 from eaas.config import AttentionClientConfig
 from eaas.errors import ExpertsUnavailableError
 from eaas.local import LocalCluster
+from eaas.one_sided import why_not
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
 # Kills per architecture and transport: 20 in a usual run. More of each: KILL_MOMENTS=10 make test
 MOMENTS = {"qwen3_moe": 5}
 ADDED_LATENCY_S = 0.25
+NIXL = pytest.param("nixl", marks=pytest.mark.skipif(bool(why_not()), reason=why_not()))
+TRANSPORTS = ("shm", "grpc", NIXL)
 
 
 def prompts(batch: int) -> dict[str, torch.Tensor]:
@@ -39,7 +42,7 @@ def generate(model: PreTrainedModel, batch: int) -> torch.Tensor:
     return model.generate(**prompts(batch), max_new_tokens=40, do_sample=False)
 
 
-@pytest.mark.parametrize("transport", ["shm", "grpc"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_any_server_at_any_moment(served: tuple[Path, LocalCluster], transport: str) -> None:
     path, cluster = served
     batch = 4
@@ -79,7 +82,7 @@ def cluster_of(model: PreTrainedModel) -> attention_client.Cluster:
     return next(m._eaas_cluster for m in model.modules() if hasattr(m, "_eaas_cluster"))
 
 
-@pytest.mark.parametrize("transport", ["shm", "grpc"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
 def test_latency_of_the_call_that_met_it(
     checkpoint: Callable[..., Path],

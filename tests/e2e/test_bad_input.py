@@ -115,7 +115,7 @@ def test_redundancy_above_servers(home: Any, model: Path) -> None:
 
 def test_unknown_transport(home: Any, model: Path) -> None:
     done = up(home, model, "--transport", "rdma")
-    refused(home, done, "--transport", "'shm' or 'grpc'")
+    refused(home, done, "--transport", "'shm', 'grpc' or 'nixl'")
     assert done.stdout == ""
 
 

@@ -12,10 +12,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 import attention_client
 from eaas.config import AttentionClientConfig
 from eaas.local import LocalCluster
+from eaas.one_sided import why_not
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
-TRANSPORTS = ("shm", "grpc")
+NIXL = pytest.param("nixl", marks=pytest.mark.skipif(bool(why_not()), reason=why_not()))
+TRANSPORTS = ("shm", "grpc", NIXL)
 NEW_TOKENS = 24
 
 

@@ -24,13 +24,12 @@ from eaas.config import load_config
 from eaas.grpc_server import Service, serve
 from eaas.local.child import announce, bind_to_launcher
 from eaas.log import configure_logging
-from eaas.rpc.v1 import expert_pb2_grpc
 from eaas.wire import Arena
 from eaas.wire.header import WireDtype, payload_layout, result_length
 from expert_server.kernels import ExpertKernel, KernelSpec
 from expert_server.kernels.choose import ExpertSizes, choose_kernel
 from expert_server.loop import ServeLoop
-from expert_server.service import ExpertService
+from expert_server.service import SERVICE, ExpertService, add_expert_service
 from expert_server.slots import SlotTable
 from expert_server.store import ExpertStore
 
@@ -85,14 +84,14 @@ def _serve(wanted: dict[str, Any], kernel: ExpertKernel) -> None:
     # No balancer, so that nobody asks the service to load anything.
     no_store = cast("ExpertStore", None)
     service = ExpertService(arena, table, no_store, shape, lambda _epoch: None)
-    add = expert_pb2_grpc.add_ExpertServiceServicer_to_server
-    server = serve([Service("eaas.rpc.v1.ExpertService", add, service)], "127.0.0.1", 0)
+    server = serve([Service(SERVICE, add_expert_service, service)], "127.0.0.1", 0)
     signal.signal(signal.SIGTERM, lambda _number, _frame: loop.stop())
     announce(ready=server.address)
     try:
         loop.run()
     finally:
         table.revoke_all()
+        service.close()
         server.stop(0)
         arena.close()
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from eaas.rpc.v1 import common_pb2 as eaas_dot_rpc_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x65\x61\x61s/rpc/v1/expert.proto\x12\x0b\x65\x61\x61s.rpc.v1\x1a\x18\x65\x61\x61s/rpc/v1/common.proto\"\xa6\x01\n\x0e\x43onnectRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x1a\n\x12\x63lient_incarnation\x18\x02 \x01(\x04\x12\x18\n\x10protocol_version\x18\x03 \x01(\r\x12\x11\n\ttransport\x18\x04 \x01(\t\x12\r\n\x05slots\x18\x05 \x01(\r\x12\x13\n\x0bhidden_size\x18\x06 \x01(\r\x12\x14\n\x0cmodel_digest\x18\x07 \x01(\t\"\x9f\x02\n\x0f\x43onnectResponse\x12\x15\n\rconnection_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x1a\n\x12server_incarnation\x18\x03 \x01(\x04\x12\x12\n\nfirst_slot\x18\x04 \x01(\r\x12\r\n\x05slots\x18\x05 \x01(\r\x12\x12\n\nreply_bell\x18\x06 \x01(\r\x12\x12\n\nslot_count\x18\x07 \x01(\r\x12\x18\n\x10payload_capacity\x18\x08 \x01(\x04\x12\x17\n\x0fresult_capacity\x18\t \x01(\x04\x12\x11\n\tarena_pid\x18\n \x01(\x03\x12\x10\n\x08\x61rena_fd\x18\x0b \x01(\x05\x12\x13\n\x0b\x61rena_bytes\x18\x0c \x01(\x04\x12\r\n\x05\x65poch\x18\r \x01(\x04\"*\n\x11\x44isconnectRequest\x12\x15\n\rconnection_id\x18\x01 \x01(\t\"\x14\n\x12\x44isconnectResponse\"D\n\x0f\x45xchangeRequest\x12\x15\n\rconnection_id\x18\x01 \x01(\t\x12\x0c\n\x04slot\x18\x02 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\".\n\x10\x45xchangeResponse\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"L\n\x15\x41pplyPlacementRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12$\n\x06layers\x18\x02 \x03(\x0b\x32\x14.eaas.rpc.v1.Holding\"N\n\x16\x41pplyPlacementResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07\x65xperts\x18\x02 \x01(\r\x12\x14\n\x0c\x62ytes_loaded\x18\x03 \x01(\x04\x32\xcc\x02\n\rExpertService\x12\x44\n\x07\x43onnect\x12\x1b.eaas.rpc.v1.ConnectRequest\x1a\x1c.eaas.rpc.v1.ConnectResponse\x12M\n\nDisconnect\x12\x1e.eaas.rpc.v1.DisconnectRequest\x1a\x1f.eaas.rpc.v1.DisconnectResponse\x12K\n\x08\x45xchange\x12\x1c.eaas.rpc.v1.ExchangeRequest\x1a\x1d.eaas.rpc.v1.ExchangeResponse(\x01\x30\x01\x12Y\n\x0e\x41pplyPlacement\x12\".eaas.rpc.v1.ApplyPlacementRequest\x1a#.eaas.rpc.v1.ApplyPlacementResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x65\x61\x61s/rpc/v1/expert.proto\x12\x0b\x65\x61\x61s.rpc.v1\x1a\x18\x65\x61\x61s/rpc/v1/common.proto\"\xa6\x01\n\x0e\x43onnectRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x1a\n\x12\x63lient_incarnation\x18\x02 \x01(\x04\x12\x18\n\x10protocol_version\x18\x03 \x01(\r\x12\x11\n\ttransport\x18\x04 \x01(\t\x12\r\n\x05slots\x18\x05 \x01(\r\x12\x13\n\x0bhidden_size\x18\x06 \x01(\r\x12\x14\n\x0cmodel_digest\x18\x07 \x01(\t\"\x9f\x02\n\x0f\x43onnectResponse\x12\x15\n\rconnection_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x1a\n\x12server_incarnation\x18\x03 \x01(\x04\x12\x12\n\nfirst_slot\x18\x04 \x01(\r\x12\r\n\x05slots\x18\x05 \x01(\r\x12\x12\n\nreply_bell\x18\x06 \x01(\r\x12\x12\n\nslot_count\x18\x07 \x01(\r\x12\x18\n\x10payload_capacity\x18\x08 \x01(\x04\x12\x17\n\x0fresult_capacity\x18\t \x01(\x04\x12\x11\n\tarena_pid\x18\n \x01(\x03\x12\x10\n\x08\x61rena_fd\x18\x0b \x01(\x05\x12\x13\n\x0b\x61rena_bytes\x18\x0c \x01(\x04\x12\r\n\x05\x65poch\x18\r \x01(\x04\"*\n\x11\x44isconnectRequest\x12\x15\n\rconnection_id\x18\x01 \x01(\t\"\x14\n\x12\x44isconnectResponse\"D\n\x0f\x45xchangeRequest\x12\x15\n\rconnection_id\x18\x01 \x01(\t\x12\x0c\n\x04slot\x18\x02 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\".\n\x10\x45xchangeResponse\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"k\n\x0bJoinRequest\x12\x15\n\rconnection_id\x18\x01 \x01(\t\x12\x0c\n\x04nixl\x18\x02 \x01(\t\x12\x0e\n\x06handle\x18\x03 \x01(\x0c\x12\'\n\x06memory\x18\x04 \x01(\x0b\x32\x17.eaas.rpc.v1.SlotMemory\"G\n\x0cJoinResponse\x12\x0e\n\x06handle\x18\x01 \x01(\x0c\x12\'\n\x06memory\x18\x02 \x01(\x0b\x32\x17.eaas.rpc.v1.SlotMemory\"Z\n\nSlotMemory\x12\x13\n\x0b\x64\x65scription\x18\x01 \x01(\x0c\x12\x13\n\x0brequests_at\x18\x02 \x01(\x04\x12\x12\n\nresults_at\x18\x03 \x01(\x04\x12\x0e\n\x06stride\x18\x04 \x01(\x04\"L\n\x15\x41pplyPlacementRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12$\n\x06layers\x18\x02 \x03(\x0b\x32\x14.eaas.rpc.v1.Holding\"N\n\x16\x41pplyPlacementResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07\x65xperts\x18\x02 \x01(\r\x12\x14\n\x0c\x62ytes_loaded\x18\x03 \x01(\x04\x32\x8d\x03\n\rExpertService\x12\x44\n\x07\x43onnect\x12\x1b.eaas.rpc.v1.ConnectRequest\x1a\x1c.eaas.rpc.v1.ConnectResponse\x12M\n\nDisconnect\x12\x1e.eaas.rpc.v1.DisconnectRequest\x1a\x1f.eaas.rpc.v1.DisconnectResponse\x12K\n\x08\x45xchange\x12\x1c.eaas.rpc.v1.ExchangeRequest\x1a\x1d.eaas.rpc.v1.ExchangeResponse(\x01\x30\x01\x12?\n\x04Join\x12\x18.eaas.rpc.v1.JoinRequest\x1a\x19.eaas.rpc.v1.JoinResponse(\x01\x30\x01\x12Y\n\x0e\x41pplyPlacement\x12\".eaas.rpc.v1.ApplyPlacementRequest\x1a#.eaas.rpc.v1.ApplyPlacementResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,10 +44,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EXCHANGEREQUEST']._serialized_end=660
   _globals['_EXCHANGERESPONSE']._serialized_start=662
   _globals['_EXCHANGERESPONSE']._serialized_end=708
-  _globals['_APPLYPLACEMENTREQUEST']._serialized_start=710
-  _globals['_APPLYPLACEMENTREQUEST']._serialized_end=786
-  _globals['_APPLYPLACEMENTRESPONSE']._serialized_start=788
-  _globals['_APPLYPLACEMENTRESPONSE']._serialized_end=866
-  _globals['_EXPERTSERVICE']._serialized_start=869
-  _globals['_EXPERTSERVICE']._serialized_end=1201
+  _globals['_JOINREQUEST']._serialized_start=710
+  _globals['_JOINREQUEST']._serialized_end=817
+  _globals['_JOINRESPONSE']._serialized_start=819
+  _globals['_JOINRESPONSE']._serialized_end=890
+  _globals['_SLOTMEMORY']._serialized_start=892
+  _globals['_SLOTMEMORY']._serialized_end=982
+  _globals['_APPLYPLACEMENTREQUEST']._serialized_start=984
+  _globals['_APPLYPLACEMENTREQUEST']._serialized_end=1060
+  _globals['_APPLYPLACEMENTRESPONSE']._serialized_start=1062
+  _globals['_APPLYPLACEMENTRESPONSE']._serialized_end=1140
+  _globals['_EXPERTSERVICE']._serialized_start=1143
+  _globals['_EXPERTSERVICE']._serialized_end=1540
 # @@protoc_insertion_point(module_scope)

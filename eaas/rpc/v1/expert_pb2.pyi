@@ -83,6 +83,38 @@ class ExchangeResponse(_message.Message):
     data: bytes
     def __init__(self, slot: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
+class JoinRequest(_message.Message):
+    __slots__ = ("connection_id", "nixl", "handle", "memory")
+    CONNECTION_ID_FIELD_NUMBER: _ClassVar[int]
+    NIXL_FIELD_NUMBER: _ClassVar[int]
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    connection_id: str
+    nixl: str
+    handle: bytes
+    memory: SlotMemory
+    def __init__(self, connection_id: _Optional[str] = ..., nixl: _Optional[str] = ..., handle: _Optional[bytes] = ..., memory: _Optional[_Union[SlotMemory, _Mapping]] = ...) -> None: ...
+
+class JoinResponse(_message.Message):
+    __slots__ = ("handle", "memory")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    handle: bytes
+    memory: SlotMemory
+    def __init__(self, handle: _Optional[bytes] = ..., memory: _Optional[_Union[SlotMemory, _Mapping]] = ...) -> None: ...
+
+class SlotMemory(_message.Message):
+    __slots__ = ("description", "requests_at", "results_at", "stride")
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_AT_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_AT_FIELD_NUMBER: _ClassVar[int]
+    STRIDE_FIELD_NUMBER: _ClassVar[int]
+    description: bytes
+    requests_at: int
+    results_at: int
+    stride: int
+    def __init__(self, description: _Optional[bytes] = ..., requests_at: _Optional[int] = ..., results_at: _Optional[int] = ..., stride: _Optional[int] = ...) -> None: ...
+
 class ApplyPlacementRequest(_message.Message):
     __slots__ = ("epoch", "layers")
     EPOCH_FIELD_NUMBER: _ClassVar[int]

@@ -52,6 +52,11 @@ class ExpertServiceStub:
                 request_serializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.ExchangeRequest.SerializeToString,
                 response_deserializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.ExchangeResponse.FromString,
                 _registered_method=True)
+        self.Join = channel.stream_stream(
+                '/eaas.rpc.v1.ExpertService/Join',
+                request_serializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.JoinRequest.SerializeToString,
+                response_deserializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.JoinResponse.FromString,
+                _registered_method=True)
         self.ApplyPlacement = channel.unary_unary(
                 '/eaas.rpc.v1.ExpertService/ApplyPlacement',
                 request_serializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.ApplyPlacementRequest.SerializeToString,
@@ -90,6 +95,19 @@ class ExpertServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Join(self, request_iterator, context):
+        """The nixl transport: sets one pair up, and is then the sign of life of both
+        ends: the stream lasts as long as the connection. Two steps, each answered
+        in kind: how to reach the sender, then where to write to it. Each end marks
+        the other one ready by a first note over the way that was set up. Later on,
+        an empty message says that the client wrote after a silence. Ends with
+        FAILED_PRECONDITION when the connection is not known (any more), with
+        INVALID_ARGUMENT when a step is not what it is to be.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ApplyPlacement(self, request, context):
         """The balancer's word: hold these replicas. Returns when they are loaded.
         Errors: FAILED_PRECONDITION (older epoch), INVALID_ARGUMENT (unknown layer
@@ -116,6 +134,11 @@ def add_ExpertServiceServicer_to_server(servicer, server):
                     servicer.Exchange,
                     request_deserializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.ExchangeRequest.FromString,
                     response_serializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.ExchangeResponse.SerializeToString,
+            ),
+            'Join': grpc.stream_stream_rpc_method_handler(
+                    servicer.Join,
+                    request_deserializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.JoinRequest.FromString,
+                    response_serializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.JoinResponse.SerializeToString,
             ),
             'ApplyPlacement': grpc.unary_unary_rpc_method_handler(
                     servicer.ApplyPlacement,
@@ -207,6 +230,33 @@ class ExpertService:
             '/eaas.rpc.v1.ExpertService/Exchange',
             eaas_dot_rpc_dot_v1_dot_expert__pb2.ExchangeRequest.SerializeToString,
             eaas_dot_rpc_dot_v1_dot_expert__pb2.ExchangeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Join(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/eaas.rpc.v1.ExpertService/Join',
+            eaas_dot_rpc_dot_v1_dot_expert__pb2.JoinRequest.SerializeToString,
+            eaas_dot_rpc_dot_v1_dot_expert__pb2.JoinResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -65,7 +65,7 @@ def test_settings_are_frozen() -> None:
         ("monitor: {port: 65536}", "monitor.port = 65536"),
         ("monitor: {lease_s: 0}", "monitor.lease_s = 0"),
         ("monitor:", "monitor = None"),
-        ("attention_client: {transport: rdma}", "'shm' or 'grpc'"),
+        ("attention_client: {transport: rdma}", "'shm', 'grpc' or 'nixl'"),
         ("expert_server: {kernel: cuda}", "expert_server.kernel = 'cuda'"),
         ("expert_server: {quantization: 8}", "'none', 'int8' or 'int4'"),
         ("monitor: [", "YAML"),
@@ -123,7 +123,7 @@ def test_a_wrong_variable(monkeypatch: pytest.MonkeyPatch, variable: str, value:
 
 
 def test_a_wrong_option_is_named_as_such() -> None:
-    with pytest.raises(ConfigError, match=r"^--transport: .*'rdma'.* 'shm' or 'grpc'$"):
+    with pytest.raises(ConfigError, match=r"^--transport: .*'rdma'.* 'shm', 'grpc' or 'nixl'$"):
         load_config(attention_client={"transport": "rdma"})
     with pytest.raises(ConfigError, match=r"^--quantization: .*'int9'.* 'int8' or 'int4'$"):
         load_config(expert_server={"quantization": "int9"})

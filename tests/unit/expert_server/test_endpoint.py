@@ -16,7 +16,7 @@ from eaas.rpc.v1 import expert_pb2_grpc
 from eaas.types import ModelShape
 from eaas.wire import Arena, RequestHeader, SlotState
 from eaas.wire.header import WireDtype
-from expert_server.service import ExpertService
+from expert_server.service import SERVICE, ExpertService, add_expert_service
 from expert_server.slots import Grant, SlotTable
 
 SHAPE = ModelShape("tiny", 4, 8, 2, ("layer.0",), "float32", "digest")
@@ -34,8 +34,7 @@ class Endpoint:
         self.arena = Arena.create_local(4, 512, 512, 1)
         self.table = SlotTable(self.arena)
         service = ExpertService(self.arena, self.table, None, SHAPE, lambda epoch: None)
-        add = expert_pb2_grpc.add_ExpertServiceServicer_to_server
-        self.server = serve([Service("eaas.rpc.v1.ExpertService", add, service)], "127.0.0.1", 0)
+        self.server = serve([Service(SERVICE, add_expert_service, service)], "127.0.0.1", 0)
         self.channel = channel(self.server.address)
         self.stub = expert_pb2_grpc.ExpertServiceStub(self.channel)
         self.go = threading.Event()

@@ -1,0 +1,107 @@
+"""Two agents in one process: bytes first, then the note; what is wrong is an error, and a peer can go."""
+
+from __future__ import annotations
+
+import mmap
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from eaas.errors import ConnectionLostError
+from eaas.one_sided import Agent, Region, why_not
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "there")
+LARGE = 4 << 20
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.0005)
+
+
+class End:
+    def __init__(self, name: str) -> None:
+        self.agent: Agent[int] = Agent(name)
+        self.memory = mmap.mmap(-1, LARGE)
+        self.region: Region = self.agent.register(self.memory, 0, LARGE)
+        self.ended: list[tuple[int, str]] = []
+        self.came: list[tuple[str, bytes]] = []
+
+    def meet(self, other: End) -> None:
+        assert self.agent.learn(other.agent.handle()) == other.agent.name
+        assert self.agent.learn(other.region.description) == other.agent.name
+        self.agent.connect(other.agent.name)
+
+    def look(self) -> None:
+        self.ended += self.agent.written()
+        self.came += self.agent.notes()
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[End, End]]:
+    left, right = End("left"), End("right")
+    left.meet(right)
+    right.meet(left)
+    yield left, right
+    left.agent.close()
+    right.agent.close()
+
+
+@pytest.mark.parametrize("length", [1, 128, 4096, 65_536, LARGE])
+def test_the_note_comes_after_the_bytes(ends: tuple[End, End], length: int) -> None:
+    left, right = ends
+    for turn in range(1, 6):
+        left.memory[:length] = bytes([turn]) * length
+        left.agent.write("right", left.region.address, right.region.address, length, turn, b"n")
+        before = len(right.came)
+        while len(right.came) == before:
+            left.look()
+            right.look()
+        assert right.memory[:length] == bytes([turn]) * length
+        assert right.came[-1] == ("left", b"n")
+        eventually(lambda turn=turn: left.look() or (turn, "") in left.ended)
+    assert not left.agent.sending()
+
+
+def test_a_note_alone(ends: tuple[End, End]) -> None:
+    left, right = ends
+    left.agent.note("right", b"\x00\xff")
+    eventually(lambda: left.look() or right.look() or right.came == [("left", b"\x00\xff")])
+
+
+def test_an_address_outside_is_refused(ends: tuple[End, End]) -> None:
+    left, right = ends
+    start = right.region.address
+    for source, target in ((left.region.address, start + LARGE - 1), (start - LARGE - 9, start)):
+        with pytest.raises(ConnectionLostError):
+            left.agent.write("right", source, target, 2, 0)
+    with pytest.raises(ConnectionLostError):
+        left.agent.write("stranger", left.region.address, start, 2, 0)
+    assert not left.agent.sending()
+
+
+def test_a_peer_that_was_forgotten_is_a_stranger(ends: tuple[End, End]) -> None:
+    left, right = ends
+    left.agent.forget("right")
+    left.agent.forget("right")
+    with pytest.raises(ConnectionLostError):
+        left.agent.write("right", left.region.address, right.region.address, 8, 0)
+    with pytest.raises(ConnectionLostError):
+        left.agent.note("right", b"n")
+
+
+def test_a_closed_agent_is_quiet(ends: tuple[End, End]) -> None:
+    left, _ = ends
+    left.agent.close()
+    left.agent.close()
+    assert left.agent.notes() == left.agent.written() == []
+    with pytest.raises(ConnectionLostError, match="closed"):
+        left.agent.note("right", b"n")
+
+
+def test_no_handle_of_an_agent(ends: tuple[End, End]) -> None:
+    with pytest.raises(ConnectionLostError, match="handle"):
+        ends[0].agent.learn(b"nothing")

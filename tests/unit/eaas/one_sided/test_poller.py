@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eaas.one_sided.poller import Poller, pause_us
+
+
+@given(st.integers(0, 10**9))
+def test_what_comes_is_late_by_an_eighth_and_a_millisecond_at_most(idle_us: int) -> None:
+    assert pause_us(idle_us, 1000) <= min(idle_us / 8, 1000)
+
+
+@given(st.integers(1_000, 10**9))
+def test_it_does_pause(idle_us: int) -> None:
+    assert pause_us(idle_us, 1000) >= 100
+
+
+class Watched:
+    def __init__(self) -> None:
+        self.work = 0
+        self.looks = 0
+        self.pauses: list[int] = []
+        self.lock = threading.Lock()
+        self.poller = Poller("watched", self.poll, lambda: self.work > 0, 200_000, self.pause)
+
+    def poll(self) -> bool:
+        self.looks += 1
+        return False
+
+    def pause(self, pause_us: int) -> bool:
+        self.pauses.append(pause_us)
+        return False
+
+
+@pytest.fixture
+def watched() -> Iterator[Watched]:
+    watched = Watched()
+    yield watched
+    watched.poller.close()
+    assert "watched" not in [thread.name for thread in threading.enumerate()]
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_nothing_to_wait_for_is_no_look_at_all(watched: Watched) -> None:
+    time.sleep(0.05)
+    assert watched.looks == 0
+    watched.work = 1
+    watched.poller.wake()
+    eventually(lambda: watched.looks)
+    watched.work = 0
+    eventually(lambda: len(watched.pauses) == watched.looks)
+    looks = watched.looks
+    time.sleep(0.05)
+    assert watched.looks <= looks + 1  # One was under way.
+
+
+def test_pauses_grow_and_a_wake_ends_one(watched: Watched) -> None:
+    watched.work = 1
+    watched.poller.wake()
+    eventually(lambda: watched.pauses and watched.pauses[-1] > 100_000)
+    assert watched.pauses[0] == 0
+    watched.poller.wake()
+    eventually(lambda: watched.pauses[-1] < 1_000)
+    watched.work = 0
+
+
+def test_no_wake_is_lost(watched: Watched) -> None:
+    for _ in range(300):
+        watched.work = 1
+        looks = watched.looks
+        watched.poller.wake()
+        eventually(lambda looks=looks: watched.looks > looks)
+        watched.work = 0

@@ -1,0 +1,77 @@
+"""Frames made by hand against the generated classes, both ways."""
+
+from __future__ import annotations
+
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from eaas.rpc.v1 import expert_pb2 as pb
+from eaas.wire.frame import REQUEST_FRAMES, RESPONSE_FRAMES, FrameCodec, paste
+
+SLOTS = st.integers(0, 2**32 - 1)
+MESSAGES = [(REQUEST_FRAMES, pb.ExchangeRequest), (RESPONSE_FRAMES, pb.ExchangeResponse)]
+
+
+@pytest.mark.parametrize(("codec", "message"), MESSAGES)
+@given(slot=SLOTS, data=st.binary(min_size=1, max_size=300), before=st.integers(0, 70))
+@example(slot=127, data=b"x" * 127, before=0)
+@example(slot=128, data=b"x" * 128, before=64)
+@example(slot=0, data=b"x" * 16_384, before=1)
+def test_a_frame_is_the_generated_message(
+    codec: FrameCodec, message: type, slot: int, data: bytes, before: int
+) -> None:
+    buffer = bytearray(before) + data + b"behind"
+    frame = codec.encode(slot, buffer, before, before + len(data))
+    assert frame == message(slot=slot, data=data).SerializeToString()
+    parsed = message.FromString(frame)
+    assert (parsed.slot, parsed.data) == (slot, data)
+
+
+@given(slot=SLOTS, data=st.binary(max_size=300), connection_id=st.text(max_size=40))
+def test_a_generated_request_is_read(slot: int, data: bytes, connection_id: str) -> None:
+    message = pb.ExchangeRequest(slot=slot, data=data, connection_id=connection_id)
+    frame = REQUEST_FRAMES.decode(message.SerializeToString())
+    assert (frame.slot, frame.data, frame.connection_id) == (slot, data, connection_id)
+
+
+@given(slot=SLOTS, data=st.binary(max_size=300))
+def test_a_generated_response_is_read(slot: int, data: bytes) -> None:
+    frame = RESPONSE_FRAMES.decode(pb.ExchangeResponse(slot=slot, data=data).SerializeToString())
+    assert (frame.slot, frame.data, frame.connection_id) == (slot, data, "")
+
+
+def test_data_is_a_view_of_the_message() -> None:
+    message = pb.ExchangeResponse(slot=1, data=b"payload").SerializeToString()
+    assert RESPONSE_FRAMES.decode(message).data.obj is message
+
+
+def test_fields_of_a_later_version_are_passed_over() -> None:
+    # Field 15 as a number, 8 bytes, bytes and 4 bytes, around the slot's.
+    later = b"\x78\x05" + b"\x79" + bytes(8) + b"\x10\x07" + b"\x7a\x02hi" + b"\x7d" + bytes(4)
+    assert pb.ExchangeRequest.FromString(later).slot == 7
+    assert REQUEST_FRAMES.decode(later).slot == 7
+
+
+@given(st.binary(max_size=60))
+@example(b"\x1a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7f")
+@example(b"\x1a\x05four")
+@example(b"\x10")
+@example(b"\x13")
+@example(b"\x80" * 11)
+def test_anything_else_is_refused_or_read_as_protobuf_does(message: bytes) -> None:
+    for codec, generated in MESSAGES:
+        try:
+            frame = codec.decode(message)
+            parsed = generated.FromString(message)
+        except (ValueError, DecodeError):
+            continue
+        assert (frame.slot, frame.data) == (parsed.slot, parsed.data)
+
+
+@given(st.binary(min_size=1, max_size=5000), st.integers(0, 100))
+def test_paste_writes_just_there(data: bytes, offset: int) -> None:
+    buffer = bytearray(b"\xee" * (offset + len(data) + 9))
+    paste(buffer, offset, memoryview(data))
+    assert buffer == b"\xee" * offset + data + b"\xee" * 9
