@@ -149,7 +149,8 @@ class RequestHeader(NamedTuple):
         request_id: Chosen by the client, never used twice on a connection.
         epoch: Placement epoch that the client routed by.
         payload_length: Bytes of the payload: `payload_layout(...).total`.
-        budget_us: Microseconds left when it was written. Relative, so that it can cross hosts.
+        budget_us: Microseconds that the answer is worth waiting for, from when the server admits the
+            request: after that it is EXPIRED. Relative, so that it can cross hosts.
         layer: MoE layer.
         batch_size: Tokens (T).
         hidden_size: H.
