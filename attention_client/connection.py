@@ -30,6 +30,7 @@ from eaas.errors import (
 from eaas.wire import Arena, RequestHeader, ResultHeader, SlotState
 from eaas.wire.slot import (
     CHECKSUM_FLAG,
+    DAMAGED,
     Status,
     WireDtype,
     max_tokens,
@@ -326,8 +327,8 @@ class Connection:
 
         Raises:
             ConnectionLostError: The server is gone, or took the slot back.
-            SlotCorruptError: The answer is not one to this ticket, or its bytes were damaged (with
-                checksums; that slot is not used again).
+            SlotCorruptError: The answer is not one to this ticket, or bytes of it or of the request were
+                damaged (with checksums; that slot is not used again).
         """
         state = self._flags.load(ticket.slot)
         if state == SlotState.WRITTEN and self.lost_reason is None:
@@ -347,6 +348,9 @@ class Connection:
                 self._metrics.late_answers.inc()
                 raise
             header = self._read_again(ticket, offset, error)
+        if header.status == Status.INTERNAL and header.detail == DAMAGED and self._header_flags:
+            self._quarantine(ticket)
+            raise SlotCorruptError("the request reached the server damaged")
         if header.status != Status.OK:
             self.release(ticket)
             return Answer(header, None)

@@ -22,7 +22,7 @@ from eaas.errors import SlotCorruptError, WrongRequestError
 from eaas.log import get_logger
 from eaas.types import ModelShape
 from eaas.wire import Arena, RequestHeader, SlotState
-from eaas.wire.slot import DOORBELL, SlotLimits, Status, validate_request
+from eaas.wire.slot import DAMAGED, DOORBELL, SlotLimits, Status, validate_request
 from expert_server.batching import Batcher, Compute, Wait, create_batcher
 from expert_server.kernels import ExpertKernel
 from expert_server.replies import Replies, Request
@@ -191,8 +191,10 @@ class ServeLoop:
         if error is not None:
             _log.warning("slot %d of %s: %s", slot, grant.client_id, error)
             # A wrong request is wrong everywhere; one that was damaged on the way is to be sent again.
-            wrong = isinstance(error, WrongRequestError)
-            self._refuse(slot, grant, header, Status.INVALID_ARGUMENT if wrong else Status.INTERNAL)
+            if isinstance(error, WrongRequestError):
+                self._refuse(slot, grant, header, Status.INVALID_ARGUMENT)
+            else:
+                self._refuse(slot, grant, header, Status.INTERNAL, DAMAGED)
             return None
         views = self._views.payload(slot, header)
         return Request(slot, grant, header, views, now, now + header.budget_us * 1e-6)
@@ -271,14 +273,17 @@ class ServeLoop:
         if len(group) == 1:
             request = group[0]
             _log.info("slot %d: %s", request.slot, error)
-            self._refuse(request.slot, request.grant, request.header, Status.STALE_PLACEMENT)
+            self._refuse(
+                request.slot, request.grant, request.header, Status.STALE_PLACEMENT, self.epoch
+            )
             return
         for request in group:
             self._compute([request])
 
-    def _refuse(self, slot: int, grant: Grant, header: RequestHeader, status: Status) -> None:
+    def _refuse(
+        self, slot: int, grant: Grant, header: RequestHeader, status: Status, detail: int = 0
+    ) -> None:
         self.refused += 1
-        detail = self.epoch if status is Status.STALE_PLACEMENT else 0
         self._replies.error(slot, grant, header, status, detail)
 
 

@@ -170,7 +170,9 @@ def dispatch(
     tokens: Annotated[
         str, typer.Option(metavar="T,...", help="Batch sizes; each fits a slot.")
     ] = "1,8,64,512",
-    rounds: Annotated[int, typer.Option(min=1, help="Turns of each measurement.")] = 5,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Turns of each measurement; 3 where they are slow.")
+    ] = 5,
     server: Annotated[
         bool,
         typer.Option(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CHECKSUM_FLAG",
+    "DAMAGED",
     "MAGIC",
     "REQUEST_HEADER_BYTES",
     "RESULT_HEADER_BYTES",
@@ -38,6 +39,9 @@ VERSION = 1
 
 CHECKSUM_FLAG = 1
 """Bit of RequestHeader.flags: both headers of this exchange bear a checksum, which is never 0."""
+
+DAMAGED = 1
+"""ResultHeader.detail of an INTERNAL answer: the request was not whole, and its slot is not to be trusted."""
 
 REQUEST_HEADER_BYTES = 128
 RESULT_HEADER_BYTES = 64
@@ -239,7 +243,7 @@ class ResultHeader(NamedTuple):
         rows: Tokens (T) of the result; 0 unless the status is OK.
         hidden_size: H; 0 unless the status is OK.
         length: Bytes of the result.
-        detail: STALE_PLACEMENT: the server's epoch. Otherwise 0.
+        detail: STALE_PLACEMENT: the server's epoch. INTERNAL: DAMAGED or 0. Otherwise 0.
         service_us: Microseconds from when the server saw the request to this answer; 0: not stated.
     """
 

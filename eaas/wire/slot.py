@@ -69,6 +69,7 @@ from isal.isal_zlib import crc32
 from eaas.errors import SlotCorruptError, WrongRequestError
 from eaas.wire.header import (
     CHECKSUM_FLAG,
+    DAMAGED,
     MAGIC,
     REQUEST_HEADER_BYTES,
     RESULT_HEADER_BYTES,
@@ -92,6 +93,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CHECKSUM_FLAG",
+    "DAMAGED",
     "DOORBELL",
     "MAGIC",
     "REQUEST_HEADER_BYTES",

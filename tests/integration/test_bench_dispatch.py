@@ -95,6 +95,7 @@ def test_the_document(document: dict[str, Any]) -> None:
         for key in ("exchange_us", "floor_us", "layer_call_us"):
             assert 0 < row[key]["p50"] <= row[key]["p99"]
         assert row["client_us"] > 0
+        assert row["rounds"] == TINY.rounds
         assert row["calls"] >= 2 * 20
         assert row["result_bytes"] == 64 + 4 * row["tokens"] * row["hidden"]
         assert {"over_floor_us", "times_floor", "request_bytes"} < row.keys()

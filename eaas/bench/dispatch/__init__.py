@@ -19,10 +19,11 @@ How: whatever is compared is measured in turns of some tenths of a second, one a
 round. Of each turn p50 and p99 are taken over all of its calls; a figure is the median over the turns, a
 difference or a ratio the median over the rounds' own. Each turn begins with a few calls that do not count
 (a process that slept meets cold caches); nothing else is left out. A slow cell has as few as 20 calls in a
-turn: its p99 is then close to the longest. `calls` says how many exchanges there were in all turns.
+turn, so that its p99 is close to the longest, and as few as three rounds: `calls` says how many exchanges
+there were in all `rounds`.
 
-Calls follow one another at once, so that a server that spins is still awake when the next one comes.
-`server.paused_exchange_us` is the same exchange after a pause of a millisecond, in which it fell asleep.
+Calls follow one another at once, so that a server that spins for long enough is awake when the next one
+comes. `server.paused_exchange_us` is the same exchange after a pause of a millisecond.
 
 The document of `eaas bench dispatch --json` (us: microseconds):
 
@@ -30,7 +31,8 @@ The document of `eaas bench dispatch --json` (us: microseconds):
     settings      dtype, top_k, experts, slot_tokens, server_spin_us, client_spin_us, client_slots, rounds,
                   turn_s
     rows          [transport, hidden, tokens, exchange_us {p50, p99}, floor_us {p50, p99}, over_floor_us,
-                  times_floor, layer_call_us {p50, p99}, client_us, request_bytes, result_bytes, calls]
+                  times_floor, layer_call_us {p50, p99}, client_us, request_bytes, result_bytes,
+                  rounds, calls]
     scan_us       {"64", "1024"}: Flags.scan over so many slots
     wait_look_us  {"64", "1024"}: Flags.wait that looks once
     server        transport, hidden, tokens, idle_cpu_fraction, busy_cpu_fraction (of one core),

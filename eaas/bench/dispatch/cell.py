@@ -13,10 +13,13 @@ from eaas.bench.dispatch.floor import Floor
 from eaas.bench.dispatch.plan import Plan
 from eaas.bench.dispatch.sizes import request_bytes, result_bytes
 from eaas.bench.dispatch.turns import LEAST_CALLS, Turn, figure, summary, take_turn
+from eaas.bench.experts.measure import affordable_rounds
 
 __all__ = ["Round", "bench_cell", "cell_row"]
 
 _NS = 1e9
+# A slow cell takes fewer rounds than asked for, three at least.
+_CELL_S = 8.0
 
 
 @dataclass(frozen=True)
@@ -48,20 +51,23 @@ def bench_cell(
     """
     sizes = request_bytes(plan, hidden, tokens), result_bytes(hidden, tokens)
     request = random_request(tokens, hidden, plan.num_experts, plan.top_k)
-    rounds = []
-    for _ in range(plan.rounds):
+
+    def one_round() -> Round:
         floor_ns = floor.turn(*sizes, plan.turn_s / 2)
         exchange_ns = take_turn(lambda: caller.exchange(request), plan.turn_s)
         layer_ns = take_turn(lambda: caller.layer_call(request), plan.turn_s)
         outside_ns = _outside(lambda: caller.outside_ns(request), plan.turn_s / 2)
-        rounds.append(
-            Round(
-                Turn.of(floor_ns),
-                Turn.of(exchange_ns),
-                Turn.of(layer_ns),
-                median(outside_ns) / 1e3,
-            )
+        return Round(
+            Turn.of(floor_ns),
+            Turn.of(exchange_ns),
+            Turn.of(layer_ns),
+            median(outside_ns) / 1e3,
         )
+
+    started = time.monotonic()
+    rounds = [one_round()]
+    count = affordable_rounds(plan.rounds, time.monotonic() - started, _CELL_S)
+    rounds += [one_round() for _ in range(count - 1)]
     return cell_row(transport, hidden, tokens, sizes, rounds)
 
 
@@ -83,6 +89,7 @@ def cell_row(
         "client_us": figure(median(one.client_us for one in rounds)),
         "request_bytes": sizes[0],
         "result_bytes": sizes[1],
+        "rounds": len(rounds),
         "calls": sum(one.exchange.calls for one in rounds),
     }
 

@@ -15,7 +15,15 @@ from attention_client.dispatch.parts import Part
 from attention_client.metrics import ClientMetrics
 from eaas.errors import ConnectionLostError, SlotCorruptError, SlotsBusyError
 from eaas.wire import Arena, RequestHeader, ResultHeader, SlotState
-from eaas.wire.slot import RESULT_HEADER_BYTES, Status, reply_bell, request_views, result_view, seal
+from eaas.wire.slot import (
+    DAMAGED,
+    RESULT_HEADER_BYTES,
+    Status,
+    reply_bell,
+    request_views,
+    result_view,
+    seal,
+)
 from expert_server.slots import Grant, SlotTable
 
 HIDDEN = 4
@@ -57,7 +65,7 @@ class Bench:
         }
         offset = self.arena.result_offset(slot)
         result_view(self.arena.buffer, offset, request.batch_size, HIDDEN)[...] = request.request_id
-        header = ResultHeader.of(Status.OK, **(fields | changes))
+        header = ResultHeader.of(**({"status": Status.OK} | fields | changes))
         if request.flags:
             seal(self.arena.buffer, offset, header)
         else:
@@ -145,6 +153,22 @@ def test_a_damaged_answer_puts_its_slot_in_quarantine(damage: int) -> None:
             connection.poll(ticket)
     assert connection.lost_reason == "every slot is in quarantine"
     assert bench.metrics.quarantined_slots._value.get() == 3
+
+
+def test_a_request_that_arrived_damaged_puts_its_slot_in_quarantine() -> None:
+    bench = Bench()
+    connection = bench.connect(checksum=True)
+    ticket = send(connection)
+    bench.answer(ticket.slot, status=Status.INTERNAL, detail=DAMAGED, rows=0, hidden_size=0)
+    with pytest.raises(SlotCorruptError, match="reached the server damaged"):
+        connection.poll(ticket)
+    other = send(connection)
+    assert other.slot != ticket.slot
+    bench.answer(other.slot, status=Status.INTERNAL, rows=0, hidden_size=0)
+    answer = connection.poll(other)
+    assert answer is not None
+    assert answer.part_RH is None
+    assert send(connection).slot == other.slot
 
 
 def test_bytes_that_come_after_their_flag_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:

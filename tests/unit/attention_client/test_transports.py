@@ -343,7 +343,7 @@ def test_an_unknown_expert_is_a_stale_placement(client: Client, server: Server) 
 def test_a_wrong_request_takes_no_slot(client: Client, server: Server) -> None:
     connection = client.connect(server.address)
     x_TH, ids_TK, scores_TK = some(2)
-    with pytest.raises(WrongRequestError, match="hidden states"):
+    with pytest.raises(WrongRequestError, match="hidden size"):
         send(connection, (x_TH[:, :-1], ids_TK, scores_TK))
     with pytest.raises(WrongRequestError, match="float64"):
         send(connection, (x_TH.double(), ids_TK, scores_TK))

@@ -109,7 +109,7 @@ def test_differences_and_ratios_are_the_rounds_own() -> None:
     assert row["floor_us"] == {"p50": 2, "p99": 2}
     assert row["over_floor_us"] == 80  # of 99, 48, 80; and not 100 - 2
     assert row["times_floor"] == 25  # of 100, 25, 3; and not 100 / 2
-    assert row["calls"] == 60
+    assert (row["rounds"], row["calls"]) == (3, 60)
 
 
 def test_the_first_calls_of_a_turn_do_not_count() -> None:
