@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -81,7 +82,10 @@ class Poller:
                 continue
             idle_us = (time.monotonic_ns() - self._moved_ns) // 1000
             wait_us = pause_us(idle_us, self._most_us)
-            if self._pause(wait_us) or not wait_us:
+            if self._pause(wait_us):
+                continue
+            if not wait_us:
+                os.sched_yield()  # On a busy machine, what is waited for may wait for this core.
                 continue
             with self._changed:
                 if self._wakes == wakes:
