@@ -128,8 +128,9 @@ class LayerCall:
     ) -> None:
         self._shared = dispatcher
         self._inputs = inputs
-        self._ids_TK = ids_TK
-        self._wanted_TK = wanted_TK
+        # The compiled loops take them as they lie in memory.
+        self._ids_TK = np.ascontiguousarray(ids_TK)
+        self._wanted_TK = np.ascontiguousarray(wanted_TK)
         self._attempts: list[Attempt] = []
         self._results: list[Result] = []
         # Connections that failed in this call, and why; asked again only when nobody else is left.
