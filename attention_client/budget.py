@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import insort
 from collections import Counter, deque
 
 __all__ = ["HedgeBudget", "ServiceTimes"]
@@ -18,13 +17,14 @@ class ServiceTimes:
     # Six times the usual is patience enough for a short call; a long one varies less, and doubling is.
     _MARGIN, _SHORT_S, _LONG_MARGIN = 6.0, 0.2, 2.0
     # Answers, in units of the usual time of their size, that say what the slowest twentieth takes.
-    _WINDOW, _LEAST_KNOWN, _TAIL = 100, 20, 0.95
+    _WINDOW, _LEAST_KNOWN, _SORT_EACH, _TAIL = 100, 20, 10, 0.95
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
         self._answers: Counter[int] = Counter()
         self._recent: deque[float] = deque(maxlen=self._WINDOW)
-        self._sorted: list[float] = []
+        self._unsorted = self._SORT_EACH
+        self._tail: float | None = None
 
     def observe(self, rows: int, seconds: float) -> None:
         """Learn from one answer (exponential average; a slower one counts more, to be on the safe side)."""
@@ -38,12 +38,12 @@ class ServiceTimes:
         self._remember(seconds / before if before > 0 else 1.0)
 
     def _remember(self, ratio: float) -> None:
-        ordered = self._sorted.copy()
-        if len(self._recent) == self._WINDOW and self._recent[0] in ordered:
-            ordered.remove(self._recent[0])
         self._recent.append(ratio)
-        insort(ordered, ratio)
-        self._sorted = ordered
+        self._unsorted += 1
+        if len(self._recent) >= self._LEAST_KNOWN and self._unsorted >= self._SORT_EACH:
+            self._unsorted = 0
+            ordered = sorted(self._recent)
+            self._tail = ordered[int(self._TAIL * (len(ordered) - 1))]
 
     def budget(self, rows: int, least_s: float, most_s: float) -> float:
         """Seconds to wait for a call of `rows` tokens before another replica is asked instead.
@@ -58,10 +58,8 @@ class ServiceTimes:
 
     def tail_s(self, rows: int) -> float | None:
         """Seconds in which 95 % of the calls of `rows` tokens were answered; None until that is known."""
-        expected, ordered = self._expected_s(rows), self._sorted
-        if expected is None or len(ordered) < self._LEAST_KNOWN:
-            return None
-        return expected * ordered[int(self._TAIL * (len(ordered) - 1))]
+        expected, tail = self._expected_s(rows), self._tail
+        return None if expected is None or tail is None else expected * tail
 
     def _expected_s(self, rows: int) -> float | None:
         seconds = self._seconds

@@ -34,12 +34,11 @@ from eaas.wire.slot import (
     Status,
     WireDtype,
     max_tokens,
-    request_views,
-    result_view,
     seal,
     validate_result,
     verify,
 )
+from eaas.wire.views import SlotViews
 
 __all__ = ["WIRE_DTYPES", "Answer", "Connection", "LayerInput", "Link", "Ticket"]
 
@@ -163,6 +162,7 @@ class Connection:
         self._flags = link.arena.flags
         self._hidden_size = hidden_size
         self._spin_us = spin_us
+        self._views = SlotViews(link.arena, hidden_size)
         self._header_flags = CHECKSUM_FLAG if checksum else 0
         self._on_lost = on_lost
         self._on_closed = on_closed
@@ -282,7 +282,7 @@ class Connection:
             raise self._taken_back(ticket)
         offset = arena.request_offset(slot)
         try:
-            hidden_view, ids_view, scores_view = request_views(arena.buffer, offset, header)
+            hidden_view, ids_view, scores_view = self._views.payload(slot, header)
             if rows == inputs.x_TH.shape[0]:
                 hidden_view[...] = inputs.x_TH
                 scores_view[...] = inputs.scores_TK
@@ -355,7 +355,7 @@ class Connection:
             self.release(ticket)
             return Answer(header, None)
         self._answered(ticket)
-        return Answer(header, result_view(arena.buffer, offset, ticket.rows, self._hidden_size))
+        return Answer(header, self._views.result(ticket.slot, ticket.rows))
 
     def _read_header(self, ticket: Ticket, offset: int) -> ResultHeader:
         """Raises SlotCorruptError where it is not that of an answer to this ticket, or bytes were damaged."""
@@ -458,6 +458,7 @@ class Connection:
     def _let_go(self) -> None:
         """Close the arena once nobody can touch it any more; the lock is held."""
         if self._unlinked and not self._tickets:
+            self._views.clear()
             self._link.arena.close()
 
     def _reclaim_late(self) -> None:

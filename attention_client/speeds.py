@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from attention_client.dispatch import Load
 
@@ -24,6 +25,8 @@ _WINDOW = 7
 _LEAST_KNOWN = 3
 
 
+# How often rates are looked at anew.
+_LOOK_S = 0.005
 # A server that costs a call less than this is not slow, however many times slower than the others it is.
 _LEAST_EXCESS_S = 0.002
 
@@ -42,6 +45,7 @@ class Speeds:
 
     def __init__(self) -> None:
         self._rates: dict[str, _Rate] = {}
+        self._made: tuple[tuple[str, ...], float, npt.NDArray[np.float64]] = ((), 0.0, np.empty(0))
 
     def observe(self, server: str, work: float, seconds: float, now: float) -> None:
         """Learn from one answer."""
@@ -49,7 +53,7 @@ class Speeds:
         before, answers = (known.recent, known.answers) if known else ((), 0)
         recent = (*before[1 - _WINDOW :], seconds / work)
         # Made anew, since other threads may be reading; an observation lost to another one is no harm.
-        rate = _Rate(recent, statistics.median_low(recent), work, now, answers + 1)
+        rate = _Rate(recent, sorted(recent)[(len(recent) - 1) // 2], work, now, answers + 1)
         self._rates = {**self._rates, server: rate}
 
     def load(self, servers: Sequence[str], in_flight_work: Sequence[float], now: float) -> Load:
@@ -60,17 +64,27 @@ class Speeds:
             in_flight_work: What this client waits for, by server.
             now: Monotonic seconds.
         """
-        rates = self._rates
+        rate_S = self._rate_S(tuple(servers), now)
+        if not any(in_flight_work):
+            return Load(rate_S, np.zeros(len(servers)))
+        return Load(rate_S, rate_S * np.asarray(in_flight_work, dtype=np.float64))
+
+    def _rate_S(self, servers: tuple[str, ...], now: float) -> npt.NDArray[np.float64]:
+        """Seconds per work of each server, made anew each `_LOOK_S`: they do not change from call to call."""
+        made_for, made_at, rate_S = self._made
+        if made_for == servers and 0 <= now - made_at < _LOOK_S:
+            return rate_S
         usual = self.usual(servers)
         rate_S = np.empty(len(servers))
         for s, server in enumerate(servers):
-            known = rates.get(server)
+            known = self._rates.get(server)
             if known is None or known.answers < _LEAST_KNOWN:
                 rate_S[s] = usual
                 continue
             trust = 0.5 ** (max(now - known.at, 0.0) / _HALF_LIFE_S)
             rate_S[s] = usual + trust * (known.median - usual)
-        return Load(rate_S, rate_S * np.asarray(in_flight_work, dtype=np.float64))
+        self._made = servers, now, rate_S
+        return rate_S
 
     def usual(self, servers: Sequence[str]) -> float:
         """The median of those of these servers that are known; 1 where none is."""

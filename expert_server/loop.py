@@ -27,7 +27,7 @@ from expert_server.batching import Batcher, Compute, Wait, create_batcher
 from expert_server.kernels import ExpertKernel
 from expert_server.replies import Replies, Request
 from expert_server.slots import Grant, SlotTable
-from expert_server.views import Scratch, SlotViews
+from expert_server.views import Scratch, TensorViews
 
 __all__ = ["ServeLoop"]
 
@@ -83,7 +83,7 @@ class ServeLoop:
             batching, batch_window_s, shape.num_layers
         )
         self._table_changes = table.changes
-        self._views = SlotViews(arena, shape.hidden_size)
+        self._views = TensorViews(arena, shape.hidden_size)
         self._scratch = Scratch()
         self._replies = Replies(arena, self._views)
         # A plain flag: a signal handler may set it, and taking a lock there could deadlock.
@@ -196,7 +196,7 @@ class ServeLoop:
             else:
                 self._refuse(slot, grant, header, Status.INTERNAL, DAMAGED)
             return None
-        views = self._views.payload(slot, header)
+        views = self._views.tensors(slot, header)
         return Request(slot, grant, header, views, now, now + header.budget_us * 1e-6)
 
     def _read(

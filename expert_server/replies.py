@@ -9,8 +9,9 @@ import numpy.typing as npt
 
 from eaas.wire import Arena, RequestHeader, ResultHeader
 from eaas.wire.slot import CHECKSUM_FLAG, Status, seal
+from eaas.wire.views import SlotViews
 from expert_server.slots import Grant
-from expert_server.views import PayloadViews, SlotViews
+from expert_server.views import PayloadViews
 
 __all__ = ["Replies", "Request"]
 

@@ -1,6 +1,4 @@
-"""Views of payloads and results that are made once and used again: what is asked for in one call is asked
-for in the next thousand, and to make seven arrays and tensors takes longer than all else that is done for a
-request.
+"""Views of payloads as tensors, and scratch memory for batches of several requests.
 
 Letters: T tokens, H hidden size, K experts per token (top-k).
 """
@@ -10,20 +8,19 @@ from __future__ import annotations
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from eaas.wire import Arena, RequestHeader
 from eaas.wire.header import REQUEST_HEADER_BYTES, WireDtype, payload_layout
-from eaas.wire.slot import request_views, result_view
+from eaas.wire.slot import request_views
+from eaas.wire.views import PayloadArrays, SlotViews
 
-__all__ = ["PayloadViews", "Scratch", "SlotViews"]
+__all__ = ["PayloadViews", "Scratch", "TensorViews"]
 
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-# Sets of views that are kept, about 2 KB each. When there are more shapes than that, all are made anew.
+# Shapes of batches whose views are kept. When there are more, all are made anew.
 _KEPT = 2048
 
 
@@ -36,67 +33,38 @@ class PayloadViews:
         tensors: The same memory, for computing.
     """
 
-    arrays: tuple[npt.NDArray[Any], npt.NDArray[np.int32], npt.NDArray[np.float32]]
+    arrays: PayloadArrays
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
     @classmethod
-    def of(cls, buffer: Any, offset: int, header: RequestHeader) -> PayloadViews:
-        """Views of a payload whose header stands, or would stand, at `offset`; see `request_views`."""
-        arrays = request_views(buffer, offset, header)
+    def of(cls, arrays: PayloadArrays, dtype: WireDtype) -> PayloadViews:
+        """Tensors of the memory that arrays are of."""
         x_TH, ids_TK, scores_TK = map(torch.from_numpy, arrays)
-        if header.dtype == WireDtype.BFLOAT16:
+        if dtype is WireDtype.BFLOAT16:
             x_TH = x_TH.view(torch.bfloat16)
         return cls(arrays, (x_TH, ids_TK, scores_TK))
 
 
-class SlotViews:
-    """Views of an arena's slots.
-
-    Args:
-        arena: The server's arena.
-        hidden_size: H.
-
-    Attributes:
-        made: How many sets of views were made so far.
-    """
+class TensorViews(SlotViews):
+    """The same with tensors, for computing."""
 
     def __init__(self, arena: Arena, hidden_size: int) -> None:
-        self._arena = arena
-        self._hidden_size = hidden_size
-        self._payloads: dict[tuple[int, int, int, int], PayloadViews] = {}
-        self._results: dict[tuple[int, int], npt.NDArray[np.float32]] = {}
-        self.made = 0
+        super().__init__(arena, hidden_size)
+        self._with_tensors: dict[tuple[int, int, int, int], PayloadViews] = {}
 
-    def payload(self, slot: int, header: RequestHeader) -> PayloadViews:
+    def tensors(self, slot: int, header: RequestHeader) -> PayloadViews:
         """Of a request that passed `validate_request`."""
         key = (slot, header.batch_size, header.top_k, header.dtype)
-        views = self._payloads.get(key)
+        views = self._with_tensors.get(key)
         if views is None:
-            offset = self._arena.request_offset(slot)
-            views = PayloadViews.of(self._arena.buffer, offset, header)
-            self._keep(self._payloads, key, views)
+            views = PayloadViews.of(self.payload(slot, header), WireDtype(header.dtype))
+            self._keep(self._with_tensors, key, views)
         return views
-
-    def result(self, slot: int, rows: int) -> npt.NDArray[np.float32]:
-        """Of the result (T, H) that belongs to such a request."""
-        key = (slot, rows)
-        result_TH = self._results.get(key)
-        if result_TH is None:
-            offset = self._arena.result_offset(slot)
-            result_TH = result_view(self._arena.buffer, offset, rows, self._hidden_size)
-            self._keep(self._results, key, result_TH)
-        return result_TH
 
     def clear(self) -> None:
         """Let go of the arena's memory."""
-        self._payloads.clear()
-        self._results.clear()
-
-    def _keep(self, kept: dict[Any, Any], key: Any, views: Any) -> None:
-        if len(kept) >= _KEPT:
-            kept.clear()
-        kept[key] = views
-        self.made += 1
+        super().clear()
+        self._with_tensors.clear()
 
 
 class Scratch:
@@ -149,4 +117,6 @@ class Scratch:
             self._views.clear()
             self._memory = None
             self._memory = mmap.mmap(-1, needed + needed // 2, flags=_PRIVATE)
-        return PayloadViews.of(self._memory, 0, header)
+        assert self._memory is not None
+        arrays = request_views(self._memory, 0, header)
+        return PayloadViews.of(arrays, WireDtype(header.dtype))

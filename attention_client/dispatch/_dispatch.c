@@ -153,6 +153,62 @@ dispatch_group(PyObject *self, PyObject *args)
     return answer;
 }
 
+/* ---- by_share: a server for each chunk, in proportion to the shares --------------------------------------- */
+
+static PyObject *
+dispatch_by_share(PyObject *self, PyObject *args)
+{
+    (void)self;
+    PyObject *expert_of, *shares, *server_out;
+    Py_ssize_t chunks, servers, experts;
+    double draw, step;
+    if (!PyArg_ParseTuple(args, "OnOnnddO:by_share", &expert_of, &chunks, &shares, &servers, &experts, &draw, &step,
+                          &server_out)) {
+        return NULL;
+    }
+    if (servers < 0 || experts < 0 || (experts > 0 && servers > PY_SSIZE_T_MAX / 4 / experts) ||
+        !(draw >= 0 && draw < 1) || !(step >= 0 && step < 1)) {
+        PyErr_SetString(PyExc_ValueError, "servers, experts, draw or step out of range");
+        return NULL;
+    }
+    Array arrays[3] = {0};
+    PyObject *answer = NULL;
+    if (!open_array(&arrays[0], expert_of, "expert_of", chunks, 8, false) ||
+        !open_array(&arrays[1], shares, "shares", servers * experts, 4, false) ||
+        !open_array(&arrays[2], server_out, "server_out", chunks, 8, true)) {
+        goto done;
+    }
+    const int64_t *expert = arrays[0].view.buf;
+    const float *share = arrays[1].view.buf;
+    int64_t *server = arrays[2].view.buf;
+    for (Py_ssize_t c = 0; c < chunks; c++) {
+        if (expert[c] < 0 || expert[c] >= experts) {
+            PyErr_Format(PyExc_IndexError, "chunk %zd: expert %lld of %zd", c, (long long)expert[c], experts);
+            goto done;
+        }
+        double total = 0;
+        for (Py_ssize_t s = 0; s < servers; s++) {
+            total += (double)share[s * experts + expert[c]];
+        }
+        /* The first server whose cumulative share passes the draw; the last with a share, where rounding has
+         * eaten the difference. */
+        double sum = 0;
+        server[c] = NOWHERE;
+        for (Py_ssize_t s = 0; s < servers && sum <= draw * total; s++) {
+            if (share[s * experts + expert[c]] > 0) {
+                sum += (double)share[s * experts + expert[c]];
+                server[c] = s;
+            }
+        }
+        draw += step;
+        draw -= draw >= 1 ? 1 : 0;
+    }
+    answer = Py_NewRef(Py_None);
+done:
+    close_arrays(arrays, COUNT_OF(arrays));
+    return answer;
+}
+
 /* ---- level: move chunks off the server that would end last ----------------------------------------------- */
 
 typedef struct {
@@ -434,6 +490,7 @@ done:
 
 static PyMethodDef methods[] = {
     {"group", dispatch_group, METH_VARARGS, NULL},
+    {"by_share", dispatch_by_share, METH_VARARGS, NULL},
     {"level", dispatch_level, METH_VARARGS, NULL},
     {"split", dispatch_split, METH_VARARGS, NULL},
     {"combine", dispatch_combine, METH_VARARGS, NULL},

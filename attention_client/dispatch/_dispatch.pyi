@@ -27,6 +27,21 @@ def group(
     of each chunk (int64, room for `pairs` of them); returns how many chunks there are. `ids` is
     int64, `wanted` bool or None for all."""
 
+def by_share(
+    expert_of: _Int64,
+    chunks: int,
+    shares: _Float32,
+    servers: int,
+    experts: int,
+    draw: float,
+    step: float,
+    server_out: _Int64,
+    /,
+) -> None:
+    """Fills the server of each chunk (int64, -1 where no share of its expert is above 0): the first
+    whose cumulative share of `shares` (float32, S x E) passes the chunk's draw in [0, 1), which is
+    `draw` for the first chunk and `step` more, modulo 1, for each further one."""
+
 def level(
     server_of: _Int64,
     expert_of: _Int64,

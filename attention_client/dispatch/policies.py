@@ -68,9 +68,14 @@ class _Weights:
     def choose(
         self, chunks: Chunks, shares_SE: npt.NDArray[np.float32], load: Load
     ) -> npt.NDArray[np.int64]:
-        step_C = np.arange(chunks.expert_C.size, dtype=np.float64) * _CHUNK_STEP
-        draw_C = (next(self._calls) * _CALL_STEP + step_C) % 1.0
-        return _by_share(shares_SE[:, chunks.expert_C], draw_C)
+        servers, experts = shares_SE.shape
+        count = chunks.expert_C.size
+        server_C = np.empty(count, dtype=np.int64)
+        draw = next(self._calls) * _CALL_STEP % 1.0
+        _dispatch.by_share(
+            chunks.expert_C, count, shares_SE, servers, experts, draw, _CHUNK_STEP, server_C
+        )
+        return server_C
 
 
 class _LeastLoaded:
@@ -123,19 +128,6 @@ class _Random:
         holds_SC = shares_SE[:, chunks.expert_C] > 0
         rng = np.random.default_rng(next(self._seeds))
         return _nth_holder(holds_SC, rng.integers(np.maximum(holds_SC.sum(axis=0), 1)))
-
-
-def _by_share(
-    shares_SC: npt.NDArray[np.float32], draw_C: npt.NDArray[np.float64]
-) -> npt.NDArray[np.int64]:
-    """The first server whose cumulative share passes the draw in [0, 1): one with a share above 0."""
-    cumulative_SC = np.cumsum(shares_SC, axis=0, dtype=np.float64)
-    total_C = cumulative_SC[-1]
-    # Divided, and not the draw multiplied: then the last one is 1 exactly, and above any draw.
-    scaled_SC = cumulative_SC / np.where(total_C > 0, total_C, 1.0)
-    server_C: npt.NDArray[np.int64] = (scaled_SC <= draw_C).sum(axis=0)
-    server_C[total_C <= 0] = NOWHERE
-    return server_C
 
 
 def _nth_holder(

@@ -233,7 +233,7 @@ def test_an_interrupted_write_gives_its_slot_back(monkeypatch: pytest.MonkeyPatc
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("attention_client.connection.request_views", interrupt)
+        patch.setattr(connection._views, "payload", interrupt)
         with pytest.raises(KeyboardInterrupt):
             send(connection)
     send(connection)

@@ -19,8 +19,8 @@ def learn(speeds: Speeds, server: str, rate: float, answers: int = 3, now: float
 def test_an_unknown_server_is_as_fast_as_is_usual() -> None:
     speeds = Speeds()
     assert speeds.load(SERVERS[:2], [0, 0], 0.0).rate_S.tolist() == [1.0, 1.0]
-    learn(speeds, "a", 0.002)
-    assert speeds.load(SERVERS[:2], [0, 0], 0.0).rate_S == pytest.approx([0.002, 0.002])
+    learn(speeds, "a", 0.002, now=1.0)
+    assert speeds.load(SERVERS[:2], [0, 0], 1.0).rate_S == pytest.approx([0.002, 0.002])
 
 
 def test_slow_first_answers_do_not_make_a_slow_server() -> None:
@@ -28,8 +28,9 @@ def test_slow_first_answers_do_not_make_a_slow_server() -> None:
     learn(speeds, "a", 0.001)
     learn(speeds, "b", 1.0, answers=2)
     assert speeds.load(("a", "b"), [0, 0], 0.0).rate_S == pytest.approx([0.001, 0.001])
-    learn(speeds, "b", 0.001, answers=3)
-    assert speeds.load(("a", "b"), [0, 0], 0.0).rate_S == pytest.approx([0.001, 0.001])
+    learn(speeds, "b", 0.001, answers=3, now=1.0)
+    learn(speeds, "a", 0.001, now=1.0)
+    assert speeds.load(("a", "b"), [0, 0], 1.0).rate_S == pytest.approx([0.001, 0.001])
 
 
 def test_a_server_that_became_slow_is_known_after_a_few_answers() -> None:

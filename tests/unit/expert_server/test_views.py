@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from eaas.wire import Arena, RequestHeader
 from eaas.wire.slot import WireDtype, payload_layout, request_views, result_length
 from expert_server import views as views_module
-from expert_server.views import PayloadViews, Scratch, SlotViews
+from expert_server.views import PayloadViews, Scratch, TensorViews
 
 HIDDEN, TOKENS, TOP_K = 4, 6, 2
 
@@ -37,13 +37,13 @@ def arena() -> Arena:
 
 
 def test_views_are_made_once_for_each_shape_and_show_what_is_there(arena: Arena) -> None:
-    views = SlotViews(arena, HIDDEN)
+    views = TensorViews(arena, HIDDEN)
     for slot in (0, 1):
         for tokens in (1, 3):
             for dtype in (WireDtype.FLOAT32, WireDtype.BFLOAT16):
                 like = header(tokens, dtype=dtype)
-                payload = views.payload(slot, like)
-                assert views.payload(slot, like) is payload
+                payload = views.tensors(slot, like)
+                assert views.tensors(slot, like) is payload
                 x_TH, ids_TK, scores_TK = payload.tensors
                 written = request_views(arena.buffer, arena.request_offset(slot), like)
                 for number, array in enumerate(written, 1):
@@ -55,20 +55,22 @@ def test_views_are_made_once_for_each_shape_and_show_what_is_there(arena: Arena)
                 assert (ids_TK == 2).all()
                 assert (scores_TK == 3).all()
             assert views.result(slot, tokens) is views.result(slot, tokens)
-    assert views.made == 12
+    assert views.made == 20
 
 
 def test_no_more_views_are_kept_than_that(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(views_module, "_KEPT", 3)
-    views, scratch = SlotViews(arena, HIDDEN), Scratch()
+    monkeypatch.setattr("eaas.wire.views._KEPT", 3)
+    views, scratch = TensorViews(arena, HIDDEN), Scratch()
     for tokens in range(1, TOKENS + 1):
-        payload = views.payload(0, header(tokens))
+        payload = views.tensors(0, header(tokens))
         assert payload.tensors[0].shape == (tokens, HIDDEN)
         assert scratch.gather([payload, payload], header(tokens)).tensors[0].shape == (
             2 * tokens,
             HIDDEN,
         )
         assert len(views._payloads) <= 3
+        assert len(views._with_tensors) <= 3
         assert len(scratch._views) <= 3
 
 
@@ -89,7 +91,7 @@ def test_gathered_payloads_stand_one_behind_the_other(batches, dtype: WireDtype)
         for tokens in sizes:
             like = header(tokens, top_k, dtype)
             buffer = bytearray(rng.bytes(like.end))
-            payloads.append(PayloadViews.of(buffer, 0, like))
+            payloads.append(PayloadViews.of(request_views(buffer, 0, like), WireDtype(like.dtype)))
         joint = scratch.gather(payloads, header(sizes[0], top_k, dtype))
         for place in range(3):
             wanted = b"".join(payload.arrays[place].tobytes() for payload in payloads)

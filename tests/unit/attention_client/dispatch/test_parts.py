@@ -162,3 +162,16 @@ def test_level_refuses_what_does_not_fit() -> None:
             _dispatch.level(wrong_server, wrong_expert, work, 1, shares, 2, 1, rate, ends)
     with pytest.raises(ValueError, match="shares"):
         _dispatch.level(server, expert, work, 1, shares, 3, 1, rate, ends)
+
+
+def test_by_share_refuses_what_does_not_fit() -> None:
+    expert, out, shares = np.zeros(1, I64), np.zeros(1, I64), np.ones((2, 1), F32)
+    _dispatch.by_share(expert, 1, shares, 2, 1, 0.6, 0.1, out)
+    assert out.tolist() == [1]
+    with pytest.raises(IndexError, match="expert 1 of 1"):
+        _dispatch.by_share(expert + 1, 1, shares, 2, 1, 0.6, 0.1, out)
+    for servers, draw, step in ((3, 0.6, 0.1), (2, 1.0, 0.1), (2, 0.5, -0.1), (2, np.nan, 0.1)):
+        with pytest.raises(ValueError, match=r"shares|out of range"):
+            _dispatch.by_share(expert, 1, shares, servers, 1, draw, step, out)
+    with pytest.raises(ValueError, match="server_out"):
+        _dispatch.by_share(expert, 1, shares, 2, 1, 0.6, 0.1, out.astype(I32))
