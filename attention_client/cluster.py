@@ -60,6 +60,7 @@ class Cluster:
 
     Raises:
         ClusterError: The monitor cannot be reached.
+        ConfigError: The transport is not installed.
     """
 
     def __init__(
@@ -77,6 +78,8 @@ class Cluster:
         self.config = config
         self.metrics = metrics
         self.monitor_address = monitor_address
+        # Here, since a transport that is not installed is to be one error, and not one for each server.
+        self._open_link = opener(config.transport)
         self._changed = threading.Condition()
         self._connections: dict[str, Connection] = {}
         self._connecting: dict[str, int] = {}
@@ -359,7 +362,7 @@ class Cluster:
                 if box:
                     box[0].lose(reason)
 
-            link = opener(self.config.transport)(granted, channel, gone)
+            link = self._open_link(granted, channel, gone)
         except BaseException:
             channel.close()
             raise

@@ -38,7 +38,7 @@ def serve(
     ] = None,
     servers: Annotated[int, typer.Option(min=1, help="Expert servers.")] = 3,
     redundancy: Annotated[int, typer.Option(min=1, help="Servers that hold each expert.")] = 2,
-    transport: Annotated[str, typer.Option(help="shm or grpc.")] = "shm",
+    transport: Annotated[str, typer.Option(help="shm, grpc or nixl.")] = "shm",
     requests: Annotated[int, typer.Option(min=1, help="Requests in a round.")] = 16,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 4,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 32,
