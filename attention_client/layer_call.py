@@ -353,7 +353,8 @@ class LayerCall:
         try:
             answer = connection.poll(attempt.ticket)
         except ConnectionLostError as error:
-            return self._give_up(connection, str(error), "lost")
+            # Whoever is gone gets no requests anyway, and its next life is another one.
+            return self._give_up(connection, str(error), "lost", blame=False)
         except SlotCorruptError as error:
             return self._give_up(connection, f"{name}: {error}", "corrupt")
         now = shared.clock()
@@ -373,12 +374,21 @@ class LayerCall:
         status = Status(answer.header.status)
         if status is Status.INVALID_ARGUMENT:
             raise WrongRequestError(f"{name} refused a request of layer {self._inputs.layer}")
+        if status is Status.STALE_PLACEMENT:
+            # It never had that expert, or not yet: nothing is wrong with it.
+            return self._give_up(
+                connection, f"{name}: answered {status.name}", "refused", blame=False
+            )
         return self._give_up(connection, f"{name}: answered {status.name}", "refused")
 
-    def _give_up(self, connection: Connection, reason: str, kind: str) -> _Look:
+    def _give_up(
+        self, connection: Connection, reason: str, kind: str, *, blame: bool = True
+    ) -> _Look:
+        # Several parts that fail together are one failure.
+        if blame and connection not in self._avoided:
+            self._blame(connection)
         self._avoided[connection] = reason
         self._shared.metrics.failovers.labels(kind).inc()
-        self._blame(connection)
         return _Look.FAILED
 
     def _blame(self, connection: Connection) -> None:

@@ -104,6 +104,12 @@ def test_the_document(document: dict[str, Any]) -> None:
     assert server["idle_cpu_fraction"] >= 0
     assert server["busy_cpu_fraction"] > 0
     assert (crowd["clients"], crowd["servers"], crowd["transport"]) == (2, 2, "shm")
+    policies = {row["policy"]: row for row in document["policies"]["rows"]}
+    assert set(policies) == {"weights", "least_loaded", "round_robin", "random"}
+    assert policies["weights"]["times_weights"] == 1.0
+    assert all(
+        0 < row["layer_call_us"]["p50"] <= row["layer_call_us"]["p99"] for row in policies.values()
+    )
     assert crowd["ratio"] == pytest.approx(crowd["p99_us"] / crowd["p50_us"], rel=1e-3)
     assert real["kernel"].startswith(("native", "packed", "zentorch", "reference"))
     assert real["calls"] == 2 * layer._CALLS

@@ -8,6 +8,7 @@ What is measured, and where:
     client          dispatch and combine alone                                               caller, cell
     server          processor time while idle and while busy; a look at many flags           upkeep, scan
     crowd           the exchange with many clients and servers on this machine               crowd
+    policies        layer calls at servers of which one has half the others' speed           policies
     layer           a real layer through a server against the kernel's call in that server   layer
 
 The exchange is that of a cluster: the client's `Connection` over a transport, `Connect` over gRPC, arena,
@@ -39,6 +40,8 @@ The document of `eaas bench dispatch --json` (us: microseconds):
                   exchanges_per_s, paused_exchange_us {p50, p99}
     crowd         clients, servers, transport, hidden, tokens, p50_us, p99_us, ratio (p99 to p50),
                   exchanges_per_s
+    policies      transport, hidden, tokens, servers, redundancy, slow_server_speed, skew, work_us,
+                  rows [policy, layer_call_us {p50, p99}, times_weights]
     layer         shape, tokens, dtype, transport, kernel, threads, in_process_ms, through_server_ms, ratio,
                   over_ms, calls; absent where there is no memory for it
     skipped       [what, reason]

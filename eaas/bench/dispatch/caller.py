@@ -33,7 +33,7 @@ from eaas.rpc.v1 import expert_pb2_grpc
 from eaas.types import Placement
 from eaas.wire.slot import VERSION, WireDtype
 
-__all__ = ["Caller", "Request", "random_request"]
+__all__ = ["Caller", "FixedView", "Request", "random_request"]
 
 _CONNECT_S = 10.0
 # Whoever needs longer is stuck. Of an attempt, too: none is to be sent again unseen.
@@ -70,7 +70,7 @@ class Request:
         part = Part(0, np.arange(tokens), ids_TK.astype(np.int32), float(ids_TK.size))
         return cls(
             x_TH,
-            ids_TK,
+            np.ascontiguousarray(ids_TK),
             scores_TK,
             np.ones(ids_TK.shape, dtype=np.bool_),
             LayerInput.of(0, x_TH, scores_TK),
@@ -216,7 +216,7 @@ class Caller:
 
     def _dispatcher(self, view: ClusterView, policy: str) -> Dispatcher:
         return Dispatcher(
-            _Fixed(view),
+            FixedView(view),
             dispatch_policy(policy),
             _ANSWER_S,
             _ANSWER_S,
@@ -231,15 +231,17 @@ def _call(dispatcher: Dispatcher, request: Request) -> torch.Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class _Fixed:
-    """A cluster in which nothing changes."""
+class FixedView:
+    """A cluster in which nothing changes (`attention_client.layer_call.Replicas`)."""
 
     current: ClusterView
 
     def view(self) -> ClusterView:
+        """Always the same."""
         return self.current
 
     def wait_for_change(self, seen: ClusterView, timeout_s: float) -> None:
+        """Sleep."""
         time.sleep(timeout_s)
 
 

@@ -27,6 +27,7 @@ class Plan:
         watch_s: Seconds that a server is watched for.
         clients, servers: Processes of the crowd.
         crowd_tokens: T of their exchanges.
+        policy_tokens: T of the layer calls that compare dispatch policies.
         layer: Of the real layer.
         layer_tokens: T of its calls.
     """
@@ -43,6 +44,7 @@ class Plan:
     clients: int = 8
     servers: int = 4
     crowd_tokens: int = 8
+    policy_tokens: int = 64
     layer: Shape = BUILT_IN[0]
     layer_tokens: int = 64
 

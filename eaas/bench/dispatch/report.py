@@ -33,6 +33,7 @@ def print_report(document: dict[str, Any]) -> None:
     )
     if "server" in document:
         _print_server(document)
+        _print_policies(document["policies"])
     if "layer" in document:
         layer = document["layer"]
         print(
@@ -63,6 +64,19 @@ def _print_server(document: dict[str, Any]) -> None:
         f"p99 {crowd['p99_us']:.4g} us, ratio {crowd['ratio']:.3g}, "
         f"{crowd['exchanges_per_s']:.4g} exchanges/s"
     )
+
+
+def _print_policies(policies: dict[str, Any]) -> None:
+    print(
+        f"dispatch policies: {policies['servers']} servers, the first at "
+        f"{policies['slow_server_speed']:.2g} of the others' speed, skewed routing, T={policies['tokens']}"
+    )
+    for row in policies["rows"]:
+        took = row["layer_call_us"]
+        print(
+            f"  {row['policy']:<12} layer call {took['p50']:.4g} us, p99 {took['p99']:.4g} us, "
+            f"{row['times_weights']:.3g} times weights"
+        )
 
 
 def _short(us: float) -> str:

@@ -16,6 +16,7 @@ from eaas.bench.dispatch.crowd import bench_crowd
 from eaas.bench.dispatch.floor import Floor
 from eaas.bench.dispatch.layer import bench_layer, lack_of_memory
 from eaas.bench.dispatch.plan import Plan
+from eaas.bench.dispatch.policies import bench_policies
 from eaas.bench.dispatch.scan import bench_scan
 from eaas.bench.dispatch.server import null_server
 from eaas.bench.dispatch.sizes import request_bytes, result_bytes
@@ -69,6 +70,8 @@ def bench_dispatch(plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
         document["server"] = bench_upkeep(plan, _SLOTS)
         say(f"{plan.clients} clients and {plan.servers} servers")
         document["crowd"] = bench_crowd(plan, _SLOTS)
+        say("dispatch policies, one server at half speed")
+        document["policies"] = bench_policies(plan, _SLOTS)
         lack = lack_of_memory(plan.layer)
         if lack:
             skipped.append({"what": f"layer {plan.layer}", "reason": lack})

@@ -6,10 +6,11 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 
+from attention_client.dispatch.parts import CHUNK_PAIRS
 from eaas.bench.dispatch.plan import Plan
 from eaas.bench.dispatch.worker import Worker
 
-__all__ = ["kernel_server", "null_server"]
+__all__ = ["kernel_server", "null_server", "waiting_server"]
 
 
 def null_server(
@@ -24,6 +25,22 @@ def null_server(
         slots: Of the arena.
         name: For people.
     """
+    return waiting_server(plan, hidden, tokens, slots, 0.0, name)
+
+
+def waiting_server(
+    plan: Plan, hidden: int, tokens: int, slots: int, work_s: float, name: str
+) -> Callable[[], Worker]:
+    """Starts a server that waits as long as another one may take to compute.
+
+    Args:
+        plan: Of the run.
+        hidden: H.
+        tokens: T that a slot takes.
+        slots: Of the arena.
+        work_s: Seconds for a unit of work (`attention_client.dispatch.parts.Chunks`).
+        name: For people.
+    """
     return partial(
         Worker,
         name,
@@ -33,6 +50,7 @@ def null_server(
         top_k=plan.top_k,
         slot_tokens=tokens,
         slots=slots,
+        work={"seconds": work_s, "chunk_pairs": CHUNK_PAIRS},
         layer=None,
     )
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 from eaas.bench.dispatch.sizes import model_shape
@@ -50,7 +51,8 @@ def main(arguments: str) -> None:
     if wanted["layer"] is None:
         torch.set_num_threads(1)
         # The loop makes one batch of all that is there.
-        kernel = _null_kernel(wanted["slots"] * wanted["slot_tokens"], wanted["hidden"])
+        most_tokens = wanted["slots"] * wanted["slot_tokens"]
+        kernel = _waiting_kernel(most_tokens, wanted["hidden"], **wanted["work"])
     else:
         torch.set_num_threads(wanted["layer"]["threads"])
         shape = Shape(**wanted["layer"]["shape"])
@@ -96,13 +98,19 @@ def _serve(wanted: dict[str, Any], kernel: ExpertKernel) -> None:
         arena.close()
 
 
-def _null_kernel(most_tokens: int, hidden: int) -> ExpertKernel:
+def _waiting_kernel(
+    most_tokens: int, hidden: int, seconds: float, chunk_pairs: int
+) -> ExpertKernel:
     """A function in place of a kernel: the loop does no more than call it."""
     ready_TH = torch.ones(most_tokens, hidden)
 
     def compute(
         x_TH: torch.Tensor, ids_TK: torch.Tensor, scores_TK: torch.Tensor, layer: int
     ) -> torch.Tensor:
+        if seconds:
+            ids = ids_TK.numpy()
+            wanted_P = ids[ids >= 0]
+            time.sleep(seconds * (len(np.unique(wanted_P)) + wanted_P.size / chunk_pairs))
         return ready_TH[: x_TH.shape[0]]
 
     return cast("ExpertKernel", compute)

@@ -528,6 +528,30 @@ def test_a_server_that_keeps_failing_is_left_out_for_a_while() -> None:
     assert world.asked.count("s0") == asked + 1
 
 
+@pytest.mark.parametrize("fault", ["stale", "lost"])
+def test_who_is_gone_or_was_never_meant_is_not_blamed(fault: str) -> None:
+    world = World()
+    bad, good = FakeConnection(world, "s0", forever=fault), FakeConnection(world, "s1")
+    call = call_of(world, FakeReplicas(world, [view_of([bad, good], BOTH)]), IDS)
+    for _ in range(10):
+        bad.lost_reason = None
+        assert torch.equal(call.run(), expected_of(call))
+    assert not call.shared.ejections.out("s0", world.now)
+
+
+def test_parts_that_fail_together_are_one_failure() -> None:
+    world = World()
+    stuck = FakeConnection(world, "s0", ("silent",) * 8, room=1)
+    good = FakeConnection(world, "s1")
+    ids_TK = np.zeros((8, 1), dtype=np.int64)
+    view = view_of([stuck, good], BOTH)
+    view.placement.shares_LSE[0, 1] *= 1e-6
+    call = call_of(world, FakeReplicas(world, [view]), ids_TK, policy="weights")
+    assert torch.equal(call.run(), expected_of(call))
+    assert world.asked.count("s0") == 8
+    assert not call.shared.ejections.out("s0", world.now)
+
+
 def test_an_ejected_server_is_asked_before_one_that_hangs() -> None:
     world = World()
     ejected, stuck = FakeConnection(world, "s0"), FakeConnection(world, "s1", forever="silent")
