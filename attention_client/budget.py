@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter, deque
 
 __all__ = ["HedgeBudget", "ServiceTimes"]
@@ -37,6 +38,12 @@ class ServiceTimes:
         self._seconds = {**self._seconds, size: before + weight * (seconds - before)}
         self._remember(seconds / before if before > 0 else 1.0)
 
+    def observe_bound(self, rows: int, seconds: float) -> None:
+        """Learn from an answer that was found late: it took no longer than that."""
+        known = self._seconds.get(rows.bit_length())
+        if known is None or seconds < known:
+            self.observe(rows, seconds)
+
     def _remember(self, ratio: float) -> None:
         self._recent.append(ratio)
         self._unsorted += 1
@@ -71,10 +78,10 @@ class ServiceTimes:
 
 
 class HedgeBudget:
-    """How many requests may be sent a second time while the first is still waited for.
+    """How many requests may be sent beside others that are still waited for.
 
     A token bucket: each request adds a share of a hedge, a hedge takes a whole one. It starts empty, so at
-    no time were there more hedges than that share of the requests.
+    no time were there more hedges than that share of the requests. For any number of threads.
 
     Args:
         share: Of the requests, 0 to 1.
@@ -85,18 +92,22 @@ class HedgeBudget:
         self._share = share
         self._burst = burst
         self._tokens = 0.0
+        self._lock = threading.Lock()
 
     def earn(self) -> None:
         """A request was sent."""
-        self._tokens = min(self._tokens + self._share, self._burst)
+        with self._lock:
+            self._tokens = min(self._tokens + self._share, self._burst)
 
-    def spend(self) -> bool:
-        """Take a hedge if there is one."""
-        if self._tokens < 1.0:
-            return False
-        self._tokens -= 1.0
-        return True
+    def spend(self, requests: int) -> bool:
+        """Take so many hedges if they are there."""
+        with self._lock:
+            if self._tokens < requests:
+                return False
+            self._tokens -= requests
+            return True
 
-    def give_back(self) -> None:
-        """The hedge was not sent after all."""
-        self._tokens += 1.0
+    def give_back(self, requests: int) -> None:
+        """So many were not sent after all."""
+        with self._lock:
+            self._tokens = min(self._tokens + requests, self._burst)

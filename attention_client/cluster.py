@@ -83,6 +83,8 @@ class Cluster:
         self._changed = threading.Condition()
         self._connections: dict[str, Connection] = {}
         self._connecting: dict[str, int] = {}
+        # Former connections that are being closed.
+        self._closing: dict[str, threading.Event] = {}
         # Why a live server is not connected, in its own words.
         self._refusals: dict[str, str] = {}
         # Kept over the lives of a server: what it can do does not change with its process.
@@ -340,6 +342,10 @@ class Cluster:
                 self._connect_soon(member)
 
     def _connect_once(self, member: Member) -> None:
+        closing = self._closing.get(member.id)
+        if closing is not None:
+            # What the former connection still writes must not meet slots that are granted anew.
+            closing.wait(_CONNECT_S)
         channel = open_channel(member.address)
         request = pb.ConnectRequest(
             client_id=self.client_id,
@@ -396,17 +402,23 @@ class Cluster:
             if self._connections.get(connection.server_id) is connection:
                 del self._connections[connection.server_id]
             others = tuple(self._connections.values())
+            closed = self._closing.setdefault(connection.server_id, threading.Event())
             self._refresh()
         # Whoever waits, maybe on another server of the same call, is to look around at once.
         for other in others:
             other.wake()
         threading.Thread(
-            target=self._after_loss, args=(connection,), name="after-loss", daemon=True
+            target=self._after_loss, args=(connection, closed), name="after-loss", daemon=True
         ).start()
 
-    def _after_loss(self, connection: Connection) -> None:
+    def _after_loss(self, connection: Connection, closed: threading.Event) -> None:
         """Let go of the link, and try the same life again if it still lives (a broken stream, say)."""
-        connection.close()
+        try:
+            connection.close()
+        finally:
+            with self._changed:
+                self._closing.pop(connection.server_id, None)
+            closed.set()
         self._closed.wait(_RECONNECT_S)
         members = self._members
         member = members.members.get(connection.server_id) if members else None

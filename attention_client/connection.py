@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,9 @@ WIRE_DTYPES = {
     torch.bfloat16: WireDtype.BFLOAT16,
     torch.float16: WireDtype.FLOAT16,
 }
+_TAKEN_BACK = "the server took its slots back"
+# How long a write into a slot may take before the slots are given back all the same.
+_WRITING_S = 1.0
 # Before damaged bytes are looked at again.
 _SETTLE_S = 0.0002
 _ANSWERED = SlotState.DONE.mask | SlotState.OFFLINE.mask
@@ -105,6 +108,20 @@ class Ticket:
     request_id: int
     rows: int
     work: float
+
+
+class _Abandoned(NamedTuple):
+    """A request that nobody waits for any more.
+
+    Attributes:
+        ticket: Of it.
+        overdue: The server had its time.
+        unanswered: Its work counts as in flight.
+    """
+
+    ticket: Ticket
+    overdue: bool
+    unanswered: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,7 +189,8 @@ class Connection:
         self._free = list(range(link.first_slot, link.first_slot + link.slots))
         # True while the server has not answered, False while its answer is being read.
         self._tickets: dict[Ticket, bool] = {}
-        self._abandoned: dict[int, tuple[Ticket, bool]] = {}
+        self._abandoned: dict[int, _Abandoned] = {}
+        self._writers = 0
         self._quarantined: set[int] = set()
         self._work = 0.0
         self._max_tokens: dict[tuple[int, WireDtype], int] = {}
@@ -207,9 +225,11 @@ class Connection:
         if not self._abandoned:
             return False
         with self._lock:
-            if not self._unlinked:
-                self._reclaim_late()
-            return any(overdue for _, overdue in self._abandoned.values())
+            own = self._unlinked or self._reclaim_late()
+            owes = any(abandoned.overdue for abandoned in self._abandoned.values())
+        if not own:
+            self.lose(_TAKEN_BACK)
+        return owes
 
     def lose(self, reason: str) -> None:
         """Declare the connection lost and wake whoever waits on it. Idempotent."""
@@ -236,6 +256,10 @@ class Connection:
             if self._closing:
                 return
             self._closing = True
+        # The server may give the slots to others at once: nobody is to be writing into them then.
+        deadline = time.monotonic() + _WRITING_S
+        while self._writers and time.monotonic() < deadline:
+            time.sleep(_SETTLE_S)
         self._link.close()
         with self._lock:
             self._unlinked = True
@@ -276,6 +300,15 @@ class Connection:
             flags=self._header_flags,
         )
         ticket = self._take_slot(header.request_id, rows, part.work)
+        try:
+            self._write(ticket, inputs, part, header)
+        finally:
+            with self._lock:
+                self._writers -= 1
+        return ticket
+
+    def _write(self, ticket: Ticket, inputs: LayerInput, part: Part, header: RequestHeader) -> None:
+        """Fill a slot and hand it over; ends the ticket where that fails."""
         arena, slot = self._link.arena, ticket.slot
         # A process that slept through the loss of its slots would write into another client's.
         if arena.generation(slot) != self._link.generation:
@@ -283,7 +316,7 @@ class Connection:
         offset = arena.request_offset(slot)
         try:
             hidden_view, ids_view, scores_view = self._views.payload(slot, header)
-            if rows == inputs.x_TH.shape[0]:
+            if header.batch_size == inputs.x_TH.shape[0]:
                 hidden_view[...] = inputs.x_TH
                 scores_view[...] = inputs.scores_TK
             else:
@@ -301,7 +334,6 @@ class Connection:
         if not arena.client_write_done(slot):
             raise self._taken_back(ticket)
         self._link.kick(slot)
-        return ticket
 
     def seq(self) -> int:
         """The reply bell's count; pass it to `wait`, look at what may have changed between the two."""
@@ -393,7 +425,7 @@ class Connection:
         own = arena.generation(slot) == self._link.generation and arena.client_free(slot)
         self._end(ticket, free=own)
         if not own:
-            self.lose("the server took its slots back")
+            self.lose(_TAKEN_BACK)
         return own
 
     def abandon(self, ticket: Ticket, *, overdue: bool) -> None:
@@ -404,29 +436,36 @@ class Connection:
             overdue: The server had its time; it `owes_answer` until it gives it.
         """
         with self._lock:
-            if self._tickets.pop(ticket, None) is None:
+            unanswered = self._tickets.pop(ticket, None)
+            if unanswered is None:
                 return
-            self._abandoned[ticket.slot] = (ticket, overdue)
+            self._abandoned[ticket.slot] = _Abandoned(ticket, overdue, unanswered)
             self._let_go()
 
     # -- slots ----------------------------------------------------------------------------------------
 
     def _take_slot(self, request_id: int, rows: int, work: float) -> Ticket:
+        """A ticket with a free slot, which `_written` is to be told about."""
+        own = True
         with self._lock:
             if self.lost_reason is not None:
                 raise ConnectionLostError(f"{self.server_id}: {self.lost_reason}")
             if not self._free:
-                self._reclaim_late()
-            if not self._free:
-                raise SlotsBusyError(f"{self.server_id}: all {self._link.slots} slots in flight")
-            ticket = Ticket(self._free.pop(), request_id, rows, work)
-            self._tickets[ticket] = True
-            self._work += work
-            return ticket
+                own = self._reclaim_late()
+            if self._free:
+                ticket = Ticket(self._free.pop(), request_id, rows, work)
+                self._tickets[ticket] = True
+                self._work += work
+                self._writers += 1
+                return ticket
+        if not own:
+            self.lose(_TAKEN_BACK)
+            raise ConnectionLostError(f"{self.server_id}: {self.lost_reason}")
+        raise SlotsBusyError(f"{self.server_id}: all {self._link.slots} slots in flight")
 
     def _taken_back(self, ticket: Ticket) -> ConnectionLostError:
         """End a ticket whose slot is not this connection's any more."""
-        self.lose("the server took its slots back")
+        self.lose(_TAKEN_BACK)
         self._end(ticket, free=False)
         return ConnectionLostError(f"{self.server_id}: {self.lost_reason}")
 
@@ -461,10 +500,19 @@ class Connection:
             self._views.clear()
             self._link.arena.close()
 
-    def _reclaim_late(self) -> None:
-        for slot, (ticket, _) in tuple(self._abandoned.items()):
-            if self._flags.load(slot) == SlotState.DONE and self._link.arena.client_free(slot):
+    def _reclaim_late(self) -> bool:
+        """Free the slots of abandoned requests that are answered by now.
+
+        The lock is held, and the arena open. Says whether the slots are still this connection's.
+        """
+        arena = self._link.arena
+        for slot, abandoned in tuple(self._abandoned.items()):
+            if arena.generation(slot) != self._link.generation:
+                return False
+            if self._flags.load(slot) == SlotState.DONE and arena.client_free(slot):
                 del self._abandoned[slot]
-                self._work -= ticket.work
+                if abandoned.unanswered:
+                    self._work -= abandoned.ticket.work
                 self._free.append(slot)
                 self._metrics.late_answers.inc()
+        return True

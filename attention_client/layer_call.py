@@ -136,6 +136,9 @@ class LayerCall:
         # Connections that failed in this call, and why; asked again only when nobody else is left.
         self._avoided: dict[Connection, str] = {}
         self._timeouts: Counter[Connection] = Counter()
+        # Servers that have been blamed for something in this call.
+        self._blamed: set[Connection] = set()
+        self._waited_on: Attempt | None = None
         self._deadline = math.inf
 
     def run(self) -> torch.Tensor:
@@ -233,6 +236,8 @@ class LayerCall:
     ) -> None:
         server_C, parts = self._plan(view, servers_S, missing_TK)
         sent = [part for part in parts if self._send(view, part) is not None]
+        for _ in sent:
+            self._shared.hedges.earn()
         if len(sent) == len(parts) and not (server_C == NOWHERE).any():
             missing_TK[...] = False
             return
@@ -276,7 +281,6 @@ class LayerCall:
             ticket = connection.submit(self._inputs, view.placement.epoch, part, budget_s)
         except (ConnectionLostError, SlotsBusyError):
             return None
-        shared.hedges.earn()
         tail_s = connection.service.tail_s(rows)
         hedge_at = math.inf if tail_s is None else now + max(tail_s, _LEAST_HEDGE_S)
         attempt = Attempt(part, connection, ticket, now, hedge_at, now + budget_s)
@@ -318,8 +322,7 @@ class LayerCall:
                 else:
                     again += self._settle_failed(attempt)
             if ended:
-                # Only one bell is waited on, so an answer may have lain there for a while: where that one
-                # failed, the time says nothing about the others.
+                # Where another one failed, the time says nothing about these.
                 if not again:
                     self._learn(answered)
                 return again
@@ -331,19 +334,30 @@ class LayerCall:
             if any(attempt.race for attempt in self._attempts):
                 # Whoever is first ends the race, and only one of them can be watched.
                 until = min(until, now + _RACE_LOOK_S)
+            self._waited_on = watched
             watched.connection.wait(watched.ticket, seen, until - now)
 
     def _learn(self, answered: list[Attempt]) -> None:
         shared = self._shared
         now = shared.clock()
-        for attempt in answered:
-            attempt.connection.service.observe(attempt.part.rows_R.size, now - attempt.sent_at)
         servers = shared.replicas.view().placement.servers
-        ejections = shared.ejections
-        for server in shared.speeds.outlying(
-            servers, ejections.SLOW_FACTOR, ejections.SLOW_ANSWERS
-        ):
-            if ejections.slow(server, servers, now):
+        ejections, speeds = shared.ejections, shared.speeds
+        for attempt in answered:
+            connection, rows, took_s = (
+                attempt.connection,
+                attempt.part.rows_R.size,
+                now - attempt.sent_at,
+            )
+            if self._waited_on in (None, attempt):
+                connection.service.observe(rows, took_s)
+            else:
+                # It may have been there while another one was waited on.
+                connection.service.observe_bound(rows, took_s)
+            name = connection.server_id
+            slow = speeds.is_outlier(name, servers, ejections.SLOW_FACTOR, ejections.SLOW_ANSWERS)
+            if slow and ejections.slow(name, servers, now):
+                # When it is asked again, it is to be judged by what it does then.
+                speeds.forget(name)
                 shared.metrics.ejections.labels("slow").inc()
 
     def _look(self, attempt: Attempt) -> Result | _Look:
@@ -374,8 +388,8 @@ class LayerCall:
         status = Status(answer.header.status)
         if status is Status.INVALID_ARGUMENT:
             raise WrongRequestError(f"{name} refused a request of layer {self._inputs.layer}")
-        if status is Status.STALE_PLACEMENT:
-            # It never had that expert, or not yet: nothing is wrong with it.
+        if status in (Status.STALE_PLACEMENT, Status.EXPIRED):
+            # It never had that expert, or has more to do than it can: nothing is wrong with it.
             return self._give_up(
                 connection, f"{name}: answered {status.name}", "refused", blame=False
             )
@@ -384,14 +398,17 @@ class LayerCall:
     def _give_up(
         self, connection: Connection, reason: str, kind: str, *, blame: bool = True
     ) -> _Look:
-        # Several parts that fail together are one failure.
-        if blame and connection not in self._avoided:
+        if blame:
             self._blame(connection)
         self._avoided[connection] = reason
         self._shared.metrics.failovers.labels(kind).inc()
         return _Look.FAILED
 
     def _blame(self, connection: Connection) -> None:
+        """Count a failure; what several parts of a call meet is one."""
+        if connection in self._blamed:
+            return
+        self._blamed.add(connection)
         shared = self._shared
         servers = shared.replicas.view().placement.servers
         if shared.ejections.failed(connection.server_id, servers, shared.clock()):
@@ -411,25 +428,23 @@ class LayerCall:
         """Ask other replicas for the same, if they have all of it and the budget allows it."""
         attempt.hedge_at = math.inf
         shared, part = self._shared, attempt.part
-        if not shared.hedges.spend():
-            return
         view = shared.replicas.view()
-        now = shared.clock()
-        others_S = view.usable_S() & self._sound_S(view) & self._kept_S(view, now)
+        others_S = view.usable_S() & self._sound_S(view) & self._kept_S(view, shared.clock())
         others_S &= np.array([c is not attempt.connection for c in view.connections])
         wanted_TK = np.zeros_like(self._wanted_TK)
         wanted_TK[part.rows_R] = part.pairs_RK
         server_C, parts = self._plan(view, others_S, wanted_TK)
+        if (server_C == NOWHERE).any() or not shared.hedges.spend(len(parts)):
+            return
         rivals: list[Attempt] = []
-        if not (server_C == NOWHERE).any():
-            for other in parts:
-                rival = self._send(view, other)
-                if rival is None:
-                    break
-                rivals.append(rival)
-        if not rivals or len(rivals) < len(parts):
+        for other in parts:
+            rival = self._send(view, other)
+            if rival is None:
+                break
+            rivals.append(rival)
+        if len(rivals) < len(parts):
             self._call_off(rivals, [])
-            shared.hedges.give_back()
+            shared.hedges.give_back(len(parts) - len(rivals))
             return
         attempt.race = Race(attempt, rivals)
         for rival in rivals:
@@ -463,8 +478,10 @@ class LayerCall:
             for rival in race.rivals:
                 rival.race = None
             self._results += race.answered
+            self._shared.metrics.hedges.labels("won").inc()
         else:
             race.rivals.remove(attempt)
             self._call_off(race.rivals, race.answered)
             race.primary.race = None
+            self._shared.metrics.hedges.labels("failed").inc()
         return []

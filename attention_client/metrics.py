@@ -37,7 +37,7 @@ class ClientMetrics:
         )
         self.hedges = Counter(
             "eaas_hedges",
-            "Requests that were sent to another replica too, by whether that one was first",
+            "Late requests that were sent to other replicas too: won, lost or failed",
             ["outcome"],
             registry=registry,
         )

@@ -7,7 +7,7 @@ counts.
 from __future__ import annotations
 
 import math
-import statistics
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,9 +33,12 @@ _LEAST_EXCESS_S = 0.002
 
 @dataclass(frozen=True)
 class _Rate:
-    recent: tuple[float, ...]
-    median: float
-    work: float
+    """What the last answers of a server took, and their medians."""
+
+    per_work: tuple[float, ...]
+    seconds: tuple[float, ...]
+    usual_per_work: float
+    usual_s: float
     at: float
     answers: int
 
@@ -50,11 +53,17 @@ class Speeds:
     def observe(self, server: str, work: float, seconds: float, now: float) -> None:
         """Learn from one answer."""
         known = self._rates.get(server)
-        before, answers = (known.recent, known.answers) if known else ((), 0)
-        recent = (*before[1 - _WINDOW :], seconds / work)
+        if known is None:
+            known = _Rate((), (), 0.0, 0.0, now, 0)
+        per_work = (*known.per_work[1 - _WINDOW :], seconds / work)
+        recent = (*known.seconds[1 - _WINDOW :], seconds)
+        rate = _Rate(per_work, recent, _median(per_work), _median(recent), now, known.answers + 1)
         # Made anew, since other threads may be reading; an observation lost to another one is no harm.
-        rate = _Rate(recent, sorted(recent)[(len(recent) - 1) // 2], work, now, answers + 1)
         self._rates = {**self._rates, server: rate}
+
+    def forget(self, server: str) -> None:
+        """Begin anew with a server."""
+        self._rates = {name: rate for name, rate in self._rates.items() if name != server}
 
     def load(self, servers: Sequence[str], in_flight_work: Sequence[float], now: float) -> Load:
         """What dispatch is to know.
@@ -82,29 +91,39 @@ class Speeds:
                 rate_S[s] = usual
                 continue
             trust = 0.5 ** (max(now - known.at, 0.0) / _HALF_LIFE_S)
-            rate_S[s] = usual + trust * (known.median - usual)
+            rate_S[s] = usual + trust * (known.usual_per_work - usual)
         self._made = servers, now, rate_S
         return rate_S
 
     def usual(self, servers: Sequence[str]) -> float:
-        """The median of those of these servers that are known; 1 where none is."""
-        known = [self._rates[s].median for s in servers if s in self._rates]
-        return statistics.median_low(known) if known else 1.0
+        """The median seconds per work of those of these servers that are known; 1 where none is."""
+        rates = self._rates
+        known = [rates[s].usual_per_work for s in servers if s in rates]
+        return _median(known) if known else 1.0
 
-    def outlying(self, servers: Sequence[str], factor: float, least_answers: int) -> list[str]:
-        """Servers that take more than `factor` times the usual, by `least_answers` at least.
+    def is_outlier(
+        self, server: str, servers: Sequence[str], factor: float, least_answers: int
+    ) -> bool:
+        """Whether a server takes more than `factor` times what is usual among these.
 
-        And long enough for a layer call to feel it.
+        Of a unit of work and of a whole answer: who gets little work takes long for a unit of it, since an
+        answer has a cost of its own. And by so much that a layer call feels it.
         """
-        usual = self.usual(servers)
-        return [
-            server
-            for server in servers
-            if (known := self._rates.get(server)) is not None
-            and known.answers >= least_answers
-            and known.median > factor * usual
-            and (known.median - usual) * known.work > _LEAST_EXCESS_S
-        ]
+        rates = self._rates
+        known = rates.get(server)
+        if known is None or known.answers < least_answers:
+            return False
+        usual_s = _median([rates[s].usual_s for s in servers if s in rates] or [known.usual_s])
+        return (
+            known.usual_per_work > factor * self.usual(servers)
+            and known.usual_s > factor * usual_s
+            and known.usual_s - usual_s > _LEAST_EXCESS_S
+        )
+
+
+def _median(values: Sequence[float]) -> float:
+    """The lower one of two in the middle."""
+    return sorted(values)[(len(values) - 1) // 2]
 
 
 @dataclass
@@ -120,7 +139,8 @@ class Ejections:
     Pure: events and a monotonic time in. A cap keeps a fault of the client's own from emptying the pool: no
     more than a third of the servers (but one of two) are out at a time.
 
-    After a time out a server is asked again as if nothing had been; the next time it is out for longer.
+    After a time out a server is asked again as if nothing had been. The next time it is out for twice as
+    long, unless a minute has passed. For any number of threads.
     """
 
     FAILURES = 3
@@ -133,12 +153,14 @@ class Ejections:
 
     def __init__(self) -> None:
         self._records: dict[str, _Record] = {}
+        self._lock = threading.Lock()
 
     def failed(self, server: str, servers: Sequence[str], now: float) -> bool:
         """A request timed out, was refused or came back damaged. Says whether that ejected the server."""
-        record = self._records.setdefault(server, _Record())
-        record.failures += 1
-        return record.failures >= self.FAILURES and self._eject(server, servers, now)
+        with self._lock:
+            record = self._records.setdefault(server, _Record())
+            record.failures += 1
+            return record.failures >= self.FAILURES and self._eject(server, servers, now)
 
     def answered(self, server: str) -> None:
         """A request was answered in time."""
@@ -148,8 +170,9 @@ class Ejections:
 
     def slow(self, server: str, servers: Sequence[str], now: float) -> bool:
         """The server is an outlier in speed. Says whether that ejected it."""
-        self._records.setdefault(server, _Record())
-        return self._eject(server, servers, now)
+        with self._lock:
+            self._records.setdefault(server, _Record())
+            return self._eject(server, servers, now)
 
     def out(self, server: str, now: float) -> bool:
         """Whether a server is ejected now."""
@@ -157,11 +180,11 @@ class Ejections:
         return record is not None and now < record.until
 
     def _eject(self, server: str, servers: Sequence[str], now: float) -> bool:
+        # The lock is held.
         record = self._records[server]
         already = sum(self.out(other, now) for other in servers)
         if now < record.until or already >= self._cap(len(servers)):
             return False
-        # A server that behaved for as long as it was out has its past forgiven.
         times = 0 if now - record.until > self._LONGEST_S else record.ejections
         record.until = now + min(self._FIRST_S * 2.0**times, self._LONGEST_S)
         record.ejections = times + 1

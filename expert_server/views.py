@@ -46,7 +46,7 @@ class PayloadViews:
 
 
 class TensorViews(SlotViews):
-    """The same with tensors, for computing."""
+    """Views of an arena's slots, with tensors of the same memory, for computing."""
 
     def __init__(self, arena: Arena, hidden_size: int) -> None:
         super().__init__(arena, hidden_size)

@@ -12,7 +12,7 @@ from eaas.log import get_logger
 
 __all__ = ["Poller"]
 
-_log = get_logger(__name__)
+_logger = get_logger(__name__)
 # After something moved, the next thing is often close behind: no pause for so long.
 _HOT_US = 300
 
@@ -77,7 +77,7 @@ class Poller:
                 if self._closed:
                     return
                 wakes = self._wakes
-            if self._poll():
+            if self._looked():
                 self._moved_ns = time.monotonic_ns()
                 continue
             idle_us = (time.monotonic_ns() - self._moved_ns) // 1000
@@ -91,9 +91,17 @@ class Poller:
                 if self._wakes == wakes:
                     self._changed.wait(wait_us / 1e6)
 
+    def _looked(self) -> bool:
+        try:
+            return self._poll()
+        except Exception:
+            # Whatever one of them met, the others are still to be polled for.
+            _logger.exception("%s: a look failed", self._thread.name)
+            return False
+
 
 def _sleep_exactly() -> None:
     """Have this thread's sleeps end when they are to: the kernel adds 50 us of its own by default."""
     pr_set_timerslack = 29
     if ctypes.CDLL(None).prctl(pr_set_timerslack, ctypes.c_ulong(1)):
-        _log.debug("timer slack not set: pauses are longer by 50 us")
+        _logger.debug("timer slack not set: pauses are longer by 50 us")

@@ -543,7 +543,7 @@ flags_wait(Flags *self, PyObject *args, PyObject *kwargs)
         PyErr_SetString(PyExc_ValueError, "timeout_us or seen_seq is out of range");
         return NULL;
     }
-    bool adapt = spin_us > 0 && spin_us <= MAX_TIMEOUT_US / SPIN_STRETCH;
+    bool adapt = spin_us > 0 && spin_us <= timeout_us && spin_us <= MAX_TIMEOUT_US / SPIN_STRETCH;
     if (spin_us < 0 || spin_us > timeout_us) {
         spin_us = timeout_us;
     }

@@ -103,7 +103,7 @@ def test_hedges_never_exceed_their_share(share: float, events: list[bool]) -> No
     budget, requests, hedges = HedgeBudget(share), 0, 0
     for hedge in events:
         if hedge:
-            hedges += budget.spend()
+            hedges += 2 * budget.spend(2)
         else:
             budget.earn()
             requests += 1
@@ -114,14 +114,14 @@ def test_a_hedge_that_was_given_back_can_be_spent() -> None:
     budget = HedgeBudget(0.5)
     budget.earn()
     budget.earn()
-    assert budget.spend()
-    assert not budget.spend()
-    budget.give_back()
-    assert budget.spend()
+    assert budget.spend(1)
+    assert not budget.spend(1)
+    budget.give_back(1)
+    assert budget.spend(1)
 
 
 def test_hedges_are_not_saved_up_for_ever() -> None:
     budget = HedgeBudget(1.0, burst=3)
     for _ in range(100):
         budget.earn()
-    assert [budget.spend() for _ in range(4)] == [True, True, True, False]
+    assert [budget.spend(1) for _ in range(4)] == [True, True, True, False]

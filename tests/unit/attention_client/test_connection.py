@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -209,6 +210,49 @@ def test_a_client_that_slept_through_its_loss_touches_nothing_of_the_new_owner()
         assert result is not None
         assert result.header.request_id == t.request_id
         assert new.release(t)
+
+
+def test_who_slept_through_its_loss_frees_no_answer_of_the_new_owner() -> None:
+    bench = Bench(1)
+    old = bench.connect("old")
+    old.abandon(send(old), overdue=True)
+    bench.table.revoke_all()
+    new = bench.connect("new")
+    ticket = send(new)
+    bench.answer(ticket.slot)
+    assert old.owes_answer()
+    assert old.lost_reason == "the server took its slots back"
+    assert new.poll(ticket) is not None
+    assert new.release(ticket)
+
+
+def test_slots_are_given_back_after_the_last_write_into_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench()
+    connection = bench.connect()
+    events: list[str] = []
+    reached, go_on = threading.Event(), threading.Event()
+    views = connection._views.payload
+
+    def slowly(slot: int, header: RequestHeader) -> object:
+        reached.set()
+        go_on.wait(5)
+        events.append("written")
+        return views(slot, header)
+
+    monkeypatch.setattr(connection._views, "payload", slowly)
+    monkeypatch.setattr(connection._link, "close", lambda: events.append("closed"))
+    writer = threading.Thread(target=send, args=(connection,))
+    writer.start()
+    reached.wait(5)
+    closer = threading.Thread(target=connection.close)
+    closer.start()
+    time.sleep(0.05)
+    go_on.set()
+    writer.join()
+    closer.join()
+    assert events == ["written", "closed"]
 
 
 def test_abandoning_twice_is_abandoning_once() -> None:

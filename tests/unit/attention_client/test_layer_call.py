@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -450,7 +450,8 @@ def test_a_hedge_over_several_servers_wins_when_all_of_it_is_there() -> None:
     view = view_of([slow, *others], holds_SE)
     view.placement.shares_LSE[0, 1:] *= 1e-6
     call = call_of(world, FakeReplicas(world, [view]), IDS, hedge_share=1.0, policy="weights")
-    call.shared.hedges.earn()
+    for _ in range(2):
+        call.shared.hedges.earn()
     assert torch.equal(call.run(), expected_of(call))
     assert world.asked == ["s0", "s1", "s2"]
     assert world.now == pytest.approx(100.04, abs=0.002)
@@ -499,20 +500,45 @@ def test_what_only_one_server_has_is_not_hedged() -> None:
     call = call_of(world, FakeReplicas(world, [view]), IDS[:1, :1], hedge_share=1.0)
     assert torch.equal(call.run(), expected_of(call))
     assert world.asked == ["s0"]
-    assert call.shared.hedges.spend()  # It was given back.
+    assert hedges(call, "won") + hedges(call, "lost") == 0
 
 
-def test_hedges_stay_within_their_share_of_the_requests() -> None:
+class CountedBudget(HedgeBudget):
+    """Counts requests and hedges."""
+
+    requests = hedges = 0
+
+    def earn(self) -> None:
+        self.requests += 1
+        super().earn()
+
+    def spend(self, requests: int) -> bool:
+        spent = super().spend(requests)
+        self.hedges += requests if spent else 0
+        return spent
+
+    def give_back(self, requests: int) -> None:
+        self.hedges -= requests
+        super().give_back(requests)
+
+
+@pytest.mark.parametrize("outcome", ["ok", "busy"])
+def test_hedges_stay_within_their_share_of_the_requests(outcome: str) -> None:
     world = World()
     servers = [seasoned(world, f"s{i}", delay_s=0.05) for i in range(3)]
-    call = call_of(world, FakeReplicas(world, [view_of(servers, np.ones((3, 4)))]), IDS,
-                   hedge_share=0.05)  # fmt: skip
-    for _ in range(100):
+    call = call_of(world, FakeReplicas(world, [view_of(servers, np.ones((3, 4)))]), IDS)
+    budget = CountedBudget(0.05)
+    call.shared = replace(call.shared, hedges=budget)
+    for number in range(200):
         for server in servers:  # Every call is a late one, however often they are.
             server.service = seasoned(world, "").service
+            if number % 3 == 0:
+                server.script.extend(("ok", outcome))
         assert torch.equal(call.run(), expected_of(call))
-    sent = hedges(call, "won") + hedges(call, "lost")
-    assert 0 < sent <= 0.05 * len(world.asked)
+    sent = sum(len(server.sizes) for server in servers)
+    assert budget.hedges > 0
+    assert budget.hedges <= 0.05 * budget.requests
+    assert sent == budget.requests + budget.hedges
 
 
 def test_a_server_that_keeps_failing_is_left_out_for_a_while() -> None:
@@ -552,6 +578,37 @@ def test_parts_that_fail_together_are_one_failure() -> None:
     assert not call.shared.ejections.out("s0", world.now)
 
 
+def test_a_slow_server_that_healed_is_asked_again() -> None:
+    world = World()
+    servers = [FakeConnection(world, f"s{i}", delay_s=0.01) for i in range(3)]
+    servers[0].delay_s = 0.1
+    call = call_of(world, FakeReplicas(world, [view_of(servers, np.ones((3, 4)))]), IDS,
+                   policy="round_robin", attempt_timeout_s=1.0)  # fmt: skip
+    while not call.shared.ejections.out("s0", world.now):
+        assert torch.equal(call.run(), expected_of(call))
+        assert world.now < 110
+    servers[0].delay_s = 0.01
+    world.now += 6
+    world.asked.clear()
+    for _ in range(30):
+        assert torch.equal(call.run(), expected_of(call))
+        assert not call.shared.ejections.out("s0", world.now)
+    assert world.asked.count("s0") >= 10
+
+
+def test_a_call_that_lost_several_races_blames_once() -> None:
+    world = World()
+    slow = seasoned(world, "s0", delay_s=0.09, room=1)
+    fast = seasoned(world, "s1")
+    view = view_of([slow, fast], BOTH)
+    view.placement.shares_LSE[0, 1] *= 1e-6
+    ids_TK = np.zeros((4, 1), dtype=np.int64)
+    call = call_of(world, FakeReplicas(world, [view]), ids_TK, hedge_share=1.0, policy="weights")
+    assert torch.equal(call.run(), expected_of(call))
+    assert hedges(call, "won") == 4
+    assert not call.shared.ejections.out("s0", world.now)
+
+
 def test_an_ejected_server_is_asked_before_one_that_hangs() -> None:
     world = World()
     ejected, stuck = FakeConnection(world, "s0"), FakeConnection(world, "s1", forever="silent")
@@ -570,7 +627,8 @@ def test_an_error_in_the_middle_of_a_race_leaves_no_slot_in_use() -> None:
     view = view_of([stuck, *others], np.array([[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 1, 1]]))
     view.placement.shares_LSE[0, 1:] *= 1e-6
     call = call_of(world, FakeReplicas(world, [view]), IDS, hedge_share=1.0, policy="weights")
-    call.shared.hedges.earn()
+    for _ in range(2):
+        call.shared.hedges.earn()
     with pytest.raises(WrongRequestError):
         call.run()
     assert world.asked == ["s0", "s1", "s2"]

@@ -57,20 +57,36 @@ def test_a_slow_server_that_is_not_asked_gets_another_chance() -> None:
     assert later == pytest.approx([0.101, 0.051, 0.0026], rel=0.02)
 
 
+def outliers(speeds: Speeds, factor: float = 5.0, answers: int = 5) -> list[str]:
+    servers = ("a", "b", "c")
+    return [s for s in servers if speeds.is_outlier(s, servers, factor, answers)]
+
+
 def test_an_outlier_has_answered_often_enough() -> None:
     speeds = Speeds()
     for answers in range(1, 6):
         for server, seconds in (("a", 0.001), ("b", 0.001), ("c", 0.006)):
             speeds.observe(server, 1.0, seconds, 0.0)
-        assert speeds.outlying(("a", "b", "c"), 5.0, 5) == (["c"] if answers == 5 else [])
-    assert speeds.outlying(("a", "b", "c"), 7.0, 5) == []
+        assert outliers(speeds) == (["c"] if answers == 5 else [])
+    assert outliers(speeds, factor=7.0) == []
+    speeds.forget("c")
+    assert outliers(speeds) == []
 
 
 def test_microseconds_make_no_outlier() -> None:
     speeds = Speeds()
     for server, rate in (("a", 1e-6), ("b", 1e-6), ("c", 1e-4)):
         learn(speeds, server, rate, answers=10)
-    assert speeds.outlying(("a", "b", "c"), 5.0, 5) == []
+    assert outliers(speeds) == []
+
+
+def test_who_gets_little_work_is_no_outlier() -> None:
+    """An answer has a cost of its own: a queue, a joint batch."""
+    speeds = Speeds()
+    for _ in range(10):
+        for server, work in (("a", 8.0), ("b", 8.0), ("c", 1.0)):
+            speeds.observe(server, work, 0.020, 0.0)
+    assert outliers(speeds) == []
 
 
 def fail(ejections: Ejections, server: str, now: float, servers: tuple[str, ...] = SERVERS) -> bool:
