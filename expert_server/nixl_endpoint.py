@@ -30,6 +30,7 @@ from expert_server.slots import Grant, SlotTable
 __all__ = ["GRACE_S", "NixlEndpoint"]
 
 _log = get_logger(__name__)
+_CLIENT_ENDED = "the client ended the stream"
 GRACE_S = 5.0
 """How long slots are kept back whose client may still be writing."""
 # The longest pause. A client that writes after a silence says so on its stream.
@@ -97,10 +98,12 @@ class NixlEndpoint:
                 raise ConnectionLostError(f"NIXL {first.nixl}, this server has {nixl_version()}")
             agent, peer = self._mirror(grant, first.handle)
             # gRPC may drop this generator where it stands when the client is gone.
-            lives = context.add_callback(lambda: self._end(peer, "the client ended the stream"))
+            if not context.add_callback(lambda: self._end(peer, _CLIENT_ENDED)):
+                self._end(peer, _CLIENT_ENDED)
+                return
             yield pb.JoinResponse(handle=agent.handle())
             second = next(requests, None)
-            if lives and second is not None:
+            if second is not None:
                 self._take_memory(agent, peer, second.memory)
                 yield pb.JoinResponse(memory=peer.slots.message(peer.region))
                 threading.Thread(
@@ -111,7 +114,7 @@ class NixlEndpoint:
             _log.warning("%s: connection ended: %s", grant.client_id, error)
             self._table.revoke(grant.connection_id)
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        self._end(peer, "the client ended the stream")
+        self._end(peer, _CLIENT_ENDED)
         context.abort(grpc.StatusCode.FAILED_PRECONDITION, peer.reason)
 
     def _listen(self, grant: Grant, requests: Iterator[pb.JoinRequest]) -> None:
