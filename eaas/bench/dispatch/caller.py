@@ -96,6 +96,7 @@ class Caller:
         transport: Of the slots' bytes.
         hidden, num_experts, top_k: As the server has them.
         name: Of the client; a server takes back what one of that name held before.
+        server: The server's; what is learned of its speed goes by it.
         slots: To ask for.
 
     Raises:
@@ -112,6 +113,7 @@ class Caller:
         top_k: int,
         name: str,
         slots: int,
+        server: str = "server",
     ) -> None:
         shape = model_shape(hidden, num_experts, top_k)
         self._metrics = ClientMetrics(CollectorRegistry())
@@ -138,7 +140,7 @@ class Caller:
             raise
         settings = load_config().attention_client
         self._connection = Connection(
-            "server",
+            server,
             1,
             link,
             hidden,
@@ -150,7 +152,7 @@ class Caller:
         )
         self.connection = self._connection
         holds_LSE = np.ones((1, 1, num_experts), dtype=np.bool_)
-        placement = Placement(1, ("server",), holds_LSE, holds_LSE.astype(np.float32))
+        placement = Placement(1, (server,), holds_LSE, holds_LSE.astype(np.float32))
         self._stopwatch = _Stopwatch(self.connection)
         watched = cast("Connection", self._stopwatch)
         self._plain = self._dispatcher(

@@ -7,6 +7,7 @@ twice that.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -64,11 +65,15 @@ def bench_policies(plan: Plan, slots: int) -> dict[str, Any]:
                     top_k=plan.top_k,
                     name="client",
                     slots=slots,
+                    server=worker.name,
                 )
             )
             for worker in workers
         ]
-        view = ClusterView(_placement(plan), tuple(caller.connection for caller in callers))
+        view = ClusterView(
+            _placement(plan, [worker.name for worker in workers]),
+            tuple(caller.connection for caller in callers),
+        )
         dispatchers = {name: _dispatcher(view, name) for name in _POLICIES}
         for _ in range(plan.rounds):
             for name, dispatcher in dispatchers.items():
@@ -109,15 +114,14 @@ def skewed_request(plan: Plan, hidden: int, tokens: int, seed: int) -> Request:
     return Request.of(x_TH, ids_TK, scores_TK)
 
 
-def _placement(plan: Plan) -> Placement:
+def _placement(plan: Plan, names: Sequence[str]) -> Placement:
     """Expert e on servers e, e + 1, ... in equal shares."""
     holds_SE = np.zeros((plan.servers, plan.num_experts), dtype=np.bool_)
     for replica in range(min(_REDUNDANCY, plan.servers)):
         expert_E = np.arange(plan.num_experts)
         holds_SE[(expert_E + replica) % plan.servers, expert_E] = True
     shares_SE = (holds_SE / holds_SE.sum(axis=0)).astype(np.float32)
-    names = tuple(f"server-{number}" for number in range(plan.servers))
-    return Placement(1, names, holds_SE[None], shares_SE[None])
+    return Placement(1, tuple(names), holds_SE[None], shares_SE[None])
 
 
 def _dispatcher(view: ClusterView, policy: str) -> Dispatcher:
