@@ -7,6 +7,7 @@ setup(
         Extension(
             "eaas.wire._flags",
             sources=["eaas/wire/_flags.c"],
+            depends=["eaas/wire/spin.h"],
             extra_compile_args=["-O2", "-std=c11", "-Wall", "-Wextra"],
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
             py_limited_api=True,
@@ -21,6 +22,7 @@ setup(
         Extension(
             "eaas.bench.dispatch._floor",
             sources=["eaas/bench/dispatch/_floor.c"],
+            depends=["eaas/wire/spin.h"],
             extra_compile_args=["-O2", "-std=c11", "-Wall", "-Wextra"],
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
             py_limited_api=True,

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator
 import grpc
 
 from attention_client.transports.goodbye import say_goodbye
+from attention_client.transports.mirror import mirror_arena
 from eaas.grpc_client import MESSAGE_BYTES
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.rpc.v1 import expert_pb2_grpc
-from eaas.wire import Arena, RequestHeader, SlotState
+from eaas.wire import RequestHeader, SlotState
 from eaas.wire.frame import EXCHANGE, REQUEST_FRAMES, RESPONSE_FRAMES, paste
 from eaas.wire.slot import RESULT_HEADER_BYTES, reply_bell
 
@@ -39,14 +40,7 @@ class _Cable:
     ) -> None:
         self.slots = granted.slots
         self.generation = granted.generation
-        self.arena = Arena.create_local(
-            granted.slots,
-            min(granted.payload_capacity, _FRAME_BYTES),
-            min(granted.result_capacity, _FRAME_BYTES),
-            granted.server_incarnation,
-        )
-        for slot in range(granted.slots):
-            self.arena.set_generation(slot, granted.generation)
+        self.arena = mirror_arena(granted, _FRAME_BYTES)
         self._connection_id = granted.connection_id
         self._on_lost = on_lost
         self._outbox: queue.SimpleQueue[int | None] = queue.SimpleQueue()

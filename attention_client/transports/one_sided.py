@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import grpc
 
 from attention_client.transports.goodbye import say_goodbye
+from attention_client.transports.mirror import mirror_arena
 from eaas.errors import ConnectionLostError
 from eaas.log import get_logger
 from eaas.one_sided import Agent, Poller, Region, nixl_version
@@ -51,14 +52,7 @@ class _OneSidedLink:
     ) -> None:
         self.slots = granted.slots
         self.generation = granted.generation
-        self.arena = Arena.create_local(
-            granted.slots,
-            granted.payload_capacity,
-            granted.result_capacity,
-            granted.server_incarnation,
-        )
-        for slot in range(granted.slots):
-            self.arena.set_generation(slot, granted.generation)
+        self.arena = mirror_arena(granted)
         self._connection_id = granted.connection_id
         self._on_lost = on_lost
         self._lock = threading.Lock()

@@ -6,6 +6,7 @@ import json
 import signal
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,8 +58,7 @@ def serve(
     from eaas.bench.options import known
     from eaas.bench.serve import BASELINES, bench_serve
 
-    # So that the cluster and the scratch directory go with it.
-    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(128 + signal.SIGTERM))
+    _end_on_sigterm()
     (checked,) = known("--baseline", [baseline], BASELINES)
     workload = Workload(requests, concurrency, prompt_tokens, max_tokens)
     with tempfile.TemporaryDirectory(prefix="eaas-bench-") as scratch:
@@ -75,12 +75,9 @@ def serve(
             workload=workload,
             rounds=rounds,
             baseline=checked,
-            say=lambda line: print(line, file=sys.stderr, flush=True),
+            say=_say,
         )
-    if as_json:
-        typer.echo(json.dumps(document))
-    else:
-        _print(document)
+    _tell(document, as_json, _print)
 
 
 @bench.command("experts")
@@ -132,11 +129,11 @@ def experts(
     from eaas.bench.experts import bench_experts, make_plan
     from eaas.bench.experts.plan import DTYPES
     from eaas.bench.experts.plot import check_plot, draw_plot
+    from eaas.bench.experts.report import print_report
     from eaas.cores import usable_cores
     from expert_server.kernels.registry import KERNEL_NAMES
 
-    # Python's own handling of SIGINT; SIGTERM likewise ends the run through its `finally`s.
-    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(128 + signal.SIGTERM))
+    _end_on_sigterm()
     plan = make_plan(
         shapes=shape or (),
         built_in=built_in,
@@ -149,15 +146,10 @@ def experts(
     )
     if plot is not None:
         check_plot(plot)
-    document = bench_experts(plan, say=lambda line: print(line, file=sys.stderr, flush=True))
+    document = bench_experts(plan, say=_say)
     if plot is not None:
         draw_plot(document, plot)
-    if as_json:
-        typer.echo(json.dumps(document))
-    else:
-        from eaas.bench.experts.report import print_report
-
-        print_report(document)
+    _tell(document, as_json, print_report)
 
 
 @bench.command("dispatch")
@@ -189,12 +181,12 @@ def dispatch(
     """The data plane: an exchange without compute, against the same copies in C, in one run."""
     from eaas.bench.dispatch import make_plan
     from eaas.bench.dispatch.plot import draw_plot
+    from eaas.bench.dispatch.report import print_report
     from eaas.bench.dispatch.run import bench_dispatch
     from eaas.bench.experts.plot import check_plot
     from expert_server.service import transports as known_transports
 
-    # Python's own handling of SIGINT; SIGTERM likewise ends the run through its `finally`s.
-    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(128 + signal.SIGTERM))
+    _end_on_sigterm()
     plan = make_plan(
         transports=transport or (),
         known_transports=known_transports(),
@@ -205,15 +197,28 @@ def dispatch(
     )
     if plot is not None:
         check_plot(plot)
-    document = bench_dispatch(plan, say=lambda line: print(line, file=sys.stderr, flush=True))
+    document = bench_dispatch(plan, say=_say)
     if plot is not None:
         draw_plot(document, plot)
+    _tell(document, as_json, print_report)
+
+
+def _end_on_sigterm() -> None:
+    """SIGTERM ends the run as Python's SIGINT does: through its `finally`s, with processes and files."""
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(128 + signal.SIGTERM))
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _tell(
+    document: dict[str, Any], as_json: bool, report: Callable[[dict[str, Any]], None]
+) -> None:
     if as_json:
         typer.echo(json.dumps(document))
     else:
-        from eaas.bench.dispatch.report import print_report
-
-        print_report(document)
+        report(document)
 
 
 def _print(document: dict[str, Any]) -> None:

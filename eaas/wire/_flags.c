@@ -37,8 +37,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "spin.h"
 
 #define LINE_BYTES 64
 #define MAX_VALUE 31                         /* A mask is a u32 with one bit per value. */
@@ -82,27 +83,6 @@ typedef enum {
     WAIT_EXPIRED,     /* the deadline is over */
     WAIT_INTERRUPTED, /* time to look for signals, then go on */
 } Outcome;
-
-static inline void
-cpu_relax(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    /* "yield" is a no-op on most cores; "isb" stalls about as long as x86's pause. */
-    __asm__ __volatile__("isb" ::: "memory");
-#else
-    __asm__ __volatile__("" ::: "memory");
-#endif
-}
-
-static uint64_t
-now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
-}
 
 /* The futexes are shared (not FUTEX_PRIVATE): the sleeper may be another process. */
 

@@ -31,6 +31,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../../wire/spin.h"
+
 #define LINE_BYTES 64
 #define HEADER_BYTES 64
 #define MS UINT64_C(1000000)
@@ -58,26 +60,6 @@ typedef struct {
 _Static_assert(sizeof(Line) <= LINE_BYTES && sizeof(Header) <= HEADER_BYTES, "they fit their places");
 
 /* ---- no Python from here to the next line --------------------------------------------------------------- */
-
-static inline void
-cpu_relax(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ __volatile__("isb" ::: "memory");
-#else
-    __asm__ __volatile__("" ::: "memory");
-#endif
-}
-
-static uint64_t
-now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
-}
 
 static void
 wake(uint32_t *flag)
