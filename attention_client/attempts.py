@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from attention_client.connection import Connection, Ticket
+from attention_client.connection import Connection
 from attention_client.dispatch.parts import Part
+from attention_client.messages import Ticket
 
 __all__ = ["Attempt", "Race", "Result"]
 

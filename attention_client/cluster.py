@@ -19,9 +19,10 @@ import numpy as np
 import torch
 
 from attention_client.budget import HedgeBudget, ServiceTimes
-from attention_client.connection import Connection, LayerInput
+from attention_client.connection import Connection
 from attention_client.dispatch import dispatch_policy
 from attention_client.layer_call import ClusterView, Dispatcher, LayerCall
+from attention_client.messages import LayerInput
 from attention_client.metrics import ClientMetrics
 from attention_client.transports import opener
 from eaas.config import AttentionClientConfig

@@ -11,15 +11,13 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
 from attention_client.budget import ServiceTimes
 from attention_client.dispatch.parts import Part
+from attention_client.messages import Answer, LayerInput, Ticket
 from attention_client.metrics import ClientMetrics
 from eaas.errors import (
     ConnectionLostError,
@@ -40,13 +38,8 @@ from eaas.wire.slot import (
 )
 from eaas.wire.views import SlotViews
 
-__all__ = ["WIRE_DTYPES", "Answer", "Connection", "LayerInput", "Link", "Ticket"]
+__all__ = ["Connection", "Link"]
 
-WIRE_DTYPES = {
-    torch.float32: WireDtype.FLOAT32,
-    torch.bfloat16: WireDtype.BFLOAT16,
-    torch.float16: WireDtype.FLOAT16,
-}
 _TAKEN_BACK = "the server took its slots back"
 # How long a write into a slot may take before the slots are given back all the same.
 _WRITING_S = 1.0
@@ -71,45 +64,6 @@ class Link(Protocol):
         """Give the slots back and end the link's threads; called once. The connection closes the arena."""
 
 
-@dataclass(frozen=True, eq=False)
-class LayerInput:
-    """What a layer call sends, whichever servers it goes to; made by `of`.
-
-    Attributes:
-        layer: MoE layer.
-        x_TH: Hidden states; bfloat16, which NumPy lacks, is seen as uint16.
-        dtype: Of the hidden states.
-        scores_TK: float32.
-    """
-
-    layer: int
-    x_TH: npt.NDArray[Any]
-    dtype: WireDtype
-    scores_TK: npt.NDArray[np.float32]
-
-    @classmethod
-    def of(cls, layer: int, x_TH: torch.Tensor, scores_TK: npt.NDArray[np.float32]) -> LayerInput:
-        """From hidden states on the CPU. Raises WrongRequestError for a dtype that the wire lacks."""
-        try:
-            dtype = WIRE_DTYPES[x_TH.dtype]
-        except KeyError:
-            raise WrongRequestError(
-                f"hidden states in {x_TH.dtype}, the wire has {[*WIRE_DTYPES]}"
-            ) from None
-        raw = x_TH.view(torch.uint16) if dtype is WireDtype.BFLOAT16 else x_TH
-        return cls(layer, raw.numpy(), dtype, scores_TK)
-
-
-@dataclass(frozen=True)
-class Ticket:
-    """A request in flight: where it stands and which answer belongs to it."""
-
-    slot: int
-    request_id: int
-    rows: int
-    work: float
-
-
 class _Abandoned(NamedTuple):
     """A request that nobody waits for any more.
 
@@ -122,20 +76,6 @@ class _Abandoned(NamedTuple):
     ticket: Ticket
     overdue: bool
     unanswered: bool
-
-
-@dataclass(frozen=True, eq=False)
-class Answer:
-    """An answer as it stands in its slot.
-
-    Attributes:
-        header: Status, detail, the server's own time.
-        part_RH: float32 (R, H), in the slot itself: right if the slot is released as one's own
-            afterwards. None where the status is not OK; the slot is released then.
-    """
-
-    header: ResultHeader
-    part_RH: npt.NDArray[np.float32] | None
 
 
 class Connection:

@@ -21,9 +21,10 @@ import torch
 
 from attention_client.attempts import Attempt, Race, Result
 from attention_client.budget import HedgeBudget
-from attention_client.connection import Connection, LayerInput
+from attention_client.connection import Connection
 from attention_client.dispatch import DispatchPolicy
 from attention_client.dispatch.parts import NOWHERE, Part, combine, group, split
+from attention_client.messages import LayerInput
 from attention_client.metrics import ClientMetrics
 from attention_client.speeds import Ejections, Speeds
 from eaas.errors import (

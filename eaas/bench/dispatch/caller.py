@@ -18,10 +18,11 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from attention_client.budget import HedgeBudget
-from attention_client.connection import Connection, LayerInput
+from attention_client.connection import Connection
 from attention_client.dispatch import dispatch_policy
 from attention_client.dispatch.parts import Part
 from attention_client.layer_call import ClusterView, Dispatcher, LayerCall
+from attention_client.messages import LayerInput
 from attention_client.metrics import ClientMetrics
 from attention_client.transports import opener
 from eaas.bench.dispatch.sizes import model_shape

@@ -11,8 +11,9 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
-from attention_client.connection import Connection, LayerInput, Ticket
+from attention_client.connection import Connection
 from attention_client.dispatch.parts import Part
+from attention_client.messages import LayerInput, Ticket
 from attention_client.metrics import ClientMetrics
 from eaas.errors import ConnectionLostError, SlotCorruptError, SlotsBusyError
 from eaas.wire import Arena, RequestHeader, ResultHeader, SlotState

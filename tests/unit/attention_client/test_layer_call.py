@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from attention_client.budget import HedgeBudget, ServiceTimes
-from attention_client.connection import Answer, LayerInput, Ticket
 from attention_client.dispatch import dispatch_policy
 from attention_client.dispatch.parts import Part
 from attention_client.layer_call import ClusterView, Dispatcher, LayerCall
+from attention_client.messages import Answer, LayerInput, Ticket
 from attention_client.metrics import ClientMetrics
 from eaas.errors import (
     ConnectionLostError,

@@ -22,8 +22,9 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
-from attention_client.connection import WIRE_DTYPES, Connection, LayerInput, Ticket
+from attention_client.connection import Connection
 from attention_client.dispatch.parts import Part
+from attention_client.messages import WIRE_DTYPES, LayerInput, Ticket
 from attention_client.metrics import ClientMetrics
 from attention_client.transports import opener
 from eaas.errors import ConfigError, ConnectionLostError, SlotsBusyError, WrongRequestError
