@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import threading
 import weakref
 from pathlib import Path
@@ -53,6 +54,8 @@ def load(
                 f"{checkpoint.path} is not the checkpoint that this Cluster was made for"
             )
         return load_model(checkpoint, cluster, dtype=dtype)
+    # Former models of this process are in cycles: until they are collected, they hold slots.
+    gc.collect()
     address = _monitor_of(cluster) if cluster.startswith(("http://", "https://")) else cluster
     joined = Cluster(
         address,
