@@ -3,111 +3,37 @@
 A call ends before its deadline with the right tensor or with one typed error. A pair that got no answer is
 sent to another replica, and only that pair; answers that come too late are dropped by their slot's request
 id. Parts are summed in fp32 in a fixed order (server, first token), whatever order they came in.
+
+What belongs to it: `shared` (what calls are given), `standing` (whom to ask), `sending` (from pairs to
+requests), `answers` (from requests to results), `races` (hedges).
 """
 
 from __future__ import annotations
 
-import enum
 import math
-import time
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from attention_client.attempts import Attempt, Race, Result
-from attention_client.budget import HedgeBudget
-from attention_client.connection import Connection
-from attention_client.dispatch import DispatchPolicy
-from attention_client.dispatch.parts import NOWHERE, Part, combine, group, split
+from attention_client import races
+from attention_client.answers import learn, look
+from attention_client.attempts import Attempt, Result
+from attention_client.dispatch.parts import Part, combine, pairs_of, without
 from attention_client.messages import LayerInput
-from attention_client.metrics import ClientMetrics
-from attention_client.speeds import Ejections, Speeds
-from eaas.errors import (
-    ConnectionLostError,
-    ExpertsUnavailableError,
-    SlotCorruptError,
-    SlotsBusyError,
-    WrongRequestError,
-)
-from eaas.types import Placement
-from eaas.wire.slot import Status
+from attention_client.sending import Sender
+from attention_client.shared import ClusterView, Dispatcher, Replicas
+from attention_client.standing import Standing
+from eaas.errors import ExpertsUnavailableError
 
 __all__ = ["ClusterView", "Dispatcher", "LayerCall", "Replicas"]
 
 # Before servers that were busy, or failed in this call, are asked again. Busy ones free slots within
 # microseconds; a placement or a membership that changes ends the pause at once.
 _RETRY_S = 0.005
-_LEAST_BUDGET_S = 0.001
 # How often all sides of a race are looked at.
 _RACE_LOOK_S = 0.0005
-# A hedge earlier than this would be against the scheduler's noise, not against a slow server.
-_LEAST_HEDGE_S = 0.002
-
-
-@dataclass(frozen=True, eq=False)
-class ClusterView:
-    """What a call needs to know; replaced as a whole when anything changes.
-
-    Attributes:
-        placement: Version, servers, shares.
-        connections: One per server of the placement; None where there is none.
-    """
-
-    placement: Placement
-    connections: tuple[Connection | None, ...]
-
-    def usable_S(self) -> npt.NDArray[np.bool_]:
-        """Servers with a live connection."""
-        return np.array([c is not None and c.lost_reason is None for c in self.connections])
-
-
-class Replicas(Protocol):
-    """Where views come from."""
-
-    def view(self) -> ClusterView:
-        """The newest view."""
-
-    def wait_for_change(self, seen: ClusterView, timeout_s: float) -> None:
-        """Sleep until there is another view than `seen`, or the time is over."""
-
-
-@dataclass(frozen=True, eq=False)
-class Dispatcher:
-    """What the calls of one client share; may be used by several threads.
-
-    Attributes:
-        replicas: Source of views.
-        policy: Chooses among replicas.
-        timeout_s: Deadline of a call over all attempts.
-        attempt_timeout_s: Least time of one attempt.
-        hedges: Budget of hedges.
-        speeds: Of the servers.
-        ejections: Of the servers.
-        metrics: Counters.
-        clock: Monotonic seconds.
-    """
-
-    replicas: Replicas
-    policy: DispatchPolicy
-    timeout_s: float
-    attempt_timeout_s: float
-    hedges: HedgeBudget
-    metrics: ClientMetrics
-    speeds: Speeds = field(default_factory=Speeds)
-    ejections: Ejections = field(default_factory=Ejections)
-    clock: Callable[[], float] = time.monotonic
-
-
-class _Look(enum.Enum):
-    """What a look at an attempt found, if not a result."""
-
-    WAITING = enum.auto()
-    FAILED = enum.auto()
 
 
 class LayerCall:
@@ -135,18 +61,22 @@ class LayerCall:
         # The compiled loops take them as they lie in memory.
         self._ids_TK = np.ascontiguousarray(ids_TK)
         self._wanted_TK = np.ascontiguousarray(wanted_TK)
+        self._standing = Standing(dispatcher)
+        # None while the call has not begun, and once it is over.
+        self._sender: Sender | None = None
+        self._deadline = math.inf
+        # Pairs that nobody was asked for yet, or in vain; None: there are none.
+        self._missing_TK: npt.NDArray[np.bool_] | None = None
         self._attempts: list[Attempt] = []
         self._results: list[Result] = []
-        # What is to be sent; None while the call has not begun, and once it is over.
-        self._missing_TK: npt.NDArray[np.bool_] | None = None
-        self._started_ahead = False
-        # Connections that failed in this call, and why; asked again only when nobody else is left.
-        self._avoided: dict[Connection, str] = {}
-        self._timeouts: Counter[Connection] = Counter()
-        # Servers that have been blamed for something in this call.
-        self._blamed: set[Connection] = set()
-        self._waited_on: Attempt | None = None
-        self._deadline = math.inf
+        # Answers that come while another one is slept on, or between start and finish, come unseen.
+        self._slept_on: Attempt | None = None
+        self._all_seen = True
+
+    @property
+    def pairs(self) -> int:
+        """(token, expert) pairs to compute."""
+        return int(np.count_nonzero(self._wanted_TK))
 
     def run(self) -> torch.Tensor:
         """Compute the layer: dispatch, wait, combine. Returns and raises what `finish` does."""
@@ -162,12 +92,13 @@ class LayerCall:
         Raises:
             WrongRequestError: The hidden states are not of the model's size.
         """
-        missing_TK = self._begin()
-        self._started_ahead = True
+        sender = self._begin()
+        self._all_seen = False
         try:
             view = self._shared.replicas.view()
-            servers_S = self._sound_S(view) & self._kept_S(view, self._shared.clock())
-            self._send_to(view, view.usable_S() & servers_S, missing_TK, one_each=True)
+            kept = self._standing.kept(view, self._shared.clock())
+            sound_and_kept = _both(self._standing.sound(view), kept)
+            self._send(sender, view, sound_and_kept, one_each=True)
         except BaseException:
             self.cancel()
             raise
@@ -183,286 +114,173 @@ class LayerCall:
             WrongRequestError: A server refused the request itself.
             RuntimeError: The call was not started, or is over.
         """
-        missing_TK = self._missing_TK
-        if missing_TK is None:
+        sender = self._sender
+        if sender is None:
             raise RuntimeError("the layer call was not started, or is over")
         try:
             while True:
-                self._gather(missing_TK)
-                out_TH = combine(
-                    self._inputs.x_TH.shape, [(r.part, r.part_RH) for r in self._results]
-                )
+                self._gather(sender)
+                results = self._results
+                out_TH = combine(self._inputs.x_TH.shape, [(r.part, r.part_RH) for r in results])
                 # Every slot is to be released, whatever the others say.
-                if all([result.release() for result in self._results]):
+                if all([result.release() for result in results]):
                     return out_TH
                 # A slot was given to another client while it was read. Rare enough to begin anew.
-                self._results.clear()
-                missing_TK = self._wanted_TK.copy()
+                self._results, self._missing_TK = [], self._wanted_TK
         finally:
             self.cancel()
 
     def cancel(self) -> None:
         """End a call that was started, without its result: its slots come back. Idempotent."""
-        self._missing_TK = None
-        won = [r for a in self._attempts if a.race is not None for r in a.race.answered]
-        self._call_off(self._attempts, self._results + won)
-        self._results.clear()
+        self._sender = None
+        answered = [r for a in self._attempts if a.race is not None for r in a.race.answered]
+        self._call_off(self._attempts, self._results + answered)
+        self._results = []
 
-    def _begin(self) -> npt.NDArray[np.bool_]:
+    def _begin(self) -> Sender:
         self._deadline = self._shared.clock() + self._shared.timeout_s
-        self._missing_TK = self._wanted_TK.copy()
-        return self._missing_TK
+        self._missing_TK = self._wanted_TK
+        self._sender = Sender(
+            self._shared, self._standing, self._inputs, self._ids_TK, self._deadline
+        )
+        return self._sender
 
-    def _gather(self, missing_TK: npt.NDArray[np.bool_]) -> None:
-        """Dispatch and wait until there is a result for every wanted pair."""
-        while missing_TK.any() or self._attempts:
-            if missing_TK.any():
-                self._bank(missing_TK)
-                self._dispatch(missing_TK)
+    def _gather(self, sender: Sender) -> None:
+        """Send and wait until there is a result for every wanted pair."""
+        while self._missing_TK is not None or self._attempts:
+            if self._missing_TK is not None:
+                self._bank()
+                self._dispatch(sender)
             if self._attempts:
-                for part in self._collect():
-                    missing_TK[part.rows_R] |= part.pairs_RK
+                self._collect(sender)
 
-    def _bank(self, missing_TK: npt.NDArray[np.bool_]) -> None:
+    # -- dispatch -------------------------------------------------------------------------------------
+
+    def _bank(self) -> None:
         """Free the slots of results: what is missing needs slots, too."""
         for result in tuple(self._results):
             if not result.bank():
                 self._results.remove(result)
-                missing_TK[result.part.rows_R] |= result.part.pairs_RK
+                self._miss(result.part)
 
-    # -- dispatch -------------------------------------------------------------------------------------
-
-    def _dispatch(self, missing_TK: npt.NDArray[np.bool_]) -> None:
-        """Send missing pairs to usable replicas; clear what was sent from `missing_TK`.
+    def _dispatch(self, sender: Sender) -> None:
+        """Send missing pairs to the best of the servers that can be asked.
 
         Where nothing could be sent and nothing is in flight, returns after a pause.
         """
         now = self._shared.clock()
         if now >= self._deadline:
-            raise self._unavailable(missing_TK)
+            raise self._unavailable()
         view = self._shared.replicas.view()
-        usable_S = view.usable_S()
-        sound_S = usable_S & self._sound_S(view)
-        kept_S = self._kept_S(view, now)
-        self._send_to(view, sound_S & kept_S, missing_TK)
-        if missing_TK.any() and not kept_S.all():
+        sound, kept = self._standing.sound(view), self._standing.kept(view, now)
+        self._send(sender, view, _both(sound, kept))
+        if self._missing_TK is not None and not all(kept):
             # Where only an ejected server is left, it is better than one that failed just now.
-            self._send_to(view, sound_S, missing_TK)
-        if self._attempts:
+            self._send(sender, view, sound)
+        if self._attempts or self._missing_TK is None:
             return
         # Nobody else is left: those that failed once, or are slow, are better than nothing.
-        if any(c in self._avoided for c in view.connections):
+        if any(c in self._standing.avoided for c in view.connections):
             self._pause(view)
             if self._shared.replicas.view() is not view or self._shared.clock() >= self._deadline:
                 return
-        self._send_to(view, usable_S, missing_TK)
+        self._send(sender, view, view.usable())
         if not self._attempts:
             self._pause(view)
 
-    def _sound_S(self, view: ClusterView) -> npt.NDArray[np.bool_]:
-        """Servers that did not fail in this call and owe no answer to an earlier one."""
-        return np.array(
-            [
-                c is not None and c not in self._avoided and not c.owes_answer()
-                for c in view.connections
-            ]
-        )
-
-    def _kept_S(self, view: ClusterView, now: float) -> npt.NDArray[np.bool_]:
-        """Servers that are not ejected."""
-        ejections = self._shared.ejections
-        return np.array([not ejections.out(server, now) for server in view.placement.servers])
-
-    def _send_to(
-        self,
-        view: ClusterView,
-        servers_S: npt.NDArray[np.bool_],
-        missing_TK: npt.NDArray[np.bool_],
-        *,
-        one_each: bool = False,
+    def _send(
+        self, sender: Sender, view: ClusterView, servers: Sequence[bool], *, one_each: bool = False
     ) -> None:
-        server_C, parts = self._plan(view, servers_S, missing_TK)
-        to_send = {p.server: p for p in reversed(parts)}.values() if one_each else parts
-        sent = [part for part in to_send if self._send(view, part) is not None]
-        for _ in sent:
-            self._shared.hedges.earn()
-        if len(sent) == len(parts) and not (server_C == NOWHERE).any():
-            missing_TK[...] = False
-            return
-        for part in sent:
-            missing_TK[part.rows_R] &= ~part.pairs_RK
+        """Send missing pairs to these servers, as far as they hold them and have free slots."""
+        assert self._missing_TK is not None
+        parts, complete = sender.plan(view, servers, self._missing_TK)
+        if one_each:
+            firsts = [p for i, p in enumerate(parts) if not i or parts[i - 1].server != p.server]
+            complete = complete and len(firsts) == len(parts)
+            parts = firsts
+        sent = []
+        for part in parts:
+            attempt = sender.send(view, part)
+            if attempt is not None:
+                self._attempts.append(attempt)
+                self._shared.hedges.earn()
+                sent.append(part)
+        if complete and len(sent) == len(parts):
+            self._missing_TK = None
+        else:
+            self._missing_TK = without(self._missing_TK, sent)
 
-    def _plan(
-        self,
-        view: ClusterView,
-        servers_S: npt.NDArray[np.bool_],
-        wanted_TK: npt.NDArray[np.bool_],
-    ) -> tuple[npt.NDArray[np.int64], list[Part]]:
-        """Choose a server for each chunk of pairs, and make parts of them."""
-        connections, inputs = view.connections, self._inputs
-        shares_SE = view.placement.shares_LSE[inputs.layer]
-        if not servers_S.all():
-            shares_SE = shares_SE * servers_S[:, None]
-        chunks = group(self._ids_TK, wanted_TK, shares_SE.shape[1])
-        load = self._shared.speeds.load(
-            view.placement.servers,
-            [c.work_in_flight if c is not None else 0.0 for c in connections],
-            self._shared.clock(),
-        )
-        server_C = self._shared.policy.choose(chunks, shares_SE, load)
-        top_k = self._ids_TK.shape[1]
-        room = [c.max_tokens(top_k, inputs.dtype) if c is not None else 1 for c in connections]
-        return server_C, split(self._ids_TK, chunks, server_C, room)
-
-    def _send(self, view: ClusterView, part: Part) -> Attempt | None:
-        """Ask a server for a part; None where it cannot be asked now."""
-        connection = view.connections[part.server]
-        assert connection is not None
-        shared = self._shared
-        now = shared.clock()
-        left_s = max(self._deadline - now, _LEAST_BUDGET_S)
-        rows = part.rows_R.size
-        budget_s = connection.service.budget(rows, shared.attempt_timeout_s, left_s)
-        # Twice as long each time: the only replica may have become slower than it ever was.
-        budget_s = min(budget_s * 2.0 ** self._timeouts[connection], left_s)
-        try:
-            ticket = connection.submit(self._inputs, view.placement.epoch, part, budget_s)
-        except (ConnectionLostError, SlotsBusyError):
-            return None
-        tail_s = connection.service.tail_s(rows)
-        hedge_at = math.inf if tail_s is None else now + max(tail_s, _LEAST_HEDGE_S)
-        attempt = Attempt(part, connection, ticket, now, hedge_at, now + budget_s)
-        self._attempts.append(attempt)
-        return attempt
+    def _miss(self, part: Part) -> None:
+        """A part is to be sent again."""
+        part_TK = pairs_of(part, self._wanted_TK.shape)
+        self._missing_TK = part_TK if self._missing_TK is None else self._missing_TK | part_TK
 
     def _pause(self, view: ClusterView) -> None:
         left_s = self._deadline - self._shared.clock()
-        if view.usable_S().any():
+        if any(view.usable()):
             left_s = min(left_s, _RETRY_S)
         self._shared.replicas.wait_for_change(view, max(left_s, 0.0))
 
-    def _unavailable(self, missing_TK: npt.NDArray[np.bool_]) -> ExpertsUnavailableError:
-        experts = np.unique(self._ids_TK[missing_TK]).tolist()
-        reasons = sorted(set(self._avoided.values())) or ["no server that holds it could be asked"]
+    def _unavailable(self) -> ExpertsUnavailableError:
+        experts = np.unique(self._ids_TK[self._missing_TK]).tolist()
+        avoided = self._standing.avoided.values()
+        reasons = sorted(set(avoided)) or ["no server that holds it could be asked"]
         return ExpertsUnavailableError(self._inputs.layer, experts, "; ".join(reasons))
 
     # -- collect --------------------------------------------------------------------------------------
 
-    def _collect(self) -> list[Part]:
-        """Wait until at least one attempt ends; return the parts to be sent again."""
+    def _collect(self, sender: Sender) -> None:
+        """Wait until at least one attempt ends; what became of it is in results and missing pairs then."""
         while True:
-            watched = self._attempts[0]
-            seen = watched.connection.seq()
-            ended = False
-            again: list[Part] = []
-            answered: list[Attempt] = []
-            for attempt in tuple(self._attempts):
-                if attempt not in self._attempts:
-                    continue  # The end of another one was its end, too.
-                found = self._look(attempt)
-                if found is _Look.WAITING:
-                    continue
-                ended = True
-                self._attempts.remove(attempt)
-                if isinstance(found, Result):
-                    answered.append(attempt)
-                    self._settle_answered(attempt, found)
-                else:
-                    again += self._settle_failed(attempt)
-            if ended:
-                # Where another one failed, the time says nothing about these.
-                if not again:
-                    self._learn(answered)
-                return again
+            first = self._attempts[0]
+            seen = first.connection.seq()
+            if self._settle():
+                return
             now = self._shared.clock()
+            until = math.inf
             for attempt in tuple(self._attempts):
                 if attempt.hedge_at <= now:
-                    self._hedge(attempt)
-            until = min(min(a.expires_at, a.hedge_at) for a in self._attempts)
-            if any(attempt.race for attempt in self._attempts):
-                # Whoever is first ends the race, and only one of them can be watched.
-                until = min(until, now + _RACE_LOOK_S)
-            self._waited_on = watched
-            watched.connection.wait(watched.ticket, seen, until - now)
+                    self._hedge(sender, attempt)
+            for attempt in self._attempts:
+                until = min(until, attempt.expires_at, attempt.hedge_at)
+                if attempt.race is not None:
+                    # Whoever is first ends the race, and only one of them can be watched.
+                    until = min(until, now + _RACE_LOOK_S)
+            self._slept_on, self._all_seen = first, False
+            first.connection.wait(first.ticket, seen, until - now)
 
-    def _learn(self, answered: list[Attempt]) -> None:
-        shared = self._shared
-        now = shared.clock()
-        servers = shared.replicas.view().placement.servers
-        ejections, speeds = shared.ejections, shared.speeds
-        for attempt in answered:
-            connection, rows, took_s = (
-                attempt.connection,
-                attempt.part.rows_R.size,
-                now - attempt.sent_at,
-            )
-            if attempt is self._waited_on or (self._waited_on is None and not self._started_ahead):
-                connection.service.observe(rows, took_s)
+    def _settle(self) -> bool:
+        """Look at all attempts, and draw the consequences for those that have ended. Says whether one has."""
+        answered = []
+        ended = again = False
+        for attempt in tuple(self._attempts):
+            if attempt not in self._attempts:
+                continue  # The end of another one was its end, too.
+            found = look(attempt, self._shared, self._standing)
+            if found is None:
+                continue
+            ended = True
+            self._attempts.remove(attempt)
+            if isinstance(found, Result):
+                answered.append(attempt)
+                self._settle_answered(attempt, found)
+            elif attempt.race is not None:
+                self._follow(races.settle_failed(attempt.race, attempt))
             else:
-                # It may have been there while nobody looked, or another one was waited on.
-                connection.service.observe_bound(rows, took_s)
-            name = connection.server_id
-            slow = speeds.is_outlier(name, servers, ejections.SLOW_FACTOR, ejections.SLOW_ANSWERS)
-            if slow and ejections.slow(name, servers, now):
-                # When it is asked again, it is to be judged by what it does then.
-                speeds.forget(name)
-                shared.metrics.ejections.labels("slow").inc()
+                again = True
+                self._miss(attempt.part)
+        # Where another one failed, the time says nothing about these.
+        for attempt in () if again else answered:
+            learn(attempt, self._shared, exactly=self._all_seen or attempt is self._slept_on)
+        return ended
 
-    def _look(self, attempt: Attempt) -> Result | _Look:
-        """Poll an attempt."""
-        connection, shared = attempt.connection, self._shared
-        name = connection.server_id
-        try:
-            answer = connection.poll(attempt.ticket)
-        except ConnectionLostError as error:
-            # Whoever is gone gets no requests anyway, and its next life is another one.
-            return self._give_up(connection, str(error), "lost", blame=False)
-        except SlotCorruptError as error:
-            return self._give_up(connection, f"{name}: {error}", "corrupt")
-        now = shared.clock()
-        if answer is None:
-            if now < attempt.expires_at:
-                return _Look.WAITING
-            connection.abandon(attempt.ticket, overdue=True)
-            self._timeouts[connection] += 1
-            waited_ms = (now - attempt.sent_at) * 1e3
-            return self._give_up(connection, f"{name}: no answer in {waited_ms:.0f} ms", "timeout")
-        if answer.part_RH is not None:
-            shared.ejections.answered(name)
-            if answer.header.service_us:
-                seconds = answer.header.service_us * 1e-6
-                shared.speeds.observe(name, attempt.part.work, seconds, now)
-            return Result(attempt.part, answer.part_RH, attempt)
-        status = Status(answer.header.status)
-        if status is Status.INVALID_ARGUMENT:
-            raise WrongRequestError(f"{name} refused a request of layer {self._inputs.layer}")
-        if status in (Status.STALE_PLACEMENT, Status.EXPIRED):
-            # It never had that expert, or has more to do than it can: nothing is wrong with it.
-            return self._give_up(
-                connection, f"{name}: answered {status.name}", "refused", blame=False
-            )
-        return self._give_up(connection, f"{name}: answered {status.name}", "refused")
+    def _settle_answered(self, attempt: Attempt, result: Result) -> None:
+        if attempt.race is None:
+            self._results.append(result)
+        else:
+            self._follow(races.settle_answered(attempt.race, attempt, result))
 
-    def _give_up(
-        self, connection: Connection, reason: str, kind: str, *, blame: bool = True
-    ) -> _Look:
-        if blame:
-            self._blame(connection)
-        self._avoided[connection] = reason
-        self._shared.metrics.failovers.labels(kind).inc()
-        return _Look.FAILED
-
-    def _blame(self, connection: Connection) -> None:
-        """Count a failure; what several parts of a call meet is one."""
-        if connection in self._blamed:
-            return
-        self._blamed.add(connection)
-        shared = self._shared
-        servers = shared.replicas.view().placement.servers
-        if shared.ejections.failed(connection.server_id, servers, shared.clock()):
-            shared.metrics.ejections.labels("failures").inc()
-
-    def _call_off(self, attempts: list[Attempt], results: list[Result]) -> None:
+    def _call_off(self, attempts: Iterable[Attempt], results: Iterable[Result]) -> None:
         """Nobody waits for these any more."""
         for attempt in tuple(attempts):
             attempt.connection.abandon(attempt.ticket, overdue=False)
@@ -472,64 +290,39 @@ class LayerCall:
 
     # -- races ----------------------------------------------------------------------------------------
 
-    def _hedge(self, attempt: Attempt) -> None:
+    def _hedge(self, sender: Sender, attempt: Attempt) -> None:
         """Ask other replicas for the same, if they have all of it and the budget allows it."""
         attempt.hedge_at = math.inf
-        shared, part = self._shared, attempt.part
+        shared = self._shared
         view = shared.replicas.view()
-        others_S = view.usable_S() & self._sound_S(view) & self._kept_S(view, shared.clock())
-        others_S &= np.array([c is not attempt.connection for c in view.connections])
-        wanted_TK = np.zeros_like(self._wanted_TK)
-        wanted_TK[part.rows_R] = part.pairs_RK
-        server_C, parts = self._plan(view, others_S, wanted_TK)
-        if (server_C == NOWHERE).any() or not shared.hedges.spend(len(parts)):
+        sound, kept = self._standing.sound(view), self._standing.kept(view, shared.clock())
+        others = [c is not attempt.connection for c in view.connections]
+        wanted_TK = pairs_of(attempt.part, self._wanted_TK.shape)
+        parts, complete = sender.plan(view, _both(_both(sound, kept), others), wanted_TK)
+        if not complete or not shared.hedges.spend(len(parts)):
             return
         rivals: list[Attempt] = []
-        for other in parts:
-            rival = self._send(view, other)
+        for part in parts:
+            rival = sender.send(view, part)
             if rival is None:
-                break
+                self._call_off(rivals, [])
+                shared.hedges.give_back(len(parts) - len(rivals))
+                return
+            self._attempts.append(rival)
             rivals.append(rival)
-        if len(rivals) < len(parts):
-            self._call_off(rivals, [])
-            shared.hedges.give_back(len(parts) - len(rivals))
-            return
-        attempt.race = Race(attempt, rivals)
-        for rival in rivals:
-            rival.race, rival.hedge_at = attempt.race, math.inf
+        races.begin(attempt, rivals)
 
-    def _settle_answered(self, attempt: Attempt, result: Result) -> None:
-        race = attempt.race
-        if race is None:
-            self._results.append(result)
-        elif attempt is race.primary:
-            self._results.append(result)
-            self._call_off(race.rivals, race.answered)
-            self._shared.metrics.hedges.labels("lost").inc()
-        else:
-            race.rivals.remove(attempt)
-            race.answered.append(result)
-            if not race.rivals:
-                self._results += race.answered
-                self._attempts.remove(race.primary)
-                race.primary.connection.abandon(race.primary.ticket, overdue=True)
-                self._blame(race.primary.connection)
-                self._shared.metrics.hedges.labels("won").inc()
+    def _follow(self, settled: races.Settled) -> None:
+        """Do what the end of one side of a race asks for."""
+        self._results += settled.results
+        self._call_off(settled.call_off, settled.release)
+        if settled.beaten is not None:
+            self._attempts.remove(settled.beaten)
+            settled.beaten.connection.abandon(settled.beaten.ticket, overdue=True)
+            self._standing.blame(settled.beaten.connection)
+        if settled.outcome is not None:
+            self._shared.metrics.hedges.labels(settled.outcome).inc()
 
-    def _settle_failed(self, attempt: Attempt) -> list[Part]:
-        """Returns what is to be sent again."""
-        race = attempt.race
-        if race is None:
-            return [attempt.part]
-        if attempt is race.primary:
-            # Its rivals are what there is now.
-            for rival in race.rivals:
-                rival.race = None
-            self._results += race.answered
-            self._shared.metrics.hedges.labels("won").inc()
-        else:
-            race.rivals.remove(attempt)
-            self._call_off(race.rivals, race.answered)
-            race.primary.race = None
-            self._shared.metrics.hedges.labels("failed").inc()
-        return []
+
+def _both(some: Sequence[bool], others: Sequence[bool]) -> list[bool]:
+    return [one and other for one, other in zip(some, others, strict=True)]

@@ -2,116 +2,28 @@
  *
  * A layer call of 64 tokens spends more time in the calls of those libraries than in the work itself. Nothing
  * here knows servers, slots or policies: arrays in, arrays out (`parts.py` and `policies.py` say what they
- * mean). Every function checks the lengths of what it is given and every index before it is used.
+ * mean). Every function checks the lengths of what it is given and every index before it is used; the loops
+ * themselves are in route.c and combine.c.
  *
  * Letters: P pairs (T tokens times K experts of each), C chunks, S servers, E experts, R rows of a part, H hidden.
  */
-#ifndef Py_LIMITED_API
-#define Py_LIMITED_API 0x030B0000
-#endif
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "arrays.h"
+#include "combine.h"
+#include "route.h"
 
-#include <stdbool.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define NO_CHUNK (-1)
-#define NO_EXPERT (-1)
-#define NOWHERE (-1)
-/* A move is worth it where it saves this share of the chunk's own time: less would be noise of the rates. */
-#define WORTH_MOVING 0.02
-
-/* ---- arguments ------------------------------------------------------------------------------------------ */
-
-typedef struct {
-    Py_buffer view;
-    bool open;
-} Array;
-
-/* Opens a contiguous buffer of `count` items of `size` bytes, or sets an exception. */
-static bool
-open_array(Array *array, PyObject *object, const char *name, Py_ssize_t count, Py_ssize_t size, bool writable)
-{
-    int flags = PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0);
-    if (PyObject_GetBuffer(object, &array->view, flags) < 0) {
-        return false;
-    }
-    array->open = true;
-    if (count < 0 || array->view.itemsize != size || array->view.len < count * size) {
-        PyErr_Format(PyExc_ValueError, "%s: %zd bytes in items of %zd, wanted %zd items of %zd", name,
-                     array->view.len, array->view.itemsize, count, size);
-        return false;
-    }
-    return true;
-}
-
-static void
-close_arrays(Array *arrays, size_t count)
-{
-    for (size_t i = 0; i < count; i++) {
-        if (arrays[i].open) {
-            PyBuffer_Release(&arrays[i].view);
-        }
-    }
-}
-
-#define COUNT_OF(arrays) (sizeof(arrays) / sizeof((arrays)[0]))
-
 /* ---- group: pairs to chunks ------------------------------------------------------------------------------ */
 
-typedef struct {
-    int64_t pairs;
-    int64_t chunks;
-    int64_t first; /* chunk */
-    int64_t seen;
-} Expert;
-
-/* Returns the number of chunks; -1 where an expert is out of range (`*wrong` says which), -2 without memory. */
-static Py_ssize_t
-group_pairs(const int64_t *ids, const uint8_t *wanted, Py_ssize_t pairs, int64_t num_experts, int64_t chunk_pairs,
-            int32_t *chunk_of, int64_t *expert_of, int64_t *pairs_of, int64_t *wrong)
+static bool
+experts_known(const int64_t *ids_P, const uint8_t *wanted_P, Py_ssize_t pairs, long long num_experts)
 {
-    Expert *experts = calloc((size_t)num_experts, sizeof(Expert));
-    if (experts == NULL) {
-        return -2;
+    Py_ssize_t wrong = find_wrong_expert(ids_P, wanted_P, pairs, num_experts);
+    if (wrong >= 0) {
+        PyErr_Format(PyExc_IndexError, "expert %lld of %lld", (long long)ids_P[wrong], num_experts);
     }
-    for (Py_ssize_t p = 0; p < pairs; p++) {
-        if (wanted != NULL && !wanted[p]) {
-            continue;
-        }
-        if (ids[p] < 0 || ids[p] >= num_experts) {
-            *wrong = ids[p];
-            free(experts);
-            return -1;
-        }
-        experts[ids[p]].pairs++;
-    }
-    int64_t chunks = 0;
-    for (int64_t e = 0; e < num_experts; e++) {
-        Expert *expert = &experts[e];
-        expert->first = chunks;
-        expert->chunks = (expert->pairs + chunk_pairs - 1) / chunk_pairs;
-        for (int64_t i = 0; i < expert->chunks; i++, chunks++) {
-            expert_of[chunks] = e;
-            pairs_of[chunks] = 0;
-        }
-    }
-    for (Py_ssize_t p = 0; p < pairs; p++) {
-        if (wanted != NULL && !wanted[p]) {
-            chunk_of[p] = NO_CHUNK;
-            continue;
-        }
-        Expert *expert = &experts[ids[p]];
-        /* Chunks of one expert are as even as they can be. */
-        int64_t chunk = expert->first + expert->seen * expert->chunks / expert->pairs;
-        expert->seen++;
-        pairs_of[chunk]++;
-        chunk_of[p] = (int32_t)chunk;
-    }
-    free(experts);
-    return (Py_ssize_t)chunks;
+    return wrong < 0;
 }
 
 static PyObject *
@@ -137,17 +49,16 @@ dispatch_group(PyObject *self, PyObject *args)
         open_array(&arrays[2], chunk_of, "chunk_of", pairs, 4, true) &&
         open_array(&arrays[3], expert_of, "expert_of", pairs, 8, true) &&
         open_array(&arrays[4], pairs_of, "pairs_of", pairs, 8, true)) {
-        int64_t wrong = 0;
-        Py_ssize_t chunks = group_pairs(arrays[0].view.buf, arrays[1].open ? arrays[1].view.buf : NULL, pairs,
-                                        num_experts, chunk_pairs, arrays[2].view.buf, arrays[3].view.buf,
-                                        arrays[4].view.buf, &wrong);
-        if (chunks == -2) {
+        const int64_t *ids_P = arrays[0].view.buf;
+        const uint8_t *wanted_P = arrays[1].open ? arrays[1].view.buf : NULL;
+        Expert *experts = calloc((size_t)num_experts, sizeof(Expert));
+        if (experts == NULL) {
             PyErr_NoMemory();
-        } else if (chunks == -1) {
-            PyErr_Format(PyExc_IndexError, "expert %lld of %lld", (long long)wrong, num_experts);
-        } else {
-            answer = PyLong_FromSsize_t(chunks);
+        } else if (experts_known(ids_P, wanted_P, pairs, num_experts)) {
+            answer = PyLong_FromSsize_t(group_pairs(ids_P, wanted_P, pairs, num_experts, chunk_pairs, experts,
+                                                    arrays[2].view.buf, arrays[3].view.buf, arrays[4].view.buf));
         }
+        free(experts);
     }
     close_arrays(arrays, COUNT_OF(arrays));
     return answer;
@@ -179,30 +90,13 @@ dispatch_by_share(PyObject *self, PyObject *args)
         goto done;
     }
     const int64_t *expert = arrays[0].view.buf;
-    const float *share = arrays[1].view.buf;
-    int64_t *server = arrays[2].view.buf;
     for (Py_ssize_t c = 0; c < chunks; c++) {
         if (expert[c] < 0 || expert[c] >= experts) {
             PyErr_Format(PyExc_IndexError, "chunk %zd: expert %lld of %zd", c, (long long)expert[c], experts);
             goto done;
         }
-        double total = 0;
-        for (Py_ssize_t s = 0; s < servers; s++) {
-            total += (double)share[s * experts + expert[c]];
-        }
-        /* The first server whose cumulative share passes the draw; the last with a share, where rounding has
-         * eaten the difference. */
-        double sum = 0;
-        server[c] = NOWHERE;
-        for (Py_ssize_t s = 0; s < servers && sum <= draw * total; s++) {
-            if (share[s * experts + expert[c]] > 0) {
-                sum += (double)share[s * experts + expert[c]];
-                server[c] = s;
-            }
-        }
-        draw += step;
-        draw -= draw >= 1 ? 1 : 0;
     }
+    choose_by_share(expert, chunks, arrays[1].view.buf, servers, experts, draw, step, arrays[2].view.buf);
     answer = Py_NewRef(Py_None);
 done:
     close_arrays(arrays, COUNT_OF(arrays));
@@ -210,37 +104,6 @@ done:
 }
 
 /* ---- level: move chunks off the server that would end last ----------------------------------------------- */
-
-typedef struct {
-    Py_ssize_t chunk;
-    Py_ssize_t server;
-    double ends; /* the later of the two servers' ends after the move */
-} Move;
-
-static Move
-best_move(const int64_t *server_of, const int64_t *expert_of, const double *work, Py_ssize_t chunks,
-          const float *shares, Py_ssize_t servers, Py_ssize_t experts, const double *rate, const double *ends,
-          Py_ssize_t last)
-{
-    Move best = {-1, -1, ends[last]};
-    for (Py_ssize_t c = 0; c < chunks; c++) {
-        if (server_of[c] != last) {
-            continue;
-        }
-        double left = ends[last] - rate[last] * work[c];
-        for (Py_ssize_t s = 0; s < servers; s++) {
-            if (s == last || !(shares[s * experts + expert_of[c]] > 0)) {
-                continue;
-            }
-            double there = ends[s] + rate[s] * work[c];
-            double later = there > left ? there : left;
-            if (later < best.ends) {
-                best = (Move){c, s, later};
-            }
-        }
-    }
-    return best;
-}
 
 static PyObject *
 dispatch_level(PyObject *self, PyObject *args)
@@ -266,48 +129,18 @@ dispatch_level(PyObject *self, PyObject *args)
         !open_array(&arrays[5], ends, "ends", servers, 8, true)) {
         goto done;
     }
-    int64_t *server = arrays[0].view.buf;
+    const int64_t *server = arrays[0].view.buf;
     const int64_t *expert = arrays[1].view.buf;
-    const double *work_C = arrays[2].view.buf;
-    const double *rate_S = arrays[4].view.buf;
-    double *ends_S = arrays[5].view.buf;
     for (Py_ssize_t c = 0; c < chunks; c++) {
         if (server[c] < NOWHERE || server[c] >= servers || expert[c] < 0 || expert[c] >= experts) {
             PyErr_Format(PyExc_IndexError, "chunk %zd: server %lld of %zd, expert %lld of %zd", c,
                          (long long)server[c], servers, (long long)expert[c], experts);
             goto done;
         }
-        if (server[c] != NOWHERE) {
-            ends_S[server[c]] += rate_S[server[c]] * work_C[c];
-        }
     }
-    Py_ssize_t moves = 0;
-    while (moves < chunks) {
-        /* The last to end among those that have a chunk of this call: the others are not waited for. */
-        Py_ssize_t last = NOWHERE;
-        for (Py_ssize_t c = 0; c < chunks; c++) {
-            if (server[c] != NOWHERE && (last == NOWHERE || ends_S[server[c]] > ends_S[last])) {
-                last = (Py_ssize_t)server[c];
-            }
-        }
-        if (last == NOWHERE) {
-            break;
-        }
-        Move move = best_move(server, expert, work_C, chunks, arrays[3].view.buf, servers, experts, rate_S, ends_S,
-                              last);
-        if (move.chunk < 0) {
-            break;
-        }
-        double own = rate_S[last] * work_C[move.chunk];
-        if (!(ends_S[last] - move.ends > WORTH_MOVING * own)) {
-            break;
-        }
-        ends_S[last] -= own;
-        ends_S[move.server] += rate_S[move.server] * work_C[move.chunk];
-        server[move.chunk] = move.server;
-        moves++;
-    }
-    answer = PyLong_FromSsize_t(moves);
+    answer = PyLong_FromSsize_t(level_chunks(arrays[0].view.buf, expert, arrays[2].view.buf, chunks,
+                                             arrays[3].view.buf, servers, experts, arrays[4].view.buf,
+                                             arrays[5].view.buf));
 done:
     close_arrays(arrays, COUNT_OF(arrays));
     return answer;
@@ -326,163 +159,192 @@ dispatch_split(PyObject *self, PyObject *args)
         return NULL;
     }
     if (tokens < 0 || top_k < 0 || servers < 0 || (top_k > 0 && tokens > INT32_MAX / top_k) ||
-        (servers > 0 && tokens * top_k > PY_SSIZE_T_MAX / 8 / servers)) {
+        (top_k > 0 && tokens * top_k > PY_SSIZE_T_MAX / 8 / top_k)) {
         PyErr_SetString(PyExc_ValueError, "tokens, top_k or servers out of range");
         return NULL;
     }
     Array arrays[6] = {0};
     PyObject *answer = NULL;
-    Py_ssize_t pairs = tokens * top_k;
+    Py_ssize_t pairs = tokens * top_k, most_rows = tokens * (servers < top_k ? servers : top_k);
+    int64_t *scratch = NULL;
     if (!open_array(&arrays[0], ids, "ids", pairs, 8, false) ||
         !open_array(&arrays[1], chunk_of, "chunk_of", pairs, 4, false) ||
         !open_array(&arrays[2], server_of, "server_of", chunks, 8, false) ||
         !open_array(&arrays[3], count_out, "count_out", servers, 8, true) ||
-        !open_array(&arrays[4], rows_out, "rows_out", servers * tokens, 8, true) ||
-        !open_array(&arrays[5], ids_out, "ids_out", servers * pairs, 4, true)) {
+        !open_array(&arrays[4], rows_out, "rows_out", most_rows, 8, true) ||
+        !open_array(&arrays[5], ids_out, "ids_out", most_rows * top_k, 4, true)) {
         goto done;
     }
-    const int64_t *id = arrays[0].view.buf;
     const int32_t *chunk = arrays[1].view.buf;
     const int64_t *server = arrays[2].view.buf;
-    int64_t *count_S = arrays[3].view.buf;
-    int64_t *rows_ST = arrays[4].view.buf;
-    int32_t *ids_STK = arrays[5].view.buf;
     for (Py_ssize_t c = 0; c < chunks; c++) {
         if (server[c] < NOWHERE || server[c] >= servers) {
             PyErr_Format(PyExc_IndexError, "chunk %zd: server %lld of %zd", c, (long long)server[c], servers);
             goto done;
         }
     }
-    memset(count_S, 0, (size_t)servers * sizeof(int64_t));
-    for (Py_ssize_t t = 0; t < tokens; t++) {
-        for (Py_ssize_t k = 0; k < top_k; k++) {
-            int32_t c = chunk[t * top_k + k];
-            if (c == NO_CHUNK) {
-                continue;
-            }
-            if (c < 0 || c >= chunks) {
-                PyErr_Format(PyExc_IndexError, "chunk %d of %zd", (int)c, chunks);
-                goto done;
-            }
-            int64_t s = server[c];
-            if (s == NOWHERE) {
-                continue;
-            }
-            int64_t row = count_S[s] - 1;
-            if (row < 0 || rows_ST[s * tokens + row] != t) {
-                row = count_S[s]++;
-                rows_ST[s * tokens + row] = t;
-                for (Py_ssize_t j = 0; j < top_k; j++) {
-                    ids_STK[(s * tokens + row) * top_k + j] = NO_EXPERT;
-                }
-            }
-            ids_STK[(s * tokens + row) * top_k + k] = (int32_t)id[t * top_k + k];
+    for (Py_ssize_t p = 0; p < pairs; p++) {
+        if (chunk[p] < NO_CHUNK || chunk[p] >= chunks) {
+            PyErr_Format(PyExc_IndexError, "chunk %d of %zd", (int)chunk[p], chunks);
+            goto done;
         }
     }
+    scratch = malloc(2 * (size_t)servers * sizeof(int64_t) + 1);
+    if (scratch == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    split_tokens(arrays[0].view.buf, chunk, tokens, top_k, server, servers, arrays[3].view.buf, scratch,
+                 scratch + servers, arrays[4].view.buf, arrays[5].view.buf);
     answer = Py_NewRef(Py_None);
 done:
+    free(scratch);
     close_arrays(arrays, COUNT_OF(arrays));
     return answer;
 }
 
-/* ---- combine: the sum of the parts ------------------------------------------------------------------------ */
+/* ---- plan: the four above in one go ------------------------------------------------------------------------ */
 
-/* 0.0f + x: as if the sum had begun with zeros, so that the sign of a zero does not depend on the parts. */
-static void
-first_row(float *restrict out, const float *restrict part, Py_ssize_t hidden)
+typedef struct {
+    Py_ssize_t tokens, top_k, servers, experts;
+    long long chunk_pairs;
+    double draw, step;
+    const int64_t *ids_P;
+    const uint8_t *wanted_P;
+    const float *shares_SE;
+    const double *rate_S;    /* NULL: no levelling */
+    const double *backlog_S; /* NULL likewise */
+    int64_t *rows_out;
+    int32_t *ids_out;
+} Routing;
+
+/* One block of memory for all that is needed on the way. The doubles come first, the 32-bit chunks last. */
+typedef struct {
+    double *ends_S, *work_S, *work_C;
+    Expert *experts_E;
+    int64_t *count_S, *next_S, *last_S, *expert_C, *pairs_C, *server_C;
+    int32_t *chunk_P;
+} Scratch;
+
+static bool
+make_scratch(Scratch *scratch, size_t servers, size_t experts, size_t chunks, size_t pairs)
 {
-    for (Py_ssize_t h = 0; h < hidden; h++) {
-        out[h] = 0.0f + part[h];
+    size_t words = 5 * servers + 4 * chunks + experts * (sizeof(Expert) / sizeof(int64_t)) + pairs / 2 + 1;
+    double *block = malloc(words * sizeof(double));
+    if (block == NULL) {
+        PyErr_NoMemory();
+        return false;
     }
+    scratch->ends_S = block;
+    scratch->work_S = scratch->ends_S + servers;
+    scratch->work_C = scratch->work_S + servers;
+    scratch->experts_E = (Expert *)(scratch->work_C + chunks);
+    scratch->count_S = (int64_t *)(scratch->experts_E + experts);
+    scratch->next_S = scratch->count_S + servers;
+    scratch->last_S = scratch->next_S + servers;
+    scratch->expert_C = scratch->last_S + servers;
+    scratch->pairs_C = scratch->expert_C + chunks;
+    scratch->server_C = scratch->pairs_C + chunks;
+    scratch->chunk_P = (int32_t *)(scratch->server_C + chunks);
+    memset(scratch->experts_E, 0, experts * sizeof(Expert));
+    memset(scratch->work_S, 0, servers * sizeof(double));
+    return true;
 }
 
-static void
-add_row(float *restrict out, const float *restrict part, Py_ssize_t hidden)
+/* Returns the number of wanted pairs that have no server. */
+static int64_t
+route(const Routing *routing, Scratch *scratch)
 {
-    for (Py_ssize_t h = 0; h < hidden; h++) {
-        out[h] += part[h];
+    Py_ssize_t servers = routing->servers;
+    Py_ssize_t chunks = group_pairs(routing->ids_P, routing->wanted_P, routing->tokens * routing->top_k,
+                                    routing->experts, routing->chunk_pairs, scratch->experts_E, scratch->chunk_P,
+                                    scratch->expert_C, scratch->pairs_C);
+    for (Py_ssize_t c = 0; c < chunks; c++) {
+        scratch->work_C[c] = 1.0 + (double)scratch->pairs_C[c] / (double)routing->chunk_pairs;
     }
+    choose_by_share(scratch->expert_C, chunks, routing->shares_SE, servers, routing->experts, routing->draw,
+                    routing->step, scratch->server_C);
+    if (routing->rate_S != NULL) {
+        memcpy(scratch->ends_S, routing->backlog_S, (size_t)servers * sizeof(double));
+        level_chunks(scratch->server_C, scratch->expert_C, scratch->work_C, chunks, routing->shares_SE, servers,
+                     routing->experts, routing->rate_S, scratch->ends_S);
+    }
+    split_tokens(routing->ids_P, scratch->chunk_P, routing->tokens, routing->top_k, scratch->server_C, servers,
+                 scratch->count_S, scratch->next_S, scratch->last_S, routing->rows_out, routing->ids_out);
+    int64_t left = 0;
+    for (Py_ssize_t c = 0; c < chunks; c++) {
+        if (scratch->server_C[c] == NOWHERE) {
+            left += scratch->pairs_C[c];
+        } else {
+            scratch->work_S[scratch->server_C[c]] += scratch->work_C[c];
+        }
+    }
+    return left;
+}
+
+/* (pairs left, [(server, rows, work), ...]) */
+static PyObject *
+shares_of_work(int64_t left, const Scratch *scratch, Py_ssize_t servers)
+{
+    PyObject *list = PyList_New(0);
+    for (Py_ssize_t s = 0; list != NULL && s < servers; s++) {
+        if (scratch->count_S[s] == 0) {
+            continue;
+        }
+        PyObject *item = Py_BuildValue("nLd", s, (long long)scratch->count_S[s], scratch->work_S[s]);
+        if (item == NULL || PyList_Append(list, item) < 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(item);
+    }
+    return list == NULL ? NULL : Py_BuildValue("LN", (long long)left, list);
 }
 
 static PyObject *
-dispatch_combine(PyObject *self, PyObject *args)
+dispatch_plan(PyObject *self, PyObject *args)
 {
     (void)self;
-    PyObject *out, *parts, *rows;
-    Py_ssize_t tokens, hidden;
-    if (!PyArg_ParseTuple(args, "OnnOO:combine", &out, &tokens, &hidden, &parts, &rows)) {
+    PyObject *ids, *wanted, *shares, *rate, *backlog, *rows_out, *ids_out;
+    Routing r = {0};
+    if (!PyArg_ParseTuple(args, "OOnnOnnLddOOOO:plan", &ids, &wanted, &r.tokens, &r.top_k, &shares, &r.servers,
+                          &r.experts, &r.chunk_pairs, &r.draw, &r.step, &rate, &backlog, &rows_out, &ids_out)) {
         return NULL;
     }
-    Py_ssize_t count = PySequence_Size(parts);
-    if (count < 0 || PySequence_Size(rows) != count || tokens < 0 || hidden < 0 ||
-        (hidden > 0 && tokens > PY_SSIZE_T_MAX / 4 / hidden)) {
-        if (!PyErr_Occurred()) {
-            PyErr_SetString(PyExc_ValueError, "as many parts as rows, and sizes in range");
-        }
+    if (r.tokens < 0 || r.top_k < 0 || r.servers < 0 || r.experts < 1 || r.chunk_pairs < 1 ||
+        (r.top_k > 0 && r.tokens > INT32_MAX / r.top_k) || r.servers > PY_SSIZE_T_MAX / 64 / r.experts ||
+        !(r.draw >= 0 && r.draw < 1) || !(r.step >= 0 && r.step < 1) || (rate == Py_None) != (backlog == Py_None)) {
+        PyErr_SetString(PyExc_ValueError, "tokens, top_k, servers, experts, chunk_pairs, draw or step out of range");
         return NULL;
     }
+    Py_ssize_t pairs = r.tokens * r.top_k, most_rows = r.tokens * (r.servers < r.top_k ? r.servers : r.top_k);
+    Array arrays[7] = {0};
     PyObject *answer = NULL;
-    Array out_array = {0};
-    Array *arrays = calloc(2 * (size_t)count + 1, sizeof(Array));
-    uint8_t *covered = calloc((size_t)tokens + 1, 1);
-    if (arrays == NULL || covered == NULL) {
-        PyErr_NoMemory();
-        goto done;
-    }
-    if (!open_array(&out_array, out, "out", tokens * hidden, 4, true)) {
-        goto done;
-    }
-    for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *row_object = PySequence_GetItem(rows, i);
-        PyObject *part_object = row_object == NULL ? NULL : PySequence_GetItem(parts, i);
-        Array *row_array = &arrays[2 * i], *part_array = &arrays[2 * i + 1];
-        bool opened = part_object != NULL && open_array(row_array, row_object, "rows", 0, 8, false) &&
-                      open_array(part_array, part_object, "part", row_array->view.len / 8 * hidden, 4, false);
-        Py_XDECREF(row_object);
-        Py_XDECREF(part_object);
-        if (!opened) {
-            goto done;
-        }
-        const int64_t *row = row_array->view.buf;
-        for (Py_ssize_t r = 0; r < row_array->view.len / 8; r++) {
-            if (row[r] < 0 || row[r] >= tokens) {
-                PyErr_Format(PyExc_IndexError, "row %lld of %zd", (long long)row[r], tokens);
-                goto done;
-            }
+    if (open_array(&arrays[0], ids, "ids", pairs, 8, false) &&
+        open_array(&arrays[1], wanted, "wanted", pairs, 1, false) &&
+        open_array(&arrays[2], shares, "shares", r.servers * r.experts, 4, false) &&
+        (rate == Py_None || (open_array(&arrays[3], rate, "rate", r.servers, 8, false) &&
+                             open_array(&arrays[4], backlog, "backlog", r.servers, 8, false))) &&
+        open_array(&arrays[5], rows_out, "rows_out", most_rows, 8, true) &&
+        open_array(&arrays[6], ids_out, "ids_out", most_rows * r.top_k, 4, true)) {
+        r.ids_P = arrays[0].view.buf;
+        r.wanted_P = arrays[1].view.buf;
+        r.shares_SE = arrays[2].view.buf;
+        r.rate_S = arrays[3].open ? arrays[3].view.buf : NULL;
+        r.backlog_S = arrays[4].open ? arrays[4].view.buf : NULL;
+        r.rows_out = arrays[5].view.buf;
+        r.ids_out = arrays[6].view.buf;
+        /* As many as there are experts, and one more for each full load of pairs; never more than pairs. */
+        Py_ssize_t most_chunks = r.experts + (Py_ssize_t)(pairs / r.chunk_pairs);
+        Scratch scratch;
+        if (experts_known(r.ids_P, r.wanted_P, pairs, r.experts) &&
+            make_scratch(&scratch, (size_t)r.servers, (size_t)r.experts,
+                         (size_t)(most_chunks < pairs ? most_chunks : pairs), (size_t)pairs)) {
+            int64_t left = route(&r, &scratch);
+            answer = shares_of_work(left, &scratch, r.servers);
+            free(scratch.ends_S);
         }
     }
-    Py_BEGIN_ALLOW_THREADS
-    float *sum = out_array.view.buf;
-    for (Py_ssize_t i = 0; i < count; i++) {
-        const int64_t *row = arrays[2 * i].view.buf;
-        const float *part = arrays[2 * i + 1].view.buf;
-        Py_ssize_t part_rows = arrays[2 * i].view.len / 8;
-        for (Py_ssize_t r = 0; r < part_rows; r++) {
-            float *to = sum + row[r] * hidden;
-            if (covered[row[r]]) {
-                add_row(to, part + r * hidden, hidden);
-            } else {
-                first_row(to, part + r * hidden, hidden);
-                covered[row[r]] = 1;
-            }
-        }
-    }
-    for (Py_ssize_t t = 0; t < tokens; t++) {
-        if (!covered[t]) {
-            memset(sum + t * hidden, 0, (size_t)hidden * sizeof(float));
-        }
-    }
-    /* Whoever looks next whether the parts were still his is to look after they were read. */
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    Py_END_ALLOW_THREADS
-    answer = Py_NewRef(Py_None);
-done:
-    if (arrays != NULL) {
-        close_arrays(arrays, 2 * (size_t)count);
-    }
-    close_arrays(&out_array, 1);
-    free(arrays);
-    free(covered);
+    close_arrays(arrays, COUNT_OF(arrays));
     return answer;
 }
 
@@ -493,6 +355,7 @@ static PyMethodDef methods[] = {
     {"by_share", dispatch_by_share, METH_VARARGS, NULL},
     {"level", dispatch_level, METH_VARARGS, NULL},
     {"split", dispatch_split, METH_VARARGS, NULL},
+    {"plan", dispatch_plan, METH_VARARGS, NULL},
     {"combine", dispatch_combine, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -72,8 +72,30 @@ def split(
     servers: int,
     /,
 ) -> None:
-    """Fills, for each server, the number of its tokens (int64, S), which they are (int64, S x T) and
-    their experts (int32, S x T x K, -1 where it is another server's)."""
+    """Fills the number of tokens of each server (int64, S), which they are (int64, one server's after
+    another's) and their experts (int32, K each, -1 where it is another server's). There is to be room for
+    T x min(S, K) rows."""
+
+def plan(
+    ids: _Int64,
+    wanted: _Bool,
+    tokens: int,
+    top_k: int,
+    shares: _Float32,
+    servers: int,
+    experts: int,
+    chunk_pairs: int,
+    draw: float,
+    step: float,
+    rate: _Float64 | None,
+    backlog: _Float64 | None,
+    rows_out: _Int64,
+    ids_out: _Int32,
+    /,
+) -> tuple[int, list[tuple[int, int, float]]]:
+    """`group`, `by_share`, `level` (unless `rate` and `backlog` are None) and `split` in one; fills the last
+    two as `split` does. Returns how many wanted pairs have no server, and of each server that has some its
+    index, the number of its tokens and its work."""
 
 def combine(
     out: _Float32,
@@ -83,5 +105,5 @@ def combine(
     rows: Sequence[_Int64],
     /,
 ) -> None:
-    """Sums parts (float32, R x H) into the tokens that their rows (int64, R) name, in the order
+    """Sums parts (float32, R x H) into the tokens that their rows (int64, R, ascending) name, in the order
     given; tokens in no part become 0."""

@@ -18,7 +18,19 @@ import torch
 
 from attention_client.dispatch import _dispatch
 
-__all__ = ["CHUNK_PAIRS", "NOWHERE", "Chunks", "Part", "combine", "group", "split"]
+__all__ = [
+    "CHUNK_PAIRS",
+    "NOWHERE",
+    "Chunks",
+    "Part",
+    "combine",
+    "cut",
+    "group",
+    "pairs_of",
+    "room_for_parts",
+    "split",
+    "without",
+]
 
 NOWHERE = -1
 """The server of a chunk that has no usable replica."""
@@ -43,7 +55,7 @@ class Chunks:
     work_C: npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Part:
     """What one server is to compute of a layer call.
 
@@ -104,28 +116,54 @@ def split(
     """
     servers, (tokens, top_k) = len(max_tokens), ids_TK.shape
     count_S = np.empty(servers, dtype=np.int64)
-    rows_ST = np.empty((servers, tokens), dtype=np.int64)
-    ids_STK = np.empty((servers, tokens, top_k), dtype=np.int32)
+    rows_P, ids_PK = room_for_parts(ids_TK, servers)
     _dispatch.split(
         ids_TK, chunks.of_TK, tokens, top_k, server_C, server_C.size,
-        count_S, rows_ST, ids_STK, servers,
+        count_S, rows_P, ids_PK, servers,
     )  # fmt: skip
+    return cut(
+        [
+            (server, rows, float(chunks.work_C[server_C == server].sum()))
+            for server, rows in enumerate(count_S.tolist())
+            if rows
+        ],
+        rows_P,
+        ids_PK,
+        max_tokens,
+    )
+
+
+def room_for_parts(
+    ids_TK: npt.NDArray[np.int64], servers: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+    """Memory for the rows of all parts and their experts: a token is in K parts at most, and in S at most."""
+    tokens, top_k = ids_TK.shape
+    most = tokens * min(servers, top_k)
+    return np.empty(most, np.int64), np.empty((most, top_k), np.int32)
+
+
+def cut(
+    shares: Sequence[tuple[int, int, float]],
+    rows_P: npt.NDArray[np.int64],
+    ids_PK: npt.NDArray[np.int32],
+    max_tokens: Sequence[int],
+) -> list[Part]:
+    """Cut what servers are to compute into parts that fit a slot.
+
+    Args:
+        shares: Server, number of its tokens and its work, in ascending order of servers.
+        rows_P, ids_PK: The tokens of one server after those of another; their experts.
+        max_tokens: As for `split`.
+    """
     parts = []
-    for server, rows in enumerate(count_S.tolist()):
-        if not rows:
-            continue
-        work = float(chunks.work_C[server_C == server].sum())
-        step = max_tokens[server]
-        for start in range(0, rows, step):
-            end = min(start + step, rows)
-            parts.append(
-                Part(
-                    server,
-                    rows_ST[server, start:end],
-                    ids_STK[server, start:end],
-                    work * (end - start) / rows,
-                )
-            )
+    start = 0
+    for server, rows, work in shares:
+        step, stop = max_tokens[server], start + rows
+        while start < stop:
+            end = min(start + step, stop)
+            share = work * (end - start) / rows
+            parts.append(Part(server, rows_P[start:end], ids_PK[start:end], share))
+            start = end
     return parts
 
 
@@ -138,18 +176,48 @@ def combine(
         float32 (T, H); a token that is in no part is 0.
     """
     tokens, hidden = shape_TH
-    out_TH = torch.empty(shape_TH, dtype=torch.float32)
-    ordered = sorted(results, key=_order)
+    out_TH: npt.NDArray[np.float32] = np.empty(shape_TH, np.float32)
+    ordered = _ordered(results)
     _dispatch.combine(
-        out_TH.numpy(),
+        out_TH,
         tokens,
         hidden,
         [result_RH for _, result_RH in ordered],
         [part.rows_R for part, _ in ordered],
     )
-    return out_TH
+    return torch.from_numpy(out_TH)
 
 
-def _order(result: tuple[Part, npt.NDArray[np.float32]]) -> tuple[int, int, bytes]:
+def without(pairs_TK: npt.NDArray[np.bool_], parts: Sequence[Part]) -> npt.NDArray[np.bool_] | None:
+    """Pairs that are in none of these parts; None where there are none."""
+    left_TK = pairs_TK.copy()
+    for part in parts:
+        left_TK[part.rows_R] &= ~part.pairs_RK
+    return left_TK if left_TK.any() else None
+
+
+def pairs_of(part: Part, shape_TK: tuple[int, ...]) -> npt.NDArray[np.bool_]:
+    """The pairs of a part among those of the call."""
+    pairs_TK = np.zeros(shape_TK, dtype=np.bool_)
+    pairs_TK[part.rows_R] = part.pairs_RK
+    return pairs_TK
+
+
+_Results = Sequence[tuple[Part, npt.NDArray[np.float32]]]
+
+
+def _ordered(results: _Results) -> _Results:
+    """By server and first token. After a failover there may be two such parts, with other experts."""
+    if len(results) == 1:
+        return results
+    firsts = {(part.server, part.rows_R.item(0)) for part, _ in results}
+    return sorted(results, key=_order if len(firsts) == len(results) else _order_of_any)
+
+
+def _order(result: tuple[Part, npt.NDArray[np.float32]]) -> tuple[int, int]:
     part = result[0]
-    return part.server, int(part.rows_R[0]), part.ids_RK.tobytes()
+    return part.server, part.rows_R.item(0)
+
+
+def _order_of_any(result: tuple[Part, npt.NDArray[np.float32]]) -> tuple[int, int, bytes]:
+    return *_order(result), result[0].ids_RK.tobytes()

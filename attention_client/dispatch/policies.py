@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -20,12 +21,12 @@ from attention_client.dispatch import _dispatch
 from attention_client.dispatch.parts import NOWHERE, Chunks
 from eaas.errors import ConfigError
 
-__all__ = ["DispatchPolicy", "Load", "dispatch_policy"]
+__all__ = ["CHUNK_STEP", "ByShares", "DispatchPolicy", "Load", "dispatch_policy"]
 
 # Multiples of either, taken modulo 1, are spread evenly however many are taken, and so are the pairs of both
 # (1/g and 1/g**2 of the plastic number g, M. Roberts' R2 sequence).
 _CALL_STEP = 0.7548776662466927
-_CHUNK_STEP = 0.5698402909980532
+CHUNK_STEP = 0.5698402909980532
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,45 +60,40 @@ class DispatchPolicy(Protocol):
         """
 
 
-class _Weights:
-    """In proportion to the placement's shares, evenly over the chunks of a call and over calls."""
+class ByShares:
+    """In proportion to the placement's shares, evenly over the chunks of a call and over calls.
 
-    def __init__(self) -> None:
+    With levelling, such that the slowest server ends soonest. Step 1: as the shares say. Step 2: as long as
+    it makes the last server of this call end earlier, move that one of its chunks to another replica which
+    helps the most. So a placement's plan holds where servers are as fast and as free as the plan assumed.
+
+    Args:
+        levels: Whether it levels.
+    """
+
+    def __init__(self, *, levels: bool) -> None:
+        self.levels = levels
         self._calls = itertools.count()
+
+    def draw(self) -> float:
+        """Where in [0, 1) the shares are looked up for the first chunk of the next call."""
+        return next(self._calls) * _CALL_STEP % 1.0
 
     def choose(
         self, chunks: Chunks, shares_SE: npt.NDArray[np.float32], load: Load
     ) -> npt.NDArray[np.int64]:
+        """See `DispatchPolicy`; `plan` does the same in one call, with all that is around it."""
         servers, experts = shares_SE.shape
         count = chunks.expert_C.size
         server_C = np.empty(count, dtype=np.int64)
-        draw = next(self._calls) * _CALL_STEP % 1.0
         _dispatch.by_share(
-            chunks.expert_C, count, shares_SE, servers, experts, draw, _CHUNK_STEP, server_C
+            chunks.expert_C, count, shares_SE, servers, experts, self.draw(), CHUNK_STEP, server_C
         )
-        return server_C
-
-
-class _LeastLoaded:
-    """Such that the slowest server ends soonest.
-
-    Step 1: as the placement's weights say. Step 2: as long as it makes the last server of this call end
-    earlier, move that one of its chunks to another replica which helps the most. So a placement's plan holds
-    where servers are as fast and as free as the plan assumed.
-    """
-
-    def __init__(self) -> None:
-        self._weights = _Weights()
-
-    def choose(
-        self, chunks: Chunks, shares_SE: npt.NDArray[np.float32], load: Load
-    ) -> npt.NDArray[np.int64]:
-        server_C = self._weights.choose(chunks, shares_SE, load)
-        servers, experts = shares_SE.shape
-        _dispatch.level(
-            server_C, chunks.expert_C, chunks.work_C, server_C.size,
-            shares_SE, servers, experts, load.rate_S, load.backlog_S.copy(),
-        )  # fmt: skip
+        if self.levels:
+            _dispatch.level(
+                server_C, chunks.expert_C, chunks.work_C, count,
+                shares_SE, servers, experts, load.rate_S, load.backlog_S.copy(),
+            )  # fmt: skip
         return server_C
 
 
@@ -140,8 +136,8 @@ def _nth_holder(
 
 
 _POLICIES: dict[str, Callable[[], DispatchPolicy]] = {
-    "least_loaded": _LeastLoaded,
-    "weights": _Weights,
+    "least_loaded": partial(ByShares, levels=True),
+    "weights": partial(ByShares, levels=False),
     "round_robin": _RoundRobin,
     "random": _Random,
 }

@@ -1,0 +1,8 @@
+#ifndef EAAS_DISPATCH_COMBINE_H
+#define EAAS_DISPATCH_COMBINE_H
+
+#include "arrays.h"
+
+PyObject *dispatch_combine(PyObject *self, PyObject *args);
+
+#endif
