@@ -14,8 +14,12 @@ setup(
         ),
         Extension(
             "attention_client.dispatch._dispatch",
-            sources=[f"attention_client/dispatch/{name}.c" for name in ("_dispatch", "route", "combine")],
-            depends=[f"attention_client/dispatch/{name}.h" for name in ("arrays", "route", "combine")],
+            sources=[
+                f"attention_client/dispatch/{name}.c" for name in ("_dispatch", "route", "combine")
+            ],
+            depends=[
+                f"attention_client/dispatch/{name}.h" for name in ("arrays", "route", "combine")
+            ],
             extra_compile_args=["-O3", "-std=c11", "-Wall", "-Wextra"],
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
             py_limited_api=True,

@@ -19,7 +19,7 @@ from attention_client.messages import Ticket
 __all__ = ["Attempt", "Race", "Result"]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Attempt:
     """A part of a layer call that a server was asked for.
 
@@ -42,7 +42,7 @@ class Attempt:
     race: Race | None = None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Result:
     """An answered part: in its slot until it is banked or released.
 
@@ -69,7 +69,7 @@ class Result:
         return attempt is None or attempt.connection.release(attempt.ticket)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Race:
     """An attempt, and those that ask for the same elsewhere.
 

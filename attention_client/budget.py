@@ -34,8 +34,13 @@ class ServiceTimes:
         self._answers[size] += 1
         # The first ones are plainly averaged: the very first is a warm-up, and is to be forgotten soon.
         weight = 0.5 if seconds > before else max(0.1, 1.0 / self._answers[size])
-        # Made anew, since other threads may be reading; an observation lost to another one is no harm.
-        self._seconds = {**self._seconds, size: before + weight * (seconds - before)}
+        usual = before + weight * (seconds - before)
+        # Other threads may be reading, so that a new size makes a new table; an observation lost to another
+        # one is no harm.
+        if size in self._seconds:
+            self._seconds[size] = usual
+        else:
+            self._seconds = {**self._seconds, size: usual}
         self._remember(seconds / before if before > 0 else 1.0)
 
     def observe_bound(self, rows: int, seconds: float) -> None:
@@ -73,6 +78,9 @@ class ServiceTimes:
         if not seconds:
             return None
         size = rows.bit_length()
+        exactly = seconds.get(size)
+        if exactly is not None:
+            return exactly
         nearest = min(seconds, key=lambda known: abs(known - size))
         return seconds[nearest] * 2.0 ** max(0, size - nearest)
 

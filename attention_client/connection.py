@@ -46,6 +46,8 @@ _WRITING_S = 1.0
 # Before damaged bytes are looked at again.
 _SETTLE_S = 0.0002
 _ANSWERED = SlotState.DONE.mask | SlotState.OFFLINE.mask
+_WRITTEN, _DONE = SlotState.WRITTEN, SlotState.DONE
+_OK = Status.OK
 
 
 class Link(Protocol):
@@ -303,9 +305,9 @@ class Connection:
                 damaged (with checksums; that slot is not used again).
         """
         state = self._flags.load(ticket.slot)
-        if state == SlotState.WRITTEN and self.lost_reason is None:
+        if state == _WRITTEN and self.lost_reason is None:
             return None
-        if state != SlotState.DONE:
+        if state != _DONE:
             raise self._taken_back(ticket)
         arena = self._link.arena
         offset = arena.result_offset(ticket.slot)
@@ -320,14 +322,14 @@ class Connection:
                 self._metrics.late_answers.inc()
                 raise
             header = self._read_again(ticket, offset, error)
+        if header.status == _OK:
+            self._answered(ticket)
+            return Answer(header, self._views.result(ticket.slot, ticket.rows))
         if header.status == Status.INTERNAL and header.detail == DAMAGED and self._header_flags:
             self._quarantine(ticket)
             raise SlotCorruptError("the request reached the server damaged")
-        if header.status != Status.OK:
-            self.release(ticket)
-            return Answer(header, None)
-        self._answered(ticket)
-        return Answer(header, self._views.result(ticket.slot, ticket.rows))
+        self.release(ticket)
+        return Answer(header, None)
 
     def _read_header(self, ticket: Ticket, offset: int) -> ResultHeader:
         """Raises SlotCorruptError where it is not that of an answer to this ticket, or bytes were damaged."""

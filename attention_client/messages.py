@@ -25,7 +25,7 @@ WIRE_DTYPES = {
 }
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class LayerInput:
     """What a layer call sends, whichever servers it goes to; made by `of`.
 
@@ -54,7 +54,7 @@ class LayerInput:
         return cls(layer, raw.numpy(), dtype, scores_TK)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class Ticket:
     """A request in flight: where it stands and which answer belongs to it."""
 
@@ -64,7 +64,7 @@ class Ticket:
     work: float
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Answer:
     """An answer as it stands in its slot.
 

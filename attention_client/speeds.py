@@ -31,7 +31,7 @@ _LOOK_S = 0.005
 _LEAST_EXCESS_S = 0.002
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Rate:
     """What the last answers of a server took, and their medians."""
 
@@ -41,6 +41,9 @@ class _Rate:
     usual_s: float
     at: float
     answers: int
+
+
+_NO_RATE = _Rate((), (), 0.0, 0.0, 0.0, 0)
 
 
 class Speeds:
@@ -53,13 +56,16 @@ class Speeds:
     def observe(self, server: str, work: float, seconds: float, now: float) -> None:
         """Learn from one answer."""
         known = self._rates.get(server)
+        before = known or _NO_RATE
+        per_work = (*before.per_work[1 - _WINDOW :], seconds / work)
+        recent = (*before.seconds[1 - _WINDOW :], seconds)
+        rate = _Rate(per_work, recent, _median(per_work), _median(recent), now, before.answers + 1)
+        # Other threads may be reading, so that a new name makes a new table; an observation lost to
+        # another one is no harm.
         if known is None:
-            known = _Rate((), (), 0.0, 0.0, now, 0)
-        per_work = (*known.per_work[1 - _WINDOW :], seconds / work)
-        recent = (*known.seconds[1 - _WINDOW :], seconds)
-        rate = _Rate(per_work, recent, _median(per_work), _median(recent), now, known.answers + 1)
-        # Made anew, since other threads may be reading; an observation lost to another one is no harm.
-        self._rates = {**self._rates, server: rate}
+            self._rates = {**self._rates, server: rate}
+        else:
+            self._rates[server] = rate
 
     def forget(self, server: str) -> None:
         """Begin anew with a server."""
@@ -111,7 +117,7 @@ class Speeds:
         """
         rates = self._rates
         known = rates.get(server)
-        if known is None or known.answers < least_answers:
+        if known is None or known.answers < least_answers or known.usual_s <= _LEAST_EXCESS_S:
             return False
         usual_s = _median([rates[s].usual_s for s in servers if s in rates] or [known.usual_s])
         return (

@@ -1,19 +1,13 @@
 /* Combine: the sum of the parts, each of which stands in a slot that its server has just written.
  *
- * What it costs is the read: the lines are still in the cache of the core that wrote them, and come from there one by
- * one. So they are asked for well ahead, in the order in which they will be needed, and each line of the sum is
- * written once.
+ * What it costs is the read: the lines come from the cache of the core that wrote them. So the sum goes token by
+ * token, in one pass, and is in the first cache where several parts meet.
  */
 #include "combine.h"
 
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* How far ahead a part is fetched, in floats: 8 KiB, and into the second cache, since it is more than the first one
- * likes to hold for later. */
-#define AHEAD 2048
-#define LINE_FLOATS 16
 
 typedef struct {
     const int64_t *row_R;
@@ -22,37 +16,20 @@ typedef struct {
     Py_ssize_t next; /* row that has not been added yet */
 } Part;
 
-static inline void
-fetch_ahead(const float *from, Py_ssize_t floats)
-{
-    for (Py_ssize_t h = 0; h < floats; h += LINE_FLOATS) {
-        /* A prefetch past the end is no access: it cannot fault. */
-        __builtin_prefetch((const char *)(uintptr_t)((uintptr_t)(from + h) + AHEAD * sizeof(float)), 0, 2);
-    }
-}
-
 /* 0.0f + x: as if the sum had begun with zeros, so that the sign of a zero does not depend on the parts. */
 static void
 first_row(float *restrict out, const float *restrict part, Py_ssize_t hidden)
 {
-    for (Py_ssize_t begin = 0; begin < hidden; begin += 8 * LINE_FLOATS) {
-        Py_ssize_t end = hidden - begin < 8 * LINE_FLOATS ? hidden : begin + 8 * LINE_FLOATS;
-        fetch_ahead(part + begin, end - begin);
-        for (Py_ssize_t h = begin; h < end; h++) {
-            out[h] = 0.0f + part[h];
-        }
+    for (Py_ssize_t h = 0; h < hidden; h++) {
+        out[h] = 0.0f + part[h];
     }
 }
 
 static void
 add_row(float *restrict out, const float *restrict part, Py_ssize_t hidden)
 {
-    for (Py_ssize_t begin = 0; begin < hidden; begin += 8 * LINE_FLOATS) {
-        Py_ssize_t end = hidden - begin < 8 * LINE_FLOATS ? hidden : begin + 8 * LINE_FLOATS;
-        fetch_ahead(part + begin, end - begin);
-        for (Py_ssize_t h = begin; h < end; h++) {
-            out[h] += part[h];
-        }
+    for (Py_ssize_t h = 0; h < hidden; h++) {
+        out[h] += part[h];
     }
 }
 

@@ -559,6 +559,14 @@ flags_wait(Flags *self, PyObject *args, PyObject *kwargs)
     }
 }
 
+/* What was loaded before is older than what is loaded after: x86 keeps that order anyway, AArch64 does not. */
+static PyObject *
+flags_fence(Flags *Py_UNUSED(self), PyObject *Py_UNUSED(ignored))
+{
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    Py_RETURN_NONE;
+}
+
 static PyObject *
 flags_release(Flags *self, PyObject *Py_UNUSED(ignored))
 {
@@ -582,6 +590,7 @@ static PyMethodDef flags_methods[] = {
     {"scan", FAST(flags_scan), METH_FASTCALL, "scan(first, count, mask) -> list of ready indices"},
     {"wait", FAST(flags_wait), METH_VARARGS | METH_KEYWORDS,
      "wait(first, count, mask, bell, seen_seq, spin_us, timeout_us) -> list of ready indices"},
+    {"fence", FAST(flags_fence), METH_NOARGS, "fence(): loads before it are not later than loads after it (acquire)"},
     {"release", FAST(flags_release), METH_NOARGS, "release(): drop the buffer"},
     {NULL, NULL, 0, NULL},
 };

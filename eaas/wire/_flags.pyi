@@ -80,5 +80,8 @@ class Flags:
             ValueError: Also when another thread releases the flags during the wait (within 250 ms).
         """
 
+    def fence(self) -> None:
+        """Acquire fence: what was loaded before it is not later than what is loaded after it."""
+
     def release(self) -> None:
         """Drops the buffer, for it to be closed; a thread in `wait` keeps it until it leaves."""

@@ -42,6 +42,11 @@ _MOVES: dict[Action, tuple[SlotState, SlotState]] = {
     for (source, action), target in TRANSITIONS.items()
     if action is not Action.SERVER_OFFLINE
 }
+# Looked up once: an enum's hash is computed in Python.
+_CLIENT_WRITE_DONE = _MOVES[Action.CLIENT_WRITE_DONE]
+_CLIENT_FREE = _MOVES[Action.CLIENT_FREE]
+_SERVER_DONE = _MOVES[Action.SERVER_DONE]
+_SERVER_RECLAIM = _MOVES[Action.SERVER_RECLAIM]
 
 
 def _request_stride(payload_capacity: int) -> int:
@@ -191,8 +196,13 @@ class Arena:
         return self.request_offset(i) + self.request_stride
 
     def generation(self, i: int) -> int:
-        """The generation of the connection that slot i belongs, or last belonged, to."""
+        """The generation of the connection that slot i belongs, or last belonged, to.
+
+        Whatever was read of the slot before this call was read before the generation: if it is still one's
+        own, so was what was read. (The reader's side of a sequence lock.)
+        """
         self._check_slot(i)
+        self.flags.fence()
         (generation,) = _WORD.unpack_from(self.buffer, _HEADER.size + i * _WORD.size)
         return int(generation)
 
@@ -209,15 +219,15 @@ class Arena:
 
     def client_write_done(self, i: int) -> bool:
         """FREE to WRITTEN: all that was written before is visible to who sees it."""
-        return self._move(i, Action.CLIENT_WRITE_DONE)
+        return self.flags.compare_exchange(i, *_CLIENT_WRITE_DONE)
 
     def client_free(self, i: int) -> bool:
         """DONE to FREE: the result is not looked at any more."""
-        return self._move(i, Action.CLIENT_FREE)
+        return self.flags.compare_exchange(i, *_CLIENT_FREE)
 
     def server_done(self, i: int) -> bool:
         """WRITTEN to DONE: all that was written before is visible to who sees it."""
-        return self._move(i, Action.SERVER_DONE)
+        return self.flags.compare_exchange(i, *_SERVER_DONE)
 
     def server_offline(self, i: int) -> bool:
         """Any state (a wild value too) to OFFLINE; False if it was OFFLINE already."""
@@ -225,11 +235,7 @@ class Arena:
 
     def server_reclaim(self, i: int) -> bool:
         """OFFLINE to FREE: the slot has a new connection, and a new generation."""
-        return self._move(i, Action.SERVER_RECLAIM)
-
-    def _move(self, i: int, action: Action) -> bool:
-        source, target = _MOVES[action]
-        return self.flags.compare_exchange(i, source, target)
+        return self.flags.compare_exchange(i, *_SERVER_RECLAIM)
 
 
 def _write_header(
