@@ -104,6 +104,12 @@ class ExpertServerConfig(_Section):
         le=1_000_000,
         description="Longest that a batch waits for company, microseconds.",
     )
+    added_latency_us: int = Field(
+        0,
+        ge=0,
+        le=10_000_000,
+        description="For experiments: each request is seen so much later, as over a slow network.",
+    )
 
 
 class AttentionClientConfig(_Section):
@@ -121,6 +127,10 @@ class AttentionClientConfig(_Section):
     )
     dispatch: Literal["least_loaded", "weights", "round_robin", "random"] = Field(
         "least_loaded", description="How replicas are chosen for the tokens of an expert."
+    )
+    overlap: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="Two micro-batches, one computing while the other waits; auto: where it is faster.",
     )
     hedge_share: float = Field(
         0.05,
