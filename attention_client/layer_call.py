@@ -111,7 +111,10 @@ class _Look(enum.Enum):
 
 
 class LayerCall:
-    """One call of one layer. Make it, `run` it once.
+    """One call of one layer. Make it, then `run` it, or `start` it and later `finish` it; once.
+
+    Between `start` and `finish` the servers work and the caller does something else. A call that was
+    started is ended by `finish` or by `cancel`: until then it holds slots.
 
     Args:
         dispatcher: Shared by all calls.
@@ -134,6 +137,9 @@ class LayerCall:
         self._wanted_TK = np.ascontiguousarray(wanted_TK)
         self._attempts: list[Attempt] = []
         self._results: list[Result] = []
+        # What is to be sent; None while the call has not begun, and once it is over.
+        self._missing_TK: npt.NDArray[np.bool_] | None = None
+        self._started_ahead = False
         # Connections that failed in this call, and why; asked again only when nobody else is left.
         self._avoided: dict[Connection, str] = {}
         self._timeouts: Counter[Connection] = Counter()
@@ -143,7 +149,31 @@ class LayerCall:
         self._deadline = math.inf
 
     def run(self) -> torch.Tensor:
-        """Compute the layer.
+        """Compute the layer: dispatch, wait, combine. Returns and raises what `finish` does."""
+        self._begin()
+        return self.finish()
+
+    def start(self) -> None:
+        """Send what can be sent at once, and return. The deadline counts from here.
+
+        Takes one slot of each server at most: of the calls that were started, the one that is being
+        finished must find slots for what it sends again. What needs more is sent by `finish`.
+
+        Raises:
+            WrongRequestError: The hidden states are not of the model's size.
+        """
+        missing_TK = self._begin()
+        self._started_ahead = True
+        try:
+            view = self._shared.replicas.view()
+            servers_S = self._sound_S(view) & self._kept_S(view, self._shared.clock())
+            self._send_to(view, view.usable_S() & servers_S, missing_TK, one_each=True)
+        except BaseException:
+            self.cancel()
+            raise
+
+    def finish(self) -> torch.Tensor:
+        """Wait for what was started, hedge, fail over, combine.
 
         Returns:
             float32 (T, H): the weighted sum over the wanted pairs.
@@ -151,11 +181,14 @@ class LayerCall:
         Raises:
             ExpertsUnavailableError: The deadline passed while a pair had no answer.
             WrongRequestError: A server refused the request itself.
+            RuntimeError: The call was not started, or is over.
         """
-        self._deadline = self._shared.clock() + self._shared.timeout_s
+        missing_TK = self._missing_TK
+        if missing_TK is None:
+            raise RuntimeError("the layer call was not started, or is over")
         try:
             while True:
-                self._gather()
+                self._gather(missing_TK)
                 out_TH = combine(
                     self._inputs.x_TH.shape, [(r.part, r.part_RH) for r in self._results]
                 )
@@ -164,13 +197,24 @@ class LayerCall:
                     return out_TH
                 # A slot was given to another client while it was read. Rare enough to begin anew.
                 self._results.clear()
+                missing_TK = self._wanted_TK.copy()
         finally:
-            won = [r for a in self._attempts if a.race is not None for r in a.race.answered]
-            self._call_off(self._attempts, self._results + won)
+            self.cancel()
 
-    def _gather(self) -> None:
+    def cancel(self) -> None:
+        """End a call that was started, without its result: its slots come back. Idempotent."""
+        self._missing_TK = None
+        won = [r for a in self._attempts if a.race is not None for r in a.race.answered]
+        self._call_off(self._attempts, self._results + won)
+        self._results.clear()
+
+    def _begin(self) -> npt.NDArray[np.bool_]:
+        self._deadline = self._shared.clock() + self._shared.timeout_s
+        self._missing_TK = self._wanted_TK.copy()
+        return self._missing_TK
+
+    def _gather(self, missing_TK: npt.NDArray[np.bool_]) -> None:
         """Dispatch and wait until there is a result for every wanted pair."""
-        missing_TK = self._wanted_TK.copy()
         while missing_TK.any() or self._attempts:
             if missing_TK.any():
                 self._bank(missing_TK)
@@ -234,9 +278,12 @@ class LayerCall:
         view: ClusterView,
         servers_S: npt.NDArray[np.bool_],
         missing_TK: npt.NDArray[np.bool_],
+        *,
+        one_each: bool = False,
     ) -> None:
         server_C, parts = self._plan(view, servers_S, missing_TK)
-        sent = [part for part in parts if self._send(view, part) is not None]
+        to_send = {p.server: p for p in reversed(parts)}.values() if one_each else parts
+        sent = [part for part in to_send if self._send(view, part) is not None]
         for _ in sent:
             self._shared.hedges.earn()
         if len(sent) == len(parts) and not (server_C == NOWHERE).any():
@@ -349,10 +396,10 @@ class LayerCall:
                 attempt.part.rows_R.size,
                 now - attempt.sent_at,
             )
-            if self._waited_on in (None, attempt):
+            if attempt is self._waited_on or (self._waited_on is None and not self._started_ahead):
                 connection.service.observe(rows, took_s)
             else:
-                # It may have been there while another one was waited on.
+                # It may have been there while nobody looked, or another one was waited on.
                 connection.service.observe_bound(rows, took_s)
             name = connection.server_id
             slow = speeds.is_outlier(name, servers, ejections.SLOW_FACTOR, ejections.SLOW_ANSWERS)

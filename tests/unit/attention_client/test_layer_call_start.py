@@ -1,0 +1,278 @@
+"""A layer call that is started now and finished later; arenas in this process; the test is the servers."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from attention_client.budget import HedgeBudget
+from attention_client.connection import Connection
+from attention_client.dispatch import dispatch_policy
+from attention_client.layer_call import ClusterView, Dispatcher, LayerCall
+from attention_client.messages import LayerInput
+from attention_client.metrics import ClientMetrics
+from eaas.errors import ExpertsUnavailableError
+from eaas.types import Placement
+from eaas.wire import Arena, RequestHeader, ResultHeader, SlotState
+from eaas.wire.slot import Status, reply_bell, request_views, result_view
+
+HIDDEN, EXPERTS = 4, 4
+IDS = np.array([[0, 1], [1, 2], [2, 3], [3, 0]])
+
+
+class Server:
+    """Answers when it is told to; at once where `prompt`."""
+
+    def __init__(self, name: str, slots: int, metrics: ClientMetrics, capacity: int = 1024) -> None:
+        self.arena = Arena.create_local(slots, capacity, capacity, 1)
+        self.first_slot, self.slots, self.reply_bell, self.generation = 0, slots, reply_bell(0), 0
+        self.prompt = False
+        self.requests = 0
+        self.connection = Connection(
+            name, 1, self, HIDDEN, 0, False, lambda c: None, lambda: None, metrics
+        )
+
+    def kick(self, slot: int) -> None:
+        self.requests += 1
+        if self.prompt:
+            self.answer()
+
+    def close(self) -> None:
+        pass
+
+    def waiting(self) -> list[int]:
+        return self.arena.flags.scan(0, self.slots, SlotState.WRITTEN.mask)
+
+    def answer(self) -> None:
+        for slot in self.waiting():
+            offset = self.arena.request_offset(slot)
+            header = RequestHeader.unpack_from(self.arena.buffer, offset)
+            hidden, ids, scores = request_views(self.arena.buffer, offset, header)
+            weight_R = np.where(ids >= 0, scores * (ids + 1), 0).sum(axis=1, dtype=np.float32)
+            place = self.arena.result_offset(slot)
+            result_view(self.arena.buffer, place, len(ids), HIDDEN)[...] = (
+                hidden * weight_R[:, None]
+            )
+            ResultHeader.of(
+                Status.OK,
+                generation=0,
+                request_id=header.request_id,
+                rows=len(ids),
+                hidden_size=HIDDEN,
+            ).pack_into(self.arena.buffer, place)
+            assert self.arena.server_done(slot)
+
+
+@dataclass
+class Cluster:
+    """Servers that all hold every expert, and calls to them."""
+
+    servers: list[Server]
+    dispatcher: Dispatcher
+
+    @classmethod
+    def of(
+        cls, servers: int, slots: int = 2, capacity: int = 1024, timeout_s: float = 5
+    ) -> Cluster:
+        metrics = ClientMetrics(CollectorRegistry())
+        made = [Server(f"s{i}", slots, metrics, capacity) for i in range(servers)]
+        holds_LSE = np.ones((1, servers, EXPERTS), dtype=np.bool_)
+        names = tuple(s.connection.server_id for s in made)
+        placement = Placement(1, names, holds_LSE, holds_LSE.astype(np.float32) / servers)
+        view = ClusterView(placement, tuple(s.connection for s in made))
+        return cls(
+            made,
+            Dispatcher(
+                Fixed(view), dispatch_policy("least_loaded"), timeout_s, 5.0, HedgeBudget(0.0), metrics
+            ),
+        )  # fmt: skip
+
+    def call(self, seed: int = 0, ids_TK: np.ndarray = IDS) -> tuple[LayerCall, torch.Tensor]:
+        """A call, and its right answer: whole numbers, exact in every order of summation."""
+        x_TH = torch.from_numpy(
+            np.random.default_rng(seed).integers(1, 9, (len(ids_TK), HIDDEN)).astype(np.float32)
+        )
+        inputs = LayerInput.of(0, x_TH, np.ones(ids_TK.shape, dtype=np.float32))
+        call = LayerCall(self.dispatcher, inputs, ids_TK, np.ones(ids_TK.shape, dtype=np.bool_))
+        weight_T = torch.from_numpy((ids_TK + 1).sum(axis=1).astype(np.float32))
+        return call, x_TH * weight_T[:, None]
+
+    def prompt(self) -> None:
+        """Answer what waits, and what comes, at once."""
+        for server in self.servers:
+            server.prompt = True
+            server.answer()
+
+    def in_flight(self) -> int:
+        # Late answers are seen, and their slots taken back, when somebody asks.
+        return sum(s.connection.owes_answer() or s.connection.in_flight for s in self.servers)
+
+
+@dataclass
+class Fixed:
+    current: ClusterView
+
+    def view(self) -> ClusterView:
+        return self.current
+
+    def wait_for_change(self, seen: ClusterView, timeout_s: float) -> None:
+        time.sleep(timeout_s)
+
+
+def test_start_sends_and_does_not_wait() -> None:
+    cluster = Cluster.of(2)
+    call, right_TH = cluster.call()
+    call.start()
+    assert [len(server.waiting()) for server in cluster.servers] == [1, 1]
+    cluster.prompt()
+    assert torch.equal(call.finish(), right_TH)
+    assert [server.requests for server in cluster.servers] == [1, 1]
+    assert cluster.in_flight() == 0
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_two_calls_share_two_slots_and_end_in_any_order(order: tuple[int, int]) -> None:
+    cluster = Cluster.of(1)
+    calls = [cluster.call(seed) for seed in range(2)]
+    for call, _ in calls:
+        call.start()
+    cluster.prompt()
+    for number in order:
+        call, right_TH = calls[number]
+        assert torch.equal(call.finish(), right_TH)
+    assert cluster.in_flight() == 0
+
+
+def test_a_started_call_leaves_slots_to_the_one_that_is_finished() -> None:
+    """Both need three slots of two: what start did not send, finish does."""
+    cluster = Cluster.of(1, capacity=3 * 64)
+    ids_TK = np.tile(IDS, (3, 1))
+    calls = [cluster.call(seed, ids_TK) for seed in range(2)]
+    for call, _ in calls:
+        call.start()
+    assert len(cluster.servers[0].waiting()) == 2
+    cluster.prompt()
+    for call, right_TH in calls:
+        assert torch.equal(call.finish(), right_TH)
+    assert cluster.servers[0].requests == 6
+    assert cluster.in_flight() == 0
+
+
+def test_where_every_slot_is_in_use_finish_sends() -> None:
+    cluster = Cluster.of(1)
+    held = [cluster.call(seed)[0] for seed in range(2)]
+    for other in held:
+        other.start()
+    call, right_TH = cluster.call(7)
+    call.start()
+    assert cluster.servers[0].requests == 2
+    cluster.prompt()
+    for other in held:
+        other.cancel()
+    assert torch.equal(call.finish(), right_TH)
+    assert cluster.in_flight() == 0
+
+
+def test_the_deadline_counts_from_the_start() -> None:
+    cluster = Cluster.of(1, timeout_s=0.2)
+    call, _ = cluster.call()
+    started = time.monotonic()
+    call.start()
+    time.sleep(0.15)
+    with pytest.raises(ExpertsUnavailableError):
+        call.finish()
+    assert time.monotonic() - started < 0.2 + 0.1
+    cluster.prompt()
+    assert cluster.in_flight() == 0
+
+
+def test_time_between_start_and_finish_is_not_the_servers() -> None:
+    cluster = Cluster.of(1)
+    service = cluster.servers[0].connection.service
+    service.observe(len(IDS), 0.001)
+    before = service.budget(len(IDS), 0.0, 10.0)
+    for _ in range(5):
+        call, _ = cluster.call()
+        call.start()
+        cluster.prompt()
+        time.sleep(0.05)
+        call.finish()
+    assert service.budget(len(IDS), 0.0, 10.0) <= before
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_cancel_gives_every_slot_back(answered: bool) -> None:
+    cluster = Cluster.of(2)
+    for seed in range(20):
+        call, _ = cluster.call(seed)
+        call.start()
+        if answered:
+            cluster.prompt()
+        call.cancel()
+        call.cancel()
+        cluster.prompt()
+        assert cluster.in_flight() == 0
+        for server in cluster.servers:
+            server.prompt = False
+
+
+def test_a_call_that_was_not_started_or_is_over_has_no_result() -> None:
+    cluster = Cluster.of(1)
+    cluster.prompt()
+    call, right_TH = cluster.call()
+    with pytest.raises(RuntimeError, match="not started"):
+        call.finish()
+    call.start()
+    assert torch.equal(call.finish(), right_TH)
+    with pytest.raises(RuntimeError, match="is over"):
+        call.finish()
+    cancelled, _ = cluster.call()
+    cancelled.start()
+    cancelled.cancel()
+    with pytest.raises(RuntimeError, match="is over"):
+        cancelled.finish()
+
+
+def test_a_start_that_fails_gives_every_slot_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster.of(2)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cluster.servers[1].connection, "submit", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        cluster.call()[0].start()
+    cluster.prompt()
+    assert cluster.in_flight() == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(("start", "finish", "cancel")), st.integers(0, 3)),
+                max_size=24), st.integers(2, 4))  # fmt: skip
+def test_any_order_of_starts_finishes_and_cancels_leaks_nothing(steps, slots: int) -> None:
+    cluster = Cluster.of(2, slots)
+    open_calls: dict[int, tuple[LayerCall, torch.Tensor]] = {}
+    for seed, (step, which) in enumerate(steps):
+        if step == "start" and which not in open_calls and len(open_calls) < slots:
+            open_calls[which] = cluster.call(seed)
+            open_calls[which][0].start()
+        elif step != "start" and which in open_calls:
+            call, right_TH = open_calls.pop(which)
+            if step == "cancel":
+                call.cancel()
+            else:
+                cluster.prompt()
+                assert torch.equal(call.finish(), right_TH)
+                for server in cluster.servers:
+                    server.prompt = False
+    for call, _ in open_calls.values():
+        call.cancel()
+    cluster.prompt()
+    assert cluster.in_flight() == 0
