@@ -148,6 +148,11 @@ class LayerCall:
         self._waited_on: Attempt | None = None
         self._deadline = math.inf
 
+    @property
+    def pairs(self) -> int:
+        """(token, expert) pairs to compute."""
+        return int(np.count_nonzero(self._wanted_TK))
+
     def run(self) -> torch.Tensor:
         """Compute the layer: dispatch, wait, combine. Returns and raises what `finish` does."""
         self._begin()

@@ -50,11 +50,15 @@ class DoubleBatch:
         self._others = next(
             (p.name for p in self._signature.parameters.values() if p.kind is p.VAR_KEYWORD), ""
         )
-        if mode != "off":
-            self._decoder.forward = functools.wraps(self._plain)(self._forward)
+
+        @functools.wraps(self._plain)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return self._forward(*args, **kwargs)
+
+        self._decoder.forward = forward
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
-        batches = self._cut(args, kwargs)
+        batches = self._cut(args, kwargs) if self._mode != "off" else None
         if batches is None:
             self._forwards[False].inc()
             return self._plain(*args, **kwargs)
@@ -83,7 +87,8 @@ class DoubleBatch:
             for call, span in zip(batches.calls, batches.spans, strict=True)
         ]
         with self._config_kept():
-            first, *others = outs = in_turns(tasks)
+            outs = in_turns(tasks)
+        first = outs[0]
         first.last_hidden_state = torch.cat([out.last_hidden_state for out in outs], batches.dim)
         if batches.cache is not None:
             first.past_key_values = batches.cache
