@@ -20,7 +20,7 @@ from transformers.monkey_patching import register_patch_mapping, unregister_patc
 
 from attention_client.cluster import Cluster
 from attention_client.live_rows import LiveRows
-from attention_client.overlap import DoubleBatch, micro_batch_tokens, pause
+from attention_client.overlap import micro_batch_tokens, pause
 from eaas.checkpoint import Checkpoint
 from eaas.checkpoint.quiet import quiet_transformers
 from eaas.errors import (
@@ -147,7 +147,6 @@ def load_model(
         raise UnsupportedModelError(
             f"{path}: {found} of {len(layers)} expert layers could be taken out of {model_class.__name__}"
         )
-    DoubleBatch(model, cluster.config.overlap, cluster.metrics.forwards)
     return model.eval().requires_grad_(False)
 
 
