@@ -7,12 +7,13 @@ monitor says.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import grpc
 import numpy as np
@@ -156,17 +157,54 @@ class Cluster:
             ExpertsUnavailableError: No live replica answered before the deadline.
             WrongRequestError: A server refused the request.
         """
+        call = self._layer_call(layer, x_TH, ids_TK, scores_TK, wanted_T)
+        with self._counted(call):
+            return call.run()
+
+    @contextlib.contextmanager
+    def start_layer_call(
+        self,
+        layer: int,
+        x_TH: torch.Tensor,
+        ids_TK: torch.Tensor,
+        scores_TK: torch.Tensor,
+        wanted_T: torch.Tensor | None,
+    ) -> Iterator[LayerCall]:
+        """A layer call that the servers work on while its caller does something else.
+
+        Args and errors are those of `layer_call`; the result is what `finish` of the call returns. A call
+        that was not finished at the end of the context is given up.
+        """
+        call = self._layer_call(layer, x_TH, ids_TK, scores_TK, wanted_T)
+        with self._counted(call):
+            call.start()
+            try:
+                yield call
+            finally:
+                call.cancel()
+
+    def _layer_call(
+        self,
+        layer: int,
+        x_TH: torch.Tensor,
+        ids_TK: torch.Tensor,
+        scores_TK: torch.Tensor,
+        wanted_T: torch.Tensor | None,
+    ) -> LayerCall:
         ids = ids_TK.to(torch.int64).contiguous().numpy()
         wanted_TK = np.ones(ids.shape, dtype=np.bool_)
         if wanted_T is not None:
             wanted_TK &= wanted_T.numpy()[:, None]
-        started = time.monotonic()
         inputs = LayerInput.of(layer, x_TH.contiguous(), scores_TK.to(torch.float32).numpy())
-        call = LayerCall(self._dispatcher, inputs, ids, wanted_TK)
+        return LayerCall(self._dispatcher, inputs, ids, wanted_TK)
+
+    @contextlib.contextmanager
+    def _counted(self, call: LayerCall) -> Iterator[None]:
+        started = time.monotonic()
         with self._counting:
             self._in_flight += 1
         try:
-            return call.run()
+            yield
         except ExpertsUnavailableError:
             self.metrics.unavailable.inc()
             raise
@@ -175,7 +213,7 @@ class Cluster:
                 self._in_flight -= 1
                 self._finished += 1
             self.metrics.layer_calls.inc()
-            self.metrics.pairs.inc(int(wanted_TK.sum()))
+            self.metrics.pairs.inc(call.pairs)
             self.metrics.layer_call_seconds.observe(time.monotonic() - started)
 
     def view(self) -> ClusterView:

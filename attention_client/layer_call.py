@@ -78,6 +78,11 @@ class LayerCall:
         """(token, expert) pairs to compute."""
         return int(np.count_nonzero(self._wanted_TK))
 
+    @property
+    def pairs(self) -> int:
+        """(token, expert) pairs to compute."""
+        return int(np.count_nonzero(self._wanted_TK))
+
     def run(self) -> torch.Tensor:
         """Compute the layer: dispatch, wait, combine. Returns and raises what `finish` does."""
         self._begin()

@@ -37,9 +37,19 @@ class LiveRows(threading.local):
         self._live_B: torch.Tensor | None = None
         self._tokens_T: torch.Tensor | None = None
 
-    def wanted(self, num_tokens: int) -> torch.Tensor | None:
-        """bool (T,) for the tokens of this forward pass, None where all are wanted."""
+    def wanted(self, num_tokens: int, part: slice | None = None) -> torch.Tensor | None:
+        """Which tokens of this forward pass are wanted.
+
+        Args:
+            num_tokens: T.
+            part: Where they are in the batch that the model was called with; None: they are all of it.
+
+        Returns:
+            bool (T,), None where all are wanted.
+        """
         wanted_T = self._tokens_T
+        if wanted_T is not None and part is not None:
+            wanted_T = wanted_T[part]
         return wanted_T if wanted_T is not None and wanted_T.numel() == num_tokens else None
 
     def note_ended(self, done_B: torch.Tensor) -> None:

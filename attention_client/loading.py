@@ -16,11 +16,12 @@ from transformers import PreTrainedModel
 from attention_client.cluster import Cluster
 from attention_client.metrics import ClientMetrics
 from attention_client.model import load_model
+from attention_client.overlap import DoubleBatch
 from eaas.checkpoint import Checkpoint
 from eaas.config import AttentionClientConfig
 from eaas.errors import ClusterError
 
-__all__ = ["load"]
+__all__ = ["load", "load_onto"]
 
 _READY_S = 60.0
 
@@ -53,7 +54,7 @@ def load(
             raise ClusterError(
                 f"{checkpoint.path} is not the checkpoint that this Cluster was made for"
             )
-        return load_model(checkpoint, cluster, dtype=dtype)
+        return load_onto(checkpoint, cluster, dtype=dtype)
     # Former models of this process are in cycles: until they are collected, they hold slots.
     gc.collect()
     address = _monitor_of(cluster) if cluster.startswith(("http://", "https://")) else cluster
@@ -65,13 +66,26 @@ def load(
     )
     try:
         joined.wait_until_covered(_READY_S)
-        model = load_model(checkpoint, joined, dtype=dtype)
+        model = load_onto(checkpoint, joined, dtype=dtype)
     except BaseException:
         joined.close()
         raise
     joined.serving()
     atexit.register(joined.close)
     weakref.finalize(model, _leave, joined).atexit = False
+    return model
+
+
+def load_onto(
+    checkpoint: Checkpoint, cluster: Cluster, *, dtype: torch.dtype | None = None
+) -> PreTrainedModel:
+    """The model of an opened checkpoint: experts in a cluster, overlap as the cluster's settings say.
+
+    Raises:
+        CheckpointError: The path holds nothing that can be served (see its subclasses).
+    """
+    model = load_model(checkpoint, cluster, dtype=dtype)
+    DoubleBatch(model, cluster.config.overlap, cluster.metrics.forwards)
     return model
 
 

@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry
 from transformers import AutoTokenizer
 
 from attention_client.cluster import Cluster
+from attention_client.loading import load_onto
 from attention_client.metrics import ClientMetrics
-from attention_client.model import load_model
 from attention_client.serve import HttpServer, ServeLimits, bind, build_app
 from attention_client.status import cluster_status
 from eaas.checkpoint import Checkpoint
@@ -69,7 +69,7 @@ def run(
             on_stopping=stopping.set,
         )
         try:
-            model = load_model(checkpoint, cluster)
+            model = load_onto(checkpoint, cluster)
             cluster.wait_until_covered(_COVERED_S, stopping)
             if stopping.is_set():
                 return

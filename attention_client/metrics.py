@@ -23,6 +23,12 @@ class ClientMetrics:
             buckets=(5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0),
             registry=registry,
         )
+        self.forwards = Counter(
+            "eaas_forward_passes",
+            "Forward passes of the decoder: of the whole batch, or of two micro-batches with overlap",
+            ["batch"],
+            registry=registry,
+        )
         self.pairs = Counter(
             "eaas_dispatched_pairs", "(token, expert) pairs sent to servers", registry=registry
         )

@@ -20,6 +20,7 @@ from transformers.monkey_patching import register_patch_mapping, unregister_patc
 
 from attention_client.cluster import Cluster
 from attention_client.live_rows import LiveRows
+from attention_client.overlap import micro_batch_tokens, pause
 from eaas.checkpoint import Checkpoint
 from eaas.checkpoint.quiet import quiet_transformers
 from eaas.errors import (
@@ -42,14 +43,19 @@ def _remote_forward(
 ) -> torch.Tensor:
     """transformers' experts contract: (T, H), (T, K), (T, K) -> (T, H) in the dtype of hidden_states."""
     cluster: Cluster = self._eaas_cluster
-    out_TH = cluster.layer_call(
+    part = micro_batch_tokens()
+    arguments = (
         self._eaas_layer,
         hidden_states.detach().cpu(),
         top_k_index.cpu(),
         top_k_weights.detach().cpu(),
-        self._eaas_rows.wanted(hidden_states.shape[0]),
+        self._eaas_rows.wanted(hidden_states.shape[0], part),
     )
-    return out_TH.to(hidden_states)
+    if part is None:
+        return cluster.layer_call(*arguments).to(hidden_states)
+    with cluster.start_layer_call(*arguments) as call:
+        pause()
+        return call.finish().to(hidden_states)
 
 
 ExpertsInterface.register(_IMPLEMENTATION, _remote_forward)

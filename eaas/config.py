@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -37,6 +37,11 @@ _BETWEEN = "__"
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
+
+
+def _on_off(value: object) -> object:
+    """YAML takes a bare on or off for a truth value."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
 
 class _Section(BaseModel):
@@ -104,6 +109,12 @@ class ExpertServerConfig(_Section):
         le=1_000_000,
         description="Longest that a batch waits for company, microseconds.",
     )
+    added_latency_us: int = Field(
+        0,
+        ge=0,
+        le=10_000_000,
+        description="For experiments: each request is seen so much later, as over a slow network.",
+    )
 
 
 class AttentionClientConfig(_Section):
@@ -121,6 +132,10 @@ class AttentionClientConfig(_Section):
     )
     dispatch: Literal["least_loaded", "weights", "round_robin", "random"] = Field(
         "least_loaded", description="How replicas are chosen for the tokens of an expert."
+    )
+    overlap: Annotated[Literal["auto", "on", "off"], BeforeValidator(_on_off)] = Field(
+        "auto",
+        description="Two micro-batches, one computing while the other waits; auto: where it is faster.",
     )
     hedge_share: float = Field(
         0.05,

@@ -25,6 +25,7 @@ from eaas.wire import Arena, RequestHeader, SlotState
 from eaas.wire.slot import DAMAGED, DOORBELL, SlotLimits, Status, validate_request
 from expert_server.batching import Batcher, Compute, Wait, create_batcher
 from expert_server.kernels import ExpertKernel
+from expert_server.latency import AddedLatency
 from expert_server.replies import Replies, Request
 from expert_server.slots import Grant, SlotTable
 from expert_server.views import Scratch, TensorViews
@@ -33,6 +34,8 @@ __all__ = ["ServeLoop"]
 
 _log = get_logger(__name__)
 _WRITTEN = SlotState.WRITTEN.mask
+_NOTHING = 0
+_ARRIVAL_LOOK_US = 200
 # Only bounds how late a stop is noticed; work wakes the loop at once.
 _IDLE_US = 1_000_000
 # How long data may be behind its flag, on a transport that does not keep their order.
@@ -50,6 +53,7 @@ class ServeLoop:
         spin_us: Microseconds to poll before sleeping.
         batching: See `expert_server.batching`.
         batch_window_s: Longest wait of a batch for company.
+        added_latency_s: Each request is seen so much later than it was written.
         clock: Monotonic seconds.
 
     Attributes:
@@ -68,6 +72,7 @@ class ServeLoop:
         spin_us: int,
         batching: Literal["immediate", "window", "all"] = "immediate",
         batch_window_s: float = 0.0,
+        added_latency_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._arena = arena
@@ -82,6 +87,7 @@ class ServeLoop:
         self._batcher: Batcher[Grant, Request] = create_batcher(
             batching, batch_window_s, shape.num_layers
         )
+        self._on_the_way = AddedLatency(added_latency_s)
         self._table_changes = table.changes
         self._views = TensorViews(arena, shape.hidden_size)
         self._scratch = Scratch()
@@ -129,7 +135,7 @@ class ServeLoop:
             seen: The doorbell's count from before whatever else may end the wait (`stop`) was looked at.
         """
         arena, batcher = self._arena, self._batcher
-        if batcher.is_empty:
+        if batcher.is_empty and self._on_the_way.next_at() is None:
             ready = arena.flags.wait(
                 0, arena.slots, _WRITTEN, DOORBELL, seen, self._spin_us, _IDLE_US
             )
@@ -141,9 +147,16 @@ class ServeLoop:
         if ready:
             self._admit(ready)
         now = self._clock()
+        for request in self._on_the_way.arrived(now):
+            batcher.admit(request, request.grant, request.header.layer, now)
         decision = batcher.decide(now)
+        next_at = self._on_the_way.next_at()
         if isinstance(decision, Compute):
             self._answer(decision.layer)
+        elif next_at is not None:
+            # The slots on their way are written; so what else is written is looked for in between.
+            pause_us = min(int((next_at - now) * 1e6) + 1, _ARRIVAL_LOOK_US)
+            arena.flags.wait(0, arena.slots, _NOTHING, DOORBELL, seen, self._spin_us, pause_us)
         elif isinstance(decision, Wait):
             grant, wait_us = decision.connection, int((decision.until - now) * 1e6) + 1
             arena.flags.wait(
@@ -153,6 +166,9 @@ class ServeLoop:
     def serve(self, ready: list[int]) -> None:
         """Answer these slots at once, one batch per layer: `step` without a look and without a wait."""
         self._admit(ready)
+        now = self._clock()
+        for request in self._on_the_way.arrived(now):
+            self._batcher.admit(request, request.grant, request.header.layer, now)
         for layer in self._batcher.layers():
             self._answer(layer)
 
@@ -171,7 +187,7 @@ class ServeLoop:
             if request is None:
                 settled.append(slot)
             else:
-                self._batcher.admit(request, request.grant, request.header.layer, now)
+                self._on_the_way.put(request)
         if settled:
             self._release(settled)
 

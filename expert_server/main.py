@@ -111,6 +111,7 @@ class ExpertServer:
                 config.spin_us,
                 config.batching,
                 config.batch_window_us * 1e-6,
+                config.added_latency_us * 1e-6,
             )
             self._service = ExpertService(
                 self._arena, self._table, self._store, self.shape, self._applied

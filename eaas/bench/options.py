@@ -12,14 +12,16 @@ __all__ = ["known", "numbers", "once"]
 _T = TypeVar("_T")
 
 
-def numbers(option: str, text: str) -> list[int]:
-    """Whole numbers of at least 1 with commas in between. Raises ConfigError."""
+def numbers(option: str, text: str, least: int = 1) -> list[int]:
+    """Whole numbers with commas in between. Raises ConfigError."""
     try:
         found = [int(word) for word in text.split(",")]
     except ValueError:
         found = []
-    if not found or min(found) < 1:
-        raise ConfigError(f"{option} {text}: give whole numbers of at least 1, with commas between")
+    if not found or min(found) < least:
+        raise ConfigError(
+            f"{option} {text}: give whole numbers of at least {least}, with commas between"
+        )
     return found
 
 

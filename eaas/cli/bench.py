@@ -203,6 +203,52 @@ def dispatch(
     _tell(document, as_json, print_report)
 
 
+@bench.command("overlap")
+def overlap(
+    model: Annotated[
+        Path | None,
+        typer.Option("--model", help="Checkpoint.", show_default="a demo checkpoint, hidden 512"),
+    ] = None,
+    servers: Annotated[int, typer.Option(min=1, help="Expert servers.")] = 1,
+    transport: Annotated[str, typer.Option(help="shm, grpc or nixl.")] = "shm",
+    latency: Annotated[
+        str, typer.Option(metavar="US,...", help="Added to each request's way, microseconds.")
+    ] = "0,2000,5000,10000",
+    sequences: Annotated[str, typer.Option(metavar="B,...", help="Batch sizes.")] = "8,32,128",
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 64,
+    steps: Annotated[int, typer.Option(min=2, help="Decode steps of a round.")] = 16,
+    rounds: Annotated[int, typer.Option(min=1, help="Measured rounds of each way.")] = 3,
+    as_json: Json = False,
+) -> None:
+    """Double-batch overlap: decode steps with it, without, and chosen, with servers far away."""
+    from eaas.bench.options import numbers
+
+    _end_on_sigterm()
+    # Before the imports: transformers takes seconds, a typing error should not.
+    latency_us = numbers("--latency", latency, least=0)
+    batches = numbers("--sequences", sequences)
+    from eaas.bench.overlap import bench_overlap
+
+    with tempfile.TemporaryDirectory(prefix="eaas-bench-") as scratch:
+        if model is None:
+            from eaas.demo_model import write_demo_model
+
+            model = Path(scratch) / "demo"
+            write_demo_model(model, hidden=512, max_shard_size="100MB")
+        document = bench_overlap(
+            model,
+            servers=servers,
+            transport=transport,
+            latency_us=latency_us,
+            sequences=batches,
+            prompt_tokens=prompt_tokens,
+            steps=steps,
+            rounds=rounds,
+            say=_say,
+        )
+    _tell(document, as_json, _print_overlap)
+
+
 def _end_on_sigterm() -> None:
     """SIGTERM ends the run as Python's SIGINT does: through its `finally`s, with processes and files."""
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(128 + signal.SIGTERM))
@@ -219,6 +265,25 @@ def _tell(
         typer.echo(json.dumps(document))
     else:
         report(document)
+
+
+def _print_overlap(document: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None)
+    for column in ("added us", "sequences", "off ms", "on ms", "auto ms", "on/off", "auto/off"):
+        table.add_column(column, justify="right")
+    for row in document["rows"]:
+        step_ms, ratio = row["step_ms"], row["ratio"]
+        table.add_row(
+            str(row["added_latency_us"]),
+            str(row["sequences"]),
+            *(f"{step_ms[way]:.1f}" for way in ("off", "on", "auto")),
+            *(f"{ratio[way]:.2f}" for way in ("on", "auto")),
+        )
+    Console().print(table)
+    print("a decode step; the ratios are of rates: above 1, overlap is faster")
 
 
 def _print(document: dict[str, Any]) -> None:

@@ -55,14 +55,17 @@ class Bench:
 
     hidden, top_k, experts, tokens, slots = HIDDEN, TOP_K, EXPERTS, TOKENS, SLOTS
 
-    def __init__(self, batching: str = "immediate", window_s: float = 0.0) -> None:
+    def __init__(
+        self, batching: str = "immediate", window_s: float = 0.0, latency_s: float = 0.0
+    ) -> None:
         total = payload_layout(TOKENS, HIDDEN, TOP_K, WireDtype.FLOAT32).total
         self.arena = Arena.create_local(SLOTS, total, result_length(TOKENS, HIDDEN), 1)
         self.table = SlotTable(self.arena)
         self.kernel = Kernel()
         self.now = 100.0
         self.loop = ServeLoop(
-            self.arena, self.table, self.kernel, SHAPE, 0, batching, window_s, lambda: self.now
+            self.arena, self.table, self.kernel, SHAPE, 0, batching, window_s, latency_s,
+            lambda: self.now,
         )  # fmt: skip
         self.loop.epoch = 42
 

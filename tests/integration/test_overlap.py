@@ -1,0 +1,136 @@
+"""Two micro-batches in turns over a cluster: the same tokens, whatever happens to the servers."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Literal
+
+import httpx
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+import attention_client
+from eaas.config import AttentionClientConfig, load_config
+from eaas.errors import ExpertsUnavailableError
+from eaas.local import LocalCluster
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+NEW_TOKENS = 24
+
+
+def ragged(batch: int = 8, longest: int = 17) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(batch)
+    ids_BT = torch.randint(20, 250, (batch, longest), generator=generator)
+    mask_BT = torch.ones_like(ids_BT)
+    for row in range(batch):
+        mask_BT[row, : (7 * row) % longest] = 0
+    return {"input_ids": ids_BT, "attention_mask": mask_BT}
+
+
+def generate(model: PreTrainedModel) -> torch.Tensor:
+    return model.generate(**ragged(), max_new_tokens=NEW_TOKENS, do_sample=False)
+
+
+def eager(path: Path) -> torch.Tensor:
+    model = AutoModelForCausalLM.from_pretrained(path, experts_implementation="eager")
+    return generate(model.eval())
+
+
+def load(
+    path: Path, cluster: LocalCluster, overlap: Literal["auto", "on", "off"], **settings: object
+) -> tuple[PreTrainedModel, attention_client.Cluster]:
+    config = AttentionClientConfig(overlap=overlap, **settings)
+    model = attention_client.load(path, cluster.monitor_address, config=config)
+    joined = next(m._eaas_cluster for m in model.modules() if hasattr(m, "_eaas_cluster"))
+    return model, joined
+
+
+def slots_in_use(joined: attention_client.Cluster) -> int:
+    return sum(c.in_flight for c in joined.view().connections if c is not None)
+
+
+def test_tokens_and_kills(
+    checkpoint: Callable[..., Path], start_cluster: Callable[..., LocalCluster]
+) -> None:
+    """Servers are killed while both micro-batches have requests there."""
+    path = checkpoint("qwen3_moe")
+    cluster = start_cluster(path, attention_client=False)
+    model, joined = load(path, cluster, "on")
+    expected = eager(path)
+    started = time.monotonic()
+    assert torch.equal(generate(model), expected)
+    usual_s = time.monotonic() - started
+    dice = random.Random(3)
+    for _ in range(3):
+        victim = f"expert-server-{dice.randrange(cluster.servers)}"
+        pid = cluster.children[victim].pid
+        blow = threading.Timer(dice.uniform(0, usual_s), os.kill, (pid, signal.SIGKILL))
+        blow.start()
+        assert torch.equal(generate(model), expected), f"{victim} killed"
+        blow.join()
+        cluster.restart(victim)
+        deadline = time.monotonic() + 30
+        while joined.view().usable_S().sum() < cluster.servers:
+            assert time.monotonic() < deadline, "the returned server is not connected"
+            time.sleep(0.05)
+    passes = joined.metrics.registry.get_sample_value
+    assert passes("eaas_forward_passes_total", {"batch": "overlap"}) >= 4 * NEW_TOKENS
+    assert not passes("eaas_forward_passes_total", {"batch": "whole"})
+
+
+def test_no_replica_left(
+    checkpoint: Callable[..., Path], start_cluster: Callable[..., LocalCluster]
+) -> None:
+    """One error for both micro-batches, and no slot stays in use."""
+    path = checkpoint("qwen3_moe")
+    cluster = start_cluster(path, attention_client=False, servers=2, redundancy=1)
+    model, joined = load(path, cluster, "on", layer_timeout_s=1.0)
+    expected = generate(model)
+    os.kill(cluster.children["expert-server-1"].pid, signal.SIGKILL)
+    with pytest.raises(ExpertsUnavailableError, match="no live replica of expert"):
+        generate(model)
+    cluster.restart("expert-server-1")
+    joined.wait_until_covered(30.0)
+    assert torch.equal(generate(model), expected), "it goes on when the server is back"
+    assert slots_in_use(joined) == 0
+
+
+def test_over_http_with_remote_servers(
+    checkpoint: Callable[..., Path], start_cluster: Callable[..., LocalCluster], tmp_path: Path
+) -> None:
+    """Continuous batching, with and without overlap: the same answers."""
+    answers = []
+    for overlap in ("on", "off"):
+        file = tmp_path / f"{overlap}.yaml"
+        file.write_text(
+            f"attention_client: {{port: 0, overlap: {overlap}}}\n"
+            "expert_server: {added_latency_us: 2000}\n"
+        )
+        cluster = start_cluster(
+            checkpoint("gpt_oss"), servers=2, config=load_config(file), config_file=file
+        )
+        prompts = [f"{i} " * (3 * i + 2) for i in range(6)]
+
+        def ask(prompt: str, url: str = cluster.endpoint) -> str:
+            body = {"prompt": prompt, "max_tokens": NEW_TOKENS, "temperature": 0}
+            response = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+            assert response.status_code == 200, response.text
+            return str(response.json()["choices"][0]["text"])
+
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            answers.append(list(pool.map(ask, prompts)))
+        metrics = httpx.get(f"{cluster.endpoint}/metrics", timeout=10).text
+        overlapped = 'eaas_forward_passes_total{batch="overlap"}'
+        counts = [float(line.split()[-1]) for line in metrics.splitlines() if overlapped in line]
+        assert (sum(counts) > 0) == (overlap == "on")
+        cluster.stop()
+    assert answers[0] == answers[1]

@@ -1,0 +1,217 @@
+"""Micro-batches in turns give what the whole batch gives: on local models whose experts pause."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from prometheus_client import CollectorRegistry, Counter
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, StaticCache
+
+from attention_client.overlap import DoubleBatch, micro_batch_tokens, pause
+from attention_client.serve import ServeLimits
+from attention_client.serve.engine import Delivery, Work, build_engine
+from attention_client.serve.sampling import GREEDY
+from eaas.checkpoint import Checkpoint
+
+ARCHITECTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "deepseek_v3", "gpt_oss")
+BATCH, WIDTH, NEW = 5, 21, 12
+LIMITS = ServeLimits(num_blocks=24, page_size=8, max_batch_tokens=48, max_body_bytes=100_000)
+
+
+class Rig:
+    """A model, whole, and the same one with overlap."""
+
+    def __init__(self, path: Path, mode: str = "on", **config: object) -> None:
+        self.whole = self._load(path, config)
+        self.model = self._load(path, config)
+        self.turns: list[slice | None] = []
+        self.error: Exception | None = None
+        for name in Checkpoint.open(path).shape.layer_names:
+            self.model.get_submodule(name).register_forward_pre_hook(self._experts)
+        self.forwards = Counter("forwards", "", ["batch"], registry=CollectorRegistry())
+        DoubleBatch(self.model, mode, self.forwards)
+
+    def _load(self, path: Path, config: dict[str, object]) -> PreTrainedModel:
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_pretrained(path, experts_implementation="eager", **config)
+        return model.eval()
+
+    def _experts(self, *_: Any) -> None:
+        self.turns.append(micro_batch_tokens())
+        pause()
+        if self.error is not None and micro_batch_tokens() == self.turns[0]:
+            raise self.error
+
+    def count(self, batch: str) -> float:
+        return self.forwards.labels(batch)._value.get()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Small products: more threads only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def rig(request: pytest.FixtureRequest, checkpoint: Callable[..., Path]) -> Rig:
+    # The prompts are longer than the window of the models that have one.
+    config = {"sliding_window": 8} if request.param == "gpt_oss" else {}
+    return Rig(checkpoint(request.param), **config)
+
+
+def ragged(batch: int = BATCH, width: int = WIDTH) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(batch)
+    ids_BT = torch.randint(20, 250, (batch, width), generator=generator)
+    mask_BT = torch.ones_like(ids_BT)
+    for row in range(batch):
+        mask_BT[row, : (5 * row) % width] = 0
+    return {"input_ids": ids_BT, "attention_mask": mask_BT}
+
+
+def generate(model: PreTrainedModel, **options: Any) -> torch.Tensor:
+    fixed = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": None} | options
+    return model.generate(**ragged(), **fixed)
+
+
+@torch.no_grad()
+def test_logits_and_caches(rig: Rig) -> None:
+    inputs = ragged()
+    caches = [DynamicCache(config=rig.whole.config) for _ in range(2)]
+    before = rig.count("overlap")
+    for _ in range(3):  # A prompt, then two decode steps.
+        out, expected = (
+            model(**inputs, past_key_values=cache, use_cache=True)
+            for model, cache in zip((rig.model, rig.whole), caches, strict=True)
+        )
+        assert out.past_key_values is caches[0]
+        torch.testing.assert_close(out.logits, expected.logits, rtol=1e-4, atol=1e-5)
+        next_B1 = expected.logits[:, -1:].argmax(-1)
+        mask_BT = torch.cat([inputs["attention_mask"], torch.ones_like(next_B1)], 1)
+        inputs = {"input_ids": next_B1, "attention_mask": mask_BT}
+    assert rig.count("overlap") == before + 3
+    assert [layer.get_seq_length() for layer in caches[0].layers] == [WIDTH + 2] * len(caches[1])
+    for layer, expected in zip(caches[0].layers, caches[1].layers, strict=True):
+        torch.testing.assert_close(layer.keys, expected.keys, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(layer.values, expected.values, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}])
+def test_generate(rig: Rig, options: dict[str, int]) -> None:
+    before = rig.count("overlap")
+    assert torch.equal(generate(rig.model, **options), generate(rig.whole, **options))
+    assert rig.count("overlap") >= before + NEW - 1
+
+
+def test_turns_alternate(rig: Rig) -> None:
+    rig.turns.clear()
+    with torch.no_grad():
+        rig.model(**ragged(), use_cache=False)
+    first, second = slice(0, 2 * WIDTH), slice(2 * WIDTH, BATCH * WIDTH)
+    assert rig.turns == [first, second] * (len(rig.turns) // 2)
+
+
+def test_continuous_batching(checkpoint: Callable[..., Path]) -> None:
+    """Packed batches: prompts in pieces, decoding, and both at once."""
+    for arch in ("qwen3_moe", "gpt_oss"):
+        rig = Rig(checkpoint(arch), **({"sliding_window": 8} if arch == "gpt_oss" else {}))
+        prompts = [list(range(20 + i, 20 + i + 3 + 11 * i)) for i in range(6)]
+        expected = [
+            rig.whole.generate(
+                torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+                max_new_tokens=NEW,
+                do_sample=False,
+                eos_token_id=None,
+            )[0, len(prompt) :].tolist()
+            for prompt in prompts
+        ]
+        assert asyncio.run(engine_answers(rig.model, prompts)) == expected
+        assert rig.count("overlap") >= NEW, arch
+
+
+async def engine_answers(model: PreTrainedModel, prompts: list[list[int]]) -> list[list[int]]:
+    engine = build_engine(model, LIMITS)
+    engine.start()
+    try:
+        queues: list[asyncio.Queue[Delivery]] = []
+        for i, prompt in enumerate(prompts):
+            queues.append(asyncio.Queue())
+            engine.submit(Work(str(i), prompt, NEW, (), GREEDY), queues[-1].put_nowait)
+        return [await answer(queue) for queue in queues]
+    finally:
+        engine.stop(10.0)
+
+
+async def answer(queue: asyncio.Queue[Delivery]) -> list[int]:
+    tokens: list[int] = []
+    while True:
+        delivery = await asyncio.wait_for(queue.get(), 60)
+        if delivery.error is not None:
+            raise delivery.error
+        tokens += delivery.tokens
+        if delivery.finished:
+            return tokens
+
+
+def test_a_failure_of_one_micro_batch_is_the_callers(rig: Rig) -> None:
+    rig.turns.clear()
+    rig.error = OSError("no replica")
+    causal = getattr(rig.model.get_decoder().config, "is_causal", None)
+    try:
+        with pytest.raises(OSError, match="no replica"):
+            generate(rig.model)
+    finally:
+        rig.error = None
+    assert getattr(rig.model.get_decoder().config, "is_causal", None) == causal
+    assert torch.equal(generate(rig.model), generate(rig.whole)), "and the next call is as ever"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"use_cache": False, "output_hidden_states": True},
+        {"use_cache": False, "output_router_logits": True},
+        {"use_cache": True},  # The decoder makes the cache.
+    ],
+    ids=lambda options: " ".join(options),
+)
+def test_what_is_not_cut_is_whole(checkpoint: Callable[..., Path], options: dict[str, Any]) -> None:
+    rig = Rig(checkpoint("qwen3_moe"))
+    with torch.no_grad():
+        out = rig.model(**ragged(), **options)
+        expected = rig.whole(**ragged(), **options)
+    assert torch.equal(out[0], expected[0])
+    assert len(out) == len(expected)
+    assert (rig.count("whole"), rig.count("overlap")) == (1, 0)
+
+
+@torch.no_grad()
+def test_other_caches_and_single_sequences_are_whole(checkpoint: Callable[..., Path]) -> None:
+    rig = Rig(checkpoint("qwen3_moe"))
+    cache = StaticCache(config=rig.model.config, max_cache_len=32)
+    rig.model(**ragged(), past_key_values=cache, use_cache=True)
+    rig.model(**ragged(1), use_cache=False)
+    with torch.enable_grad():
+        rig.model(**ragged(), use_cache=False)
+    assert (rig.count("whole"), rig.count("overlap")) == (3, 0)
+
+
+def test_off_is_off(checkpoint: Callable[..., Path]) -> None:
+    rig = Rig(checkpoint("qwen3_moe"), mode="off")
+    assert torch.equal(generate(rig.model), generate(rig.whole))
+    assert (rig.count("whole"), rig.count("overlap")) == (NEW, 0)
+
+
+def test_auto_tries_both(checkpoint: Callable[..., Path]) -> None:
+    rig = Rig(checkpoint("qwen3_moe"), mode="auto")
+    assert torch.equal(generate(rig.model), generate(rig.whole))
+    assert rig.count("whole") >= 3
+    assert rig.count("overlap") >= 3
