@@ -11,7 +11,7 @@ import pytest
 
 from eaas.config import ClusterConfig, load_config
 from eaas.local import LocalCluster
-from eaas.local.nursery import CLIENT_MODULES, SERVER_MODULES, Nursery
+from eaas.local.nursery import CLIENT_MODULES, CONTROL_MODULES, SERVER_MODULES, Nursery
 from eaas.local.process import wait_ready
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -37,8 +37,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def nursery() -> Iterator[Nursery]:
-    """Forks the servers and clients of all clusters: torch is imported once, not for each process."""
-    nursery = Nursery(SERVER_MODULES + CLIENT_MODULES)
+    """Forks the processes of all clusters: torch is imported once, not for each of them."""
+    nursery = Nursery(CONTROL_MODULES + SERVER_MODULES + CLIENT_MODULES)
     try:
         wait_ready([nursery], 120)
         yield nursery

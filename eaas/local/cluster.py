@@ -15,15 +15,13 @@ from eaas.config import ClusterConfig
 from eaas.cores import usable_cores
 from eaas.errors import ConfigError, PortInUseError
 from eaas.local.interrupt import Interrupt
-from eaas.local.nursery import CLIENT_MODULES, SERVER_MODULES, Nursery
+from eaas.local.nursery import CLIENT_MODULES, CONTROL_MODULES, SERVER_MODULES, Nursery
 from eaas.local.process import ChildProcess, stop_all, wait_ready
 
 __all__ = ["LocalCluster"]
 
 _MONITOR_S = 30.0
 _END_S = 5.0
-# The roles that need torch. The others start in no time, and are to stay small.
-_FORKED = ("expert-server", "attention-client")
 
 
 class LocalCluster:
@@ -40,7 +38,7 @@ class LocalCluster:
         config_file: Where they came from, for the children.
         log_dir: Where the children's output goes; by default nowhere that lasts.
         attention_client: Start one, with its endpoint; False where the caller is the client itself.
-        nursery: Forks the servers and the client; left running. By default the cluster has one of its own.
+        nursery: Forks the processes; left running. By default the cluster has one of its own.
 
     Raises:
         ConfigError: Fewer servers than the redundancy asks for; log_dir or the host cannot be used.
@@ -96,17 +94,16 @@ class LocalCluster:
         deadline = time.monotonic() + timeout_s
         try:
             if self._nursery is None:
-                # It imports while the monitor starts.
                 self._nursery = Nursery(
-                    SERVER_MODULES + (CLIENT_MODULES if self._with_client else ())
+                    CONTROL_MODULES + SERVER_MODULES + (CLIENT_MODULES if self._with_client else ())
                 )
             monitor = self._spawn("monitor", "monitor", "--stop-members-on-exit")
             wait_ready([monitor], _MONITOR_S, interrupt)
             assert monitor.address is not None
             self.monitor_address = monitor.address
-            others = [self._spawn_balancer()]
             wait_ready([self._nursery], deadline - time.monotonic(), interrupt)
-            others += [self._spawn_server(i) for i in range(self.servers)]
+            others = [self._spawn_server(i) for i in range(self.servers)]
+            others.append(self._spawn_balancer())
             if self._with_client:
                 others.append(self._spawn_client())
             wait_ready(others, deadline - time.monotonic(), interrupt)
@@ -156,8 +153,7 @@ class LocalCluster:
         return self._start(name, (*arguments, *self._config_flags))
 
     def _start(self, name: str, arguments: Sequence[str]) -> ChildProcess:
-        nursery = self._nursery if arguments[0] in _FORKED else None
-        child = ChildProcess(name, arguments, self.log_dir, nursery=nursery)
+        child = ChildProcess(name, arguments, self.log_dir, nursery=self._nursery)
         self.children[name] = child
         return child
 

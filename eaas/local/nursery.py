@@ -16,8 +16,10 @@ from typing import Any
 from eaas.errors import ClusterError
 from eaas.local.process import ChildProcess, stop_all
 
-__all__ = ["CLIENT_MODULES", "SERVER_MODULES", "Forked", "Nursery"]
+__all__ = ["CLIENT_MODULES", "CONTROL_MODULES", "SERVER_MODULES", "Forked", "Nursery"]
 
+CONTROL_MODULES = ("eaas.cli", "monitor.main", "balancer.main")
+"""What a monitor and a balancer spend their start on."""
 SERVER_MODULES = ("expert_server.main", "transformers.modeling_utils")
 """What an expert server spends its start on: the second with the checkpoint's config."""
 CLIENT_MODULES = ("attention_client.main",)
@@ -33,10 +35,11 @@ _UNKNOWN_CODE = 255
 class Nursery(ChildProcess):
     """A process that forks others. It starts at once; from when it is ready on, forks take milliseconds.
 
-    Its children end when it ends, as it ends with the launcher: nothing is left behind, whoever is killed.
+    What is asked for before that is forked as soon as the module that it is importing is there. Its children
+    end when it ends, as it ends with the launcher: nothing is left behind, whoever is killed.
 
     Args:
-        modules: What it imports.
+        modules: What it imports, in that order.
     """
 
     def __init__(self, modules: Sequence[str]) -> None:
@@ -59,8 +62,8 @@ class Nursery(ChildProcess):
         finally:
             theirs.close()
 
-    def fork(self, arguments: Sequence[str], log_fd: int, ready_fd: int) -> Forked:
-        """Start `eaas` with these arguments; both descriptors become the child's.
+    def fork(self, module: str, arguments: Sequence[str], log_fd: int, ready_fd: int) -> Forked:
+        """Start `python -m module arguments`; the descriptors become the child's.
 
         Raises:
             ClusterError: The nursery has ended.
@@ -70,9 +73,8 @@ class Nursery(ChildProcess):
             for name in self._environment.keys() | os.environ.keys()
             if self._environment.get(name) != os.environ.get(name)
         }
-        answer, fds = self._ask(
-            {"arguments": list(arguments), "environment": changed}, (log_fd, ready_fd)
-        )
+        request = {"module": module, "arguments": list(arguments), "environment": changed}
+        answer, fds = self._ask(request, (log_fd, ready_fd))
         return Forked(self, answer["pid"], fds[0])
 
     def exit_code(self, pid: int) -> int:

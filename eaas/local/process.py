@@ -44,7 +44,7 @@ class ChildProcess:
         log_dir: Where its output goes. None: to a file without a name, which goes with this process.
         module: Python module to run.
         pass_fds: Descriptors that it inherits, under the same numbers.
-        nursery: Forks it, which is fast; only for the `eaas` program. By default it is executed.
+        nursery: Forks it, which is fast. By default it is executed.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class ChildProcess:
             if nursery is None:
                 self.process = self._execute(module, write_fd, pass_fds)
             else:
-                self.process = nursery.fork(self.arguments, self._log.fileno(), write_fd)
+                self.process = nursery.fork(module, self.arguments, self._log.fileno(), write_fd)
         except BaseException:
             os.close(self.fd)
             self._log.close()
