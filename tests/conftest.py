@@ -15,6 +15,10 @@ from eaas.local.nursery import CLIENT_MODULES, CONTROL_MODULES, SERVER_MODULES, 
 from eaas.local.process import wait_ready
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+# For helpers that tests run as programs of their own.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, (str(Path(__file__).with_name("helpers")), os.environ.get("PYTHONPATH")))
+)
 
 ARCHITECTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "deepseek_v3", "gpt_oss")
 

@@ -1,13 +1,11 @@
 """A server and a client of slots without a model: what the conformance suite of the transports runs on.
 
-Run as a script, this file is the server, or the client, that some tests kill.
+Run as a program, this module is the server, or the client, that some tests kill.
 """
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -28,6 +26,8 @@ from attention_client.transports import opener
 from eaas.errors import ConnectionLostError
 from eaas.grpc_client import channel as open_channel
 from eaas.grpc_server import Service, serve
+from eaas.local.child import announce, bind_to_launcher
+from eaas.local.process import ChildProcess
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.rpc.v1 import expert_pb2_grpc
 from eaas.types import ModelShape
@@ -155,29 +155,10 @@ def segments_mapped() -> int:
     return Path("/proc/self/maps").read_text().count("/dev/shm/")
 
 
-def start(*arguments: object) -> subprocess.Popen[str]:
-    """This file as a process of its own."""
-    root = Path(__file__).parents[2]
-    return subprocess.Popen(
-        [sys.executable, __file__, *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=root,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *sys.path])},
-    )
-
-
-def said(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    assert process.stdout is not None
-    process.send_signal(signal.SIGCONT)
-    process.kill()
-    process.wait()
-    process.stdout.close()
+def end(process: ChildProcess) -> None:
+    """Kill it, also if it is stopped."""
+    process.signal(signal.SIGKILL)
+    assert process.reap(PATIENCE_S)
 
 
 def some(tokens: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> tuple:
@@ -240,16 +221,17 @@ def be_a_client(transport: str, address: str, step: str) -> None:
     if step == "asking":
         for seed in range(4):
             send(connection, some(LARGE, seed=seed))
-    print(step, flush=True)
+    announce(ready=step)
     while step == "answered":
         answer(connection, send(connection, some(LARGE)))
     signal.pause()
 
 
 if __name__ == "__main__":
+    bind_to_launcher()
     torch.set_num_threads(1)
     if sys.argv[1] == "client":
         be_a_client(*sys.argv[2:])
     tiny = Server(slots=16, tokens=LARGE)  # gRPC ends a server that nobody holds.
-    print(tiny.address, flush=True)
+    announce(ready=tiny.address)
     signal.pause()

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
+from eaas.local.nursery import Nursery
+from eaas.local.process import ChildProcess, wait_ready
 from eaas.one_sided import why_not
 from transport_bench import (
     LARGE,
+    PATIENCE_S,
     Client,
     Server,
     end,
     eventually,
-    said,
-    start,
     threads,
 )
 
@@ -57,8 +57,25 @@ def large_server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def other_process() -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def start(nursery: Nursery) -> Iterator[Callable[..., ChildProcess]]:
+    """Starts this suite's helper as a process of its own, and waits for its word."""
+    children: list[ChildProcess] = []
+
+    def start(*arguments: str) -> ChildProcess:
+        children.append(
+            ChildProcess(arguments[0], arguments, None, module="transport_bench", nursery=nursery)
+        )
+        wait_ready(children[-1:], PATIENCE_S)
+        return children[-1]
+
+    yield start
+    for child in children:
+        end(child)
+
+
+@pytest.fixture
+def other_process(start: Callable[..., ChildProcess]) -> tuple[str, ChildProcess]:
     """A server with large slots in a process of its own."""
     process = start("server")
-    yield said(process), process
-    end(process)
+    assert process.address is not None
+    return process.address, process
