@@ -27,7 +27,7 @@ CLIENT_MODULES = ("attention_client.main",)
 
 _ANSWER_BYTES = 1 << 12
 # For a fork, or for the exit code of a process that has ended.
-_ANSWER_S = 30.0
+_ANSWER_S = 60.0
 # Of a process whose nursery was killed before it told.
 _UNKNOWN_CODE = 255
 
@@ -66,7 +66,7 @@ class Nursery(ChildProcess):
         """Start `python -m module arguments`; the descriptors become the child's.
 
         Raises:
-            ClusterError: The nursery has ended.
+            ClusterError: The nursery has ended, or the system lets it fork no more.
         """
         changed = {
             name: os.environ.get(name)
@@ -106,7 +106,10 @@ class Nursery(ChildProcess):
                 raise ClusterError(f"the nursery does not answer: {error}") from error
         if not answer:
             raise ClusterError(f"the nursery has ended; its last words: {self.last_words()}")
-        return json.loads(answer), returned
+        document = json.loads(answer)
+        if "error" in document:
+            raise ClusterError(f"the nursery {document['error']}")
+        return document, returned
 
 
 class Forked:

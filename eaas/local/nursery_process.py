@@ -59,20 +59,26 @@ def _serve(control: socket.socket) -> None:
     request = json.loads(message)
     if "reap" in request:
         _, status = os.waitpid(request["reap"], 0)
-        answer = {"code": os.waitstatus_to_exitcode(status)}
+        answer: dict[str, object] = {"code": os.waitstatus_to_exitcode(status)}
         control.send(json.dumps(answer).encode())
         return
-    log_fd, ready_fd = fds
     nursery = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        control.close()
-        _become(request, nursery, log_fd, ready_fd)
-        raise _Born(request)
-    # Nobody else reaps: until the launcher asks for its exit code, the pid is this process's.
-    pidfd = os.pidfd_open(pid)
-    socket.send_fds(control, [json.dumps({"pid": pid}).encode()], [pidfd])
-    for fd in (log_fd, ready_fd, pidfd):
+    try:
+        pid = os.fork()
+    except OSError as error:
+        # The children that there are live on.
+        answer = {"error": f"cannot fork: {error.strerror}"}
+        control.send(json.dumps(answer).encode())
+    else:
+        if pid == 0:
+            control.close()
+            _become(request, nursery, *fds)
+            raise _Born(request)
+        # Nobody else reaps: until the launcher asks for its exit code, the pid is this process's.
+        pidfd = os.pidfd_open(pid)
+        socket.send_fds(control, [json.dumps({"pid": pid}).encode()], [pidfd])
+        os.close(pidfd)
+    for fd in fds:
         os.close(fd)
 
 

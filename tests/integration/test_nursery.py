@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -302,6 +304,31 @@ def test_a_nursery_that_cannot_import_says_why() -> None:
             wait_ready([nursery], 60)
     finally:
         nursery.end()
+
+
+def test_a_system_that_lets_nobody_fork_is_an_answer(
+    bare: Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The nursery, and with it its children, lives on."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def refuse() -> int:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    def answer() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fork", refuse)
+            process._serve(theirs)
+
+    with ours, theirs, ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(bare, "_control", ours)
+        before = len(os.listdir("/proc/self/fd"))
+        answered = pool.submit(answer)
+        with pytest.raises(ClusterError, match="cannot fork: Resource temporarily unavailable"):
+            ChildProcess("monitor", ["monitor"], None, nursery=bare)
+        answered.result()
+        assert len(os.listdir("/proc/self/fd")) == before
+        monkeypatch.undo()
 
 
 def test_many_threads_may_look(bare: Nursery) -> None:
