@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING
 
 from eaas.errors import ClusterError, EaasError
 from eaas.local.child import PARENT_VARIABLE, READY_VARIABLE
-from eaas.local.interrupt import Interrupt, Interrupted
+from eaas.local.interrupt import Interrupt
 
 if TYPE_CHECKING:
     from eaas.local.nursery import Forked, Nursery
@@ -189,16 +189,18 @@ def wait_ready(
         for child in waiting:
             selector.register(child.fd, selectors.EVENT_READ, child)
         if interrupt is not None:
-            selector.register(interrupt.fd, selectors.EVENT_READ)
+            interrupt.check()
+            selector.register(interrupt.fd, selectors.EVENT_READ, interrupt)
         while waiting:
             left = deadline - time.monotonic()
             if left <= 0:
                 names = ", ".join(sorted(child.name for child in waiting))
                 raise ClusterError(f"not ready after {timeout_s:.0f} s: {names}")
             for key, _ in selector.select(left):
+                if isinstance(key.data, Interrupt):
+                    key.data.check()
+                    continue
                 child = key.data
-                if child is None:
-                    raise Interrupted
                 child.read()
                 if child.address is not None:
                     selector.unregister(child.fd)
