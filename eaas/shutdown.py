@@ -7,27 +7,32 @@ import socket
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-__all__ = ["Shutdown"]
+__all__ = ["Shutdown", "SignalLine"]
 
 
-class Shutdown:
-    """Within `with Shutdown() as shutdown`, SIGTERM and SIGINT end `shutdown.wait()`.
+class SignalLine:
+    """Within `with`, each of these signals is a byte that can be waited for; it does nothing else.
+
+    Python's handlers run between bytecodes: a signal that comes just before a thread goes to sleep (on a
+    lock, or in select) is not noticed until something else wakes it. The C handler writes to the wakeup
+    descriptor at once, and a byte in a socket cannot be missed.
 
     For the main thread (Python delivers signals there only).
+
+    Args:
+        signals: Which ones. Bytes of others that have a handler may come, too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *signals: signal.Signals) -> None:
+        self._signals = signals
         self._previous: dict[signal.Signals, Any] = {}
-        self._reason = ""
 
     def __enter__(self) -> Self:
-        # Python's handlers run between bytecodes: a signal that comes just before a thread goes to
-        # sleep on a lock (Event, Queue) is not noticed until something else wakes it. The C handler
-        # writes to the wakeup descriptor at once, and a byte in a socket cannot be missed.
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
-        self._previous_fd = signal.set_wakeup_fd(self._writer.fileno())
-        for number in (signal.SIGTERM, signal.SIGINT):
+        # A line that is full has said enough.
+        self._previous_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        for number in self._signals:
             self._previous[number] = signal.signal(number, self._on_signal)
         return self
 
@@ -44,7 +49,15 @@ class Shutdown:
         self._writer.close()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """`wait` reads the number from the socket; without a handler nothing would write it."""
+        """The byte says it; without a handler nothing would write one."""
+
+
+class Shutdown(SignalLine):
+    """Within `with Shutdown() as shutdown`, SIGTERM and SIGINT end `shutdown.wait()`."""
+
+    def __init__(self) -> None:
+        super().__init__(signal.SIGTERM, signal.SIGINT)
+        self._reason = ""
 
     def request(self, reason: str) -> None:
         """Ends `wait` (from any thread, while within the `with`)."""
@@ -57,5 +70,5 @@ class Shutdown:
             number = self._reader.recv(1)[0]
             if number == 0:
                 return self._reason
-            if number in self._previous:
+            if number in self._signals:
                 return signal.Signals(number).name

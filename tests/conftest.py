@@ -11,8 +11,14 @@ import pytest
 
 from eaas.config import ClusterConfig, load_config
 from eaas.local import LocalCluster
+from eaas.local.nursery import CLIENT_MODULES, CONTROL_MODULES, SERVER_MODULES, Nursery
+from eaas.local.process import wait_ready
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+# For helpers that tests run as programs of their own.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, (str(Path(__file__).with_name("helpers")), os.environ.get("PYTHONPATH")))
+)
 
 ARCHITECTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "deepseek_v3", "gpt_oss")
 
@@ -33,16 +39,27 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return make
 
 
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    """Forks the processes of all clusters: torch is imported once, not for each of them."""
+    nursery = Nursery(CONTROL_MODULES + SERVER_MODULES + CLIENT_MODULES)
+    try:
+        wait_ready([nursery], 120)
+        yield nursery
+    finally:
+        nursery.end()
+
+
 @pytest.fixture(scope="session", params=ARCHITECTURES)
 def served(
-    request: pytest.FixtureRequest, checkpoint: Callable[..., Path]
+    request: pytest.FixtureRequest, checkpoint: Callable[..., Path], nursery: Nursery
 ) -> Iterator[tuple[Path, LocalCluster]]:
     """Each architecture in turn, served by three servers; the test itself is the attention client."""
     import torch
 
     torch.set_num_threads(1)
     path = checkpoint(request.param)
-    with LocalCluster(path, attention_client=False) as cluster:
+    with LocalCluster(path, attention_client=False, nursery=nursery) as cluster:
         yield path, cluster
 
 
@@ -58,13 +75,13 @@ def settings() -> Callable[..., ClusterConfig]:
 
 @pytest.fixture
 def start_cluster(
-    settings: Callable[..., ClusterConfig], tmp_path: Path
+    settings: Callable[..., ClusterConfig], tmp_path: Path, nursery: Nursery
 ) -> Iterator[Callable[..., LocalCluster]]:
     """Starts clusters that end with the test."""
     started: list[LocalCluster] = []
 
     def start(model: Path, **options: Any) -> LocalCluster:
-        options.setdefault("config", settings())
+        options = {"config": settings(), "nursery": nursery} | options
         cluster = LocalCluster(model, log_dir=tmp_path / f"logs-{len(started)}", **options)
         started.append(cluster)
         cluster.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -14,6 +15,7 @@ from eaas.config import ClusterConfig
 from eaas.cores import usable_cores
 from eaas.errors import ConfigError, PortInUseError
 from eaas.local.interrupt import Interrupt
+from eaas.local.nursery import CLIENT_MODULES, CONTROL_MODULES, SERVER_MODULES, Nursery
 from eaas.local.process import ChildProcess, stop_all, wait_ready
 
 __all__ = ["LocalCluster"]
@@ -36,6 +38,7 @@ class LocalCluster:
         config_file: Where they came from, for the children.
         log_dir: Where the children's output goes; by default nowhere that lasts.
         attention_client: Start one, with its endpoint; False where the caller is the client itself.
+        nursery: Forks the processes; left running. By default the cluster has one of its own.
 
     Raises:
         ConfigError: Fewer servers than the redundancy asks for; log_dir or the host cannot be used.
@@ -53,6 +56,7 @@ class LocalCluster:
         config_file: Path | None = None,
         log_dir: Path | None = None,
         attention_client: bool = True,
+        nursery: Nursery | None = None,
     ) -> None:
         self.config = config or ClusterConfig()
         if redundancy > servers:
@@ -65,6 +69,8 @@ class LocalCluster:
         if attention_client:
             _check_port(client.host, client.port)
         self._with_client = attention_client
+        self._nursery = nursery
+        self._owns_nursery = nursery is None
         self.model = model.resolve()
         self.servers = servers
         self.redundancy = redundancy
@@ -87,10 +93,15 @@ class LocalCluster:
         """
         deadline = time.monotonic() + timeout_s
         try:
+            if self._nursery is None:
+                self._nursery = Nursery(
+                    CONTROL_MODULES + SERVER_MODULES + (CLIENT_MODULES if self._with_client else ())
+                )
             monitor = self._spawn("monitor", "monitor", "--stop-members-on-exit")
             wait_ready([monitor], _MONITOR_S, interrupt)
             assert monitor.address is not None
             self.monitor_address = monitor.address
+            wait_ready([self._nursery], deadline - time.monotonic(), interrupt)
             others = [self._spawn_server(i) for i in range(self.servers)]
             others.append(self._spawn_balancer())
             if self._with_client:
@@ -110,6 +121,9 @@ class LocalCluster:
         stop_all(c for c in self.children.values() if c.name == first)
         stop_all(c for c in self.children.values() if c.name not in (first, last))
         stop_all(c for c in self.children.values() if c.name == last)
+        if self._owns_nursery and self._nursery is not None:
+            self._nursery.end()
+            self._nursery = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -131,14 +145,15 @@ class LocalCluster:
         """Start a process that has ended once more, and wait until it is SERVING."""
         old = self.children[name]
         old.reap(_END_S)
-        child = ChildProcess(name, old.arguments, self.log_dir)
-        self.children[name] = child
-        wait_ready([child], timeout_s)
+        wait_ready([self._start(name, old.arguments)], timeout_s)
 
     # -- the roles ------------------------------------------------------------------------------------
 
     def _spawn(self, name: str, *arguments: str) -> ChildProcess:
-        child = ChildProcess(name, [*arguments, *self._config_flags], self.log_dir)
+        return self._start(name, (*arguments, *self._config_flags))
+
+    def _start(self, name: str, arguments: Sequence[str]) -> ChildProcess:
+        child = ChildProcess(name, arguments, self.log_dir, nursery=self._nursery)
         self.children[name] = child
         return child
 

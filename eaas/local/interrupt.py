@@ -2,59 +2,46 @@
 
 from __future__ import annotations
 
-import os
 import select
 import signal
-from types import FrameType, TracebackType
-from typing import Any, Self
+import time
+
+from eaas.shutdown import SignalLine
 
 __all__ = ["Interrupt", "Interrupted"]
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(Exception):
     """A person, or the system, wants the cluster to end."""
 
 
-class Interrupt:
+class Interrupt(SignalLine):
     """Within `with Interrupt() as interrupt`, Ctrl-C, SIGTERM and SIGHUP end `interrupt.wait`.
 
     No exception out of a signal handler: it could come between the start of a process and the note of it, or
-    in the middle of the end. For the main thread (Python delivers signals there only).
-
-    Attributes:
-        fd: Readable, and for good, once a signal has come.
+    in the middle of the end.
     """
 
     def __init__(self) -> None:
-        self.fd, self._write_fd = os.pipe()
+        super().__init__(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         self._told = False
-        self._previous: dict[signal.Signals, Any] = {}
 
-    def __enter__(self) -> Self:
-        for number in _SIGNALS:
-            self._previous[number] = signal.signal(number, self._on_signal)
-        return self
+    @property
+    def fd(self) -> int:
+        """Readable where `check` may have something to say."""
+        return self._reader.fileno()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-        os.close(self.fd)
-        os.close(self._write_fd)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        # The second one, and the hundredth, change nothing.
-        if not self._told:
-            self._told = True
-            os.write(self._write_fd, b"!")
+    def check(self) -> None:
+        """Raises Interrupted if such a signal has come, now or before."""
+        while not self._told and select.select([self._reader], [], [], 0)[0]:
+            self._told = self._reader.recv(1)[0] in self._signals
+        if self._told:
+            raise Interrupted
 
     def wait(self, timeout_s: float) -> None:
         """Sleep for that long. Raises Interrupted as soon as a signal has come."""
-        if select.select([self.fd], [], [], timeout_s)[0]:
-            raise Interrupted
+        deadline = time.monotonic() + timeout_s
+        self.check()
+        while (left := deadline - time.monotonic()) > 0:
+            select.select([self._reader], [], [], left)
+            self.check()

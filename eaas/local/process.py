@@ -13,11 +13,14 @@ import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from eaas.errors import ClusterError, EaasError
 from eaas.local.child import PARENT_VARIABLE, READY_VARIABLE
-from eaas.local.interrupt import Interrupt, Interrupted
+from eaas.local.interrupt import Interrupt
+
+if TYPE_CHECKING:
+    from eaas.local.nursery import Forked, Nursery
 
 __all__ = ["ChildProcess", "program", "stop_all", "wait_ready"]
 
@@ -40,6 +43,8 @@ class ChildProcess:
         arguments: Of the `eaas` program.
         log_dir: Where its output goes. None: to a file without a name, which goes with this process.
         module: Python module to run.
+        pass_fds: Descriptors that it inherits, under the same numbers.
+        nursery: Forks it, which is fast. By default it is executed.
     """
 
     def __init__(
@@ -48,6 +53,8 @@ class ChildProcess:
         arguments: Sequence[str],
         log_dir: Path | None,
         module: str = "eaas",
+        pass_fds: Sequence[int] = (),
+        nursery: Nursery | None = None,
     ) -> None:
         self.name = name
         self.arguments = tuple(arguments)
@@ -64,27 +71,32 @@ class ChildProcess:
         self._pending = b""
         self.fd, write_fd = os.pipe()
         os.set_blocking(self.fd, False)
-        environment = os.environ | {
-            READY_VARIABLE: str(write_fd),
-            PARENT_VARIABLE: str(os.getpid()),
-        }
+        self.process: subprocess.Popen[bytes] | Forked
         try:
-            # A group of its own: Ctrl-C in the terminal is for the launcher, which ends the others.
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                env=environment,
-                pass_fds=(write_fd,),
-                process_group=0,
-            )
+            if nursery is None:
+                self.process = self._execute(module, write_fd, pass_fds)
+            else:
+                self.process = nursery.fork(module, self.arguments, self._log.fileno(), write_fd)
         except BaseException:
             os.close(self.fd)
             self._log.close()
             raise
         finally:
             os.close(write_fd)
+
+    def _execute(
+        self, module: str, ready_fd: int, pass_fds: Sequence[int]
+    ) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", module, *self.arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            env=os.environ | {READY_VARIABLE: str(ready_fd), PARENT_VARIABLE: str(os.getpid())},
+            pass_fds=(ready_fd, *pass_fds),
+            # A group of its own: Ctrl-C in the terminal is for the launcher, which ends the others.
+            process_group=0,
+        )
 
     @property
     def pid(self) -> int:
@@ -177,16 +189,18 @@ def wait_ready(
         for child in waiting:
             selector.register(child.fd, selectors.EVENT_READ, child)
         if interrupt is not None:
-            selector.register(interrupt.fd, selectors.EVENT_READ)
+            interrupt.check()
+            selector.register(interrupt.fd, selectors.EVENT_READ, interrupt)
         while waiting:
             left = deadline - time.monotonic()
             if left <= 0:
                 names = ", ".join(sorted(child.name for child in waiting))
                 raise ClusterError(f"not ready after {timeout_s:.0f} s: {names}")
             for key, _ in selector.select(left):
+                if isinstance(key.data, Interrupt):
+                    key.data.check()
+                    continue
                 child = key.data
-                if child is None:
-                    raise Interrupted
                 child.read()
                 if child.address is not None:
                     selector.unregister(child.fd)

@@ -16,6 +16,7 @@ from attention_client.model import load_model
 from eaas.checkpoint import Checkpoint
 from eaas.demo_model import write_demo_model
 from eaas.local import LocalCluster
+from eaas.local.nursery import Nursery
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
@@ -66,13 +67,15 @@ def test_the_experts_shard_is_not_opened(tmp_path: Path, arch: str) -> None:
 
 
 @pytest.fixture
-def large(tmp_path: Path) -> Iterator[tuple[Path, int, LocalCluster]]:
+def large(tmp_path: Path, nursery: Nursery) -> Iterator[tuple[Path, int, LocalCluster]]:
     path = tmp_path / "large"
     write_demo_model(
         path, layers=2, hidden=256, experts=96, top_k=2, vocab=300, max_shard_size="1GB"
     )
     size = split(path)
-    with LocalCluster(path, servers=1, redundancy=1, attention_client=False) as cluster:
+    with LocalCluster(
+        path, servers=1, redundancy=1, attention_client=False, nursery=nursery
+    ) as cluster:
         yield path, size, cluster
 
 

@@ -32,7 +32,7 @@ def test_a_cluster_shares_them_among_its_servers(
     monkeypatch.setattr(cluster, "precheck", lambda _model: None)
     commands: list[list[str]] = []
 
-    def child(_name: str, arguments: list[str], _log_dir: object) -> Any:
+    def child(_name: str, arguments: list[str], _log_dir: object, **_: object) -> Any:
         commands.append(arguments)
         return SimpleNamespace()
 

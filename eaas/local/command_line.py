@@ -1,0 +1,73 @@
+"""What `ps` and /proc/PID/cmdline say of a process that was forked, not executed."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+__all__ = ["set_command_line"]
+
+_PR_SET_MM = 35
+_PR_SET_MM_MAP = 14
+# Places of the fields in /proc/PID/stat (proc_pid_stat(5) counts from 1).
+_STAT_FIELDS = {
+    "start_code": 26,
+    "end_code": 27,
+    "start_stack": 28,
+    "start_data": 45,
+    "end_data": 46,
+    "start_brk": 47,
+    "env_start": 50,
+    "env_end": 51,
+}
+_NO_FILE = 0xFFFF_FFFF
+
+
+class _MemoryMap(ctypes.Structure):
+    """`struct prctl_mm_map` of linux/prctl.h."""
+
+    _fields_ = [
+        *(
+            (name, ctypes.c_uint64)
+            for name in (
+                *("start_code", "end_code", "start_data", "end_data", "start_brk", "brk"),
+                *("start_stack", "arg_start", "arg_end", "env_start", "env_end", "auxv"),
+            )
+        ),
+        ("auxv_size", ctypes.c_uint32),
+        ("exe_fd", ctypes.c_uint32),
+    ]
+
+
+# The kernel reads a command line from the process's own memory, whenever somebody looks.
+_kept: list[ctypes.Array[ctypes.c_char]] = []
+
+
+def set_command_line(words: Sequence[str]) -> None:
+    """Make this process's command line one that can be pasted, and be executed again, as it is read.
+
+    Needs no privilege (PR_SET_MM_MAP). To be called while no other thread allocates memory.
+
+    Raises:
+        OSError: The kernel was built without CONFIG_CHECKPOINT_RESTORE, or a sandbox refuses.
+    """
+    text = b"".join(os.fsencode(word) + b"\0" for word in words)
+    buffer = ctypes.create_string_buffer(text, len(text))
+    # From the third field on: the second, the name, may hold blanks and parentheses.
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start = ctypes.addressof(buffer)
+    layout = _MemoryMap(
+        arg_start=start,
+        arg_end=start + len(text),
+        exe_fd=_NO_FILE,
+        **{name: int(fields[place - 3]) for name, place in _STAT_FIELDS.items()},
+    )
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.sbrk.restype = ctypes.c_void_p
+    # All places are set at once, also the end of the heap: read last, so that it is that of this moment.
+    layout.brk = libc.sbrk(0)
+    if libc.prctl(_PR_SET_MM, _PR_SET_MM_MAP, ctypes.byref(layout), ctypes.sizeof(layout), 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_MM_MAP)")
+    _kept.append(buffer)

@@ -1,0 +1,130 @@
+"""Members over real gRPC, with expert servers that only pretend to load."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from eaas.grpc_server import RunningServer, Service, serve
+from eaas.rpc.v1 import (
+    expert_pb2,
+    expert_pb2_grpc,
+)
+from eaas.session import MemberSession, MembershipView, Report
+from eaas.types import Member, MemberState, ModelShape, Role
+
+ROOT = Path(__file__).parents[2]
+SHAPE = ModelShape("tiny", 8, 64, 2, ("l0", "l1", "l2"), "float32", "digest-a")
+JOINING, SERVING, DEAD = MemberState.JOINING, MemberState.SERVING, MemberState.DEAD
+# Long against the scheduling of a busy machine; what is waited for takes a fraction of it.
+PATIENCE_S = 40.0
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen"
+        time.sleep(0.02)
+
+
+def has_state(member_id: str, state: MemberState) -> Callable[[MembershipView], bool]:
+    return lambda view: member_id in view.members and view.members[member_id].state is state
+
+
+class Observer:
+    """A member that keeps what it was told."""
+
+    def __init__(self, monitor_address: str, member_id: str = "observer", **kwargs: Any) -> None:
+        self.state = SERVING
+        self.views: list[MembershipView] = []
+        self.incarnations: list[int] = []
+        self.stopping = threading.Event()
+        # Each observer is a process of its own to the monitor.
+        pid = kwargs.pop("pid", os.getpid())
+        self.session = MemberSession(
+            monitor_address,
+            Member(member_id, Role.ATTENTION_CLIENT, pid, "here", "", JOINING),
+            report=lambda: Report(self.state, in_flight=3),
+            on_change=self.views.append,
+            on_stopping=self.stopping.set,
+            on_new_incarnation=self.incarnations.append,
+            **kwargs,
+        )
+
+    def wait(self, wanted: Callable[[MembershipView], bool]) -> MembershipView:
+        view = self.session.wait_for(wanted, PATIENCE_S)
+        assert view is not None, self.session.view
+        return view
+
+
+class FakeExpertServer:
+    """Registers as an expert server and answers ApplyPlacement; loads nothing."""
+
+    def __init__(
+        self, monitor_address: str, name: str, shape: ModelShape = SHAPE, failures: int = 0
+    ) -> None:
+        self.state = JOINING
+        self.epoch = 0
+        self.requests: list[expert_pb2.ApplyPlacementRequest] = []
+        self.failures = failures
+        self.released = threading.Event()
+        self.released.set()
+        self.server: RunningServer = serve(
+            [
+                Service(
+                    "eaas.rpc.v1.ExpertService",
+                    expert_pb2_grpc.add_ExpertServiceServicer_to_server,
+                    self,
+                )
+            ],
+            "127.0.0.1",
+            0,
+        )
+        self.session = MemberSession(
+            monitor_address,
+            Member(
+                name,
+                Role.EXPERT_SERVER,
+                os.getpid(),
+                "here",
+                self.server.address,
+                JOINING,
+                model=shape,
+            ),
+            report=lambda: Report(self.state, experts=self.experts, epoch=self.epoch),
+        )
+
+    @property
+    def experts(self) -> int:
+        return sum(len(layer.experts) for layer in self.requests[-1].layers) if self.epoch else 0
+
+    def ApplyPlacement(
+        self, request: expert_pb2.ApplyPlacementRequest, context: Any
+    ) -> expert_pb2.ApplyPlacementResponse:
+        self.requests.append(request)
+        self.released.wait(PATIENCE_S)
+        if len(self.requests) <= self.failures:
+            context.abort(grpc.StatusCode.DATA_LOSS, "the shard cannot be read")
+        self.epoch = request.epoch
+        self.state = SERVING
+        self.session.report_now()
+        return expert_pb2.ApplyPlacementResponse(epoch=self.epoch, experts=self.experts)
+
+    def _unused(self, request: Any, context: Any) -> None:
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "not in this test")
+
+    Connect = Disconnect = Exchange = Join = _unused
+
+    def close(self, deregister: bool = True) -> None:
+        self.session.close(deregister)
+        self.server.stop(0)
+
+
+def port_of(address: str) -> int:
+    return int(address.rsplit(":", 1)[1])

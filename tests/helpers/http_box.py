@@ -1,0 +1,171 @@
+"""The HTTP face over plain tiny models: a real uvicorn, real sockets, OpenAI's own client."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import httpx
+import openai
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    GptOssConfig,
+    PreTrainedTokenizerFast,
+    Qwen3MoeConfig,
+)
+
+from attention_client.serve import HttpServer, ServeLimits, build_app
+
+VOCABULARY = 260
+END = 257
+COMMON = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "bos_token_id": None,
+    "eos_token_id": END,
+    "pad_token_id": 258,
+    "max_position_embeddings": 512,
+}
+CONFIGS = {
+    "qwen3_moe": Qwen3MoeConfig(
+        **COMMON, head_dim=8, intermediate_size=64, moe_intermediate_size=16, num_experts=8,
+        num_experts_per_tok=2,
+    ),
+    "gpt_oss": GptOssConfig(
+        **COMMON, head_dim=8, intermediate_size=16, num_local_experts=8, num_experts_per_tok=2,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0}, sliding_window=16,
+    ),
+    "deepseek_v3": DeepseekV3Config(
+        **COMMON | {"num_key_value_heads": 4}, intermediate_size=64, moe_intermediate_size=16,
+        n_routed_experts=8, num_experts_per_tok=2, n_group=2, topk_group=1, q_lora_rank=16,
+        kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8,
+        first_k_dense_replace=1,
+    ),
+}  # fmt: skip
+LIMITS = ServeLimits(num_blocks=24, page_size=8, max_batch_tokens=32, max_body_bytes=100_000)
+
+
+def byte_tokenizer() -> Any:
+    """Each byte is a token; "</s>" is 257."""
+    vocabulary = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    vocabulary |= {"<unk>": 256, "</s>": END, "<pad>": 258, "<s>": 259}
+    backend = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, unk_token="<unk>", eos_token="</s>", pad_token="<pad>"
+    )
+    tokenizer.chat_template = (
+        "{% for m in messages %}"
+        "{% if m.content == 'refuse' %}{{ raise_exception('no such turn') }}{% endif %}"
+        "[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant] "
+    )
+    return tokenizer
+
+
+def tiny_model(kind: str = "qwen3_moe") -> Any:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIGS[kind], dtype=torch.float32).eval()
+    with torch.no_grad():  # as they are, all logits are nearly equal
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(6.0)
+    return model
+
+
+class Box:
+    """A server over a tiny model whose experts can fail, break or be slow."""
+
+    def __init__(self, kind: str = "qwen3_moe", limits: ServeLimits = LIMITS) -> None:
+        self.model = tiny_model(kind)
+        self.tokenizer = byte_tokenizer()
+        self.error: Exception | None = None
+        self.slow_s = 0.0
+        self.good = (True, "")
+        self.forwards = 0
+        self.model.model.layers[-1].mlp.register_forward_pre_hook(self._experts)
+        # Before build_app: it may give the model another attention.
+        self.expected = {prompt: self._greedy(prompt) for prompt in ("Hello", "abc", "zz top")}
+        self.app = build_app(
+            self.model,
+            self.tokenizer,
+            model_name="tiny",
+            aliases=["/models/tiny"],
+            status=lambda: {"epoch": 3, "members": []},
+            healthy=lambda: self.good,
+            limits=limits,
+        )
+        self.server = HttpServer(self.app, "127.0.0.1", 0)
+        self.server.start()
+        self.url = f"http://{self.server.address}"
+        self.http = httpx.Client(base_url=self.url, timeout=60)
+        self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+
+    def _experts(self, *_: Any) -> None:
+        self.forwards += 1
+        time.sleep(self.slow_s)
+        if self.error is not None:
+            raise self.error
+
+    def _greedy(self, prompt: str) -> list[int]:
+        prompt_1T = torch.tensor([self.tokenizer(prompt)["input_ids"]])
+        out_1T = self.model.generate(
+            prompt_1T,
+            attention_mask=torch.ones_like(prompt_1T),
+            max_new_tokens=24,
+            do_sample=False,
+            eos_token_id=-1,
+        )
+        return list(out_1T[0, prompt_1T.shape[1] :].tolist())
+
+    def text(self, prompt: str, tokens: int = 24) -> str:
+        return str(self.tokenizer.decode(self.expected[prompt][:tokens], skip_special_tokens=True))
+
+    def complete(self, prompt: Any = "Hello", **fields: Any) -> dict[str, Any]:
+        body = {"prompt": prompt, "max_tokens": 24, "ignore_eos": True} | fields
+        response = self.http.post("/v1/completions", json=body)
+        assert response.status_code == 200, response.text
+        return dict(response.json())
+
+    def metric(self, name: str) -> float:
+        lines = self.http.get("/metrics").text.splitlines()
+        return sum(
+            float(line.split()[-1]) for line in lines if line.split("{")[0].split()[0] == name
+        )
+
+    def wait_idle(self) -> None:
+        deadline = time.monotonic() + 20
+        while self.metric("eaas_num_requests_running") + self.metric("eaas_num_requests_waiting"):
+            assert time.monotonic() < deadline, "requests are left in the engine"
+            time.sleep(0.02)
+
+    def close(self) -> None:
+        self.http.close()
+        self.openai.close()
+        self.server.stop(5.0)
+
+
+def events(text: str) -> list[Any]:
+    """The events of a stream; the last one must be [DONE]."""
+    blocks = text.split("\n\n")
+    assert blocks[-2:] == ["data: [DONE]", ""]
+    return [json.loads(block.removeprefix("data: ")) for block in blocks[:-2]]
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert body["error"]["message"]
+    assert body["error"]["type"]
+    return dict(body["error"])
+
+
+CHAT: Any = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "temperature": 0}

@@ -1,0 +1,237 @@
+"""A server and a client of slots without a model: what the conformance suite of the transports runs on.
+
+Run as a program, this module is the server, or the client, that some tests kill.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import numpy as np
+import torch
+from prometheus_client import CollectorRegistry
+
+from attention_client.connection import Connection
+from attention_client.dispatch.parts import Part
+from attention_client.messages import LayerInput, Ticket
+from attention_client.metrics import ClientMetrics
+from attention_client.transports import opener
+from eaas.errors import ConnectionLostError
+from eaas.grpc_client import channel as open_channel
+from eaas.grpc_server import Service, serve
+from eaas.local.child import announce, bind_to_launcher
+from eaas.local.process import ChildProcess
+from eaas.rpc.v1 import expert_pb2 as pb
+from eaas.rpc.v1 import expert_pb2_grpc
+from eaas.types import ModelShape
+from eaas.wire import Arena, ResultHeader, SlotState
+from eaas.wire.header import VERSION, WireDtype, payload_layout, result_length
+from expert_server.loop import ServeLoop
+from expert_server.service import SERVICE, ExpertService, add_expert_service
+from expert_server.slots import SlotTable
+
+HIDDEN, TOP_K, EXPERTS, SLOT_TOKENS, SLOTS = 8, 2, 4, 16, 64
+SHAPE = ModelShape("tiny", EXPERTS, HIDDEN, TOP_K, ("layer.0", "layer.1"), "float32", "digest")
+LARGE = 65_536
+PATIENCE_S = 20.0
+
+
+def kernel(
+    x_TH: torch.Tensor, ids_TK: torch.Tensor, scores_TK: torch.Tensor, layer: int
+) -> torch.Tensor:
+    """Each expert multiplies by its number and the layer's."""
+    if (ids_TK >= EXPERTS).any():
+        raise LookupError(f"layer {layer}: not here")
+    factor_TK = scores_TK * (ids_TK + 1) * (ids_TK >= 0) * (layer + 1)
+    return x_TH.float() * factor_TK.sum(1, keepdim=True)
+
+
+class Server:
+    """An expert server without a model, a monitor or a main; without `run` the test is the loop."""
+
+    def __init__(self, *, run: bool = True, slots: int = SLOTS, tokens: int = SLOT_TOKENS) -> None:
+        payload = payload_layout(tokens, HIDDEN, TOP_K, WireDtype.FLOAT32).total
+        self.arena = Arena.create_shared(
+            slots, payload, result_length(tokens, HIDDEN), time.monotonic_ns()
+        )
+        self.table = SlotTable(self.arena)
+        self.loop = ServeLoop(self.arena, self.table, kernel, SHAPE, 20)
+        self.service = ExpertService(self.arena, self.table, None, SHAPE, lambda epoch: None)
+        self.server = serve(
+            [Service(SERVICE, add_expert_service, self.service)], "127.0.0.1", 0, SLOTS + 32
+        )
+        self.address = self.server.address
+        self.thread = threading.Thread(target=self.loop.run, name="loop")
+        if run:
+            self.thread.start()
+
+    def written(self) -> list[int]:
+        return self.arena.flags.scan(0, self.arena.slots, SlotState.WRITTEN.mask)
+
+    def close(self) -> None:
+        self.loop.stop()
+        if self.thread.ident:
+            self.thread.join()
+        self.table.revoke_all()
+        self.service.close()
+        self.server.stop(0)
+        eventually(lambda: not threads("exchange"))
+        self.arena.close()
+
+
+class Client:
+    """Connects, and keeps what it connected to close it."""
+
+    def __init__(self, transport: str) -> None:
+        self.transport = transport
+        self.metrics = ClientMetrics(CollectorRegistry())
+        self.connections: list[Connection] = []
+        self.lost: list[Connection] = []
+
+    def connect(self, address: str, client_id: str = "client", slots: int = 4) -> Connection:
+        return self.open(*self.grant(address, client_id, slots))
+
+    def grant(
+        self, address: str, client_id: str = "client", slots: int = 4
+    ) -> tuple[pb.ConnectResponse, grpc.Channel]:
+        channel = open_channel(address)
+        request = pb.ConnectRequest(
+            client_id=client_id,
+            client_incarnation=1,
+            protocol_version=VERSION,
+            transport=self.transport,
+            slots=slots,
+            hidden_size=HIDDEN,
+            model_digest=SHAPE.digest,
+        )
+        return expert_pb2_grpc.ExpertServiceStub(channel).Connect(request, timeout=10), channel
+
+    def open(self, granted: pb.ConnectResponse, channel: grpc.Channel) -> Connection:
+        early: list[str] = []
+        box: list[Connection] = []
+
+        def gone(reason: str) -> None:
+            early.append(reason)
+            if box:
+                box[0].lose(reason)
+
+        try:
+            link = opener(self.transport)(granted, channel, gone)
+        except ConnectionLostError:
+            channel.close()
+            raise
+        connection = Connection(
+            "server", 1, link, HIDDEN, 20, False, self.lost.append, channel.close, self.metrics
+        )
+        box.append(connection)
+        if early:
+            connection.lose(early[0])
+        self.connections.append(connection)
+        return connection
+
+    def late_answers(self) -> float:
+        return float(self.metrics.late_answers._value.get())
+
+
+def eventually(condition: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def threads(*names: str) -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name in names]
+
+
+def segments_mapped() -> int:
+    return Path("/proc/self/maps").read_text().count("/dev/shm/")
+
+
+def end(process: ChildProcess) -> None:
+    """Kill it, also if it is stopped."""
+    process.signal(signal.SIGKILL)
+    assert process.reap(PATIENCE_S)
+
+
+def some(tokens: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> tuple:
+    rng = np.random.default_rng(seed)
+    x_TH = torch.from_numpy(rng.integers(-9, 9, (tokens, HIDDEN))).to(dtype)
+    ids_TK = rng.integers(-1, EXPERTS, (tokens, TOP_K)).astype(np.int32)
+    return x_TH, ids_TK, rng.random((tokens, TOP_K), dtype=np.float32)
+
+
+def send(connection: Connection, request: tuple, layer: int = 1) -> Ticket:
+    x_TH, ids_TK, scores_TK = request
+    part = Part(0, np.arange(len(ids_TK)), ids_TK, float(ids_TK.size))
+    return connection.submit(LayerInput.of(layer, x_TH, scores_TK), 1, part, 1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """An answer that was copied out of its slot."""
+
+    header: ResultHeader
+    part_RH: torch.Tensor | None
+
+
+def answer(connection: Connection, ticket: Ticket) -> Result:
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        seen = connection.seq()
+        found = connection.poll(ticket)
+        if found is not None:
+            if found.part_RH is None:
+                return Result(found.header, None)
+            part_RH = torch.from_numpy(found.part_RH.copy())
+            if not connection.release(ticket):
+                raise ConnectionLostError("taken back while it was read")
+            return Result(found.header, part_RH)
+        connection.wait(ticket, seen, deadline - time.monotonic())
+    raise AssertionError("no answer")
+
+
+def right(result: Result, request: tuple, layer: int = 1) -> bool:
+    x_TH, ids_TK, scores_TK = request
+    wanted = kernel(x_TH, torch.from_numpy(ids_TK), torch.from_numpy(scores_TK), layer)
+    return result.part_RH is not None and torch.equal(result.part_RH, wanted)
+
+
+def tried(connect: Callable[[], Connection]) -> Connection | None:
+    """None while the slots are not there yet."""
+    try:
+        return connect()
+    except grpc.RpcError as error:
+        if isinstance(error, grpc.Call) and error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return None
+        raise
+
+
+def be_a_client(transport: str, address: str, step: str) -> None:
+    """Get as far as `step`, say so, and go on until killed."""
+    client = Client(transport)
+    connection = client.connect(address, "other")
+    if step == "asking":
+        for seed in range(4):
+            send(connection, some(LARGE, seed=seed))
+    announce(ready=step)
+    while step == "answered":
+        answer(connection, send(connection, some(LARGE)))
+    signal.pause()
+
+
+if __name__ == "__main__":
+    bind_to_launcher()
+    torch.set_num_threads(1)
+    if sys.argv[1] == "client":
+        be_a_client(*sys.argv[2:])
+    tiny = Server(slots=16, tokens=LARGE)  # gRPC ends a server that nobody holds.
+    announce(ready=tiny.address)
+    signal.pause()

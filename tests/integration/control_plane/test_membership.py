@@ -1,0 +1,206 @@
+"""Monitor and members over real gRPC."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import grpc
+import pytest
+
+from control_plane import (
+    DEAD,
+    PATIENCE_S,
+    SERVING,
+    Observer,
+    eventually,
+    has_state,
+    port_of,
+)
+from eaas.config import MonitorConfig
+from eaas.errors import ClusterError, ConfigError, PortInUseError
+from eaas.grpc_client import channel
+from eaas.rpc.v1 import (
+    monitor_pb2,
+    monitor_pb2_grpc,
+)
+from eaas.session import PROTOCOL_VERSION
+from eaas.types import Member, MemberState, Role
+from monitor.main import Monitor
+
+pytestmark = pytest.mark.integration
+
+
+def test_members_see_each_other(
+    start_monitor: Callable[..., Monitor], observe: Callable[..., Observer]
+) -> None:
+    monitor = start_monitor()
+    first = observe(monitor.address, "first")
+    second = observe(monitor.address, "second")
+    view = first.wait(lambda v: {"first", "second", "monitor"} <= v.members.keys())
+    assert view.members["monitor"].role is Role.MONITOR
+    assert view.members["monitor"].state is SERVING
+    assert view.members["monitor"].address == monitor.address
+    assert view.members["second"].incarnation == second.session.incarnation == 1
+    second.state = MemberState.DRAINING
+    second.session.report_now()
+    first.wait(has_state("second", MemberState.DRAINING))
+    second.session.close()
+    first.wait(has_state("second", DEAD))
+    second.session.close()  # Idempotent.
+    third = observe(monitor.address, "third")
+    tombstone = third.wait(lambda v: "second" in v.members).members["second"]
+    assert tombstone.state is DEAD
+
+
+def test_a_member_that_vanishes_is_suspect_then_dead_and_a_new_life_when_it_returns(
+    start_monitor: Callable[..., Monitor], observe: Callable[..., Observer]
+) -> None:
+    monitor = start_monitor()
+    watcher = observe(monitor.address, "watcher")
+    lost = observe(monitor.address, "lost")
+    watcher.wait(has_state("lost", SERVING))
+    lost.session.close(deregister=False)
+    watcher.wait(has_state("lost", DEAD))
+    seen = [v.members["lost"].state for v in watcher.views if "lost" in v.members]
+    assert seen.index(MemberState.SUSPECT) < seen.index(DEAD)
+    again = observe(monitor.address, "lost", pid=1)
+    assert again.session.incarnation == 2
+    view = watcher.wait(has_state("lost", SERVING))
+    assert view.members["lost"].incarnation == 2
+    # The watcher itself has been alive all the time.
+    assert all(v.members["watcher"].state is SERVING for v in watcher.views)
+
+
+def test_a_live_member_that_is_declared_dead_begins_a_new_life(
+    start_monitor: Callable[..., Monitor], observe: Callable[..., Observer]
+) -> None:
+    monitor = start_monitor()
+    member = observe(monitor.address, "member")
+    member.wait(has_state("member", SERVING))
+    with channel(monitor.address) as line:
+        monitor_pb2_grpc.MonitorServiceStub(line).Deregister(
+            monitor_pb2.DeregisterRequest(id="member", incarnation=1)
+        )
+    member.wait(lambda v: v.members["member"].incarnation == 2)
+    eventually(lambda: member.incarnations == [2])
+    assert member.session.incarnation == 2
+
+
+def test_an_id_is_taken_while_its_process_lives(
+    start_monitor: Callable[..., Monitor], observe: Callable[..., Observer]
+) -> None:
+    monitor = start_monitor()
+    observe(monitor.address, "member", pid=1)
+    with pytest.raises(ClusterError, match="ALREADY_EXISTS: member is process 1 on here") as caught:
+        Observer(monitor.address, "member", pid=2, register_timeout_s=0.5)
+    assert monitor.address in str(caught.value)
+
+
+def test_no_monitor_is_an_error_that_names_the_address() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    with pytest.raises(ClusterError, match=f"monitor at 127.0.0.1:{port}: UNAVAILABLE"):
+        Observer(f"127.0.0.1:{port}", register_timeout_s=0.5)
+
+
+def test_another_version_of_the_contract_is_refused(start_monitor: Callable[..., Monitor]) -> None:
+    monitor = start_monitor()
+    member = Member("x", Role.BALANCER, 1, "h", "", SERVING)
+    with channel(monitor.address) as line:
+        stub = monitor_pb2_grpc.MonitorServiceStub(line)
+        request = monitor_pb2.RegisterRequest(
+            member=member.to_proto(), protocol_version=PROTOCOL_VERSION + 1
+        )
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.Register(request)
+        assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        request = monitor_pb2.RegisterRequest(protocol_version=PROTOCOL_VERSION)
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.Register(request)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_the_session_outlives_the_monitor(
+    start_monitor: Callable[..., Monitor], observe: Callable[..., Observer]
+) -> None:
+    first = Monitor(MonitorConfig())
+    a, b = observe(first.address, "a"), observe(first.address, "b")
+    for observer in (a, b):
+        observer.wait(lambda v: {"a", "b"} <= v.members.keys())
+        observer.wait(has_state("a", SERVING))
+        observer.wait(has_state("b", SERVING))
+    first.stop()
+    eventually(lambda: a.session.view.age_s(time.monotonic()) > 1.5)
+    assert {"a", "b", "monitor"} <= a.session.view.members.keys()
+    changes = len(a.views)
+    second = start_monitor(port=port_of(first.address))
+    assert second.address == first.address
+    late = observe(second.address, "late")
+    # The new monitor hears of them itself, and their view goes on.
+    late.wait(lambda v: {"a", "b"} <= v.members.keys())
+    a.wait(lambda v: "late" in v.members and v.age_s(time.monotonic()) < 1.5)
+    b.session.close()
+    a.wait(has_state("b", DEAD))
+    # Nobody was taken for dead meanwhile, and nobody's life ended.
+    between = [v for v in a.views[changes:] if v.members["b"].state is not DEAD]
+    assert all(
+        v.members[name].state is SERVING and v.members[name].incarnation == 1
+        for v in between
+        for name in ("a", "b")
+    )
+    assert a.session.incarnation == 1
+    assert a.incarnations == []
+
+
+def test_watchers_that_leave_are_forgotten(start_monitor: Callable[..., Monitor]) -> None:
+    monitor = start_monitor()
+    before = threading.active_count()
+    for _ in range(20):
+        session = Observer(monitor.address).session
+        assert session.wait_for(lambda v: "observer" in v.members, PATIENCE_S)
+        session.close()
+    eventually(lambda: monitor._service._watchers == 0)
+    # The pool keeps a few idle workers; it does not grow with the number of past watchers.
+    eventually(lambda: threading.active_count() <= before + 8)
+
+
+def test_members_are_told_to_stop(observe: Callable[..., Observer]) -> None:
+    monitor = Monitor(MonitorConfig(stop_members_on_exit=True))
+    observers = [observe(monitor.address, f"m{i}") for i in range(3)]
+    for observer in observers:
+        observer.wait(lambda v: "m2" in v.members)
+    monitor.stop()
+    for observer in observers:
+        assert observer.stopping.wait(PATIENCE_S)
+
+
+def test_the_end_of_a_monitor_alone_stops_nobody(observe: Callable[..., Observer]) -> None:
+    monitor = Monitor(MonitorConfig())
+    observer = observe(monitor.address)
+    observer.wait(lambda v: "observer" in v.members)
+    monitor.stop()
+    assert not observer.stopping.wait(0.5)
+
+
+def test_a_taken_port_and_a_short_lease_are_errors(start_monitor: Callable[..., Monitor]) -> None:
+    monitor = start_monitor()
+    with pytest.raises(PortInUseError, match=monitor.address):
+        Monitor(MonitorConfig(port=port_of(monitor.address)))
+    with pytest.raises(ConfigError, match="heartbeat_s"):
+        Monitor(MonitorConfig(lease_s=1.0, heartbeat_s=0.5))
+
+
+def test_sixty_four_members(start_monitor: Callable[..., Monitor], cleanup: ExitStack) -> None:
+    monitor = start_monitor()
+    sessions = []
+    for i in range(64):
+        sessions.append(Observer(monitor.address, f"m{i}").session)
+        cleanup.callback(sessions[-1].close, False)
+    for session in sessions:
+        assert session.wait_for(
+            lambda v: sum(m.state is SERVING for m in v.members.values()) == 65, PATIENCE_S
+        )

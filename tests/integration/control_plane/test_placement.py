@@ -1,0 +1,172 @@
+"""Balancer, monitor and members over real gRPC, with expert servers that only pretend to load."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import pytest
+
+from balancer.main import Balancer
+from control_plane import (
+    DEAD,
+    JOINING,
+    PATIENCE_S,
+    SERVING,
+    FakeExpertServer,
+    Observer,
+    eventually,
+    has_state,
+    port_of,
+)
+from eaas.config import BalancerConfig
+from eaas.errors import ConfigError, PortInUseError
+from eaas.grpc_client import channel
+from eaas.rpc.v1 import (
+    balancer_pb2,
+    balancer_pb2_grpc,
+)
+from eaas.session import PlacementWatch
+from eaas.types import ModelShape, Placement, Role
+from monitor.main import Monitor
+
+pytestmark = pytest.mark.integration
+
+
+def follow(observer: Observer, cleanup: ExitStack) -> tuple[PlacementWatch, list[Placement]]:
+    placements: list[Placement] = []
+
+    def address() -> str | None:
+        balancers = observer.session.view.live(Role.BALANCER)
+        return balancers[0].address if balancers else None
+
+    watch = PlacementWatch(address, placements.append)
+    cleanup.callback(watch.close)
+    return watch, placements
+
+
+def test_from_nothing_to_a_placement_and_back_from_a_loss(
+    start_monitor: Callable[..., Monitor],
+    start_balancer: Callable[..., Balancer],
+    start_server: Callable[..., FakeExpertServer],
+    observe: Callable[..., Observer],
+    cleanup: ExitStack,
+) -> None:
+    address = start_monitor().address
+    observer = observe(address)
+    _, placements = follow(observer, cleanup)
+    balancer = start_balancer(address)
+    first = start_server(address, "s1")
+    observer.wait(has_state("s1", JOINING))
+    assert placements == []
+    with channel(balancer.address) as line:
+        stub = balancer_pb2_grpc.BalancerServiceStub(line)
+        assert stub.GetPlacement(balancer_pb2.GetPlacementRequest()).placement.epoch == 0
+        second = start_server(address, "s2", failures=2)
+        eventually(lambda: placements)
+        assert (
+            stub.GetPlacement(balancer_pb2.GetPlacementRequest()).placement
+            == placements[0].to_proto()
+        )
+    (placement,) = placements
+    assert (placement.epoch, placement.servers) == (1, ("s1", "s2"))
+    assert len(second.requests) == 3  # The two failures were tried again.
+    for server in (first, second):
+        view = observer.wait(has_state(server_id(server), SERVING))
+        assert view.members[server_id(server)].experts == 3 * 8
+        layers = server.requests[-1].layers
+        assert [list(layer.experts) for layer in layers] == [list(range(8))] * 3
+        assert [list(layer.shares) for layer in layers] == [[0.5] * 8] * 3
+
+    # A server that is not placed is told to hold nothing.
+    third = start_server(address, "s3")
+    observer.wait(has_state("s3", SERVING))
+    assert [list(layer.experts) for layer in third.requests[-1].layers] == [[], [], []]
+
+    # A placed one that returns gets its share again, in the same epoch.
+    second.close()
+    observer.wait(has_state("s2", DEAD))
+    back = start_server(address, "s2")
+    view = observer.wait(has_state("s2", SERVING))
+    assert view.members["s2"].incarnation == 2
+    assert back.requests[-1].epoch == 1
+    assert len(back.requests[-1].layers[0].experts) == 8
+    assert len(placements) == 1
+
+
+def server_id(server: FakeExpertServer) -> str:
+    return server.session._member.id
+
+
+def test_an_odd_server_gets_nothing(
+    start_monitor: Callable[..., Monitor],
+    start_balancer: Callable[..., Balancer],
+    start_server: Callable[..., FakeExpertServer],
+    observe: Callable[..., Observer],
+    cleanup: ExitStack,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    address = start_monitor().address
+    _, placements = follow(observe(address), cleanup)
+    other = ModelShape("tiny", 8, 64, 2, ("l0",), "float32", "digest-b")
+    odd = start_server(address, "odd", shape=other)
+    start_server(address, "s1")
+    start_balancer(address)
+    start_server(address, "s2")
+    eventually(lambda: placements)
+    assert placements[0].servers == ("s1", "s2")
+    assert odd.requests == []
+    assert any("odd gets no experts" in line and "digest-b" in line for line in caplog.messages)
+
+
+def test_placements_outlive_the_balancer(
+    start_monitor: Callable[..., Monitor],
+    start_balancer: Callable[..., Balancer],
+    start_server: Callable[..., FakeExpertServer],
+    observe: Callable[..., Observer],
+    cleanup: ExitStack,
+) -> None:
+    address = start_monitor().address
+    observer = observe(address)
+    watch, placements = follow(observer, cleanup)
+    first = Balancer(
+        BalancerConfig(expected_servers=2, redundancy=1), address, on_stopping=lambda: None
+    )
+    servers = [start_server(address, name) for name in ("s1", "s2")]
+    eventually(lambda: placements)
+    first.stop()
+    observer.wait(has_state("balancer", DEAD))
+    assert watch.epoch == 1
+    # Another port, another life: its epoch is above what the servers hold.
+    start_balancer(address, redundancy=1)
+    eventually(lambda: len(placements) == 2)
+    assert placements[1].epoch == 2
+    assert (placements[1].holds_LSE == placements[0].holds_LSE).all()
+    assert [server.epoch for server in servers] == [2, 2]
+
+
+def test_a_server_that_hangs_does_not_keep_the_balancer_from_ending(
+    start_monitor: Callable[..., Monitor], start_server: Callable[..., FakeExpertServer]
+) -> None:
+    address = start_monitor().address
+    server = start_server(address, "s1")
+    server.released.clear()
+    balancer = Balancer(
+        BalancerConfig(expected_servers=1, redundancy=1, apply_timeout_s=3600.0),
+        address,
+        on_stopping=lambda: None,
+    )
+    eventually(lambda: server.requests)
+    started = time.monotonic()
+    balancer.stop()
+    assert time.monotonic() - started < PATIENCE_S / 2
+    server.released.set()
+
+
+def test_wrong_balancer_settings_and_no_monitor(start_monitor: Callable[..., Monitor]) -> None:
+    monitor = start_monitor()
+    with pytest.raises(ConfigError, match="redundancy 3 is above expected_servers 2"):
+        Balancer(BalancerConfig(expected_servers=2, redundancy=3), monitor.address, lambda: None)
+    with pytest.raises(PortInUseError):
+        Balancer(BalancerConfig(port=port_of(monitor.address)), monitor.address, lambda: None)

@@ -1,0 +1,102 @@
+"""Monitor and balancer as processes: their health, signals and end."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from control_plane import (
+    DEAD,
+    PATIENCE_S,
+    ROOT,
+    SERVING,
+    Observer,
+    eventually,
+    has_state,
+)
+from eaas.grpc_client import channel
+from monitor.main import Monitor
+
+pytestmark = pytest.mark.integration
+
+
+MONITOR = """
+from eaas.config import MonitorConfig
+from monitor import run
+run(MonitorConfig(stop_members_on_exit=True), lambda address: print(address, flush=True))
+"""
+BALANCER = """
+import sys
+from balancer import run
+from eaas.config import BalancerConfig
+run(BalancerConfig(), sys.argv[1], lambda address: print(address, flush=True))
+"""
+
+
+def start_process(cleanup: ExitStack, code: str, *args: str) -> tuple[subprocess.Popen[str], str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *args], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    cleanup.enter_context(process)
+    cleanup.callback(process.kill)
+    assert process.stdout is not None
+    return process, process.stdout.readline().strip()
+
+
+def test_health_of_the_processes_and_their_end(
+    cleanup: ExitStack, observe: Callable[..., Observer]
+) -> None:
+    monitor, monitor_address = start_process(cleanup, MONITOR)
+    balancer, balancer_address = start_process(cleanup, BALANCER, monitor_address)
+    services = {
+        monitor_address: "eaas.rpc.v1.MonitorService",
+        balancer_address: "eaas.rpc.v1.BalancerService",
+    }
+    for address, service in services.items():
+        with channel(address) as line:
+            stub = health_pb2_grpc.HealthStub(line)
+            answer = stub.Check(health_pb2.HealthCheckRequest(service=service))
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    observer = observe(monitor_address)
+    observer.wait(has_state("balancer", SERVING))
+    monitor.send_signal(signal.SIGTERM)
+    assert monitor.wait(PATIENCE_S) == 0
+    assert balancer.wait(PATIENCE_S) == 0
+    assert observer.stopping.wait(PATIENCE_S)
+
+
+def test_sigterm_ends_a_balancer_with_a_goodbye(
+    cleanup: ExitStack, start_monitor: Callable[..., Monitor], observe: Callable[..., Observer]
+) -> None:
+    monitor = start_monitor(lease_s=60.0)
+    observer = observe(monitor.address)
+    balancer, _ = start_process(cleanup, BALANCER, monitor.address)
+    observer.wait(has_state("balancer", SERVING))
+    balancer.send_signal(signal.SIGTERM)
+    assert balancer.wait(PATIENCE_S) == 0
+    observer.wait(has_state("balancer", DEAD))
+
+
+def test_a_paused_monitor_process_declares_nobody_dead(
+    cleanup: ExitStack, observe: Callable[..., Observer]
+) -> None:
+    """10: monitor paused 10 s: on waking it declares no healthy member dead."""
+    monitor, address = start_process(cleanup, MONITOR)
+    a, b = observe(address, "a"), observe(address, "b")
+    a.wait(has_state("b", SERVING))
+    monitor.send_signal(signal.SIGSTOP)
+    eventually(lambda: a.session.view.age_s(time.monotonic()) > 6.0)
+    monitor.send_signal(signal.SIGCONT)
+    a.wait(lambda v: v.age_s(time.monotonic()) < 1.0)
+    late = observe(address, "late")
+    a.wait(lambda v: "late" in v.members)
+    for observer in (a, b, late):
+        assert not any(m.state is DEAD for v in observer.views for m in v.members.values())
+    assert (a.session.incarnation, b.session.incarnation) == (1, 1)

@@ -1,0 +1,209 @@
+"""What is answered: OpenAI's client, sampling, the end of an answer, other attentions."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from attention_client.serve import HttpServer, build_app
+from eaas.errors import ExpertsUnavailableError
+from http_box import (
+    CHAT,
+    LIMITS,
+    Box,
+    error_of,
+    events,
+)
+
+pytestmark = pytest.mark.integration
+
+
+def test_openai_chat(box: Box) -> None:
+    whole = box.openai.chat.completions.create(**CHAT, max_tokens=9)
+    assert whole.choices[0].message.role == "assistant"
+    assert whole.choices[0].finish_reason in ("length", "stop")
+    assert whole.usage is not None
+    assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
+    stream = list(
+        box.openai.chat.completions.create(
+            **CHAT, max_tokens=9, stream=True, stream_options={"include_usage": True}
+        )
+    )
+    assert stream[0].choices[0].delta.role == "assistant"
+    text = "".join(c.choices[0].delta.content or "" for c in stream if c.choices)
+    assert text == whole.choices[0].message.content
+    assert stream[-2].choices[0].finish_reason == whole.choices[0].finish_reason
+    assert stream[-1].choices == []
+    assert stream[-1].usage == stream[-2].usage == whole.usage
+    assert {chunk.id for chunk in stream} == {stream[0].id} != {whole.id}
+
+
+def test_openai_completions(box: Box) -> None:
+    body: Any = {"model": "tiny", "prompt": "Hello", "max_tokens": 24}
+    extra = {"ignore_eos": True}
+    whole = box.openai.completions.create(**body, extra_body=extra)
+    assert whole.choices[0].text == box.text("Hello")
+    assert whole.choices[0].finish_reason == "length"
+    stream = list(box.openai.completions.create(**body, extra_body=extra, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in stream) == whole.choices[0].text
+    assert [c.choices[0].finish_reason for c in stream] == [None] * (len(stream) - 1) + ["length"]
+    assert stream[-1].usage == whole.usage
+
+
+def test_openai_models_and_errors(box: Box) -> None:
+    assert [model.id for model in box.openai.models.list()] == ["tiny"]
+    assert box.openai.models.retrieve("tiny").id == "tiny"
+    with pytest.raises(openai.NotFoundError, match="nope"):
+        box.openai.chat.completions.create(**CHAT | {"model": "nope"})
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        box.openai.chat.completions.create(**CHAT | {"temperature": 3})
+    alias = CHAT | {"model": "/models/tiny", "max_tokens": 1}
+    assert box.openai.chat.completions.create(**alias).model == "tiny"
+
+
+@pytest.mark.parametrize("greedy_first", [True, False])
+def test_greedy_is_exact_beside_sampled_requests(box: Box, greedy_first: bool) -> None:
+    def ask(index: int) -> tuple[str, str]:
+        prompt = ("Hello", "abc", "zz top")[index % 3]
+        greedy = (index % 2 == 0) == greedy_first
+        fields = {"temperature": 0} if greedy else {"temperature": 1.5, "top_p": 0.95}
+        text = box.complete(prompt, **fields)["choices"][0]["text"]
+        return prompt if greedy else "", text
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(ask, range(12)))
+    greedy = [(prompt, text) for prompt, text in answers if prompt]
+    assert len(greedy) == 6
+    assert all(text == box.text(prompt) for prompt, text in greedy)
+    sampled = [text for prompt, text in answers if not prompt]
+    assert len(set(sampled)) == len(sampled)
+
+
+def test_a_seed_repeats_its_answer_whatever_runs_beside_it(box: Box) -> None:
+    def ask(seed: int | None) -> str:
+        return str(box.complete(temperature=1.0, seed=seed)["choices"][0]["text"])
+
+    first = ask(5)
+    with ThreadPoolExecutor(6) as pool:
+        same, other, *_rest = pool.map(ask, [5, 6, None, None, 5, 8])
+    assert same == first
+    assert other != first
+
+
+def test_min_tokens_keeps_the_end_away(box: Box) -> None:
+    # At this temperature every token, an end too, is about equally likely.
+    box.model.lm_head.weight.data.mul_(1e-3)
+    try:
+        answers = [
+            box.complete(temperature=2.0, seed=seed, ignore_eos=False, min_tokens=20, max_tokens=24)
+            for seed in range(12)
+        ]
+    finally:
+        box.model.lm_head.weight.data.mul_(1e3)
+    assert all(answer["usage"]["completion_tokens"] >= 20 for answer in answers)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_stop_strings(box: Box, stream: bool) -> None:
+    text = box.text("Hello")
+    stop = text[8:11]
+    expected = text[: text.index(stop)]
+    body = {"prompt": "Hello", "max_tokens": 24, "ignore_eos": True, "stop": ["never?", stop]}
+    response = box.http.post("/v1/completions", json=body | {"stream": stream})
+    if stream:
+        chunks = events(response.text)
+        got = "".join(chunk["choices"][0]["text"] for chunk in chunks)
+        choice, usage = chunks[-1]["choices"][0], chunks[-1]["usage"]
+    else:
+        choice, usage = response.json()["choices"][0], response.json()["usage"]
+        got = choice["text"]
+    assert (got, choice["finish_reason"]) == (expected, "stop")
+    assert usage["completion_tokens"] < 24
+
+
+def test_end_token_on_the_last_allowed_place_is_a_stop() -> None:
+    box = Box()
+    try:
+        service_end = box.expected["Hello"][5]
+        first = box.expected["Hello"].index(service_end)
+    finally:
+        box.close()
+    model = box.model
+    model.generation_config.eos_token_id = [service_end]
+    app = build_app(
+        model,
+        box.tokenizer,
+        model_name="tiny",
+        status=dict,
+        healthy=lambda: (True, ""),
+        limits=LIMITS,
+    )
+    server = HttpServer(app, "127.0.0.1", 0)
+    server.start()
+    try:
+        for allowed, reason in ((first + 1, "stop"), (first + 9, "stop"), (first, "length")):
+            if not allowed:
+                continue
+            body = {"prompt": "Hello", "max_tokens": allowed}
+            answer = httpx.post(
+                f"http://{server.address}/v1/completions", json=body, timeout=60
+            ).json()
+            assert answer["choices"][0]["finish_reason"] == reason
+            assert answer["usage"]["completion_tokens"] == min(allowed, first + 1)
+            assert answer["choices"][0]["text"] == box.text("Hello", first)
+    finally:
+        server.stop(5.0)
+
+
+def test_default_budgets(box: Box) -> None:
+    answer = box.http.post("/v1/completions", json={"prompt": "a", "ignore_eos": True}).json()
+    assert answer["usage"]["completion_tokens"] == 16
+    answer = box.http.post("/v1/chat/completions", json=CHAT | {"ignore_eos": True}).json()
+    usage, room = answer["usage"], box.http.get("/v1/models/tiny").json()["max_model_len"]
+    assert usage["total_tokens"] == room == 24 * 8  # less than 1024 fits
+
+
+def test_one_token_answers_never_hang(box: Box) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: box.complete(max_tokens=1, stream=False), range(24)))
+        streams = list(
+            pool.map(
+                lambda _: (
+                    box.http.post(
+                        "/v1/completions", json={"prompt": "abc", "max_tokens": 1, "stream": True}
+                    ).text
+                ),
+                range(24),
+            )
+        )
+    assert {answer["choices"][0]["text"] for answer in answers} == {box.text("Hello", 1)}
+    assert all(events(stream)[-1]["choices"][0]["finish_reason"] for stream in streams)
+
+
+@pytest.mark.parametrize(("kind", "batched"), [("gpt_oss", True), ("deepseek_v3", False)])
+def test_other_attentions(kind: str, batched: bool) -> None:
+    box = Box(kind)
+    try:
+        before = box.forwards
+        with ThreadPoolExecutor(3) as pool:
+            answers = list(pool.map(box.complete, box.expected))
+        assert [a["choices"][0]["text"] for a in answers] == [box.text(p) for p in box.expected]
+        assert (box.forwards - before < 3 * 24) == batched
+        assert box.model.config._attn_implementation == ("paged|eager" if batched else "sdpa")
+        seeded = [box.complete(temperature=1.0, seed=3)["choices"][0]["text"] for _ in range(2)]
+        assert seeded[0] == seeded[1] != box.text("Hello")
+        assert box.complete(stop=box.text("Hello")[4])["choices"][0]["finish_reason"] == "stop"
+        box.error = ExpertsUnavailableError(1, [3], "gone")
+        response = box.http.post("/v1/completions", json={"prompt": "a"})
+        assert response.status_code == 503
+        assert error_of(response)["type"] == "experts_unavailable"
+        body = {"prompt": "a", "stream": True}
+        assert list(events(box.http.post("/v1/completions", json=body).text)[-1]) == ["error"]
+        box.error = None
+        assert box.complete()["choices"][0]["text"] == box.text("Hello")
+    finally:
+        box.close()

@@ -1,0 +1,89 @@
+"""The server itself: its start, its other routes, its end."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from attention_client.serve import ServeLimits, bind
+from eaas.errors import ConfigError, PortInUseError
+from http_box import (
+    Box,
+    events,
+)
+
+pytestmark = pytest.mark.integration
+
+
+def test_health_status_and_metrics(box: Box) -> None:
+    assert box.http.get("/health").json() == {"status": "ok"}
+    box.good = (False, "no expert server")
+    response = box.http.get("/health")
+    assert response.status_code == 503
+    assert response.json()["reason"] == "no expert server"
+    assert box.http.get("/eaas/v1/status").json() == {"epoch": 3, "members": []}
+    names = ("eaas_prompt_tokens_total", "eaas_generation_tokens_total")
+    before = [box.metric(name) for name in names]
+    box.complete()
+    assert [box.metric(name) - b for name, b in zip(names, before, strict=True)] == [5, 24]
+    text = box.http.get("/metrics").text
+    assert 'eaas_http_requests_total{code="200",endpoint="/v1/completions"}' in text
+    for name in (
+        "eaas_time_to_first_token_seconds",
+        "eaas_inter_token_latency_seconds",
+        "eaas_request_queue_time_seconds",
+        "eaas_e2e_request_latency_seconds",
+    ):
+        assert box.metric(f"{name}_count") > 0
+    box.http.get("/some/scanner/path")
+    assert "scanner" not in box.http.get("/metrics").text
+
+
+def test_a_cache_larger_than_memory_is_named() -> None:
+    with pytest.raises(ConfigError, match="1000000000 blocks of 8 tokens does not fit"):
+        Box(limits=ServeLimits(num_blocks=10**9, page_size=8))
+
+
+def test_a_taken_port_is_named() -> None:
+    with bind("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(PortInUseError, match=f"127.0.0.1:{port} is in use"):
+            bind("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "deepseek_v3"])
+def test_open_streams_do_not_hold_the_process(kind: str) -> None:
+    others = set(threading.enumerate())
+    box = Box(kind)
+    box.slow_s = 0.05
+    body = {"prompt": "Hello", "max_tokens": 180, "ignore_eos": True, "stream": True}
+    with box.http.stream("POST", "/v1/completions", json=body) as response:
+        pieces = response.iter_text()
+        text = next(pieces)
+        begun = time.monotonic()
+        box.server.stop(0.3)
+        assert time.monotonic() - begun < 8  # the stream alone would take 9 s more
+        text += "".join(pieces)
+    assert "stopping" in events(text)[-1]["error"]["message"]
+    box.http.close()
+    box.openai.close()
+    left = {thread.name for thread in set(threading.enumerate()) - others}
+    assert not left & {"generation", "http"}
+    host, port = box.server.address.split(":")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, int(port)), timeout=5)
+
+
+def test_running_requests_end_within_the_grace(own_box: Box) -> None:
+    own_box.slow_s = 0.01
+    with ThreadPoolExecutor(1) as pool:
+        before = own_box.forwards
+        answer = pool.submit(own_box.complete)
+        while own_box.forwards < before + 2:
+            time.sleep(0.005)
+        own_box.server.stop(20.0)
+        assert answer.result()["choices"][0]["text"] == own_box.text("Hello")

@@ -1,0 +1,344 @@
+"""A process that is forked behaves like one that is executed, to whoever starts, looks at or kills it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eaas.errors import ClusterError, EaasError
+from eaas.local import LocalCluster
+from eaas.local import nursery_process as process
+from eaas.local.child import READY_VARIABLE
+from eaas.local.nursery import CONTROL_MODULES, Forked, Nursery
+from eaas.local.process import ChildProcess, wait_ready
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+SERVER = "expert-server-1"
+
+
+@pytest.fixture
+def bare() -> Iterator[Nursery]:
+    """One without torch: its children are monitors."""
+    nursery = Nursery(CONTROL_MODULES)
+    try:
+        wait_ready([nursery], 60)
+        yield nursery
+    finally:
+        nursery.end()
+
+
+@pytest.fixture
+def monitor(bare: Nursery, tmp_path: Path) -> Iterator[ChildProcess]:
+    child = ChildProcess("it's", ["monitor"], tmp_path, nursery=bare)
+    try:
+        wait_ready([child], 60)
+        yield child
+    finally:
+        child.signal(signal.SIGKILL)
+        assert child.reap(10)
+
+
+def field(pid: int, name: str) -> list[str]:
+    """A line of /proc/PID/status."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return line.split()[1:]
+    raise AssertionError(name)
+
+
+def lives(pid: int) -> bool:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return field(pid, "State")[0] != "Z"
+    return False
+
+
+def until(wanted: Callable[[], Any], timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not wanted():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+# -- what is seen of a process -------------------------------------------------------------------------
+
+
+def test_its_command_line_can_be_executed_again(monitor: ChildProcess) -> None:
+    words = Path(f"/proc/{monitor.pid}/cmdline").read_bytes().split(b"\0")
+    assert [word.decode() for word in words] == [sys.executable, "-m", "eaas", "monitor", ""]
+    shown = subprocess.run(
+        ["ps", "-o", "args=", str(monitor.pid)], capture_output=True, text=True, check=True
+    )
+    assert shown.stdout.rstrip("\n") == f"{sys.executable} -m eaas monitor"
+
+
+def test_it_has_a_group_and_descriptors_of_its_own(
+    bare: Nursery, monitor: ChildProcess, tmp_path: Path
+) -> None:
+    assert os.getpgid(monitor.pid) == monitor.pid
+    assert os.getpgid(bare.pid) == bare.pid
+    assert monitor.address in (tmp_path / "it's.log").read_text()
+    # Neither the line to the launcher nor another child's pipes and logs: those would never be closed.
+    second = ChildProcess("second", ["monitor"], tmp_path, nursery=bare)
+    try:
+        wait_ready([second], 30)
+        ours, its = (
+            {os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()}
+            for pid in (bare.pid, second.pid)
+        )
+        assert not {name for name in ours & its if name.startswith(("socket:", "pipe:"))}
+        assert not [name for name in its if "it's" in name]
+        assert len([name for name in ours if name.startswith("pipe:")]) <= 1  # its own
+    finally:
+        second.signal(signal.SIGKILL)
+        assert second.reap(10)
+
+
+def test_the_environment_is_the_launchers_of_this_moment(
+    bare: Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EAAS_MONITOR__LEASE_S", "0.5")
+    refused = ChildProcess("monitor", ["monitor"], None, nursery=bare)
+    # Its own words, and an exit code.
+    with pytest.raises(EaasError, match=r"monitor\.heartbeat_s"):
+        wait_ready([refused], 30)
+    assert refused.reap(10)
+    assert refused.process.returncode == 2
+    monkeypatch.delenv("EAAS_MONITOR__LEASE_S")
+    child = ChildProcess("monitor", ["monitor"], None, nursery=bare)
+    wait_ready([child], 30)
+    child.signal(signal.SIGTERM)
+    assert child.reap(10)
+    assert child.process.returncode == 0
+
+
+def test_its_random_numbers_are_its_own() -> None:
+    code = """
+import json, os, random
+import numpy as np
+from eaas.local import nursery_process
+for _ in range(2):
+    if os.fork() == 0:
+        os.environ["_EAAS_READY_FD"] = str(os.dup(1))
+        asked = {"module": "x", "arguments": [], "environment": {}}
+        nursery_process._become(asked, os.getppid(), os.dup(1), os.dup(1))
+        print(json.dumps([random.random(), np.random.random()]), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    first, second = map(json.loads, done.stdout.splitlines())
+    assert first[0] != second[0]
+    assert first[1] != second[1]
+
+
+def test_a_kernel_that_refuses_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process is executed, then: slower, and seen by the same name."""
+
+    class Executed(Exception):
+        pass
+
+    def refuse(_words: object) -> None:
+        raise PermissionError
+
+    def execute(path: str, words: list[str]) -> None:
+        assert os.get_inheritable(ready_fd)
+        raise Executed(path, words)
+
+    for name in ("setpgid", "dup2"):
+        monkeypatch.setattr(os, name, lambda *_: None)
+    monkeypatch.setattr(os, "environ", {READY_VARIABLE: str(os.open(os.devnull, os.O_RDONLY))})
+    monkeypatch.setattr(process, "set_command_line", refuse)
+    monkeypatch.setattr(os, "execv", execute)
+    ready_fd, log_fd = os.pipe()
+    asked = {"module": "eaas", "arguments": ["monitor"], "environment": {}}
+    try:
+        with pytest.raises(Executed) as caught:
+            process._become(asked, 1, log_fd, ready_fd)
+    finally:
+        os.close(ready_fd)
+    words = [sys.executable, "-m", "eaas", "monitor"]
+    assert caught.value.args == (sys.executable, words)
+
+
+# -- what is done to it --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT])
+def test_a_signal_is_an_exit_code(bare: Nursery, number: signal.Signals) -> None:
+    child = ChildProcess("monitor", ["monitor"], None, nursery=bare)
+    wait_ready([child], 30)
+    assert child.running
+    assert not child.reap(0.05)
+    os.kill(child.pid, number)
+    assert child.reap(10)
+    assert not child.running
+    assert child.process.returncode == -number
+    # Nothing is sent to whoever has the number now.
+    child.signal(signal.SIGKILL)
+    assert not lives(child.pid)
+
+
+def test_a_killed_one_keeps_its_number_until_it_is_looked_at(bare: Nursery) -> None:
+    child = ChildProcess("monitor", ["monitor"], None, nursery=bare)
+    wait_ready([child], 30)
+    os.kill(child.pid, signal.SIGKILL)
+    until(lambda: field(child.pid, "State")[0] == "Z")
+    assert not child.running
+    assert not Path(f"/proc/{child.pid}").exists()
+    assert child.reap(0)
+
+
+def test_a_cluster_whose_server_is_stopped_killed_and_started_again(
+    checkpoint: Callable[..., Path], start_cluster: Callable[..., LocalCluster]
+) -> None:
+    cluster = start_cluster(checkpoint("qwen3_moe"), attention_client=False)
+    child = cluster.children[SERVER]
+    assert isinstance(child.process, Forked)
+    child.signal(signal.SIGSTOP)
+    until(lambda: field(child.pid, "State")[0] == "T")
+    assert child.running
+    child.signal(signal.SIGKILL)
+    until(lambda: cluster.ended() == [child])
+    # Torch's pools and gRPC's threads start anew in each process.
+    cluster.restart(SERVER)
+    again = cluster.children[SERVER]
+    assert again.pid != child.pid
+    assert again.process.returncode is None
+    assert int(field(again.pid, "Threads")[0]) > 3
+    pids = [c.pid for c in cluster.children.values()]
+    cluster.stop()
+    assert not any(map(lives, pids))
+    assert {c.process.returncode for c in cluster.children.values()} == {0}
+
+
+# -- who ends with whom --------------------------------------------------------------------------------
+
+LAUNCHER = """
+import json, sys, time
+from pathlib import Path
+from eaas.local import LocalCluster
+with LocalCluster(Path(sys.argv[1]), servers=1, redundancy=1, attention_client=False) as cluster:
+    pids = {c.name: c.pid for c in cluster.children.values()} | {"nursery": cluster._nursery.pid}
+    print(json.dumps(pids), flush=True)
+    if sys.argv[2] == "waits":
+        time.sleep(600)
+    cluster.children["expert-server-0"].reap(60)
+    print(json.dumps([c.name for c in cluster.ended()]), flush=True)
+    try:
+        cluster.restart("expert-server-0")
+    except Exception as error:
+        print(json.dumps(f"{type(error).__name__}: {error}"), flush=True)
+"""
+
+
+@pytest.fixture
+def launch(checkpoint: Callable[..., Path]) -> Iterator[Callable[..., Any]]:
+    """A launcher with a cluster that has a nursery of its own, and the pids of all that it started."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(way: str) -> tuple[subprocess.Popen[str], dict[str, int]]:
+        launcher = subprocess.Popen(
+            [sys.executable, "-c", LAUNCHER, str(checkpoint("qwen3_moe")), way],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        started.append(launcher)
+        assert launcher.stdout is not None
+        return launcher, json.loads(launcher.stdout.readline())
+
+    yield start
+    for launcher in started:
+        launcher.kill()
+        launcher.communicate()
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_nothing_outlives_a_launcher_that_is_killed(
+    launch: Callable[..., Any], stopped: bool
+) -> None:
+    """Also while the nursery does not run: the kernel's signal reaches it at last."""
+    launcher, pids = launch("waits")
+    assert field(pids["expert-server-0"], "PPid") == [str(pids["nursery"])]
+    if stopped:
+        os.kill(pids["nursery"], signal.SIGSTOP)
+    launcher.kill()
+    launcher.wait()
+    if stopped:
+        time.sleep(0.1)
+        os.kill(pids["nursery"], signal.SIGCONT)
+    until(lambda: not any(map(lives, pids.values())))
+
+
+def test_servers_end_with_a_nursery_that_is_killed(launch: Callable[..., Any]) -> None:
+    """As all ends with a launcher that is killed; the launcher can tell, and leaves nothing."""
+    launcher, pids = launch("looks")
+    os.kill(pids["nursery"], signal.SIGKILL)
+    out, _ = launcher.communicate(timeout=60)
+    ended, said = map(json.loads, out.splitlines())
+    assert ended == ["expert-server-0"]
+    assert said.startswith("ClusterError: the nursery")
+    assert launcher.returncode == 0
+    until(lambda: not any(map(lives, pids.values())))
+
+
+def test_a_nursery_that_cannot_import_says_why() -> None:
+    nursery = Nursery(("no_such_module",))
+    try:
+        with pytest.raises(ClusterError, match=r"nursery ended .*no_such_module"):
+            wait_ready([nursery], 60)
+    finally:
+        nursery.end()
+
+
+def test_a_system_that_lets_nobody_fork_is_an_answer(
+    bare: Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The nursery, and with it its children, lives on."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def refuse() -> int:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    def answer() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fork", refuse)
+            process._serve(theirs)
+
+    with ours, theirs, ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(bare, "_control", ours)
+        before = len(os.listdir("/proc/self/fd"))
+        answered = pool.submit(answer)
+        with pytest.raises(ClusterError, match="cannot fork: Resource temporarily unavailable"):
+            ChildProcess("monitor", ["monitor"], None, nursery=bare)
+        answered.result()
+        assert len(os.listdir("/proc/self/fd")) == before
+        monkeypatch.undo()
+
+
+def test_many_threads_may_look(bare: Nursery) -> None:
+    """Each gets the answer to its own request."""
+
+    def life(number: int) -> int | None:
+        child = ChildProcess(f"monitor-{number}", ["monitor", "--nonsense"], None, nursery=bare)
+        assert child.reap(60)
+        return child.process.returncode
+
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(life, range(16))) == {2}
+    assert not select.select([bare._control], [], [], 0)[0]

@@ -1,0 +1,177 @@
+"""Hedges of a layer call: who wins, who is dropped, how many there are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from attention_client.budget import HedgeBudget
+from eaas.errors import (
+    WrongRequestError,
+)
+from layer_world import (
+    BOTH,
+    IDS,
+    FakeReplicas,
+    World,
+    call_of,
+    expected_of,
+    hedges,
+    seasoned,
+    view_of,
+)
+
+
+def test_a_late_request_is_hedged_and_the_first_answer_wins() -> None:
+    world = World()
+    slow, fast = seasoned(world, "s0", delay_s=0.09), seasoned(world, "s1")
+    view = view_of([slow, fast], BOTH)
+    call = call_of(world, FakeReplicas(world, [view]), IDS[:1, :1], hedge_share=1.0)
+    assert torch.equal(call.run(), expected_of(call))
+    assert world.asked == ["s0", "s1"]
+    assert world.now == pytest.approx(
+        100.02, abs=0.002
+    )  # Hedged after 10 ms, answered 10 ms later.
+    assert (hedges(call, "won"), hedges(call, "lost")) == (1, 0)
+    assert slow.abandoned == 1
+
+
+def test_a_hedge_that_comes_second_is_dropped() -> None:
+    world = World()
+    slow, slower = seasoned(world, "s0", delay_s=0.012), seasoned(world, "s1", delay_s=0.09)
+    view = view_of([slow, slower], BOTH)
+    call = call_of(world, FakeReplicas(world, [view]), IDS[:1, :1], hedge_share=1.0)
+    assert torch.equal(call.run(), expected_of(call))
+    assert world.asked == ["s0", "s1"]
+    assert (hedges(call, "won"), hedges(call, "lost")) == (0, 1)
+    assert slower.abandoned == 1
+
+
+def test_a_hedge_over_several_servers_wins_when_all_of_it_is_there() -> None:
+    world = World()
+    slow = seasoned(world, "s0", delay_s=0.09)
+    others = [seasoned(world, "s1", delay_s=0.01), seasoned(world, "s2", delay_s=0.03)]
+    holds_SE = np.array([[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 1, 1]])
+    view = view_of([slow, *others], holds_SE)
+    view.placement.shares_LSE[0, 1:] *= 1e-6
+    call = call_of(world, FakeReplicas(world, [view]), IDS, hedge_share=1.0, policy="weights")
+    for _ in range(2):
+        call.shared.hedges.earn()
+    assert torch.equal(call.run(), expected_of(call))
+    assert world.asked == ["s0", "s1", "s2"]
+    assert world.now == pytest.approx(100.04, abs=0.002)
+    assert hedges(call, "won") == 1
+    assert slow.abandoned == 1
+
+
+@pytest.mark.parametrize("fault", ["lost", "stale", "corrupt", "silent"])
+def test_a_hedge_that_fails_leaves_the_request_as_it_was(fault: str) -> None:
+    world = World()
+    slow, bad = seasoned(world, "s0", delay_s=0.09), seasoned(world, "s1", (fault,))
+    view = view_of([slow, bad], BOTH)
+    call = call_of(world, FakeReplicas(world, [view]), IDS[:1, :1], hedge_share=1.0)
+    assert torch.equal(call.run(), expected_of(call))
+    assert world.asked == ["s0", "s1"]
+    assert world.now == pytest.approx(100.09, abs=0.002)
+
+
+@pytest.mark.parametrize("fault", ["lost", "stale", "corrupt"])
+def test_a_request_that_fails_beside_its_hedge_is_not_sent_a_third_time(fault: str) -> None:
+    world = World()
+    bad = seasoned(world, "s0", (fault,), delay_s=0.015)
+    good = seasoned(world, "s1", delay_s=0.05)
+    view = view_of([bad, good], BOTH)
+    call = call_of(world, FakeReplicas(world, [view]), IDS[:1, :1], hedge_share=1.0)
+    assert torch.equal(call.run(), expected_of(call))
+    assert world.asked == ["s0", "s1"]
+    assert world.now == pytest.approx(100.06, abs=0.002)
+
+
+def test_a_hedge_has_its_own_time() -> None:
+    """It must not end with the request that it was sent beside."""
+    world = World()
+    stuck, slow = seasoned(world, "s0", forever="silent"), seasoned(world, "s1", delay_s=0.098)
+    view = view_of([stuck, slow], BOTH)
+    call = call_of(world, FakeReplicas(world, [view]), IDS[:1, :1], hedge_share=1.0)
+    assert torch.equal(call.run(), expected_of(call))
+    assert world.asked == ["s0", "s1"]
+    assert world.now == pytest.approx(100.108, abs=0.002)
+
+
+def test_what_only_one_server_has_is_not_hedged() -> None:
+    world = World()
+    slow, other = seasoned(world, "s0", delay_s=0.09), seasoned(world, "s1")
+    view = view_of([slow, other], np.array([[1, 1, 1, 1], [0, 0, 1, 1]]))
+    call = call_of(world, FakeReplicas(world, [view]), IDS[:1, :1], hedge_share=1.0)
+    assert torch.equal(call.run(), expected_of(call))
+    assert world.asked == ["s0"]
+    assert hedges(call, "won") + hedges(call, "lost") == 0
+
+
+class CountedBudget(HedgeBudget):
+    """Counts requests and hedges."""
+
+    requests = hedges = 0
+
+    def earn(self) -> None:
+        self.requests += 1
+        super().earn()
+
+    def spend(self, requests: int) -> bool:
+        spent = super().spend(requests)
+        self.hedges += requests if spent else 0
+        return spent
+
+    def give_back(self, requests: int) -> None:
+        self.hedges -= requests
+        super().give_back(requests)
+
+
+@pytest.mark.parametrize("outcome", ["ok", "busy"])
+def test_hedges_stay_within_their_share_of_the_requests(outcome: str) -> None:
+    world = World()
+    servers = [seasoned(world, f"s{i}", delay_s=0.05) for i in range(3)]
+    call = call_of(world, FakeReplicas(world, [view_of(servers, np.ones((3, 4)))]), IDS)
+    budget = CountedBudget(0.05)
+    call.shared = replace(call.shared, hedges=budget)
+    for number in range(200):
+        for server in servers:  # Every call is a late one, however often they are.
+            server.service = seasoned(world, "").service
+            if number % 3 == 0:
+                server.script.extend(("ok", outcome))
+        assert torch.equal(call.run(), expected_of(call))
+    sent = sum(len(server.sizes) for server in servers)
+    assert budget.hedges > 0
+    assert budget.hedges <= 0.05 * budget.requests
+    assert sent == budget.requests + budget.hedges
+
+
+def test_a_call_that_lost_several_races_blames_once() -> None:
+    world = World()
+    slow = seasoned(world, "s0", delay_s=0.09, room=1)
+    fast = seasoned(world, "s1")
+    view = view_of([slow, fast], BOTH)
+    view.placement.shares_LSE[0, 1] *= 1e-6
+    ids_TK = np.zeros((4, 1), dtype=np.int64)
+    call = call_of(world, FakeReplicas(world, [view]), ids_TK, hedge_share=1.0, policy="weights")
+    assert torch.equal(call.run(), expected_of(call))
+    assert hedges(call, "won") == 4
+    assert not call.shared.ejections.out("s0", world.now)
+
+
+def test_an_error_in_the_middle_of_a_race_leaves_no_slot_in_use() -> None:
+    world = World()
+    stuck = seasoned(world, "s0", forever="silent")
+    others = [seasoned(world, "s1"), seasoned(world, "s2", ("invalid",), delay_s=0.03)]
+    view = view_of([stuck, *others], np.array([[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 1, 1]]))
+    view.placement.shares_LSE[0, 1:] *= 1e-6
+    call = call_of(world, FakeReplicas(world, [view]), IDS, hedge_share=1.0, policy="weights")
+    for _ in range(2):
+        call.shared.hedges.earn()
+    with pytest.raises(WrongRequestError):
+        call.run()
+    assert world.asked == ["s0", "s1", "s2"]
+    assert not any(c.open or c.reading for c in (stuck, *others))

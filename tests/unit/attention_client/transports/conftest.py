@@ -1,0 +1,81 @@
+"""A client of each transport in turn, and servers for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from eaas.local.nursery import Nursery
+from eaas.local.process import ChildProcess, wait_ready
+from eaas.one_sided import why_not
+from transport_bench import (
+    LARGE,
+    PATIENCE_S,
+    Client,
+    Server,
+    end,
+    eventually,
+    threads,
+)
+
+NIXL = pytest.param("nixl", marks=pytest.mark.skipif(bool(why_not()), reason=why_not()))
+
+
+@pytest.fixture(params=["shm", "grpc", NIXL])
+def client(request: pytest.FixtureRequest) -> Iterator[Client]:
+    torch.set_num_threads(1)
+    client = Client(request.param)
+    yield client
+    for connection in client.connections:
+        connection.close()
+    eventually(lambda: not threads("cable", "joined"))
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def idle_server() -> Iterator[Server]:
+    """Its loop does not run."""
+    server = Server(run=False)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def large_server() -> Iterator[Server]:
+    """A slot takes 3 MiB one way and 2 MiB the other."""
+    server = Server(slots=4, tokens=LARGE)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def start(nursery: Nursery) -> Iterator[Callable[..., ChildProcess]]:
+    """Starts this suite's helper as a process of its own, and waits for its word."""
+    children: list[ChildProcess] = []
+
+    def start(*arguments: str) -> ChildProcess:
+        children.append(
+            ChildProcess(arguments[0], arguments, None, module="transport_bench", nursery=nursery)
+        )
+        wait_ready(children[-1:], PATIENCE_S)
+        return children[-1]
+
+    yield start
+    for child in children:
+        end(child)
+
+
+@pytest.fixture
+def other_process(start: Callable[..., ChildProcess]) -> tuple[str, ChildProcess]:
+    """A server with large slots in a process of its own."""
+    process = start("server")
+    assert process.address is not None
+    return process.address, process
