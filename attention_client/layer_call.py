@@ -26,6 +26,7 @@ from attention_client.dispatch import DispatchPolicy
 from attention_client.dispatch.parts import NOWHERE, Part, combine, group, split
 from attention_client.messages import LayerInput
 from attention_client.metrics import ClientMetrics
+from attention_client.outcomes import Outcome, failure
 from attention_client.speeds import Ejections, Speeds
 from eaas.errors import (
     ConnectionLostError,
@@ -382,12 +383,14 @@ class LayerCall:
             return self._give_up(connection, f"{name}: no answer in {waited_ms:.0f} ms", "timeout")
         if answer.part_RH is not None:
             shared.ejections.answered(name)
+            shared.metrics.outcomes.count(connection, Outcome.ANSWERED)
             if answer.header.service_us:
                 seconds = answer.header.service_us * 1e-6
                 shared.speeds.observe(name, attempt.part.work, seconds, now)
             return Result(attempt.part, answer.part_RH, attempt)
         status = Status(answer.header.status)
         if status is Status.INVALID_ARGUMENT:
+            shared.metrics.outcomes.count(connection, Outcome.REFUSED)
             raise WrongRequestError(f"{name} refused a request of layer {self._inputs.layer}")
         if status in (Status.STALE_PLACEMENT, Status.EXPIRED):
             # It never had that expert, or has more to do than it can: nothing is wrong with it.
@@ -402,6 +405,7 @@ class LayerCall:
         if blame:
             self._blame(connection)
         self._avoided[connection] = reason
+        self._shared.metrics.outcomes.count(connection, failure(kind, blame=blame))
         self._shared.metrics.failovers.labels(kind).inc()
         return _Look.FAILED
 
@@ -467,6 +471,7 @@ class LayerCall:
                 self._attempts.remove(race.primary)
                 race.primary.connection.abandon(race.primary.ticket, overdue=True)
                 self._blame(race.primary.connection)
+                self._shared.metrics.outcomes.count(race.primary.connection, Outcome.HEDGED_AWAY)
                 self._shared.metrics.hedges.labels("won").inc()
 
     def _settle_failed(self, attempt: Attempt) -> list[Part]:

@@ -50,6 +50,8 @@ class World:
 class FakeConnection:
     """Answers after a delay what the script says, request by request; "ok" once the script is over."""
 
+    incarnation = 1
+
     def __init__(
         self, world: World, name: str, script: tuple[str, ...] = (), *, delay_s: float = 0.01,
         forever: str = "ok", room: int = 1000, owes: bool = False,
@@ -225,6 +227,15 @@ def failovers(call: Call, reason: str) -> float:
     return call.metrics.failovers.labels(reason)._value.get()
 
 
+def ended(call: Call) -> dict[str, dict[str, int]]:
+    """What the monitor is to be told, without the zeros."""
+    told = {"answered", "timed_out", "lost", "refused", "failed", "corrupt", "hedged_away"}
+    return {
+        server.server_id: {f.name: n for f, n in server.ListFields() if f.name in told}
+        for server in call.metrics.outcomes.read()
+    }
+
+
 def test_every_pair_is_computed_once_and_unwanted_ones_never() -> None:
     world = World()
     connections = [FakeConnection(world, f"s{i}") for i in range(2)]
@@ -269,6 +280,8 @@ def test_only_what_failed_goes_to_the_other_replica(fault: str, counted: str) ->
         (t, int(e)) for t in range(4) for e in IDS[t]
     )
     assert failovers(call, counted) == 1
+    told = {"timeout": "timed_out", "refused": "refused" if fault == "stale" else "failed"}
+    assert ended(call) == {"s0": {told.get(counted, counted): 1}, "s1": {"answered": 2}}
     assert bad.abandoned == (fault in ("silent", "late"))
     assert not bad.open
     assert not good.open
@@ -428,6 +441,7 @@ def test_a_late_request_is_hedged_and_the_first_answer_wins() -> None:
         100.02, abs=0.002
     )  # Hedged after 10 ms, answered 10 ms later.
     assert (hedges(call, "won"), hedges(call, "lost")) == (1, 0)
+    assert ended(call) == {"s0": {"hedged_away": 1}, "s1": {"answered": 1}}
     assert slow.abandoned == 1
 
 
@@ -439,6 +453,7 @@ def test_a_hedge_that_comes_second_is_dropped() -> None:
     assert torch.equal(call.run(), expected_of(call))
     assert world.asked == ["s0", "s1"]
     assert (hedges(call, "won"), hedges(call, "lost")) == (0, 1)
+    assert ended(call) == {"s0": {"answered": 1}}
     assert slower.abandoned == 1
 
 
