@@ -128,7 +128,7 @@ class Cluster:
             on_stopping=on_stopping,
         )
         self._joined.set()
-        self._reporter = OutcomeReporter(self.session, metrics.outcomes)
+        self._reporter = OutcomeReporter(self.session, metrics.outcomes, self._settle)
         metrics.view_age.set_function(lambda: self.session.view.age_s(time.monotonic()))
         self._placements = PlacementWatch(self._balancer_address, self._on_placement)
 
@@ -295,6 +295,12 @@ class Cluster:
                 connection.lose(f"the monitor says {member.state.value}")
             if member.state in _USABLE:
                 self._connect_soon(member)
+
+    def _settle(self) -> bool:
+        """Take late answers in; says whether a server still owes one."""
+        with self._changed:
+            connections = tuple(self._connections.values())
+        return any([connection.owes_answer() for connection in connections])
 
     # -- connections ----------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from eaas.rpc.v1 import monitor_pb2 as pb
@@ -35,11 +35,16 @@ class OutcomeReporter:
     Args:
         session: Of the client.
         source: Its totals.
+        settle: Counts answers that came too late, since a client that has become idle does not look for
+            them by itself; says whether there are any that it still waits for.
     """
 
-    def __init__(self, session: MemberSession, source: OutcomeSource) -> None:
+    def __init__(
+        self, session: MemberSession, source: OutcomeSource, settle: Callable[[], bool]
+    ) -> None:
         self._session = session
         self._source = source
+        self._settle = settle
         self._closed = threading.Event()
         # As the monitor took them.
         self._told: dict[str, pb.ServerOutcomes] = {}
@@ -53,8 +58,11 @@ class OutcomeReporter:
         self._thread.join(_JOIN_S)
 
     def _run(self) -> None:
+        owed = False
         while not self._closed.is_set():
-            self._source.wait_for_failure(self._session.heartbeat_s)
+            # An answer that is merely late is to be told before the failure makes anybody suspect.
+            self._source.wait_for_failure(0.0 if owed else self._session.heartbeat_s)
+            owed = self._settle()
             changed = [s for s in self._source.read() if self._told.get(s.server_id) != s]
             if changed and self._session.report_outcomes(changed):
                 self._told.update((s.server_id, s) for s in changed)

@@ -42,6 +42,27 @@ def test_a_server_that_answers_nobody_is_suspect_though_its_heartbeat_lives(
     assert told.of("expert-server-0") == []
 
 
+def test_a_late_answer_to_a_client_that_is_idle_now_makes_nobody_suspect(
+    checkpoint: Callable[..., Path],
+    faulty_cluster: Callable[..., Any],
+    throttles: Callable[[str], Any],
+    join: Callable[..., Any],
+    story: Callable[..., Any],
+) -> None:
+    cluster = faulty_cluster(checkpoint(), servers=2, redundancy=2)
+    client = join(cluster, 2, dispatch="round_robin", hedge_share=0.0)
+    client.layer()
+    told = story(cluster)
+    late = "expert-server-1"
+    throttles(late).hang()
+    client.layer()
+    assert failures_of(client, late) == 1
+    throttles(late).slow(0.0)
+    client.until(lambda: failures_of(client, late) == 0)
+    time.sleep(4.0)
+    assert told.of(late) == []
+
+
 def test_row_6_one_client_without_answers_makes_no_server_suspect(
     checkpoint: Callable[..., Path],
     faulty_cluster: Callable[..., Any],

@@ -33,11 +33,18 @@ class Source:
 
     def __init__(self) -> None:
         self.answered: dict[str, int] = {}
+        self.owed = 0
         self.woken = threading.Event()
 
     def wait_for_failure(self, timeout_s: float) -> None:
         self.woken.wait(timeout_s)
         self.woken.clear()
+
+    def settle(self) -> bool:
+        """One answer that is owed comes with each look."""
+        self.owed -= self.owed > 0
+        self.answered.update({"late": 1} if not self.owed else {})
+        return self.owed > 0
 
     def wake(self) -> None:
         self.woken.set()
@@ -58,7 +65,7 @@ def source() -> Source:
 
 @pytest.fixture
 def reporter(session: Session, source: Source) -> Iterator[OutcomeReporter]:
-    reporter = OutcomeReporter(session, source)  # type: ignore[arg-type]
+    reporter = OutcomeReporter(session, source, lambda: False)  # type: ignore[arg-type]
     yield reporter
     reporter.close()
     assert not reporter._thread.is_alive()
@@ -88,9 +95,18 @@ def test_what_was_not_taken_is_told_again(
 
 def test_a_failure_is_told_at_once(source: Source, session: Session) -> None:
     session.heartbeat_s = 2 * PATIENCE_S
-    reporter = OutcomeReporter(session, source)  # type: ignore[arg-type]
+    reporter = OutcomeReporter(session, source, lambda: False)  # type: ignore[arg-type]
     source.answered = {"a": 1}
     source.wake()
     assert session.taken.get(timeout=PATIENCE_S) == [("a", 1)]
     reporter.close()
     assert not reporter._thread.is_alive()
+
+
+def test_late_answers_are_looked_for_while_they_are_owed(source: Source, session: Session) -> None:
+    session.heartbeat_s = 2 * PATIENCE_S
+    source.owed = 3
+    reporter = OutcomeReporter(session, source, source.settle)  # type: ignore[arg-type]
+    source.wake()
+    assert session.taken.get(timeout=PATIENCE_S) == [("late", 1)]
+    reporter.close()
