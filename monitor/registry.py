@@ -23,12 +23,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from eaas.types import Member, MemberState, Role
+from monitor.life import Life, MemberEvent, visible
 from monitor.outcomes import OutcomeBook, Said
 
-__all__ = ["IdTakenError", "MemberEvent", "Registry", "UnknownLifeError"]
+__all__ = ["IdTakenError", "Registry", "UnknownLifeError"]
 
 # Of a lease. A heartbeat may come late by a whole period before anybody is suspected.
 _SUSPECT_SHARE = 0.75
@@ -48,39 +49,6 @@ class UnknownLifeError(Exception):
     """The member is not known by this incarnation (any more). Register again."""
 
 
-@dataclass(frozen=True)
-class MemberEvent:
-    """A member changed.
-
-    Attributes:
-        revision: Rises by 1 with every event of a registry.
-        member: What it is now.
-        reason: Why, for people.
-    """
-
-    revision: int
-    member: Member
-    reason: str
-
-
-@dataclass
-class _Life:
-    member: Member
-    # What it says of itself; member.state is SUSPECT while it is silent for too long, or accused.
-    reported: MemberState
-    heard_at: float
-    # The lease runs from here: heard_at, or the end of a pause of the monitor.
-    lease_from: float
-    silent: bool = False
-    # Why its clients suspect it.
-    accusation: str | None = None
-
-    @property
-    def state(self) -> MemberState:
-        suspected = self.silent or self.accusation is not None
-        return MemberState.SUSPECT if suspected else self.reported
-
-
 class Registry:
     """The members and the last events (see the module's head).
 
@@ -92,8 +60,8 @@ class Registry:
     def __init__(self, lease_s: float, now: float) -> None:
         self._lease_s = lease_s
         self._ticked_at = now
-        self._live: dict[str, _Life] = {}
-        self._dead: dict[str, _Life] = {}  # In the order of their deaths.
+        self._live: dict[str, Life] = {}
+        self._dead: dict[str, Life] = {}  # In the order of their deaths.
         self._outcomes = OutcomeBook(lease_s)
         self._history: deque[MemberEvent] = deque(maxlen=_MAX_HISTORY)
         self._revision = 0
@@ -143,14 +111,14 @@ class Registry:
         incarnation, reason = self._incarnation_of(member, previous_incarnation)
         before = self._live.get(member.id)
         self._dead.pop(member.id, None)
-        life = _Life(member, member.state, heard_at=now, lease_from=now)
+        life = Life(member, member.state, heard_at=now, lease_from=now)
         if before is not None and before.member.incarnation == incarnation:
             life.accusation = before.accusation
         else:
             self._outcomes.forget(member.id)
         life.member = replace(member, state=life.state, incarnation=incarnation, silence_s=0.0)
         self._live[member.id] = life
-        if before is not None and _visible(before.member) == _visible(life.member):
+        if before is not None and visible(before.member) == visible(life.member):
             return incarnation, []
         return incarnation, [self._event(life.member, reason)]
 
@@ -203,7 +171,7 @@ class Registry:
             experts=experts,
             epoch=epoch,
         )
-        if _visible(before) == _visible(life.member):
+        if visible(before) == visible(life.member):
             return []
         return [self._event(life.member, "heard again" if heard_again else "reported")]
 
@@ -237,7 +205,7 @@ class Registry:
                 events += self._judge(life, now)
         return events
 
-    def _life(self, member_id: str, incarnation: int) -> _Life:
+    def _life(self, member_id: str, incarnation: int) -> Life:
         life = self._live.get(member_id)
         if life is None or life.member.incarnation != incarnation:
             raise UnknownLifeError(
@@ -245,7 +213,7 @@ class Registry:
             )
         return life
 
-    def _judge(self, life: _Life, now: float) -> list[MemberEvent]:
+    def _judge(self, life: Life, now: float) -> list[MemberEvent]:
         """Lets what clients say of a member have its effect."""
         life.accusation = self._outcomes.accusation(life.member.id, now)
         if life.member.state is life.state:
@@ -290,7 +258,7 @@ class Registry:
             events += self._judge(life, now)
         return events
 
-    def _bury(self, life: _Life, reason: str) -> MemberEvent:
+    def _bury(self, life: Life, reason: str) -> MemberEvent:
         life.member = replace(life.member, state=MemberState.DEAD, in_flight=0)
         del self._live[life.member.id]
         self._outcomes.forget(life.member.id)
@@ -307,9 +275,3 @@ class Registry:
         event = MemberEvent(self._revision, member, reason)
         self._history.append(event)
         return event
-
-
-def _visible(member: Member) -> Member:
-    # What rises with every request is for snapshots: an event for each heartbeat of a busy member,
-    # sent to each watcher, would be quadratic traffic that says nothing.
-    return replace(member, progress=0, in_flight=0, silence_s=0.0)

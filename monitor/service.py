@@ -16,8 +16,9 @@ from eaas.log import get_logger
 from eaas.rpc.v1 import monitor_pb2 as pb
 from eaas.session import PROTOCOL_VERSION
 from eaas.types import Member, MemberState
+from monitor.life import MemberEvent
 from monitor.outcomes import Said
-from monitor.registry import IdTakenError, MemberEvent, Registry, UnknownLifeError
+from monitor.registry import IdTakenError, Registry, UnknownLifeError
 
 __all__ = ["MonitorService"]
 

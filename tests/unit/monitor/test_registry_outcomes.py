@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from eaas.types import Member, MemberState, Role
+from monitor.life import MemberEvent
 from monitor.outcomes import Said
-from monitor.registry import IdTakenError, MemberEvent, Registry, UnknownLifeError
+from monitor.registry import IdTakenError, Registry, UnknownLifeError
 
 LEASE_S = 2.0
 TICK_S = LEASE_S / 8
