@@ -123,7 +123,7 @@ def test_the_same_totals_of_another_life_are_new(book: OutcomeBook) -> None:
 # Who reports what, and how much later than the one before.
 EVENTS = st.lists(
     st.tuples(st.sampled_from("abc"), st.booleans(), st.sampled_from([0.0, 0.2, 0.9, 3.0, 30.0])),
-    max_size=60,
+    max_size=30,
 )
 
 
