@@ -134,6 +134,18 @@ def test_another_life_begins_without_suspicion() -> None:
     assert world.told() == []
 
 
+def test_who_takes_the_place_of_a_silent_one_begins_without_suspicion() -> None:
+    world = World("a")
+    world.say("a", Said(1, 0, 1))
+    world.silent.add("s")
+    world.run(1.75)
+    assert world.register("s", Role.EXPERT_SERVER, pid=2) == 2
+    world.silent.clear()
+    world.told()
+    world.run(5.0)
+    assert world.told() == []
+
+
 def test_a_client_that_is_gone_is_not_heard() -> None:
     world = World("a", "b")
     world.say("a", Said(1, 0, 1))
