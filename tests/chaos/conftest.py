@@ -69,11 +69,15 @@ class Throttle:
 
 
 class FaultyCluster(LocalCluster):
-    """Its expert servers are `faulty_server`s. `options` are for each of them."""
+    """Its expert servers are `faulty_server`s.
 
-    options: tuple[str, ...] = ()
-    # Of single servers.
-    ports: dict[str, int] = {}  # noqa: RUF012
+    Attributes:
+        options: For each of them.
+        ports: Of those that are to keep theirs.
+    """
+
+    options: tuple[str, ...]
+    ports: dict[str, int]
 
     def _spawn(self, name: str, *arguments: str) -> ChildProcess:
         if arguments[0] != "expert-server":
@@ -99,7 +103,8 @@ def throttles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
     directory = tmp_path / "throttles"
     directory.mkdir()
     monkeypatch.setenv("FAULTY_SERVERS", str(directory))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
+    paths = filter(None, (str(HERE), os.environ.get("PYTHONPATH")))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     made: dict[str, Throttle] = {}
 
     def throttle(name: str) -> Throttle:
