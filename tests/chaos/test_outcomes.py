@@ -24,7 +24,8 @@ def test_a_server_that_answers_nobody_is_suspect_though_its_heartbeat_lives(
     calling: Callable[..., Any],
 ) -> None:
     cluster = faulty_cluster(checkpoint(), servers=2, redundancy=2)
-    clients = [join(cluster, 2) for _ in range(3)]
+    # In turn, so that each client asks each server, however fast they are.
+    clients = [join(cluster, 2, dispatch="round_robin") for _ in range(3)]
     told = story(cluster)
     stuck = "expert-server-1"
     with calling(*clients):
@@ -76,8 +77,8 @@ def test_row_6_one_client_without_answers_makes_no_server_suspect(
     """
     cluster = faulty_cluster(checkpoint(), servers=2, redundancy=2)
     with through_proxies() as proxies:
-        cut_off = join(cluster, 2, transport="grpc")
-    other = join(cluster, 2)
+        cut_off = join(cluster, 2, transport="grpc", dispatch="round_robin")
+    other = join(cluster, 2, dispatch="round_robin")
     told = story(cluster)
     server = "expert-server-0"
     with calling(cut_off, other):
