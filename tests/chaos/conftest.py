@@ -157,11 +157,13 @@ class Client:
         self.until(lambda: self.cluster.view().usable_S().sum() == servers)
 
     @staticmethod
-    def until(condition: Callable[[], Any]) -> None:
+    def until(condition: Callable[[], Any]) -> Any:
+        """Waits for it; gives what it said."""
         deadline = time.monotonic() + PATIENCE_S
-        while not condition():
+        while not (found := condition()):
             assert time.monotonic() < deadline, "did not happen"
             time.sleep(0.01)
+        return found
 
     def layer(self, tokens: int = 8, seed: int = 0, layer: int = 0) -> torch.Tensor:
         """One call; the same arguments are the same call."""
