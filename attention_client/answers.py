@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 
 from attention_client.attempts import Attempt, Result
+from attention_client.outcomes import Outcome
 from attention_client.shared import Dispatcher
 from attention_client.standing import Standing
 from eaas.errors import ConnectionLostError, SlotCorruptError, WrongRequestError
@@ -56,12 +57,14 @@ def look(attempt: Attempt, shared: Dispatcher, standing: Standing) -> Result | F
         return _FAILED
     if answer.part_RH is not None:
         shared.ejections.answered(name)
+        shared.metrics.outcomes.count(connection, Outcome.ANSWERED)
         if answer.header.service_us:
             seconds = answer.header.service_us * 1e-6
             shared.speeds.observe(name, attempt.part.work, seconds, now)
         return Result(attempt.part, answer.part_RH, attempt)
     status = Status(answer.header.status)
     if status is Status.INVALID_ARGUMENT:
+        shared.metrics.outcomes.count(connection, Outcome.REFUSED)
         raise WrongRequestError(f"{name} refused the request: {status.name}")
     reason = f"{name}: answered {status.name}"
     standing.give_up(connection, reason, "refused", blame=status not in _BLAMELESS)

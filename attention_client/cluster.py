@@ -31,6 +31,7 @@ from eaas.errors import ClusterError, EaasError, ExpertsUnavailableError
 from eaas.grpc_client import Backoff
 from eaas.grpc_client import channel as open_channel
 from eaas.log import get_logger
+from eaas.outcome_reports import OutcomeReporter
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.rpc.v1 import expert_pb2_grpc
 from eaas.session import MemberSession, MembershipView, PlacementWatch, Report
@@ -128,6 +129,7 @@ class Cluster:
             on_stopping=on_stopping,
         )
         self._joined.set()
+        self._reporter = OutcomeReporter(self.session, metrics.outcomes, self._settle)
         metrics.view_age.set_function(lambda: self.session.view.age_s(time.monotonic()))
         self._placements = PlacementWatch(self._balancer_address, self._on_placement)
 
@@ -332,6 +334,12 @@ class Cluster:
             if member.state in _USABLE:
                 self._connect_soon(member)
 
+    def _settle(self) -> bool:
+        """Take late answers in; says whether a server still owes one."""
+        with self._changed:
+            connections = tuple(self._connections.values())
+        return any([connection.owes_answer() for connection in connections])
+
     # -- connections ----------------------------------------------------------------------------------
 
     def _connect_soon(self, member: Member) -> None:
@@ -483,6 +491,7 @@ class Cluster:
             return
         self._closed.set()
         self._placements.close()
+        self._reporter.close()
         self.session.close(deregister=True)
         with self._changed:
             connections = tuple(self._connections.values())

@@ -19,6 +19,7 @@ from attention_client.budget import ServiceTimes
 from attention_client.dispatch.parts import Part
 from attention_client.messages import Answer, LayerInput, Ticket
 from attention_client.metrics import ClientMetrics
+from attention_client.outcomes import Outcome
 from eaas.errors import (
     ConnectionLostError,
     SlotCorruptError,
@@ -457,4 +458,5 @@ class Connection:
                     self._work -= abandoned.ticket.work
                 self._free.append(slot)
                 self._metrics.late_answers.inc()
+                self._metrics.outcomes.count(self, Outcome.ANSWERED)
         return True

@@ -22,6 +22,7 @@ from attention_client.answers import learn, look
 from attention_client.attempts import Attempt, Result
 from attention_client.dispatch.parts import Part, combine, pairs_of, without
 from attention_client.messages import LayerInput
+from attention_client.outcomes import Outcome
 from attention_client.sending import Sender
 from attention_client.shared import ClusterView, Dispatcher, Replicas
 from attention_client.standing import Standing
@@ -72,11 +73,6 @@ class LayerCall:
         # Answers that come while another one is slept on, or between start and finish, come unseen.
         self._slept_on: Attempt | None = None
         self._all_seen = True
-
-    @property
-    def pairs(self) -> int:
-        """(token, expert) pairs to compute."""
-        return int(np.count_nonzero(self._wanted_TK))
 
     @property
     def pairs(self) -> int:
@@ -325,6 +321,7 @@ class LayerCall:
             self._attempts.remove(settled.beaten)
             settled.beaten.connection.abandon(settled.beaten.ticket, overdue=True)
             self._standing.blame(settled.beaten.connection)
+            self._shared.metrics.outcomes.count(settled.beaten.connection, Outcome.HEDGED_AWAY)
         if settled.outcome is not None:
             self._shared.metrics.hedges.labels(settled.outcome).inc()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from attention_client.outcomes import OutcomeTally
+
 __all__ = ["ClientMetrics"]
 
 
@@ -12,10 +14,14 @@ class ClientMetrics:
 
     Args:
         registry: Where they are registered.
+
+    Attributes:
+        outcomes: How requests end, by server; for the monitor, not in the registry.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
+        self.outcomes = OutcomeTally()
         self.layer_calls = Counter("eaas_layer_calls", "Calls of one MoE layer", registry=registry)
         self.layer_call_seconds = Histogram(
             "eaas_layer_call_seconds",

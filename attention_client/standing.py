@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from attention_client.connection import Connection
+from attention_client.outcomes import failure
 from attention_client.shared import ClusterView, Dispatcher
 
 __all__ = ["Standing"]
@@ -43,6 +44,7 @@ class Standing:
         if blame:
             self.blame(connection)
         self.avoided[connection] = reason
+        self._shared.metrics.outcomes.count(connection, failure(kind, blame=blame))
         self._shared.metrics.failovers.labels(kind).inc()
 
     def blame(self, connection: Connection) -> None:

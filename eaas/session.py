@@ -10,7 +10,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,6 +33,7 @@ PROTOCOL_VERSION = 1
 """Version of the control plane's contract; another one is refused at registration."""
 
 _REGISTER_S = 2.0
+_REPORT_S = 1.0
 _GOODBYE_S = 1.0
 _JOIN_S = 3.0
 # Refused for good: asking again cannot help.
@@ -121,6 +122,23 @@ class MemberSession:
     def incarnation(self) -> int:
         """This process's present life, as the monitor named it."""
         return self._incarnation
+
+    @property
+    def heartbeat_s(self) -> float:
+        """How often the monitor wants to hear of this process."""
+        return self._heartbeat_s
+
+    def report_outcomes(self, outcomes: Sequence[pb.ServerOutcomes]) -> bool:
+        """Tells the monitor how requests to servers ended. Says whether it took it; blocks up to 1 s."""
+        request = pb.ReportOutcomeRequest(
+            client_id=self._member.id, client_incarnation=self._incarnation, servers=outcomes
+        )
+        try:
+            self._stub.ReportOutcome(request, timeout=_REPORT_S)
+        except grpc.RpcError as error:
+            _logger.debug("outcomes were not reported: %s", _why(error))
+            return False
+        return True
 
     def report_now(self) -> None:
         """Sends a heartbeat without waiting for its turn (the state changed)."""

@@ -9,6 +9,9 @@ runs live and in simulation.
                   +-----------------------------------+                  | register: incarnation + 1
                   +------------------------------------------------------+
 
+An expert server is SUSPECT, too, while clients accuse it (`monitor.outcomes`), and what it reports again when
+neither holds. Silence alone makes anybody DEAD.
+
 Terms:
   life: what lies between a registration and DEAD; named by (id, incarnation).
   lease: silence that ends a life. Only `tick` ends one, so that heartbeats which wait in the monitor's
@@ -19,12 +22,14 @@ Terms:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from eaas.types import Member, MemberState
+from eaas.types import Member, MemberState, Role
+from monitor.life import Life, MemberEvent, visible
+from monitor.outcomes import OutcomeBook, Said
 
-__all__ = ["IdTakenError", "MemberEvent", "Registry", "UnknownLifeError"]
+__all__ = ["IdTakenError", "Registry", "UnknownLifeError"]
 
 # Of a lease. A heartbeat may come late by a whole period before anybody is suspected.
 _SUSPECT_SHARE = 0.75
@@ -44,31 +49,6 @@ class UnknownLifeError(Exception):
     """The member is not known by this incarnation (any more). Register again."""
 
 
-@dataclass(frozen=True)
-class MemberEvent:
-    """A member changed.
-
-    Attributes:
-        revision: Rises by 1 with every event of a registry.
-        member: What it is now.
-        reason: Why, for people.
-    """
-
-    revision: int
-    member: Member
-    reason: str
-
-
-@dataclass
-class _Life:
-    member: Member
-    # What it says of itself; member.state is SUSPECT while its silence is too long.
-    reported: MemberState
-    heard_at: float
-    # The lease runs from here: heard_at, or the end of a pause of the monitor.
-    lease_from: float
-
-
 class Registry:
     """The members and the last events (see the module's head).
 
@@ -80,8 +60,9 @@ class Registry:
     def __init__(self, lease_s: float, now: float) -> None:
         self._lease_s = lease_s
         self._ticked_at = now
-        self._live: dict[str, _Life] = {}
-        self._dead: dict[str, _Life] = {}  # In the order of their deaths.
+        self._live: dict[str, Life] = {}
+        self._dead: dict[str, Life] = {}  # In the order of their deaths.
+        self._outcomes = OutcomeBook(lease_s)
         self._history: deque[MemberEvent] = deque(maxlen=_MAX_HISTORY)
         self._revision = 0
         # The highest incarnation among the tombstones that had to be forgotten.
@@ -130,18 +111,23 @@ class Registry:
         incarnation, reason = self._incarnation_of(member, previous_incarnation)
         before = self._live.get(member.id)
         self._dead.pop(member.id, None)
-        after = replace(member, incarnation=incarnation, silence_s=0.0)
-        self._live[member.id] = _Life(after, member.state, heard_at=now, lease_from=now)
-        if before is not None and _visible(before.member) == _visible(after):
+        life = Life(member, member.state, heard_at=now, lease_from=now)
+        if before is not None and before.member.incarnation == incarnation:
+            life.accusation = before.accusation
+        else:
+            self._outcomes.forget(member.id)
+        life.member = replace(member, state=life.state, incarnation=incarnation, silence_s=0.0)
+        self._live[member.id] = life
+        if before is not None and visible(before.member) == visible(life.member):
             return incarnation, []
-        return incarnation, [self._event(after, reason)]
+        return incarnation, [self._event(life.member, reason)]
 
     def _incarnation_of(self, member: Member, previous: int) -> tuple[int, str]:
         if known := self._live.get(member.id):
             same_process = (known.member.pid, known.member.host) == (member.pid, member.host)
             if same_process and previous == known.member.incarnation:
                 return previous, "registered again"
-            if not same_process and known.member.state is not MemberState.SUSPECT:
+            if not same_process and not known.silent:
                 raise IdTakenError(
                     f"{member.id} is process {known.member.pid} on {known.member.host}, "
                     f"which lives: give this process another id"
@@ -173,26 +159,67 @@ class Registry:
         """
         if state in (MemberState.SUSPECT, MemberState.DEAD):
             raise ValueError(f"{member_id}: a member does not report {state.value} of itself")
-        life = self._live.get(member_id)
-        if life is None or life.member.incarnation != incarnation:
-            raise UnknownLifeError(
-                f"{member_id}, incarnation {incarnation}, is not known: register"
-            )
-        before = life.member
+        life = self._life(member_id, incarnation)
+        before, heard_again = life.member, life.silent
         life.heard_at = life.lease_from = now
-        life.reported = state
+        life.reported, life.silent = state, False
         life.member = replace(
             before,
-            state=state,
+            state=life.state,
             progress=progress,
             in_flight=in_flight,
             experts=experts,
             epoch=epoch,
         )
-        if _visible(before) == _visible(life.member):
+        if visible(before) == visible(life.member):
             return []
-        heard_again = before.state is MemberState.SUSPECT
         return [self._event(life.member, "heard again" if heard_again else "reported")]
+
+    def report_outcomes(
+        self,
+        client_id: str,
+        incarnation: int,
+        about: Iterable[tuple[str, int, Said]],
+        now: float,
+    ) -> list[MemberEvent]:
+        """Takes what an attention client says of servers: (id, incarnation, totals) of each.
+
+        Of servers, or lives of servers, that are not known nothing is kept.
+
+        Raises:
+            ValueError: It is no attention client.
+            UnknownLifeError: No live member has this id and incarnation.
+        """
+        client = self._life(client_id, incarnation)
+        if client.member.role is not Role.ATTENTION_CLIENT:
+            raise ValueError(f"{client_id} is no attention client: it asks no expert server")
+        events = []
+        for server_id, server_incarnation, said in about:
+            life = self._live.get(server_id)
+            if (
+                life is not None
+                and life.member.incarnation == server_incarnation
+                and life.member.role is Role.EXPERT_SERVER
+            ):
+                self._outcomes.take(server_id, client_id, said, now)
+                events += self._judge(life, now)
+        return events
+
+    def _life(self, member_id: str, incarnation: int) -> Life:
+        life = self._live.get(member_id)
+        if life is None or life.member.incarnation != incarnation:
+            raise UnknownLifeError(
+                f"{member_id}, incarnation {incarnation}, is not known: register"
+            )
+        return life
+
+    def _judge(self, life: Life, now: float) -> list[MemberEvent]:
+        """Lets what clients say of a member have its effect."""
+        life.accusation = self._outcomes.accusation(life.member.id, now)
+        if life.member.state is life.state:
+            return []
+        life.member = replace(life.member, state=life.state)
+        return [self._event(life.member, life.accusation or "its clients complain no more")]
 
     def deregister(self, member_id: str, incarnation: int, reason: str) -> list[MemberEvent]:
         """A goodbye: DEAD at once. One that is not known (any more) is no error."""
@@ -203,6 +230,8 @@ class Registry:
 
     def tick(self, now: float) -> list[MemberEvent]:
         """Time passes: silence makes members SUSPECT, then DEAD. Call it every lease/8 or so.
+
+        What clients say makes servers SUSPECT, or clears them.
 
         A gap of more than half a lease between two ticks means that this process itself was paused,
         and its members' silence proves nothing: every lease starts anew.
@@ -219,17 +248,20 @@ class Registry:
             if silence_s >= self._lease_s:
                 reason = f"lease ended: silent for {now - life.heard_at:.1f} s"
                 events.append(self._bury(life, reason))
-            elif (
-                silence_s >= _SUSPECT_SHARE * self._lease_s
-                and life.member.state is not MemberState.SUSPECT
-            ):
-                life.member = replace(life.member, state=MemberState.SUSPECT)
-                events.append(self._event(life.member, f"silent for {now - life.heard_at:.1f} s"))
+                continue
+            if silence_s >= _SUSPECT_SHARE * self._lease_s and not life.silent:
+                life.silent = True
+                if life.member.state is not life.state:
+                    life.member = replace(life.member, state=life.state)
+                    reason = f"silent for {now - life.heard_at:.1f} s"
+                    events.append(self._event(life.member, reason))
+            events += self._judge(life, now)
         return events
 
-    def _bury(self, life: _Life, reason: str) -> MemberEvent:
+    def _bury(self, life: Life, reason: str) -> MemberEvent:
         life.member = replace(life.member, state=MemberState.DEAD, in_flight=0)
         del self._live[life.member.id]
+        self._outcomes.forget(life.member.id)
         self._dead[life.member.id] = life
         if len(self._dead) > _MAX_TOMBSTONES:
             oldest = self._dead.pop(next(iter(self._dead)))
@@ -243,9 +275,3 @@ class Registry:
         event = MemberEvent(self._revision, member, reason)
         self._history.append(event)
         return event
-
-
-def _visible(member: Member) -> Member:
-    # What rises with every request is for snapshots: an event for each heartbeat of a busy member,
-    # sent to each watcher, would be quadratic traffic that says nothing.
-    return replace(member, progress=0, in_flight=0, silence_s=0.0)

@@ -16,7 +16,9 @@ from eaas.log import get_logger
 from eaas.rpc.v1 import monitor_pb2 as pb
 from eaas.session import PROTOCOL_VERSION
 from eaas.types import Member, MemberState
-from monitor.registry import IdTakenError, MemberEvent, Registry, UnknownLifeError
+from monitor.life import MemberEvent
+from monitor.outcomes import Said
+from monitor.registry import IdTakenError, Registry, UnknownLifeError
 
 __all__ = ["MonitorService"]
 
@@ -173,6 +175,25 @@ class MonitorService:
             self._tell(events)
         return pb.DeregisterResponse()
 
+    def ReportOutcome(
+        self, request: pb.ReportOutcomeRequest, context: Any
+    ) -> pb.ReportOutcomeResponse:
+        """What a client's requests came to (errors: `monitor.proto`)."""
+        try:
+            with self._changed:
+                events = self._registry.report_outcomes(
+                    request.client_id,
+                    request.client_incarnation,
+                    ((s.server_id, s.server_incarnation, _said(s)) for s in request.servers),
+                    self._clock(),
+                )
+                self._tell(events)
+        except ValueError as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except UnknownLifeError as error:
+            context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+        return pb.ReportOutcomeResponse()
+
     # -- watchers ------------------------------------------------------------------------------
 
     def _wake(self) -> None:
@@ -217,3 +238,8 @@ def _to_proto(event: MemberEvent) -> pb.MemberEvent:
     return pb.MemberEvent(
         revision=event.revision, member=event.member.to_proto(), reason=event.reason
     )
+
+
+def _said(s: pb.ServerOutcomes) -> Said:
+    failures = s.timed_out + s.lost + s.failed + s.corrupt + s.hedged_away
+    return Said(s.answered + s.refused + failures, s.answered, s.failures_since_answer)

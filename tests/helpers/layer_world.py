@@ -45,6 +45,8 @@ class World:
 class FakeConnection:
     """Answers after a delay what the script says, request by request; "ok" once the script is over."""
 
+    incarnation = 1
+
     def __init__(
         self, world: World, name: str, script: tuple[str, ...] = (), *, delay_s: float = 0.01,
         forever: str = "ok", room: int = 1000, owes: bool = False,
@@ -232,3 +234,12 @@ def seasoned(world: World, name: str, *args: Any, **kwargs: Any) -> FakeConnecti
 
 def hedges(call: Call, outcome: str) -> float:
     return call.metrics.hedges.labels(outcome)._value.get()
+
+
+def ended(call: Call) -> dict[str, dict[str, int]]:
+    """What the monitor is to be told, without the zeros."""
+    told = {"answered", "timed_out", "lost", "refused", "failed", "corrupt", "hedged_away"}
+    return {
+        server.server_id: {f.name: n for f, n in server.ListFields() if f.name in told}
+        for server in call.metrics.outcomes.read()
+    }

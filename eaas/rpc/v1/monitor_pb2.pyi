@@ -106,3 +106,41 @@ class DeregisterRequest(_message.Message):
 class DeregisterResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class ServerOutcomes(_message.Message):
+    __slots__ = ("server_id", "server_incarnation", "answered", "timed_out", "lost", "refused", "failed", "corrupt", "hedged_away", "failures_since_answer")
+    SERVER_ID_FIELD_NUMBER: _ClassVar[int]
+    SERVER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_FIELD_NUMBER: _ClassVar[int]
+    TIMED_OUT_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    CORRUPT_FIELD_NUMBER: _ClassVar[int]
+    HEDGED_AWAY_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_SINCE_ANSWER_FIELD_NUMBER: _ClassVar[int]
+    server_id: str
+    server_incarnation: int
+    answered: int
+    timed_out: int
+    lost: int
+    refused: int
+    failed: int
+    corrupt: int
+    hedged_away: int
+    failures_since_answer: int
+    def __init__(self, server_id: _Optional[str] = ..., server_incarnation: _Optional[int] = ..., answered: _Optional[int] = ..., timed_out: _Optional[int] = ..., lost: _Optional[int] = ..., refused: _Optional[int] = ..., failed: _Optional[int] = ..., corrupt: _Optional[int] = ..., hedged_away: _Optional[int] = ..., failures_since_answer: _Optional[int] = ...) -> None: ...
+
+class ReportOutcomeRequest(_message.Message):
+    __slots__ = ("client_id", "client_incarnation", "servers")
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
+    client_id: str
+    client_incarnation: int
+    servers: _containers.RepeatedCompositeFieldContainer[ServerOutcomes]
+    def __init__(self, client_id: _Optional[str] = ..., client_incarnation: _Optional[int] = ..., servers: _Optional[_Iterable[_Union[ServerOutcomes, _Mapping]]] = ...) -> None: ...
+
+class ReportOutcomeResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -55,6 +55,11 @@ class MonitorServiceStub:
                 request_serializer=eaas_dot_rpc_dot_v1_dot_monitor__pb2.DeregisterRequest.SerializeToString,
                 response_deserializer=eaas_dot_rpc_dot_v1_dot_monitor__pb2.DeregisterResponse.FromString,
                 _registered_method=True)
+        self.ReportOutcome = channel.unary_unary(
+                '/eaas.rpc.v1.MonitorService/ReportOutcome',
+                request_serializer=eaas_dot_rpc_dot_v1_dot_monitor__pb2.ReportOutcomeRequest.SerializeToString,
+                response_deserializer=eaas_dot_rpc_dot_v1_dot_monitor__pb2.ReportOutcomeResponse.FromString,
+                _registered_method=True)
 
 
 class MonitorServiceServicer:
@@ -92,6 +97,18 @@ class MonitorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportOutcome(self, request, context):
+        """What an attention client's requests to expert servers came to. Totals, so a
+        report may be lost, repeated or overtaken by a later one: nothing counts
+        twice. Of servers, or lives of servers, that are not known (any more)
+        nothing is kept, and that is no error.
+        Errors: NOT_FOUND when the client's incarnation is not (any more) known:
+        register again, then report; INVALID_ARGUMENT (no attention client).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_MonitorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -114,6 +131,11 @@ def add_MonitorServiceServicer_to_server(servicer, server):
                     servicer.Deregister,
                     request_deserializer=eaas_dot_rpc_dot_v1_dot_monitor__pb2.DeregisterRequest.FromString,
                     response_serializer=eaas_dot_rpc_dot_v1_dot_monitor__pb2.DeregisterResponse.SerializeToString,
+            ),
+            'ReportOutcome': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportOutcome,
+                    request_deserializer=eaas_dot_rpc_dot_v1_dot_monitor__pb2.ReportOutcomeRequest.FromString,
+                    response_serializer=eaas_dot_rpc_dot_v1_dot_monitor__pb2.ReportOutcomeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -225,6 +247,33 @@ class MonitorService:
             '/eaas.rpc.v1.MonitorService/Deregister',
             eaas_dot_rpc_dot_v1_dot_monitor__pb2.DeregisterRequest.SerializeToString,
             eaas_dot_rpc_dot_v1_dot_monitor__pb2.DeregisterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportOutcome(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/eaas.rpc.v1.MonitorService/ReportOutcome',
+            eaas_dot_rpc_dot_v1_dot_monitor__pb2.ReportOutcomeRequest.SerializeToString,
+            eaas_dot_rpc_dot_v1_dot_monitor__pb2.ReportOutcomeResponse.FromString,
             options,
             channel_credentials,
             insecure,

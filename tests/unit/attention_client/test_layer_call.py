@@ -21,6 +21,7 @@ from layer_world import (
     FakeReplicas,
     World,
     call_of,
+    ended,
     expected_of,
     failovers,
     view_of,
@@ -71,6 +72,8 @@ def test_only_what_failed_goes_to_the_other_replica(fault: str, counted: str) ->
         (t, int(e)) for t in range(4) for e in IDS[t]
     )
     assert failovers(call, counted) == 1
+    told = {"timeout": "timed_out", "refused": "refused" if fault == "stale" else "failed"}
+    assert ended(call) == {"s0": {told.get(counted, counted): 1}, "s1": {"answered": 2}}
     assert bad.abandoned == (fault in ("silent", "late"))
     assert not bad.open
     assert not good.open

@@ -18,6 +18,7 @@ from layer_world import (
     FakeReplicas,
     World,
     call_of,
+    ended,
     expected_of,
     hedges,
     seasoned,
@@ -36,6 +37,7 @@ def test_a_late_request_is_hedged_and_the_first_answer_wins() -> None:
         100.02, abs=0.002
     )  # Hedged after 10 ms, answered 10 ms later.
     assert (hedges(call, "won"), hedges(call, "lost")) == (1, 0)
+    assert ended(call) == {"s0": {"hedged_away": 1}, "s1": {"answered": 1}}
     assert slow.abandoned == 1
 
 
@@ -47,6 +49,7 @@ def test_a_hedge_that_comes_second_is_dropped() -> None:
     assert torch.equal(call.run(), expected_of(call))
     assert world.asked == ["s0", "s1"]
     assert (hedges(call, "won"), hedges(call, "lost")) == (0, 1)
+    assert ended(call) == {"s0": {"answered": 1}}
     assert slower.abandoned == 1
 
 

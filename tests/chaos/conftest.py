@@ -1,0 +1,376 @@
+"""Clusters whose servers can be made slow or stuck, and a network that loses what it is told to."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from mmap import mmap
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import torch
+from prometheus_client import CollectorRegistry
+
+from attention_client.cluster import Cluster
+from attention_client.metrics import ClientMetrics
+from eaas.checkpoint import Checkpoint
+from eaas.config import AttentionClientConfig
+from eaas.errors import EaasError
+from eaas.grpc_client import channel
+from eaas.local import LocalCluster
+from eaas.local.process import ChildProcess, wait_ready
+from eaas.rpc.v1 import monitor_pb2 as pb
+from eaas.rpc.v1 import monitor_pb2_grpc
+from eaas.types import MemberState
+
+HERE = Path(__file__).parent
+PATIENCE_S = 40.0
+
+
+class Throttle:
+    """How slow one server is (`faulty_server`)."""
+
+    def __init__(self, path: Path) -> None:
+        if not path.exists():
+            path.write_bytes(bytes(24))
+        with path.open("r+b") as file:
+            self._control = mmap(file.fileno(), 24)
+
+    def slow(self, seconds_per_expert: float) -> None:
+        struct.pack_into("<d", self._control, 0, seconds_per_expert)
+
+    def hang(self) -> None:
+        self.slow(math.inf)
+
+    def reset(self) -> None:
+        """Fast, and nothing was begun: for the next life of a server that was killed."""
+        self._control[:] = bytes(24)
+
+    @property
+    def batches(self) -> tuple[int, int]:
+        """Begun and ended."""
+        begun, ended = struct.unpack_from("<qq", self._control, 8)
+        return begun, ended
+
+    @property
+    def computing(self) -> bool:
+        begun, ended = self.batches
+        return begun > ended
+
+
+class FaultyCluster(LocalCluster):
+    """Its expert servers are `faulty_server`s.
+
+    Attributes:
+        options: For each of them.
+        ports: Of those that are to keep theirs.
+    """
+
+    options: tuple[str, ...]
+    ports: dict[str, int]
+
+    def _spawn(self, name: str, *arguments: str) -> ChildProcess:
+        if arguments[0] != "expert-server":
+            return super()._spawn(name, *arguments)
+        port = ("--port", str(self.ports[name])) if name in self.ports else ()
+        child = ChildProcess(
+            name, [*arguments, *self.options, *port], self.log_dir, module="faulty_server"
+        )
+        self.children[name] = child
+        return child
+
+    def restart(self, name: str, timeout_s: float = 60.0) -> None:
+        old = self.children[name]
+        old.reap(PATIENCE_S)
+        child = ChildProcess(name, old.arguments, self.log_dir, module="faulty_server")
+        self.children[name] = child
+        wait_ready([child], timeout_s)
+
+
+@pytest.fixture
+def throttles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Throttle]:
+    """The throttle of a server, by its name."""
+    directory = tmp_path / "throttles"
+    directory.mkdir()
+    monkeypatch.setenv("FAULTY_SERVERS", str(directory))
+    paths = filter(None, (str(HERE), os.environ.get("PYTHONPATH")))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    made: dict[str, Throttle] = {}
+
+    def throttle(name: str) -> Throttle:
+        if name not in made:
+            made[name] = Throttle(directory / name)
+        return made[name]
+
+    return throttle
+
+
+@pytest.fixture
+def faulty_cluster(
+    throttles: Callable[[str], Throttle], tmp_path: Path
+) -> Iterator[Callable[..., FaultyCluster]]:
+    """Starts clusters of faulty servers; the test is the client."""
+    with ExitStack() as stack:
+
+        def start(
+            model: Path,
+            *,
+            options: tuple[str, ...] = (),
+            ports: dict[str, int] | None = None,
+            **more: Any,
+        ) -> FaultyCluster:
+            cluster = FaultyCluster(
+                model, log_dir=tmp_path / "logs", attention_client=False, **more
+            )
+            cluster.options, cluster.ports = options, ports or {}
+            stack.callback(cluster.stop)
+            cluster.start()
+            return cluster
+
+        yield start
+
+
+class Client:
+    """An attention client without a model: it makes layer calls."""
+
+    def __init__(self, cluster: LocalCluster, **config: Any) -> None:
+        shape = Checkpoint.open(cluster.model).shape
+        self.metrics = ClientMetrics(CollectorRegistry())
+        self.cluster = Cluster(
+            cluster.monitor_address, shape, AttentionClientConfig(**config), self.metrics
+        )
+        self.shape = shape
+
+    def wait(self, servers: int) -> None:
+        """Until so many servers are connected, and every expert has one."""
+        self.cluster.wait_until_covered(PATIENCE_S)
+        self.until(lambda: self.cluster.view().usable_S().sum() == servers)
+
+    @staticmethod
+    def until(condition: Callable[[], Any]) -> Any:
+        """Waits for it; gives what it said."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not (found := condition()):
+            assert time.monotonic() < deadline, "did not happen"
+            time.sleep(0.01)
+        return found
+
+    def layer(self, tokens: int = 8, seed: int = 0, layer: int = 0) -> torch.Tensor:
+        """One call; the same arguments are the same call."""
+        dice = torch.Generator().manual_seed(seed)
+        x_TH = torch.randn(tokens, self.shape.hidden_size, generator=dice)
+        order_TE = torch.rand(tokens, self.shape.num_experts, generator=dice).argsort(dim=1)
+        ids_TK = order_TE[:, : self.shape.top_k]
+        scores_TK = torch.rand(tokens, self.shape.top_k, generator=dice)
+        return self.cluster.layer_call(layer, x_TH, ids_TK, scores_TK, None)
+
+    def count(self, name: str, **labels: str) -> float:
+        """A counter."""
+        return self.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+@pytest.fixture
+def join() -> Iterator[Callable[..., Client]]:
+    """Makes clients that leave with the test."""
+    with ExitStack() as stack:
+
+        def start(cluster: LocalCluster, servers: int = 3, **config: Any) -> Client:
+            client = Client(cluster, **config)
+            stack.callback(client.cluster.close)
+            client.wait(servers)
+            return client
+
+        yield start
+
+
+@dataclass
+class Calls:
+    """What happened to calls of one kind, made one after another by several clients."""
+
+    seconds: list[float] = field(default_factory=list)
+    errors: list[EaasError] = field(default_factory=list)
+    wrong: int = 0
+
+
+@pytest.fixture
+def calling() -> Callable[..., Any]:
+    """While the context lasts clients call layers, each in a thread; every answer must be right."""
+
+    @contextlib.contextmanager
+    def call(*clients: Client, pause_s: float = 0.005) -> Iterator[Calls]:
+        calls, over = Calls(), threading.Event()
+        expected_TH = clients[0].layer()
+
+        def work(client: Client) -> None:
+            while not over.wait(pause_s):
+                began = time.monotonic()
+                try:
+                    out_TH = client.layer()
+                except EaasError as error:
+                    calls.errors.append(error)
+                    return
+                calls.seconds.append(time.monotonic() - began)
+                calls.wrong += not torch.allclose(out_TH, expected_TH, rtol=1e-4, atol=1e-5)
+
+        threads = [threading.Thread(target=work, args=(client,)) for client in clients]
+        for thread in threads:
+            thread.start()
+        try:
+            yield calls
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+        assert not calls.errors
+        assert not calls.wrong
+
+    return call
+
+
+class Story:
+    """What the monitor says of members, in order: (id, incarnation, state, reason), and when."""
+
+    def __init__(self, monitor_address: str) -> None:
+        self.told: list[tuple[str, int, MemberState, str]] = []
+        self.told_at: list[float] = []
+        self._channel = channel(monitor_address)
+        self._call = monitor_pb2_grpc.MonitorServiceStub(self._channel).Watch(pb.WatchRequest())
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            for response in self._call:
+                if response.WhichOneof("kind") == "event":
+                    member, reason = response.event.member, response.event.reason
+                    state = MemberState.from_number(member.state)
+                    self.told_at.append(time.monotonic())
+                    self.told.append((member.id, member.incarnation, state, reason))
+        except grpc.RpcError:
+            return
+
+    def of(self, member_id: str) -> list[MemberState]:
+        """States of a member, each once until the next."""
+        states = [state for name, _, state, _ in tuple(self.told) if name == member_id]
+        return [s for i, s in enumerate(states) if i == 0 or states[i - 1] is not s]
+
+    def when(self, member_id: str, incarnation: int, wanted: MemberState) -> float | None:
+        """When a life of a member first was in a state."""
+        for (*life, state, _), at in zip(tuple(self.told), tuple(self.told_at), strict=False):
+            if life == [member_id, incarnation] and state is wanted:
+                return at
+        return None
+
+    def close(self) -> None:
+        self._call.cancel()
+        self._thread.join(PATIENCE_S)
+        self._channel.close()
+
+
+@pytest.fixture
+def story() -> Iterator[Callable[[LocalCluster], Story]]:
+    """Listens to a cluster's monitor from now on."""
+    with ExitStack() as stack:
+
+        def listen(cluster: LocalCluster) -> Story:
+            told = Story(cluster.monitor_address)
+            stack.callback(told.close)
+            return told
+
+        yield listen
+
+
+class Proxy:
+    """Between clients and one address; loses what it is told to, and closes nothing."""
+
+    def __init__(self, address: str) -> None:
+        host, port = address.rsplit(":", 1)
+        self._target = (host, int(port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._sockets: list[socket.socket] = [self._listener]
+        self._threads: list[threading.Thread] = []
+        # By direction: bytes that were thrown away; None while everything passes.
+        self.lost: dict[str, int | None] = {"up": None, "down": None}
+        self._start(self._accept)
+
+    def cut(self, *, up: bool = False, down: bool = False) -> None:
+        """From now on lose what goes up to the server, or down to the clients."""
+        if up:
+            self.lost["up"] = 0
+        if down:
+            self.lost["down"] = 0
+
+    def _start(self, work: Callable[..., None], *arguments: Any) -> None:
+        thread = threading.Thread(target=work, args=arguments, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                below, _ = self._listener.accept()
+            except OSError:
+                return
+            above = socket.create_connection(self._target, timeout=PATIENCE_S)
+            above.settimeout(None)
+            self._sockets += [below, above]
+            self._start(self._pass, below, above, "up")
+            self._start(self._pass, above, below, "down")
+
+    def _pass(self, source: socket.socket, target: socket.socket, way: str) -> None:
+        try:
+            while data := source.recv(1 << 16):
+                lost = self.lost[way]
+                if lost is None:
+                    target.sendall(data)
+                else:
+                    self.lost[way] = lost + len(data)
+        except OSError:
+            return
+        finally:
+            with contextlib.suppress(OSError):
+                target.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        for one in self._sockets:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+
+
+@pytest.fixture
+def through_proxies(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """While the context lasts, clients connect to servers through proxies; gives those by address."""
+    from attention_client import cluster
+
+    with ExitStack() as stack:
+
+        @contextlib.contextmanager
+        def route() -> Iterator[dict[str, Proxy]]:
+            proxies: dict[str, Proxy] = {}
+            plain = cluster.open_channel
+
+            def open_channel(address: str) -> grpc.Channel:
+                if address not in proxies:
+                    proxies[address] = Proxy(address)
+                    stack.callback(proxies[address].close)
+                return plain(proxies[address].address)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(cluster, "open_channel", open_channel)
+                yield proxies
+
+        yield route

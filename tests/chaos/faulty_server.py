@@ -1,0 +1,81 @@
+"""`python -m faulty_server`: the `eaas` program, but an expert server computes as slowly as a test says.
+
+A file of 24 bytes, named after the server, in the directory FAULTY_SERVERS: the least seconds that a batch
+takes for each expert that it visits (infinity: it does not end), batches begun, batches ended.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+import time
+from collections.abc import Callable
+from mmap import mmap
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+DIRECTORY = "FAULTY_SERVERS"
+LAYOUT = struct.Struct("<dqq")
+_LOOK_S = 0.002
+
+
+def open_control(path: Path) -> mmap:
+    """The file, made where it is not there, as memory."""
+    with path.open("ab") as file:
+        if file.tell() < LAYOUT.size:
+            file.truncate(LAYOUT.size)
+    with path.open("r+b") as file:
+        return mmap(file.fileno(), LAYOUT.size)
+
+
+class FaultyKernel:
+    """A kernel that takes its time."""
+
+    def __init__(self, kernel: Any, control: mmap) -> None:
+        self._kernel = kernel
+        self._control = control
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kernel, name)
+
+    def __call__(
+        self, x_TH: torch.Tensor, ids_TK: torch.Tensor, scores_TK: torch.Tensor, layer: int
+    ) -> torch.Tensor:
+        began = time.monotonic()
+        self._count(1)
+        out_TH = self._kernel(x_TH, ids_TK, scores_TK, layer)
+        experts = len(ids_TK[ids_TK >= 0].unique())
+        while (left_s := began + experts * self._seconds() - time.monotonic()) > 0:
+            time.sleep(min(left_s, _LOOK_S))
+        self._count(2)
+        return out_TH
+
+    def _seconds(self) -> float:
+        return LAYOUT.unpack_from(self._control)[0]
+
+    def _count(self, field: int) -> None:
+        (count,) = struct.unpack_from("<q", self._control, 8 * field)
+        struct.pack_into("<q", self._control, 8 * field, count + 1)
+
+
+def _patch(server_id: str) -> None:
+    from expert_server import main
+
+    plain: Callable[..., Any] = main.choose_kernel
+    control = open_control(Path(os.environ[DIRECTORY]) / server_id)
+
+    def choose(*arguments: Any) -> Any:
+        return SimpleNamespace(kernel=FaultyKernel(plain(*arguments).kernel, control))
+
+    main.choose_kernel = choose
+
+
+if __name__ == "__main__":
+    _patch(sys.argv[sys.argv.index("--id") + 1])
+    from eaas.cli import main as program
+
+    program()

@@ -1,0 +1,373 @@
+"""Rows of the fault contract with real processes, each quoted by its test."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import torch
+
+from attention_client import layer_call
+from eaas.rpc.v1 import expert_pb2 as pb
+from eaas.rpc.v1 import expert_pb2_grpc
+from eaas.types import MemberState
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
+SERVING, SUSPECT, DEAD = MemberState.SERVING, MemberState.SUSPECT, MemberState.DEAD
+SERVERS = tuple(f"expert-server-{i}" for i in range(3))
+LEASE_S = 2.0
+# Of a busy machine: the monitor's look each eighth of a lease, and the way of the news.
+NEWS_S = LEASE_S / 8 + 1.0
+ROUNDS = int(os.environ.get("KILL_MOMENTS", "3"))
+
+
+def same(out_TH: torch.Tensor, expected_TH: torch.Tensor) -> bool:
+    """Right: a replica groups the experts anew, so fp32 rounding may differ."""
+    return torch.allclose(out_TH, expected_TH, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture
+def combined(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
+    """How often each (token, expert) pair went into the sum, for each call."""
+    counts: list[np.ndarray] = []
+    plain = layer_call.combine
+
+    def combine(shape: Any, results: Any) -> torch.Tensor:
+        results = list(results)
+        top_k = results[0][0].pairs_RK.shape[1]
+        count_TK = np.zeros((shape[0], top_k), dtype=int)
+        for part, _ in results:
+            count_TK[part.rows_R] += part.pairs_RK
+        counts.append(count_TK)
+        return plain(shape, results)
+
+    monkeypatch.setattr(layer_call, "combine", combine)
+    return counts
+
+
+def once(combined: list[np.ndarray]) -> bool:
+    """Whether each pair of each call was combined once; forgets them."""
+    right = bool(combined) and all((count_TK == 1).all() for count_TK in combined)
+    combined.clear()
+    return right
+
+
+def test_row_1_a_server_killed_in_the_middle_of_a_batch(
+    checkpoint: Callable[..., Path],
+    faulty_cluster: Callable[..., Any],
+    throttles: Callable[[str], Any],
+    join: Callable[..., Any],
+    story: Callable[..., Any],
+    combined: list[np.ndarray],
+) -> None:
+    """Row 1: SIGKILL an expert server mid-batch, replicas exist: the same layer call is answered by a
+    replica within its deadline; DEAD within W; each token combined once.
+    """
+    cluster = faulty_cluster(checkpoint())
+    client = join(cluster)
+    told = story(cluster)
+    expected_TH = client.layer(16)
+    for server in SERVERS:
+        throttles(server).slow(0.02)
+    for _ in range(3):
+        assert same(client.layer(16), expected_TH)
+    lives = dict.fromkeys(SERVERS, 1)
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(ROUNDS):
+            client.until(lambda: not computing(throttles))
+            combined.clear()
+            began = time.monotonic()
+            call = pool.submit(client.layer, 16)
+            victim = client.until(lambda: computing(throttles))[0]
+            os.kill(cluster.children[victim].pid, signal.SIGKILL)
+            killed_at = time.monotonic()
+            assert same(call.result(timeout=60), expected_TH)
+            # Far below the call's deadline, which is 10 s.
+            assert time.monotonic() - began < 2.0
+            assert once(combined)
+            life = (victim, lives[victim])
+            dead_at = client.until(lambda: told.when(*life, DEAD))  # noqa: B023
+            assert dead_at - killed_at < LEASE_S + NEWS_S
+            throttles(victim).reset()
+            throttles(victim).slow(0.02)
+            cluster.restart(victim)
+            lives[victim] += 1
+            client.wait(3)
+            assert same(client.layer(16), expected_TH)
+
+
+def computing(throttles: Callable[[str], Any]) -> list[str]:
+    """The servers in the middle of a batch."""
+    return [server for server in SERVERS if throttles(server).computing]
+
+
+def test_row_3_a_server_that_stops_and_wakes(
+    checkpoint: Callable[..., Path],
+    faulty_cluster: Callable[..., Any],
+    throttles: Callable[[str], Any],
+    join: Callable[..., Any],
+    story: Callable[..., Any],
+    calling: Callable[..., Any],
+) -> None:
+    """Row 3: SIGSTOP a server 5 s, then SIGCONT (gray failure): the hedge or failover wins within the
+    layer's budget; SUSPECT then DEAD; on waking it finds its lease gone, drops its queue and
+    re-registers as a new incarnation.
+    """
+    cluster = faulty_cluster(checkpoint())
+    client = join(cluster)
+    told = story(cluster)
+    victim = SERVERS[0]
+    process = cluster.children[victim].process
+    for server in SERVERS:
+        throttles(server).slow(0.001)
+    with calling(client) as calls:
+        time.sleep(1.0)
+        before = len(calls.seconds)
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(5.0)
+        assert len(calls.seconds) > before + 50, "serving goes on"
+        assert told.of(victim) == [SUSPECT, DEAD]
+        process.send_signal(signal.SIGCONT)
+        client.until(lambda: told.when(victim, 2, SERVING))
+        client.wait(3)
+        batches = throttles(victim).batches[1]
+        client.until(lambda: throttles(victim).batches[1] > batches + 5)
+    # An attempt's time and the replica's, not the 5 s of the stop nor the 10 s of the layer.
+    assert max(calls.seconds) < 2.0
+    assert told.of(victim)[:2] == [SUSPECT, DEAD]
+    assert told.of(victim)[-1] is SERVING
+
+
+def test_row_3_a_server_that_wakes_drops_its_queue(
+    checkpoint: Callable[..., Path],
+    faulty_cluster: Callable[..., Any],
+    throttles: Callable[[str], Any],
+    join: Callable[..., Any],
+    story: Callable[..., Any],
+) -> None:
+    """Row 3: SIGSTOP a server, then SIGCONT: on waking it finds its lease gone, drops its queue and
+    re-registers as a new incarnation. What waited behind the batch at hand is never computed.
+    """
+    cluster = faulty_cluster(checkpoint(), servers=2, redundancy=2)
+    client = join(cluster, 2, hedge_share=0.0, dispatch="round_robin")
+    told = story(cluster)
+    expected = [client.layer(layer=layer) for layer in range(3)]
+    victim = SERVERS[0]
+    process, throttle = cluster.children[victim].process, throttles(victim)
+    throttle.hang()
+    began = throttle.batches[0]
+    connection = next(c for c in client.cluster.view().connections if c.server_id == victim)
+    with ThreadPoolExecutor(3) as pool:
+        calls = [pool.submit(client.layer, layer=layer) for layer in range(3)]
+        client.until(lambda: throttle.computing)
+        for call, expected_TH in zip(calls, expected, strict=True):
+            assert same(call.result(timeout=60), expected_TH)
+    assert connection.in_flight == 3, "one at hand, two in the queue"
+    process.send_signal(signal.SIGSTOP)
+    client.until(lambda: told.when(victim, 1, DEAD))
+    process.send_signal(signal.SIGCONT)
+    client.until(lambda: told.when(victim, 2, SERVING))
+    client.wait(2)
+    throttle.slow(0.0)
+    client.until(lambda: not throttle.computing)
+    time.sleep(0.5)
+    assert throttle.batches == (began + 1, began + 1)
+    for layer in range(3):
+        assert same(client.layer(layer=layer), expected[layer])
+    client.until(lambda: client.layer() is not None and throttle.batches[0] > began + 1)
+
+
+def test_row_4_a_server_ten_times_slower(
+    checkpoint: Callable[..., Path],
+    faulty_cluster: Callable[..., Any],
+    throttles: Callable[[str], Any],
+    join: Callable[..., Any],
+) -> None:
+    """Row 4: a server 10 times slower: p99 of a layer call at most 2 times the base; hedges at most 5 %
+    of requests; it is weighted down or ejected under a cap on ejections.
+    """
+    cluster = faulty_cluster(checkpoint())
+    client = join(cluster)
+    # Of an expert; a call takes about three times that, so that it is above the scheduler's noise.
+    base_s = 0.003
+    for server in SERVERS:
+        throttles(server).slow(base_s)
+    timed(client, 200)
+    before = asked_so_far(throttles)
+    base = timed(client, 500)
+    usual = asked_so_far(throttles) - before
+    before = asked_so_far(throttles)
+    throttles(SERVERS[0]).slow(10 * base_s)
+    slow = timed(client, 1000)
+    asked = asked_so_far(throttles) - before
+    seen = (
+        f"ms: base p50 {q(base, 50):.1f}, p99 {q(base, 99):.1f}; one slow p50 {q(slow, 50):.1f}, "
+        f"p99 {q(slow, 99):.1f}; requests {usual}, {asked}; hedges {hedges(client):.0f}"
+    )
+    assert q(slow, 99) <= 2 * q(base, 99), seen
+    assert hedges(client) <= 0.05 * requests(client), seen
+    # It got less than half of what it got before, and the others went on.
+    assert asked[0] / len(slow) < 0.5 * usual[0] / len(base), seen
+    ejections = client.cluster._dispatcher.ejections
+    assert not any(ejections.out(server, time.monotonic()) for server in SERVERS[1:]), seen
+
+
+def asked_so_far(throttles: Callable[[str], Any]) -> np.ndarray:
+    """Batches of each server."""
+    return np.array([throttles(server).batches[0] for server in SERVERS])
+
+
+def q(seconds: list[float], percent: float) -> float:
+    """A percentile in milliseconds."""
+    return float(np.percentile(seconds, percent)) * 1e3
+
+
+def timed(client: Any, calls: int) -> list[float]:
+    """Seconds of calls, one after another."""
+    seconds = []
+    for seed in range(calls):
+        began = time.monotonic()
+        client.layer(8, seed=seed % 50)
+        seconds.append(time.monotonic() - began)
+    return seconds
+
+
+def requests(client: Any) -> int:
+    """Requests that ended."""
+    return sum(s.answered + s.timed_out + s.hedged_away for s in client.metrics.outcomes.read())
+
+
+def hedges(client: Any) -> float:
+    """Hedges sent."""
+    return sum(client.count("eaas_hedges_total", outcome=o) for o in ("won", "lost", "failed"))
+
+
+def test_row_7_replies_that_get_lost(
+    checkpoint: Callable[..., Path],
+    faulty_cluster: Callable[..., Any],
+    throttles: Callable[[str], Any],
+    join: Callable[..., Any],
+    through_proxies: Callable[..., Any],
+    combined: list[np.ndarray],
+) -> None:
+    """Row 7: replies lost one way: retried elsewhere; nothing counted twice."""
+    cluster = faulty_cluster(checkpoint())
+    with through_proxies() as proxies:
+        # In turn, so that the victim is asked, however fast it is.
+        client = join(cluster, transport="grpc", dispatch="round_robin")
+    expected = [client.layer(seed=seed) for seed in range(20)]
+    assert once(combined)
+    victim = SERVERS[0]
+    proxy = proxies[cluster.children[victim].address]
+    proxy.cut(down=True)
+    computed = throttles(victim).batches[1]
+    for seed, expected_TH in enumerate(expected):
+        assert same(client.layer(seed=seed), expected_TH)
+    assert once(combined)
+    client.until(lambda: throttles(victim).batches[1] > computed)
+    client.until(lambda: proxy.lost["down"])
+    elsewhere = client.count("eaas_hedges_total", outcome="won") + client.count(
+        "eaas_failovers_total", reason="timeout"
+    )
+    assert elsewhere > 0
+
+
+@pytest.fixture
+def free_port() -> int:
+    """One that nobody else is given for now: below the range of ports that the kernel hands out."""
+    for port in range(20_000 + os.getpid() % 10_000, 32_000):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no free port")
+
+
+@pytest.mark.parametrize("transport", ["shm", "grpc"])
+def test_row_14_a_server_restarts_on_the_same_address(
+    checkpoint: Callable[..., Path],
+    faulty_cluster: Callable[..., Any],
+    throttles: Callable[[str], Any],
+    join: Callable[..., Any],
+    story: Callable[..., Any],
+    combined: list[np.ndarray],
+    free_port: int,
+    transport: str,
+) -> None:
+    """Row 14: a server restarts on the same address: new incarnation; clients re-attach; old replies
+    dropped.
+    """
+    victim = SERVERS[0]
+    cluster = faulty_cluster(checkpoint(), ports={victim: free_port})
+    client = join(cluster, transport=transport, dispatch="round_robin")
+    told = story(cluster)
+    expected_TH = client.layer(16)
+    address = cluster.children[victim].address
+    old = next(c for c in client.cluster.view().connections if c.server_id == victim)
+    throttles(victim).hang()
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(client.layer, 16)
+        client.until(lambda: throttles(victim).computing)
+        os.kill(cluster.children[victim].pid, signal.SIGKILL)
+        assert same(call.result(timeout=60), expected_TH)
+    throttles(victim).reset()
+    cluster.restart(victim)
+    assert cluster.children[victim].address == address
+    client.until(lambda: told.when(victim, 2, SERVING))
+    client.wait(3)
+    new = next(c for c in client.cluster.view().connections if c.server_id == victim)
+    assert (old.incarnation, new.incarnation) == (1, 2)
+    assert old.lost_reason is not None
+    # An answer of the former life, should it come, is one to nobody: its slots are not the client's.
+    assert new._link.arena is not old._link.arena
+    with grpc.insecure_channel(address) as line:
+        stub = expert_pb2_grpc.ExpertServiceStub(line)
+        late = stub.Exchange(iter([pb.ExchangeRequest(connection_id=old._link._connection_id)]))
+        with pytest.raises(grpc.RpcError):
+            list(late)
+    combined.clear()
+    batches = throttles(victim).batches[1]
+    client.until(
+        lambda: same(client.layer(16), expected_TH) and throttles(victim).batches[1] > batches
+    )
+    assert once(combined)
+
+
+@pytest.mark.parametrize("transport", ["shm", "grpc"])
+def test_row_23_a_batch_larger_than_a_slot_is_split(
+    checkpoint: Callable[..., Path],
+    faulty_cluster: Callable[..., Any],
+    throttles: Callable[[str], Any],
+    join: Callable[..., Any],
+    combined: list[np.ndarray],
+    transport: str,
+) -> None:
+    """Row 23: a batch larger than a slot: the client splits it."""
+    cluster = faulty_cluster(checkpoint(), servers=2, redundancy=2, options=("--slot-tokens", "4"))
+    client = join(cluster, 2, transport=transport)
+    tokens = 50
+    dice = torch.Generator().manual_seed(3)
+    x_TH = torch.randn(tokens, client.shape.hidden_size, generator=dice)
+    ids_TK = torch.rand(tokens, client.shape.num_experts, generator=dice).argsort(dim=1)[:, :2]
+    scores_TK = torch.rand(tokens, 2, generator=dice)
+    call = client.cluster.layer_call
+    # What fits a slot, one after another.
+    expected = [
+        call(1, x_TH[t : t + 4], ids_TK[t : t + 4], scores_TK[t : t + 4], None)
+        for t in range(0, tokens, 4)
+    ]
+    combined.clear()
+    assert same(call(1, x_TH, ids_TK, scores_TK, None), torch.cat(expected))
+    assert once(combined)
+    assert sum(throttles(server).batches[1] for server in SERVERS[:2]) > tokens / 4

@@ -1,0 +1,98 @@
+"""Clients tell the monitor what heartbeats do not: a server that lives and answers nobody."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eaas.types import MemberState
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
+SERVING, SUSPECT, DEAD = MemberState.SERVING, MemberState.SUSPECT, MemberState.DEAD
+
+
+def test_a_server_that_answers_nobody_is_suspect_though_its_heartbeat_lives(
+    checkpoint: Callable[..., Path],
+    faulty_cluster: Callable[..., Any],
+    throttles: Callable[[str], Any],
+    join: Callable[..., Any],
+    story: Callable[..., Any],
+    calling: Callable[..., Any],
+) -> None:
+    cluster = faulty_cluster(checkpoint(), servers=2, redundancy=2)
+    # In turn, so that each client asks each server, however fast they are.
+    clients = [join(cluster, 2, dispatch="round_robin") for _ in range(3)]
+    told = story(cluster)
+    stuck = "expert-server-1"
+    with calling(*clients):
+        time.sleep(1.0)
+        throttles(stuck).hang()
+        clients[0].until(lambda: told.of(stuck) == [SUSPECT])
+        assert (stuck, 1, SUSPECT, "3 of 3 clients get no answers") in told.told
+        # It is a hint: the connections stay, and the member lives.
+        assert all(client.cluster.view().usable_S().all() for client in clients)
+        time.sleep(1.0)
+        throttles(stuck).slow(0.0)
+        clients[0].until(lambda: told.of(stuck) == [SUSPECT, SERVING])
+        time.sleep(2.0)
+    assert told.of(stuck) == [SUSPECT, SERVING]
+    assert told.of("expert-server-0") == []
+
+
+def test_a_late_answer_to_a_client_that_is_idle_now_makes_nobody_suspect(
+    checkpoint: Callable[..., Path],
+    faulty_cluster: Callable[..., Any],
+    throttles: Callable[[str], Any],
+    join: Callable[..., Any],
+    story: Callable[..., Any],
+) -> None:
+    cluster = faulty_cluster(checkpoint(), servers=2, redundancy=2)
+    client = join(cluster, 2, dispatch="round_robin", hedge_share=0.0)
+    client.layer()
+    told = story(cluster)
+    late = "expert-server-1"
+    throttles(late).hang()
+    client.layer()
+    assert failures_of(client, late) == 1
+    throttles(late).slow(0.0)
+    client.until(lambda: failures_of(client, late) == 0)
+    time.sleep(4.0)
+    assert told.of(late) == []
+
+
+def test_row_6_one_client_without_answers_makes_no_server_suspect(
+    checkpoint: Callable[..., Path],
+    faulty_cluster: Callable[..., Any],
+    join: Callable[..., Any],
+    story: Callable[..., Any],
+    calling: Callable[..., Any],
+    through_proxies: Callable[..., Any],
+) -> None:
+    """Row 6: client and one server cut from each other, both reach the monitor: that client reroutes;
+    the server stays healthy for the others.
+    """
+    cluster = faulty_cluster(checkpoint(), servers=2, redundancy=2)
+    with through_proxies() as proxies:
+        cut_off = join(cluster, 2, transport="grpc", dispatch="round_robin")
+    other = join(cluster, 2, dispatch="round_robin")
+    told = story(cluster)
+    server = "expert-server-0"
+    with calling(cut_off, other):
+        time.sleep(1.0)
+        proxies[cluster.children[server].address].cut(up=True, down=True)
+        cut_off.until(lambda: failures_of(cut_off, server) > 0)
+        time.sleep(4.0)
+    assert failures_of(cut_off, server) > 0
+    assert failures_of(other, server) == 0
+    assert told.of(server) == []
+
+
+def failures_of(client: Any, server: str) -> int:
+    """Failures since its last answer."""
+    return sum(
+        s.failures_since_answer for s in client.metrics.outcomes.read() if s.server_id == server
+    )

@@ -1,0 +1,115 @@
+"""Rows of the fault contract about a start that must fail, by the roles' own processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+
+from eaas.config import MonitorConfig
+from eaas.wire.arena import arena_bytes
+from eaas.wire.slot import WireDtype, payload_layout, result_length
+from monitor.main import Monitor
+
+pytestmark = pytest.mark.integration
+
+ROLES = ("monitor", "balancer", "expert-server", "attention-client")
+PATIENCE_S = 100
+
+
+@pytest.fixture(scope="module")
+def monitor_address() -> Iterator[str]:
+    monitor = Monitor(MonitorConfig())
+    yield monitor.address
+    monitor.stop()
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port with a gRPC server that would share it with any other, as gRPC does unless it is told not to."""
+    with ThreadPoolExecutor(1) as workers:
+        server = grpc.server(workers, options=(("grpc.so_reuseport", 1),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        yield port
+        server.stop(0).wait()
+
+
+def start(
+    role: str, monitor_address: str, model: Path, *more: str, before: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    """A role's process, which is to end by itself."""
+    arguments = [role, *more]
+    if role != "monitor":
+        arguments += ["--join", monitor_address]
+    if role in ("expert-server", "attention-client"):
+        arguments += ["--model", str(model)]
+    return subprocess.run(
+        [*before, sys.executable, "-m", "eaas", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_row_36_a_port_that_is_bound_is_named(
+    role: str, checkpoint: Callable[..., Path], monitor_address: str, taken: int
+) -> None:
+    """Row 36: port already bound: start fails loudly (a second gRPC server binds the same port silently
+    unless `so_reuseport` is 0).
+    """
+    done = start(role, monitor_address, checkpoint(), "--port", str(taken))
+    assert done.returncode == 2, done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"eaas: error: 127.0.0.1:{taken} is in use"), done.stderr
+
+
+def small_shared_memory(free: int) -> tuple[str, ...]:
+    """A command prefix that gives a program a /dev/shm of its own, of that many bytes."""
+    script = f'mount -t tmpfs -o size={free},mode=1777 tmpfs /dev/shm && exec "$@"'
+    root = () if os.getuid() == 0 else ("--map-root-user",)
+    return ("unshare", *root, "--mount", "sh", "-c", script, "sh")
+
+
+def can_mount() -> bool:
+    try:
+        done = subprocess.run(
+            [*small_shared_memory(4096), "true"],
+            capture_output=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+    except FileNotFoundError:
+        return False
+    return done.returncode == 0
+
+
+@pytest.mark.skipif(not can_mount(), reason="no mount namespace of one's own here")
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+def test_row_28_shared_memory_is_full(
+    checkpoint: Callable[..., Path], monitor_address: str, share: float
+) -> None:
+    """Row 28: shared memory full: clear error at start with what was asked and what is free; never
+    SIGBUS.
+    """
+    hidden, top_k, slots, tokens = 64, 2, 16, 256
+    payload = payload_layout(tokens, hidden, top_k, WireDtype.FLOAT32).total
+    asked = arena_bytes(slots, payload, result_length(tokens, hidden))
+    page = os.sysconf("SC_PAGE_SIZE")
+    free = max(page, int(share * asked) // page * page)
+    done = start(
+        "expert-server", monitor_address, checkpoint(),
+        *("--slots", str(slots), "--slot-tokens", str(tokens), "--kernel", "reference"),
+        before=small_shared_memory(free),
+    )  # fmt: skip
+    assert done.returncode == 2, (done.returncode, done.stderr)
+    last = done.stderr.strip().splitlines()[-1]
+    assert f"/dev/shm: asked for {asked} bytes, {free} are free" in last, done.stderr

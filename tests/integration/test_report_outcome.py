@@ -1,0 +1,88 @@
+"""ReportOutcome over real gRPC: what the contract says of its errors, and of what is no error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import grpc
+import pytest
+
+from eaas.config import MonitorConfig
+from eaas.grpc_client import channel
+from eaas.rpc.v1 import monitor_pb2, monitor_pb2_grpc
+from eaas.session import PROTOCOL_VERSION
+from eaas.types import Member, MemberState, Role
+from monitor.main import Monitor
+
+pytestmark = pytest.mark.integration
+
+# Nobody here sends heartbeats: lives are to last.
+LEASE_S = 60.0
+
+
+@pytest.fixture
+def stub() -> Iterator[monitor_pb2_grpc.MonitorServiceStub]:
+    monitor = Monitor(MonitorConfig(lease_s=LEASE_S))
+    with channel(monitor.address) as line:
+        stub = monitor_pb2_grpc.MonitorServiceStub(line)
+        for name, role in (("server", Role.EXPERT_SERVER), ("client", Role.ATTENTION_CLIENT)):
+            member = Member(name, role, 1, "here", "", MemberState.SERVING)
+            stub.Register(
+                monitor_pb2.RegisterRequest(
+                    member=member.to_proto(), protocol_version=PROTOCOL_VERSION
+                )
+            )
+        yield stub
+    monitor.stop()
+
+
+@pytest.fixture
+def report(stub: monitor_pb2_grpc.MonitorServiceStub) -> Callable[..., None]:
+    def send(client: str = "client", life: int = 1, about: str = "server", of: int = 1) -> None:
+        outcomes = monitor_pb2.ServerOutcomes(
+            server_id=about, server_incarnation=of, timed_out=3, failures_since_answer=3
+        )
+        stub.ReportOutcome(
+            monitor_pb2.ReportOutcomeRequest(
+                client_id=client, client_incarnation=life, servers=[outcomes]
+            )
+        )
+
+    return send
+
+
+@pytest.mark.parametrize(
+    ("client", "life", "code"),
+    [
+        ("nobody", 1, grpc.StatusCode.NOT_FOUND),
+        ("client", 2, grpc.StatusCode.NOT_FOUND),
+        ("", 0, grpc.StatusCode.NOT_FOUND),
+        ("server", 1, grpc.StatusCode.INVALID_ARGUMENT),
+    ],
+)
+def test_who_may_not_report(
+    report: Callable[..., None], client: str, life: int, code: grpc.StatusCode
+) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        report(client, life)
+    assert caught.value.code() is code
+
+
+def test_a_goodbye_ends_the_right_to_report(
+    stub: monitor_pb2_grpc.MonitorServiceStub, report: Callable[..., None]
+) -> None:
+    report()
+    stub.Deregister(monitor_pb2.DeregisterRequest(id="client", incarnation=1))
+    with pytest.raises(grpc.RpcError) as caught:
+        report()
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    ("about", "of"), [("nobody", 1), ("server", 2), ("server", 0), ("client", 1), ("monitor", 1)]
+)
+def test_unknown_servers_and_lives_are_no_error(
+    report: Callable[..., None], about: str, of: int
+) -> None:
+    for _ in range(2):
+        report(about=about, of=of)

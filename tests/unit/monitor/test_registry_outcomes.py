@@ -1,0 +1,179 @@
+"""Two reasons to suspect a server: its silence, and what its clients say."""
+
+from __future__ import annotations
+
+import pytest
+
+from eaas.types import Member, MemberState, Role
+from monitor.life import MemberEvent
+from monitor.outcomes import Said
+from monitor.registry import IdTakenError, Registry, UnknownLifeError
+
+LEASE_S = 2.0
+TICK_S = LEASE_S / 8
+SERVING, SUSPECT, DEAD = MemberState.SERVING, MemberState.SUSPECT, MemberState.DEAD
+MEMORY_S = 20.0
+
+
+class World:
+    """A server "s" and clients that send heartbeats in time, unless the test says otherwise."""
+
+    def __init__(self, *clients: str) -> None:
+        self.registry = Registry(LEASE_S, 0.0)
+        self.now = 0.0
+        self.silent: set[str] = set()
+        self.state = SERVING
+        self.events: list[MemberEvent] = []
+        self.register("s", Role.EXPERT_SERVER)
+        for client in clients:
+            self.register(client, Role.ATTENTION_CLIENT)
+        self.events.clear()
+
+    def register(self, name: str, role: Role, previous: int = 0, pid: int = 1) -> int:
+        member = Member(name, role, pid, "h", "", SERVING)
+        incarnation, events = self.registry.register(member, previous, self.now)
+        self.events += events
+        return incarnation
+
+    def run(self, seconds: float) -> None:
+        """Time passes: a tick each eighth of a lease, heartbeats with it."""
+        for _ in range(round(seconds / TICK_S)):
+            self.now += TICK_S
+            for member in self.registry.members(self.now):
+                if member.state is not DEAD and member.id not in self.silent:
+                    state = self.state if member.id == "s" else SERVING
+                    self.events += self.registry.heartbeat(
+                        member.id, member.incarnation, self.now, state=state
+                    )
+            self.events += self.registry.tick(self.now)
+
+    def say(self, client: str, said: Said, about: str = "s", incarnation: int = 1) -> None:
+        self.events += self.registry.report_outcomes(
+            client, 1, [(about, incarnation, said)], self.now
+        )
+
+    def told(self) -> list[tuple[str, MemberState, str]]:
+        """The events since the last look."""
+        told = [(e.member.id, e.member.state, e.reason) for e in self.events]
+        self.events.clear()
+        return told
+
+
+def test_clients_without_answers_make_a_live_server_suspect_and_never_dead() -> None:
+    world = World("a", "b", "c")
+    for client in "abc":
+        world.say(client, Said(1, 0, 1))
+    world.run(2.0)
+    assert world.told() == [("s", SUSPECT, "3 of 3 clients get no answers")]
+    # Its heartbeat is alive: it is not DEAD, however long that goes on.
+    for total in range(2, 40):
+        world.say("a", Said(total, 0, total))
+        world.run(1.0)
+    assert world.told() == []
+    world.say("a", Said(40, 1, 0))
+    assert world.told() == [("s", SERVING, "its clients complain no more")]
+
+
+def test_it_returns_to_what_it_reports_by_then() -> None:
+    world = World("a")
+    world.say("a", Said(1, 0, 1))
+    world.run(2.0)
+    world.state = MemberState.DRAINING
+    world.run(MEMORY_S)
+    assert [event[1] for event in world.told()] == [SUSPECT, MemberState.DRAINING]
+
+
+def test_either_reason_suffices() -> None:
+    world = World("a")
+    world.say("a", Said(1, 0, 1))
+    world.run(2.0)
+    world.silent.add("s")
+    world.run(1.75)
+    world.told()
+    # Answers are reported, but its silence stands.
+    world.say("a", Said(2, 1, 0))
+    assert world.told() == []
+    world.silent.clear()
+    world.run(TICK_S)
+    assert world.told() == [("s", SERVING, "heard again")]
+
+
+def test_a_heartbeat_does_not_clear_what_clients_say() -> None:
+    world = World("a")
+    world.silent.add("s")
+    world.say("a", Said(1, 0, 1))
+    world.run(1.75)
+    assert [event[1] for event in world.told()] == [SUSPECT]
+    world.silent.clear()
+    world.run(3.0)
+    assert world.told() == []
+
+
+def test_an_accused_server_keeps_its_id() -> None:
+    """Another process may take the id of a silent one, but this one lives."""
+    world = World("a")
+    world.say("a", Said(1, 0, 1))
+    world.run(2.0)
+    with pytest.raises(IdTakenError):
+        world.register("s", Role.EXPERT_SERVER, pid=2)
+    # The same process registers again, as after a broken stream.
+    assert world.register("s", Role.EXPERT_SERVER, previous=1) == 1
+    assert world.registry.members(world.now)[0].state is SUSPECT
+
+
+def test_another_life_begins_without_suspicion() -> None:
+    world = World("a")
+    world.say("a", Said(1, 0, 1))
+    world.run(2.0)
+    world.registry.deregister("s", 1, "")
+    assert world.register("s", Role.EXPERT_SERVER) == 2
+    world.told()
+    # What is said about the former life has no effect.
+    world.say("a", Said(9, 0, 9), incarnation=1)
+    world.run(5.0)
+    assert world.told() == []
+
+
+def test_who_takes_the_place_of_a_silent_one_begins_without_suspicion() -> None:
+    world = World("a")
+    world.say("a", Said(1, 0, 1))
+    world.silent.add("s")
+    world.run(1.75)
+    assert world.register("s", Role.EXPERT_SERVER, pid=2) == 2
+    world.silent.clear()
+    world.told()
+    world.run(5.0)
+    assert world.told() == []
+
+
+def test_a_client_that_is_gone_is_not_heard() -> None:
+    world = World("a", "b")
+    world.say("a", Said(1, 0, 1))
+    world.registry.deregister("a", 1, "")
+    world.run(5.0)
+    assert world.told() == []
+    with pytest.raises(UnknownLifeError):
+        world.say("a", Said(2, 0, 2))
+    with pytest.raises(UnknownLifeError):
+        world.say("nobody", Said(2, 0, 2))
+
+
+def test_only_clients_report_and_only_of_servers() -> None:
+    world = World("a", "b")
+    with pytest.raises(ValueError, match="s is no attention client"):
+        world.say("s", Said(1, 0, 1))
+    world.say("a", Said(1, 0, 1), about="b")
+    world.say("a", Said(1, 0, 1), about="nobody")
+    world.run(5.0)
+    assert world.told() == []
+    assert len(world.registry._outcomes) == 0
+
+
+def test_nothing_is_kept_of_who_came_and_went() -> None:
+    world = World()
+    for i in range(200):
+        client = f"client-{i}"
+        incarnation = world.register(client, Role.ATTENTION_CLIENT)
+        world.registry.report_outcomes(client, incarnation, [("s", 1, Said(1, 0, 1))], world.now)
+        world.registry.deregister(client, incarnation, "")
+    assert len(world.registry._outcomes) == 0
