@@ -61,6 +61,7 @@ def once(combined: list[np.ndarray]) -> bool:
     return right
 
 
+@pytest.mark.timeout(240 + 30 * ROUNDS)
 def test_row_1_a_server_killed_in_the_middle_of_a_batch(
     checkpoint: Callable[..., Path],
     faulty_cluster: Callable[..., Any],
