@@ -41,10 +41,6 @@ class _MemoryMap(ctypes.Structure):
     ]
 
 
-# The kernel reads a command line from the process's own memory, whenever somebody looks.
-_kept: list[ctypes.Array[ctypes.c_char]] = []
-
-
 def set_command_line(words: Sequence[str]) -> None:
     """Make this process's command line one that can be pasted, and be executed again, as it is read.
 
@@ -54,20 +50,20 @@ def set_command_line(words: Sequence[str]) -> None:
         OSError: The kernel was built without CONFIG_CHECKPOINT_RESTORE, or a sandbox refuses.
     """
     text = b"".join(os.fsencode(word) + b"\0" for word in words)
-    buffer = ctypes.create_string_buffer(text, len(text))
     # From the third field on: the second, the name, may hold blanks and parentheses.
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    start = ctypes.addressof(buffer)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.malloc.restype = libc.sbrk.restype = ctypes.c_void_p
+    # Never freed: the kernel reads it there whenever somebody looks, also while the interpreter ends.
+    start = libc.malloc(ctypes.c_size_t(len(text)))
+    ctypes.memmove(start, text, len(text))
     layout = _MemoryMap(
         arg_start=start,
         arg_end=start + len(text),
         exe_fd=_NO_FILE,
         **{name: int(fields[place - 3]) for name, place in _STAT_FIELDS.items()},
     )
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.sbrk.restype = ctypes.c_void_p
     # All places are set at once, also the end of the heap: read last, so that it is that of this moment.
     layout.brk = libc.sbrk(0)
     if libc.prctl(_PR_SET_MM, _PR_SET_MM_MAP, ctypes.byref(layout), ctypes.sizeof(layout), 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_MM_MAP)")
-    _kept.append(buffer)

@@ -197,7 +197,7 @@ def test_no_monitor(home: Any, model: Path, taken: int) -> None:
 
     def join(role: str) -> subprocess.CompletedProcess[str]:
         done: subprocess.CompletedProcess[str] = home.run(
-            role, "--join", address, "--port", "0", *roles[role], timeout=SOON_S
+            role, "--join", address, "--port", "0", *roles[role], timeout=2 * SOON_S
         )
         return done
 

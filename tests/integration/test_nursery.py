@@ -50,7 +50,7 @@ def monitor(bare: Nursery, tmp_path: Path) -> Iterator[ChildProcess]:
         yield child
     finally:
         child.signal(signal.SIGKILL)
-        assert child.reap(10)
+        assert child.reap(30)
 
 
 def field(pid: int, name: str) -> list[str]:
@@ -86,6 +86,24 @@ def test_its_command_line_can_be_executed_again(monitor: ChildProcess) -> None:
     assert shown.stdout.rstrip("\n") == f"{sys.executable} -m eaas monitor"
 
 
+def test_its_command_line_outlives_the_interpreter() -> None:
+    """At its end Python frees what it has; the process is seen until it has left C's exit(), too."""
+    code = """
+import ctypes
+from eaas.local.command_line import set_command_line
+libc = ctypes.CDLL(None)
+libc.__cxa_atexit(libc.pause, None, None)
+libc.__cxa_atexit(libc.close, ctypes.c_void_p(1), None)  # called before the pause
+set_command_line(["it", "lives" * 9])
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as ending:
+        assert ending.stdout is not None
+        ending.stdout.read()
+        shown = Path(f"/proc/{ending.pid}/cmdline").read_bytes()
+        ending.kill()
+    assert shown == b"it\0" + b"lives" * 9 + b"\0"
+
+
 def test_it_has_a_group_and_descriptors_of_its_own(
     bare: Nursery, monitor: ChildProcess, tmp_path: Path
 ) -> None:
@@ -105,7 +123,7 @@ def test_it_has_a_group_and_descriptors_of_its_own(
         assert len([name for name in ours if name.startswith("pipe:")]) <= 1  # its own
     finally:
         second.signal(signal.SIGKILL)
-        assert second.reap(10)
+        assert second.reap(30)
 
 
 def test_the_environment_is_the_launchers_of_this_moment(
@@ -116,13 +134,13 @@ def test_the_environment_is_the_launchers_of_this_moment(
     # Its own words, and an exit code.
     with pytest.raises(EaasError, match=r"monitor\.heartbeat_s"):
         wait_ready([refused], 30)
-    assert refused.reap(10)
+    assert refused.reap(30)
     assert refused.process.returncode == 2
     monkeypatch.delenv("EAAS_MONITOR__LEASE_S")
     child = ChildProcess("monitor", ["monitor"], None, nursery=bare)
     wait_ready([child], 30)
     child.signal(signal.SIGTERM)
-    assert child.reap(10)
+    assert child.reap(30)
     assert child.process.returncode == 0
 
 
@@ -186,7 +204,7 @@ def test_a_signal_is_an_exit_code(bare: Nursery, number: signal.Signals) -> None
     assert child.running
     assert not child.reap(0.05)
     os.kill(child.pid, number)
-    assert child.reap(10)
+    assert child.reap(30)
     assert not child.running
     assert child.process.returncode == -number
     # Nothing is sent to whoever has the number now.
@@ -199,7 +217,8 @@ def test_a_killed_one_keeps_its_number_until_it_is_looked_at(bare: Nursery) -> N
     wait_ready([child], 30)
     os.kill(child.pid, signal.SIGKILL)
     until(lambda: field(child.pid, "State")[0] == "Z")
-    assert not child.running
+    # The first of its threads may be gone before the last.
+    until(lambda: not child.running)
     assert not Path(f"/proc/{child.pid}").exists()
     assert child.reap(0)
 
@@ -224,7 +243,8 @@ def test_a_cluster_whose_server_is_stopped_killed_and_started_again(
     pids = [c.pid for c in cluster.children.values()]
     cluster.stop()
     assert not any(map(lives, pids))
-    assert {c.process.returncode for c in cluster.children.values()} == {0}
+    # Those that a busy machine does not let end in time are killed.
+    assert {c.process.returncode for c in cluster.children.values()} <= {0, -signal.SIGKILL}
 
 
 # -- who ends with whom --------------------------------------------------------------------------------
