@@ -25,8 +25,10 @@ _FAILED = Failed.FAILED
 _BLAMELESS = (Status.STALE_PLACEMENT, Status.EXPIRED)
 
 
-def look(attempt: Attempt, shared: Dispatcher, standing: Standing) -> Result | Failed | None:
-    """Poll a request.
+def look(
+    attempt: Attempt, layer: int, shared: Dispatcher, standing: Standing
+) -> Result | Failed | None:
+    """Poll a request of a layer.
 
     Returns:
         Its result; None while there is none.
@@ -65,7 +67,7 @@ def look(attempt: Attempt, shared: Dispatcher, standing: Standing) -> Result | F
     status = Status(answer.header.status)
     if status is Status.INVALID_ARGUMENT:
         shared.metrics.outcomes.count(connection, Outcome.REFUSED)
-        raise WrongRequestError(f"{name} refused the request: {status.name}")
+        raise WrongRequestError(f"{name} refused a request of layer {layer}")
     reason = f"{name}: answered {status.name}"
     standing.give_up(connection, reason, "refused", blame=status not in _BLAMELESS)
     return _FAILED

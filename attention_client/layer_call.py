@@ -257,7 +257,7 @@ class LayerCall:
         for attempt in tuple(self._attempts):
             if attempt not in self._attempts:
                 continue  # The end of another one was its end, too.
-            found = look(attempt, self._shared, self._standing)
+            found = look(attempt, self._inputs.layer, self._shared, self._standing)
             if found is None:
                 continue
             ended = True

@@ -34,8 +34,9 @@ class LocalCluster:
         model: Directory of a checkpoint.
         servers: Expert servers.
         redundancy: Servers that hold each expert.
-        config: Settings of the roles; host, port and transport of the endpoint are the client's.
-        config_file: Where they came from, for the children.
+        config: Of this, the endpoint's host, port and transport and the servers' threads, kernel and
+            quantization are passed on.
+        config_file: Every other setting, which the children read for themselves.
         log_dir: Where the children's output goes; by default nowhere that lasts.
         attention_client: Start one, with its endpoint; False where the caller is the client itself.
         nursery: Forks the processes; left running. By default the cluster has one of its own.
