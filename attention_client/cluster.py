@@ -179,8 +179,8 @@ class Cluster:
         """
         call = self._layer_call(layer, x_TH, ids_TK, scores_TK, wanted_T)
         with self._counted(call):
-            call.start()
             try:
+                call.start()
                 yield call
             finally:
                 call.cancel()
@@ -331,6 +331,8 @@ class Cluster:
             stale = connection is not None and connection.incarnation != member.incarnation
             if connection is not None and (stale or member.state is MemberState.DEAD):
                 connection.lose(f"the monitor says {member.state.value}")
+            if member.state is MemberState.DEAD:
+                self.metrics.outcomes.forget(member.id)
             if member.state in _USABLE:
                 self._connect_soon(member)
 

@@ -452,11 +452,16 @@ class Connection:
         for slot, abandoned in tuple(self._abandoned.items()):
             if arena.generation(slot) != self._link.generation:
                 return False
-            if self._flags.load(slot) == SlotState.DONE and arena.client_free(slot):
+            if self._flags.load(slot) != SlotState.DONE:
+                continue
+            answer = ResultHeader.unpack_from(arena.buffer, arena.result_offset(slot))
+            if arena.client_free(slot):
                 del self._abandoned[slot]
                 if abandoned.unanswered:
                     self._work -= abandoned.ticket.work
                 self._free.append(slot)
                 self._metrics.late_answers.inc()
-                self._metrics.outcomes.count(self, Outcome.ANSWERED)
+                # A late error is no answer: the request was counted when its time was over.
+                if answer.status == Status.OK and answer.request_id == abandoned.ticket.request_id:
+                    self._metrics.outcomes.count(self, Outcome.ANSWERED)
         return True

@@ -25,7 +25,7 @@ class ClientMetrics:
         self.layer_calls = Counter("eaas_layer_calls", "Calls of one MoE layer", registry=registry)
         self.layer_call_seconds = Histogram(
             "eaas_layer_call_seconds",
-            "Time of one MoE layer call, dispatch to combine",
+            "Time of one MoE layer call, dispatch to combine; with overlap, the other half's turn included",
             buckets=(5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0),
             registry=registry,
         )

@@ -82,6 +82,11 @@ class OutcomeTally:
             totals.failures_since_answer += 1
         self._failed.set()
 
+    def forget(self, server_id: str) -> None:
+        """A server is dead: nobody wants to hear of it any more."""
+        with self._lock:
+            self._totals.pop(server_id, None)
+
     def wait_for_failure(self, timeout_s: float) -> None:
         """Sleep until a request failed since the last such wait, or the time is over."""
         self._failed.wait(timeout_s)

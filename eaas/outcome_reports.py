@@ -63,7 +63,8 @@ class OutcomeReporter:
             # An answer that is merely late is to be told before the failure makes anybody suspect.
             self._source.wait_for_failure(0.0 if owed else self._session.heartbeat_s)
             owed = self._settle()
-            changed = [s for s in self._source.read() if self._told.get(s.server_id) != s]
+            totals = self._source.read()
+            changed = [s for s in totals if self._told.get(s.server_id) != s]
             if changed and self._session.report_outcomes(changed):
-                self._told.update((s.server_id, s) for s in changed)
+                self._told = {s.server_id: s for s in totals}
             self._closed.wait(_LEAST_GAP_S)

@@ -113,6 +113,14 @@ class OutcomeBook:
             case.accusation = f"{len(bad)} of {len(bad)} {clients} no answers"
         return case.accusation
 
+    def skip(self, seconds: float) -> None:
+        """So long nobody was heard, because the monitor itself was paused: as if the time had not passed."""
+        for case in self._cases.values():
+            case.cleared_at += seconds
+            for client_id, word in case.words.items():
+                bad_since = None if word.bad_since is None else word.bad_since + seconds
+                case.words[client_id] = _Word(word.said, word.heard_at + seconds, bad_since)
+
     def forget(self, member_id: str) -> None:
         """A life has ended, of a server or of a client: what was said of it, and what it said."""
         self._cases.pop(member_id, None)

@@ -202,7 +202,8 @@ class Registry:
                 and life.member.role is Role.EXPERT_SERVER
             ):
                 self._outcomes.take(server_id, client_id, said, now)
-                events += self._judge(life, now)
+                if not self._paused(now):
+                    events += self._judge(life, now)
         return events
 
     def _life(self, member_id: str, incarnation: int) -> Life:
@@ -236,9 +237,10 @@ class Registry:
         A gap of more than half a lease between two ticks means that this process itself was paused,
         and its members' silence proves nothing: every lease starts anew.
         """
-        paused = now - self._ticked_at > self._lease_s / 2
-        self._ticked_at = now
+        paused = self._paused(now)
+        gap_s, self._ticked_at = now - self._ticked_at, now
         if paused:
+            self._outcomes.skip(gap_s)
             for life in self._live.values():
                 life.lease_from = now
             return []
@@ -257,6 +259,10 @@ class Registry:
                     events.append(self._event(life.member, reason))
             events += self._judge(life, now)
         return events
+
+    def _paused(self, now: float) -> bool:
+        """Whether this process itself was paused since the last tick."""
+        return now - self._ticked_at > self._lease_s / 2
 
     def _bury(self, life: Life, reason: str) -> MemberEvent:
         life.member = replace(life.member, state=MemberState.DEAD, in_flight=0)

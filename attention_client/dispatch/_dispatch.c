@@ -311,6 +311,7 @@ dispatch_plan(PyObject *self, PyObject *args)
         return NULL;
     }
     if (r.tokens < 0 || r.top_k < 0 || r.servers < 0 || r.experts < 1 || r.chunk_pairs < 1 ||
+        r.experts > INT32_MAX || r.chunk_pairs > INT32_MAX ||
         (r.top_k > 0 && r.tokens > INT32_MAX / r.top_k) || r.servers > PY_SSIZE_T_MAX / 64 / r.experts ||
         !(r.draw >= 0 && r.draw < 1) || !(r.step >= 0 && r.step < 1) || (rate == Py_None) != (backlog == Py_None)) {
         PyErr_SetString(PyExc_ValueError, "tokens, top_k, servers, experts, chunk_pairs, draw or step out of range");

@@ -23,6 +23,14 @@ _WANTED = ("output_attentions", "output_hidden_states", "output_router_logits")
 _MISSING = object()
 
 
+def _looks_at_the_whole_batch(config: Any) -> bool:
+    """Whether a sequence's rotary embedding depends on the others (transformers' `dynamic_rope_update`)."""
+    given = getattr(config, "rope_parameters", None) or {}
+    nested = [part for part in given.values() if isinstance(part, dict)]
+    kinds = [str(part.get("rope_type", "")) for part in (given, *nested)]
+    return any(kind == "longrope" or "dynamic" in kind for kind in kinds)
+
+
 class DoubleBatch:
     """Overlap for one model.
 
@@ -38,7 +46,8 @@ class DoubleBatch:
     def __init__(
         self, model: PreTrainedModel, mode: Literal["auto", "on", "off"], forwards: Counter
     ) -> None:
-        self._mode = mode
+        # Frequencies that depend on the longest sequence would differ between the halves.
+        self._mode = "off" if _looks_at_the_whole_batch(model.get_decoder().config) else mode
         self._choice = OverlapChoice()
         self._forwards = {
             overlapped: forwards.labels("overlap" if overlapped else "whole")

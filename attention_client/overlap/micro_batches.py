@@ -20,6 +20,7 @@ __all__ = ["MicroBatches", "cut"]
 # Cut off below this share of the tokens, a micro-batch has too little to hide the other one behind.
 _LEAST_SHARE = 0.25
 _PADDED = ("input_ids", "inputs_embeds", "attention_mask", "position_ids", "past_key_values")
+_NEUTRAL = ("return_dict", "is_causal")
 _PACKED = (
     *("input_ids", "position_ids", "attention_mask", "cu_seq_lens_q", "cu_seq_lens_k"),
     *("max_length_q", "max_length_k", "write_index", "read_index"),
@@ -74,7 +75,8 @@ def _cut_padded(given: dict[str, Any]) -> MicroBatches | None:
         if key == "past_key_values":
             continue
         if key not in _PADDED:
-            if not isinstance(value, (bool, int, float, str)):
+            # False switches something off; what else there may be is not known here.
+            if key != "use_cache" and value is not False and key not in _NEUTRAL:
                 return None
         elif not isinstance(value, torch.Tensor) or value.shape[0] not in (1, batch):
             return None

@@ -6,6 +6,7 @@ differ in `attention_client.overlap` only, and decode the same sequences round b
 
 from __future__ import annotations
 
+import gc
 import platform
 import statistics
 import tempfile
@@ -89,7 +90,9 @@ def bench_overlap(
                     say(f"{latency} us away, {batch} sequences")
                     row = _compare(models, batch, prompt_tokens, steps, rounds)
                     rows.append({"added_latency_us": latency, "sequences": batch} | row)
+                # In cycles: they are to leave before the cluster ends.
                 del models
+                gc.collect()
     return {
         "machine": {
             "processor": processor(),

@@ -101,9 +101,12 @@ class Nursery(ChildProcess):
                 socket.send_fds(self._control, [json.dumps(request).encode()], fds)
                 answer, returned, _, _ = socket.recv_fds(self._control, _ANSWER_BYTES, 1)
             except OSError as error:
-                # Late answers would be taken for those of later requests: it has had its time, and ends.
                 self._control.close()
                 raise ClusterError(f"the nursery does not answer: {error}") from error
+            except BaseException:
+                # A late answer would be taken for that to a later request. Without its line it ends.
+                self._control.close()
+                raise
         if not answer:
             raise ClusterError(f"the nursery has ended; its last words: {self.last_words()}")
         document = json.loads(answer)

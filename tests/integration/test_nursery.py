@@ -362,3 +362,20 @@ def test_many_threads_may_look(bare: Nursery) -> None:
     with ThreadPoolExecutor(8) as pool:
         assert set(pool.map(life, range(16))) == {2}
     assert not select.select([bare._control], [], [], 0)[0]
+
+
+def test_an_interrupted_request_leaves_no_answer_for_the_next(
+    bare: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C between a request and its answer: the nursery ends, and what is stopped then is stopped."""
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(socket, "recv_fds", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            ChildProcess("monitor", ["monitor"], tmp_path, nursery=bare)
+    with pytest.raises(ClusterError, match="does not answer"):
+        ChildProcess("monitor", ["monitor"], tmp_path, nursery=bare)
+    assert bare.reap(30)

@@ -99,6 +99,21 @@ def test_an_answer_to_something_else_is_dropped_and_the_slot_comes_back(
     assert bench.late_answers() == 1
 
 
+@pytest.mark.parametrize(
+    ("status", "answered"), [(Status.OK, 1), (Status.EXPIRED, 0), (Status.INTERNAL, 0)]
+)
+def test_a_late_error_is_no_answer(status: Status, answered: int) -> None:
+    """A server that says each time that it was too late has answered nobody."""
+    bench = Bench()
+    connection = bench.connect()
+    ticket = send(connection)
+    connection.abandon(ticket, overdue=True)
+    bench.answer(ticket.slot, status=status)
+    assert not connection.owes_answer()
+    assert bench.late_answers() == 1
+    assert sum(server.answered for server in bench.metrics.outcomes.read()) == answered
+
+
 def test_only_some_rows_are_sent_where_a_part_has_only_some() -> None:
     bench = Bench()
     connection = bench.connect()

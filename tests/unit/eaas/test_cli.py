@@ -85,6 +85,17 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "--plot": None,
         "--json": False,
     },
+    "bench overlap": {
+        "--model": None,
+        "--servers": 1,
+        "--transport": "shm",
+        "--latency": "0,2000,5000,10000",
+        "--sequences": "8,32,128",
+        "--prompt-tokens": 64,
+        "--steps": 16,
+        "--rounds": 3,
+        "--json": False,
+    },
     "bench experts": {
         "--shape": None,
         "--builtin": True,

@@ -322,7 +322,8 @@ def test_a_warm_loop_allocates_nothing(benches) -> None:
         return loop._views.made, loop._scratch.made, loop._scratch.nbytes
 
     with torch.inference_mode():
-        calls(100)
+        # So long that the interpreter's free lists (2,000 tuples of each length) are full as well.
+        calls(1500)
         before = made()
         tracemalloc.start()
         try:
@@ -333,7 +334,7 @@ def test_a_warm_loop_allocates_nothing(benches) -> None:
             end, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-    assert bench.loop.computed == sum(1 + n % 3 for n in (*range(100), *range(50), *range(500)))
+    assert bench.loop.computed == sum(1 + n % 3 for n in (*range(1500), *range(50), *range(500)))
     assert made() == before
     assert end - start < 2048
     assert peak - start < 16384

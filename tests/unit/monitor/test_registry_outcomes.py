@@ -177,3 +177,17 @@ def test_nothing_is_kept_of_who_came_and_went() -> None:
         world.registry.report_outcomes(client, incarnation, [("s", 1, Said(1, 0, 1))], world.now)
         world.registry.deregister(client, incarnation, "")
     assert len(world.registry._outcomes) == 0
+
+
+def test_a_pause_of_the_monitor_accuses_nobody() -> None:
+    """One client is cut off, another gets answers; then the monitor hears nobody for ten seconds."""
+    world = World("a", "b")
+    world.say("a", Said(1, 0, 1))
+    world.say("b", Said(1, 1, 0))
+    world.run(1.0)
+    world.now += 10.0
+    world.say("a", Said(2, 0, 2))
+    world.run(0.5)
+    world.say("b", Said(2, 2, 0))
+    world.run(1.0)
+    assert world.told() == []

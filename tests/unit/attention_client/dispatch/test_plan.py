@@ -94,6 +94,7 @@ def test_the_compiled_plan_refuses_what_does_not_fit() -> None:
     assert right["rows_out"].tolist() == [0, 1]
     for wrong in (
         {"tokens": 3}, {"tokens": -1}, {"top_k": 2**40}, {"servers": 2}, {"servers": -1},
+        {"servers": 0, "experts": 2**61}, {"chunk_pairs": 2**62},
         {"experts": 2}, {"experts": 0}, {"chunk_pairs": 0}, {"draw": 1.0}, {"step": np.nan},
         {"rate": None}, {"rate": np.ones(1, F32)}, {"backlog": np.ones(0)},
         {"ids": np.zeros((2, 2), I32)}, {"wanted": np.ones(3, bool)}, {"shares": np.ones((1, 1))},

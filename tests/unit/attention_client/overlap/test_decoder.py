@@ -204,6 +204,21 @@ def test_other_caches_and_single_sequences_are_whole(checkpoint: Callable[..., P
     assert (rig.count("whole"), rig.count("overlap")) == (3, 0)
 
 
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_frequencies_of_the_longest_sequence_are_those_of_all(
+    checkpoint: Callable[..., Path], kind: str
+) -> None:
+    """Where a sequence's rotation depends on the others, the batch stays whole."""
+    ones = [1.0] * 8
+    rope = {"rope_type": kind, "rope_theta": 10000.0, "factor": 2.0}
+    if kind == "longrope":
+        rope |= {"short_factor": ones, "long_factor": ones, "original_max_position_embeddings": 8}
+    rig = Rig(checkpoint("qwen3_moe"), rope_parameters=rope)
+    with torch.no_grad():
+        rig.model(**ragged(), use_cache=False)
+    assert (rig.count("whole"), rig.count("overlap")) == (1, 0)
+
+
 def test_off_is_off(checkpoint: Callable[..., Path]) -> None:
     rig = Rig(checkpoint("qwen3_moe"), mode="off")
     assert torch.equal(generate(rig.model), generate(rig.whole))
