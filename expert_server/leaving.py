@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from eaas.grpc_client import STREAM_SILENCE_S
 from eaas.log import get_logger
 from eaas.membership import MembershipView
 from eaas.types import MemberState, Role
@@ -18,11 +19,15 @@ _LOOK_S = 0.05
 _LAST_REQUESTS_S = 1.0
 
 
-def can_be_relieved(view: MembershipView, server_id: str) -> bool:
-    """Whether it helps anybody to wait: there are clients, a balancer, and another server that stays."""
+def can_be_relieved(view: MembershipView, server_id: str, now: float) -> bool:
+    """Whether it helps anybody to wait: there are clients, a balancer, and another server that stays.
+
+    With the monitor away nobody learns that this server leaves.
+    """
     others = (m for m in view.live(Role.EXPERT_SERVER) if m.id != server_id)
     return bool(
-        view.live(Role.ATTENTION_CLIENT)
+        view.age_s(now) < STREAM_SILENCE_S
+        and view.live(Role.ATTENTION_CLIENT)
         and view.live(Role.BALANCER)
         and any(m.state is not MemberState.DRAINING for m in others)
     )
@@ -75,7 +80,9 @@ class Leaving:
         self._end()
 
     def _is_relieved(self) -> bool:
-        return not self._held() or not can_be_relieved(self._view(), self._server_id)
+        return not self._held() or not can_be_relieved(
+            self._view(), self._server_id, time.monotonic()
+        )
 
     @staticmethod
     def _wait(condition: Callable[[], bool], timeout_s: float) -> bool:

@@ -124,7 +124,8 @@ class LocalCluster:
         # tells servers that were started by hand.
         first, last = "attention-client", "monitor"
         stop_all(c for c in self.children.values() if c.name == first)
-        stop_all(c for c in self.children.values() if c.name not in (first, last))
+        others = [c for c in self.children.values() if c.name not in (first, last)]
+        stop_all(others, at_once=True)
         stop_all(c for c in self.children.values() if c.name == last)
         if self._owns_nursery and self._nursery is not None:
             self._nursery.end()

@@ -26,7 +26,7 @@ def view(
     for role, state in ((Role.BALANCER, balancer), (Role.ATTENTION_CLIENT, client)):
         if state is not None:
             members.append(Member(role.value, role, 1, "h", "", state))
-    return MembershipView(1, {m.id: m for m in members}, 0.0)
+    return MembershipView(1, {m.id: m for m in members}, time.monotonic())
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,13 @@ def view(
     ],
 )
 def test_who_could_take_over(members: MembershipView, wanted: bool) -> None:
-    assert can_be_relieved(members, "me") is wanted
+    assert can_be_relieved(members, "me", members.heard_at) is wanted
+
+
+def test_nobody_takes_over_while_the_monitor_is_away() -> None:
+    members = view(SERVING)
+    assert can_be_relieved(members, "me", members.heard_at + 2.5)
+    assert not can_be_relieved(members, "me", members.heard_at + 60.0)
 
 
 class Server:
