@@ -91,7 +91,6 @@ class Planner:
         self._asked: set[_Key] = set()
         self._done: set[_Key] = set()
         self._holdings: dict[tuple[str, int], npt.NDArray[np.bool_]] = {}
-        self._refused: set[tuple[str, int]] = set()
 
     # -- events ---------------------------------------------------------------------------------
 
@@ -146,7 +145,7 @@ class Planner:
         if self._next is None:
             current = self._current
             actions += self._begin(now) if current is None else self._go_on(current, now)
-        actions += self._refuse_strangers()
+        actions += [Refuse(*refusal) for refusal in self._pool.new_refusals()]
         actions += self._prepare_where_due()
         actions += self._publish_if_complete(now)
         actions += self._retire_where_due(now)
@@ -226,18 +225,14 @@ class Planner:
         own = _EPOCHS_OF_A_LIFE * (self._pool.balancer_life - 1)
         self._last_epoch = 1 + max(self._last_epoch, self._pool.highest_epoch, own)
         self._next = Placement(self._last_epoch, servers, holds_LSE, even_shares(holds_LSE))
-        self._next_alive = frozenset(s for s in servers if s in self._counted_on())
-
-    def _counted_on(self) -> dict[str, Member]:
-        alive = self._pool.alive
-        return {s: m for s, m in alive.items() if not self._pool.is_unable(m)}
+        self._next_alive = frozenset(servers) & self._pool.willing.keys()
 
     def _stands(self, draft: Placement) -> bool:
         """Whether those that a draft counts on still live, and can load."""
         if self._current is None and self._pool.highest_epoch > draft.epoch:
             # A late call of the balancer before: its servers refuse this draft.
             return False
-        return self._counted_on().keys() >= self._next_alive
+        return self._pool.willing.keys() >= self._next_alive
 
     def _is_idle(self) -> bool:
         """Whether the servers hold the published placement and nothing else."""
@@ -255,25 +250,12 @@ class Planner:
         self._asked.update(_key(call) for call in new)
         return list(new)
 
-    def _refuse_strangers(self) -> list[Action]:
-        if not self._pool.digest:
-            return []
-        actions: list[Action] = []
-        for server in self._pool.strangers:
-            if _life(server) in self._refused:
-                continue
-            self._refused.add(_life(server))
-            what = f"model {server.model.digest[:12]}" if server.model else "no model"
-            reason = f"it serves {what}, the cluster serves {self._pool.digest[:12]}"
-            actions.append(Refuse(server.id, reason))
-        return actions
-
     def _prepare_where_due(self) -> list[Action]:
         placement = self._next or self._current
         if placement is None:
             return []
         calls: list[Call] = []
-        for server_id, server in self._counted_on().items():
+        for server_id, server in self._pool.willing.items():
             if server_id not in placement.servers:
                 continue
             call = Prepare(server_id, server.incarnation, server.address, placement)
@@ -288,7 +270,7 @@ class Planner:
         placement = self._next
         if placement is None:
             return []
-        for server_id, server in self._counted_on().items():
+        for server_id, server in self._pool.willing.items():
             key = (Prepare, *_life(server), placement.epoch)
             if server_id in placement.servers and key not in self._done:
                 return []
@@ -306,7 +288,7 @@ class Planner:
         assert placement is not None
         return [
             m
-            for s, m in self._counted_on().items()
+            for s, m in self._pool.willing.items()
             if s in placement.servers or m.state is not MemberState.JOINING
         ]
 

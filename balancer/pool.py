@@ -27,6 +27,7 @@ class ServerPool:
         self._members: Mapping[str, Member] = {}
         self._servers: dict[str, Member] = {}
         self._dead_since: dict[str, float] = {}
+        self._refused: set[tuple[str, int]] = set()
         self._failures: Counter[tuple[str, int]] = Counter()
         # Of the cluster's model; empty until it is chosen.
         self.digest = ""
@@ -58,13 +59,14 @@ class ServerPool:
         }
 
     @property
+    def willing(self) -> dict[str, Member]:
+        """Of those the ones that do what they are told: they did not fail to load too often."""
+        return {s: m for s, m in self.alive.items() if not self.is_unable(m)}
+
+    @property
     def staying(self) -> dict[str, Member]:
-        """Of those the ones that do not leave and can load."""
-        return {
-            s: m
-            for s, m in self.alive.items()
-            if m.state is not MemberState.DRAINING and not self.is_unable(m)
-        }
+        """Of those the ones that do not leave."""
+        return {s: m for s, m in self.willing.items() if m.state is not MemberState.DRAINING}
 
     @property
     def able(self) -> dict[str, Member]:
@@ -80,10 +82,17 @@ class ServerPool:
             if m.state is not MemberState.JOINING or not self.is_unable(m)
         }
 
-    @property
-    def strangers(self) -> list[Member]:
-        """Servers of another model than the cluster's, or of none."""
-        return [m for m in self._servers.values() if m.state in _ABLE and not self._is_ours(m)]
+    def new_refusals(self) -> list[tuple[str, str]]:
+        """Servers of another model than the cluster's, or of none, and why; each life of one once."""
+        refusals = []
+        for m in self._servers.values():
+            life = (m.id, m.incarnation)
+            if not self.digest or m.state not in _ABLE or self._is_ours(m) or life in self._refused:
+                continue
+            self._refused.add(life)
+            what = f"model {m.model.digest[:12]}" if m.model else "no model"
+            refusals.append((m.id, f"it serves {what}, the cluster serves {self.digest[:12]}"))
+        return refusals
 
     @property
     def highest_epoch(self) -> int:

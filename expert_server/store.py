@@ -107,10 +107,12 @@ class ExpertStore:
     def unload(self, unwanted: Mapping[int, Collection[int]]) -> None:
         """Drops replicas; those that are not held are passed over."""
         with self._changing:
+            before = self.bytes
             for layer, experts in unwanted.items():
                 for expert in experts:
                     self._kernel.unload(layer, expert)
-            trim()
+            if self.bytes < before:
+                trim()
 
     def _check(self, wanted: Mapping[int, Collection[int]]) -> None:
         layers, num_experts = len(self._reader.forms), self._reader.num_experts

@@ -63,7 +63,7 @@ def test_row_2_a_server_killed_and_no_replica(
     killed_at = time.monotonic()
     # The request that cannot wait fails alone, and names what it lacks.
     while threads[0].is_alive():
-        assert torch.equal(call(patient, 1, others), expected_others_TH)
+        assert torch.allclose(call(patient, 1, others), expected_others_TH, rtol=1e-4, atol=1e-5)
     error = answers["hasty"]
     assert isinstance(error, ExpertsUnavailableError), error
     assert (error.layer, list(error.experts)) == (1, lost)
@@ -97,7 +97,7 @@ def test_row_35_sigterm_is_a_drain(
         after = len(calls.seconds)
         clients[0].until(lambda: len(calls.seconds) > after + 20)
     assert leaver.process.returncode == 0
-    assert told.of(VICTIM)[-2:] == [DRAINING, DEAD]
+    clients[0].until(lambda: told.of(VICTIM)[-2:] == [DRAINING, DEAD])
     for client in clients:
         placement = client.cluster.view().placement
         assert VICTIM not in placement.servers

@@ -146,7 +146,7 @@ class FakeExpertServer:
     def _unused(self, request: Any, context: Any) -> None:
         context.abort(grpc.StatusCode.UNIMPLEMENTED, "not in this test")
 
-    Connect = Disconnect = Exchange = Join = _unused
+    Connect = Disconnect = Exchange = Join = DescribeCheckpoint = ReadShard = _unused
 
     def close(self, deregister: bool = True) -> None:
         self.session.close(deregister)

@@ -135,6 +135,7 @@ def test_a_balancer_killed_in_the_middle_of_a_roll_out(
     cluster, client = elastic()
     with client.decoding():
         cluster.add_server()
+        assert client.cluster.session.wait_for(lambda v: "expert-server-3" in v.members, 60)
         kill(cluster, "balancer")
         client.more_rounds(2)
         cluster.restart("balancer")
