@@ -25,6 +25,7 @@ from attention_client.dispatch import dispatch_policy
 from attention_client.layer_call import ClusterView, Dispatcher, LayerCall
 from attention_client.messages import LayerInput
 from attention_client.metrics import ClientMetrics
+from attention_client.placements import PlacementSwitch
 from attention_client.transports import opener
 from eaas.config import AttentionClientConfig
 from eaas.errors import ClusterError, EaasError, ExpertsUnavailableError
@@ -44,6 +45,8 @@ _log = get_logger(__name__)
 _CONNECT_S = 5.0
 _RECONNECT_S = 0.25
 _RECONNECT_MOST_S = 2.0
+# Less than the balancer's, which waits for a client to follow a placement.
+_HOLD_BACK_S = 5.0
 # A process may hold several models, each a member of its own.
 _numbers = itertools.count()
 _USABLE = (MemberState.SERVING, MemberState.SUSPECT, MemberState.DRAINING)
@@ -93,7 +96,7 @@ class Cluster:
         # Kept over the lives of a server: what it can do does not change with its process.
         self._service_times: dict[str, ServiceTimes] = {}
         self._pid = os.getpid()
-        self._placement: Placement | None = None
+        self._switch = PlacementSwitch(_HOLD_BACK_S)
         self._view: ClusterView | None = None
         self._members: MembershipView | None = None
         self._state = MemberState.JOINING
@@ -282,7 +285,7 @@ class Cluster:
     @property
     def placement(self) -> Placement | None:
         """The placement in use; None while there is none."""
-        return self._placement
+        return self._switch.current
 
     # -- membership -----------------------------------------------------------------------------------
 
@@ -292,7 +295,7 @@ class Cluster:
         self.session.report_now()
 
     def _report(self) -> Report:
-        placement = self._placement
+        placement = self._switch.current
         return Report(
             state=self._state,
             progress=self._finished,
@@ -316,10 +319,17 @@ class Cluster:
             _log.error("placement %d is of another model: ignored", placement.epoch)
             return
         with self._changed:
-            if self._placement is not None and placement.epoch <= self._placement.epoch:
+            if not self._switch.offer(placement, time.monotonic()):
                 return
-            self._placement = placement
-            self.metrics.epoch.set(placement.epoch)
+            self._refresh()
+            due_at = self._switch.due_at()
+        if due_at is not None:
+            timer = threading.Timer(max(0.0, due_at - time.monotonic()), self._look_again)
+            timer.daemon = True
+            timer.start()
+
+    def _look_again(self) -> None:
+        with self._changed:
             self._refresh()
 
     def _on_members(self, members: MembershipView) -> None:
@@ -476,11 +486,17 @@ class Cluster:
 
     def _refresh(self) -> None:
         """Make the view anew; the lock is held."""
-        if self._placement is not None:
+        connected = {s for s, c in self._connections.items() if c.lost_reason is None}
+        switched = self._switch.look(connected, time.monotonic())
+        placement = self._switch.current
+        if placement is not None:
             self._view = ClusterView(
-                self._placement,
-                tuple(self._connections.get(server) for server in self._placement.servers),
+                placement, tuple(self._connections.get(server) for server in placement.servers)
             )
+        if switched and placement is not None:
+            self.metrics.epoch.set(placement.epoch)
+            # The balancer waits for everybody to say so.
+            self.session.report_now()
         self.metrics.connections.set(len(self._connections))
         self._changed.notify_all()
 

@@ -74,6 +74,12 @@ class BalancerConfig(_Section):
     apply_timeout_s: Seconds = Field(
         300.0, description="Longest that a server may take to load its experts."
     )
+    dead_grace_s: Seconds = Field(
+        30.0, description="How long a dead server's return is awaited before others get its share."
+    )
+    ack_timeout_s: Seconds = Field(
+        10.0, description="How long experts that moved stay for clients of the older placement."
+    )
 
 
 class ExpertServerConfig(_Section):
@@ -108,6 +114,14 @@ class ExpertServerConfig(_Section):
         ge=0,
         le=1_000_000,
         description="Longest that a batch waits for company, microseconds.",
+    )
+    drain_timeout_s: Seconds = Field(
+        60.0, description="Longest that a server that is to leave waits for others to take over."
+    )
+    share_bytes_per_s: int = Field(
+        500_000_000,
+        ge=1_000_000,
+        description="Fastest that servers without a checkpoint are sent this one's, all together.",
     )
     added_latency_us: int = Field(
         0,

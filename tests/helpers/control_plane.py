@@ -13,6 +13,7 @@ import grpc
 
 from eaas.grpc_server import RunningServer, Service, serve
 from eaas.rpc.v1 import (
+    common_pb2,
     expert_pb2,
     expert_pb2_grpc,
 )
@@ -22,6 +23,7 @@ from eaas.types import Member, MemberState, ModelShape, Role
 ROOT = Path(__file__).parents[2]
 SHAPE = ModelShape("tiny", 8, 64, 2, ("l0", "l1", "l2"), "float32", "digest-a")
 JOINING, SERVING, DEAD = MemberState.JOINING, MemberState.SERVING, MemberState.DEAD
+DRAINING = MemberState.DRAINING
 # Long against the scheduling of a busy machine; what is waited for takes a fraction of it.
 PATIENCE_S = 40.0
 
@@ -64,14 +66,16 @@ class Observer:
 
 
 class FakeExpertServer:
-    """Registers as an expert server and answers ApplyPlacement; loads nothing."""
+    """Registers as an expert server and follows placements; loads nothing."""
 
     def __init__(
         self, monitor_address: str, name: str, shape: ModelShape = SHAPE, failures: int = 0
     ) -> None:
         self.state = JOINING
         self.epoch = 0
-        self.requests: list[expert_pb2.ApplyPlacementRequest] = []
+        self.requests: list[expert_pb2.PreparePlacementRequest] = []
+        self.retired: list[expert_pb2.RetirePlacementRequest] = []
+        self.held: list[set[int]] = [set() for _ in shape.layer_names]
         self.failures = failures
         self.released = threading.Event()
         self.released.set()
@@ -102,24 +106,47 @@ class FakeExpertServer:
 
     @property
     def experts(self) -> int:
-        return sum(len(layer.experts) for layer in self.requests[-1].layers) if self.epoch else 0
+        return sum(map(len, self.held))
 
-    def ApplyPlacement(
-        self, request: expert_pb2.ApplyPlacementRequest, context: Any
-    ) -> expert_pb2.ApplyPlacementResponse:
+    def PreparePlacement(
+        self, request: expert_pb2.PreparePlacementRequest, context: Any
+    ) -> expert_pb2.PreparePlacementResponse:
         self.requests.append(request)
         self.released.wait(PATIENCE_S)
         if len(self.requests) <= self.failures:
             context.abort(grpc.StatusCode.DATA_LOSS, "the shard cannot be read")
+        for held, layer in zip(self.held, request.layers, strict=True):
+            held |= set(layer.experts)
         self.epoch = request.epoch
-        self.state = SERVING
+        if self.state is JOINING:
+            self.state = SERVING
         self.session.report_now()
-        return expert_pb2.ApplyPlacementResponse(epoch=self.epoch, experts=self.experts)
+        return expert_pb2.PreparePlacementResponse(epoch=self.epoch, experts=self.experts)
+
+    def RetirePlacement(
+        self, request: expert_pb2.RetirePlacementRequest, context: Any
+    ) -> expert_pb2.RetirePlacementResponse:
+        self.retired.append(request)
+        self.epoch = request.epoch
+        self.held = [set(layer.experts) for layer in request.layers]
+        self.session.report_now()
+        return expert_pb2.RetirePlacementResponse(experts=self.experts)
+
+    def ListExperts(
+        self, request: expert_pb2.ListExpertsRequest, context: Any
+    ) -> expert_pb2.ListExpertsResponse:
+        layers = [common_pb2.Holding(experts=sorted(held)) for held in self.held]
+        return expert_pb2.ListExpertsResponse(epoch=self.epoch, layers=layers)
+
+    def Drain(self, request: Any, context: Any) -> expert_pb2.DrainResponse:
+        self.state = DRAINING
+        self.session.report_now()
+        return expert_pb2.DrainResponse()
 
     def _unused(self, request: Any, context: Any) -> None:
         context.abort(grpc.StatusCode.UNIMPLEMENTED, "not in this test")
 
-    Connect = Disconnect = Exchange = Join = _unused
+    Connect = Disconnect = Exchange = Join = DescribeCheckpoint = ReadShard = _unused
 
     def close(self, deregister: bool = True) -> None:
         self.session.close(deregister)

@@ -53,6 +53,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "--temperature": 0.0,
         "--json": False,
     },
+    "scale": {"servers": None, "--endpoint": "http://127.0.0.1:8000"},
+    "drain": {"server": None, "--endpoint": "http://127.0.0.1:8000"},
     "demo-model": {
         "directory": None,
         "--arch": "qwen3_moe",
