@@ -79,9 +79,8 @@ class Monitors:
             if named is None:
                 self._silent = line
             following = self._lines[(self._lines.index(line) + 1) % len(self._lines)]
-            self._now = next(
-                (o for o in self._lines if o.address == named and o is not self._silent), following
-            )
+            others = (o for o in self._lines if o is not line and o is not self._silent)
+            self._now = next((o for o in others if o.address == named), following)
             return self._now is not line
 
     def close(self) -> None:

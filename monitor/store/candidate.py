@@ -11,9 +11,12 @@ however short a time, stands at the line's end, and leads on only where there is
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 from kazoo.client import KazooClient
+from kazoo.exceptions import NoNodeError
+from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KazooState
 
 from eaas.errors import ClusterError, StoreError
@@ -29,6 +32,8 @@ _log = get_logger(__name__)
 _CONNECT_S = 10.0
 # Of a session.
 _LOOK_SHARE = 1 / 6
+# An end that is asked for while it connects is noticed after this long.
+_NOTICE_S = 0.1
 
 
 class Candidate:
@@ -89,9 +94,20 @@ class Candidate:
 
     def _connect(self) -> KazooClient:
         self._lost = ""
-        client = KazooClient(self._hosts, timeout=self._session_s)
+        client = KazooClient(
+            self._hosts,
+            timeout=self._session_s,
+            connection_retry={"max_tries": -1, "delay": 0.1, "max_delay": 1.0},
+        )
+        connected = client.start_async()
+        deadline = time.monotonic() + _CONNECT_S
+        while not connected.wait(_NOTICE_S):
+            if self._over.is_set() or time.monotonic() >= deadline:
+                _end(client)
+                raise KazooTimeoutError(f"no answer within {_CONNECT_S:g} s")
         client.add_listener(self._on_state)
-        client.start(_CONNECT_S)
+        if client.state != KazooState.CONNECTED:
+            self._lose("ZooKeeper's session is lost")
         return client
 
     def _on_state(self, state: str) -> None:
@@ -117,7 +133,8 @@ class Candidate:
             finally:
                 self._follow(None)
                 if client is not None:
-                    self._end(client)
+                    client.remove_listener(self._on_state)
+                    _end(client)
                     client = None
             self._over.wait(backoff.next_s())
 
@@ -151,10 +168,11 @@ class Candidate:
         first = min(names, key=lambda name: name[-10:])
         if first == mine:
             return True
-        # It may have gone meanwhile: then the line has moved, and this monitor looks again.
-        path = f"{self._election}/{first}"
-        if client.exists_async(path).get(timeout=self._session_s):
-            data, _ = client.get_async(path).get(timeout=self._session_s)
+        try:
+            data, _ = client.get_async(f"{self._election}/{first}").get(timeout=self._session_s)
+        except NoNodeError:
+            self._stir.set()  # It went meanwhile: the line has moved.
+        else:
             self._follow(data.decode())
         return False
 
@@ -169,10 +187,10 @@ class Candidate:
             raise StoreLostError(self._lost)
         return self._over.is_set()
 
-    def _end(self, client: KazooClient) -> None:
-        client.remove_listener(self._on_state)
-        try:
-            client.stop()
-            client.close()
-        except TROUBLE as error:
-            _log.warning("a session of ZooKeeper was not closed: %s", error)
+
+def _end(client: KazooClient) -> None:
+    try:
+        client.stop()
+        client.close()
+    except TROUBLE as error:
+        _log.warning("a session of ZooKeeper was not closed: %s", error)

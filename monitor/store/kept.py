@@ -15,7 +15,7 @@ from typing import Protocol
 
 from eaas.rpc.v1 import monitor_pb2 as pb
 from eaas.types import Member, MemberState, Role
-from monitor.life import MemberEvent, visible
+from monitor.life import MemberEvent
 
 __all__ = [
     "Change",
@@ -106,9 +106,8 @@ class Store(Protocol):
 
 def event_to_bytes(event: MemberEvent) -> bytes:
     """The contract's message of an event, without what changes all the time."""
-    message = pb.MemberEvent(
-        revision=event.revision, member=visible(event.member).to_proto(), reason=event.reason
-    )
+    member = replace(event.member, progress=0, in_flight=0, silence_s=0.0)
+    message = pb.MemberEvent(revision=event.revision, member=member.to_proto(), reason=event.reason)
     return message.SerializeToString()
 
 

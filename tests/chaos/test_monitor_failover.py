@@ -78,7 +78,7 @@ def cluster(
 def test_the_leading_monitor_is_killed_under_load(
     cluster: TwoMonitors, join: Callable[..., Any], calling: Callable[..., Any]
 ) -> None:
-    client = join(cluster, servers=2)
+    client, second = join(cluster, servers=2), join(cluster, servers=2)
     session = client.cluster.session
     servers = ("expert-server-0", "expert-server-1")
 
@@ -93,7 +93,7 @@ def test_the_leading_monitor_is_killed_under_load(
     assert set(before) >= {*servers, "balancer"}
     killed = leader()
     (other,) = set(MONITORS) - {killed}
-    with calling(client, client) as calls:
+    with calling(client, second) as calls:
         client.until(lambda: len(calls.seconds) > 20)
         began = time.monotonic()
         cluster.children[killed].signal(signal.SIGKILL)

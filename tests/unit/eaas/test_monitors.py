@@ -115,8 +115,8 @@ def test_the_leader_is_found_whatever_was_believed_before(seed: int) -> None:
             asked += 1
             if asked == 2 * len(names):
                 # By then everybody knows.
-                hints = dict.fromkeys(names, leader)
                 leader = leader if leader != dead else dice.choice(names)
+                hints = dict.fromkeys(names, leader)
                 dead = None
             assert asked < 5 * len(names), (leader, dead, hints)
     monitors.close()

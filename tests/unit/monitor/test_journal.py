@@ -16,7 +16,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from eaas.types import Member, MemberState, Role
 from monitor.journal import Collector, Journal
-from monitor.life import visible
 from monitor.registry import IdTakenError, Registry, UnknownLifeError
 from monitor.store import Change, Kept, StoreLostError
 from monitor.store.embedded import EmbeddedStore
@@ -32,7 +31,7 @@ def member(member_id: str, pid: int = 1, state: MemberState = SERVING) -> Member
 
 
 def seen_by_others(registry: Registry) -> dict[str, Member]:
-    return {m.id: visible(m) for m in registry.members(0.0)}
+    return {m.id: replace(m, progress=0, in_flight=0, silence_s=0.0) for m in registry.members(0.0)}
 
 
 class KeptMachine(RuleBasedStateMachine):
