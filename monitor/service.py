@@ -19,7 +19,7 @@ from monitor.journal import Journal
 from monitor.life import MemberEvent
 from monitor.outcomes import Said
 from monitor.registry import IdTakenError, Registry, UnknownLifeError
-from monitor.store import Kept, Store
+from monitor.store import Store
 from monitor.store.kept import new_life
 
 __all__ = ["MonitorService"]
@@ -57,9 +57,9 @@ class MonitorService:
         self._lease_s = lease_s
         self._heartbeat_s = heartbeat_s
         self._clock = clock
-        kept = store.kept if store is not None else Kept(life=new_life())
-        self._life = kept.life
-        self._registry = Registry(lease_s, clock(), kept.without_monitors())
+        kept = store.kept.without_monitors() if store is not None else None
+        self._life = kept.life if kept is not None else new_life()
+        self._registry = Registry(lease_s, clock(), kept)
         lock = threading.RLock()
         # Held while the registry is touched; notified when there is something to tell watchers.
         self._changed = threading.Condition(lock)
