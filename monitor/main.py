@@ -101,7 +101,7 @@ class Monitor:
         try:
             from monitor.store.candidate import Candidate
         except ModuleNotFoundError as error:
-            if error.name != "kazoo":
+            if (error.name or "").partition(".")[0] != "kazoo":
                 raise
             raise ConfigError(
                 "monitor.store zookeeper needs kazoo: pip install 'expert-as-a-service[zookeeper]'"

@@ -13,14 +13,14 @@ from pathlib import Path
 __all__ = ["ZooKeeperBox", "missing"]
 
 # Debian's package `zookeeper`; nothing of it runs by itself.
-_JARS = Path("/usr/share/java")
+_JAR = Path("/usr/share/java/zookeeper.jar")
 _TICK_MS = 500
 _START_S = 60.0
 
 
 def missing() -> str | None:
     """Why no ZooKeeper can be started here; None where one can."""
-    if shutil.which("java") is None or not (_JARS / "zookeeper.jar").exists():
+    if shutil.which("java") is None or not _JAR.exists():
         return "needs ZooKeeper: apt-get install zookeeper"
     return None
 
@@ -40,10 +40,9 @@ class ZooKeeperBox:
             "4lw.commands.whitelist=ruok\n"
         )
         self._log = (directory / "log").open("wb")
-        jars = ":".join(str(jar) for jar in sorted(_JARS.glob("*.jar")))
         self.process = subprocess.Popen(
             [
-                *("java", "-Xmx128m", "-XX:TieredStopAtLevel=1", "-cp", jars),
+                *("java", "-Xmx128m", "-XX:TieredStopAtLevel=1", "-cp", str(_JAR)),
                 *("org.apache.zookeeper.server.quorum.QuorumPeerMain", str(config)),
             ],
             stdin=subprocess.DEVNULL,

@@ -29,7 +29,9 @@ CALL_S = 10.0
 
 def first_word(address: str, position: pb.WatchRequest) -> pb.WatchResponse:
     with channel(address) as line:
-        call = monitor_pb2_grpc.MonitorServiceStub(line).Watch(position, timeout=CALL_S)
+        # The process's other channels may just have found nobody there, and gRPC shares what they know.
+        stub = monitor_pb2_grpc.MonitorServiceStub(line)
+        call = stub.Watch(position, timeout=CALL_S, wait_for_ready=True)
         response = next(call)
         call.cancel()
         return response

@@ -99,7 +99,9 @@ class KeptMachine(RuleBasedStateMachine):
             incarnation, _ = self.registry.register(member(f"m{i}", pid=9), 0, self.now)
             self.registry.deregister(f"m{i}", incarnation, "")
 
-    @precondition(lambda self: self.registry_member("a").state is SERVING)
+    @precondition(
+        lambda self: self.registry.knows("a") and self.registry_member("a").state is not DEAD
+    )
     @rule()
     def more_than_history_holds(self) -> None:
         incarnation = self.registry_member("a").incarnation
