@@ -60,6 +60,24 @@ class MonitorConfig(_Section):
     stop_members_on_exit: bool = Field(
         False, description="Tell every member to end when the monitor is stopped (a local cluster)."
     )
+    store: Literal["embedded", "zookeeper"] = Field(
+        "embedded",
+        description="Where what it knows survives it: a file of its own, or ZooKeeper (several monitors).",
+    )
+    data_dir: str = Field(
+        "", description="Directory of the embedded store; empty: it knows nothing after a restart."
+    )
+    zookeeper_hosts: str = Field(
+        "127.0.0.1:2181", min_length=1, description="ZooKeeper's servers, HOST:PORT,HOST:PORT."
+    )
+    zookeeper_root: str = Field(
+        "/eaas",
+        pattern=r"^(/[A-Za-z0-9_-]+)+$",
+        description="Path in ZooKeeper; one for each cluster.",
+    )
+    zookeeper_session_s: Seconds = Field(
+        4.0, description="Silence after which ZooKeeper lets another monitor lead."
+    )
 
 
 class BalancerConfig(_Section):

@@ -23,6 +23,7 @@ __all__ = [
     "SharedMemoryError",
     "SlotCorruptError",
     "SlotsBusyError",
+    "StoreError",
     "UnsupportedModelError",
     "WrongRequestError",
 ]
@@ -73,6 +74,10 @@ class SharedMemoryError(EaasError):
 
 class ClusterError(EaasError):
     """A process of the cluster did not come up or cannot be reached."""
+
+
+class StoreError(EaasError):
+    """What the monitor is to remember cannot be read or written. The message says where, and the remedy."""
 
 
 # -- data path ----------------------------------------------------------------------------------------

@@ -25,9 +25,11 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from eaas.membership import RETURN_GRACE_S
 from eaas.types import Member, MemberState, Role
 from monitor.life import Life, MemberEvent, visible
 from monitor.outcomes import OutcomeBook, Said
+from monitor.store.kept import Kept
 
 __all__ = ["IdTakenError", "Registry", "UnknownLifeError"]
 
@@ -55,9 +57,10 @@ class Registry:
     Args:
         lease_s: Seconds of silence that end a life.
         now: Monotonic seconds.
+        kept: What a former monitor knew. Its members have time to find this one, and a lease from then on.
     """
 
-    def __init__(self, lease_s: float, now: float) -> None:
+    def __init__(self, lease_s: float, now: float, kept: Kept | None = None) -> None:
         self._lease_s = lease_s
         self._ticked_at = now
         self._live: dict[str, Life] = {}
@@ -67,6 +70,31 @@ class Registry:
         self._revision = 0
         # The highest incarnation among the tombstones that had to be forgotten.
         self._forgotten_incarnation = 0
+        if kept is not None:
+            self._restore(kept, now)
+
+    def _restore(self, kept: Kept, now: float) -> None:
+        self._revision = kept.revision
+        self._forgotten_incarnation = kept.forgotten_incarnation
+        lease_from = now + max(0.0, RETURN_GRACE_S - self._lease_s)
+        for event in kept.events:
+            member = event.member
+            life = Life(member, member.state, heard_at=now, lease_from=lease_from)
+            if member.state is MemberState.DEAD:
+                self._dead[member.id] = life
+            else:
+                # Of whomever was suspected the next heartbeat says what it is.
+                life.silent = member.state is MemberState.SUSPECT
+                self._live[member.id] = life
+
+    @property
+    def forgotten_incarnation(self) -> int:
+        """The highest incarnation among the tombstones that had to be forgotten."""
+        return self._forgotten_incarnation
+
+    def knows(self, member_id: str) -> bool:
+        """Whether there is a member of this id, be it a tombstone."""
+        return member_id in self._live or member_id in self._dead
 
     @property
     def revision(self) -> int:
@@ -242,7 +270,7 @@ class Registry:
         if paused:
             self._outcomes.skip(gap_s)
             for life in self._live.values():
-                life.lease_from = now
+                life.lease_from = max(life.lease_from, now)
             return []
         events = []
         for life in tuple(self._live.values()):

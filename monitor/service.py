@@ -1,8 +1,7 @@
-"""The registry on the wire."""
+"""The registry on the wire: what a monitor answers while it leads."""
 
 from __future__ import annotations
 
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,34 +15,62 @@ from eaas.log import get_logger
 from eaas.rpc.v1 import monitor_pb2 as pb
 from eaas.session import PROTOCOL_VERSION
 from eaas.types import Member, MemberState
+from monitor.journal import Journal
 from monitor.life import MemberEvent
 from monitor.outcomes import Said
 from monitor.registry import IdTakenError, Registry, UnknownLifeError
+from monitor.store import Store
+from monitor.store.kept import new_life
 
 __all__ = ["MonitorService"]
 
 _log = get_logger(__name__)
 
+# Below the deadline of whoever registers.
+_STORE_S = 1.5
+# Far above what any life reaches, and below what the contract's numbers can hold.
+_MOST_INCARNATIONS = 1 << 62
+
 
 class MonitorService:
-    """Answers the contract's MonitorService. Any thread may call it.
+    """Answers the contract's MonitorService, from its making until `end`. Any thread may call it.
+
+    Nobody is told of what would not survive this process: registrations and goodbyes are answered, and
+    watchers told of events, once the store has them. Heartbeats wait for nothing.
 
     Args:
         lease_s: Seconds of silence that end a life.
         heartbeat_s: What members are told to send a heartbeat at.
         clock: Monotonic seconds.
+        store: Where membership is kept; None: nowhere.
+        on_lost: Called once, from a thread of its own, when the store takes nothing any more.
     """
 
     def __init__(
-        self, lease_s: float, heartbeat_s: float, clock: Callable[[], float] = time.monotonic
+        self,
+        lease_s: float,
+        heartbeat_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        store: Store | None = None,
+        on_lost: Callable[[str], None] = _log.error,
     ) -> None:
         self._lease_s = lease_s
         self._heartbeat_s = heartbeat_s
         self._clock = clock
-        self._registry = Registry(lease_s, clock())
+        kept = store.kept.without_monitors() if store is not None else None
+        self._life = kept.life if kept is not None else new_life()
+        self._registry = Registry(lease_s, clock(), kept)
+        lock = threading.RLock()
         # Held while the registry is touched; notified when there is something to tell watchers.
-        self._changed = threading.Condition()
-        self._life = secrets.randbits(63) | 1
+        self._changed = threading.Condition(lock)
+        self._store = store
+        self._journal = (
+            Journal(self._registry, store, lock, self._changed.notify_all, self._lose)
+            if store is not None
+            else None
+        )
+        self._on_lost = on_lost
+        self._over = False
         self._stopping = False
         self._watchers = 0
         self._own: Member | None = None
@@ -65,6 +92,20 @@ class MonitorService:
                 own = self._own
                 self._registry.heartbeat(own.id, own.incarnation, now, state=own.state)
             self._tell(self._registry.tick(now))
+
+    def end(self) -> None:
+        """Answers nobody any more; running streams end. What happened until now is still stored."""
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+        if self._journal is not None:
+            self._journal.close()
+
+    def _lose(self, reason: str) -> None:
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+        self._on_lost(reason)
 
     def announce_stop(self, linger_s: float) -> None:
         """Tells every watcher that the cluster stops.
@@ -89,8 +130,27 @@ class MonitorService:
             _log.info(
                 "%s #%d %s: %s", member.id, member.incarnation, member.state.value, event.reason
             )
-        if events:
+        if events and self._journal is not None:
+            self._journal.wake()
+        elif events:
             self._changed.notify_all()
+
+    @property
+    def _stored(self) -> int:
+        """Revision up to which everything survives this process, so that others may be told."""
+        return self._registry.revision if self._journal is None else self._journal.stored
+
+    def _require_lead(self, context: Any) -> None:
+        """Refuses once this monitor may have a successor, which a process that was stopped learns here."""
+        if self._over or (self._store is not None and self._clock() >= self._store.leads_until):
+            context.abort(grpc.StatusCode.UNAVAILABLE, "this monitor leads no more")
+
+    def _settle(self, context: Any) -> None:
+        """Waits until what happened so far is stored; the lock is held, and given away meanwhile."""
+        revision = self._registry.revision
+        if not self._changed.wait_for(lambda: self._over or self._stored >= revision, _STORE_S):
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the monitor's store does not answer")
+        self._require_lead(context)
 
     # -- the contract --------------------------------------------------------------------------
 
@@ -102,7 +162,10 @@ class MonitorService:
                 f"this monitor speaks version {PROTOCOL_VERSION} of the contract, "
                 f"{request.member.id} speaks {request.protocol_version}: upgrade the older one",
             )
+        self._require_lead(context)
         try:
+            if request.previous_incarnation >= _MOST_INCARNATIONS:
+                raise ValueError(f"no life has incarnation {request.previous_incarnation}")
             member = Member.from_proto(request.member)
             with self._changed:
                 incarnation, events = self._registry.register(
@@ -110,6 +173,7 @@ class MonitorService:
                 )
                 self._tell(events)
                 revision = self._registry.revision
+                self._settle(context)
         except ValueError as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except IdTakenError as error:
@@ -126,6 +190,7 @@ class MonitorService:
     ) -> Iterator[pb.HeartbeatResponse]:
         """Renews the lease. A stream that breaks says nothing of its member: the lease decides."""
         for request in requests:
+            self._require_lead(context)
             try:
                 state = MemberState.from_number(request.state)
                 with self._changed:
@@ -140,7 +205,7 @@ class MonitorService:
                         epoch=request.epoch,
                     )
                     self._tell(events)
-                    revision = self._registry.revision
+                    revision = self._stored
             except ValueError as error:
                 context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             except UnknownLifeError as error:
@@ -157,7 +222,10 @@ class MonitorService:
             # No revision is below 0: with -1 the registry answers "take a snapshot".
             seen = request.from_revision if request.life == self._life else -1
             while context.is_active():
+                self._require_lead(context)
                 messages, seen, stopping = self._next(seen, context)
+                # Much may have happened while it slept.
+                self._require_lead(context)
                 yield from messages
                 if stopping:
                     return
@@ -170,15 +238,18 @@ class MonitorService:
         """A goodbye."""
         if self._own is not None and request.id == self._own.id:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "nobody deregisters the monitor")
+        self._require_lead(context)
         with self._changed:
             events = self._registry.deregister(request.id, request.incarnation, request.reason)
             self._tell(events)
+            self._settle(context)
         return pb.DeregisterResponse()
 
     def ReportOutcome(
         self, request: pb.ReportOutcomeRequest, context: Any
     ) -> pb.ReportOutcomeResponse:
         """What a client's requests came to (errors: `monitor.proto`)."""
+        self._require_lead(context)
         try:
             with self._changed:
                 events = self._registry.report_outcomes(
@@ -207,23 +278,33 @@ class MonitorService:
         """
         with self._changed:
             self._changed.wait_for(
-                lambda: (
-                    self._registry.revision != seen or self._stopping or not context.is_active()
-                ),
-                STREAM_SIGN_S,
+                lambda: self._stored != seen or self._gone(context) or self._stopping, STREAM_SIGN_S
             )
-            revision = self._registry.revision
             messages = []
             events = self._registry.since(seen)
             if events is None:
-                messages.append(pb.WatchResponse(snapshot=self._snapshot()))
+                snapshot = self._snapshot()
+                if self._changed.wait_for(
+                    lambda: self._stored >= snapshot.revision or self._gone(context), STREAM_SIGN_S
+                ):
+                    messages.append(pb.WatchResponse(snapshot=snapshot))
+                    seen = snapshot.revision
             else:
-                messages.extend(pb.WatchResponse(event=_to_proto(event)) for event in events)
+                stored = self._stored
+                messages.extend(
+                    pb.WatchResponse(event=_to_proto(event))
+                    for event in events
+                    if event.revision <= stored
+                )
+                seen = stored
             if self._stopping:
                 messages.append(pb.WatchResponse(stopping=True))
             if not messages:
-                messages.append(pb.WatchResponse(still_at_revision=revision))
-            return messages, revision, self._stopping
+                messages.append(pb.WatchResponse(still_at_revision=seen))
+            return messages, seen, self._stopping
+
+    def _gone(self, context: Any) -> bool:
+        return self._over or not context.is_active()
 
     def _snapshot(self) -> pb.Snapshot:
         members = self._registry.members(self._clock())

@@ -187,6 +187,19 @@ def monitor(
         bool | None,
         typer.Option("--stop-members-on-exit", help="Tell every member to end when this one ends."),
     ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            help="embedded: a file in --data-dir; zookeeper: several monitors, of which one leads."
+        ),
+    ] = None,
+    data_dir: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="What it knows is kept here and survives a restart."),
+    ] = None,
+    zookeeper_hosts: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT,...", help="ZooKeeper's servers.")
+    ] = None,
     config: ConfigFile = None,
 ) -> None:
     """Run the monitor: who is in the cluster."""
@@ -195,6 +208,9 @@ def monitor(
         "host": host,
         "port": port,
         "stop_members_on_exit": stop_members_on_exit,
+        "store": store,
+        "data_dir": data_dir,
+        "zookeeper_hosts": zookeeper_hosts,
     }
     loaded = load_config(config, monitor=settings).monitor
     from monitor import run

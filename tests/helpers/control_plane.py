@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +30,30 @@ JOINING, SERVING, DEAD = MemberState.JOINING, MemberState.SERVING, MemberState.D
 DRAINING = MemberState.DRAINING
 # Long against the scheduling of a busy machine; what is waited for takes a fraction of it.
 PATIENCE_S = 40.0
+
+
+MONITOR = """
+import json, sys
+from eaas.config import MonitorConfig
+from monitor import run
+run(MonitorConfig(**json.loads(sys.argv[1])), lambda address: print(address, flush=True))
+"""
+
+
+def start_process(cleanup: ExitStack, code: str, *args: str) -> tuple[subprocess.Popen[str], str]:
+    """A program that says its address first; ended with the test."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *args], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    cleanup.enter_context(process)
+    cleanup.callback(process.kill)
+    assert process.stdout is not None
+    return process, process.stdout.readline().strip()
+
+
+def monitor_process(cleanup: ExitStack, **fields: Any) -> tuple[subprocess.Popen[str], str]:
+    """A monitor of these settings, and its address."""
+    return start_process(cleanup, MONITOR, json.dumps(fields))
 
 
 def eventually(condition: Callable[[], object]) -> None:

@@ -124,6 +124,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "--host": None,
         "--port": None,
         "--stop-members-on-exit": None,
+        "--store": None,
+        "--data-dir": None,
+        "--zookeeper-hosts": None,
         "--config": None,
     },
     "balancer": {
