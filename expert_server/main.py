@@ -26,6 +26,7 @@ from expert_server.kernels import ExpertKernel, KernelSpec, Quantization
 from expert_server.kernels.choose import ExpertSizes, choose_kernel
 from expert_server.kernels.quantize import quantization_error
 from expert_server.loop import ServeLoop
+from expert_server.pulse import Watchdog
 from expert_server.service import SERVICE, ExpertService, add_expert_service, transports
 from expert_server.slots import SlotTable
 from expert_server.store import ExpertStore, naming_expert
@@ -113,6 +114,7 @@ class ExpertServer:
                 config.batch_window_us * 1e-6,
                 config.added_latency_us * 1e-6,
             )
+            self._watchdog = Watchdog(self._loop.pulse, self._on_pulse)
             self._service = ExpertService(
                 self._arena, self._table, self._store, self.shape, self._applied
             )
@@ -147,9 +149,11 @@ class ExpertServer:
 
     def run(self) -> None:
         """Serve until `stop`; then leave the cluster."""
+        self._watchdog.start()
         try:
             self._loop.run()
         finally:
+            self._watchdog.close()
             self._server.set_serving(False)
             self._session.close(deregister=True)
             # Clients see at once that their slots are gone, and the streams end before the arena does.
@@ -170,7 +174,15 @@ class ExpertServer:
             in_flight=self._loop.in_flight,
             experts=self._store.count,
             epoch=self._loop.epoch,
+            stalled_s=self._watchdog.stalled_s,
         )
+
+    def _on_pulse(self) -> None:
+        """The loop has stalled, or moves again: the health service and the monitor are told at once."""
+        with self._state_lock:
+            joined = self._state is not MemberState.JOINING
+            self._server.set_serving(joined and not self._watchdog.stalled_s)
+        self._session.report_now()
 
     def _applied(self, epoch: int) -> None:
         with self._state_lock:
@@ -178,7 +190,7 @@ class ExpertServer:
             first = self._state is MemberState.JOINING
             self._state = MemberState.SERVING
         if first:
-            self._server.set_serving(True)
+            self._server.set_serving(not self._watchdog.stalled_s)
             self._joined.wait()
             self._session.report_now()
             self._on_serving(self._server.address, self._about_kernel)

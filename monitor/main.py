@@ -72,8 +72,9 @@ class Monitor:
         self._server.set_serving(True)
 
     def _tick(self) -> None:
-        while not self._over.wait(self._config.lease_s / 8):
-            self._service.tick()
+        pause_s = 0.0
+        while not self._over.wait(pause_s):
+            pause_s = self._service.tick()
 
     def stop(self) -> None:
         """Tells the members where the configuration says so, then ends."""

@@ -23,6 +23,8 @@ from monitor.registry import IdTakenError, Registry, UnknownLifeError
 __all__ = ["MonitorService"]
 
 _log = get_logger(__name__)
+# Between two ticks, however many leases end.
+_LEAST_GAP_S = 0.005
 
 
 class MonitorService:
@@ -40,7 +42,8 @@ class MonitorService:
         self._lease_s = lease_s
         self._heartbeat_s = heartbeat_s
         self._clock = clock
-        self._registry = Registry(lease_s, clock())
+        self._registry = Registry(lease_s, heartbeat_s, clock())
+        self._doubt: str | None = None
         # Held while the registry is touched; notified when there is something to tell watchers.
         self._changed = threading.Condition()
         self._life = secrets.randbits(63) | 1
@@ -57,14 +60,20 @@ class MonitorService:
             self._own = replace(member, incarnation=incarnation)
             self._tell(events)
 
-    def tick(self) -> None:
-        """Lets silence have its effect. To be called every lease/8 or so."""
+    def tick(self) -> float:
+        """Lets silence have its effect. Returns in how many seconds it is to be called again."""
         with self._changed:
             now = self._clock()
             if self._own is not None:
                 own = self._own
                 self._registry.heartbeat(own.id, own.incarnation, now, state=own.state)
             self._tell(self._registry.tick(now))
+            doubt, known = self._registry.doubt, self._doubt
+            self._doubt = doubt
+            if doubt is not None and doubt != known:
+                _log.warning("%s", doubt)
+            # A lease that ends between two ticks is not to wait for the second one.
+            return min(self._lease_s / 8, max(_LEAST_GAP_S, self._registry.due_at() - now))
 
     def announce_stop(self, linger_s: float) -> None:
         """Tells every watcher that the cluster stops.
@@ -138,6 +147,7 @@ class MonitorService:
                         in_flight=request.in_flight,
                         experts=request.experts,
                         epoch=request.epoch,
+                        stalled_s=request.stalled_s,
                     )
                     self._tell(events)
                     revision = self._registry.revision

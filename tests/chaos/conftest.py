@@ -74,17 +74,27 @@ class FaultyCluster(LocalCluster):
     Attributes:
         options: For each of them.
         ports: Of those that are to keep theirs.
+        proxied: Those that reach the monitor through a proxy.
+        proxies: Of these.
     """
 
     options: tuple[str, ...]
     ports: dict[str, int]
+    proxied: tuple[str, ...]
+    proxies: dict[str, Proxy]
 
     def _spawn(self, name: str, *arguments: str) -> ChildProcess:
         if arguments[0] != "expert-server":
             return super()._spawn(name, *arguments)
+        if name in self.proxied:
+            proxy = self.proxies[name] = Proxy(self.monitor_address)
+            arguments = tuple(proxy.address if a == self.monitor_address else a for a in arguments)
         port = ("--port", str(self.ports[name])) if name in self.ports else ()
         child = ChildProcess(
-            name, [*arguments, *self.options, *port], self.log_dir, module="faulty_server"
+            name,
+            [*arguments, *self._config_flags, *self.options, *port],
+            self.log_dir,
+            module="faulty_server",
         )
         self.children[name] = child
         return child
@@ -127,12 +137,15 @@ def faulty_cluster(
             *,
             options: tuple[str, ...] = (),
             ports: dict[str, int] | None = None,
+            proxied: tuple[str, ...] = (),
             **more: Any,
         ) -> FaultyCluster:
             cluster = FaultyCluster(
                 model, log_dir=tmp_path / "logs", attention_client=False, **more
             )
             cluster.options, cluster.ports = options, ports or {}
+            cluster.proxied, cluster.proxies = proxied, {}
+            stack.callback(lambda: [proxy.close() for proxy in cluster.proxies.values()])
             stack.callback(cluster.stop)
             cluster.start()
             return cluster
@@ -311,6 +324,13 @@ class Proxy:
         if down:
             self.lost["down"] = 0
 
+    def heal(self) -> None:
+        """What was cut is over: its connections end, since bytes of them are missing, and new ones pass."""
+        self.lost = {"up": None, "down": None}
+        for one in self._sockets[1:]:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
     def _start(self, work: Callable[..., None], *arguments: Any) -> None:
         thread = threading.Thread(target=work, args=arguments, daemon=True)
         self._threads.append(thread)
@@ -349,6 +369,19 @@ class Proxy:
             one.close()
         for thread in self._threads:
             thread.join(PATIENCE_S)
+
+
+@pytest.fixture
+def free_port() -> int:
+    """One that nobody else is given for now: below the range of ports that the kernel hands out."""
+    for port in range(20_000 + os.getpid() % 10_000, 32_000):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no free port")
 
 
 @pytest.fixture
