@@ -87,7 +87,7 @@ def test_memory(large: tuple[Path, int, LocalCluster], checkpoint: Callable[...,
     code = """
 import json, sys
 import torch
-import attention_client
+import attention_client.loading
 from attention_client.model import load_model
 from eaas.checkpoint import Checkpoint
 
