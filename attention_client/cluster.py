@@ -339,7 +339,10 @@ class Cluster:
                 continue
             connection = self._connections.get(member.id)
             stale = connection is not None and connection.incarnation != member.incarnation
-            if connection is not None and (stale or member.state is MemberState.DEAD):
+            # Answers are worth more than silence elsewhere: a server that only the monitor cannot reach
+            # serves on. Whoever said goodbye takes its slots back by itself.
+            silent = member.state is MemberState.DEAD and connection and connection.owes_answer()
+            if connection is not None and (stale or silent):
                 connection.lose(f"the monitor says {member.state.value}")
             if member.state is MemberState.DEAD:
                 self.metrics.outcomes.forget(member.id)

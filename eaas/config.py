@@ -54,7 +54,8 @@ class MonitorConfig(_Section):
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: Port = Field(0, description="gRPC port; 0 takes a free one.")
     lease_s: Seconds = Field(
-        2.0, description="Silence after which a member is DEAD; 3/4 of it: SUSPECT."
+        2.0,
+        description="Silence after which a member is DEAD; SUSPECT where it is late for one of its own.",
     )
     heartbeat_s: Seconds = Field(0.9, description="How often members are to send a heartbeat.")
     stop_members_on_exit: bool = Field(

@@ -47,13 +47,18 @@ _FINAL = (
 
 @dataclass(frozen=True)
 class Report:
-    """What a member says of itself in each heartbeat (fields: `eaas.types.Member`)."""
+    """What a member says of itself in each heartbeat (fields: `eaas.types.Member`).
+
+    Attributes:
+        stalled_s: For how long the work at hand has been overdue and has not moved; 0 while it moves.
+    """
 
     state: MemberState
     progress: int = 0
     in_flight: int = 0
     experts: int = 0
     epoch: int = 0
+    stalled_s: float = 0.0
 
 
 class MemberSession:
@@ -302,6 +307,7 @@ class MemberSession:
             in_flight=report.in_flight,
             experts=report.experts,
             epoch=report.epoch,
+            stalled_s=report.stalled_s,
         )
 
     # -- the view ------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from eaas.wire.slot import DAMAGED, DOORBELL, SlotLimits, Status, validate_reque
 from expert_server.batching import Batcher, Compute, Wait, create_batcher
 from expert_server.kernels import ExpertKernel
 from expert_server.latency import AddedLatency
+from expert_server.pulse import Pulse
 from expert_server.replies import Replies, Request
 from expert_server.slots import Grant, SlotTable
 from expert_server.views import Scratch, TensorViews
@@ -61,6 +62,7 @@ class ServeLoop:
         computed: Requests answered with a result.
         refused: Requests answered with an error.
         expired: Requests whose budget was over before their turn came.
+        pulse: Whether the loop moves.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class ServeLoop:
         self.computed = 0
         self.refused = 0
         self.expired = 0
+        self.pulse = Pulse(clock())
 
     @property
     def requests(self) -> int:
@@ -135,11 +138,14 @@ class ServeLoop:
             seen: The doorbell's count from before whatever else may end the wait (`stop`) was looked at.
         """
         arena, batcher = self._arena, self._batcher
+        turns_at = self._clock()
         if batcher.is_empty and self._on_the_way.next_at() is None:
+            self.pulse.turns(turns_at + _IDLE_US * 1e-6)
             ready = arena.flags.wait(
                 0, arena.slots, _WRITTEN, DOORBELL, seen, self._spin_us, _IDLE_US
             )
         else:
+            self.pulse.turns(turns_at)
             ready = arena.flags.scan(0, arena.slots, _WRITTEN)
         if self._table_changes != self._table.changes:
             self._table_changes = self._table.changes
@@ -255,12 +261,14 @@ class ServeLoop:
         ended = self._clock()
         if tokens:
             self._batcher.computed(tokens, ended - began)
+            self.pulse.ended(tokens, ended - began)
         for request in requests:
             self._batcher.answered(request.grant, ended)
 
     def _compute(self, group: list[Request]) -> None:
         first = group[0]
         layer = first.header.layer
+        self.pulse.begins(sum(request.header.batch_size for request in group), self._clock())
         views = first.views
         try:
             if len(group) > 1:

@@ -30,6 +30,7 @@ from expert_server.leaving import Leaving
 from expert_server.loop import ServeLoop
 from expert_server.peers import PeerReader, checkpoint_of_peers, serving_peers
 from expert_server.placements import PlacementHandler
+from expert_server.pulse import Watchdog
 from expert_server.service import SERVICE, ExpertService, add_expert_service, transports
 from expert_server.sharing import CheckpointSharer
 from expert_server.slots import SlotTable
@@ -127,6 +128,7 @@ class ExpertServer:
             placements = PlacementHandler(
                 self._store, self.shape, self._on_prepared, self._on_retired
             )
+            self._watchdog = Watchdog(self._loop.pulse, self._on_pulse)
             self._service = ExpertService(
                 self._arena,
                 self._table,
@@ -175,9 +177,11 @@ class ExpertServer:
 
     def run(self) -> None:
         """Serve until `stop`; then leave the cluster."""
+        self._watchdog.start()
         try:
             self._loop.run()
         finally:
+            self._watchdog.close()
             self._server.set_serving(False)
             self._session.close(deregister=True)
             # Clients see at once that their slots are gone, and the streams end before the arena does.
@@ -217,7 +221,15 @@ class ExpertServer:
             in_flight=self._loop.in_flight,
             experts=self._store.count,
             epoch=self._loop.epoch,
+            stalled_s=self._watchdog.stalled_s,
         )
+
+    def _on_pulse(self) -> None:
+        """The loop has stalled, or moves again: the health service and the monitor are told at once."""
+        with self._state_lock:
+            joined = self._state is not MemberState.JOINING
+            self._server.set_serving(joined and not self._watchdog.stalled_s)
+        self._session.report_now()
 
     def _on_prepared(self, epoch: int) -> None:
         with self._state_lock:
@@ -228,7 +240,7 @@ class ExpertServer:
         self._joined.wait()
         self._session.report_now()
         if first:
-            self._server.set_serving(True)
+            self._server.set_serving(not self._watchdog.stalled_s)
             self._on_serving(self._server.address, self._about_kernel)
 
     def _on_retired(self, epoch: int) -> None:

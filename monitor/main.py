@@ -139,9 +139,10 @@ class Monitor:
         self._front.follow(leader)
 
     def _tick(self) -> None:
-        while not self._over.wait(self._config.lease_s / 8):
-            if service := self._front.service:
-                service.tick()
+        pause_s = 0.0
+        while not self._over.wait(pause_s):
+            service = self._front.service
+            pause_s = service.tick() if service else self._config.lease_s / 8
 
     def _close_store(self) -> None:
         if self._store is not None:

@@ -25,6 +25,8 @@ from monitor.store.kept import new_life
 __all__ = ["MonitorService"]
 
 _log = get_logger(__name__)
+# Between two ticks, however many leases end.
+_LEAST_GAP_S = 0.005
 
 # Below the deadline of whoever registers.
 _STORE_S = 1.5
@@ -59,7 +61,8 @@ class MonitorService:
         self._clock = clock
         kept = store.kept.without_monitors() if store is not None else None
         self._life = kept.life if kept is not None else new_life()
-        self._registry = Registry(lease_s, clock(), kept)
+        self._registry = Registry(lease_s, heartbeat_s, clock(), kept)
+        self._doubt: str | None = None
         lock = threading.RLock()
         # Held while the registry is touched; notified when there is something to tell watchers.
         self._changed = threading.Condition(lock)
@@ -84,14 +87,20 @@ class MonitorService:
             self._own = replace(member, incarnation=incarnation)
             self._tell(events)
 
-    def tick(self) -> None:
-        """Lets silence have its effect. To be called every lease/8 or so."""
+    def tick(self) -> float:
+        """Lets silence have its effect. Returns in how many seconds it is to be called again."""
         with self._changed:
             now = self._clock()
             if self._own is not None:
                 own = self._own
                 self._registry.heartbeat(own.id, own.incarnation, now, state=own.state)
             self._tell(self._registry.tick(now))
+            doubt, known = self._registry.doubt, self._doubt
+            self._doubt = doubt
+            if doubt is not None and doubt != known:
+                _log.warning("%s", doubt)
+            # A lease that ends between two ticks is not to wait for the second one.
+            return min(self._lease_s / 8, max(_LEAST_GAP_S, self._registry.due_at() - now))
 
     def end(self) -> None:
         """Answers nobody any more; running streams end. What happened until now is still stored."""
@@ -203,6 +212,7 @@ class MonitorService:
                         in_flight=request.in_flight,
                         experts=request.experts,
                         epoch=request.epoch,
+                        stalled_s=request.stalled_s,
                     )
                     self._tell(events)
                     revision = self._stored
