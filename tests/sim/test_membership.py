@@ -231,7 +231,7 @@ def test_a_seed_replays_its_trace(draw: Callable[[random.Random], Plan]) -> None
     for seed in range(5):
         first, second = (Simulation(seed, draw(random.Random(seed))).run() for _ in range(2))
         assert first.trace == second.trace
-        assert len(first.trace) > 3
+        assert len(first.trace) > first.plan.members
 
 
 def test_a_simulation_finds_a_detector_that_is_too_quick() -> None:
@@ -260,7 +260,7 @@ def test_row_27_the_wall_clock_has_no_effect(monkeypatch: pytest.MonkeyPatch) ->
 def test_row_27_nothing_that_decides_reads_the_wall_clock() -> None:
     """Row 27: wall clock moves by an hour: no effect: only monotonic time decides. By what the code reads."""
     wall = re.compile(
-        r"\btime\.(time|time_ns|ctime|localtime|gmtime)\b|\bdatetime\b|from time import|gettimeofday"
+        r"\btime\.(time|time_ns|ctime|localtime|gmtime)\b|\bdatetime\b|from time import .*\btime\b|gettimeofday"
         r"|CLOCK_REALTIME|\btime\(NULL\)"
     )
     read = [
