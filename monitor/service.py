@@ -10,10 +10,10 @@ from typing import Any
 
 import grpc
 
+from eaas import versions
 from eaas.grpc_client import STREAM_SIGN_S
 from eaas.log import get_logger
 from eaas.rpc.v1 import monitor_pb2 as pb
-from eaas.session import PROTOCOL_VERSION
 from eaas.types import Member, MemberState
 from monitor.journal import Journal
 from monitor.life import MemberEvent
@@ -27,6 +27,8 @@ __all__ = ["MonitorService"]
 _log = get_logger(__name__)
 # Between two ticks, however many leases end.
 _LEAST_GAP_S = 0.005
+# Of a lease: silence that ends it. In what is left the monitor notices, stores it and tells everybody.
+_SILENCE_SHARE = 0.97
 
 # Below the deadline of whoever registers.
 _STORE_S = 1.5
@@ -41,7 +43,7 @@ class MonitorService:
     watchers told of events, once the store has them. Heartbeats wait for nothing.
 
     Args:
-        lease_s: Seconds of silence that end a life.
+        lease_s: Seconds of silence within which everybody knows of a death.
         heartbeat_s: What members are told to send a heartbeat at.
         clock: Monotonic seconds.
         store: Where membership is kept; None: nowhere.
@@ -61,7 +63,7 @@ class MonitorService:
         self._clock = clock
         kept = store.kept.without_monitors() if store is not None else None
         self._life = kept.life if kept is not None else new_life()
-        self._registry = Registry(lease_s, heartbeat_s, clock(), kept)
+        self._registry = Registry(_SILENCE_SHARE * lease_s, heartbeat_s, clock(), kept)
         self._doubt: str | None = None
         lock = threading.RLock()
         # Held while the registry is touched; notified when there is something to tell watchers.
@@ -165,12 +167,13 @@ class MonitorService:
 
     def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterResponse:
         """A life begins or goes on (errors: `monitor.proto`)."""
-        if request.protocol_version != PROTOCOL_VERSION:
-            context.abort(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                f"this monitor speaks version {PROTOCOL_VERSION} of the contract, "
-                f"{request.member.id} speaks {request.protocol_version}: upgrade the older one",
-            )
+        versions.require(
+            versions.CONTROL_PLANE,
+            request.protocol_version,
+            "the control plane",
+            request.member.id,
+            context,
+        )
         self._require_lead(context)
         try:
             if request.previous_incarnation >= _MOST_INCARNATIONS:
