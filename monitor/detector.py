@@ -10,11 +10,14 @@ Three judgements, each about the time since a member was last heard:
 
     so that phi = 8 means: a heartbeat this late, from a member that is well, once in 10^8 intervals. Solved
     for t that is one number a member, `patience_s` = m + 5.61 s, made anew with each heartbeat.
-  doubted: when the first lapses, most members are silent for unusually long (`unusual_s`: m + 4 s), or were
-    so within the lease before. It is likelier then that this monitor is cut off, or was, than that
-    they died: for one more lease nobody is declared dead. One doubt lasts one lease at most, and there is
-    no other until most members were heard for a lease, so a death is seen at most two leases after the
-    last heartbeat, even where all die at once.
+  doubted: when the first lapses, most members are silent for unusually long (`unusual_s`), or were so within
+    the lease before. It is likelier then that this monitor is cut off, or was, than that they died: for one
+    more lease nobody is declared dead. One doubt lasts one lease at most, and there is no other until most
+    members were heard for a lease, so a death is seen at most two leases after the last heartbeat, even
+    where all die at once.
+
+    Unusual is more than m + 4 s, and no less than a lease less that: a cut that ends the lease of somebody who
+    was silent for an interval when it began has held up all others for as long as this.
 
 A gap between two ticks means that this process itself was paused: every lease starts anew.
 """
@@ -134,13 +137,11 @@ class Detector:
         self._heartbeat_us = round(heartbeat_s * 1e6)
         self._first_patience_s = _FIRST_PATIENCE_SHARE * lease_s
         self._least_deviation_s = _LEAST_DEVIATION_SHARE * lease_s
-        # Who fell silent with the first that lapses was last heard up to an interval after it.
-        self._together_s = lease_s - heartbeat_s - self._least_deviation_s
         # Nothing is to be said of whoever was heard more recently.
         self._least_silence_s = min(
             self._first_patience_s,
             heartbeat_s + _DEVIATIONS * self._least_deviation_s,
-            self._together_s,
+            lease_s / 2,
         )
         # The longest silent first: time passes only for the front.
         self._arrivals: OrderedDict[str, Arrivals] = OrderedDict()
@@ -183,7 +184,7 @@ class Detector:
             if estimate is not None:
                 mean_s, deviation_s = estimate
                 usual_s = mean_s + _UNUSUAL_DEVIATIONS * deviation_s
-                arrivals.unusual_s = max(usual_s, self._together_s)
+                arrivals.unusual_s = max(usual_s, self._lease_s - usual_s)
                 deviation_s = max(deviation_s, self._least_deviation_s)
                 arrivals.patience_s = mean_s + _DEVIATIONS * deviation_s
         arrivals.heard_at = now

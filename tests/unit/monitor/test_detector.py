@@ -176,13 +176,26 @@ def test_a_cut_that_no_tick_has_seen_is_a_reason_to_doubt() -> None:
     watch = detector()
     now = known(watch, "a", "b", "c")
     for name in "bc":
-        watch.heard(name, now + 0.8)
+        watch.heard(name, now + 0.75)
     assert ticks(watch, now, now + 1.75) == []
     for name in "bc":
-        watch.heard(name, now + 1.85)
+        watch.heard(name, now + 1.9)
     assert watch.tick(now + 2.0).lapsed == ()
     watch.heard("a", now + 2.1)
     assert ticks(watch, now + 2.1, now + 2.6) == []
+
+
+def test_a_short_stop_of_the_machine_is_no_reason_to_doubt() -> None:
+    """All were held up for a moment, which cannot have ended anybody's lease."""
+    watch = detector()
+    now = known(watch, "a", "b", "c") + HEARTBEAT_S + 0.15
+    for name in "bc":
+        watch.heard(name, now)
+    for step in range(4):
+        assert watch.tick(now - 1.05 + (step + 5) * TICK_S).lapsed == ()
+        for name in "bc":
+            watch.heard(name, now + step * TICK_S)
+    assert watch.tick(now - 1.05 + 2.25).lapsed == ("a",)
 
 
 def test_a_doubt_lasts_a_lease_from_when_the_first_one_ended() -> None:
