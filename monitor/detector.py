@@ -16,8 +16,8 @@ Three judgements, each about the time since a member was last heard:
     members were heard for a lease, so a death is seen at most two leases after the last heartbeat, even
     where all die at once.
 
-    Unusual is more than m + 4 s, and no less than a lease less that: a cut that ends the lease of somebody who
-    was silent for an interval when it began has held up all others for as long as this.
+    Unusual is more than m + 4 s, and no less than a lease less that: a cut that ends the lease of somebody
+    who was silent for an interval when it began has held up all others for as long as this.
 
 A gap between two ticks means that this process itself was paused: every lease starts anew.
 """
