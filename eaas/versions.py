@@ -12,13 +12,13 @@ version and the one before, so that any two neighbours can serve together.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import grpc
 
 from eaas.wire.header import VERSION
 
-__all__ = ["CONTROL_PLANE", "SLOTS", "Versions", "negotiate", "require"]
+__all__ = ["CONTROL_PLANE", "SLOTS", "Refusal", "Versions", "negotiate", "refusal"]
 
 _KEY = "eaas-versions"
 _T = TypeVar("_T")
@@ -43,23 +43,33 @@ SLOTS = Versions(VERSION, VERSION)
 """Of the slots' bytes."""
 
 
-def require(spoken: Versions, asked: int, what: str, who: str, context: Any) -> None:
-    """Aborts a call with FAILED_PRECONDITION unless it is in a version that this process speaks.
+class Refusal(NamedTuple):
+    """Ends a call with FAILED_PRECONDITION.
+
+    Attributes:
+        details: For people.
+        trailing: Metadata, from which the caller learns what is spoken here.
+    """
+
+    details: str
+    trailing: tuple[tuple[str, str], ...]
+
+
+def refusal(spoken: Versions, asked: int, what: str, who: str) -> Refusal | None:
+    """How a call is refused, where it is not in a version that this process speaks.
 
     Args:
         spoken: By this process.
         asked: Version of the call.
         what: Names the contract, for people.
         who: Names the caller, for people.
-        context: The call's; it learns what is spoken here.
     """
     if spoken.oldest <= asked <= spoken.newest:
-        return
-    context.set_trailing_metadata(((_KEY, f"{spoken.oldest}-{spoken.newest}"),))
+        return None
     older = "it" if asked < spoken.oldest else "this process"
-    context.abort(
-        grpc.StatusCode.FAILED_PRECONDITION,
+    return Refusal(
         f"{who} asks in version {asked} of {what}, this process speaks {spoken}: upgrade {older}",
+        ((_KEY, f"{spoken.oldest}-{spoken.newest}"),),
     )
 
 

@@ -93,9 +93,10 @@ class ExpertService:
         )
 
     def _check(self, request: pb.ConnectRequest, context: grpc.ServicerContext) -> None:
-        versions.require(
-            versions.SLOTS, request.protocol_version, "the slots", request.client_id, context
-        )
+        asked = request.protocol_version
+        if refusal := versions.refusal(versions.SLOTS, asked, "the slots", request.client_id):
+            context.set_trailing_metadata(refusal.trailing)
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, refusal.details)
         if request.transport not in self._transports:
             context.abort(
                 grpc.StatusCode.INVALID_ARGUMENT,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eaas.versions import Versions, negotiate, require
+from eaas.versions import Versions, negotiate, refusal
 
 
 class Refused(grpc.RpcError, grpc.Call):  # type: ignore[misc]
@@ -31,22 +31,16 @@ class Refused(grpc.RpcError, grpc.Call):  # type: ignore[misc]
 
 
 class Server:
-    """Answers in which version it was asked; is its own call's context."""
+    """Answers in which version it was asked."""
 
     def __init__(self, *spoken: int) -> None:
         self.spoken = Versions(*spoken)
         self.asked: list[int] = []
-        self._metadata: Any = ()
-
-    def set_trailing_metadata(self, metadata: Any) -> None:
-        self._metadata = metadata
-
-    def abort(self, code: grpc.StatusCode, details: str) -> None:
-        raise Refused(code, details, self._metadata)
 
     def call(self, version: int) -> int:
         self.asked.append(version)
-        require(self.spoken, version, "the slots", "a", self)
+        if refused := refusal(self.spoken, version, "the slots", "a"):
+            raise Refused(grpc.StatusCode.FAILED_PRECONDITION, *refused)
         return version
 
 
