@@ -20,6 +20,8 @@ SERVING, SUSPECT, DEAD = MemberState.SERVING, MemberState.SUSPECT, MemberState.D
 LONE, SERVER = "lone-client", "expert-server-0"
 # The detection window, and what a busy machine adds to it.
 W_S, NEWS_S = 2.0, 1.25
+# Of a process with torch, on a busy machine.
+START_S = 120.0
 
 
 class LoneClient:
@@ -35,6 +37,13 @@ class LoneClient:
             ],
             stdout=self._file,
         )
+
+    def wait_ready(self) -> None:
+        deadline = time.monotonic() + START_S
+        while "ready" not in self._log.read_text():
+            assert self.process.poll() is None, "it has ended"
+            assert time.monotonic() < deadline, "it does not start"
+            time.sleep(0.1)
 
     @property
     def answers(self) -> int:
@@ -54,6 +63,7 @@ def lone_client(tmp_path: Path) -> Iterator[Callable[..., LoneClient]]:
         def start(cluster: Any, transport: str, how: str) -> LoneClient:
             client = LoneClient(cluster, transport, how, tmp_path / "lone-client.log")
             stack.callback(client.end)
+            client.wait_ready()
             return client
 
         yield start
