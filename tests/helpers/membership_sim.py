@@ -5,7 +5,7 @@
 The delays of one such round are together at most `jitter_s`. A message that is cut off comes soon after the
 cut; where that lasts for a lease it is lost, and its sender tries anew, as `eaas.session` does. While the
 monitor is paused nothing of it runs; what came meanwhile waits, and is handled before or after the first
-tick. While it is down it is cut off, and the one that comes knows what a store has kept.
+tick. The one that is started after one that ended knows what a store has kept; members have to find it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ SUSPECT, DEAD = MemberState.SUSPECT, MemberState.DEAD
 _RETRY_S = 0.5
 # After a cut, until what it held up is sent again.
 _RESENT_S = 0.3
+# After a restart, until `eaas.session` has found the monitor.
+_FOUND_S = 6.0
 
 
 @dataclass(frozen=True)
@@ -196,11 +198,8 @@ class Simulation:
             if member.role is Role.MONITOR:
                 assert member.state is MemberState.SERVING
                 continue
-            process = next(
-                p
-                for p in reversed(self.processes)
-                if (p.id, p.incarnation) == (member.id, member.incarnation)
-            )
+            life = (member.id, member.incarnation)
+            process = next(p for p in self.processes if (p.id, p.incarnation) == life)
             if member.state is DEAD:
                 process.dead_at = self.now
                 silence_s = self.now - process.heard_at
@@ -231,10 +230,13 @@ class Simulation:
     def _message(self, process: Process, handle: Callable[..., None], *arguments: Any) -> None:
         """From or to the monitor."""
         arrives_at = self.now + self.dice.uniform(0, self.plan.jitter_s / 2)
-        cuts = [(begin, end) for begin, end, who in self.plan.cuts if process.index in who]
-        for begin, end in (*cuts, *self.plan.downs):
-            if begin <= arrives_at and self.now < end:
+        for begin, end, who in self.plan.cuts:
+            if process.index in who and begin <= arrives_at and self.now < end:
                 arrives_at = end + self.dice.uniform(0, _RESENT_S)
+        for begin, end in self.plan.downs:
+            if begin <= arrives_at and self.now < end:
+                self._at(end + self.dice.uniform(0, _FOUND_S), self._register, process)
+                return
         if arrives_at - self.now > LEASE_S:
             self._at(self.now + LEASE_S, self._register, process)
         else:
