@@ -16,6 +16,7 @@ from typing import Any
 
 import grpc
 
+from eaas import versions
 from eaas.errors import ClusterError
 from eaas.grpc_client import Backoff, responses
 from eaas.log import get_logger
@@ -29,8 +30,8 @@ __all__ = ["PROTOCOL_VERSION", "MemberSession", "MembershipView", "PlacementWatc
 
 _logger = get_logger(__name__)
 
-PROTOCOL_VERSION = 1
-"""Version of the control plane's contract; another one is refused at registration."""
+PROTOCOL_VERSION = versions.CONTROL_PLANE.newest
+"""The newest version of the control plane's contract that this release speaks."""
 
 _REGISTER_S = 2.0
 _REPORT_S = 1.0
@@ -229,14 +230,16 @@ class MemberSession:
             experts=report.experts,
             epoch=report.epoch,
         )
-        response = line.stub.Register(
-            pb.RegisterRequest(
-                member=member.to_proto(),
-                protocol_version=PROTOCOL_VERSION,
-                previous_incarnation=self._incarnation,
-            ),
-            timeout=_REGISTER_S,
+        request = pb.RegisterRequest(
+            member=member.to_proto(), previous_incarnation=self._incarnation
         )
+
+        def register(version: int) -> pb.RegisterResponse:
+            request.protocol_version = version
+            answer: pb.RegisterResponse = line.stub.Register(request, timeout=_REGISTER_S)
+            return answer
+
+        response = versions.negotiate(versions.CONTROL_PLANE, register)
         former, self._incarnation = self._incarnation, response.incarnation
         self._lease_s, self._heartbeat_s = response.lease_s, response.heartbeat_s
         if former and former != self._incarnation:

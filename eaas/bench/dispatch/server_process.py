@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from eaas.bench.dispatch.sizes import model_shape
-from eaas.bench.dispatch.worker import obey
+from eaas.bench.worker import obey
 from eaas.bench.experts.limits import settle
 from eaas.bench.experts.plan import Shape
 from eaas.bench.experts.source import Batches, Source

@@ -9,7 +9,7 @@ from eaas.bench.dispatch.caller import Caller, random_request
 from eaas.bench.dispatch.plan import Plan
 from eaas.bench.dispatch.server import null_server
 from eaas.bench.dispatch.turns import Turn, figure, summary, take_turn
-from eaas.bench.dispatch.worker import working
+from eaas.bench.worker import working
 
 __all__ = ["bench_upkeep", "processor_s"]
 

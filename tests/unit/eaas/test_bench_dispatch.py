@@ -16,7 +16,7 @@ from eaas.bench.dispatch import Plan, caller, layer, make_plan, run, upkeep
 from eaas.bench.dispatch.cell import Round, cell_row
 from eaas.bench.dispatch.scan import bench_scan
 from eaas.bench.dispatch.turns import WARM_CALLS, Turn, figure, summary, take_turn
-from eaas.bench.dispatch.worker import Worker, working
+from eaas.bench.worker import Worker, working
 from eaas.bench.experts.plan import Shape
 from eaas.cli import app
 from eaas.errors import ClusterError, ConfigError
@@ -155,7 +155,7 @@ def test_the_layer_needs_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_child_that_fails_is_quoted() -> None:
     def start() -> Worker:
-        return Worker("broken", "crowd_process")
+        return Worker("broken", "eaas.bench.dispatch.crowd_process")
 
     with pytest.raises(ClusterError, match=r"broken ended .* KeyError: 'tokens'"), working([start]):
         pass
