@@ -158,8 +158,10 @@ def leftovers(cluster: Any) -> dict[str, dict[str, int]]:
     }
 
 
-def test_growing_and_shrinking_leaves_nothing_behind(elastic: Callable[..., Any]) -> None:
-    """GROW_SHRINK_CYCLES=50 for the long run."""
+def test_growing_and_shrinking_leaves_nothing_behind(
+    elastic: Callable[..., Any], record_property: Callable[[str, object], None]
+) -> None:
+    """GROW_SHRINK_CYCLES=50 for the long run; --junitxml has its figures."""
     cluster, client = elastic()
 
     def cycle() -> None:
@@ -176,6 +178,9 @@ def test_growing_and_shrinking_leaves_nothing_behind(elastic: Callable[..., Any]
             cycle()
         client.more_rounds(3)
         after = leftovers(cluster)
+    record_property("rounds", client.rounds)
+    record_property("before", before)
+    record_property("after", after)
     for name, was in before.items():
         now = after[name]
         # gRPC's pollers and pools come and go by a few; what leaks does so in each cycle.
