@@ -158,6 +158,7 @@ def leftovers(cluster: Any) -> dict[str, dict[str, int]]:
     }
 
 
+@pytest.mark.timeout(300 + 60 * CYCLES)
 def test_growing_and_shrinking_leaves_nothing_behind(
     elastic: Callable[..., Any], record_property: Callable[[str, object], None]
 ) -> None:
