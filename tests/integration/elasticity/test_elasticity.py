@@ -168,6 +168,7 @@ def segments(pid: int) -> int:
 def test_growing_and_shrinking_leaves_nothing_behind(elastic: Callable[..., Any]) -> None:
     """GROW_SHRINK_CYCLES=50 for the long run; `pytest -s` shows its figures."""
     cluster, client = elastic()
+    mapped = segments(os.getpid())
 
     def cycle() -> None:
         cluster.scale(4)
@@ -175,7 +176,7 @@ def test_growing_and_shrinking_leaves_nothing_behind(elastic: Callable[..., Any]
         cluster.scale(3)
         client.wait_settled(*THREE)
         # A thread of its own lets go of the server that has left.
-        eventually(lambda: segments(os.getpid()) == len(THREE))
+        eventually(lambda: segments(os.getpid()) == mapped)
 
     with client.decoding():
         for _ in range(2):
