@@ -98,6 +98,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "--rounds": 3,
         "--json": False,
     },
+    "bench join": {
+        "--share-mb": 1000,
+        "--source": None,
+        "--tokens": 8,
+        "--calls": 50,
+        "--quiet": 10,
+        "--rounds": 3,
+        "--json": False,
+    },
     "bench experts": {
         "--shape": None,
         "--builtin": True,
