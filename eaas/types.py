@@ -25,15 +25,15 @@ class Role(enum.Enum):
     @property
     def number(self) -> pb.Role:
         """The contract's number of this role."""
-        return cast("pb.Role", pb.Role.Value(f"ROLE_{self.name}"))
+        return cast("pb.Role", _ROLE_NUMBERS[self])
 
     @classmethod
     def from_number(cls, number: int) -> Role:
         """The role of a contract number. Raises ValueError for an unknown one."""
-        for role in cls:
-            if role.number == number:
-                return role
-        raise ValueError(f"unknown role {number}")
+        role = _ROLES.get(number)
+        if role is None:
+            raise ValueError(f"unknown role {number}")
+        return role
 
 
 class MemberState(enum.Enum):
@@ -48,15 +48,24 @@ class MemberState(enum.Enum):
     @property
     def number(self) -> pb.MemberState:
         """The contract's number of this state."""
-        return cast("pb.MemberState", pb.MemberState.Value(f"MEMBER_STATE_{self.name}"))
+        return cast("pb.MemberState", _STATE_NUMBERS[self])
 
     @classmethod
     def from_number(cls, number: int) -> MemberState:
         """The state of a contract number. Raises ValueError for an unknown one."""
-        for state in cls:
-            if state.number == number:
-                return state
-        raise ValueError(f"unknown member state {number}")
+        state = _STATES.get(number)
+        if state is None:
+            raise ValueError(f"unknown member state {number}")
+        return state
+
+
+# Looked up once: a monitor does it with every heartbeat, and for each member of a snapshot.
+_ROLE_NUMBERS = {role: pb.Role.Value(f"ROLE_{role.name}") for role in Role}
+_ROLES = {int(number): role for role, number in _ROLE_NUMBERS.items()}
+_STATE_NUMBERS = {
+    state: pb.MemberState.Value(f"MEMBER_STATE_{state.name}") for state in MemberState
+}
+_STATES = {int(number): state for state, number in _STATE_NUMBERS.items()}
 
 
 @dataclass(frozen=True)
