@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -154,7 +155,7 @@ class Member:
             incarnation=self.incarnation,
             experts=self.experts,
             in_flight=self.in_flight,
-            model=self.model.to_proto() if self.model else None,
+            model=_message_of(self.model) if self.model else None,
             progress=self.progress,
             speed=self.speed,
             memory_bytes=self.memory_bytes,
@@ -176,7 +177,9 @@ class Member:
             incarnation=message.incarnation,
             experts=message.experts,
             in_flight=message.in_flight,
-            model=ModelShape.from_proto(message.model) if message.HasField("model") else None,
+            model=_shape_of(message.model.SerializeToString())
+            if message.HasField("model")
+            else None,
             progress=message.progress,
             speed=message.speed,
             memory_bytes=message.memory_bytes,
@@ -184,6 +187,17 @@ class Member:
             silence_s=message.silence_s,
             epoch=message.epoch,
         )
+
+
+# Members of one cluster are of one model: thousands of them are not to hold, or to build, it for themselves.
+@functools.lru_cache(maxsize=8)
+def _shape_of(serialized: bytes) -> ModelShape:
+    return ModelShape.from_proto(pb.ModelShape.FromString(serialized))
+
+
+@functools.lru_cache(maxsize=8)
+def _message_of(shape: ModelShape) -> pb.ModelShape:
+    return shape.to_proto()
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,9 +28,9 @@ The document of `eaas bench monitor --json`:
                  or [members, watching [], error]: they could not join, and no further step was taken
     breaks       members, watchers, what: the first thing that was not as it should be; null: nothing
     FIGURES      cpu_cores (of the monitor), cpu_us_per_heartbeat, rss_mb, heartbeats_per_s, late (turns at
-                 which the last one was not answered yet), taken (share of answered ones of all turns), ended (streams
-                 that the monitor ended), answer_ms {p50, p99, max}, watched_per_s (messages to all watchers),
-                 signs_per_s (those that only say that nothing changed), out_of_turn
+                 which the last one was not answered yet), taken (share of answered ones of all turns),
+                 ended (streams that the monitor ended), answer_ms {p50, p99, max}, watched_per_s (messages to
+                 all watchers), signs_per_s (those that only say that nothing changed), out_of_turn
     ENDS         first, last, spread, not_told (watchers that did not know after 30 s)
 
 Processes of members run on the same machine and take their part of it; `cpu_cores` is the monitor's alone.
