@@ -105,6 +105,8 @@ class MemberSession:
         self._due = threading.Event()
         self._calls_lock = threading.Lock()
         self._calls: set[Any] = set()
+        # The monitor whose watch stream has begun to speak, and where what it says is taken from.
+        self._watched: tuple[MonitorLine, queue.SimpleQueue[pb.WatchResponse]] | None = None
         self._monitors = Monitors(monitor_address)
         try:
             self._register_first(register_timeout_s)
@@ -291,14 +293,21 @@ class MemberSession:
 
         requests.put(self._heartbeat())
         with self._tracked(line.stub.Heartbeat(until_late())) as call:
-            for _ in call:
+            for answer in call:
                 backoff.reset()
+                self._confirm(line, answer.revision)
                 self._due.wait(self._heartbeat_s)
                 self._due.clear()
                 if self._closed.is_set():
                     break
                 requests.put(self._heartbeat())
             requests.put(None)
+
+    def _confirm(self, line: MonitorLine, revision: int) -> None:
+        """An answer that names the view's revision is a sign of life: the view is not stale."""
+        watched = self._watched
+        if watched is not None and watched[0] is line and revision == self.view.revision:
+            watched[1].put(pb.WatchResponse(still_at_revision=revision))
 
     def _heartbeat(self) -> pb.HeartbeatRequest:
         report = self._report()
@@ -320,9 +329,13 @@ class MemberSession:
         told_to_stop = False
         while not self._closed.is_set():
             line = self._monitors.now
+            inbox: queue.SimpleQueue[pb.WatchResponse] = queue.SimpleQueue()
+            position = self._fold.position
+            position.heartbeats_tell = True
             try:
-                with self._tracked(line.stub.Watch(self._fold.position)) as call:
-                    for response in responses(call):
+                with self._tracked(line.stub.Watch(position)) as call:
+                    for response in responses(call, inbox=inbox):
+                        self._watched = line, inbox
                         backoff.reset()
                         if response.WhichOneof("kind") == "stopping":
                             if self._on_stopping and not told_to_stop:
@@ -335,6 +348,7 @@ class MemberSession:
                 self._leave(line, error)
             except ValueError as error:
                 _logger.debug("watching %s again: %s", line.address, error)
+            self._watched = None
             self._closed.wait(backoff.next_s())
 
     def _take(self, response: pb.WatchResponse) -> None:

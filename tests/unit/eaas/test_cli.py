@@ -87,6 +87,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "--plot": None,
         "--json": False,
     },
+    "bench monitor": {
+        "--members": "100,1000,10000",
+        "--watchers": "10,100,1000",
+        "--per-connection": 1,
+        "--loaders": 2,
+        "--seconds": 10.0,
+        "--json": False,
+    },
     "bench overlap": {
         "--model": None,
         "--servers": 1,
