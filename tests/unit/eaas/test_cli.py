@@ -55,6 +55,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "scale": {"servers": None, "--endpoint": "http://127.0.0.1:8000"},
     "drain": {"server": None, "--endpoint": "http://127.0.0.1:8000"},
+    "autoscale": {
+        "--join": None,
+        "--min-servers": None,
+        "--max-servers": None,
+        "--dry-run": False,
+        "--config": None,
+    },
     "demo-model": {
         "directory": None,
         "--arch": "qwen3_moe",
