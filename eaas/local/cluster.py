@@ -18,7 +18,6 @@ from eaas.errors import ClusterError, ConfigError, PortInUseError
 from eaas.local.interrupt import Interrupt
 from eaas.local.nursery import CLIENT_MODULES, CONTROL_MODULES, SERVER_MODULES, Nursery
 from eaas.local.process import ChildProcess, stop_all, wait_ready
-from eaas.local.scaling import Scaler
 
 __all__ = ["LocalCluster"]
 
@@ -161,6 +160,9 @@ class LocalCluster:
         Raises:
             EaasError: A server could not be started, or does not leave, or not in time.
         """
+        # Not at the top: `eaas --help` gets by without gRPC.
+        from eaas.local.scaling import Scaler
+
         deadline = time.monotonic() + timeout_s
         scaler = Scaler(self)
         scaler.want(servers)
