@@ -102,6 +102,8 @@ def busiest_tokens_per_s(traffic: Traffic, token_s: float, prompt_tokens: int) -
     begin = np.concatenate((traffic.arrival_s_R, prompted_R))
     end = np.concatenate((prompted_R, prompted_R + token_s * traffic.output_R))
     some = end > begin
+    if not some.any():
+        return 0.0
     begin, end = begin[some], end[some]
     tokens = np.concatenate((prompt_R, traffic.output_R))[some]
     # Each part asks for the same all along: what was asked for in sum is linear between two ends of parts.

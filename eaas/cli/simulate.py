@@ -12,7 +12,7 @@ import typer
 
 from eaas.cli.options import ConfigFile, Json
 from eaas.config import AutoscalerConfig, load_config
-from eaas.errors import ConfigError
+from eaas.errors import ConfigError, TrafficError
 
 if TYPE_CHECKING:
     from simulator.savings import Comparison
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _PAPER_S = (600.0, 7200.0)
+_PIPED_WIDTH = 160
 
 simulate = typer.Typer(
     help="Simulations: the code that runs live, on a trace.", no_args_is_help=True
@@ -109,6 +110,8 @@ def autoscale(
         else:
             traffic = read_traffic(trace, lambda line: progress(f"reading, line {line:,}", 0.0))
         asked = savings.busiest_tokens_per_s(traffic, token_s, prompt_tokens)
+        if not asked:
+            raise TrafficError(f"{traffic.name}: no request asks these servers for a token")
         if server_tokens_per_s is None:
             server_tokens_per_s = savings.tokens_per_s_at_target(asked, max(sizes), settings)
         model = ServerModel(server_tokens_per_s, token_s, prompt_tokens)
@@ -201,6 +204,8 @@ def _print(
             str(row["unfinished_requests"]),
         )
     console = Console(highlight=False)
+    # Piped, there is no width to fit into.
+    console = Console(highlight=False, width=None if console.is_terminal else _PIPED_WIDTH)
     console.print(table)
     console.print(_legend(model, asked, max(sizes)), soft_wrap=True)
     if paper:
