@@ -251,8 +251,8 @@ class Autoscaler:
 
 
 def _servers(work: float, utilization: float) -> int:
-    """Servers that are busy for no more than this with so much work."""
-    return math.ceil(work / utilization - _ROUNDING)
+    """Servers that are busy for no more than this with so much work; one at least."""
+    return max(1, math.ceil(work / utilization - _ROUNDING))
 
 
 def _percent(share: float) -> str:

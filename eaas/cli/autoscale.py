@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -44,6 +45,8 @@ def autoscale(
     from eaas.log import configure_logging
 
     configure_logging("autoscaler")
+    # A line for each request would hide the others.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     limits: dict[str, Any] = {"min_servers": least, "max_servers": most}
     loaded = load_config(config, autoscaler=limits).autoscaler
     with Interrupt() as interrupt:
