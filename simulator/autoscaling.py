@@ -65,7 +65,13 @@ class Outcome:
         return 0.0
 
 
-def run_fixed(traffic: Traffic, model: ServerModel, servers: int, interval_s: float) -> Outcome:
+def run_fixed(
+    traffic: Traffic,
+    model: ServerModel,
+    servers: int,
+    interval_s: float,
+    progress: Callable[[float], None] = lambda share: None,
+) -> Outcome:
     """A trace on a group of one size.
 
     Args:
@@ -73,10 +79,12 @@ def run_fixed(traffic: Traffic, model: ServerModel, servers: int, interval_s: fl
         model: Of servers and requests.
         servers: The size.
         interval_s: Time over which waits are averaged.
+        progress: Called after each such time with the part of the trace that is over.
     """
     replay = _Replay(traffic, model, servers)
     while not replay.is_over:
         replay.run(interval_s)
+        progress(replay.now / traffic.span_s)
     return replay.outcome
 
 

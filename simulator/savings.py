@@ -72,20 +72,17 @@ def compare(
 ) -> Comparison:
     """Runs a trace on an autoscaled group and on one of each size (arguments: `run_autoscaled`)."""
     runs = 1 + len(sizes)
+
+    def part(done: int) -> Callable[[float], None]:
+        return lambda share: progress((done + share) / runs)
+
     autoscaled = run_autoscaled(
-        traffic,
-        model,
-        start,
-        config,
-        fewest=fewest,
-        change_s=change_s,
-        progress=lambda share: progress(share / runs),
+        traffic, model, start, config, fewest=fewest, change_s=change_s, progress=part(0)
     )
-    fixed = {}
-    for done, size in enumerate(sizes, start=1):
-        progress(done / runs)
-        fixed[size] = run_fixed(traffic, model, size, config.interval_s)
-    progress(1.0)
+    fixed = {
+        size: run_fixed(traffic, model, size, config.interval_s, part(done))
+        for done, size in enumerate(sizes, start=1)
+    }
     return Comparison(autoscaled, fixed)
 
 
