@@ -52,6 +52,7 @@ class Report:
 
     Attributes:
         stalled_s: For how long the work at hand has been overdue and has not moved; 0 while it moves.
+        busy_s: For how long it has been at work since it began; only ever rises.
     """
 
     state: MemberState
@@ -60,6 +61,7 @@ class Report:
     experts: int = 0
     epoch: int = 0
     stalled_s: float = 0.0
+    busy_s: float = 0.0
 
 
 class MemberSession:
@@ -320,6 +322,7 @@ class MemberSession:
             experts=report.experts,
             epoch=report.epoch,
             stalled_s=report.stalled_s,
+            busy_s=report.busy_s,
         )
 
     # -- the view ------------------------------------------------------------------------------

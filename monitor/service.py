@@ -232,6 +232,7 @@ class MonitorService:
                 experts=request.experts,
                 epoch=request.epoch,
                 stalled_s=request.stalled_s,
+                busy_s=request.busy_s,
             )
             self._tell(events)
             stored = self._stored
