@@ -21,7 +21,7 @@ from eaas.rpc.v1 import balancer_pb2, balancer_pb2_grpc
 NAME = "eaas.rpc.v1.BalancerService"
 
 
-class Answers:
+class Answers(balancer_pb2_grpc.BalancerServiceServicer):
     """A BalancerService whose streams say `epochs` and then nothing more."""
 
     def __init__(self, *epochs: int) -> None:
