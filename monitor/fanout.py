@@ -35,6 +35,8 @@ class Fanout:
         self._sign_s = sign_s
         # In the order in which they fell asleep, with the end of the longest sleep.
         self._sleepers: OrderedDict[asyncio.Future[bool], float] = OrderedDict()
+        # Those that nothing but an event wakes.
+        self._sound: set[asyncio.Future[bool]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._stirred = False
         self._made: OrderedDict[int, bytes] = OrderedDict()
@@ -45,21 +47,31 @@ class Fanout:
             self._stirred = True
             self._loop.call_soon_threadsafe(self._wake)
 
-    async def sleep(self) -> bool:
-        """Until something happened (True), or for as long as a watcher may be silent (False)."""
+    async def sleep(self, *, soundly: bool = False) -> bool:
+        """Until something happened (True), or for as long as a watcher may be silent (False).
+
+        Args:
+            soundly: It may be silent for ever.
+        """
         sleeper: asyncio.Future[bool] = self._loop.create_future()
-        self._sleepers[sleeper] = self._loop.time() + self._sign_s
-        if self._timer is None:
-            self._timer = self._loop.call_later(self._sign_s, self._remind)
+        if soundly:
+            self._sound.add(sleeper)
+        else:
+            self._sleepers[sleeper] = self._loop.time() + self._sign_s
+            if self._timer is None:
+                self._timer = self._loop.call_later(self._sign_s, self._remind)
         try:
             return await sleeper
         finally:
             self._sleepers.pop(sleeper, None)
+            self._sound.discard(sleeper)
 
     def _wake(self) -> None:
         # First: what happens from now on may not be seen by those that wake.
         self._stirred = False
-        sleepers, self._sleepers = self._sleepers, OrderedDict()
+        sleepers = (*self._sleepers, *self._sound)
+        self._sleepers.clear()
+        self._sound.clear()
         for sleeper in sleepers:
             if not sleeper.done():
                 sleeper.set_result(True)

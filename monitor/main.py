@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import threading
 from collections.abc import Callable
@@ -165,6 +166,9 @@ def run(config: MonitorConfig, ready: Callable[[str], None]) -> None:
         EaasError: See `Monitor`.
         StoreError: What it knows can no longer be kept.
     """
+    # Each member is a connection, and the usual limit allows a thousand.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     failures: list[str] = []
     with Shutdown() as shutdown:
 

@@ -232,6 +232,7 @@ class MonitorService:
                 experts=request.experts,
                 epoch=request.epoch,
                 stalled_s=request.stalled_s,
+                busy_s=request.busy_s,
             )
             self._tell(events)
             stored = self._stored
@@ -247,7 +248,7 @@ class MonitorService:
             async with refusals(context):
                 # No revision is below 0: with -1 the registry answers "take a snapshot".
                 seen = request.from_revision if request.life == self._life else -1
-                await self._send_all(seen, context)
+                await self._send_all(seen, request.heartbeats_tell, context)
         finally:
             with self._changed:
                 self._watchers -= 1
@@ -286,9 +287,10 @@ class MonitorService:
 
     # -- watchers ------------------------------------------------------------------------------
 
-    async def _send_all(self, seen: int, context: Any) -> None:
+    async def _send_all(self, seen: int, heartbeats_tell: bool, context: Any) -> None:
         """Sends a watcher that has seen `seen` what happens, until the cluster stops."""
         ahead: tuple[int, bytes] | None = None
+        spoke = not heartbeats_tell
         while True:
             self._require_lead()
             with self._changed:
@@ -307,13 +309,14 @@ class MonitorService:
             if stopping:
                 messages.append(_STOPPING)
             if not messages:
-                if await self._fanout.sleep():
+                if spoke and await self._fanout.sleep(soundly=heartbeats_tell):
                     continue
                 # Much may have happened while it slept.
                 self._require_lead()
                 messages = [pb.WatchResponse(still_at_revision=seen).SerializeToString()]
             for message in messages:
                 await context.write(message)
+            spoke = True
             if stopping:
                 return
 

@@ -75,7 +75,7 @@ class Crowd:
 
     def watch(self, count: int, revision: int, life: int) -> None:
         """The first `count` members watch from a position; those that do go on."""
-        position = pb.WatchRequest(from_revision=revision, life=life)
+        position = pb.WatchRequest(from_revision=revision, life=life, heartbeats_tell=True)
         for member in self._members[len(self._watchers) : count]:
             watcher = Watcher(self.sightings, revision)
             self._watchers.append(watcher)
