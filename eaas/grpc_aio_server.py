@@ -53,6 +53,14 @@ class RunningAioServer:
         for name in self._services:
             await self._health.set(name, status.SERVING if serving else status.NOT_SERVING)
 
+    def do(self, work: Callable[[], _T]) -> _T:
+        """Has the loop's thread do something, after what waits for it already. Blocks until it is done."""
+
+        async def done() -> _T:
+            return work()
+
+        return _wait(done(), None)
+
     def stop(self, grace_s: float) -> None:
         """Takes no new calls, gives running ones `grace_s` seconds, then cancels them. Blocks."""
         _wait(self._stop(grace_s), grace_s + _PATIENCE_S)
@@ -98,7 +106,7 @@ def serve_aio(
     return _wait(start(), _PATIENCE_S)
 
 
-def _wait(coroutine: Coroutine[Any, Any, _T], timeout_s: float) -> _T:
+def _wait(coroutine: Coroutine[Any, Any, _T], timeout_s: float | None) -> _T:
     return asyncio.run_coroutine_threadsafe(coroutine, _loop()).result(timeout_s)
 
 

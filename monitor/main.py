@@ -136,7 +136,8 @@ class Monitor:
         pause_s = 0.0
         while not self._over.wait(pause_s):
             service = self._front.service
-            pause_s = service.tick() if service else self._config.lease_s / 8
+            # In the thread that hears the heartbeats: what holds that up is a pause of this monitor.
+            pause_s = self._server.do(service.tick) if service else self._config.lease_s / 8
 
     def _close_store(self) -> None:
         if self._store is not None:

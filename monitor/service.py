@@ -46,7 +46,8 @@ class MonitorService:
     """Answers the contract's MonitorService, from its making until `end`.
 
     The contract's methods are coroutines of one loop, thousands of them at a time: none of them blocks. The
-    owner's methods are for any other thread. What they share is guarded by a lock that nobody holds for long.
+    owner's methods are for any other thread, but for `tick`, which belongs to the loop's. What they share is
+    guarded by a lock that nobody holds for long.
 
     Nobody is told of what would not survive this process: registrations and goodbyes are answered, and
     watchers told of events, once the store has them. Heartbeats wait for nothing.
@@ -105,7 +106,10 @@ class MonitorService:
             self._tell(events)
 
     def tick(self) -> float:
-        """Lets silence have its effect. Returns in how many seconds it is to be called again."""
+        """Lets silence have its effect. Returns in how many seconds it is to be called again.
+
+        To be called by the loop, so that a gap between two ticks is one in which nobody was heard.
+        """
         with self._changed:
             now = self._clock()
             if self._own is not None:

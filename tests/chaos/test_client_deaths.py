@@ -86,8 +86,9 @@ def test_row_13_a_client_killed_while_it_holds_slots(
     told = story(cluster)
     lone = lone_client(cluster, transport, "at-once")
     waiting = join(cluster, 0)
-    # One is computed, two wait; and there is no slot for anybody else.
-    waiting.until(lambda: in_flight(waiting) == 3)
+    # One is computed, two wait in their slots; and there is no slot for anybody else.
+    waiting.until(lambda: throttle.computing)
+    time.sleep(0.5)
     waiting.until(lambda: "no 4 free slots of 4" in waiting.cluster.missing())
     began = throttle.batches[0]
     lone.process.kill()

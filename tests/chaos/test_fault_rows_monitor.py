@@ -74,14 +74,16 @@ def test_row_5_a_wedged_loop_behind_a_live_heartbeat(
         assert time.monotonic() - began < W_S + NEWS_S
         client.until(lambda: told.of(stuck) == [SUSPECT])
         assert told.when(stuck, 1, SUSPECT) - began < W_S + NEWS_S
-        assert reasons(told, stuck)[0].startswith("no progress for ")
+        # Its own word, or its client's, which comes at about the same time.
+        reason = reasons(told, stuck)[0]
+        assert reason.startswith("no progress for ") or reason == "1 of 1 client gets no answers"
         # It is no longer one of those that a placement may be drafted for; and it is never DEAD of it.
         time.sleep(2 * LEASE_S)
         assert told.of(stuck) == [SUSPECT]
         throttles(stuck).slow(0.0)
         client.until(lambda: told.of(stuck) == [SUSPECT, SERVING])
         client.until(lambda: health(address) == "SERVING")
-    assert reasons(told, stuck)[-1] == "its work moves again"
+    assert reasons(told, stuck)[-1] in ("its work moves again", "its clients complain no more")
     assert [told.of(server) for server in SERVERS[1:]] == [[], []]
 
 

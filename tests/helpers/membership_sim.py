@@ -204,10 +204,8 @@ class Simulation:
                 process.dead_at = self.now
                 silence_s = self.now - process.heard_at
                 assert silence_s >= LEASE_S - 1e-9, "a lease is a lease"
-                gone = process.killed_at is not None or self.was_cut(
-                    process.index, process.heard_at, self.now
-                )
-                assert gone, f"{process.id} is healthy"
+                cut = self.was_cut(process.index, process.heard_at, self.now)
+                assert cut or process.killed_at is not None, f"{process.id} is healthy"
             elif member.state is SUSPECT:
                 process.suspected.append(process.beats)
 

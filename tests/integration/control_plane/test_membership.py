@@ -124,6 +124,23 @@ def test_another_version_of_the_contract_is_refused(start_monitor: Callable[...,
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
+def test_a_monitor_that_was_kept_from_hearing_declares_nobody_dead(
+    start_monitor: Callable[..., Monitor], observe: Callable[..., Observer]
+) -> None:
+    """Its process runs, but the thread that hears the members is held up for more than two leases."""
+    monitor = start_monitor(lease_s=1.0, heartbeat_s=0.4)
+    observers = [observe(monitor.address, f"m{i}") for i in range(4)]
+    for observer in observers:
+        observer.wait(lambda v: all(has_state(f"m{i}", SERVING)(v) for i in range(4)))
+    monitor._server.loop.call_soon_threadsafe(time.sleep, 3.5)
+    time.sleep(5.0)
+    observers[3].session.close()
+    for observer in observers[:3]:
+        observer.wait(has_state("m3", DEAD))
+        assert not any(has_state(f"m{i}", DEAD)(v) for v in observer.views for i in range(3))
+        assert observer.session.incarnation == 1
+
+
 def test_nobody_takes_the_place_of_the_monitor(
     start_monitor: Callable[..., Monitor], observe: Callable[..., Observer]
 ) -> None:
