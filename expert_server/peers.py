@@ -81,6 +81,7 @@ class PeerReader:
             ConnectionError: No peer has it, or none sends any more of it.
         """
         done, vain, why = 0, 0, "there is no peer"
+        digest = hashlib.sha256()
         backoff = Backoff()
         while vain < _ROUNDS:
             if vain:
@@ -91,8 +92,9 @@ class PeerReader:
                     for response in self._stream(address, shard, begin, len(buffer), done):
                         buffer[done : done + len(response.data)] = response.data
                         done += len(response.data)
+                        digest.update(response.data)
                         if response.digest:
-                            if response.digest == hashlib.sha256(buffer).digest():
+                            if response.digest == digest.digest():
                                 return
                             raise ValueError("its bytes do not have the digest that it states")
                 except (grpc.RpcError, TimeoutError) as error:
@@ -100,7 +102,7 @@ class PeerReader:
                     why = f"{address}: {what}"
                 except ValueError as error:
                     # Which of the bytes are wrong is not known.
-                    why, done = f"{address}: {error}", 0
+                    why, done, digest = f"{address}: {error}", 0, hashlib.sha256()
                 self.close()
                 _log.info("%s, byte %d: %s", shard, begin + done, why)
             vain = 0 if done > before else vain + 1
@@ -139,6 +141,9 @@ class _PeerShard(Shard):
         """Fills the buffer from a place of the file. Raises OSError if it cannot."""
         if len(buffer):
             self._reader.read(self.path.name, offset, buffer)
+
+    def prefetch(self, offset: int, count: int) -> None:
+        """Nothing: peers send what is read."""
 
 
 def checkpoint_of_peers(reader: PeerReader, addresses: Sequence[str]) -> Checkpoint:
