@@ -130,10 +130,11 @@ class ExpertReader:
         """
         wanted = sorted(experts)
         count = max(1, _CHUNK_BYTES // self._expert_bytes(layer))
+        self._prefetch(layer, wanted[:count])
         for start in range(0, len(wanted), count):
             chunk = wanted[start : start + count]
             tensors = self._read_chunk(layer, chunk)
-            # The disk reads the next one while this one is packed.
+            # The next one is read while this one is packed.
             self._prefetch(layer, wanted[start + count : start + 2 * count])
             for place, expert in enumerate(chunk):
                 yield expert, self._weights(layer, tensors, place)
