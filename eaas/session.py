@@ -16,6 +16,7 @@ from typing import Any
 
 import grpc
 
+from eaas import versions
 from eaas.errors import ClusterError
 from eaas.grpc_client import Backoff, responses
 from eaas.log import get_logger
@@ -29,8 +30,8 @@ __all__ = ["PROTOCOL_VERSION", "MemberSession", "MembershipView", "PlacementWatc
 
 _logger = get_logger(__name__)
 
-PROTOCOL_VERSION = 1
-"""Version of the control plane's contract; another one is refused at registration."""
+PROTOCOL_VERSION = versions.CONTROL_PLANE.newest
+"""The newest version of the control plane's contract that this release speaks."""
 
 _REGISTER_S = 2.0
 _REPORT_S = 1.0
@@ -51,6 +52,7 @@ class Report:
 
     Attributes:
         stalled_s: For how long the work at hand has been overdue and has not moved; 0 while it moves.
+        busy_s: For how long it has been at work since it began; only ever rises.
     """
 
     state: MemberState
@@ -59,6 +61,7 @@ class Report:
     experts: int = 0
     epoch: int = 0
     stalled_s: float = 0.0
+    busy_s: float = 0.0
 
 
 class MemberSession:
@@ -231,14 +234,16 @@ class MemberSession:
             experts=report.experts,
             epoch=report.epoch,
         )
-        response = line.stub.Register(
-            pb.RegisterRequest(
-                member=member.to_proto(),
-                protocol_version=PROTOCOL_VERSION,
-                previous_incarnation=self._incarnation,
-            ),
-            timeout=_REGISTER_S,
+        request = pb.RegisterRequest(
+            member=member.to_proto(), previous_incarnation=self._incarnation
         )
+
+        def register(version: int) -> pb.RegisterResponse:
+            request.protocol_version = version
+            answer: pb.RegisterResponse = line.stub.Register(request, timeout=_REGISTER_S)
+            return answer
+
+        response = versions.negotiate(versions.CONTROL_PLANE, register)
         former, self._incarnation = self._incarnation, response.incarnation
         self._lease_s, self._heartbeat_s = response.lease_s, response.heartbeat_s
         if former and former != self._incarnation:
@@ -317,6 +322,7 @@ class MemberSession:
             experts=report.experts,
             epoch=report.epoch,
             stalled_s=report.stalled_s,
+            busy_s=report.busy_s,
         )
 
     # -- the view ------------------------------------------------------------------------------

@@ -142,6 +142,7 @@ class Member:
     transports: tuple[str, ...] = ()
     silence_s: float = 0.0
     epoch: int = 0
+    busy_s: float = 0.0
 
     def to_proto(self) -> pb.Member:
         """The contract's message."""
@@ -162,6 +163,7 @@ class Member:
             transports=self.transports,
             silence_s=self.silence_s,
             epoch=self.epoch,
+            busy_s=self.busy_s,
         )
 
     @classmethod
@@ -186,6 +188,7 @@ class Member:
             transports=tuple(message.transports),
             silence_s=message.silence_s,
             epoch=message.epoch,
+            busy_s=message.busy_s,
         )
 
 

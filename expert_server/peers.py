@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from eaas.checkpoint import Checkpoint
 from eaas.checkpoint.files import CONFIG, INDEX, sampled
 from eaas.checkpoint.shard import Shard, ShardHeader
 from eaas.errors import ClusterError, CorruptShardError
-from eaas.grpc_client import channel, responses
+from eaas.grpc_client import Backoff, channel, responses
 from eaas.log import get_logger
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.rpc.v1 import expert_pb2_grpc, monitor_pb2, monitor_pb2_grpc
@@ -26,8 +27,9 @@ _log = get_logger(__name__)
 _CALL_S = 10.0
 # Between two chunks; a slower peer is left for another one.
 _CHUNK_S = 5.0
-# Of all peers, without one new byte.
-_ROUNDS = 3
+# Of all peers, without one new byte; with the pauses between them it is longer than gRPC waits before it
+# tries an address again that refused it once.
+_ROUNDS = 5
 _LENGTH_BYTES = 8
 
 
@@ -79,7 +81,10 @@ class PeerReader:
             ConnectionError: No peer has it, or none sends any more of it.
         """
         done, vain, why = 0, 0, "there is no peer"
+        backoff = Backoff()
         while vain < _ROUNDS:
+            if vain:
+                time.sleep(backoff.next_s())
             before = done
             for address in self._addresses():
                 try:

@@ -12,17 +12,17 @@ from typing import Any
 
 import grpc
 
+from eaas import versions
 from eaas.grpc_client import STREAM_SIGN_S
 from eaas.log import get_logger
 from eaas.rpc.v1 import monitor_pb2 as pb
-from eaas.session import PROTOCOL_VERSION
 from eaas.types import Member, MemberState
 from monitor.fanout import Fanout
 from monitor.journal import Journal
 from monitor.life import MemberEvent
 from monitor.outcomes import Said
 from monitor.refusal import Refused, refusals
-from monitor.registry import Registry
+from monitor.registry import IdTakenError, Registry
 from monitor.store import Store
 from monitor.store.kept import new_life
 
@@ -31,7 +31,8 @@ __all__ = ["MonitorService"]
 _log = get_logger(__name__)
 # Between two ticks, however many leases end.
 _LEAST_GAP_S = 0.005
-
+# Of a lease: silence that ends it. In what is left the monitor notices, stores it and tells everybody.
+_SILENCE_SHARE = 0.97
 # For so long its loads are of this moment: many watchers may come at once.
 _SNAPSHOT_S = 0.05
 _STOPPING = pb.WatchResponse(stopping=True).SerializeToString()
@@ -51,7 +52,7 @@ class MonitorService:
     watchers told of events, once the store has them. Heartbeats wait for nothing.
 
     Args:
-        lease_s: Seconds of silence that end a life.
+        lease_s: Seconds of silence within which everybody knows of a death.
         heartbeat_s: What members are told to send a heartbeat at.
         loop: Runs the contract's methods.
         clock: Monotonic seconds.
@@ -73,7 +74,7 @@ class MonitorService:
         self._clock = clock
         kept = store.kept.without_monitors() if store is not None else None
         self._life = kept.life if kept is not None else new_life()
-        self._registry = Registry(lease_s, heartbeat_s, clock(), kept)
+        self._registry = Registry(_SILENCE_SHARE * lease_s, heartbeat_s, clock(), kept)
         self._doubt: str | None = None
         lock = threading.RLock()
         # Held while the registry is touched, never over an `await`; notified when watchers leave.
@@ -187,13 +188,12 @@ class MonitorService:
     async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterResponse:
         """A life begins or goes on (errors: `monitor.proto`)."""
         async with refusals(context):
-            if request.protocol_version != PROTOCOL_VERSION:
-                raise Refused(
-                    grpc.StatusCode.FAILED_PRECONDITION,
-                    f"this monitor speaks version {PROTOCOL_VERSION} of the contract, "
-                    f"{request.member.id} speaks {request.protocol_version}: upgrade the older one",
-                )
+            spoken, asked = versions.CONTROL_PLANE, request.protocol_version
+            if refusal := versions.refusal(spoken, asked, "the control plane", request.member.id):
+                raise Refused(grpc.StatusCode.FAILED_PRECONDITION, *refusal)
             self._require_lead()
+            if self._own is not None and request.member.id == self._own.id:
+                raise IdTakenError(f"{request.member.id} is this monitor: give another id")
             if request.previous_incarnation >= _MOST_INCARNATIONS:
                 raise ValueError(f"no life has incarnation {request.previous_incarnation}")
             member = Member.from_proto(request.member)
@@ -232,6 +232,7 @@ class MonitorService:
                 experts=request.experts,
                 epoch=request.epoch,
                 stalled_s=request.stalled_s,
+                busy_s=request.busy_s,
             )
             self._tell(events)
             stored = self._stored

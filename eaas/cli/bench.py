@@ -280,6 +280,43 @@ def overlap(
     _tell(document, as_json, _print_overlap)
 
 
+@bench.command("join")
+def join(
+    share_mb: Annotated[
+        int, typer.Option(min=1, help="Weights that the new server is to hold, MB.")
+    ] = 1000,
+    source: Annotated[
+        list[str] | None,
+        typer.Option(help="Where they come from: disk, peers.", show_default="both"),
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of another client's layer call.")] = 8,
+    calls: Annotated[float, typer.Option(min=1, help="Calls of that client in a second.")] = 50,
+    quiet: Annotated[
+        float, typer.Option(min=1, help="Seconds that it is measured before somebody joins.")
+    ] = 10,
+    rounds: Annotated[int, typer.Option(min=1, help="Joins of each source.")] = 3,
+    as_json: Json = False,
+) -> None:
+    """A server that joins: how fast it serves, by what its weights come from, and what others feel."""
+    _end_on_sigterm()
+    from eaas.bench.options import known
+
+    sources = known("--source", source or ["disk", "peers"], ("disk", "peers"))
+    from eaas.bench.join import bench_join
+    from eaas.bench.join.report import print_report
+
+    document = bench_join(
+        share_bytes=share_mb * 1_000_000,
+        sources=sources,
+        tokens=tokens,
+        calls_per_s=calls,
+        quiet_s=quiet,
+        rounds=rounds,
+        say=_say,
+    )
+    _tell(document, as_json, print_report)
+
+
 def _end_on_sigterm() -> None:
     """SIGTERM ends the run as Python's SIGINT does: through its `finally`s, with processes and files."""
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(128 + signal.SIGTERM))

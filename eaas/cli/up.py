@@ -17,11 +17,11 @@ from eaas.cli.options import ConfigFile, Model
 from eaas.config import load_config
 from eaas.errors import ClusterError, EaasError
 from eaas.local.process import program
-from eaas.local.scaling import Scaler, ScaleWatch
 
 if TYPE_CHECKING:
     from eaas.local import LocalCluster
     from eaas.local.interrupt import Interrupt
+    from eaas.local.scaling import Scaler
 
 __all__ = ["register"]
 
@@ -142,6 +142,8 @@ def _kernels(cluster: LocalCluster) -> str:
 
 def _watch(cluster: LocalCluster, interrupt: Interrupt) -> None:
     """Show the status until a signal comes; on a terminal in place, elsewhere a line per event."""
+    from eaas.local.scaling import Scaler, ScaleWatch
+
     scaler = Scaler(cluster)
     watch = ScaleWatch(lambda: cluster.children["balancer"].address, scaler.want)
     try:
