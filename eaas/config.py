@@ -56,7 +56,7 @@ class MonitorConfig(_Section):
     port: Port = Field(0, description="gRPC port; 0 takes a free one.")
     lease_s: Seconds = Field(
         2.0,
-        description="Silence after which a member is DEAD; SUSPECT where it is late for one of its own.",
+        description="Within this after its last heartbeat a member is DEAD to all; SUSPECT where it is late.",
     )
     heartbeat_s: Seconds = Field(0.9, description="How often members are to send a heartbeat.")
     stop_members_on_exit: bool = Field(

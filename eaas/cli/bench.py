@@ -203,6 +203,37 @@ def dispatch(
     _tell(document, as_json, print_report)
 
 
+@bench.command("monitor")
+def monitor(
+    members: Annotated[
+        str, typer.Option(metavar="N,...", help="Simulated members, in turn.")
+    ] = "100,1000,10000",
+    watchers: Annotated[
+        str, typer.Option(metavar="N,...", help="How many of them watch; then all do.")
+    ] = "10,100,1000",
+    per_connection: Annotated[
+        int, typer.Option(min=1, help="Members that share a connection.")
+    ] = 1,
+    loaders: Annotated[int, typer.Option(min=1, help="Processes that simulate members.")] = 2,
+    seconds: Annotated[float, typer.Option(min=1, help="Of each measurement.")] = 10.0,
+    as_json: Json = False,
+) -> None:
+    """The monitor: what members cost it, and how soon all know of a death. Takes some minutes."""
+    from eaas.bench.monitor import make_plan
+    from eaas.bench.monitor.report import print_report
+    from eaas.bench.monitor.run import bench_monitor
+
+    _end_on_sigterm()
+    plan = make_plan(
+        members=members,
+        watchers=watchers,
+        per_connection=per_connection,
+        loaders=loaders,
+        seconds=seconds,
+    )
+    _tell(bench_monitor(plan, say=_say), as_json, print_report)
+
+
 @bench.command("overlap")
 def overlap(
     model: Annotated[
@@ -247,6 +278,43 @@ def overlap(
             say=_say,
         )
     _tell(document, as_json, _print_overlap)
+
+
+@bench.command("join")
+def join(
+    share_mb: Annotated[
+        int, typer.Option(min=1, help="Weights that the new server is to hold, MB.")
+    ] = 1000,
+    source: Annotated[
+        list[str] | None,
+        typer.Option(help="Where they come from: disk, peers.", show_default="both"),
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of another client's layer call.")] = 8,
+    calls: Annotated[float, typer.Option(min=1, help="Calls of that client in a second.")] = 50,
+    quiet: Annotated[
+        float, typer.Option(min=1, help="Seconds that it is measured before somebody joins.")
+    ] = 10,
+    rounds: Annotated[int, typer.Option(min=1, help="Joins of each source.")] = 3,
+    as_json: Json = False,
+) -> None:
+    """A server that joins: how fast it serves, by what its weights come from, and what others feel."""
+    _end_on_sigterm()
+    from eaas.bench.options import known
+
+    sources = known("--source", source or ["disk", "peers"], ("disk", "peers"))
+    from eaas.bench.join import bench_join
+    from eaas.bench.join.report import print_report
+
+    document = bench_join(
+        share_bytes=share_mb * 1_000_000,
+        sources=sources,
+        tokens=tokens,
+        calls_per_s=calls,
+        quiet_s=quiet,
+        rounds=rounds,
+        say=_say,
+    )
+    _tell(document, as_json, print_report)
 
 
 def _end_on_sigterm() -> None:

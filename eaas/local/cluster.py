@@ -177,12 +177,16 @@ class LocalCluster:
         servers = [c for c in self.children.values() if c.name.startswith(_SERVER) and c.running]
         return sorted(servers, key=lambda child: int(child.name.removeprefix(_SERVER)))
 
-    def add_server(self) -> ChildProcess:
-        """Start one more, with the lowest number that is free; does not wait for it."""
+    def add_server(self, *, model: bool = True) -> ChildProcess:
+        """Start one more, with the lowest number that is free; does not wait for it.
+
+        Args:
+            model: Give it the checkpoint. False: the others are to send it what it needs.
+        """
         taken = {child.name for child in self.running_servers()}
         index = next(i for i in itertools.count() if f"{_SERVER}{i}" not in taken)
         self.forget(f"{_SERVER}{index}")
-        return self._spawn_server(index)
+        return self._spawn_server(index, model=model)
 
     def forget(self, name: str) -> None:
         """Let go of a process that has ended, if there is one of that name."""
@@ -200,13 +204,14 @@ class LocalCluster:
         self.children[name] = child
         return child
 
-    def _spawn_server(self, index: int) -> ChildProcess:
+    def _spawn_server(self, index: int, *, model: bool = True) -> ChildProcess:
         name = f"{_SERVER}{index}"
         server = self.config.expert_server
         threads = server.threads or max(1, usable_cores() // self.servers)
         return self._spawn(
             name,
-            *("expert-server", "--id", name, "--model", str(self.model)),
+            *("expert-server", "--id", name),
+            *(("--model", str(self.model)) if model else ()),
             *("--join", self.monitor_address, "--threads", str(threads)),
             *("--kernel", server.kernel, "--quantization", server.quantization),
         )

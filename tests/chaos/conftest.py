@@ -301,7 +301,8 @@ def join() -> Iterator[Callable[..., Client]]:
         def start(cluster: LocalCluster, servers: int = 3, **config: Any) -> Client:
             client = Client(cluster, **config)
             stack.callback(client.cluster.close)
-            client.wait(servers)
+            if servers:
+                client.wait(servers)
             return client
 
         yield start

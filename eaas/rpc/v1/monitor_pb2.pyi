@@ -58,12 +58,14 @@ class HeartbeatResponse(_message.Message):
     def __init__(self, revision: _Optional[int] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
-    __slots__ = ("from_revision", "life")
+    __slots__ = ("from_revision", "life", "heartbeats_tell")
     FROM_REVISION_FIELD_NUMBER: _ClassVar[int]
     LIFE_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEATS_TELL_FIELD_NUMBER: _ClassVar[int]
     from_revision: int
     life: int
-    def __init__(self, from_revision: _Optional[int] = ..., life: _Optional[int] = ...) -> None: ...
+    heartbeats_tell: bool
+    def __init__(self, from_revision: _Optional[int] = ..., life: _Optional[int] = ..., heartbeats_tell: _Optional[bool] = ...) -> None: ...
 
 class MemberEvent(_message.Message):
     __slots__ = ("revision", "member", "reason")

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from control_plane import eventually
 from eaas.errors import ClusterError, EaasError
 from eaas.local.process import ChildProcess, wait_ready
 from eaas.local.scaling import drain_server, scale_servers
@@ -152,22 +153,30 @@ def leftovers(cluster: Any) -> dict[str, dict[str, int]]:
             "bytes": process.memory_info().rss,
             "descriptors": process.num_fds(),
             "threads": process.num_threads(),
-            "segments": Path(f"/proc/{process.pid}/maps").read_text().count("/dev/shm/"),
+            "segments": segments(process.pid),
         }
         for name, process in processes.items()
     }
+
+
+def segments(pid: int) -> int:
+    """Arenas that are mapped."""
+    return Path(f"/proc/{pid}/maps").read_text().count("/dev/shm/")
 
 
 @pytest.mark.timeout(300 + 60 * CYCLES)
 def test_growing_and_shrinking_leaves_nothing_behind(elastic: Callable[..., Any]) -> None:
     """GROW_SHRINK_CYCLES=50 for the long run; `pytest -s` shows its figures."""
     cluster, client = elastic()
+    mapped = segments(os.getpid())
 
     def cycle() -> None:
         cluster.scale(4)
         client.wait_settled(*THREE, "expert-server-3")
         cluster.scale(3)
         client.wait_settled(*THREE)
+        # A thread of its own lets go of the server that has left.
+        eventually(lambda: segments(os.getpid()) == mapped)
 
     with client.decoding():
         for _ in range(2):
