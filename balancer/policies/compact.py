@@ -107,7 +107,7 @@ def place(load_LE: Float, count_LE: Int, slots_LS: Int, speeds_S: Float) -> Comp
     layers, experts = load_LE.shape
     servers = slots_LS.shape[1]
     replicas = int(count_LE.sum(axis=1).max())
-    server_LP = np.empty((layers, replicas), dtype=np.int32)
+    server_LP = np.full((layers, replicas), -1, dtype=np.int32)
     _planning.place(
         *(load_LE, count_LE, slots_LS, speeds_S),
         *(1, layers, experts, servers, replicas),

@@ -128,7 +128,7 @@ def replication_benefit(problem: Problem, window_BLE: npt.NDArray[np.number]) ->
             picked_LX = picks_LX[:, tried[k - 1] : replicas]
             np.add.at(count_KLE[k], (layer_L1, picked_LX), used_LX)
         slots_KLS[k] = interleave(experts + np.minimum(replicas, limit_L), slots_LS)
-    server_KLP = np.empty((len(tried), layers, experts + width), dtype=np.int32)
+    server_KLP = np.full((len(tried), layers, experts + width), -1, dtype=np.int32)
     shape = (len(tried), layers, experts, servers, experts + width)
     _planning.place(problem.load_LE, count_KLE, slots_KLS, problem.speeds_S, *shape, server_KLP)
     sum_KL = np.zeros((len(tried), layers))
