@@ -136,9 +136,18 @@ def swap_hottest(
     """Changes `holds` (L, S, E) by `budget` swaps per layer at most; `swaps` (L) says how many."""
 
 def held_load(
-    load: _Float64, holds: _Bool, layers: int, servers: int, experts: int, out: _Float64, /
+    load: _Float64,
+    holds: _Bool,
+    slots: _Int64,
+    layers: int,
+    servers: int,
+    experts: int,
+    out: _Float64,
+    fits: _Bool,
+    /,
 ) -> None:
-    """Fills `out` (L, S) with the loads of servers, each expert's in equal parts."""
+    """Fills `out` (L, S) with the loads of servers, each expert's in equal parts, and `fits` (L): each
+    expert is held, and no server holds more than its slots (L, S)."""
 
 def equal_shares(
     holds: _Bool, layers: int, servers: int, experts: int, shares: _Float64, /

@@ -422,15 +422,16 @@ static PyObject *
 py_held_load(PyObject *module, PyObject *args)
 {
     (void)module;
-    PyObject *o[3], *result = NULL;
+    PyObject *o[5], *result = NULL;
     Py_ssize_t layers, servers, experts;
-    if (!PyArg_ParseTuple(args, "OOnnnO", &o[0], &o[1], &layers, &servers, &experts, &o[2])) {
+    if (!PyArg_ParseTuple(args, "OOOnnnOO", &o[0], &o[1], &o[2], &layers, &servers, &experts, &o[3], &o[4])) {
         return NULL;
     }
-    Array a[3] = {0};
+    Array a[5] = {0};
     int64_t *count = NULL;
     if (!IN(0, "load", layers * experts, double) || !IN(1, "holds", layers * servers * experts, uint8_t)
-        || !OUT(2, "out", layers * servers, double)) {
+        || !IN(2, "slots", layers * servers, int64_t) || !OUT(3, "out", layers * servers, double)
+        || !OUT(4, "fits", layers, uint8_t)) {
         goto done;
     }
     count = malloc((size_t)experts * sizeof(*count) + 1);
@@ -443,7 +444,8 @@ py_held_load(PyObject *module, PyObject *args)
         Layer layer = {experts, servers, (double *)DATA(0) + l * experts, NULL};
         const uint8_t *holds = (uint8_t *)DATA(1) + l * servers * experts;
         count_held(holds, servers, experts, count);
-        held_load(&layer, holds, count, (double *)DATA(2) + l * servers);
+        held_load(&layer, holds, count, (double *)DATA(3) + l * servers);
+        ((uint8_t *)DATA(4))[l] = held_fits(holds, servers, experts, count, (int64_t *)DATA(2) + l * servers);
     }
     Py_END_ALLOW_THREADS
     result = Py_NewRef(Py_None);
