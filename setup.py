@@ -42,6 +42,7 @@ setup(
                     "replicate",
                     "pack",
                     "place",
+                    "refine",
                     "spread",
                     "scalpel",
                     "craft",
