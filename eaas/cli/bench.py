@@ -315,22 +315,38 @@ def _print_policies(document: dict[str, Any]) -> None:
     from rich.table import Table
 
     table = Table(box=None)
-    for column in ("policy", "servers", "slots", "plan ms", "again ms", "limit", "PAR", "gap"):
-        table.add_column(column, justify="left" if column == "policy" else "right")
+    columns = (
+        "policy",
+        "servers",
+        "slots",
+        "plan ms",
+        "cpu",
+        "again ms",
+        "cpu",
+        "limit",
+        "PAR",
+        "gap",
+    )
+    for column in columns:
+        table.add_column(column, justify="left" if column == "policy" else "right", no_wrap=True)
     for row in document["rows"]:
-        spent, limit = row["plan_ms"], row["limit_ms"]
+        limit = row["limit_ms"]
         table.add_row(
             row["policy"],
             str(row["servers"]),
             str(row["slots"]),
-            f"{spent['median']:.1f}",
-            f"{spent['again']['median']:.1f}",
+            *(
+                f"{row[kind][of]:.1f}"
+                for kind in ("plan_ms", "again_ms")
+                for of in ("median", "cpu")
+            ),
             f"{limit:.0f}" if limit else "",
             f"{row['par_mean']:.4f}",
             f"{row['gap_mean']:.4f}",
         )
     Console().print(table)
-    print("medians; again: with a plan in place and loads that changed; gap: PAR / lower bound")
+    print("medians, by the clock and of processor time; limit: of a plan on one core")
+    print("again: with a plan in place and loads that changed; gap: PAR / lower bound")
 
 
 def _print(document: dict[str, Any]) -> None:
