@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from balancer.policies import repair, restore
+from balancer.policies.repair import repair, restore
 from balancer.pool import ServerPool
 from eaas.types import Member, Placement
 

@@ -36,7 +36,8 @@ import numpy.typing as npt
 
 from balancer.actions import Action, Call, Inspect, Prepare, Publish, Refuse, Retire
 from balancer.drafts import recovered, repaired, with_orphans
-from balancer.policies import even_shares, spread
+from balancer.policies.repair import even_shares
+from balancer.policies.spread import spread
 from balancer.pool import ServerPool
 from eaas.membership import RETURN_GRACE_S
 from eaas.types import Member, MemberState, Placement

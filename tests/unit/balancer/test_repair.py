@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from balancer.policies import even_shares, repair, restore, spread
+from balancer.policies.repair import even_shares, repair, restore
+from balancer.policies.spread import spread
 
 
 @st.composite
