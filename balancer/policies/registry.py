@@ -6,6 +6,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from balancer.policies.craft import craft
+from balancer.policies.eplb import eplb, eplb_hierarchical
+from balancer.policies.scalpel import scalpel
+from balancer.policies.spread import spread_evenly
 from balancer.policies.types import Layout
 
 __all__ = ["DEFAULT_POLICY", "checked_knobs", "find", "names"]
@@ -13,7 +17,13 @@ __all__ = ["DEFAULT_POLICY", "checked_knobs", "find", "names"]
 # What `plan` is asked for where nobody has a reason to ask for another one.
 DEFAULT_POLICY = "eplb"
 
-_POLICIES: dict[str, Callable[..., Layout]] = {}
+_POLICIES: dict[str, Callable[..., Layout]] = {
+    "spread": spread_evenly,
+    "eplb": eplb,
+    "eplb-hierarchical": eplb_hierarchical,
+    "scalpel": scalpel,
+    "craft": craft,
+}
 
 
 def names() -> tuple[str, ...]:

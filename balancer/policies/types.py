@@ -45,17 +45,17 @@ class Problem:
     @property
     def layers(self) -> int:
         """L."""
-        return self.load_LE.shape[0]
+        return int(self.load_LE.shape[0])
 
     @property
     def experts(self) -> int:
         """E."""
-        return self.load_LE.shape[1]
+        return int(self.load_LE.shape[1])
 
     @property
     def servers(self) -> int:
         """S."""
-        return self.slots_LS.shape[1]
+        return int(self.slots_LS.shape[1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +70,7 @@ class Plan:
             for a layer without load.
         bound_L: float64 (L): no plan with these slots has a lower PAR.
         transit: Replicas held in this plan and not now; 0 if `current` was not given.
+        problem: The question that it answers.
     """
 
     policy: str
@@ -78,7 +79,7 @@ class Plan:
     par_L: Float = field(repr=False)
     bound_L: Float = field(repr=False)
     transit: int
-    _problem: Problem = field(repr=False)
+    problem: Problem = field(repr=False)
 
     @property
     def gap_L(self) -> Float:
@@ -88,10 +89,10 @@ class Plan:
     @cached_property
     def moves(self) -> tuple[Move, ...]:
         """The way from `current`, in a safe order (see `ordered_moves`); empty without `current`."""
-        problem = self._problem
-        if problem.current_LSE is None:
+        current_LSE = self.problem.current_LSE
+        if current_LSE is None:
             return ()
-        return ordered_moves(problem.current_LSE, self.holds_LSE, problem.slots_LS)
+        return ordered_moves(current_LSE, self.holds_LSE, self.problem.slots_LS)
 
 
 def make_plan(policy: str, problem: Problem, holds_LSE: Holds, shares_LSE: Shares) -> Plan:
@@ -103,12 +104,16 @@ def make_plan(policy: str, problem: Problem, holds_LSE: Holds, shares_LSE: Share
     transit = 0
     if current_LSE is not None:
         transit = int(np.count_nonzero(holds_LSE > current_LSE))
+    par_L = par(problem.load_LE, holds_LSE, shares_LSE, problem.speeds_S)
+    bound_L = par_bound(problem)
+    # A best plan is at the bound; sums in another order end a few units in the last place below it.
+    rounded_L = (par_L < bound_L) & (par_L > bound_L * (1 - 1e-12))
     return Plan(
         policy=policy,
         holds_LSE=holds_LSE,
         shares_LSE=shares_LSE,
-        par_L=par(problem.load_LE, holds_LSE, shares_LSE, problem.speeds_S),
-        bound_L=par_bound(problem),
+        par_L=np.where(rounded_L, bound_L, par_L),
+        bound_L=bound_L,
         transit=transit,
-        _problem=problem,
+        problem=problem,
     )
