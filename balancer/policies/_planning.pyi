@@ -70,6 +70,20 @@ def place(
 ) -> None:
     """Compact placements for counts (N, L, E) and slots (N, L, S), replicas of one expert apart."""
 
+def refine(
+    load: _Float64,
+    count: _Int64,
+    speed: _Float64,
+    layers: int,
+    experts: int,
+    servers: int,
+    replicas: int,
+    budget: int,
+    server: _Int32,
+    /,
+) -> None:
+    """Changes `server` (L, P) by `budget` exchanges per layer at most, each with the peak's server."""
+
 def scatter(
     count: _Int64,
     server: _Int32,
@@ -136,9 +150,18 @@ def swap_hottest(
     """Changes `holds` (L, S, E) by `budget` swaps per layer at most; `swaps` (L) says how many."""
 
 def held_load(
-    load: _Float64, holds: _Bool, layers: int, servers: int, experts: int, out: _Float64, /
+    load: _Float64,
+    holds: _Bool,
+    slots: _Int64,
+    layers: int,
+    servers: int,
+    experts: int,
+    out: _Float64,
+    fits: _Bool,
+    /,
 ) -> None:
-    """Fills `out` (L, S) with the loads of servers, each expert's in equal parts."""
+    """Fills `out` (L, S) with the loads of servers, each expert's in equal parts, and `fits` (L): each
+    expert is held, and no server holds more than its slots (L, S)."""
 
 def equal_shares(
     holds: _Bool, layers: int, servers: int, experts: int, shares: _Float64, /

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from balancer.policies import _planning
-from balancer.policies.types import Float, Holds, Shares
+from balancer.policies.types import Float, Holds, Int, Shares
 
 __all__ = ["equal_shares", "held_load", "par", "peak_to_mean", "server_load"]
 
@@ -23,12 +24,19 @@ def par(load_LE: Float, holds_LSE: Holds, shares_LSE: Shares, speeds_S: Float) -
     return peak_to_mean(server_load(load_LE, holds_LSE, shares_LSE), speeds_S)
 
 
-def held_load(load_LE: Float, holds_LSE: Holds) -> Float:
-    """float64 (L, S): the same with equal shares for all that hold an expert; each is held."""
+def held_load(
+    load_LE: Float, holds_LSE: Holds, slots_LS: Int
+) -> tuple[Float, npt.NDArray[np.bool_]]:
+    """The same with equal shares for all that hold an expert.
+
+    Returns:
+        load_LS: float64 (L, S); loads of experts that nobody holds are lost.
+        fits_L: bool (L): each expert is held, and no server holds more than its slots.
+    """
     layers, servers, experts = holds_LSE.shape
-    load_LS = np.empty((layers, servers))
-    _planning.held_load(load_LE, holds_LSE, layers, servers, experts, load_LS)
-    return load_LS
+    load_LS, fits_L = np.empty((layers, servers)), np.empty(layers, dtype=np.bool_)
+    _planning.held_load(load_LE, holds_LSE, slots_LS, layers, servers, experts, load_LS, fits_L)
+    return load_LS, fits_L
 
 
 def equal_shares(holds_LSE: Holds) -> Shares:

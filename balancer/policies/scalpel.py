@@ -112,11 +112,10 @@ def drifted_layers(
     So is one that leaves an expert without a server or has more replicas than slots: the servers
     changed.
     """
-    over_L = np.any(held_LSE.sum(axis=2) > problem.slots_LS, axis=1)
-    covered_L = np.all(np.any(held_LSE, axis=1), axis=1)
-    held_L = peak_to_mean(held_load(problem.load_LE, held_LSE), problem.speeds_S)
+    load_LS, fits_L = held_load(problem.load_LE, held_LSE, problem.slots_LS)
+    held_L = peak_to_mean(load_LS, problem.speeds_S)
     fresh_L = peak_to_mean(fresh.server_load(problem.load_LE), problem.speeds_S)
-    drifted_L: npt.NDArray[np.bool_] = over_L | ~covered_L | (held_L > fresh_L + drift_tol)
+    drifted_L: npt.NDArray[np.bool_] = ~fits_L | (held_L > fresh_L + drift_tol)
     return drifted_L
 
 

@@ -169,5 +169,6 @@ def rebalance(
 
 def _par_of(before: Plan, now: Plan) -> Float:
     """PAR of the earlier layout under the loads of now."""
-    load_LS = held_load(now.problem.load_LE, before.holds_LSE)
-    return peak_to_mean(load_LS, now.problem.speeds_S)
+    problem = now.problem
+    load_LS, _ = held_load(problem.load_LE, before.holds_LSE, problem.slots_LS)
+    return peak_to_mean(load_LS, problem.speeds_S)

@@ -185,8 +185,12 @@ py_place(PyObject *module, PyObject *args)
         || !within(DATA(2), plans * layers * servers, 0, INT32_MAX, "slots")) {
         goto done;
     }
+    if (servers >> PLACE_SERVER_BITS != 0) {
+        PyErr_SetString(PyExc_ValueError, "servers: too many");
+        goto done;
+    }
     size_t s = (size_t)servers, e = (size_t)experts;
-    memory = malloc(s * (sizeof(double) + sizeof(int64_t) + 2 * sizeof(Entry)) + e * 3 * sizeof(Entry) + s * e + 1);
+    memory = malloc(s * (sizeof(double) + sizeof(int64_t) + 2 * sizeof(uint64_t)) + e * 3 * sizeof(Entry) + s * e + 1);
     if (memory == NULL) {
         PyErr_NoMemory();
         goto done;
@@ -195,7 +199,7 @@ py_place(PyObject *module, PyObject *args)
     room.by_load = (Entry *)memory;
     room.order = room.by_load + e;
     room.sorting = room.order + e;
-    room.heap = room.sorting + e;
+    room.heap = (uint64_t *)(room.sorting + e);
     room.queue = room.heap + s;
     room.filled = (double *)(room.queue + s);
     room.left = (int64_t *)(room.filled + s);
@@ -209,6 +213,52 @@ py_place(PyObject *module, PyObject *args)
             place(&layer, (int64_t *)DATA(1) + at * experts, (int64_t *)DATA(2) + at * servers,
                   (int32_t *)DATA(4) + at * replicas, &room);
         }
+    }
+    Py_END_ALLOW_THREADS
+    result = Py_NewRef(Py_None);
+done:
+    free(memory);
+    close_arrays(a, COUNT_OF(a));
+    return result;
+}
+
+static PyObject *
+py_refine(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *o[4], *result = NULL;
+    Py_ssize_t layers, experts, servers, replicas;
+    long long budget;
+    if (!PyArg_ParseTuple(args, "OOOnnnnLO", &o[0], &o[1], &o[2], &layers, &experts, &servers, &replicas, &budget,
+                          &o[3])) {
+        return NULL;
+    }
+    Array a[4] = {0};
+    Entry *memory = NULL;
+    if (!IN(0, "load", layers * experts, double) || !IN(1, "count", layers * experts, int64_t)
+        || !IN(2, "speed", servers, double) || !OUT(3, "server", layers * replicas, int32_t)
+        || !counts_fit(DATA(1), layers, experts, replicas) || !servers_fit(DATA(3), layers * replicas, servers)) {
+        goto done;
+    }
+    size_t s = (size_t)servers, p = (size_t)replicas;
+    memory = malloc(s * (sizeof(Entry) + sizeof(double)) + p * (sizeof(double) + 2 * sizeof(int32_t))
+                    + (2 * s + 1) * sizeof(int32_t));
+    if (memory == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    RefineRoom room;
+    room.order = memory;
+    room.filled = (double *)(room.order + s);
+    room.value = room.filled + s;
+    room.owner = (int32_t *)(room.value + p);
+    room.listed = room.owner + p;
+    room.start = room.listed + p;
+    room.next = room.start + s + 1;
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t l = 0; l < layers; l++) {
+        Layer layer = {experts, servers, (double *)DATA(0) + l * experts, DATA(2)};
+        refine(&layer, (int64_t *)DATA(1) + l * experts, (int32_t *)DATA(3) + l * replicas, budget, &room);
     }
     Py_END_ALLOW_THREADS
     result = Py_NewRef(Py_None);
@@ -422,15 +472,16 @@ static PyObject *
 py_held_load(PyObject *module, PyObject *args)
 {
     (void)module;
-    PyObject *o[3], *result = NULL;
+    PyObject *o[5], *result = NULL;
     Py_ssize_t layers, servers, experts;
-    if (!PyArg_ParseTuple(args, "OOnnnO", &o[0], &o[1], &layers, &servers, &experts, &o[2])) {
+    if (!PyArg_ParseTuple(args, "OOOnnnOO", &o[0], &o[1], &o[2], &layers, &servers, &experts, &o[3], &o[4])) {
         return NULL;
     }
-    Array a[3] = {0};
+    Array a[5] = {0};
     int64_t *count = NULL;
     if (!IN(0, "load", layers * experts, double) || !IN(1, "holds", layers * servers * experts, uint8_t)
-        || !OUT(2, "out", layers * servers, double)) {
+        || !IN(2, "slots", layers * servers, int64_t) || !OUT(3, "out", layers * servers, double)
+        || !OUT(4, "fits", layers, uint8_t)) {
         goto done;
     }
     count = malloc((size_t)experts * sizeof(*count) + 1);
@@ -443,7 +494,8 @@ py_held_load(PyObject *module, PyObject *args)
         Layer layer = {experts, servers, (double *)DATA(0) + l * experts, NULL};
         const uint8_t *holds = (uint8_t *)DATA(1) + l * servers * experts;
         count_held(holds, servers, experts, count);
-        held_load(&layer, holds, count, (double *)DATA(2) + l * servers);
+        held_load(&layer, holds, count, (double *)DATA(3) + l * servers);
+        ((uint8_t *)DATA(4))[l] = held_fits(holds, servers, experts, count, (int64_t *)DATA(2) + l * servers);
     }
     Py_END_ALLOW_THREADS
     result = Py_NewRef(Py_None);
@@ -596,26 +648,27 @@ py_replay(PyObject *module, PyObject *args)
         || !servers_fit(DATA(2), plans * layers * replicas, servers)) {
         goto done;
     }
-    block = malloc((size_t)(experts + servers) * LANES * sizeof(*block) + 1);
+    int wide = batches == 1 ? 1 : LANES;
+    block = malloc((size_t)(experts + servers) * (size_t)wide * sizeof(*block) + 1);
     if (block == NULL) {
         PyErr_NoMemory();
         goto done;
     }
     Py_BEGIN_ALLOW_THREADS
     for (Py_ssize_t l = 0; l < layers; l++) {
-        for (Py_ssize_t first = 0; first < batches; first += LANES) {
-            Py_ssize_t lanes = batches - first < LANES ? batches - first : LANES;
-            memset(block, 0, (size_t)experts * LANES * sizeof(*block));
+        for (Py_ssize_t first = 0; first < batches; first += wide) {
+            Py_ssize_t lanes = batches - first < wide ? batches - first : wide;
+            memset(block, 0, (size_t)(experts * wide) * sizeof(*block));
             for (Py_ssize_t b = 0; b < lanes; b++) {
                 const float *load = (float *)DATA(0) + ((first + b) * layers + l) * experts;
                 for (Py_ssize_t e = 0; e < experts; e++) {
-                    block[e * LANES + b] = load[e];
+                    block[e * wide + b] = load[e];
                 }
             }
             for (Py_ssize_t p = 0; p < plans; p++) {
                 Py_ssize_t at = p * layers + l;
-                replay(block, lanes, experts, servers, (int64_t *)DATA(1) + at * experts,
-                       (int32_t *)DATA(2) + at * replicas, block + experts * LANES, (double *)DATA(3) + at);
+                replay(block, lanes, wide, experts, servers, (int64_t *)DATA(1) + at * experts,
+                       (int32_t *)DATA(2) + at * replicas, block + experts * wide, (double *)DATA(3) + at);
             }
         }
     }
@@ -700,6 +753,7 @@ static PyMethodDef methods[] = {
     {"pack", py_pack, METH_VARARGS, "EPLB's packing."},
     {"separate", py_separate, METH_VARARGS, "Parts replicas of one expert by exchanges of equal loads."},
     {"place", py_place, METH_VARARGS, "Packing for any slots, replicas of one expert apart."},
+    {"refine", py_refine, METH_VARARGS, "Exchanges that lower the peak."},
     {"scatter", py_scatter, METH_VARARGS, "A compact placement as holds and shares."},
     {"scatter_physical", py_scatter_physical, METH_VARARGS, "Physical experts as holds and shares."},
     {"server_load", py_server_load, METH_VARARGS, "Loads of servers."},

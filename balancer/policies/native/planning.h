@@ -23,7 +23,6 @@ before(Entry a, Entry b)
 }
 
 void sift_down(Entry *heap, ptrdiff_t size, ptrdiff_t at);
-void push(Entry *heap, ptrdiff_t *size, Entry entry);
 Entry pop(Entry *heap, ptrdiff_t *size);
 /* Stable; `room` is as long as `entries`. */
 void sort_entries(Entry *entries, Entry *room, ptrdiff_t size);
@@ -46,19 +45,34 @@ void separate(ptrdiff_t replicas, ptrdiff_t servers, ptrdiff_t experts, const do
               int64_t *server, int64_t *place, uint16_t *held);
 
 /* place.c */
+#define PLACE_SERVER_BITS 14 /* servers are below 2 to that */
+
 typedef struct {
     double *filled;    /* by server */
     int64_t *left;     /* by server */
     Entry *by_load;    /* by expert */
     Entry *order;      /* by expert */
     Entry *sorting;    /* by expert */
-    Entry *heap;       /* by server */
-    Entry *queue;      /* by server */
+    uint64_t *heap;    /* by server */
+    uint64_t *queue;   /* by server */
     uint8_t *held;     /* servers x experts */
 } PlaceRoom;
 
 void sort_by_load(const Layer *layer, PlaceRoom *room);
 void place(const Layer *layer, const int64_t *count, const int64_t *slots, int32_t *server, PlaceRoom *room);
+
+/* refine.c */
+typedef struct {
+    double *filled;  /* by server */
+    Entry *order;    /* by server */
+    double *value;   /* by replica */
+    int32_t *owner;  /* by replica */
+    int32_t *listed; /* by replica: those of server 0, then those of server 1, ... */
+    int32_t *start;  /* by server, and the end: where its replicas begin in that list */
+    int32_t *next;   /* by server */
+} RefineRoom;
+
+void refine(const Layer *layer, const int64_t *count, int32_t *server, int64_t budget, RefineRoom *room);
 
 /* spread.c */
 typedef struct {
@@ -77,6 +91,7 @@ void spread(ptrdiff_t experts, ptrdiff_t servers, const int64_t *count, const in
 /* scalpel.c */
 void count_held(const uint8_t *holds, ptrdiff_t servers, ptrdiff_t experts, int64_t *count);
 void held_load(const Layer *layer, const uint8_t *holds, const int64_t *count, double *filled);
+bool held_fits(const uint8_t *holds, ptrdiff_t servers, ptrdiff_t experts, const int64_t *count, const int64_t *slots);
 void equal_shares(const uint8_t *holds, ptrdiff_t servers, ptrdiff_t experts, const int64_t *count, double *shares);
 void count_overlap(ptrdiff_t servers, ptrdiff_t experts, const int64_t *count, const int32_t *server,
                    const uint8_t *current, ptrdiff_t *start, int32_t *overlap);
@@ -87,9 +102,9 @@ void match_optimal(ptrdiff_t servers, const int32_t *overlap, const int64_t *kin
                    int64_t *ints);
 
 /* craft.c */
-#define LANES 16 /* batches at a time */
+#define LANES 16 /* batches at a time, where there are several */
 
-void replay(const float *load_EB, ptrdiff_t lanes, ptrdiff_t experts, ptrdiff_t servers, const int64_t *count,
+void replay(const float *load_EB, ptrdiff_t lanes, int wide, ptrdiff_t experts, ptrdiff_t servers, const int64_t *count,
             const int32_t *server, float *filled_SB, double *balancedness);
 void allocate(const double *gain_LK, const int64_t *replicas_K, const int64_t *limit_L, ptrdiff_t layers,
               ptrdiff_t choices, int64_t budget, int64_t *chosen_L, double *best_C, double *next_C, int8_t *choice_LC);

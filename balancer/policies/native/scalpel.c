@@ -44,6 +44,24 @@ held_load(const Layer *layer, const uint8_t *holds, const int64_t *count, double
     }
 }
 
+/* Whether each expert has a server, and no server more than its slots. */
+bool
+held_fits(const uint8_t *holds, ptrdiff_t servers, ptrdiff_t experts, const int64_t *count, const int64_t *slots)
+{
+    bool fits = true;
+    for (ptrdiff_t e = 0; e < experts; e++) {
+        fits &= count[e] > 0;
+    }
+    for (ptrdiff_t s = 0; s < servers; s++) {
+        int64_t held = 0;
+        for (ptrdiff_t e = 0; e < experts; e++) {
+            held += holds[s * experts + e];
+        }
+        fits &= held <= slots[s];
+    }
+    return fits;
+}
+
 void
 equal_shares(const uint8_t *holds, ptrdiff_t servers, ptrdiff_t experts, const int64_t *count, double *shares)
 {
