@@ -125,7 +125,7 @@ class _Split:
         part_C = (nth_C + draw_C) / count_E[expert_C]
         sum_SC = np.cumsum(best_SE[:, expert_C], axis=0)
         # Rounding can leave the sum of an expert's shares a little below 1.
-        server_C = np.argmax(sum_SC > part_C * sum_SC[-1], axis=0)
+        server_C: npt.NDArray[np.int64] = np.argmax(sum_SC > part_C * sum_SC[-1], axis=0)
         server_C[sum_SC[-1] == 0] = NOWHERE
         _dispatch.level(
             server_C, expert_C, work_C, expert_C.size,
