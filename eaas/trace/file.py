@@ -5,7 +5,7 @@
     version.npy  1
 
 An ordinary NumPy archive (`numpy.load` opens it), written with the fastest compression: a full-size trace
-takes seconds, and about a third of its memory.
+takes seconds, and about half of its memory.
 """
 
 from __future__ import annotations

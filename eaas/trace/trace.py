@@ -32,17 +32,17 @@ class Trace:
     @property
     def iterations(self) -> int:
         """I."""
-        return self.counts_ILE.shape[0]
+        return int(self.counts_ILE.shape[0])
 
     @property
     def layers(self) -> int:
         """L."""
-        return self.counts_ILE.shape[1]
+        return int(self.counts_ILE.shape[1])
 
     @property
     def experts(self) -> int:
         """E."""
-        return self.counts_ILE.shape[2]
+        return int(self.counts_ILE.shape[2])
 
 
 def checked_counts(values: npt.NDArray[Any], source: object) -> Counts:
