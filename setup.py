@@ -1,4 +1,4 @@
-"""The compiled parts: the slots' flag primitive, dispatch, the expert kernel, a benchmark's floor."""
+"""The compiled parts: the slots' flag primitive, dispatch, planning, the expert kernel, a benchmark's floor."""
 
 from setuptools import Extension, setup
 
@@ -29,6 +29,27 @@ setup(
             sources=["eaas/bench/dispatch/_floor.c"],
             depends=["eaas/wire/spin.h"],
             extra_compile_args=["-O2", "-std=c11", "-Wall", "-Wextra"],
+            define_macros=[("Py_LIMITED_API", "0x030B0000")],
+            py_limited_api=True,
+        ),
+        Extension(
+            "balancer.policies._planning",
+            sources=[
+                f"balancer/policies/native/{name}.c"
+                for name in (
+                    "module",
+                    "heap",
+                    "replicate",
+                    "pack",
+                    "place",
+                    "spread",
+                    "scalpel",
+                    "craft",
+                )
+            ],
+            depends=[f"balancer/policies/native/{name}.h" for name in ("arrays", "planning")],
+            # No fused operations: a plan is the same on every machine.
+            extra_compile_args=["-O3", "-std=c11", "-ffp-contract=off", "-Wall", "-Wextra"],
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
             py_limited_api=True,
         ),

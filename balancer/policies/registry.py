@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from balancer.policies.eplb import eplb, eplb_hierarchical
+from balancer.policies.spread import spread_evenly
 from balancer.policies.types import Layout
 
 __all__ = ["DEFAULT_POLICY", "checked_knobs", "find", "names"]
@@ -13,7 +15,11 @@ __all__ = ["DEFAULT_POLICY", "checked_knobs", "find", "names"]
 # What `plan` is asked for where nobody has a reason to ask for another one.
 DEFAULT_POLICY = "eplb"
 
-_POLICIES: dict[str, Callable[..., Layout]] = {}
+_POLICIES: dict[str, Callable[..., Layout]] = {
+    "spread": spread_evenly,
+    "eplb": eplb,
+    "eplb-hierarchical": eplb_hierarchical,
+}
 
 
 def names() -> tuple[str, ...]:

@@ -1,0 +1,203 @@
+/* Packing for any slots, heaviest first, with all replicas of an expert on servers of their own. */
+#include "planning.h"
+
+#include <math.h>
+#include <string.h>
+
+void
+sort_by_load(const Layer *layer, PlaceRoom *room)
+{
+    for (ptrdiff_t e = 0; e < layer->experts; e++) {
+        room->by_load[e] = (Entry){-layer->load[e], (int32_t)e};
+    }
+    sort_entries(room->by_load, room->sorting, layer->experts);
+}
+
+/* Experts by load per replica, the highest first. Those with one replica are in order already. */
+static void
+sort_by_replica(const Layer *layer, const int64_t *count, PlaceRoom *room)
+{
+    Entry *order = room->order, *many = room->sorting;
+    ptrdiff_t several = 0, out = 0, next = 0;
+    for (ptrdiff_t i = 0; i < layer->experts; i++) {
+        int32_t e = room->by_load[i].item;
+        if (count[e] > 1) {
+            many[several++] = (Entry){-layer->load[e] / (double)count[e], e};
+        }
+    }
+    sort_entries(many, order, several);
+    for (ptrdiff_t i = 0; i < layer->experts; i++) {
+        Entry one = room->by_load[i];
+        if (count[one.item] > 1) {
+            continue;
+        }
+        while (next < several && before(many[next], one)) {
+            order[out++] = many[next++];
+        }
+        order[out++] = one;
+    }
+    while (next < several) {
+        order[out++] = many[next++];
+    }
+}
+
+/* Servers with room, the least filled first. While values fall and servers are alike, the servers that have one
+ * replica are in order without a heap: `queue`, from `head` on; only those with more are in the heap. */
+typedef struct {
+    ptrdiff_t fresh;  /* servers from here on are empty; servers where that phase is over */
+    ptrdiff_t queued; /* servers with one replica, in the order of filling */
+    ptrdiff_t heaped;
+} Lightest;
+
+static int32_t
+take_lightest(Lightest *from, const Layer *layer, PlaceRoom *room)
+{
+    while (from->fresh < layer->servers) {
+        ptrdiff_t s = from->fresh++;
+        if (room->left[s] > 0) {
+            return (int32_t)s;
+        }
+    }
+    /* Filled in falling order: the last one has the least. */
+    bool queue = from->queued > 0, heap = from->heaped > 0;
+    if (queue && heap) {
+        queue = before(room->queue[from->queued - 1], room->heap[0]);
+    }
+    if (queue) {
+        return room->queue[--from->queued].item;
+    }
+    return heap ? pop(room->heap, &from->heaped).item : -1;
+}
+
+static void
+give_back(Lightest *to, int32_t s, bool first, const Layer *layer, PlaceRoom *room)
+{
+    if (room->left[s] == 0) {
+        return;
+    }
+    Entry entry = {room->filled[s] / layer->speed[s], s};
+    if (first) {
+        room->queue[to->queued++] = entry;
+    } else {
+        push(room->heap, &to->heaped, entry);
+    }
+}
+
+typedef struct {
+    int32_t *replica; /* of another expert; NULL where there is no way */
+    int32_t from;
+    int32_t to;
+    double value;
+} Shift;
+
+/* No server with room lacks the expert: a replica of another one may go from a server that does to one with room.
+ * Of all such ways the one with the lowest peak of the two servers. */
+static Shift
+find_shift(const Layer *layer, int32_t expert, double value, const int64_t *count, int32_t *server,
+           const ptrdiff_t *start, PlaceRoom *room)
+{
+    ptrdiff_t experts = layer->experts;
+    memset(room->held, 0, (size_t)(layer->servers * experts));
+    for (ptrdiff_t e = 0; e < experts; e++) {
+        for (int64_t i = 0; i < count[e]; i++) {
+            int32_t s = server[start[e] + i];
+            if (s >= 0) {
+                room->held[s * experts + e] = 1;
+            }
+        }
+    }
+    Shift best = {NULL, -1, -1, 0};
+    double lowest = INFINITY;
+    for (ptrdiff_t e = 0; e < experts; e++) {
+        double part = layer->load[e] / (double)count[e];
+        for (int64_t i = 0; i < count[e]; i++) {
+            int32_t s = server[start[e] + i];
+            if (s < 0 || room->held[s * experts + expert]) {
+                continue;
+            }
+            double here = (room->filled[s] - part + value) / layer->speed[s];
+            for (ptrdiff_t t = 0; t < layer->servers; t++) {
+                if (room->left[t] == 0 || room->held[t * experts + e]) {
+                    continue;
+                }
+                double peak = fmax(here, (room->filled[t] + part) / layer->speed[t]);
+                if (peak < lowest) {
+                    lowest = peak;
+                    best = (Shift){server + start[e] + i, s, (int32_t)t, part};
+                }
+            }
+        }
+    }
+    return best;
+}
+
+/* The servers of all replicas; `sort_by_load` comes before, once for any number of counts. Each expert has a
+ * server if the slots, counted up to one per expert and server, are as many as the replicas. */
+void
+place(const Layer *layer, const int64_t *count, const int64_t *slots, int32_t *server, PlaceRoom *room)
+{
+    Lightest lightest = {0, 0, 0};
+    bool alike = true;
+    ptrdiff_t replicas = 0;
+    /* Where each expert's replicas begin: in the room of the sorting, which is over by then. */
+    ptrdiff_t *start = (ptrdiff_t *)room->sorting;
+    sort_by_replica(layer, count, room);
+    for (ptrdiff_t e = 0; e < layer->experts; e++) {
+        start[e] = replicas;
+        replicas += count[e];
+    }
+    memset(server, 0xff, (size_t)replicas * sizeof(*server));
+    for (ptrdiff_t s = 0; s < layer->servers; s++) {
+        room->filled[s] = 0;
+        room->left[s] = slots[s];
+        alike &= layer->speed[s] == layer->speed[0];
+    }
+    if (!alike) {
+        lightest.fresh = layer->servers;
+        for (ptrdiff_t s = 0; s < layer->servers; s++) {
+            if (slots[s] > 0) {
+                room->heap[lightest.heaped++] = (Entry){0, (int32_t)s};
+            }
+        }
+    }
+    for (ptrdiff_t i = 0; i < layer->experts; i++) {
+        int32_t e = room->order[i].item;
+        double value = -room->order[i].key;
+        int32_t *mine = server + start[e];
+        ptrdiff_t before_queue = lightest.queued, before_heap = lightest.heaped;
+        bool fresh = lightest.fresh < layer->servers;
+        int64_t got = 0;
+        for (; got < count[e]; got++) {
+            int32_t s = take_lightest(&lightest, layer, room);
+            if (s < 0) {
+                break;
+            }
+            mine[got] = s;
+        }
+        /* Given back only once all are taken: no server is taken twice. */
+        bool first = fresh && lightest.queued == before_queue && lightest.heaped == before_heap;
+        for (int64_t j = 0; j < got; j++) {
+            room->filled[mine[j]] += value;
+            room->left[mine[j]]--;
+            give_back(&lightest, mine[j], first, layer, room);
+        }
+        for (; got < count[e]; got++) {
+            Shift shift = find_shift(layer, e, value, count, server, start, room);
+            if (shift.replica == NULL) {
+                break;
+            }
+            *shift.replica = shift.to;
+            mine[got] = shift.from;
+            room->filled[shift.from] += value - shift.value;
+            room->filled[shift.to] += shift.value;
+            room->left[shift.to]--;
+            /* Keys have changed: all servers with room anew, in the heap. */
+            lightest = (Lightest){layer->servers, 0, 0};
+            for (ptrdiff_t t = 0; t < layer->servers; t++) {
+                if (room->left[t] > 0) {
+                    push(room->heap, &lightest.heaped, (Entry){room->filled[t] / layer->speed[t], (int32_t)t});
+                }
+            }
+        }
+    }
+}
