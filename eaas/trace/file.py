@@ -68,7 +68,7 @@ def read_npz(path: Path) -> Trace:
         TraceError: It is not one, or its counts are wrong.
     """
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             members = {name: archive[name] for name in ("counts", "notes", "version")}
         notes = json.loads(members["notes"].tobytes())
         version = int(members["version"])

@@ -26,15 +26,15 @@ from eaas.errors import TraceError
 __all__ = ["read_torch_zip"]
 
 _STORAGES = {
-    "DoubleStorage": "<f8",
-    "FloatStorage": "<f4",
-    "HalfStorage": "<f2",
-    "LongStorage": "<i8",
-    "IntStorage": "<i4",
-    "ShortStorage": "<i2",
-    "CharStorage": "|i1",
-    "ByteStorage": "|u1",
-    "BoolStorage": "|b1",
+    "torch DoubleStorage": "<f8",
+    "torch FloatStorage": "<f4",
+    "torch HalfStorage": "<f2",
+    "torch LongStorage": "<i8",
+    "torch IntStorage": "<i4",
+    "torch ShortStorage": "<i2",
+    "torch CharStorage": "|i1",
+    "torch ByteStorage": "|u1",
+    "torch BoolStorage": "|b1",
 }
 _REBUILD = "torch._utils _rebuild_tensor_v2"
 _ORDERED = "collections OrderedDict"
@@ -156,9 +156,7 @@ class _Machine:
         kind, storage, key, _device, _numbers = reference
         if kind != "storage" or not isinstance(storage, _Name):
             raise _RefusedError(f"a reference to {kind!r}")
-        dtype = _STORAGES.get(storage.removeprefix("torch "))
-        if dtype is None:
-            raise _RefusedError(f"numbers of {storage}")
+        dtype = _STORAGES[storage]
         if key not in self._storages:
             entry = self._archive.getinfo(f"{self._root}data/{key}")
             if entry.compress_type != zipfile.ZIP_STORED:
@@ -172,8 +170,8 @@ class _Name(str):
 
 
 def _name(argument: str) -> _Name:
-    if argument not in (_REBUILD, _ORDERED) and not argument.startswith("torch "):
-        raise _RefusedError(f"a call of {argument.replace(' ', '.')}")
+    if argument not in (_REBUILD, _ORDERED) and argument not in _STORAGES:
+        raise _RefusedError(argument.replace(" ", "."))
     return _Name(argument)
 
 
