@@ -83,6 +83,20 @@ def scatter(
 ) -> None:
     """A compact placement into zeroed (L, S, E) arrays, an expert's replicas with equal shares."""
 
+def scatter_physical(
+    count: _Int64,
+    expert: _Int64,
+    layers: int,
+    experts: int,
+    servers: int,
+    replicas: int,
+    holds: _Bool,
+    shares: _Float64,
+    /,
+) -> None:
+    """The same of physical experts (L, P), server after server; two of one expert on a server have the
+    sum of their shares."""
+
 def server_load(
     load: _Float64,
     holds: _Bool,
@@ -96,9 +110,16 @@ def server_load(
     """Fills `out` (L, S)."""
 
 def spread(
-    count: _Int64, slots: _Int64, layers: int, servers: int, experts: int, holds: _Bool, /
+    count: _Int64,
+    slots: _Int64,
+    layers: int,
+    servers: int,
+    experts: int,
+    holds: _Bool,
+    shares: _Float64,
+    /,
 ) -> None:
-    """Sets `holds` (L, S, E, zeroed): counts (L, E) dealt to servers with those slots (L, S)."""
+    """Sets `holds` and `shares` (L, S, E, zeroed): counts (L, E) dealt to servers with those slots (L, S)."""
 
 def swap_hottest(
     load: _Float64,

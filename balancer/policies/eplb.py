@@ -20,7 +20,7 @@ import numpy as np
 
 from balancer.policies import _planning
 from balancer.policies.compact import Compact, place, replicate, usable_slots
-from balancer.policies.types import Float, Holds, Int, Layout, Problem, Shares
+from balancer.policies.types import Float, Int, Layout, Problem
 
 __all__ = ["eplb", "eplb_hierarchical", "physical_experts"]
 
@@ -41,9 +41,7 @@ def eplb(problem: Problem) -> Layout:
     slots_LS = problem.slots_LS
     if (slots_LS == slots_LS[0, 0]).all() and _alike(problem.speeds_S):
         replicas = int(slots_LS[0].sum())
-        expert_LP, _, count_LE = physical_experts(
-            problem.load_LE, replicas, 1, 1, problem.servers
-        )
+        expert_LP, _, count_LE = physical_experts(problem.load_LE, replicas, 1, 1, problem.servers)
         return _from_physical(expert_LP, count_LE, problem.servers)
     return _place_any(problem.load_LE, slots_LS, problem.speeds_S).layout()
 
@@ -191,18 +189,13 @@ def _inverse(permutation_NP: Int) -> Int:
 
 
 def _from_physical(expert_LP: Int, count_LE: Int, servers: int) -> Layout:
-    layers, replicas = expert_LP.shape
-    shape = (layers, servers, count_LE.shape[1])
-    holds_LSE: Holds = np.zeros(shape, dtype=np.bool_)
-    shares_LSE: Shares = np.zeros(shape)
-    layer_LP = np.arange(layers)[:, None]
-    server_P = np.arange(replicas) // (replicas // servers)
-    holds_LSE[layer_LP, server_P, expert_LP] = True
-    # Not an assignment: a second replica on the server has its share, too.
-    np.add.at(
+    layers, experts = count_LE.shape
+    holds_LSE = np.zeros((layers, servers, experts), dtype=np.bool_)
+    shares_LSE = np.zeros(holds_LSE.shape)
+    _planning.scatter_physical(
+        *(count_LE, expert_LP, layers, experts, servers, expert_LP.shape[1]),
+        holds_LSE,
         shares_LSE,
-        (layer_LP, server_P, expert_LP),
-        1 / np.take_along_axis(count_LE, expert_LP, 1),
     )
     return holds_LSE, shares_LSE
 

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from balancer.policies import _planning
 from balancer.policies.compact import usable_slots
-from balancer.policies.types import Holds, Int, Layout, Problem
+from balancer.policies.types import Int, Layout, Problem
 
 __all__ = ["spread", "spread_evenly"]
 
@@ -49,8 +49,8 @@ def spread(
     count_LE = np.full((num_layers, num_experts), redundancy)
     # More than any server gets: nothing but the levelling limits it.
     slots_LS = np.full((num_layers, servers), num_experts * redundancy)
-    holds_LSE = _deal(count_LE, slots_LS)
-    return holds_LSE, np.where(holds_LSE, np.float32(1 / redundancy), np.float32(0))
+    holds_LSE, shares_LSE = _deal(count_LE, slots_LS)
+    return holds_LSE, shares_LSE.astype(np.float32)
 
 
 def spread_evenly(problem: Problem) -> Layout:
@@ -66,14 +66,13 @@ def spread_evenly(problem: Problem) -> Layout:
     each_L, more_L = np.divmod(total_L, experts)
     turn_LE = (np.arange(experts) - np.cumsum(more_L)[:, None]) % experts
     count_LE: Int = each_L[:, None] + (turn_LE < more_L[:, None])
-    holds_LSE = _deal(count_LE, problem.slots_LS)
-    # A replica too many for the servers that were left has been dropped.
-    return holds_LSE, holds_LSE / holds_LSE.sum(axis=1, keepdims=True)
+    return _deal(count_LE, problem.slots_LS)
 
 
-def _deal(count_LE: Int, slots_LS: Int) -> Holds:
+def _deal(count_LE: Int, slots_LS: Int) -> Layout:
     layers, experts = count_LE.shape
     servers = slots_LS.shape[1]
     holds_LSE = np.zeros((layers, servers, experts), dtype=np.bool_)
-    _planning.spread(count_LE, slots_LS, layers, servers, experts, holds_LSE)
-    return holds_LSE
+    shares_LSE = np.zeros(holds_LSE.shape)
+    _planning.spread(count_LE, slots_LS, layers, servers, experts, holds_LSE, shares_LSE)
+    return holds_LSE, shares_LSE

@@ -262,6 +262,41 @@ done:
 }
 
 static PyObject *
+py_scatter_physical(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *o[4], *result = NULL;
+    Py_ssize_t layers, experts, servers, replicas;
+    if (!PyArg_ParseTuple(args, "OOnnnnOO", &o[0], &o[1], &layers, &experts, &servers, &replicas, &o[2], &o[3])) {
+        return NULL;
+    }
+    Array a[4] = {0};
+    Py_ssize_t cells = layers * servers * experts;
+    if (!IN(0, "count", layers * experts, int64_t) || !IN(1, "expert", layers * replicas, int64_t)
+        || !OUT(2, "holds", cells, uint8_t) || !OUT(3, "shares", cells, double)
+        || !within(DATA(1), layers * replicas, 0, experts - 1, "expert")) {
+        goto done;
+    }
+    if (servers < 1 || replicas % servers != 0) {
+        PyErr_SetString(PyExc_ValueError, "servers: must divide the replicas");
+        goto done;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t i = 0; i < layers * replicas; i++) {
+        /* Servers count on from layer to layer, as the replicas do. */
+        int64_t e = ((int64_t *)DATA(1))[i];
+        Py_ssize_t at = i / (replicas / servers) * experts + e;
+        ((uint8_t *)DATA(2))[at] = 1;
+        ((double *)DATA(3))[at] += 1.0 / (double)((int64_t *)DATA(0))[i / replicas * experts + e];
+    }
+    Py_END_ALLOW_THREADS
+    result = Py_NewRef(Py_None);
+done:
+    close_arrays(a, COUNT_OF(a));
+    return result;
+}
+
+static PyObject *
 py_server_load(PyObject *module, PyObject *args)
 {
     (void)module;
@@ -308,32 +343,38 @@ static PyObject *
 py_spread(PyObject *module, PyObject *args)
 {
     (void)module;
-    PyObject *o[3], *result = NULL;
+    PyObject *o[4], *result = NULL;
     Py_ssize_t layers, servers, experts;
-    if (!PyArg_ParseTuple(args, "OOnnnO", &o[0], &o[1], &layers, &servers, &experts, &o[2])) {
+    if (!PyArg_ParseTuple(args, "OOnnnOO", &o[0], &o[1], &layers, &servers, &experts, &o[2], &o[3])) {
         return NULL;
     }
-    Array a[3] = {0};
-    int64_t *total = NULL;
+    Array a[4] = {0};
+    int32_t *memory = NULL;
     if (!IN(0, "count", layers * experts, int64_t) || !IN(1, "slots", layers * servers, int64_t)
-        || !OUT(2, "holds", layers * servers * experts, uint8_t)) {
+        || !OUT(2, "holds", layers * servers * experts, uint8_t)
+        || !OUT(3, "shares", layers * servers * experts, double)
+        || !within(DATA(0), layers * experts, 0, servers, "count")
+        || !within(DATA(1), layers * servers, 0, INT32_MAX, "slots")) {
         goto done;
     }
     size_t n = (size_t)servers;
-    total = calloc(n * (n + 3) + 1, sizeof(*total));
-    if (total == NULL) {
+    memory = calloc(n * (n + 6) + 1, sizeof(*memory));
+    if (memory == NULL) {
         PyErr_NoMemory();
         goto done;
     }
+    SpreadRoom room = {memory,         memory + n,     memory + 2 * n, memory + 3 * n,
+                       memory + 4 * n, memory + 5 * n, memory + 6 * n};
     Py_BEGIN_ALLOW_THREADS
     for (Py_ssize_t l = 0; l < layers; l++) {
+        Py_ssize_t at = l * servers * experts;
         spread(experts, servers, (int64_t *)DATA(0) + l * experts, (int64_t *)DATA(1) + l * servers, l % servers,
-               (uint8_t *)DATA(2) + l * servers * experts, total, total + 3 * n, total + n, total + 2 * n);
+               (uint8_t *)DATA(2) + at, (double *)DATA(3) + at, &room);
     }
     Py_END_ALLOW_THREADS
     result = Py_NewRef(Py_None);
 done:
-    free(total);
+    free(memory);
     close_arrays(a, COUNT_OF(a));
     return result;
 }
@@ -556,6 +597,7 @@ static PyMethodDef methods[] = {
     {"separate", py_separate, METH_VARARGS, "Parts replicas of one expert by exchanges of equal loads."},
     {"place", py_place, METH_VARARGS, "Packing for any slots, replicas of one expert apart."},
     {"scatter", py_scatter, METH_VARARGS, "A compact placement as holds and shares."},
+    {"scatter_physical", py_scatter_physical, METH_VARARGS, "Physical experts as holds and shares."},
     {"server_load", py_server_load, METH_VARARGS, "Loads of servers."},
     {"spread", py_spread, METH_VARARGS, "Placement without statistics."},
     {"swap_hottest", py_swap_hottest, METH_VARARGS, "ScalpeLB's swaps."},

@@ -61,8 +61,18 @@ void sort_by_load(const Layer *layer, PlaceRoom *room);
 void place(const Layer *layer, const int64_t *count, const int64_t *slots, int32_t *server, PlaceRoom *room);
 
 /* spread.c */
-void spread(ptrdiff_t experts, ptrdiff_t servers, const int64_t *count, const int64_t *slots, int64_t first,
-            uint8_t *holds, int64_t *total, int64_t *pairs, int64_t *left, int64_t *shared);
+typedef struct {
+    int32_t *total;    /* by server */
+    int32_t *left;     /* by server */
+    int32_t *shared;   /* by server */
+    int32_t *taken_by; /* by server */
+    int32_t *list;     /* by server */
+    int32_t *chosen;   /* by server */
+    int32_t *pairs;    /* servers x servers */
+} SpreadRoom;
+
+void spread(ptrdiff_t experts, ptrdiff_t servers, const int64_t *count, const int64_t *slots, ptrdiff_t first,
+            uint8_t *holds, double *shares, SpreadRoom *room);
 
 /* scalpel.c */
 int64_t swap_hottest(const Layer *layer, uint8_t *holds, int64_t budget, double *filled, int64_t *count);
