@@ -6,6 +6,7 @@ A name may end in `+split`: the policy's clients then split each batch over the 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 import balancer.policies
 from balancer.policies import Plan
+from balancer.policies.registry import find
 from eaas.errors import ConfigError
 
 __all__ = [
@@ -52,8 +54,8 @@ class Planner(Protocol):
 
 
 @dataclass(frozen=True)
-class _Stateless:
-    """A policy that is a function of the window's sum."""
+class _PolicyPlanner:
+    """A policy by its name; one that has a knob `window_WLE` is given the counts themselves."""
 
     policy: str
     servers: int
@@ -62,9 +64,13 @@ class _Stateless:
     def step(
         self, counts_WLE: npt.NDArray[Any], load_LE: npt.NDArray[np.float64], current_LSE: Holds
     ) -> Callable[[], Plan]:
+        knobs = {"window_WLE": counts_WLE} if self._wants_window() else {}
         return lambda: balancer.policies.plan(
-            self.policy, load_LE, self.servers, self.slots, current=current_LSE
+            self.policy, load_LE, self.servers, self.slots, current=current_LSE, **knobs
         )
+
+    def _wants_window(self) -> bool:
+        return "window_WLE" in inspect.signature(find(self.policy)).parameters
 
 
 def policy_names() -> tuple[str, ...]:
@@ -86,7 +92,7 @@ def make_planner(policy: str, servers: int, slots: int) -> Planner | None:
     """The planner of a policy; None for `static`."""
     if policy == STATIC:
         return None
-    return _Stateless(policy, servers, slots)
+    return _PolicyPlanner(policy, servers, slots)
 
 
 def first_layout(layers: int, servers: int, experts: int) -> tuple[Holds, Shares]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -37,6 +37,7 @@ logits = hnp.arrays(
 # -- gating -----------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(logits, st.data())
 def test_topk_is_what_a_loop_over_tokens_finds(logits_TE: Any, data: st.DataObject) -> None:
     experts = logits_TE.shape[1]
@@ -153,6 +154,7 @@ def test_only_the_hot_expert_drops() -> None:
     assert np.flatnonzero(kept & (ids == 0)).max() < np.flatnonzero(~kept).max()
 
 
+@settings(deadline=None)
 @given(
     hnp.arrays(
         np.int64, st.tuples(st.integers(0, 30), st.integers(1, 3)), elements=st.integers(0, 4)
@@ -169,6 +171,7 @@ def test_drop_is_what_a_loop_over_places_finds(ids_TK: Any, capacity: int) -> No
     assert (kept <= drop_over_capacity(ids_TK, 5, capacity + 1)).all()
 
 
+@settings(deadline=None)
 @given(
     hnp.arrays(
         np.int64, st.tuples(st.integers(0, 30), st.integers(1, 3)), elements=st.integers(0, 4)
@@ -231,6 +234,7 @@ def test_a_seventh_slot_makes_it_worse() -> None:
     assert best_maximum(seven, 4) == pytest.approx(32.5)
 
 
+@settings(deadline=None)
 @given(
     hnp.arrays(np.float64, st.integers(3, 6), elements=st.integers(1, 12)),
     st.integers(2, 3),
@@ -240,6 +244,7 @@ def test_longest_first_is_within_four_thirds(load_R: Any, servers: int) -> None:
     assert best - 1e-9 <= pack_longest_first(load_R, servers).max() <= 4 / 3 * best + 1e-9
 
 
+@settings(deadline=None)
 @given(
     hnp.arrays(np.float64, st.integers(1, 8), elements=st.floats(0.0, 100.0)), st.integers(0, 12)
 )
@@ -257,6 +262,7 @@ def test_replicas_that_cannot_be() -> None:
         replica_loads([1, 2], [1, 0])
 
 
+@settings(deadline=None)
 @given(hnp.arrays(np.float64, st.integers(1, 19), elements=st.floats(0.1, 9.0)))
 def test_balancedness_knows_no_scale(load_S: Any) -> None:
     assert 0 < balancedness(load_S) <= 1 + 1e-12

@@ -22,7 +22,7 @@ def trace(counts: Any = COUNTS, **notes: Any) -> Trace:
     return Trace(checked_counts(np.asarray(counts), "test"), notes)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     hnp.arrays(
         np.int64,
