@@ -105,7 +105,8 @@ def replay(
         planner: Asked in place of the policy of that name.
 
     Raises:
-        ConfigError: Unknown policy, servers or interval below 1, or the slots do not cover the experts.
+        ConfigError: Unknown policy, servers or interval below 1, the slots do not cover the experts, or the
+            policy refuses them.
 
     Time O(I * L * S * E) multiplications in float32 (a matrix product for each layer and plan), beside the
     policy's own; memory O(I * L) beside the trace.
@@ -141,7 +142,10 @@ def replay(
         load_LE = counts_WLE.sum(axis=0, dtype=np.float64)
         think = planner.step(counts_WLE, load_LE, holds_LSE.copy())
         began = clock()
-        plan = think()
+        try:
+            plan = think()
+        except ValueError as error:
+            raise ConfigError(f"policy {policy} cannot plan this: {error}") from error
         plan_s.append(clock() - began)
         changed_L = (plan.holds_LSE != holds_LSE).any(axis=(1, 2))
         ready, deployed = timeline.deploy(done, plan_s[-1], np.flatnonzero(changed_L).tolist())
