@@ -10,12 +10,26 @@ from typing import Any
 
 import numpy.typing as npt
 
+from balancer.policies.eplb_dropin import rebalance_experts
 from balancer.policies.problem import make_problem
 from balancer.policies.registry import DEFAULT_POLICY, checked_knobs, find, names
+from balancer.policies.scalpel_balancer import ScalpelBalancer, rebalance
 from balancer.policies.spread import spread
 from balancer.policies.types import Move, Plan, Problem, make_plan
 
-__all__ = ["DEFAULT_POLICY", "Move", "Plan", "Problem", "make_plan", "names", "plan", "spread"]
+__all__ = [
+    "DEFAULT_POLICY",
+    "Move",
+    "Plan",
+    "Problem",
+    "ScalpelBalancer",
+    "make_plan",
+    "names",
+    "plan",
+    "rebalance",
+    "rebalance_experts",
+    "spread",
+]
 
 
 def plan(

@@ -78,10 +78,11 @@ def scatter(
     servers: int,
     replicas: int,
     holds: _Bool,
-    shares: _Float64,
+    shares: _Float64 | None,
     /,
 ) -> None:
-    """A compact placement into zeroed (L, S, E) arrays, an expert's replicas with equal shares."""
+    """A compact placement into zeroed (L, S, E) arrays, an expert's replicas with equal shares; without
+    shares, holds alone."""
 
 def scatter_physical(
     count: _Int64,
@@ -133,6 +134,38 @@ def swap_hottest(
     /,
 ) -> None:
     """Changes `holds` (L, S, E) by `budget` swaps per layer at most; `swaps` (L) says how many."""
+
+def held_load(
+    load: _Float64,
+    holds: _Bool,
+    slots: _Int64,
+    layers: int,
+    servers: int,
+    experts: int,
+    out: _Float64,
+    fits: _Bool,
+    /,
+) -> None:
+    """Fills `out` (L, S) with the loads of servers, each expert's in equal parts, and `fits` (L): each
+    expert is held, and no server holds more than its slots (L, S)."""
+
+def equal_shares(
+    holds: _Bool, layers: int, servers: int, experts: int, shares: _Float64, /
+) -> None:
+    """Equal shares of each expert into zeroed `shares` (L, S, E)."""
+
+def compact_load(
+    load: _Float64,
+    count: _Int64,
+    server: _Int32,
+    layers: int,
+    servers: int,
+    experts: int,
+    replicas: int,
+    out: _Float64,
+    /,
+) -> None:
+    """Fills `out` (L, S) with the loads of servers under a compact placement."""
 
 def match(
     count: _Int64,

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.policies import _planning
-from balancer.policies.types import Float, Int, Layout
+from balancer.policies.types import Float, Holds, Int, Layout, Shares
 
 __all__ = ["Compact", "place", "replicate", "usable_slots"]
 
@@ -34,22 +34,46 @@ class Compact:
 
     def layout(self) -> Layout:
         """Dense, with equal shares for all replicas of an expert."""
-        layers, experts = self.count_LE.shape
-        holds_LSE = np.zeros((layers, self.servers, experts), dtype=np.bool_)
+        holds_LSE = self._empty()
         shares_LSE = np.zeros(holds_LSE.shape)
+        self._scatter(holds_LSE, shares_LSE)
+        return holds_LSE, shares_LSE
+
+    def holds(self) -> Holds:
+        """bool (L, S, E)."""
+        holds_LSE = self._empty()
+        self._scatter(holds_LSE, None)
+        return holds_LSE
+
+    def server_load(self, load_LE: Float) -> Float:
+        """float64 (L, S): what each server gets, each expert's load in equal parts."""
+        layers, experts = self.count_LE.shape
+        load_LS = np.empty((layers, self.servers))
+        _planning.compact_load(
+            *(load_LE, self.count_LE, self.server_LP),
+            *(layers, self.servers, experts, self.server_LP.shape[1]),
+            load_LS,
+        )
+        return load_LS
+
+    def _empty(self) -> Holds:
+        layers, experts = self.count_LE.shape
+        return np.zeros((layers, self.servers, experts), dtype=np.bool_)
+
+    def _scatter(self, holds_LSE: Holds, shares_LSE: Shares | None) -> None:
+        layers, servers, experts = holds_LSE.shape
         _planning.scatter(
-            self.count_LE,
-            self.server_LP,
-            *(layers, experts, self.servers, self.server_LP.shape[1]),
+            *(self.count_LE, self.server_LP),
+            *(layers, experts, servers, self.server_LP.shape[1]),
             holds_LSE,
             shares_LSE,
         )
-        return holds_LSE, shares_LSE
 
 
 def usable_slots(slots_LS: Int, experts: int) -> Int:
     """int64 (L): the most replicas that can be held, as no server holds an expert twice."""
-    return np.minimum(slots_LS, experts).sum(axis=1)
+    usable_L: Int = np.minimum(slots_LS, experts).sum(axis=1)
+    return usable_L
 
 
 def replicate(load_LE: Float, total_L: Int, cap: int) -> Int:
@@ -83,7 +107,7 @@ def place(load_LE: Float, count_LE: Int, slots_LS: Int, speeds_S: Float) -> Comp
     layers, experts = load_LE.shape
     servers = slots_LS.shape[1]
     replicas = int(count_LE.sum(axis=1).max())
-    server_LP = np.empty((layers, replicas), dtype=np.int32)
+    server_LP = np.full((layers, replicas), -1, dtype=np.int32)
     _planning.place(
         *(load_LE, count_LE, slots_LS, speeds_S),
         *(1, layers, experts, servers, replicas),

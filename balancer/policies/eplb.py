@@ -122,10 +122,8 @@ def physical_experts(
     extra = (replicas - experts) // nodes
     count_NE = np.empty((rows, in_node), dtype=np.int64)
     picks_NX = np.empty((rows, extra), dtype=np.int64)
-    _planning.replicate(
-        *(load_NE, np.full(rows, extra), rows, in_node),
-        *(replicas, True, count_NE, picks_NX, extra),
-    )
+    extra_N = np.full(rows, extra)
+    _planning.replicate(load_NE, extra_N, rows, in_node, replicas, True, count_NE, picks_NX, extra)
     whose_NP = np.concatenate([np.tile(np.arange(in_node), (rows, 1)), picks_NX], axis=1)
     rank_NP = _ranks(picks_NX, in_node)
 

@@ -68,6 +68,7 @@ class _Layer:
 
     def __init__(self, now_SE: _Bool, then_SE: _Bool, slots_S: _Int) -> None:
         self.holds_SE = now_SE.copy()
+        self.then_SE = then_SE
         self.free: list[int] = (slots_S - now_SE.sum(axis=1)).tolist()
         self.cover: list[int] = now_SE.sum(axis=0).tolist()
         self.loads: dict[int, list[int]] = {}
@@ -94,7 +95,7 @@ class _Layer:
             yield self._load(server, loads.pop(0))
         blocked = []
         for expert in unloads:
-            if self.cover[expert] == 1:
+            if self.cover[expert] == 1 or self._waits(server, expert):
                 blocked.append(expert)
                 continue
             yield self._unload(server, expert)
@@ -107,6 +108,12 @@ class _Layer:
                 todo.pop(server, None)
         if self.guests.get(server) not in blocked:
             self.guests.pop(server, None)
+
+    def _waits(self, server: int, expert: int) -> bool:
+        """A guest, and none of the servers that are to have it in the end has it yet."""
+        if self.guests.get(server) != expert:
+            return False
+        return not (self.holds_SE[:, expert] & self.then_SE[:, expert]).any()
 
     def _break_cycle(self) -> Iterator[_Step]:
         """All servers with loads are full, and all that could go has no second replica."""

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from balancer.policies.types import Float, Holds, Int, Plan, Problem
 
-__all__ = ["checked_load", "make_problem"]
+__all__ = ["checked_load", "checked_window", "make_problem"]
 
 
 def make_problem(
@@ -43,14 +43,33 @@ def make_problem(
 
 def checked_load(name: str, given: npt.ArrayLike, dimensions: int) -> Float:
     """Loads as float64. Raises ValueError with the argument's name."""
+    load: Float = np.ascontiguousarray(_checked(name, given, dimensions), dtype=np.float64)
+    return load
+
+
+def checked_window(
+    name: str, given: npt.ArrayLike, shape_LE: tuple[int, int] | None = None
+) -> npt.NDArray[np.number]:
+    """Loads by step, in the type that they have. Raises ValueError with the argument's name."""
+    window_WLE = _checked(name, given, 3)
+    if shape_LE is not None and window_WLE.shape[1:] != shape_LE:
+        raise ValueError(
+            f"{name} has shape {window_WLE.shape}, wanted (W, {shape_LE[0]}, {shape_LE[1]})"
+        )
+    return window_WLE
+
+
+def _checked(name: str, given: npt.ArrayLike, dimensions: int) -> npt.NDArray[np.number]:
     try:
-        load = np.ascontiguousarray(given, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+        load = np.asarray(given)
+    except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
+    if not (np.issubdtype(load.dtype, np.floating) or np.issubdtype(load.dtype, np.integer)):
+        raise ValueError(f"{name} has {load.dtype}, wanted numbers")
     if load.ndim != dimensions or load.size == 0:
-        wanted = ("experts", "layers x experts", "window x layers x experts")[dimensions - 1]
+        wanted = ("layers x experts", "window x layers x experts")[dimensions - 2]
         raise ValueError(f"{name} has shape {load.shape}, wanted {wanted}, none of them 0")
-    # One pass finds all three: a NaN is not at least 0, and infinity is not below it.
+    # A NaN is not at least 0, and infinity is not below it.
     if not (load.min() >= 0 and load.max() < np.inf):
         raise ValueError(f"{name} has numbers that are negative, NaN or infinite")
     return load

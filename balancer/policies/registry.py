@@ -6,7 +6,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from balancer.policies.craft import craft
 from balancer.policies.eplb import eplb, eplb_hierarchical
+from balancer.policies.scalpel import scalpel
 from balancer.policies.spread import spread_evenly
 from balancer.policies.types import Layout
 
@@ -19,6 +21,8 @@ _POLICIES: dict[str, Callable[..., Layout]] = {
     "spread": spread_evenly,
     "eplb": eplb,
     "eplb-hierarchical": eplb_hierarchical,
+    "scalpel": scalpel,
+    "craft": craft,
 }
 
 

@@ -70,6 +70,7 @@ class Plan:
             for a layer without load.
         bound_L: float64 (L): no plan with these slots has a lower PAR.
         transit: Replicas held in this plan and not now; 0 if `current` was not given.
+        problem: The question that it answers.
     """
 
     policy: str
@@ -78,7 +79,7 @@ class Plan:
     par_L: Float = field(repr=False)
     bound_L: Float = field(repr=False)
     transit: int
-    _problem: Problem = field(repr=False)
+    problem: Problem = field(repr=False)
 
     @property
     def gap_L(self) -> Float:
@@ -88,10 +89,10 @@ class Plan:
     @cached_property
     def moves(self) -> tuple[Move, ...]:
         """The way from `current`, in a safe order (see `ordered_moves`); empty without `current`."""
-        problem = self._problem
-        if problem.current_LSE is None:
+        current_LSE = self.problem.current_LSE
+        if current_LSE is None:
             return ()
-        return ordered_moves(problem.current_LSE, self.holds_LSE, problem.slots_LS)
+        return ordered_moves(current_LSE, self.holds_LSE, self.problem.slots_LS)
 
 
 def make_plan(policy: str, problem: Problem, holds_LSE: Holds, shares_LSE: Shares) -> Plan:
@@ -114,5 +115,5 @@ def make_plan(policy: str, problem: Problem, holds_LSE: Holds, shares_LSE: Share
         par_L=np.where(rounded_L, bound_L, par_L),
         bound_L=bound_L,
         transit=transit,
-        _problem=problem,
+        problem=problem,
     )

@@ -230,7 +230,7 @@ py_scatter(PyObject *module, PyObject *args)
     Array a[4] = {0};
     Py_ssize_t cells = layers * servers * experts;
     if (!IN(0, "count", layers * experts, int64_t) || !IN(1, "server", layers * replicas, int32_t)
-        || !OUT(2, "holds", cells, uint8_t) || !OUT(3, "shares", cells, double)
+        || !OUT(2, "holds", cells, uint8_t) || (o[3] != Py_None && !OUT(3, "shares", cells, double))
         || !counts_fit(DATA(0), layers, experts, replicas)
         || !servers_fit(DATA(1), layers * replicas, servers)) {
         goto done;
@@ -240,15 +240,18 @@ py_scatter(PyObject *module, PyObject *args)
         const int64_t *count = (int64_t *)DATA(0) + l * experts;
         const int32_t *server = (int32_t *)DATA(1) + l * replicas;
         uint8_t *holds = (uint8_t *)DATA(2) + l * servers * experts;
-        double *shares = (double *)DATA(3) + l * servers * experts;
+        double *shares = DATA(3) == NULL ? NULL : (double *)DATA(3) + l * servers * experts;
         for (Py_ssize_t e = 0; e < experts; server += count[e], e++) {
             int64_t placed = 0;
             for (int64_t i = 0; i < count[e]; i++) {
                 placed += server[i] >= 0;
             }
             for (int64_t i = 0; i < count[e]; i++) {
-                if (server[i] >= 0) {
-                    holds[server[i] * experts + e] = 1;
+                if (server[i] < 0) {
+                    continue;
+                }
+                holds[server[i] * experts + e] = 1;
+                if (shares != NULL) {
                     shares[server[i] * experts + e] = 1.0 / (double)placed;
                 }
             }
@@ -416,6 +419,117 @@ done:
 }
 
 static PyObject *
+py_held_load(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *o[5], *result = NULL;
+    Py_ssize_t layers, servers, experts;
+    if (!PyArg_ParseTuple(args, "OOOnnnOO", &o[0], &o[1], &o[2], &layers, &servers, &experts, &o[3], &o[4])) {
+        return NULL;
+    }
+    Array a[5] = {0};
+    int64_t *count = NULL;
+    if (!IN(0, "load", layers * experts, double) || !IN(1, "holds", layers * servers * experts, uint8_t)
+        || !IN(2, "slots", layers * servers, int64_t) || !OUT(3, "out", layers * servers, double)
+        || !OUT(4, "fits", layers, uint8_t)) {
+        goto done;
+    }
+    count = malloc((size_t)experts * sizeof(*count) + 1);
+    if (count == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t l = 0; l < layers; l++) {
+        Layer layer = {experts, servers, (double *)DATA(0) + l * experts, NULL};
+        const uint8_t *holds = (uint8_t *)DATA(1) + l * servers * experts;
+        count_held(holds, servers, experts, count);
+        held_load(&layer, holds, count, (double *)DATA(3) + l * servers);
+        ((uint8_t *)DATA(4))[l] = held_fits(holds, servers, experts, count, (int64_t *)DATA(2) + l * servers);
+    }
+    Py_END_ALLOW_THREADS
+    result = Py_NewRef(Py_None);
+done:
+    free(count);
+    close_arrays(a, COUNT_OF(a));
+    return result;
+}
+
+static PyObject *
+py_equal_shares(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *o[2], *result = NULL;
+    Py_ssize_t layers, servers, experts;
+    if (!PyArg_ParseTuple(args, "OnnnO", &o[0], &layers, &servers, &experts, &o[1])) {
+        return NULL;
+    }
+    Array a[2] = {0};
+    int64_t *count = NULL;
+    Py_ssize_t cells = servers * experts;
+    if (!IN(0, "holds", layers * cells, uint8_t) || !OUT(1, "shares", layers * cells, double)) {
+        goto done;
+    }
+    count = malloc((size_t)experts * sizeof(*count) + 1);
+    if (count == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t l = 0; l < layers; l++) {
+        const uint8_t *holds = (uint8_t *)DATA(0) + l * cells;
+        count_held(holds, servers, experts, count);
+        equal_shares(holds, servers, experts, count, (double *)DATA(1) + l * cells);
+    }
+    Py_END_ALLOW_THREADS
+    result = Py_NewRef(Py_None);
+done:
+    free(count);
+    close_arrays(a, COUNT_OF(a));
+    return result;
+}
+
+static PyObject *
+py_compact_load(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *o[4], *result = NULL;
+    Py_ssize_t layers, servers, experts, replicas;
+    if (!PyArg_ParseTuple(args, "OOOnnnnO", &o[0], &o[1], &o[2], &layers, &servers, &experts, &replicas, &o[3])) {
+        return NULL;
+    }
+    Array a[4] = {0};
+    if (!IN(0, "load", layers * experts, double) || !IN(1, "count", layers * experts, int64_t)
+        || !IN(2, "server", layers * replicas, int32_t) || !OUT(3, "out", layers * servers, double)
+        || !counts_fit(DATA(1), layers, experts, replicas) || !servers_fit(DATA(2), layers * replicas, servers)) {
+        goto done;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    memset(DATA(3), 0, (size_t)(layers * servers) * sizeof(double));
+    for (Py_ssize_t l = 0; l < layers; l++) {
+        const int64_t *count = (int64_t *)DATA(1) + l * experts;
+        const int32_t *server = (int32_t *)DATA(2) + l * replicas;
+        for (Py_ssize_t e = 0; e < experts; server += count[e], e++) {
+            int64_t placed = 0;
+            for (int64_t i = 0; i < count[e]; i++) {
+                placed += server[i] >= 0;
+            }
+            double part = ((double *)DATA(0))[l * experts + e] / (double)placed;
+            for (int64_t i = 0; i < count[e]; i++) {
+                if (server[i] >= 0) {
+                    ((double *)DATA(3))[l * servers + server[i]] += part;
+                }
+            }
+        }
+    }
+    Py_END_ALLOW_THREADS
+    result = Py_NewRef(Py_None);
+done:
+    close_arrays(a, COUNT_OF(a));
+    return result;
+}
+
+static PyObject *
 py_match(PyObject *module, PyObject *args)
 {
     (void)module;
@@ -436,12 +550,13 @@ py_match(PyObject *module, PyObject *args)
     }
     size_t n = (size_t)servers, cells = n * n;
     size_t work = optimal ? (n + 1) * 3 * (sizeof(double) + sizeof(int64_t)) : cells * 2 * sizeof(Entry);
-    memory = malloc(work + cells * sizeof(int32_t) + n + 1);
+    memory = malloc(work + (size_t)experts * sizeof(ptrdiff_t) + cells * sizeof(int32_t) + 1);
     if (memory == NULL) {
         PyErr_NoMemory();
         goto done;
     }
-    int32_t *overlap = (int32_t *)(memory + work);
+    ptrdiff_t *start = (ptrdiff_t *)(memory + work);
+    int32_t *overlap = (int32_t *)(start + experts);
     Py_BEGIN_ALLOW_THREADS
     for (Py_ssize_t l = 0; l < layers; l++) {
         const int64_t *count = (int64_t *)DATA(0) + l * experts;
@@ -449,16 +564,7 @@ py_match(PyObject *module, PyObject *args)
         const uint8_t *current = (uint8_t *)DATA(2) + l * servers * experts;
         const int64_t *kind = (int64_t *)DATA(3) + l * servers;
         int64_t *server_of = (int64_t *)DATA(4) + l * servers;
-        memset(overlap, 0, cells * sizeof(*overlap));
-        for (Py_ssize_t e = 0; e < experts; server += count[e], e++) {
-            for (Py_ssize_t s = 0; s < servers; s++) {
-                for (int64_t i = 0; current[s * experts + e] && i < count[e]; i++) {
-                    if (server[i] >= 0) {
-                        overlap[server[i] * servers + s]++;
-                    }
-                }
-            }
-        }
+        count_overlap(servers, experts, count, server, current, start, overlap);
         if (optimal) {
             double *doubles = (double *)memory;
             match_optimal(servers, overlap, kind, server_of, doubles, (int64_t *)(doubles + 3 * (n + 1)));
@@ -601,6 +707,9 @@ static PyMethodDef methods[] = {
     {"server_load", py_server_load, METH_VARARGS, "Loads of servers."},
     {"spread", py_spread, METH_VARARGS, "Placement without statistics."},
     {"swap_hottest", py_swap_hottest, METH_VARARGS, "ScalpeLB's swaps."},
+    {"held_load", py_held_load, METH_VARARGS, "Loads of servers with equal shares."},
+    {"equal_shares", py_equal_shares, METH_VARARGS, "Equal shares for all that hold an expert."},
+    {"compact_load", py_compact_load, METH_VARARGS, "Loads of servers under a compact placement."},
     {"match", py_match, METH_VARARGS, "Packs to the servers that hold most of them."},
     {"replay", py_replay, METH_VARARGS, "Sums of balancedness over batches."},
     {"allocate", py_allocate, METH_VARARGS, "Replicas of layers under a budget."},

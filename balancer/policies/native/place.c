@@ -83,6 +83,26 @@ give_back(Lightest *to, int32_t s, bool first, const Layer *layer, PlaceRoom *ro
     }
 }
 
+/* The usual case of one replica, and the lightest server is in the heap: it stays there with a new key. */
+static bool
+place_one(Lightest *from, const Layer *layer, double value, int32_t *server, PlaceRoom *room)
+{
+    if (from->fresh < layer->servers || from->heaped == 0
+        || (from->queued > 0 && before(room->queue[from->queued - 1], room->heap[0]))) {
+        return false;
+    }
+    int32_t s = room->heap[0].item;
+    *server = s;
+    room->filled[s] += value;
+    if (--room->left[s] == 0) {
+        pop(room->heap, &from->heaped);
+    } else {
+        room->heap[0].key = room->filled[s] / layer->speed[s];
+        sift_down(room->heap, from->heaped, 0);
+    }
+    return true;
+}
+
 typedef struct {
     int32_t *replica; /* of another expert; NULL where there is no way */
     int32_t from;
@@ -164,6 +184,9 @@ place(const Layer *layer, const int64_t *count, const int64_t *slots, int32_t *s
         int32_t e = room->order[i].item;
         double value = -room->order[i].key;
         int32_t *mine = server + start[e];
+        if (count[e] == 1 && place_one(&lightest, layer, value, mine, room)) {
+            continue;
+        }
         ptrdiff_t before_queue = lightest.queued, before_heap = lightest.heaped;
         bool fresh = lightest.fresh < layer->servers;
         int64_t got = 0;

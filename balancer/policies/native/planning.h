@@ -75,6 +75,12 @@ void spread(ptrdiff_t experts, ptrdiff_t servers, const int64_t *count, const in
             uint8_t *holds, double *shares, SpreadRoom *room);
 
 /* scalpel.c */
+void count_held(const uint8_t *holds, ptrdiff_t servers, ptrdiff_t experts, int64_t *count);
+void held_load(const Layer *layer, const uint8_t *holds, const int64_t *count, double *filled);
+bool held_fits(const uint8_t *holds, ptrdiff_t servers, ptrdiff_t experts, const int64_t *count, const int64_t *slots);
+void equal_shares(const uint8_t *holds, ptrdiff_t servers, ptrdiff_t experts, const int64_t *count, double *shares);
+void count_overlap(ptrdiff_t servers, ptrdiff_t experts, const int64_t *count, const int32_t *server,
+                   const uint8_t *current, ptrdiff_t *start, int32_t *overlap);
 int64_t swap_hottest(const Layer *layer, uint8_t *holds, int64_t budget, double *filled, int64_t *count);
 void match_greedy(ptrdiff_t servers, const int32_t *overlap, const int64_t *kind, int64_t *pack_of, Entry *pairs,
                   Entry *sorting);

@@ -1,8 +1,101 @@
-/* ScalpeLB's swaps, and the matching of new packs with the servers that hold most of them already. */
+/* Layouts as bits: loads, ScalpeLB's swaps, and the matching of new packs with the servers that hold most of them already. */
 #include "planning.h"
 
 #include <math.h>
 #include <string.h>
+
+/* What is held of the row from `at` on: the next index, or `experts`. Few are held: eight are passed at a time. */
+static inline ptrdiff_t
+next_held(const uint8_t *row, ptrdiff_t at, ptrdiff_t experts)
+{
+    uint64_t eight;
+    while (at + 8 <= experts && (memcpy(&eight, row + at, 8), eight == 0)) {
+        at += 8;
+    }
+    while (at < experts && !row[at]) {
+        at++;
+    }
+    return at;
+}
+
+void
+count_held(const uint8_t *holds, ptrdiff_t servers, ptrdiff_t experts, int64_t *count)
+{
+    memset(count, 0, (size_t)experts * sizeof(*count));
+    for (ptrdiff_t s = 0; s < servers; s++) {
+        const uint8_t *row = holds + s * experts;
+        for (ptrdiff_t e = next_held(row, 0, experts); e < experts; e = next_held(row, e + 1, experts)) {
+            count[e]++;
+        }
+    }
+}
+
+/* Loads of servers, an expert's load in equal parts on those that hold it. */
+void
+held_load(const Layer *layer, const uint8_t *holds, const int64_t *count, double *filled)
+{
+    ptrdiff_t experts = layer->experts;
+    for (ptrdiff_t s = 0; s < layer->servers; s++) {
+        const uint8_t *row = holds + s * experts;
+        filled[s] = 0;
+        for (ptrdiff_t e = next_held(row, 0, experts); e < experts; e = next_held(row, e + 1, experts)) {
+            filled[s] += layer->load[e] / (double)count[e];
+        }
+    }
+}
+
+/* Whether each expert has a server, and no server more than its slots. */
+bool
+held_fits(const uint8_t *holds, ptrdiff_t servers, ptrdiff_t experts, const int64_t *count, const int64_t *slots)
+{
+    bool fits = true;
+    for (ptrdiff_t e = 0; e < experts; e++) {
+        fits &= count[e] > 0;
+    }
+    for (ptrdiff_t s = 0; s < servers; s++) {
+        int64_t held = 0;
+        for (ptrdiff_t e = 0; e < experts; e++) {
+            held += holds[s * experts + e];
+        }
+        fits &= held <= slots[s];
+    }
+    return fits;
+}
+
+void
+equal_shares(const uint8_t *holds, ptrdiff_t servers, ptrdiff_t experts, const int64_t *count, double *shares)
+{
+    for (ptrdiff_t s = 0; s < servers; s++) {
+        const uint8_t *row = holds + s * experts;
+        for (ptrdiff_t e = next_held(row, 0, experts); e < experts; e = next_held(row, e + 1, experts)) {
+            shares[s * experts + e] = 1.0 / (double)count[e];
+        }
+    }
+}
+
+/* The experts that a pack of a compact placement and a server have in common (packs x servers). */
+void
+count_overlap(ptrdiff_t servers, ptrdiff_t experts, const int64_t *count, const int32_t *server,
+              const uint8_t *current, ptrdiff_t *start, int32_t *overlap)
+{
+    ptrdiff_t sum = 0;
+    for (ptrdiff_t e = 0; e < experts; e++) {
+        start[e] = sum;
+        sum += count[e];
+    }
+    memset(overlap, 0, (size_t)(servers * servers) * sizeof(*overlap));
+    for (ptrdiff_t s = 0; s < servers; s++) {
+        const uint8_t *row = current + s * experts;
+        for (ptrdiff_t e = next_held(row, 0, experts); e < experts; e = next_held(row, e + 1, experts)) {
+            for (int64_t i = 0; i < count[e]; i++) {
+                int32_t pack = server[start[e] + i];
+                if (pack >= 0) {
+                    overlap[pack * servers + s]++;
+                }
+            }
+        }
+    }
+}
 
 /* While it lowers the peak, and `budget` times at most: the hottest expert of the hottest server changes places
  * with the coldest of the coldest. Returns how often. */
@@ -10,20 +103,8 @@ int64_t
 swap_hottest(const Layer *layer, uint8_t *holds, int64_t budget, double *filled, int64_t *count)
 {
     ptrdiff_t experts = layer->experts, servers = layer->servers;
-    memset(count, 0, (size_t)experts * sizeof(*count));
-    for (ptrdiff_t s = 0; s < servers; s++) {
-        for (ptrdiff_t e = 0; e < experts; e++) {
-            count[e] += holds[s * experts + e];
-        }
-    }
-    for (ptrdiff_t s = 0; s < servers; s++) {
-        filled[s] = 0;
-        for (ptrdiff_t e = 0; e < experts; e++) {
-            if (holds[s * experts + e]) {
-                filled[s] += layer->load[e] / (double)count[e];
-            }
-        }
-    }
+    count_held(holds, servers, experts, count);
+    held_load(layer, holds, count, filled);
     for (int64_t swaps = 0; swaps < budget; swaps++) {
         ptrdiff_t hot = 0, cold = 0, hottest = -1, coldest = -1;
         double most = -1, least = INFINITY;
