@@ -13,6 +13,28 @@ setup(
             py_limited_api=True,
         ),
         Extension(
+            "eaas.minmax._minmax",
+            sources=["eaas/minmax/_minmax.c", "eaas/minmax/flow.c"],
+            depends=["eaas/minmax/flow.h"],
+            extra_compile_args=["-O3", "-std=c11", "-Wall", "-Wextra"],
+            define_macros=[("Py_LIMITED_API", "0x030B0000")],
+            py_limited_api=True,
+        ),
+        Extension(
+            "balancer.policies.fractional._fractional",
+            sources=[
+                "eaas/minmax/flow.c",
+                *(
+                    f"balancer/policies/fractional/{name}.c"
+                    for name in ("_fractional", "layer", "fill", "keep", "improve")
+                ),
+            ],
+            depends=["eaas/minmax/flow.h", "balancer/policies/fractional/layer.h"],
+            extra_compile_args=["-O3", "-std=c11", "-Wall", "-Wextra", "-fvisibility=hidden"],
+            define_macros=[("Py_LIMITED_API", "0x030B0000")],
+            py_limited_api=True,
+        ),
+        Extension(
             "attention_client.dispatch._dispatch",
             sources=[
                 f"attention_client/dispatch/{name}.c" for name in ("_dispatch", "route", "combine")
