@@ -54,7 +54,7 @@ REGIMES = {
         Regime("skewed", "stationary skew (as LmSys)", 0.57, 0.2, 0.125, dataset="LmSys"),
         Regime("drift", "the same skew, wandering slowly", 0.57, 0.2, 0.125, "drift", 2048),
         Regime(
-            "flips", "the skew changes at once (as Mix)", 0.77, 0.2, 0.125, "flips", 2048, "Mix"
+            "flips", "the skew changes at once (as Mix)", 0.76, 0.2, 0.16, "flips", 1700, "Mix"
         ),
         Regime("uniform", "hardly any skew", 0.1, 0.2, 0.125),
     )
