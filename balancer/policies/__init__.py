@@ -1,7 +1,7 @@
 """Placement policies: pure functions of arrays (shapes in their docstrings).
 
-plan("eplb", load_LE, servers=64, slots=320) -> Plan
-names()                                      -> what may stand in place of "eplb"
+plan("fractional", load_LE, servers=64, slots=320) -> Plan
+names()                                            -> what may stand in place of "fractional"
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 import numpy.typing as npt
 
 from balancer.policies.eplb_dropin import rebalance_experts
+from balancer.policies.fractional import FractionalBalancer
 from balancer.policies.problem import make_problem
 from balancer.policies.registry import DEFAULT_POLICY, checked_knobs, find, names
 from balancer.policies.scalpel_balancer import ScalpelBalancer, rebalance
@@ -19,6 +20,7 @@ from balancer.policies.types import Move, Plan, Problem, make_plan
 
 __all__ = [
     "DEFAULT_POLICY",
+    "FractionalBalancer",
     "Move",
     "Plan",
     "Problem",

@@ -8,6 +8,7 @@ from typing import Any
 
 from balancer.policies.craft import craft
 from balancer.policies.eplb import eplb, eplb_hierarchical
+from balancer.policies.fractional import fractional
 from balancer.policies.scalpel import scalpel
 from balancer.policies.spread import spread_evenly
 from balancer.policies.types import Layout
@@ -15,9 +16,10 @@ from balancer.policies.types import Layout
 __all__ = ["DEFAULT_POLICY", "checked_knobs", "find", "names"]
 
 # What `plan` is asked for where nobody has a reason to ask for another one.
-DEFAULT_POLICY = "eplb"
+DEFAULT_POLICY = "fractional"
 
 _POLICIES: dict[str, Callable[..., Layout]] = {
+    "fractional": fractional,
     "spread": spread_evenly,
     "eplb": eplb,
     "eplb-hierarchical": eplb_hierarchical,

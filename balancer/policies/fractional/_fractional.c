@@ -175,6 +175,7 @@ plan_layer(Room *room, const Task *task, Py_ssize_t index)
     } else {
         fill(layer);
     }
+    limit_abroad(layer);
     improve(layer);
     for (int32_t b = 0; b < layer->scenarios; b++) {
         flow_level(&layer->flow_B[b], 1e-9, true);

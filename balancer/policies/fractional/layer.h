@@ -42,6 +42,8 @@ void fill(Layer *layer);
 void keep(Layer *layer, const uint8_t *holds_SE);
 /* A slot for every expert without one, where need be that of another's second replica. */
 void cover(Layer *layer);
+/* Gives replicas abroad up until there are no more than may be. */
+void limit_abroad(Layer *layer);
 
 /* improve.c: exchanges experts for as long as it pays. Returns the mean PAR of the scenarios. */
 double improve(Layer *layer);
