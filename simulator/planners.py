@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 import balancer.policies
-from balancer.policies import Plan
+from balancer.policies import DEFAULT_POLICY, FractionalBalancer, Plan, ScalpelBalancer
 from balancer.policies.registry import find
 from eaas.errors import ConfigError
 
@@ -53,29 +53,46 @@ class Planner(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class _PolicyPlanner:
-    """A policy by its name; one that has a knob `window_WLE` is given the counts themselves."""
+# Policies with a memory, in place of their plain functions.
+_WITH_MEMORY: dict[str, Callable[[int, int, Holds], Callable[[Any], Plan]]] = {
+    "scalpel": lambda servers, slots, _current: ScalpelBalancer(servers, slots).step,
+    "fractional": lambda servers, slots, current: (
+        FractionalBalancer(servers, slots, current=current).step
+    ),
+}
 
-    policy: str
-    servers: int
-    slots: int
+
+class _PolicyPlanner:
+    """A policy by its name; a plain one that has a knob `window_WLE` is given the counts, too."""
+
+    def __init__(self, policy: str, servers: int, slots: int) -> None:
+        self._policy, self._servers, self._slots = policy, servers, slots
+        self._step: Callable[[Any], Plan] | None = None
+        self._wants_window = "window_WLE" in inspect.signature(find(policy)).parameters
 
     def step(
         self, counts_WLE: npt.NDArray[Any], load_LE: npt.NDArray[np.float64], current_LSE: Holds
     ) -> Callable[[], Plan]:
-        knobs = {"window_WLE": counts_WLE} if self._wants_window() else {}
+        if self._policy in _WITH_MEMORY:
+            # The memory is the policy's own from the first plan on.
+            if self._step is None:
+                made = _WITH_MEMORY[self._policy]
+                self._step = made(self._servers, self._slots, current_LSE)
+            return partial(self._step, counts_WLE)
+        knobs = {"window_WLE": counts_WLE} if self._wants_window else {}
         return lambda: balancer.policies.plan(
-            self.policy, load_LE, self.servers, self.slots, current=current_LSE, **knobs
+            self._policy, load_LE, self._servers, self._slots, current=current_LSE, **knobs
         )
-
-    def _wants_window(self) -> bool:
-        return "window_WLE" in inspect.signature(find(self.policy)).parameters
 
 
 def policy_names() -> tuple[str, ...]:
     """What may be compared, without `+split`."""
     return (STATIC, *balancer.policies.names())
+
+
+def usual_names() -> tuple[str, ...]:
+    """What is compared where nothing else is asked for: all, and our own as its clients use it."""
+    return (*policy_names(), DEFAULT_POLICY + SPLIT)
 
 
 def parse_name(name: str) -> tuple[str, bool]:

@@ -89,7 +89,7 @@ def replay(
     interval: int,
     slots: int | None = None,
     progress: Callable[[float], None] = lambda _part: None,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float] = time.thread_time,
     planner: Planner | None = None,
 ) -> Replay:
     """Replay a policy over a trace.
@@ -101,7 +101,8 @@ def replay(
         interval: Iterations between plans.
         slots: Replicas per layer; by default one expert more for each server: E + S.
         progress: Called with the part that is done, 0 to 1.
-        clock: Seconds; planning time counts.
+        clock: Seconds that planning takes; by default of this thread's processor time, which a busy machine
+            does not lengthen.
         planner: Asked in place of the policy of that name.
 
     Raises:

@@ -161,7 +161,7 @@ def compare(
         list[str] | None,
         typer.Option(
             help="Replay this one; with +split after it, clients split each batch anew.",
-            show_default="all",
+            show_default="all, and fractional+split",
         ),
     ] = None,
     servers: Annotated[str, typer.Option(metavar="S,...", help="Numbers of servers.")] = "64",
@@ -183,11 +183,11 @@ def compare(
     from eaas.bench.options import numbers, once
     from eaas.trace.readers import read_trace
     from simulator.compare import compare as run
-    from simulator.planners import parse_name, policy_names
+    from simulator.planners import parse_name, usual_names
 
     counts = once(numbers("--servers", servers))
     intervals = once(numbers("--interval", interval))
-    policies = once(policy or policy_names())
+    policies = once(policy or usual_names())
     for name in policies:
         parse_name(name)
     if plot is not None:

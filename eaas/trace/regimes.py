@@ -53,9 +53,7 @@ REGIMES = {
     for regime in (
         Regime("skewed", "stationary skew (as LmSys)", 0.57, 0.2, 0.125, dataset="LmSys"),
         Regime("drift", "the same skew, wandering slowly", 0.57, 0.2, 0.125, "drift", 2048),
-        Regime(
-            "flips", "the skew changes at once (as Mix)", 0.76, 0.2, 0.16, "flips", 1700, "Mix"
-        ),
+        Regime("flips", "the skew changes at once (as Mix)", 0.76, 0.2, 0.16, "flips", 1700, "Mix"),
         Regime("uniform", "hardly any skew", 0.1, 0.2, 0.125),
     )
 }

@@ -41,7 +41,14 @@ from balancer.policies.fractional.forecast import block_means, forecast, scenari
 from balancer.policies.problem import checked_window
 from balancer.policies.types import Float, Layout, Problem
 
-__all__ = ["EXPERT_BYTES", "LINK_BYTES_PER_S", "SCENARIOS", "checked_nodes", "fractional", "lay_out"]
+__all__ = [
+    "EXPERT_BYTES",
+    "LINK_BYTES_PER_S",
+    "SCENARIOS",
+    "checked_nodes",
+    "fractional",
+    "lay_out",
+]
 
 EXPERT_BYTES = 88_080_384
 """DeepSeek-R1's in bfloat16."""

@@ -199,6 +199,28 @@ def test_every_policy_can_be_replayed(policy: str) -> None:
     assert parts[-1] == 1.0
 
 
+def test_the_split_of_each_batch_is_never_worse() -> None:
+    trace = generate_trace("flips", iterations=150, layers=3, experts=32, tokens=256, top_k=4)
+    shares, split = (
+        replay(trace, name, servers=8, interval=40, clock=ticking(0))
+        for name in ("eplb", "eplb+split")
+    )
+    assert split.policy == "eplb+split"
+    assert split.transit == shares.transit
+    assert (split.par_IL <= shares.par_IL + 1e-5).all()
+    assert split.par_mean < shares.par_mean
+
+
+def test_without_replicas_there_is_nothing_to_split() -> None:
+    counts = np.random.default_rng(0).integers(0, 5, (40, 2, 6))
+    counts[3] = 0
+    trace = Trace(checked_counts(counts, "test"))
+    plain, split = (
+        replay(trace, name, servers=3, interval=50) for name in ("static", "static+split")
+    )
+    assert np.allclose(plain.par_IL, split.par_IL, rtol=1e-5)
+
+
 def test_replicas_pay_on_a_skewed_load() -> None:
     trace = generate_trace("skewed", iterations=300, layers=4, experts=64, tokens=2048)
     static, eplb = (
