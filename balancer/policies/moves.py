@@ -40,7 +40,7 @@ def ordered_moves(
     An expert that has a server now has one after each move. A server holds more than its slots only
     while it did so from the start (its loads then wait for its unloads), with one exception: where
     servers without a free slot are to exchange experts of which there is no second replica, and the
-    layer has neither a free slot nor a spare replica to make one. There one server holds one expert
+    layer has neither a free slot nor a spare replica to make one. There a server holds one expert
     too many until its next move, as the only other way would leave an expert uncovered.
 
     Where such an exchange finds a free slot, or a spare replica whose slot can be borrowed, on a

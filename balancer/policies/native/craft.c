@@ -4,27 +4,25 @@
 #include <math.h>
 #include <string.h>
 
-/* Algorithm 1, inner loops: batches replayed over a placement, LANES of them at a time. `balancedness` gets the
- * sum over the first `lanes` of mean / maximum of the servers' loads, 1 for a batch without load. */
-void
-replay(const float *load_EB, ptrdiff_t lanes, ptrdiff_t experts, ptrdiff_t servers, const int64_t *count,
-       const int32_t *server, float *filled_SB, double *balancedness)
+static inline void
+replay_lanes(const float *load_EB, ptrdiff_t lanes, const int wide, ptrdiff_t experts, ptrdiff_t servers,
+             const int64_t *count, const int32_t *server, float *filled_SB, double *balancedness)
 {
-    memset(filled_SB, 0, (size_t)(servers * LANES) * sizeof(float));
+    memset(filled_SB, 0, (size_t)(servers * wide) * sizeof(float));
     for (ptrdiff_t e = 0; e < experts; e++) {
-        const float *load = load_EB + e * LANES;
+        const float *load = load_EB + e * wide;
         float part[LANES];
         float placed = 0;
         for (int64_t i = 0; i < count[e]; i++) {
             placed += server[i] >= 0;
         }
-        for (int b = 0; b < LANES; b++) {
+        for (int b = 0; b < wide; b++) {
             part[b] = load[b] / placed;
         }
         for (int64_t i = 0; i < count[e]; i++) {
             if (server[i] >= 0) {
-                float *filled = filled_SB + server[i] * LANES;
-                for (int b = 0; b < LANES; b++) {
+                float *filled = filled_SB + server[i] * wide;
+                for (int b = 0; b < wide; b++) {
                     filled[b] += part[b];
                 }
             }
@@ -33,14 +31,29 @@ replay(const float *load_EB, ptrdiff_t lanes, ptrdiff_t experts, ptrdiff_t serve
     }
     float most[LANES] = {0}, sum[LANES] = {0};
     for (ptrdiff_t s = 0; s < servers; s++) {
-        const float *filled = filled_SB + s * LANES;
-        for (int b = 0; b < LANES; b++) {
+        const float *filled = filled_SB + s * wide;
+        for (int b = 0; b < wide; b++) {
             most[b] = filled[b] > most[b] ? filled[b] : most[b];
             sum[b] += filled[b];
         }
     }
     for (ptrdiff_t b = 0; b < lanes; b++) {
         *balancedness += most[b] > 0 ? (double)(sum[b] / (float)servers / most[b]) : 1.0;
+    }
+}
+
+/* Algorithm 1, inner loops: batches replayed over a placement, `wide` of them side by side, 1 or LANES.
+ * `balancedness` gets the sum over the first `lanes` of mean / maximum of the servers' loads, 1 for a batch without
+ * load. */
+void
+replay(const float *load_EB, ptrdiff_t lanes, int wide, ptrdiff_t experts, ptrdiff_t servers, const int64_t *count,
+       const int32_t *server, float *filled_SB, double *balancedness)
+{
+    /* Constants, so that the inner loops are unrolled. */
+    if (wide == 1) {
+        replay_lanes(load_EB, lanes, 1, experts, servers, count, server, filled_SB, balancedness);
+    } else {
+        replay_lanes(load_EB, lanes, LANES, experts, servers, count, server, filled_SB, balancedness);
     }
 }
 

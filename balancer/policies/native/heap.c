@@ -26,17 +26,6 @@ sift_down(Entry *heap, ptrdiff_t size, ptrdiff_t at)
     heap[at] = moved;
 }
 
-void
-push(Entry *heap, ptrdiff_t *size, Entry entry)
-{
-    ptrdiff_t at = (*size)++;
-    while (at > 0 && before(entry, heap[(at - 1) / 2])) {
-        heap[at] = heap[(at - 1) / 2];
-        at = (at - 1) / 2;
-    }
-    heap[at] = entry;
-}
-
 Entry
 pop(Entry *heap, ptrdiff_t *size)
 {

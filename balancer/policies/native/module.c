@@ -185,8 +185,12 @@ py_place(PyObject *module, PyObject *args)
         || !within(DATA(2), plans * layers * servers, 0, INT32_MAX, "slots")) {
         goto done;
     }
+    if (servers >> PLACE_SERVER_BITS != 0) {
+        PyErr_SetString(PyExc_ValueError, "servers: too many");
+        goto done;
+    }
     size_t s = (size_t)servers, e = (size_t)experts;
-    memory = malloc(s * (sizeof(double) + sizeof(int64_t) + 2 * sizeof(Entry)) + e * 3 * sizeof(Entry) + s * e + 1);
+    memory = malloc(s * (sizeof(double) + sizeof(int64_t) + 2 * sizeof(uint64_t)) + e * 3 * sizeof(Entry) + s * e + 1);
     if (memory == NULL) {
         PyErr_NoMemory();
         goto done;
@@ -195,7 +199,7 @@ py_place(PyObject *module, PyObject *args)
     room.by_load = (Entry *)memory;
     room.order = room.by_load + e;
     room.sorting = room.order + e;
-    room.heap = room.sorting + e;
+    room.heap = (uint64_t *)(room.sorting + e);
     room.queue = room.heap + s;
     room.filled = (double *)(room.queue + s);
     room.left = (int64_t *)(room.filled + s);
@@ -598,26 +602,27 @@ py_replay(PyObject *module, PyObject *args)
         || !servers_fit(DATA(2), plans * layers * replicas, servers)) {
         goto done;
     }
-    block = malloc((size_t)(experts + servers) * LANES * sizeof(*block) + 1);
+    int wide = batches == 1 ? 1 : LANES;
+    block = malloc((size_t)(experts + servers) * (size_t)wide * sizeof(*block) + 1);
     if (block == NULL) {
         PyErr_NoMemory();
         goto done;
     }
     Py_BEGIN_ALLOW_THREADS
     for (Py_ssize_t l = 0; l < layers; l++) {
-        for (Py_ssize_t first = 0; first < batches; first += LANES) {
-            Py_ssize_t lanes = batches - first < LANES ? batches - first : LANES;
-            memset(block, 0, (size_t)experts * LANES * sizeof(*block));
+        for (Py_ssize_t first = 0; first < batches; first += wide) {
+            Py_ssize_t lanes = batches - first < wide ? batches - first : wide;
+            memset(block, 0, (size_t)(experts * wide) * sizeof(*block));
             for (Py_ssize_t b = 0; b < lanes; b++) {
                 const float *load = (float *)DATA(0) + ((first + b) * layers + l) * experts;
                 for (Py_ssize_t e = 0; e < experts; e++) {
-                    block[e * LANES + b] = load[e];
+                    block[e * wide + b] = load[e];
                 }
             }
             for (Py_ssize_t p = 0; p < plans; p++) {
                 Py_ssize_t at = p * layers + l;
-                replay(block, lanes, experts, servers, (int64_t *)DATA(1) + at * experts,
-                       (int32_t *)DATA(2) + at * replicas, block + experts * LANES, (double *)DATA(3) + at);
+                replay(block, lanes, wide, experts, servers, (int64_t *)DATA(1) + at * experts,
+                       (int32_t *)DATA(2) + at * replicas, block + experts * wide, (double *)DATA(3) + at);
             }
         }
     }

@@ -41,13 +41,67 @@ sort_by_replica(const Layer *layer, const int64_t *count, PlaceRoom *room)
     }
 }
 
+/* A server and how filled it is in one number, for comparisons without branches: the bits of a double that is not
+ * negative are in its order, and the lowest of them make room for the server. Differences below 1e-11 are none. */
+#define SERVER_BITS ((UINT64_C(1) << PLACE_SERVER_BITS) - 1)
+
+static inline uint64_t
+key_of(const Layer *layer, const PlaceRoom *room, int32_t s)
+{
+    double filled = room->filled[s] / layer->speed[s];
+    uint64_t bits;
+    memcpy(&bits, &filled, sizeof(bits));
+    return (bits & ~SERVER_BITS) | (uint64_t)s;
+}
+
+static inline int32_t
+server_of(uint64_t key)
+{
+    return (int32_t)(key & SERVER_BITS);
+}
+
+static void
+rise(uint64_t *heap, ptrdiff_t at, uint64_t key)
+{
+    while (at > 0 && key < heap[(at - 1) / 2]) {
+        heap[at] = heap[(at - 1) / 2];
+        at = (at - 1) / 2;
+    }
+    heap[at] = key;
+}
+
+/* The top gets another key. Down to a leaf without looking at it, then up: a server that has just got a replica
+ * belongs near the end. */
+static void
+replace_top(uint64_t *heap, ptrdiff_t size, uint64_t key)
+{
+    ptrdiff_t at = 0, child = 1;
+    for (; child + 1 < size; child = 2 * at + 1) {
+        child += heap[child + 1] < heap[child];
+        heap[at] = heap[child];
+        at = child;
+    }
+    if (child < size) {
+        heap[at] = heap[child];
+        at = child;
+    }
+    rise(heap, at, key);
+}
+
 /* Servers with room, the least filled first. While values fall and servers are alike, the servers that have one
- * replica are in order without a heap: `queue`, from `head` on; only those with more are in the heap. */
+ * replica are in order without a heap: `queue`, the last one first; only those with more are in the heap. */
 typedef struct {
     ptrdiff_t fresh;  /* servers from here on are empty; servers where that phase is over */
     ptrdiff_t queued; /* servers with one replica, in the order of filling */
     ptrdiff_t heaped;
 } Lightest;
+
+static void
+drop_top(Lightest *from, PlaceRoom *room)
+{
+    from->heaped--;
+    replace_top(room->heap, from->heaped, room->heap[from->heaped]);
+}
 
 static int32_t
 take_lightest(Lightest *from, const Layer *layer, PlaceRoom *room)
@@ -59,14 +113,15 @@ take_lightest(Lightest *from, const Layer *layer, PlaceRoom *room)
         }
     }
     /* Filled in falling order: the last one has the least. */
-    bool queue = from->queued > 0, heap = from->heaped > 0;
-    if (queue && heap) {
-        queue = before(room->queue[from->queued - 1], room->heap[0]);
+    if (from->queued > 0 && (from->heaped == 0 || room->queue[from->queued - 1] < room->heap[0])) {
+        return server_of(room->queue[--from->queued]);
     }
-    if (queue) {
-        return room->queue[--from->queued].item;
+    if (from->heaped == 0) {
+        return -1;
     }
-    return heap ? pop(room->heap, &from->heaped).item : -1;
+    int32_t s = server_of(room->heap[0]);
+    drop_top(from, room);
+    return s;
 }
 
 static void
@@ -75,11 +130,11 @@ give_back(Lightest *to, int32_t s, bool first, const Layer *layer, PlaceRoom *ro
     if (room->left[s] == 0) {
         return;
     }
-    Entry entry = {room->filled[s] / layer->speed[s], s};
+    uint64_t key = key_of(layer, room, s);
     if (first) {
-        room->queue[to->queued++] = entry;
+        room->queue[to->queued++] = key;
     } else {
-        push(room->heap, &to->heaped, entry);
+        rise(room->heap, to->heaped++, key);
     }
 }
 
@@ -88,17 +143,16 @@ static bool
 place_one(Lightest *from, const Layer *layer, double value, int32_t *server, PlaceRoom *room)
 {
     if (from->fresh < layer->servers || from->heaped == 0
-        || (from->queued > 0 && before(room->queue[from->queued - 1], room->heap[0]))) {
+        || (from->queued > 0 && room->queue[from->queued - 1] < room->heap[0])) {
         return false;
     }
-    int32_t s = room->heap[0].item;
+    int32_t s = server_of(room->heap[0]);
     *server = s;
     room->filled[s] += value;
     if (--room->left[s] == 0) {
-        pop(room->heap, &from->heaped);
+        drop_top(from, room);
     } else {
-        room->heap[0].key = room->filled[s] / layer->speed[s];
-        sift_down(room->heap, from->heaped, 0);
+        replace_top(room->heap, from->heaped, key_of(layer, room, s));
     }
     return true;
 }
@@ -176,7 +230,7 @@ place(const Layer *layer, const int64_t *count, const int64_t *slots, int32_t *s
         lightest.fresh = layer->servers;
         for (ptrdiff_t s = 0; s < layer->servers; s++) {
             if (slots[s] > 0) {
-                room->heap[lightest.heaped++] = (Entry){0, (int32_t)s};
+                room->heap[lightest.heaped++] = (uint64_t)s;
             }
         }
     }
@@ -218,7 +272,7 @@ place(const Layer *layer, const int64_t *count, const int64_t *slots, int32_t *s
             lightest = (Lightest){layer->servers, 0, 0};
             for (ptrdiff_t t = 0; t < layer->servers; t++) {
                 if (room->left[t] > 0) {
-                    push(room->heap, &lightest.heaped, (Entry){room->filled[t] / layer->speed[t], (int32_t)t});
+                    rise(room->heap, lightest.heaped++, key_of(layer, room, (int32_t)t));
                 }
             }
         }

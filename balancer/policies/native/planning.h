@@ -23,7 +23,6 @@ before(Entry a, Entry b)
 }
 
 void sift_down(Entry *heap, ptrdiff_t size, ptrdiff_t at);
-void push(Entry *heap, ptrdiff_t *size, Entry entry);
 Entry pop(Entry *heap, ptrdiff_t *size);
 /* Stable; `room` is as long as `entries`. */
 void sort_entries(Entry *entries, Entry *room, ptrdiff_t size);
@@ -46,14 +45,16 @@ void separate(ptrdiff_t replicas, ptrdiff_t servers, ptrdiff_t experts, const do
               int64_t *server, int64_t *place, uint16_t *held);
 
 /* place.c */
+#define PLACE_SERVER_BITS 14 /* servers are below 2 to that */
+
 typedef struct {
     double *filled;    /* by server */
     int64_t *left;     /* by server */
     Entry *by_load;    /* by expert */
     Entry *order;      /* by expert */
     Entry *sorting;    /* by expert */
-    Entry *heap;       /* by server */
-    Entry *queue;      /* by server */
+    uint64_t *heap;    /* by server */
+    uint64_t *queue;   /* by server */
     uint8_t *held;     /* servers x experts */
 } PlaceRoom;
 
@@ -88,9 +89,9 @@ void match_optimal(ptrdiff_t servers, const int32_t *overlap, const int64_t *kin
                    int64_t *ints);
 
 /* craft.c */
-#define LANES 16 /* batches at a time */
+#define LANES 16 /* batches at a time, where there are several */
 
-void replay(const float *load_EB, ptrdiff_t lanes, ptrdiff_t experts, ptrdiff_t servers, const int64_t *count,
+void replay(const float *load_EB, ptrdiff_t lanes, int wide, ptrdiff_t experts, ptrdiff_t servers, const int64_t *count,
             const int32_t *server, float *filled_SB, double *balancedness);
 void allocate(const double *gain_LK, const int64_t *replicas_K, const int64_t *limit_L, ptrdiff_t layers,
               ptrdiff_t choices, int64_t budget, int64_t *chosen_L, double *best_C, double *next_C, int8_t *choice_LC);
