@@ -1,4 +1,4 @@
-"""The compiled parts: the slots' flag primitive, dispatch, planning, the expert kernel, a benchmark's floor."""
+"""The compiled parts: flags of slots, splits, dispatch, planning, the expert kernel, a benchmark's floor."""
 
 from setuptools import Extension, setup
 

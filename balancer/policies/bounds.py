@@ -24,9 +24,9 @@ __all__ = ["clairvoyant_bound", "par_bound", "split_bound"]
 def par_bound(problem: Problem) -> Float:
     """float64 (L): no plan with these slots has a lower PAR.
 
-    max(1, M / mean), M the least with sum over experts of max(1, ceil(load / (M * highest speed))) <= slots,
-    and no expert on more than all servers. Giving each further replica to the expert with the highest load per
-    replica finds that M (Adams' apportionment). Time O(L * (E + extra slots) * log E).
+    max(1, M / mean), M the least with sum over experts of max(1, ceil(load / (M * highest speed))) <=
+    slots, and no expert on more than all servers. Giving each further replica to the expert with the
+    highest load per replica finds that M (Adams' apportionment). Time O(L * (E + extra slots) * log E).
     """
     load_LE, speeds_S = problem.load_LE, problem.speeds_S
     slots_L = usable_slots(problem.slots_LS, problem.experts)
@@ -61,7 +61,8 @@ def split_bound(
     speeds = np.ones(servers) if speeds_S is None else np.asarray(speeds_S, dtype=np.float64)
     level_L = np.array([levels(load[i : i + 1], holds_LSE[i], speeds)[0] for i in range(layers)])
     mean_L = load.sum(axis=1) / speeds.sum()
-    return np.divide(level_L, mean_L, out=np.ones(layers), where=mean_L > 0)
+    par_L: Float = np.divide(level_L, mean_L, out=np.ones(layers), where=mean_L > 0)
+    return par_L
 
 
 def clairvoyant_bound(
@@ -74,8 +75,8 @@ def clairvoyant_bound(
     """float64 (I, L): the PAR of each iteration that no sequence of plans can go below.
 
     That of `par_bound`, as if every iteration had a plan of its own, made for its own loads. Wherever
-    (slots per server - 1) * servers >= experts, and servers are alike, there are such plans (see `fractional`)
-    unless the bound is above 1 for want of servers: it is the optimum then, not only a bound.
+    (slots per server - 1) * servers >= experts, and servers are alike, there are such plans with PAR 1
+    (see `fractional`): it is the optimum then, not only a bound.
 
     Args:
         load_ILE: (I, L, E), finite and at least 0.

@@ -3,9 +3,9 @@
     fullness   a server's load (with what it has still to do) over its speed
     level      fullness of the fullest server, with the split that makes it lowest
 
-The min-max split is a max-flow: from experts with their loads to servers that hold them. It is found exactly, by
-Newton's iteration on the level (W. Dinkelbach 1967) over E. Dinic's max-flow (1970), starting at the shares of
-the plan. The compiled core is `eaas.minmax`, where attention clients find it, too.
+The min-max split is a max-flow: from experts with their loads to servers that hold them. It is found
+exactly, by Newton's iteration on the level (W. Dinkelbach 1967) over E. Dinic's max-flow (1970), starting
+at the shares of the plan. The compiled core is `eaas.minmax`, where attention clients find it, too.
 Shape suffixes: B batches, S servers, E logical experts.
 """
 
@@ -52,8 +52,8 @@ def levels(
 ) -> Float:
     """float64 (B): the level of each batch, if every batch is split anew.
 
-    Over load_BE.sum(axis=1) / speeds_S.sum() it is the batch's PAR. The arguments are those of `split`, with (B, E)
-    loads; the GIL is released.
+    Over load_BE.sum(axis=1) / speeds_S.sum() it is the batch's PAR. The arguments are those of `split`,
+    with (B, E) loads; the GIL is released.
 
     Raises:
         ValueError: An argument is wrong; the message names it.

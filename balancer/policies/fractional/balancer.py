@@ -24,8 +24,8 @@ _WINDOWS_KEPT = 3
 class FractionalBalancer:
     """Keeps a placement up, window after window: `step(hotness_WLE) -> Plan`.
 
-    The knobs are those of `fractional`. A plan's PAR is that of the loads that are forecast, under its shares;
-    with the split of each batch, which the plan is made for, a batch's PAR is lower.
+    The knobs are those of `fractional`. A plan's PAR is that of the loads that are forecast, under its
+    shares; with the split of each batch, which the plan is made for, a batch's PAR is lower.
 
     Args:
         servers: S.

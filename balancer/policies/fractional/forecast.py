@@ -8,6 +8,7 @@ Shape suffixes: N blocks, M forecasts (models), W window, B scenarios, L layers,
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ def block_means(window_WLE: npt.NDArray[Any]) -> Float:
     return np.stack(
         [
             window_WLE[begin:end].mean(axis=0, dtype=np.float64)
-            for begin, end in zip(edges[:-1], edges[1:], strict=True)
+            for begin, end in pairwise(edges.tolist())
         ]
     )
 
@@ -70,7 +71,7 @@ def forecast(blocks_NLE: Float, ahead: int, parts: int) -> Float:
         said_PLE[:, mine_L] = np.tensordot(models[model], blocks_NLE[:, mine_L], 1)
     # Step 3: No load falls to nothing on a line's word.
     least_LE = _LEAST_PART * blocks_NLE[-2:].mean(axis=0)
-    return np.maximum(said_PLE, least_LE)
+    return np.asarray(np.maximum(said_PLE, least_LE))
 
 
 def scenarios(window_WLE: npt.NDArray[Any], blocks_NLE: Float, said_BLE: Float) -> Float:
@@ -82,7 +83,7 @@ def scenarios(window_WLE: npt.NDArray[Any], blocks_NLE: Float, said_BLE: Float) 
     noise_BLE = np.divide(
         window_WLE[chosen_B], usual_BLE, out=np.zeros_like(usual_BLE), where=usual_BLE > 0
     )
-    return said_BLE * noise_BLE
+    return np.asarray(said_BLE * noise_BLE)
 
 
 def _models(count: int, ahead: int, parts: int) -> list[Float]:
