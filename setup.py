@@ -64,6 +64,7 @@ setup(
                     "replicate",
                     "pack",
                     "place",
+                    "refine",
                     "spread",
                     "scalpel",
                     "craft",

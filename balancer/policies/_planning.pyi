@@ -70,6 +70,20 @@ def place(
 ) -> None:
     """Compact placements for counts (N, L, E) and slots (N, L, S), replicas of one expert apart."""
 
+def refine(
+    load: _Float64,
+    count: _Int64,
+    speed: _Float64,
+    layers: int,
+    experts: int,
+    servers: int,
+    replicas: int,
+    budget: int,
+    server: _Int32,
+    /,
+) -> None:
+    """Changes `server` (L, P) by `budget` exchanges per layer at most, each with the peak's server."""
+
 def scatter(
     count: _Int64,
     server: _Int32,

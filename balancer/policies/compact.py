@@ -14,7 +14,7 @@ import numpy.typing as npt
 from balancer.policies import _planning
 from balancer.policies.types import Float, Holds, Int, Layout, Shares
 
-__all__ = ["Compact", "place", "replicate", "usable_slots"]
+__all__ = ["Compact", "place", "refine", "replicate", "usable_slots"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,3 +114,27 @@ def place(load_LE: Float, count_LE: Int, slots_LS: Int, speeds_S: Float) -> Comp
         server_LP,
     )
     return Compact(count_LE, server_LP, servers)
+
+
+def refine(placed: Compact, load_LE: Float, speeds_S: Float, budget: int) -> Compact:
+    """Exchanges replicas between the server with the peak and others while that lowers the peak.
+
+    The other one is the least filled with which an exchange lowers the higher of the two. Servers
+    hold as many replicas as before, and replicas of one expert stay apart.
+
+    Args:
+        placed: What to start from.
+        load_LE: float64 (L, E).
+        speeds_S: float64 (S).
+        budget: Exchanges per layer at most.
+
+    Time O(L * budget * (S + (P / S)^2)) where the first server asked agrees, S times that at worst.
+    """
+    layers, experts = load_LE.shape
+    server_LP = placed.server_LP.copy()
+    _planning.refine(
+        *(load_LE, placed.count_LE, speeds_S),
+        *(layers, experts, placed.servers, server_LP.shape[1], budget),
+        server_LP,
+    )
+    return Compact(placed.count_LE, server_LP, placed.servers)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.policies import _planning
-from balancer.policies.compact import place, replicate, usable_slots
+from balancer.policies.compact import place, refine, replicate, usable_slots
 from balancer.policies.problem import checked_window
 from balancer.policies.types import Float, Int, Layout, Problem
 
@@ -35,6 +35,7 @@ def craft(
     window_WLE: npt.NDArray[np.number] | None = None,
     replication_factor: int | Literal["auto"] = 8,
     printed: bool = False,
+    refinement: int = 2,
 ) -> Layout:
     """Estimates gains by replay, allots replicas to layers, spreads them over servers, packs.
 
@@ -46,6 +47,9 @@ def craft(
         window_WLE: (W, L, E) loads by batch, to replay; without it the load is one batch.
         replication_factor: R; 8 served best in the paper; "auto": see `automatic_factor`.
         printed: Allot as Algorithm 2 is printed; see `allocate`.
+        refinement: So many exchanges per server and layer follow the paper's greedy placement
+            (`compact.refine`): with few replicas more than slots, greedy is stuck with what the last
+            free slots allow. 0 for the paper's placement as it is.
 
     Raises:
         ValueError: A knob is out of its range; the message names it.
@@ -55,6 +59,8 @@ def craft(
     if replication_factor != "auto" and replication_factor < 0:
         raise ValueError(f"replication_factor is {replication_factor}, must be at least 0 or auto")
     servers, experts = problem.servers, problem.experts
+    if refinement < 0:
+        raise ValueError(f"refinement is {refinement}, must be at least 0")
     if window_WLE is None:
         window_WLE = problem.load_LE[None]
     else:
@@ -70,7 +76,10 @@ def craft(
     capacity_LS = interleave(experts + extra_L, slots_LS)
     # Step 5: greedy placement within those.
     count_LE = replicate(problem.load_LE, experts + extra_L, servers)
-    return place(problem.load_LE, count_LE, capacity_LS, problem.speeds_S).layout()
+    placed = place(problem.load_LE, count_LE, capacity_LS, problem.speeds_S)
+    # Step 6, not in the paper.
+    budget = refinement * servers
+    return refine(placed, problem.load_LE, problem.speeds_S, budget).layout()
 
 
 @dataclass(frozen=True, eq=False)

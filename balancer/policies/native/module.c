@@ -223,6 +223,52 @@ done:
 }
 
 static PyObject *
+py_refine(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *o[4], *result = NULL;
+    Py_ssize_t layers, experts, servers, replicas;
+    long long budget;
+    if (!PyArg_ParseTuple(args, "OOOnnnnLO", &o[0], &o[1], &o[2], &layers, &experts, &servers, &replicas, &budget,
+                          &o[3])) {
+        return NULL;
+    }
+    Array a[4] = {0};
+    Entry *memory = NULL;
+    if (!IN(0, "load", layers * experts, double) || !IN(1, "count", layers * experts, int64_t)
+        || !IN(2, "speed", servers, double) || !OUT(3, "server", layers * replicas, int32_t)
+        || !counts_fit(DATA(1), layers, experts, replicas) || !servers_fit(DATA(3), layers * replicas, servers)) {
+        goto done;
+    }
+    size_t s = (size_t)servers, p = (size_t)replicas;
+    memory = malloc(s * (sizeof(Entry) + sizeof(double)) + p * (sizeof(double) + 2 * sizeof(int32_t))
+                    + (2 * s + 1) * sizeof(int32_t));
+    if (memory == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    RefineRoom room;
+    room.order = memory;
+    room.filled = (double *)(room.order + s);
+    room.value = room.filled + s;
+    room.owner = (int32_t *)(room.value + p);
+    room.listed = room.owner + p;
+    room.start = room.listed + p;
+    room.next = room.start + s + 1;
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t l = 0; l < layers; l++) {
+        Layer layer = {experts, servers, (double *)DATA(0) + l * experts, DATA(2)};
+        refine(&layer, (int64_t *)DATA(1) + l * experts, (int32_t *)DATA(3) + l * replicas, budget, &room);
+    }
+    Py_END_ALLOW_THREADS
+    result = Py_NewRef(Py_None);
+done:
+    free(memory);
+    close_arrays(a, COUNT_OF(a));
+    return result;
+}
+
+static PyObject *
 py_scatter(PyObject *module, PyObject *args)
 {
     (void)module;
@@ -707,6 +753,7 @@ static PyMethodDef methods[] = {
     {"pack", py_pack, METH_VARARGS, "EPLB's packing."},
     {"separate", py_separate, METH_VARARGS, "Parts replicas of one expert by exchanges of equal loads."},
     {"place", py_place, METH_VARARGS, "Packing for any slots, replicas of one expert apart."},
+    {"refine", py_refine, METH_VARARGS, "Exchanges that lower the peak."},
     {"scatter", py_scatter, METH_VARARGS, "A compact placement as holds and shares."},
     {"scatter_physical", py_scatter_physical, METH_VARARGS, "Physical experts as holds and shares."},
     {"server_load", py_server_load, METH_VARARGS, "Loads of servers."},

@@ -61,6 +61,19 @@ typedef struct {
 void sort_by_load(const Layer *layer, PlaceRoom *room);
 void place(const Layer *layer, const int64_t *count, const int64_t *slots, int32_t *server, PlaceRoom *room);
 
+/* refine.c */
+typedef struct {
+    double *filled;  /* by server */
+    Entry *order;    /* by server */
+    double *value;   /* by replica */
+    int32_t *owner;  /* by replica */
+    int32_t *listed; /* by replica: those of server 0, then those of server 1, ... */
+    int32_t *start;  /* by server, and the end: where its replicas begin in that list */
+    int32_t *next;   /* by server */
+} RefineRoom;
+
+void refine(const Layer *layer, const int64_t *count, int32_t *server, int64_t budget, RefineRoom *room);
+
 /* spread.c */
 typedef struct {
     int32_t *total;    /* by server */
