@@ -62,6 +62,6 @@ class Timeline:
         """
         think = max(1, math.ceil(seconds / ITERATION_S))
         ready = done + think
-        self.finish = max(ready + len(layers), ready) - 1
+        self.finish = ready + len(layers) - 1
         deployed = {layer: ready + k for k, layer in enumerate(layers)}
         return ready, {layer: at for layer, at in deployed.items() if at <= self.iterations}
