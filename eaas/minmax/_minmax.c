@@ -46,6 +46,7 @@ typedef struct {
     int32_t *first_S;
     void *block; /* the flow's arrays, then share_N */
     double *share_N;
+    bool infinite; /* a share */
     Flow flow;
 } Placement;
 
@@ -77,6 +78,7 @@ scan_shares(Placement *p, bool put)
             }
             for (Py_ssize_t e = block; e < end; e++) {
                 if (share_E[e] > 0) {
+                    p->infinite |= isinf(share_E[e]);
                     if (put) {
                         p->share_N[n] = share_E[e];
                         flow_put(&p->flow, n, (int32_t)e);
@@ -90,7 +92,7 @@ scan_shares(Placement *p, bool put)
     return n;
 }
 
-/* False: out of memory. */
+/* False: out of memory, or a share is infinite. */
 static bool
 lay_out(Placement *p)
 {
@@ -101,7 +103,7 @@ lay_out(Placement *p)
     }
     int32_t slots = scan_shares(p, false);
     p->block = malloc((size_t)slots * sizeof(double) + flow_bytes(servers, experts, slots));
-    if (p->block == NULL) {
+    if (p->block == NULL || p->infinite) {
         return false;
     }
     p->share_N = p->block;
@@ -191,6 +193,16 @@ open_placement(Placement *p, Array *arrays, PyObject *shares, PyObject *speeds, 
            (p->backlog_S == NULL || check_range(p->backlog_S, p->servers, "backlog", false));
 }
 
+static PyObject *
+why_not(const Placement *p)
+{
+    if (p->infinite) {
+        PyErr_SetString(PyExc_ValueError, "shares must be finite");
+        return NULL;
+    }
+    return PyErr_NoMemory();
+}
+
 /* ---- split ------------------------------------------------------------------------------------------------ */
 
 static void
@@ -226,7 +238,7 @@ minmax_split(PyObject *self, PyObject *args)
             write_shares(&p, load_E, arrays[OUT].view.buf);
             answer = PyFloat_FromDouble(level);
         } else {
-            PyErr_NoMemory();
+            answer = why_not(&p);
         }
     }
     finish(&p, arrays);
@@ -262,7 +274,7 @@ minmax_levels(PyObject *self, PyObject *args)
                 out_B[b] = level_batch(&p, load_BE + b * p.experts, false);
             }
             Py_END_ALLOW_THREADS;
-            answer = fits ? Py_NewRef(Py_None) : PyErr_NoMemory();
+            answer = fits ? Py_NewRef(Py_None) : why_not(&p);
         }
     }
     finish(&p, arrays);

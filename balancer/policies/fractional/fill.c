@@ -428,9 +428,17 @@ fill_nodes(Layer *layer, Items *items, Items *own, Items *out, int32_t *open_S)
             insert_item(own, out->rest[i], out->expert[i]);
         }
         fill_servers(layer, own, open_S, open, out);
-        /* Those without a slot there go on. */
+        /* What has no slot there goes on; so may already another part of the same expert. */
         for (int32_t i = 0; i < own->count; i++) {
-            insert_item(items, own->rest[i], own->expert[i]);
+            double rest = own->rest[i];
+            for (int32_t j = 0; own->expert[i] != NONE && j < items->count; j++) {
+                if (items->expert[j] == own->expert[i]) {
+                    rest += items->rest[j];
+                    remove_items(items, j, 1);
+                    break;
+                }
+            }
+            insert_item(items, rest, own->expert[i]);
         }
         speed -= node_speed;
     }
@@ -451,7 +459,7 @@ size_t
 scratch_doubles(int32_t scenarios, int32_t servers, int32_t experts, int32_t slots)
 {
     size_t fill = 3 * (2 * ((size_t)slots + (size_t)experts + 2) + 1) + (size_t)servers;
-    size_t improve = (size_t)scenarios * ((size_t)experts + (size_t)slots + (size_t)servers + 4) + (size_t)servers;
+    size_t improve = (size_t)scenarios * ((size_t)experts + (size_t)slots + (size_t)servers + 5) + (size_t)slots;
     return fill > improve ? fill : improve;
 }
 

@@ -7,7 +7,8 @@
  * what is close to the peak alone. */
 static const double AIMS[] = {0.5, 0.85};
 #define EXACT 1e-9
-#define TRIES 3     /* servers that are looked at for one exchange */
+#define TRIES 3     /* servers without an expert for them before two experts change places */
+#define STALE 0.1   /* part of an exchange's gain that may be gone since the round began */
 #define SETBACKS 3  /* exchanges of a stage that may fail to lower the excess */
 #define WORTH 1e-3  /* of the excess, the least that an exchange is made for */
 
@@ -15,7 +16,13 @@ static const double AIMS[] = {0.5, 0.85};
 typedef struct {
     Layer *layer;
     double *weight_B, *mean_B, *par_B, *excess_B;
-    double *bound_BE;    /* load of experts that no server with room holds */
+    double *bound_EB;    /* load of experts that no server with room holds */
+    double *net_N;       /* what an exchange in a slot would take off the excess, by the round's beginning */
+    int32_t *heap;       /* slots with a gain, the greatest first */
+    int32_t heap_count;
+    double *most_B;      /* scratch */
+    int32_t *bound_list; /* experts with such a load */
+    int32_t bound_count;
     double *saved_BN, *saved_BS;
     int32_t *saved_N;    /* experts */
     int32_t *before_N;   /* experts before all */
@@ -105,16 +112,26 @@ static void
 find_bound(Search *search)
 {
     Layer *layer = search->layer;
-    memset(search->bound_BE, 0, (size_t)layer->scenarios * (size_t)layer->experts * sizeof(double));
-    for (int32_t b = 0; b < layer->scenarios; b++) {
+    size_t scenarios = (size_t)layer->scenarios;
+    memset(search->bound_EB, 0, scenarios * (size_t)layer->experts * sizeof(double));
+    for (size_t b = 0; b < scenarios; b++) {
         const Flow *flow = &layer->flow_B[b];
-        double *bound_E = search->bound_BE + (size_t)b * (size_t)layer->experts;
         for (int32_t s = 0; search->excess_B[b] > 0 && s < layer->servers; s++) {
             for (int32_t n = flow->first_S[s]; flow->level_S[s] != NONE && n < flow->first_S[s + 1]; n++) {
                 if (flow->expert_N[n] != NONE) {
-                    bound_E[flow->expert_N[n]] += flow->flow_N[n];
+                    search->bound_EB[(size_t)flow->expert_N[n] * scenarios + b] += flow->flow_N[n];
                 }
             }
+        }
+    }
+    search->bound_count = 0;
+    for (int32_t e = 0; e < layer->experts; e++) {
+        double sum = 0;
+        for (size_t b = 0; b < scenarios; b++) {
+            sum += search->bound_EB[(size_t)e * scenarios + b];
+        }
+        if (sum > 0) {
+            search->bound_list[search->bound_count++] = e;
         }
     }
 }
@@ -139,62 +156,96 @@ loss_of(const Search *search, int32_t slot)
     return loss;
 }
 
-/* What of the excess a slot's server could take instead of that slot's flow, if it came from experts with `bound_E` of
- * load (NULL: any). */
+/* What of each scenario's excess a slot's server could take in the place of the slot's flow: into most_B. Returns the
+ * weighted sum. */
 static double
-relief_of(const Search *search, int32_t server, int32_t slot, int32_t expert)
+relief_of(const Search *search, int32_t server, int32_t slot)
 {
     const Layer *layer = search->layer;
     double relief = 0;
     for (int32_t b = 0; b < layer->scenarios; b++) {
         const Flow *flow = &layer->flow_B[b];
-        if (!(search->excess_B[b] > 0) || flow->level_S[server] != NONE) {
-            continue;
+        double most = 0;
+        if (search->excess_B[b] > 0 && flow->level_S[server] == NONE) {
+            most = flow->room_S[server] + (flow->expert_N[slot] == NONE ? 0 : flow->flow_N[slot]);
+            most = most < search->excess_B[b] ? most : search->excess_B[b];
+            most = most > 0 ? most : 0;
         }
-        double most = flow->room_S[server] + (flow->expert_N[slot] == NONE ? 0 : flow->flow_N[slot]);
-        most = most < search->excess_B[b] ? most : search->excess_B[b];
-        if (expert != NONE) {
-            double bound = search->bound_BE[(size_t)b * (size_t)layer->experts + (size_t)expert];
-            most = most < bound ? most : bound;
-        }
-        relief += most > 0 ? most * search->weight_B[b] : 0;
+        search->most_B[b] = most;
+        relief += most * search->weight_B[b];
     }
     return relief;
 }
 
-typedef struct {
-    int32_t server, slot;
-    double loss, net;
-} Place;
-
-/* The place with the most to gain, apart from those that were tried. */
-static Place
-best_place(const Search *search, const Place *tried, int32_t tries)
+/* Relief less loss; 0 for the only replica of an expert. */
+static double
+net_of(const Search *search, int32_t slot)
 {
-    const Layer *layer = search->layer;
-    const Flow *flow = &layer->flow_B[0];
-    Place best = {NONE, NONE, 0, 0};
-    for (int32_t s = 0; s < layer->servers; s++) {
-        bool skip = false;
-        for (int32_t i = 0; i < tries; i++) {
-            skip = skip || tried[i].server == s;
+    const Flow *flow = &search->layer->flow_B[0];
+    int32_t e = flow->expert_N[slot];
+    if (e != NONE && flow->next_N[flow->head_E[e]] == NONE) {
+        return 0;
+    }
+    double relief = relief_of(search, flow->server_N[slot], slot);
+    return relief > 0 ? relief - (e == NONE ? 0 : loss_of(search, slot)) : 0;
+}
+
+static void
+sift_down(Search *search, int32_t at)
+{
+    const double *net_N = search->net_N;
+    int32_t *heap = search->heap, slot = heap[at];
+    for (;;) {
+        int32_t child = 2 * at + 1;
+        if (child >= search->heap_count) {
+            break;
         }
-        for (int32_t n = flow->first_S[s]; !skip && n < flow->first_S[s + 1]; n++) {
-            int32_t e = flow->expert_N[n];
-            if (e != NONE && flow->next_N[flow->head_E[e]] == NONE) {
-                continue; /* the only one */
-            }
-            double relief = relief_of(search, s, n, NONE);
-            if (!(relief > best.net)) {
-                continue;
-            }
-            double loss = e == NONE ? 0 : loss_of(search, n);
-            if (relief - loss > best.net) {
-                best = (Place){s, n, loss, relief - loss};
-            }
+        if (child + 1 < search->heap_count && net_N[heap[child + 1]] > net_N[heap[child]]) {
+            child++;
+        }
+        if (!(net_N[heap[child]] > net_N[slot])) {
+            break;
+        }
+        heap[at] = heap[child];
+        at = child;
+    }
+    heap[at] = slot;
+}
+
+static void
+find_places(Search *search)
+{
+    search->heap_count = 0;
+    for (int32_t n = 0; n < search->layer->flow_B[0].slots; n++) {
+        search->net_N[n] = net_of(search, n);
+        if (search->net_N[n] > 0) {
+            search->heap[search->heap_count++] = n;
         }
     }
-    return best;
+    for (int32_t i = search->heap_count / 2 - 1; i >= 0; i--) {
+        sift_down(search, i);
+    }
+}
+
+/* The slot with the most to gain, or NONE. What was found at the beginning of a round only gets less. */
+static int32_t
+best_slot(Search *search)
+{
+    while (search->heap_count > 0) {
+        int32_t slot = search->heap[0];
+        double before = search->net_N[slot], now = before > 0 ? net_of(search, slot) : 0;
+        if (now > 0 && now >= before * (1 - STALE)) {
+            return slot;
+        }
+        search->net_N[slot] = now;
+        if (!(now > 0)) {
+            search->heap[0] = search->heap[--search->heap_count];
+        }
+        if (search->heap_count > 0) {
+            sift_down(search, 0);
+        }
+    }
+    return NONE;
 }
 
 /* How many more replicas would be abroad if the slot had another expert. */
@@ -218,23 +269,25 @@ more_abroad(Layer *layer, int32_t server, int32_t slot, int32_t expert)
     return more;
 }
 
+/* The expert with the most to put there; most_B is the slot's. */
 static int32_t
-best_expert(const Search *search, const Place *place)
+best_expert(const Search *search, int32_t slot)
 {
     Layer *layer = search->layer;
-    int32_t best = NONE;
-    double best_gain = place->loss + WORTH * search->excess;
-    for (int32_t e = 0; e < layer->experts; e++) {
-        double gain = relief_of(search, place->server, place->slot, e);
-        if (!(gain > 0)) {
-            continue;
-        }
-        /* Of equal ones the hottest: there is the most to shift later. */
+    const Flow *flow = &layer->flow_B[0];
+    int32_t server = flow->server_N[slot], best = NONE;
+    double best_gain = WORTH * search->excess + (flow->expert_N[slot] == NONE ? 0 : loss_of(search, slot));
+    for (int32_t i = 0; i < search->bound_count; i++) {
+        int32_t e = search->bound_list[i];
+        const double *bound_B = search->bound_EB + (size_t)e * (size_t)layer->scenarios;
+        double gain = 0;
         for (int32_t b = 0; b < layer->scenarios; b++) {
-            gain += 1e-6 * search->bound_BE[(size_t)b * (size_t)layer->experts + (size_t)e] * search->weight_B[b];
+            double most = search->most_B[b] < bound_B[b] ? search->most_B[b] : bound_B[b];
+            /* Of equal ones the hottest: there is the most to shift later. */
+            gain += (most + 1e-6 * bound_B[b]) * search->weight_B[b];
         }
-        if (gain > best_gain && !holds(&layer->flow_B[0], place->server, e) &&
-            search->abroad + more_abroad(layer, place->server, place->slot, e) <= layer->most_abroad) {
+        if (gain > best_gain && !holds(flow, server, e) &&
+            search->abroad + more_abroad(layer, server, slot, e) <= layer->most_abroad) {
             best_gain = gain;
             best = e;
         }
@@ -268,7 +321,7 @@ static void
 book(Search *search, int32_t b, int32_t server, int32_t expert)
 {
     Flow *flow = &search->layer->flow_B[b];
-    double *bound = &search->bound_BE[(size_t)b * (size_t)search->layer->experts + (size_t)expert];
+    double *bound = &search->bound_EB[(size_t)expert * (size_t)search->layer->scenarios + (size_t)b];
     if (!(search->excess_B[b] > 0) || flow->level_S[server] != NONE) {
         return;
     }
@@ -286,24 +339,29 @@ static bool
 replicate_one(Search *search)
 {
     Layer *layer = search->layer;
-    Place tried[TRIES];
+    const Flow *flow = &layer->flow_B[0];
     for (int32_t tries = 0; tries < TRIES; tries++) {
-        Place place = best_place(search, tried, tries);
-        if (place.server == NONE) {
+        int32_t slot = best_slot(search);
+        if (slot == NONE) {
             return false;
         }
-        int32_t expert = best_expert(search, &place);
+        int32_t server = flow->server_N[slot];
+        relief_of(search, server, slot);
+        int32_t expert = best_expert(search, slot);
+        /* Once in a round: its other slots' gains are other ones then. */
+        for (int32_t n = flow->first_S[server]; n < flow->first_S[server + 1]; n++) {
+            search->net_N[n] = 0;
+        }
         if (expert == NONE) {
-            tried[tries] = place;
             continue;
         }
-        search->abroad += more_abroad(layer, place.server, place.slot, expert);
+        search->abroad += more_abroad(layer, server, slot, expert);
         for (int32_t b = 0; b < layer->scenarios; b++) {
-            if (layer->flow_B[b].expert_N[place.slot] != NONE) {
-                hand_over(&layer->flow_B[b], place.slot);
+            if (layer->flow_B[b].expert_N[slot] != NONE) {
+                hand_over(&layer->flow_B[b], slot);
             }
-            flow_put(&layer->flow_B[b], place.slot, expert);
-            book(search, b, place.server, expert);
+            flow_put(&layer->flow_B[b], slot, expert);
+            book(search, b, server, expert);
         }
         search->exchanges++;
         return true;
@@ -425,6 +483,7 @@ run_stage(Search *search, double aim, double most)
         double before = search->excess;
         int64_t exchanges = search->exchanges;
         find_bound(search);
+        find_places(search);
         for (int32_t i = 0; i < round && search->excess > EXACT && replicate_one(search); i++) {
         }
         if (search->exchanges == exchanges && !swap_one(search)) {
@@ -490,10 +549,14 @@ improve(Layer *layer)
     search.mean_B = search.weight_B + scenarios;
     search.par_B = search.mean_B + scenarios;
     search.excess_B = search.par_B + scenarios;
-    search.bound_BE = search.excess_B + scenarios;
-    search.saved_BN = search.bound_BE + scenarios * (size_t)layer->experts;
+    search.most_B = search.excess_B + scenarios;
+    search.net_N = search.most_B + scenarios;
+    search.bound_EB = search.net_N + slots;
+    search.saved_BN = search.bound_EB + scenarios * (size_t)layer->experts;
     search.saved_BS = search.saved_BN + scenarios * slots;
     search.before_N = search.saved_N + slots;
+    search.heap = search.before_N + slots;
+    search.bound_list = search.heap + slots;
     memcpy(search.before_N, layer->flow_B[0].expert_N, slots * sizeof(int32_t));
     start_flows(&search);
     double par = measure(&search);
