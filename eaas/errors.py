@@ -24,6 +24,7 @@ __all__ = [
     "SlotCorruptError",
     "SlotsBusyError",
     "StoreError",
+    "TraceError",
     "TrafficError",
     "UnsupportedModelError",
     "WrongRequestError",
@@ -67,6 +68,11 @@ class MissingShardError(CheckpointError):
 
 class CorruptShardError(CheckpointError):
     """A shard is truncated or its header is broken. Fetch the shard again."""
+
+
+class TraceError(EaasError):
+    """A file holds no routing trace, or a wrong one (holes, negatives, another shape), or none can be written
+    there. The message names the file and the place in it."""
 
 
 class PortInUseError(EaasError):

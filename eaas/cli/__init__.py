@@ -7,7 +7,7 @@ import sys
 import typer
 
 from eaas import __version__
-from eaas.cli import autoscale, bench, client, demo, roles, servers, simulate, up
+from eaas.cli import autoscale, bench, client, demo, roles, servers, simulate, trace, up
 from eaas.errors import EaasError
 from eaas.local.child import announce
 
@@ -27,6 +27,7 @@ autoscale.register(app)
 demo.register(app)
 bench.register(app)
 simulate.register(app)
+trace.register(app)
 roles.register(app)
 
 
