@@ -51,7 +51,9 @@ setup(
                     "craft",
                 )
             ],
-            depends=[f"balancer/policies/native/{name}.h" for name in ("arrays", "bind", "planning")],
+            depends=[
+                f"balancer/policies/native/{name}.h" for name in ("arrays", "bind", "planning")
+            ],
             # No fused operations: a plan is the same on every machine.
             extra_compile_args=[
                 *("-O3", "-std=c11", "-ffp-contract=off", "-fvisibility=hidden"),
