@@ -151,8 +151,12 @@ py_held_load(PyObject *module, PyObject *args)
         Layer layer = {experts, servers, (double *)DATA(0) + l * experts, NULL};
         const uint8_t *holds = (uint8_t *)DATA(1) + l * servers * experts;
         count_held(holds, servers, experts, count);
-        held_load(&layer, holds, count, (double *)DATA(3) + l * servers);
-        ((uint8_t *)DATA(4))[l] = held_fits(holds, servers, experts, count, (int64_t *)DATA(2) + l * servers);
+        const int64_t *slots = (int64_t *)DATA(2) + l * servers;
+        bool fits = held_load(&layer, holds, count, slots, (double *)DATA(3) + l * servers);
+        for (Py_ssize_t e = 0; e < experts; e++) {
+            fits &= count[e] > 0;
+        }
+        ((uint8_t *)DATA(4))[l] = fits;
     }
     Py_END_ALLOW_THREADS
     result = Py_NewRef(Py_None);
