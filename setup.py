@@ -60,6 +60,9 @@ setup(
                 f"balancer/policies/native/{name}.c"
                 for name in (
                     "module",
+                    "bind_place",
+                    "bind_layout",
+                    "bind_policies",
                     "heap",
                     "replicate",
                     "pack",
@@ -70,9 +73,14 @@ setup(
                     "craft",
                 )
             ],
-            depends=[f"balancer/policies/native/{name}.h" for name in ("arrays", "planning")],
+            depends=[
+                f"balancer/policies/native/{name}.h" for name in ("arrays", "bind", "planning")
+            ],
             # No fused operations: a plan is the same on every machine.
-            extra_compile_args=["-O3", "-std=c11", "-ffp-contract=off", "-Wall", "-Wextra"],
+            extra_compile_args=[
+                *("-O3", "-std=c11", "-ffp-contract=off", "-fvisibility=hidden"),
+                *("-Wall", "-Wextra"),
+            ],
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
             py_limited_api=True,
         ),

@@ -1,4 +1,4 @@
-/* The loops of the policies that numpy has no words for. No Python in these files but module.c.
+/* The loops of the policies that numpy has no words for. No Python in these files but module.c and bind_*.c.
  *
  * A placement is compact here: `count` has the replicas of each expert of a layer, and `server` the server of
  * each replica, one expert's after another's; -1 is a replica that found no place.
@@ -90,8 +90,7 @@ void spread(ptrdiff_t experts, ptrdiff_t servers, const int64_t *count, const in
 
 /* scalpel.c */
 void count_held(const uint8_t *holds, ptrdiff_t servers, ptrdiff_t experts, int64_t *count);
-void held_load(const Layer *layer, const uint8_t *holds, const int64_t *count, double *filled);
-bool held_fits(const uint8_t *holds, ptrdiff_t servers, ptrdiff_t experts, const int64_t *count, const int64_t *slots);
+bool held_load(const Layer *layer, const uint8_t *holds, const int64_t *count, const int64_t *slots, double *filled);
 void equal_shares(const uint8_t *holds, ptrdiff_t servers, ptrdiff_t experts, const int64_t *count, double *shares);
 void count_overlap(ptrdiff_t servers, ptrdiff_t experts, const int64_t *count, const int32_t *server,
                    const uint8_t *current, ptrdiff_t *start, int32_t *overlap);

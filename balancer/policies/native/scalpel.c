@@ -30,34 +30,22 @@ count_held(const uint8_t *holds, ptrdiff_t servers, ptrdiff_t experts, int64_t *
     }
 }
 
-/* Loads of servers, an expert's load in equal parts on those that hold it. */
-void
-held_load(const Layer *layer, const uint8_t *holds, const int64_t *count, double *filled)
+/* Loads of servers, an expert's load in equal parts on those that hold it. Returns whether none holds more than its
+ * slots; slots may be NULL. */
+bool
+held_load(const Layer *layer, const uint8_t *holds, const int64_t *count, const int64_t *slots, double *filled)
 {
     ptrdiff_t experts = layer->experts;
+    bool fits = true;
     for (ptrdiff_t s = 0; s < layer->servers; s++) {
         const uint8_t *row = holds + s * experts;
+        int64_t held = 0;
         filled[s] = 0;
         for (ptrdiff_t e = next_held(row, 0, experts); e < experts; e = next_held(row, e + 1, experts)) {
             filled[s] += layer->load[e] / (double)count[e];
+            held++;
         }
-    }
-}
-
-/* Whether each expert has a server, and no server more than its slots. */
-bool
-held_fits(const uint8_t *holds, ptrdiff_t servers, ptrdiff_t experts, const int64_t *count, const int64_t *slots)
-{
-    bool fits = true;
-    for (ptrdiff_t e = 0; e < experts; e++) {
-        fits &= count[e] > 0;
-    }
-    for (ptrdiff_t s = 0; s < servers; s++) {
-        int64_t held = 0;
-        for (ptrdiff_t e = 0; e < experts; e++) {
-            held += holds[s * experts + e];
-        }
-        fits &= held <= slots[s];
+        fits &= slots == NULL || held <= slots[s];
     }
     return fits;
 }
@@ -104,7 +92,7 @@ swap_hottest(const Layer *layer, uint8_t *holds, int64_t budget, double *filled,
 {
     ptrdiff_t experts = layer->experts, servers = layer->servers;
     count_held(holds, servers, experts, count);
-    held_load(layer, holds, count, filled);
+    held_load(layer, holds, count, NULL, filled);
     for (int64_t swaps = 0; swaps < budget; swaps++) {
         ptrdiff_t hot = 0, cold = 0, hottest = -1, coldest = -1;
         double most = -1, least = INFINITY;
