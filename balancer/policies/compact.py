@@ -119,8 +119,9 @@ def place(load_LE: Float, count_LE: Int, slots_LS: Int, speeds_S: Float) -> Comp
 def refine(placed: Compact, load_LE: Float, speeds_S: Float, budget: int) -> Compact:
     """Exchanges replicas between the server with the peak and others while that lowers the peak.
 
-    The other one is the least filled with which an exchange lowers the higher of the two. Servers
-    hold as many replicas as before, and replicas of one expert stay apart.
+    The other one is the least filled with which an exchange lowers the higher of the two, of the
+    16 that are filled least. Servers hold as many replicas as before, and replicas of one expert
+    stay apart.
 
     Args:
         placed: What to start from.
@@ -128,7 +129,7 @@ def refine(placed: Compact, load_LE: Float, speeds_S: Float, budget: int) -> Com
         speeds_S: float64 (S).
         budget: Exchanges per layer at most.
 
-    Time O(L * budget * (S + (P / S)^2)) where the first server asked agrees, S times that at worst.
+    Time O(L * budget * (S + (P / S)^2)).
     """
     layers, experts = load_LE.shape
     server_LP = placed.server_LP.copy()

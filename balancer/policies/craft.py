@@ -35,7 +35,7 @@ def craft(
     window_WLE: npt.NDArray[np.number] | None = None,
     replication_factor: int | Literal["auto"] = 8,
     printed: bool = False,
-    refinement: int = 2,
+    refinement: int = 1,
 ) -> Layout:
     """Estimates gains by replay, allots replicas to layers, spreads them over servers, packs.
 

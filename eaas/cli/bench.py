@@ -249,6 +249,30 @@ def overlap(
     _tell(document, as_json, _print_overlap)
 
 
+@bench.command("policies")
+def policies(
+    size: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="L,E,S,P",
+            help="Layers, experts, servers, replicas per layer.",
+            show_default="58,256,64,320; 58,256,288,576; 60,512,1000,2000",
+        ),
+    ] = None,
+    policy: Annotated[
+        list[str] | None, typer.Option(help="Measure this one.", show_default="all")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Plans of each policy and size.")] = 9,
+    as_json: Json = False,
+) -> None:
+    """Placement policies: time of planning on one core, and how good the plan is."""
+    from eaas.bench.policies import SIZES, bench_policies, parse_size
+
+    _end_on_sigterm()
+    sizes = [parse_size(text) for text in size] if size else SIZES
+    _tell(bench_policies(sizes, policy or (), rounds=rounds, say=_say), as_json, _print_policies)
+
+
 def _end_on_sigterm() -> None:
     """SIGTERM ends the run as Python's SIGINT does: through its `finally`s, with processes and files."""
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(128 + signal.SIGTERM))
@@ -284,6 +308,45 @@ def _print_overlap(document: dict[str, Any]) -> None:
         )
     Console().print(table)
     print("a decode step; the ratios are of rates: above 1, overlap is faster")
+
+
+def _print_policies(document: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None)
+    columns = (
+        "policy",
+        "servers",
+        "slots",
+        "plan ms",
+        "cpu",
+        "again ms",
+        "cpu",
+        "limit",
+        "PAR",
+        "gap",
+    )
+    for column in columns:
+        table.add_column(column, justify="left" if column == "policy" else "right", no_wrap=True)
+    for row in document["rows"]:
+        limit = row["limit_ms"]
+        table.add_row(
+            row["policy"],
+            str(row["servers"]),
+            str(row["slots"]),
+            *(
+                f"{row[kind][of]:.1f}"
+                for kind in ("plan_ms", "again_ms")
+                for of in ("median", "cpu")
+            ),
+            f"{limit:.0f}" if limit else "",
+            f"{row['par_mean']:.4f}",
+            f"{row['gap_mean']:.4f}",
+        )
+    Console().print(table)
+    print("medians, by the clock and of processor time; limit: of a plan on one core")
+    print("again: with a plan in place and loads that changed; gap: PAR / lower bound")
 
 
 def _print(document: dict[str, Any]) -> None:

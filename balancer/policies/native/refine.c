@@ -3,6 +3,8 @@
 
 #include <math.h>
 
+#define ASKED 16 /* servers, the least filled ones, before an exchange is given up */
+
 static bool
 holds_expert(const RefineRoom *room, int32_t s, int32_t expert)
 {
@@ -38,7 +40,7 @@ best_exchange(const Layer *layer, const RefineRoom *room, int32_t hot, int32_t c
 }
 
 /* Up to `budget` times: the peak's server exchanges a replica with another one, the least filled of those with which
- * that lowers the higher of the two. Ends where none does. */
+ * that lowers the higher of the two. Ends where that is none of the first few. */
 void
 refine(const Layer *layer, const int64_t *count, int32_t *server, int64_t budget, RefineRoom *room)
 {
@@ -73,33 +75,34 @@ refine(const Layer *layer, const int64_t *count, int32_t *server, int64_t budget
         }
     }
     for (int64_t done = 0; done < budget; done++) {
-        int32_t hot = 0;
+        int32_t hot = 0, cold = 0, given, got;
         for (int32_t s = 0; s < servers; s++) {
             room->order[s] = (Entry){room->filled[s] / layer->speed[s], s};
             hot = room->order[s].key > room->order[hot].key ? s : hot;
+            cold = room->order[s].key < room->order[cold].key ? s : cold;
         }
-        double peak = room->order[hot].key;
-        ptrdiff_t size = servers;
-        for (ptrdiff_t at = size / 2; at-- > 0;) {
-            sift_down(room->order, size, at);
-        }
-        bool found = false;
-        while (!found && size > 0) {
-            int32_t cold = pop(room->order, &size).item, given = 0, got = 0;
-            if (cold == hot || best_exchange(layer, room, hot, cold, &given, &got) >= peak * (1 - 1e-9)) {
-                continue;
+        /* Rounding alone is no gain. */
+        double below = room->order[hot].key * (1 - 1e-9);
+        bool found = best_exchange(layer, room, hot, cold, &given, &got) < below;
+        if (!found) {
+            ptrdiff_t size = servers;
+            for (ptrdiff_t at = size / 2; at-- > 0;) {
+                sift_down(room->order, size, at);
             }
-            int32_t a = room->listed[given], b = room->listed[got];
-            room->listed[given] = b;
-            room->listed[got] = a;
-            server[a] = cold;
-            server[b] = hot;
-            room->filled[hot] += room->value[b] - room->value[a];
-            room->filled[cold] += room->value[a] - room->value[b];
-            found = true;
+            for (int asked = 0; !found && asked < ASKED && size > 0; asked++) {
+                cold = pop(room->order, &size).item;
+                found = cold != hot && best_exchange(layer, room, hot, cold, &given, &got) < below;
+            }
         }
         if (!found) {
             break;
         }
+        int32_t a = room->listed[given], b = room->listed[got];
+        room->listed[given] = b;
+        room->listed[got] = a;
+        server[a] = cold;
+        server[b] = hot;
+        room->filled[hot] += room->value[b] - room->value[a];
+        room->filled[cold] += room->value[a] - room->value[b];
     }
 }

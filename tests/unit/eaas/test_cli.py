@@ -107,6 +107,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "--plot": None,
         "--json": False,
     },
+    "bench policies": {"--size": None, "--policy": None, "--rounds": 9, "--json": False},
     "trace record": {
         "target": None,
         "--model": None,
