@@ -130,7 +130,7 @@ class AttentionClientConfig(_Section):
     spin_us: int = Field(
         20, ge=-1, description="Microseconds to poll before sleeping; -1 polls for ever."
     )
-    dispatch: Literal["least_loaded", "weights", "round_robin", "random"] = Field(
+    dispatch: Literal["least_loaded", "split", "weights", "round_robin", "random"] = Field(
         "least_loaded", description="How replicas are chosen for the tokens of an expert."
     )
     overlap: Annotated[Literal["auto", "on", "off"], BeforeValidator(_on_off)] = Field(

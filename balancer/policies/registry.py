@@ -19,12 +19,12 @@ __all__ = ["DEFAULT_POLICY", "checked_knobs", "find", "names"]
 DEFAULT_POLICY = "fractional"
 
 _POLICIES: dict[str, Callable[..., Layout]] = {
-    "fractional": fractional,
     "spread": spread_evenly,
     "eplb": eplb,
     "eplb-hierarchical": eplb_hierarchical,
     "scalpel": scalpel,
     "craft": craft,
+    "fractional": fractional,
 }
 
 
