@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,6 +15,7 @@ import grpc
 
 from eaas.checkpoint.files import CONFIG, INDEX, SINGLE
 from eaas.rpc.v1 import expert_pb2 as pb
+from expert_server.background import step_back
 
 __all__ = ["CheckpointSharer", "Pace"]
 
@@ -105,18 +107,30 @@ class CheckpointSharer:
         self, fd: int, request: pb.ReadShardRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.ReadShardResponse]:
         digest = hashlib.sha256()
-        offset = request.begin
-        while offset < request.end and context.is_active():
+
+        def read(offset: int) -> bytes:
             # The caller has what is before: it is in the digest, and not sent again.
             limit = request.resume_at if offset < request.resume_at else request.end
             data = os.pread(fd, min(_CHUNK_BYTES, limit - offset), offset)
-            if not data:
-                context.abort(grpc.StatusCode.DATA_LOSS, f"{request.shard} ends at byte {offset}")
             digest.update(data)
-            if offset >= request.resume_at:
-                self._pace.take(len(data))
-                yield pb.ReadShardResponse(offset=offset, data=data)
-            offset += len(data)
+            return data
+
+        offset = request.begin
+        # A thread of its own: it steps back behind the experts, and it is a chunk ahead of what is sent.
+        with ThreadPoolExecutor(1, "share", step_back) as ahead:
+            coming = ahead.submit(read, offset)
+            while offset < request.end and context.is_active():
+                data, begin = coming.result(), offset
+                if not data:
+                    context.abort(
+                        grpc.StatusCode.DATA_LOSS, f"{request.shard} ends at byte {offset}"
+                    )
+                offset += len(data)
+                coming = ahead.submit(read, offset)
+                if begin >= request.resume_at:
+                    self._pace.take(len(data))
+                    yield pb.ReadShardResponse(offset=begin, data=data)
+            coming.result()
         yield pb.ReadShardResponse(offset=offset, digest=digest.digest())
 
     def _directory(self, context: grpc.ServicerContext) -> Path:

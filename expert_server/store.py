@@ -7,9 +7,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-import torch
-
 from eaas.errors import CheckpointError
+from expert_server.background import compute_alone, step_back
 from expert_server.kernels import ExpertKernel
 from expert_server.memory import trim
 from expert_server.weights import ExpertReader
@@ -80,10 +79,10 @@ class ExpertStore:
         """
         self._check(wanted)
         with self._changing:
-            if not self.count:
-                return self._load(wanted, is_given_up)
-            # The cores belong to the kernel now: copies and packing take one, not a team of their own.
-            with ThreadPoolExecutor(1, "load", _compute_alone) as thread:
+            # Once there are experts the cores belong to the kernel: copies and packing take one, not a
+            # team of their own. And before that there are other servers on this machine, maybe.
+            begin = compute_alone if self.count else step_back
+            with ThreadPoolExecutor(1, "load", begin) as thread:
                 return thread.submit(self._load, wanted, is_given_up).result()
 
     def _load(self, wanted: Mapping[int, Collection[int]], is_given_up: Callable[[], bool]) -> int:
@@ -133,13 +132,3 @@ def naming_expert(layer: int, expert: int) -> Iterator[None]:
         yield
     except CheckpointError as error:
         raise CheckpointError(f"layer {layer}, expert {expert}: {error}") from error
-
-
-def _compute_alone() -> None:
-    """Makes torch compute with one thread in this thread, and in no other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    # That number would also be the one of threads that have not computed yet: they get the old one.
-    restore = threading.Thread(target=torch.set_num_threads, args=(threads,))
-    restore.start()
-    restore.join()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -116,7 +116,7 @@ def test_the_figure_of_the_paper() -> None:
     assert outcome.load.slowed == 0
 
 
-@settings(deadline=None)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.tuples(st.floats(0, 60), st.integers(0, 400)), min_size=2, max_size=40),
     st.integers(2, 12),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from simulator.serving import Load, ServerModel, SharedServers
@@ -73,6 +73,7 @@ def test_nobody_there() -> None:
     assert (load.utilization, load.token_s, load.capacity) == (0.0, None, 600.0)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(
         st.tuples(st.floats(0, 3), st.integers(0, 500), st.integers(0, 50), st.integers(1, 4)),

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from balancer.autoscaler import Autoscaler, Decision, Reading
@@ -188,6 +188,9 @@ def test_a_number_that_was_late_is_not_tried_again_with_as_much_work() -> None:
 
 # -- whatever is measured ---------------------------------------------------------------------------
 
+# However slow the machine is at the moment.
+anyhow = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
 looks = st.lists(
     st.tuples(st.floats(0, 1), st.integers(0, 3), st.none() | st.floats(0, 0.2), st.booleans()),
     min_size=1,
@@ -196,6 +199,7 @@ looks = st.lists(
 limits = st.tuples(st.integers(1, 12), st.integers(1, 12)).map(sorted)
 
 
+@anyhow
 @given(looks, limits, st.integers(1, 12), st.integers(1, 14), st.sampled_from([0.0, 50.0]))
 def test_never_below_coverage_and_never_two_changes_in_a_cooldown(
     measured: list[tuple[float, int, float | None, bool]],
@@ -226,6 +230,7 @@ def test_never_below_coverage_and_never_two_changes_in_a_cooldown(
     assert all(b - a >= CONFIG.cooldown_s for a, b in itertools.pairwise(times))
 
 
+@anyhow
 @given(
     st.floats(0.05, 30),
     st.lists(st.floats(0, 1), min_size=30, max_size=100),
@@ -255,6 +260,7 @@ def test_noise_within_the_tolerance_never_moves_it_both_ways(
     assert len({way for _, way in world.changes}) <= 1
 
 
+@anyhow
 @given(st.floats(0.1, 20), st.integers(1, 40))
 def test_it_ends_at_the_target(work: float, servers: int) -> None:
     world = World(servers)
@@ -270,6 +276,7 @@ def test_it_ends_at_the_target(work: float, servers: int) -> None:
     assert len(world.changes) == before
 
 
+@anyhow
 @given(looks, st.floats(0, 1), st.floats(0, 1), st.integers(1, 12))
 def test_more_load_never_means_fewer_servers(
     history: list[tuple[float, int, float | None, bool]], one: float, other: float, servers: int
@@ -288,6 +295,7 @@ def test_more_load_never_means_fewer_servers(
     assert lower <= higher
 
 
+@anyhow
 @given(st.floats(0.5, 5), st.lists(st.floats(0, 1), min_size=100, max_size=200))
 def test_latency_does_not_make_it_flap(work: float, noise: list[float]) -> None:
     """Tokens are late with few servers and in time with more: it goes up to where they are, and stays."""
