@@ -27,6 +27,7 @@ from attention_client.messages import LayerInput
 from attention_client.metrics import ClientMetrics
 from attention_client.placements import PlacementSwitch
 from attention_client.transports import opener
+from eaas import versions
 from eaas.config import AttentionClientConfig
 from eaas.errors import ClusterError, EaasError, ExpertsUnavailableError
 from eaas.grpc_client import Backoff
@@ -37,7 +38,6 @@ from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.rpc.v1 import expert_pb2_grpc
 from eaas.session import MemberSession, MembershipView, PlacementWatch, Report
 from eaas.types import Member, MemberState, ModelShape, Placement, Role
-from eaas.wire.slot import VERSION
 
 __all__ = ["Cluster"]
 
@@ -412,16 +412,20 @@ class Cluster:
         request = pb.ConnectRequest(
             client_id=self.client_id,
             client_incarnation=self.session.incarnation,
-            protocol_version=VERSION,
             transport=self.config.transport,
             slots=self.config.slots,
             hidden_size=self.shape.hidden_size,
             model_digest=self.shape.digest,
         )
+        stub = expert_pb2_grpc.ExpertServiceStub(channel)
+
+        def connect(version: int) -> pb.ConnectResponse:
+            request.protocol_version = version
+            answer: pb.ConnectResponse = stub.Connect(request, timeout=_CONNECT_S)
+            return answer
+
         try:
-            granted = expert_pb2_grpc.ExpertServiceStub(channel).Connect(
-                request, timeout=_CONNECT_S
-            )
+            granted = versions.negotiate(versions.SLOTS, connect)
             early: list[str] = []
             box: list[Connection] = []
 

@@ -172,6 +172,11 @@ class Planner:
             "start another one first, or stop the cluster"
         )
 
+    @property
+    def fewest_servers(self) -> int:
+        """Servers that it takes to hold every expert as often as is wanted."""
+        return self._redundancy
+
     def member(self, server_id: str) -> Member | None:
         """A live server of the cluster."""
         return self._pool.alive.get(server_id)

@@ -33,6 +33,8 @@ class BalancerService:
         self._changed = threading.Condition()
         self._placement = common_pb2.Placement()
         self._wanted_servers = 0
+        # Counted: the same number is said again where a server did not come, or died.
+        self._wishes = 0
         self._scalers = 0
         self._closed = False
 
@@ -116,13 +118,18 @@ class BalancerService:
                     "or end one with `eaas drain`",
                 )
             self._wanted_servers = request.servers
+            self._wishes += 1
             self._changed.notify_all()
         return pb.ScaleResponse()
+
+    def GetScale(self, request: pb.GetScaleRequest, context: Any) -> pb.GetScaleResponse:
+        """How few servers there may be."""
+        return pb.GetScaleResponse(fewest=self._ask(lambda planner: planner.fewest_servers))
 
     def WatchScale(
         self, request: pb.WatchScaleRequest, context: Any
     ) -> Iterator[pb.WatchScaleResponse]:
-        """How many servers are wanted, now and each time that it changes."""
+        """How many servers are wanted, now and each time that it is said."""
         if not context.add_callback(self._wake):
             return
         known = 0
@@ -131,9 +138,9 @@ class BalancerService:
         try:
             # At once, so that the caller knows that it is counted.
             yield pb.WatchScaleResponse()
-            while self._wait(context, lambda last: self._wanted_servers != last, known):
-                changed, known = self._wanted_servers != known, self._wanted_servers
-                yield pb.WatchScaleResponse(servers=known if changed else 0)
+            while self._wait(context, lambda last: self._wishes != last, known):
+                changed, known = self._wishes != known, self._wishes
+                yield pb.WatchScaleResponse(servers=self._wanted_servers if changed else 0)
         finally:
             with self._changed:
                 self._scalers -= 1

@@ -25,6 +25,7 @@ from eaas.errors import ConfigError
 
 __all__ = [
     "AttentionClientConfig",
+    "AutoscalerConfig",
     "BalancerConfig",
     "ClusterConfig",
     "ExpertServerConfig",
@@ -55,7 +56,7 @@ class MonitorConfig(_Section):
     port: Port = Field(0, description="gRPC port; 0 takes a free one.")
     lease_s: Seconds = Field(
         2.0,
-        description="Silence after which a member is DEAD; SUSPECT where it is late for one of its own.",
+        description="Within this after its last heartbeat a member is DEAD to all; SUSPECT where it is late.",
     )
     heartbeat_s: Seconds = Field(0.9, description="How often members are to send a heartbeat.")
     stop_members_on_exit: bool = Field(
@@ -98,6 +99,40 @@ class BalancerConfig(_Section):
     )
     ack_timeout_s: Seconds = Field(
         10.0, description="How long experts that moved stay for clients of the older placement."
+    )
+
+
+class AutoscalerConfig(_Section):
+    """The autoscaler (`eaas autoscale`): how many expert servers there are."""
+
+    target_utilization: float = Field(
+        0.6,
+        ge=0.05,
+        le=0.8,
+        description="Share of the time that servers are to be busy; at 1 requests wait for one another.",
+    )
+    tolerance: float = Field(
+        0.15,
+        ge=0.01,
+        le=0.2,
+        description="Nothing changes while utilisation is off its target by no more than this part of it.",
+    )
+    latency_target_ms: float = Field(
+        0.0,
+        ge=0,
+        le=60_000,
+        description="Mean time between two tokens of a request that calls for more servers; 0: none.",
+    )
+    min_servers: int = Field(
+        1, ge=1, description="Fewest servers; never fewer than hold every expert."
+    )
+    max_servers: int = Field(8, ge=1, description="Most servers.")
+    interval_s: Seconds = Field(
+        15.0, description="How often it looks; what it measures is of the time between two looks."
+    )
+    cooldown_s: Seconds = Field(60.0, description="Least time between two changes.")
+    scale_in_window_s: Seconds = Field(
+        300.0, description="A server goes once it was not needed at any time of so long."
     )
 
 
@@ -199,6 +234,7 @@ class ClusterConfig(BaseSettings):
 
     monitor: MonitorConfig = MonitorConfig()
     balancer: BalancerConfig = BalancerConfig()
+    autoscaler: AutoscalerConfig = AutoscalerConfig()
     expert_server: ExpertServerConfig = ExpertServerConfig()
     attention_client: AttentionClientConfig = AttentionClientConfig()
 

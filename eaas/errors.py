@@ -24,6 +24,7 @@ __all__ = [
     "SlotCorruptError",
     "SlotsBusyError",
     "StoreError",
+    "TrafficError",
     "UnsupportedModelError",
     "WrongRequestError",
 ]
@@ -38,6 +39,10 @@ class EaasError(Exception):
 
 class ConfigError(EaasError):
     """A setting is wrong or unknown. Change the setting that the message names."""
+
+
+class TrafficError(EaasError):
+    """A traffic trace cannot be read. Mend or leave out the line that the message names."""
 
 
 class CheckpointError(EaasError):

@@ -16,6 +16,7 @@ from typing import Any
 
 import grpc
 
+from eaas import versions
 from eaas.errors import ClusterError
 from eaas.grpc_client import Backoff, responses
 from eaas.log import get_logger
@@ -29,8 +30,8 @@ __all__ = ["PROTOCOL_VERSION", "MemberSession", "MembershipView", "PlacementWatc
 
 _logger = get_logger(__name__)
 
-PROTOCOL_VERSION = 1
-"""Version of the control plane's contract; another one is refused at registration."""
+PROTOCOL_VERSION = versions.CONTROL_PLANE.newest
+"""The newest version of the control plane's contract that this release speaks."""
 
 _REGISTER_S = 2.0
 _REPORT_S = 1.0
@@ -51,6 +52,7 @@ class Report:
 
     Attributes:
         stalled_s: For how long the work at hand has been overdue and has not moved; 0 while it moves.
+        busy_s: For how long it has been at work since it began; only ever rises.
     """
 
     state: MemberState
@@ -59,6 +61,7 @@ class Report:
     experts: int = 0
     epoch: int = 0
     stalled_s: float = 0.0
+    busy_s: float = 0.0
 
 
 class MemberSession:
@@ -104,6 +107,8 @@ class MemberSession:
         self._due = threading.Event()
         self._calls_lock = threading.Lock()
         self._calls: set[Any] = set()
+        # The monitor whose watch stream has begun to speak, and where what it says is taken from.
+        self._watched: tuple[MonitorLine, queue.SimpleQueue[pb.WatchResponse]] | None = None
         self._monitors = Monitors(monitor_address)
         try:
             self._register_first(register_timeout_s)
@@ -229,14 +234,16 @@ class MemberSession:
             experts=report.experts,
             epoch=report.epoch,
         )
-        response = line.stub.Register(
-            pb.RegisterRequest(
-                member=member.to_proto(),
-                protocol_version=PROTOCOL_VERSION,
-                previous_incarnation=self._incarnation,
-            ),
-            timeout=_REGISTER_S,
+        request = pb.RegisterRequest(
+            member=member.to_proto(), previous_incarnation=self._incarnation
         )
+
+        def register(version: int) -> pb.RegisterResponse:
+            request.protocol_version = version
+            answer: pb.RegisterResponse = line.stub.Register(request, timeout=_REGISTER_S)
+            return answer
+
+        response = versions.negotiate(versions.CONTROL_PLANE, register)
         former, self._incarnation = self._incarnation, response.incarnation
         self._lease_s, self._heartbeat_s = response.lease_s, response.heartbeat_s
         if former and former != self._incarnation:
@@ -288,14 +295,21 @@ class MemberSession:
 
         requests.put(self._heartbeat())
         with self._tracked(line.stub.Heartbeat(until_late())) as call:
-            for _ in call:
+            for answer in call:
                 backoff.reset()
+                self._confirm(line, answer.revision)
                 self._due.wait(self._heartbeat_s)
                 self._due.clear()
                 if self._closed.is_set():
                     break
                 requests.put(self._heartbeat())
             requests.put(None)
+
+    def _confirm(self, line: MonitorLine, revision: int) -> None:
+        """An answer that names the view's revision is a sign of life: the view is not stale."""
+        watched = self._watched
+        if watched is not None and watched[0] is line and revision == self.view.revision:
+            watched[1].put(pb.WatchResponse(still_at_revision=revision))
 
     def _heartbeat(self) -> pb.HeartbeatRequest:
         report = self._report()
@@ -308,6 +322,7 @@ class MemberSession:
             experts=report.experts,
             epoch=report.epoch,
             stalled_s=report.stalled_s,
+            busy_s=report.busy_s,
         )
 
     # -- the view ------------------------------------------------------------------------------
@@ -317,9 +332,13 @@ class MemberSession:
         told_to_stop = False
         while not self._closed.is_set():
             line = self._monitors.now
+            inbox: queue.SimpleQueue[pb.WatchResponse] = queue.SimpleQueue()
+            position = self._fold.position
+            position.heartbeats_tell = True
             try:
-                with self._tracked(line.stub.Watch(self._fold.position)) as call:
-                    for response in responses(call):
+                with self._tracked(line.stub.Watch(position)) as call:
+                    for response in responses(call, inbox=inbox):
+                        self._watched = line, inbox
                         backoff.reset()
                         if response.WhichOneof("kind") == "stopping":
                             if self._on_stopping and not told_to_stop:
@@ -332,6 +351,7 @@ class MemberSession:
                 self._leave(line, error)
             except ValueError as error:
                 _logger.debug("watching %s again: %s", line.address, error)
+            self._watched = None
             self._closed.wait(backoff.next_s())
 
     def _take(self, response: pb.WatchResponse) -> None:

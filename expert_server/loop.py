@@ -62,6 +62,7 @@ class ServeLoop:
         computed: Requests answered with a result.
         refused: Requests answered with an error.
         expired: Requests whose budget was over before their turn came.
+        busy_s: Seconds that it did not wait for something to do.
         pulse: Whether the loop moves.
     """
 
@@ -102,6 +103,7 @@ class ServeLoop:
         self.computed = 0
         self.refused = 0
         self.expired = 0
+        self.busy_s = 0.0
         self.pulse = Pulse(clock())
 
     @property
@@ -144,9 +146,11 @@ class ServeLoop:
             ready = arena.flags.wait(
                 0, arena.slots, _WRITTEN, DOORBELL, seen, self._spin_us, _IDLE_US
             )
+            works_from = self._clock()
         else:
             self.pulse.turns(turns_at)
             ready = arena.flags.scan(0, arena.slots, _WRITTEN)
+            works_from = turns_at
         if self._table_changes != self._table.changes:
             self._table_changes = self._table.changes
             batcher.keep(self._table.grants())
@@ -159,6 +163,7 @@ class ServeLoop:
         next_at = self._on_the_way.next_at()
         if isinstance(decision, Compute):
             self._answer(decision.layer)
+            self.busy_s += self._clock() - works_from
         elif next_at is not None:
             # The slots on their way are written; so what else is written is looked for in between.
             pause_us = min(int((next_at - now) * 1e6) + 1, _ARRIVAL_LOOK_US)

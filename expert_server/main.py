@@ -222,6 +222,7 @@ class ExpertServer:
             experts=self._store.count,
             epoch=self._loop.epoch,
             stalled_s=self._watchdog.stalled_s,
+            busy_s=self._loop.busy_s,
         )
 
     def _on_pulse(self) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import grpc
 
+from eaas import versions
 from eaas.one_sided import why_not
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.types import ModelShape
 from eaas.wire import Arena
-from eaas.wire.slot import VERSION
 from expert_server.endpoint import ExchangeHandler
 from expert_server.nixl_endpoint import NixlEndpoint
 from expert_server.placements import PlacementHandler
@@ -93,11 +93,10 @@ class ExpertService:
         )
 
     def _check(self, request: pb.ConnectRequest, context: grpc.ServicerContext) -> None:
-        if request.protocol_version != VERSION:
-            context.abort(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                f"slot protocol {request.protocol_version}, this server speaks {VERSION}",
-            )
+        asked = request.protocol_version
+        if refusal := versions.refusal(versions.SLOTS, asked, "the slots", request.client_id):
+            context.set_trailing_metadata(refusal.trailing)
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, refusal.details)
         if request.transport not in self._transports:
             context.abort(
                 grpc.StatusCode.INVALID_ARGUMENT,

@@ -10,11 +10,14 @@ Three judgements, each about the time since a member was last heard:
 
     so that phi = 8 means: a heartbeat this late, from a member that is well, once in 10^8 intervals. Solved
     for t that is one number a member, `patience_s` = m + 5.61 s, made anew with each heartbeat.
-  doubted: when the first lapses, most members have been silent for unusually long (`unusual_s`: m + 4 s), or
-    were so within the lease before. It is likelier then that this monitor is cut off, or was, than that
-    they died: for one more lease nobody is declared dead. One doubt lasts one lease at most, and there is
-    no other until most members were heard for a lease, so a death is seen at most two leases after the
-    last heartbeat, even where all die at once.
+  doubted: when the first lapses, most members are silent for unusually long (`unusual_s`), or were so within
+    the lease before. It is likelier then that this monitor is cut off, or was, than that they died: for one
+    more lease nobody is declared dead. One doubt lasts one lease at most, and there is no other until most
+    members were heard for a lease, so a death is seen at most two leases after the last heartbeat, even
+    where all die at once.
+
+    Unusual is more than m + 4 s, and no less than a lease less that: a cut that ends the lease of somebody
+    who was silent for an interval when it began has held up all others for as long as this.
 
 A gap between two ticks means that this process itself was paused: every lease starts anew.
 """
@@ -134,13 +137,11 @@ class Detector:
         self._heartbeat_us = round(heartbeat_s * 1e6)
         self._first_patience_s = _FIRST_PATIENCE_SHARE * lease_s
         self._least_deviation_s = _LEAST_DEVIATION_SHARE * lease_s
-        # Who fell silent with the first that lapses was last heard up to an interval after it.
-        self._together_s = lease_s - heartbeat_s - self._least_deviation_s
         # Nothing is to be said of whoever was heard more recently.
         self._least_silence_s = min(
             self._first_patience_s,
             heartbeat_s + _DEVIATIONS * self._least_deviation_s,
-            self._together_s,
+            lease_s / 2,
         )
         # The longest silent first: time passes only for the front.
         self._arrivals: OrderedDict[str, Arrivals] = OrderedDict()
@@ -149,8 +150,8 @@ class Detector:
         # Whoever was not heard since the interruption has a lease from then on.
         self._interrupted_at = now
         self._leases_from = now + grace_s
-        # When most were last found silent.
-        self._together_at = -math.inf
+        # Witnesses that were heard again after an unusual silence, and when; of the last lease, oldest first.
+        self._returned: OrderedDict[str, float] = OrderedDict()
         self._doubted_from: float | None = None
         self.doubt: str | None = None
 
@@ -167,10 +168,14 @@ class Detector:
         gone = self._arrivals.pop(member_id, None)
         if gone is not None:
             self._witnesses -= gone.witness
+            self._returned.pop(member_id, None)
 
     def heard(self, member_id: str, now: float) -> None:
         """A heartbeat of a member that is watched."""
         arrivals = self._arrivals[member_id]
+        if arrivals.witness and self._unusual(arrivals, now):
+            self._returned[member_id] = now
+            self._returned.move_to_end(member_id)
         interval_s = now - arrivals.heard_at
         # More than a lease was a pause of this process, or a cut: no jitter of the member's.
         if interval_s <= self._lease_s:
@@ -179,7 +184,7 @@ class Detector:
             if estimate is not None:
                 mean_s, deviation_s = estimate
                 usual_s = mean_s + _UNUSUAL_DEVIATIONS * deviation_s
-                arrivals.unusual_s = max(usual_s, self._together_s)
+                arrivals.unusual_s = max(usual_s, self._lease_s - usual_s)
                 deviation_s = max(deviation_s, self._least_deviation_s)
                 arrivals.patience_s = mean_s + _DEVIATIONS * deviation_s
         arrivals.heard_at = now
@@ -194,37 +199,49 @@ class Detector:
             self._leases_from = max(self._leases_from, now)
             self.doubt = f"this monitor was paused for {paused_s:.1f} s: every lease starts anew"
             return Silence()
-        late, lapsed, together = [], [], 0
+        late, lapsed, together = [], [], self._lately_returned(now)
+        lapsed_at = math.inf
         for member_id, arrivals in self._arrivals.items():
             if now - arrivals.heard_at < self._least_silence_s:
                 break
             silence_s = now - self._lease_from(arrivals)
-            if silence_s >= min(arrivals.unusual_s, self._lease_s):
+            if self._unusual(arrivals, now) and member_id not in self._returned:
                 together += arrivals.witness
             if silence_s >= self._lease_s:
                 lapsed.append(member_id)
+                lapsed_at = min(lapsed_at, now - silence_s + self._lease_s)
             if silence_s >= min(arrivals.patience_s, self._lease_s) and not arrivals.late:
                 arrivals.late = True
                 late.append(member_id)
-        if self._in_doubt(bool(lapsed), together, now):
+        most = self._witnesses >= _LEAST_WITNESSES and 2 * together > self._witnesses
+        if self._in_doubt(lapsed_at, most, now):
             return Silence(late=tuple(late))
         gone = frozenset(lapsed)
         return Silence(tuple(name for name in late if name not in gone), tuple(lapsed))
 
-    def _in_doubt(self, lapsed: bool, together: int, now: float) -> bool:
-        """Whether leases that have ended are to be held."""
+    def _unusual(self, arrivals: Arrivals, now: float) -> bool:
+        return now - self._lease_from(arrivals) >= min(arrivals.unusual_s, self._lease_s)
+
+    def _lately_returned(self, now: float) -> int:
+        """When a cut is over not all are heard at once: what it held up may have been an answer, and its
+        member sends the next heartbeat an interval later. So one that was heard again counts for a lease.
+        """
+        while self._returned and now - next(iter(self._returned.values())) >= self._lease_s:
+            self._returned.popitem(last=False)
+        return len(self._returned)
+
+    def _in_doubt(self, lapsed_at: float, together: bool, now: float) -> bool:
+        """Whether leases that have ended, the first at `lapsed_at`, are to be held; `together`: most fell
+        silent.
+        """
         self.doubt = None
-        if self._witnesses >= _LEAST_WITNESSES and 2 * together > self._witnesses:
-            self._together_at = now
-        # When a cut is over not all are heard at once: what it held up may have been an answer, and its
-        # member sends the next heartbeat an interval later.
-        if now - self._together_at >= self._lease_s:
+        if not together:
             self._doubted_from = None
             return False
         if self._doubted_from is None:
-            if not lapsed:
+            if lapsed_at > now:
                 return False
-            self._doubted_from = now
+            self._doubted_from = lapsed_at
         if now - self._doubted_from >= self._lease_s:
             # Long enough. It stays set, so that there is no new doubt before most are heard again.
             return False

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 
 from eaas.monitors import LEADER_KEY
 from eaas.rpc.v1 import monitor_pb2 as pb
+from monitor.refusal import Refused, refusals
 from monitor.service import MonitorService
 
-__all__ = ["Front"]
+__all__ = ["SERVICE", "Front"]
+
+SERVICE = "eaas.rpc.v1.MonitorService"
+_UNARY = grpc.unary_unary_rpc_method_handler
+_STREAM = grpc.stream_stream_rpc_method_handler
+_ANSWERS = grpc.unary_stream_rpc_method_handler
 
 
 class Front:
@@ -32,39 +38,51 @@ class Front:
         if former is not None:
             former.end()
 
-    def _now(self, context: Any) -> MonitorService:
+    def add_to(self, server: Any) -> None:
+        """Adds the contract to a gRPC server.
+
+        By hand, since streams are answered with bytes that were serialized for many members at once.
+        """
+        calls: dict[str, tuple[Any, Callable[[bytes], Any], Callable[[Any], bytes] | None]] = {
+            "Register": (
+                _UNARY,
+                pb.RegisterRequest.FromString,
+                pb.RegisterResponse.SerializeToString,
+            ),
+            "Heartbeat": (_STREAM, pb.HeartbeatRequest.FromString, None),
+            "Watch": (_ANSWERS, pb.WatchRequest.FromString, None),
+            "Deregister": (
+                _UNARY,
+                pb.DeregisterRequest.FromString,
+                pb.DeregisterResponse.SerializeToString,
+            ),
+            "ReportOutcome": (
+                _UNARY,
+                pb.ReportOutcomeRequest.FromString,
+                pb.ReportOutcomeResponse.SerializeToString,
+            ),
+        }
+        handlers = {
+            name: handler(self._passing(name), read, write)
+            for name, (handler, read, write) in calls.items()
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+
+    def _passing(self, name: str) -> Callable[[Any, Any], Any]:
+        async def call(request: Any, context: Any) -> Any:
+            async with refusals(context):
+                return await getattr(self._now(), name)(request, context)
+
+        return call
+
+    def _now(self) -> MonitorService:
         service, leader = self.service, self._leader
         if service is not None:
             return service
-        what = "no monitor leads at the moment: try again"
-        if leader is not None:
-            context.set_trailing_metadata(((LEADER_KEY, leader),))
-            what = f"this monitor stands by; the one at {leader} leads: give both addresses"
-        context.abort(grpc.StatusCode.UNAVAILABLE, what)
-        raise AssertionError("abort raises")
-
-    # -- the contract --------------------------------------------------------------------------
-
-    def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterResponse:
-        """See `MonitorService`; so do the others. UNAVAILABLE: another one leads."""
-        return self._now(context).Register(request, context)
-
-    def Heartbeat(
-        self, requests: Iterator[pb.HeartbeatRequest], context: Any
-    ) -> Iterator[pb.HeartbeatResponse]:
-        """Renews the lease."""
-        return self._now(context).Heartbeat(requests, context)
-
-    def Watch(self, request: pb.WatchRequest, context: Any) -> Iterator[pb.WatchResponse]:
-        """What happens."""
-        return self._now(context).Watch(request, context)
-
-    def Deregister(self, request: pb.DeregisterRequest, context: Any) -> pb.DeregisterResponse:
-        """A goodbye."""
-        return self._now(context).Deregister(request, context)
-
-    def ReportOutcome(
-        self, request: pb.ReportOutcomeRequest, context: Any
-    ) -> pb.ReportOutcomeResponse:
-        """What a client's requests came to."""
-        return self._now(context).ReportOutcome(request, context)
+        if leader is None:
+            raise Refused(grpc.StatusCode.UNAVAILABLE, "no monitor leads at the moment: try again")
+        raise Refused(
+            grpc.StatusCode.UNAVAILABLE,
+            f"this monitor stands by; the one at {leader} leads: give both addresses",
+            ((LEADER_KEY, leader),),
+        )

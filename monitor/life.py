@@ -37,6 +37,7 @@ class Life:
         arrivals: Of its heartbeats; whether it is late.
         progress: Of its work; whether that is stuck.
         accusation: Why its clients suspect it.
+        busy_s: For how long it has been at work, as it last said.
     """
 
     member: Member
@@ -44,6 +45,7 @@ class Life:
     arrivals: Arrivals
     progress: Progress
     accusation: str | None = None
+    busy_s: float = 0.0
 
     @property
     def state(self) -> MemberState:
@@ -58,4 +60,5 @@ class Life:
             progress=self.progress.count,
             in_flight=self.progress.in_flight,
             silence_s=silence_s,
+            busy_s=self.busy_s,
         )

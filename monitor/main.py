@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import threading
 from collections.abc import Callable
@@ -11,12 +12,11 @@ from typing import TYPE_CHECKING
 
 from eaas.config import MonitorConfig
 from eaas.errors import ConfigError, EaasError, StoreError
-from eaas.grpc_server import RunningServer, Service, serve
+from eaas.grpc_aio_server import serve_aio
 from eaas.log import get_logger
-from eaas.rpc.v1 import monitor_pb2_grpc
 from eaas.shutdown import Shutdown
 from eaas.types import Member, MemberState, Role
-from monitor.front import Front
+from monitor.front import SERVICE, Front
 from monitor.service import MonitorService
 from monitor.store import Store
 from monitor.store.embedded import EmbeddedStore
@@ -28,9 +28,8 @@ __all__ = ["Monitor", "run"]
 
 _log = get_logger(__name__)
 
-# A member holds two workers for as long as it lives (heartbeat, watch): about 250 members. Threads
-# are made when they are needed.
-_WORKERS = 512
+# A member has two for as long as it lives (heartbeat, watch).
+_MOST_CALLS = 40_000
 _LINGER_S = 1.0
 _GRACE_S = 0.2
 
@@ -65,17 +64,8 @@ class Monitor:
         self._front = Front()
         self._candidate: Candidate | None = None
         try:
-            self._server: RunningServer = serve(
-                [
-                    Service(
-                        "eaas.rpc.v1.MonitorService",
-                        monitor_pb2_grpc.add_MonitorServiceServicer_to_server,
-                        self._front,
-                    )
-                ],
-                config.host,
-                config.port,
-                max_workers=_WORKERS,
+            self._server = serve_aio(
+                SERVICE, self._front.add_to, config.host, config.port, _MOST_CALLS
             )
         except EaasError:
             self._close_store()
@@ -119,7 +109,11 @@ class Monitor:
 
     def _lead(self, store: Store | None, on_lost: Callable[[str], None]) -> None:
         service = MonitorService(
-            self._config.lease_s, self._config.heartbeat_s, store=store, on_lost=on_lost
+            self._config.lease_s,
+            self._config.heartbeat_s,
+            self._server.loop,
+            store=store,
+            on_lost=on_lost,
         )
         service.register_self(
             Member(
@@ -142,7 +136,8 @@ class Monitor:
         pause_s = 0.0
         while not self._over.wait(pause_s):
             service = self._front.service
-            pause_s = service.tick() if service else self._config.lease_s / 8
+            # In the thread that hears the heartbeats: what holds that up is a pause of this monitor.
+            pause_s = self._server.do(service.tick) if service else self._config.lease_s / 8
 
     def _close_store(self) -> None:
         if self._store is not None:
@@ -172,6 +167,9 @@ def run(config: MonitorConfig, ready: Callable[[str], None]) -> None:
         EaasError: See `Monitor`.
         StoreError: What it knows can no longer be kept.
     """
+    # Each member is a connection, and the usual limit allows a thousand.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     failures: list[str] = []
     with Shutdown() as shutdown:
 

@@ -199,6 +199,7 @@ class Registry:
         experts: int = 0,
         epoch: int = 0,
         stalled_s: float = 0.0,
+        busy_s: float = 0.0,
     ) -> list[MemberEvent]:
         """Renews the lease and takes what the member says of itself (fields: `Member`, `monitor.proto`).
 
@@ -211,7 +212,7 @@ class Registry:
         life = self._life(member_id, incarnation)
         was_late, was_stuck = life.arrivals.late, life.progress.stuck
         self._detector.heard(member_id, now)
-        life.reported = state
+        life.reported, life.busy_s = state, busy_s
         if life.member.role is Role.EXPERT_SERVER:
             life.progress.reported(progress, in_flight, stalled_s, now)
         else:

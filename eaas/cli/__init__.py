@@ -7,7 +7,7 @@ import sys
 import typer
 
 from eaas import __version__
-from eaas.cli import bench, client, demo, roles, servers, up
+from eaas.cli import autoscale, bench, client, demo, roles, servers, simulate, up
 from eaas.errors import EaasError
 from eaas.local.child import announce
 
@@ -23,8 +23,10 @@ app = typer.Typer(
 up.register(app)
 client.register(app)
 servers.register(app)
+autoscale.register(app)
 demo.register(app)
 bench.register(app)
+simulate.register(app)
 roles.register(app)
 
 

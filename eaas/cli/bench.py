@@ -203,6 +203,37 @@ def dispatch(
     _tell(document, as_json, print_report)
 
 
+@bench.command("monitor")
+def monitor(
+    members: Annotated[
+        str, typer.Option(metavar="N,...", help="Simulated members, in turn.")
+    ] = "100,1000,10000",
+    watchers: Annotated[
+        str, typer.Option(metavar="N,...", help="How many of them watch; then all do.")
+    ] = "10,100,1000",
+    per_connection: Annotated[
+        int, typer.Option(min=1, help="Members that share a connection.")
+    ] = 1,
+    loaders: Annotated[int, typer.Option(min=1, help="Processes that simulate members.")] = 2,
+    seconds: Annotated[float, typer.Option(min=1, help="Of each measurement.")] = 10.0,
+    as_json: Json = False,
+) -> None:
+    """The monitor: what members cost it, and how soon all know of a death. Takes some minutes."""
+    from eaas.bench.monitor import make_plan
+    from eaas.bench.monitor.report import print_report
+    from eaas.bench.monitor.run import bench_monitor
+
+    _end_on_sigterm()
+    plan = make_plan(
+        members=members,
+        watchers=watchers,
+        per_connection=per_connection,
+        loaders=loaders,
+        seconds=seconds,
+    )
+    _tell(bench_monitor(plan, say=_say), as_json, print_report)
+
+
 @bench.command("overlap")
 def overlap(
     model: Annotated[

@@ -12,6 +12,7 @@ the one that its predecessor knows, and whatever that one still writes fails as 
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -64,6 +65,8 @@ class ZooKeeperStore:
 
     def __init__(self, client: KazooClient, root: str, session_s: float) -> None:
         self._client = client
+        # One question about the version at a time: the lead is confirmed by another thread than writes.
+        self._asking = threading.Lock()
         self._state = f"{root}/monitor/state"
         self._members = f"{root}/monitor/members"
         self._session_s = session_s
@@ -122,11 +125,12 @@ class ZooKeeperStore:
 
     def confirm(self) -> None:
         """Asks whether this monitor leads still. Raises StoreLostError."""
-        began = time.monotonic()
-        _, stat = self._wait(self._client.get_async(self._state))
-        if stat.version != self._version:
-            raise StoreLostError("another monitor has taken the lead")
-        self._heard(began)
+        with self._asking:
+            began = time.monotonic()
+            _, stat = self._wait(self._client.get_async(self._state))
+            if stat.version != self._version:
+                raise StoreLostError("another monitor has taken the lead")
+            self._heard(began)
 
     def write(self, change: Change) -> None:
         """Returns when ZooKeeper has the change. Raises StoreLostError."""
@@ -147,6 +151,10 @@ class ZooKeeperStore:
         """The session is the candidate's: it ends it."""
 
     def _commit(self, history: Kept, operations: list[tuple[str, str, bytes]]) -> None:
+        with self._asking:
+            self._commit_alone(history, operations)
+
+    def _commit_alone(self, history: Kept, operations: list[tuple[str, str, bytes]]) -> None:
         began = time.monotonic()
         transaction = self._client.transaction()
         transaction.set_data(

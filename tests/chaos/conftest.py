@@ -301,7 +301,8 @@ def join() -> Iterator[Callable[..., Client]]:
         def start(cluster: LocalCluster, servers: int = 3, **config: Any) -> Client:
             client = Client(cluster, **config)
             stack.callback(client.cluster.close)
-            client.wait(servers)
+            if servers:
+                client.wait(servers)
             return client
 
         yield start
@@ -443,9 +444,13 @@ class Proxy:
                 below, _ = self._listener.accept()
             except OSError:
                 return
-            above = socket.create_connection(self._target, timeout=PATIENCE_S)
+            self._sockets.append(below)
+            try:
+                above = socket.create_connection(self._target, timeout=PATIENCE_S)
+            except ConnectionRefusedError:
+                continue  # It is gone, and this side says nothing of that.
             above.settimeout(None)
-            self._sockets += [below, above]
+            self._sockets.append(above)
             self._start(self._pass, below, above, "up")
             self._start(self._pass, above, below, "down")
 

@@ -74,14 +74,16 @@ def test_row_5_a_wedged_loop_behind_a_live_heartbeat(
         assert time.monotonic() - began < W_S + NEWS_S
         client.until(lambda: told.of(stuck) == [SUSPECT])
         assert told.when(stuck, 1, SUSPECT) - began < W_S + NEWS_S
-        assert reasons(told, stuck)[0].startswith("no progress for ")
+        # Its own word, or its client's, which comes at about the same time.
+        reason = reasons(told, stuck)[0]
+        assert reason.startswith("no progress for ") or reason == "1 of 1 client gets no answers"
         # It is no longer one of those that a placement may be drafted for; and it is never DEAD of it.
         time.sleep(2 * LEASE_S)
         assert told.of(stuck) == [SUSPECT]
         throttles(stuck).slow(0.0)
         client.until(lambda: told.of(stuck) == [SUSPECT, SERVING])
         client.until(lambda: health(address) == "SERVING")
-    assert reasons(told, stuck)[-1] == "its work moves again"
+    assert reasons(told, stuck)[-1] in ("its work moves again", "its clients complain no more")
     assert [told.of(server) for server in SERVERS[1:]] == [[], []]
 
 
@@ -184,6 +186,43 @@ def test_row_9_the_monitor_is_down(
         assert connections(client) == before
     assert not [event for event in told.told if event[2] in (SUSPECT, DEAD)]
     assert {incarnation for name, incarnation, *_ in told.told if name != "monitor"} <= {1}
+
+
+def test_row_9_the_monitor_and_the_balancer_are_down(
+    checkpoint: Callable[..., Path],
+    faulty_cluster: Callable[..., Any],
+    join: Callable[..., Any],
+    calling: Callable[..., Any],
+    free_port: int,
+    tmp_path: Path,
+) -> None:
+    """Row 9: monitor down: 0 failed calls; a stale-view metric rises; no flapping when it is back. The
+    balancer is down with it; afterwards both streams go on: a server that comes is seen, and given experts.
+    """
+    settings = tmp_path / "cluster.yaml"
+    settings.write_text(f"monitor:\n  port: {free_port}\n  data_dir: {tmp_path / 'monitor'}\n")
+    cluster = faulty_cluster(checkpoint(), servers=2, redundancy=2, config_file=settings)
+    client = join(cluster, 2, dispatch="round_robin")
+    before, epoch = connections(client), client.cluster.placement.epoch
+    with calling(client):
+        time.sleep(1.0)
+        for name in ("balancer", "monitor"):
+            cluster.children[name].signal(signal.SIGKILL)
+        ages = []
+        for _ in range(4):
+            time.sleep(LEASE_S)
+            ages.append(view_age_s(client))
+        assert ages == sorted(ages)
+        assert ages[-1] > 3 * LEASE_S
+        assert connections(client) == before
+        assert client.cluster.placement.epoch == epoch
+        for name in ("monitor", "balancer"):
+            LocalCluster.restart(cluster, name)
+        client.until(lambda: view_age_s(client) < 1.0)
+        cluster.add_server()
+        client.until(lambda: len(connections(client)) == 3)
+        assert connections(client)[:2] == before
+        assert client.cluster.placement.epoch > epoch
 
 
 def test_row_10_a_monitor_that_was_paused(

@@ -94,7 +94,10 @@ class Observer:
 
 
 class FakeExpertServer:
-    """Registers as an expert server and follows placements; loads nothing."""
+    """Registers as an expert server and follows placements; loads nothing.
+
+    `busy` is the part of the time for which it says that it is at work.
+    """
 
     def __init__(
         self, monitor_address: str, name: str, shape: ModelShape = SHAPE, failures: int = 0
@@ -105,6 +108,8 @@ class FakeExpertServer:
         self.retired: list[expert_pb2.RetirePlacementRequest] = []
         self.held: list[set[int]] = [set() for _ in shape.layer_names]
         self.failures = failures
+        self.busy = self._busy_s = 0.0
+        self._reported_at = time.monotonic()
         self.released = threading.Event()
         self.released.set()
         self.server: RunningServer = serve(
@@ -129,8 +134,14 @@ class FakeExpertServer:
                 JOINING,
                 model=shape,
             ),
-            report=lambda: Report(self.state, experts=self.experts, epoch=self.epoch),
+            report=self._report,
         )
+
+    def _report(self) -> Report:
+        now = time.monotonic()
+        self._busy_s += self.busy * (now - self._reported_at)
+        self._reported_at = now
+        return Report(self.state, experts=self.experts, epoch=self.epoch, busy_s=self._busy_s)
 
     @property
     def experts(self) -> int:

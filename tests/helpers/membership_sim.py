@@ -5,7 +5,7 @@
 The delays of one such round are together at most `jitter_s`. A message that is cut off comes soon after the
 cut; where that lasts for a lease it is lost, and its sender tries anew, as `eaas.session` does. While the
 monitor is paused nothing of it runs; what came meanwhile waits, and is handled before or after the first
-tick.
+tick. The one that is started after one that ended knows what a store has kept; members have to find it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ from typing import Any
 from eaas.types import Member, MemberState, Role
 from monitor.life import MemberEvent
 from monitor.registry import IdTakenError, Registry, UnknownLifeError
+from monitor.store.kept import Kept
 
 LEASE_S, HEARTBEAT_S = 2.0, 0.9
 SUSPECT, DEAD = MemberState.SUSPECT, MemberState.DEAD
 _RETRY_S = 0.5
 # After a cut, until what it held up is sent again.
 _RESENT_S = 0.3
+# After a restart, until `eaas.session` has found the monitor.
+_FOUND_S = 6.0
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Plan:
         kills: When, who, and when it is started again (infinity: never).
         cuts: From when, until when, and who cannot reach the monitor.
         pauses: Of the monitor: from when, until when.
+        downs: The monitor ends, and another one starts.
     """
 
     members: int
@@ -43,6 +47,7 @@ class Plan:
     kills: tuple[tuple[float, int, float], ...] = ()
     cuts: tuple[tuple[float, float, frozenset[int]], ...] = ()
     pauses: tuple[tuple[float, float], ...] = ()
+    downs: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass
@@ -125,16 +130,18 @@ class Simulation:
         self._revision = 0
         self._given: dict[str, int] = {}
         self._watcher = Watcher()
+        self._kept: dict[str, MemberEvent] = {}
 
     def run(self) -> Simulation:
-        own = Member("monitor", Role.MONITOR, 0, "h", "", MemberState.SERVING)
-        self._note(self.registry.register(own, 0, 0.0)[1])
+        self._begin()
         for index in range(self.plan.members):
             self._at(self.dice.uniform(0, HEARTBEAT_S), self._start, index)
         for at, index, again_at in self.plan.kills:
             self._at(at, self._kill, index)
             if again_at <= self.plan.seconds:
                 self._at(again_at, self._start, index)
+        for _, up_at in self.plan.downs:
+            self._at(up_at, self._restart)
         self._at(0.0, self._tick)
         while self._agenda and self._agenda[0][0] <= self.plan.seconds:
             self.now, _, action, arguments = heapq.heappop(self._agenda)
@@ -149,11 +156,23 @@ class Simulation:
 
     # -- the monitor -----------------------------------------------------------------------------
 
+    def _begin(self) -> None:
+        own = Member("monitor", Role.MONITOR, 0, "h", "", MemberState.SERVING)
+        self._monitor_life, events = self.registry.register(own, 0, self.now)
+        self._note(events)
+
+    def _restart(self) -> None:
+        events = sorted(self._kept.values(), key=lambda event: event.revision)
+        kept = Kept(1, self._revision, self.registry.forgotten_incarnation, tuple(events))
+        self.registry = Registry(LEASE_S, HEARTBEAT_S, self.now, kept.without_monitors())
+        self._begin()
+
     def _tick(self) -> None:
         if (wakes_at := self._wakes_at()) is not None:
             self._at(wakes_at + self.dice.uniform(0, 0.002), self._tick)
             return
-        self._note(self.registry.heartbeat("monitor", 1, self.now, state=MemberState.SERVING))
+        life = self._monitor_life
+        self._note(self.registry.heartbeat("monitor", life, self.now, state=MemberState.SERVING))
         self._note(self.registry.tick(self.now))
         pause_s = min(LEASE_S / 8, max(0.005, self.registry.due_at() - self.now))
         self._at(self.now + pause_s, self._tick)
@@ -162,7 +181,7 @@ class Simulation:
             self._watcher.check(self.registry, self.now)
 
     def _wakes_at(self) -> float | None:
-        for begin, end in self.plan.pauses:
+        for begin, end in (*self.plan.pauses, *self.plan.downs):
             if begin <= self.now < end:
                 return end
         return None
@@ -172,25 +191,21 @@ class Simulation:
             member = event.member
             self._revision += 1
             assert event.revision == self._revision
+            self._kept[member.id] = event
             self.trace.append(
                 f"{self.now:9.4f} {member.id}#{member.incarnation} {member.state.value}: {event.reason}"
             )
             if member.role is Role.MONITOR:
                 assert member.state is MemberState.SERVING
                 continue
-            process = next(
-                p
-                for p in reversed(self.processes)
-                if (p.id, p.incarnation) == (member.id, member.incarnation)
-            )
+            life = (member.id, member.incarnation)
+            process = next(p for p in self.processes if (p.id, p.incarnation) == life)
             if member.state is DEAD:
                 process.dead_at = self.now
                 silence_s = self.now - process.heard_at
                 assert silence_s >= LEASE_S - 1e-9, "a lease is a lease"
-                gone = process.killed_at is not None or self.was_cut(
-                    process.index, process.heard_at, self.now
-                )
-                assert gone, f"{process.id} is healthy"
+                cut = self.was_cut(process.index, process.heard_at, self.now)
+                assert cut or process.killed_at is not None, f"{process.id} is healthy"
             elif member.state is SUSPECT:
                 process.suspected.append(process.beats)
 
@@ -216,6 +231,10 @@ class Simulation:
         for begin, end, who in self.plan.cuts:
             if process.index in who and begin <= arrives_at and self.now < end:
                 arrives_at = end + self.dice.uniform(0, _RESENT_S)
+        for begin, end in self.plan.downs:
+            if begin <= arrives_at and self.now < end:
+                self._at(end + self.dice.uniform(0, _FOUND_S), self._register, process)
+                return
         if arrives_at - self.now > LEASE_S:
             self._at(self.now + LEASE_S, self._register, process)
         else:

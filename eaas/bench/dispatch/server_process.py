@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 from eaas.bench.dispatch.sizes import model_shape
-from eaas.bench.dispatch.worker import obey
 from eaas.bench.experts.limits import settle
 from eaas.bench.experts.plan import Shape
 from eaas.bench.experts.source import Batches, Source
+from eaas.bench.worker import obey
 from eaas.config import load_config
 from eaas.grpc_server import Service, serve
 from eaas.local.child import announce, bind_to_launcher

@@ -50,6 +50,16 @@ class ScaleResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class GetScaleRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetScaleResponse(_message.Message):
+    __slots__ = ("fewest",)
+    FEWEST_FIELD_NUMBER: _ClassVar[int]
+    fewest: int
+    def __init__(self, fewest: _Optional[int] = ...) -> None: ...
+
 class WatchScaleRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -55,6 +55,11 @@ class BalancerServiceStub:
                 request_serializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.ScaleRequest.SerializeToString,
                 response_deserializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.ScaleResponse.FromString,
                 _registered_method=True)
+        self.GetScale = channel.unary_unary(
+                '/eaas.rpc.v1.BalancerService/GetScale',
+                request_serializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.GetScaleRequest.SerializeToString,
+                response_deserializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.GetScaleResponse.FromString,
+                _registered_method=True)
         self.WatchScale = channel.unary_stream(
                 '/eaas.rpc.v1.BalancerService/WatchScale',
                 request_serializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.WatchScaleRequest.SerializeToString,
@@ -97,6 +102,13 @@ class BalancerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetScale(self, request, context):
+        """What there is to know before a Scale.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WatchScale(self, request, context):
         """For whoever starts and ends servers (the launcher of a local cluster): the
         number that is wanted now, if one is, then each new one.
@@ -127,6 +139,11 @@ def add_BalancerServiceServicer_to_server(servicer, server):
                     servicer.Scale,
                     request_deserializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.ScaleRequest.FromString,
                     response_serializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.ScaleResponse.SerializeToString,
+            ),
+            'GetScale': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetScale,
+                    request_deserializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.GetScaleRequest.FromString,
+                    response_serializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.GetScaleResponse.SerializeToString,
             ),
             'WatchScale': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchScale,
@@ -243,6 +260,33 @@ class BalancerService:
             '/eaas.rpc.v1.BalancerService/Scale',
             eaas_dot_rpc_dot_v1_dot_balancer__pb2.ScaleRequest.SerializeToString,
             eaas_dot_rpc_dot_v1_dot_balancer__pb2.ScaleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetScale(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/eaas.rpc.v1.BalancerService/GetScale',
+            eaas_dot_rpc_dot_v1_dot_balancer__pb2.GetScaleRequest.SerializeToString,
+            eaas_dot_rpc_dot_v1_dot_balancer__pb2.GetScaleResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -171,6 +171,40 @@ def test_when_all_are_heard_again_nobody_was_lost() -> None:
     assert watch.doubt is None
 
 
+def test_a_cut_that_no_tick_has_seen_is_a_reason_to_doubt() -> None:
+    """a is heard before the cut, b and c a little later; they are back before a's lease ends."""
+    watch = detector()
+    now = known(watch, "a", "b", "c")
+    for name in "bc":
+        watch.heard(name, now + 0.75)
+    assert ticks(watch, now, now + 1.75) == []
+    for name in "bc":
+        watch.heard(name, now + 1.9)
+    assert watch.tick(now + 2.0).lapsed == ()
+    watch.heard("a", now + 2.1)
+    assert ticks(watch, now + 2.1, now + 2.6) == []
+
+
+def test_a_short_stop_of_the_machine_is_no_reason_to_doubt() -> None:
+    """All were held up for a moment, which cannot have ended anybody's lease."""
+    watch = detector()
+    now = known(watch, "a", "b", "c")
+    assert ticks(watch, now, now + 1.0) == []
+    for name in "bc":
+        watch.heard(name, now + HEARTBEAT_S + 0.15)
+    assert ticks(watch, now + 1.0, now + 1.75) == []
+    for name in "bc":
+        watch.heard(name, now + 1.95)
+    assert watch.tick(now + 2.0).lapsed == ("a",)
+
+
+def test_a_doubt_lasts_a_lease_from_when_the_first_one_ended() -> None:
+    watch = detector()
+    now = known(watch, "a", "b", "c")
+    assert ticks(watch, now + 0.2, now + 3.95) == []
+    assert watch.due_at() == pytest.approx(now + 4.0)
+
+
 def test_a_pause_of_the_monitor_starts_every_lease_anew_and_says_so() -> None:
     watch = detector()
     now = known(watch, "a", "b", "c")

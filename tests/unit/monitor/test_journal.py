@@ -20,7 +20,7 @@ from monitor.registry import IdTakenError, Registry, UnknownLifeError
 from monitor.store import Change, Kept, StoreLostError
 from monitor.store.embedded import EmbeddedStore
 
-LEASE_S = 2.0
+LEASE_S, HEARTBEAT_S = 2.0, 0.9
 SERVING, SUSPECT, DEAD = MemberState.SERVING, MemberState.SUSPECT, MemberState.DEAD
 IDS = st.sampled_from(["a", "b", "c", "ü/..", "."])
 STATES = st.sampled_from([MemberState.JOINING, SERVING, MemberState.DRAINING])
@@ -43,7 +43,7 @@ class KeptMachine(RuleBasedStateMachine):
         self.store = EmbeddedStore(Path(self.directory.name))
         self.life = self.store.kept.life
         self.now = 0.0
-        self.registry = Registry(LEASE_S, self.now, self.store.kept)
+        self.registry = Registry(LEASE_S, HEARTBEAT_S, self.now, self.store.kept)
         self.collector = Collector(self.registry)
         # As others were told: what was written.
         self.told: dict[str, Member] = {}
@@ -122,7 +122,7 @@ class KeptMachine(RuleBasedStateMachine):
     def crash(self) -> None:
         self.store.close()
         self.store = EmbeddedStore(Path(self.directory.name))
-        self.registry = Registry(LEASE_S, self.now, self.store.kept)
+        self.registry = Registry(LEASE_S, HEARTBEAT_S, self.now, self.store.kept)
         self.collector = Collector(self.registry)
         assert self.store.kept.life == self.life
         assert self.registry.revision == self.told_revision
@@ -150,12 +150,12 @@ TestKeptMachine = KeptMachine.TestCase
 
 
 def restored(*members: Member, now: float = 0.0) -> Registry:
-    former = Registry(LEASE_S, now)
+    former = Registry(LEASE_S, HEARTBEAT_S, now)
     collector = Collector(former)
     for one in members:
         former.register(one, 0, now)
     change = collector.collect()
-    return Registry(LEASE_S, now, Kept(1, change.revision, 0, change.events))
+    return Registry(LEASE_S, HEARTBEAT_S, now, Kept(1, change.revision, 0, change.events))
 
 
 def test_members_have_time_to_find_a_restarted_monitor_and_are_dead_if_they_do_not() -> None:
@@ -183,14 +183,14 @@ def test_a_restarted_monitor_goes_on_with_a_life_and_begins_a_new_one_for_a_new_
 
 
 def test_whoever_was_suspected_is_what_its_next_heartbeat_says() -> None:
-    former = Registry(LEASE_S, 0.0)
+    former = Registry(LEASE_S, HEARTBEAT_S, 0.0)
     collector = Collector(former)
     former.register(member("a"), 0, 0.0)
     for tick in range(1, 8):
         former.tick(tick * LEASE_S / 8)
     change = collector.collect()
     assert [e.member.state for e in change.events] == [SUSPECT]
-    registry = Registry(LEASE_S, 5.0, Kept(1, change.revision, 0, change.events))
+    registry = Registry(LEASE_S, HEARTBEAT_S, 5.0, Kept(1, change.revision, 0, change.events))
     (event,) = registry.heartbeat("a", 1, 5.1, state=MemberState.DRAINING)
     assert (event.revision, event.member.state) == (change.revision + 1, MemberState.DRAINING)
 
@@ -209,13 +209,13 @@ def _dead(registry: Registry, now: float) -> bool:
 
 def test_the_monitor_that_reads_is_the_successor_of_the_one_that_wrote() -> None:
     monitor = replace(member("monitor"), role=Role.MONITOR)
-    former = Registry(LEASE_S, 0.0)
+    former = Registry(LEASE_S, HEARTBEAT_S, 0.0)
     collector = Collector(former)
     former.register(monitor, 0, 0.0)
     former.register(member("a"), 0, 0.0)
     change = collector.collect()
     kept = Kept(1, change.revision, 0, change.events)
-    registry = Registry(LEASE_S, 0.0, kept.without_monitors())
+    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0, kept.without_monitors())
     assert {m.id: m.state for m in registry.members(0.0)} == {"monitor": DEAD, "a": SERVING}
     assert registry.register(replace(monitor, pid=2), 0, 0.0)[0] == 2
 
@@ -249,7 +249,7 @@ class SlowStore:
 def journal(
     store: SlowStore, lost: list[str]
 ) -> Iterator[tuple[Registry, Journal, threading.Condition]]:
-    registry = Registry(LEASE_S, 0.0)
+    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
     changed = threading.Condition(lock := threading.RLock())
     running = Journal(registry, store, lock, changed.notify_all, lost.append)
     yield registry, running, changed

@@ -59,9 +59,10 @@ def test_a_suspect_that_is_heard_is_what_it_reports() -> None:
 def test_load_makes_no_events_but_is_in_snapshots() -> None:
     registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
     registry.register(member(state=SERVING), 0, 0.0)
-    assert registry.heartbeat("a", 1, 0.5, state=SERVING, in_flight=7, progress=9) == []
+    beat = {"state": SERVING, "in_flight": 7, "progress": 9, "busy_s": 1.5}
+    assert registry.heartbeat("a", 1, 0.5, **beat) == []
     (now,) = registry.members(0.75)
-    assert (now.in_flight, now.progress, now.silence_s) == (7, 9, 0.25)
+    assert (now.in_flight, now.progress, now.busy_s, now.silence_s) == (7, 9, 1.5, 0.25)
     (event,) = registry.heartbeat("a", 1, 1.0, state=SERVING, experts=3, epoch=1)
     assert (event.member.experts, event.member.epoch) == (3, 1)
 

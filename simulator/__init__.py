@@ -1,0 +1,1 @@
+"""Discrete events: what runs live, on a trace and in no time."""
