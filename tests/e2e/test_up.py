@@ -246,7 +246,8 @@ def test_scale_and_drain(model: Path, start_up: Callable[..., Any], eager_text: 
     try:
         run("scale", "4")
         assert servers() == {f"expert-server-{i}" for i in range(4)}
-        assert "expert-server-3: DRAINING" in run("scale", "3")
+        # It may drain between two looks at the status.
+        assert run("scale", "3").endswith("expert-server-3: DEAD\n")
         assert servers() == {f"expert-server-{i}" for i in range(3)}
         run("drain", "expert-server-0")
         assert servers() == {"expert-server-1", "expert-server-2"}
