@@ -55,7 +55,7 @@ class Refusal(NamedTuple):
     trailing: tuple[tuple[str, str], ...]
 
 
-def refusal(spoken: Versions, asked: int, what: str, who: str) -> Refusal | None:
+def refusal(spoken: Versions, asked: int, what: str, who: str, here: str) -> Refusal | None:
     """How a call is refused, where it is not in a version that this process speaks.
 
     Args:
@@ -63,12 +63,13 @@ def refusal(spoken: Versions, asked: int, what: str, who: str) -> Refusal | None
         asked: Version of the call.
         what: Names the contract, for people.
         who: Names the caller, for people.
+        here: Names this process, for people.
     """
     if spoken.oldest <= asked <= spoken.newest:
         return None
-    older = "it" if asked < spoken.oldest else "this process"
+    older = who if asked < spoken.oldest else here
     return Refusal(
-        f"{who} asks in version {asked} of {what}, this process speaks {spoken}: upgrade {older}",
+        f"{who} asks in version {asked} of {what}, {here} speaks {spoken}: upgrade {older}",
         ((_KEY, f"{spoken.oldest}-{spoken.newest}"),),
     )
 

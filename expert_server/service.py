@@ -93,8 +93,10 @@ class ExpertService:
         )
 
     def _check(self, request: pb.ConnectRequest, context: grpc.ServicerContext) -> None:
-        asked = request.protocol_version
-        if refusal := versions.refusal(versions.SLOTS, asked, "the slots", request.client_id):
+        refusal = versions.refusal(
+            versions.SLOTS, request.protocol_version, "the slots", request.client_id, "this server"
+        )
+        if refusal is not None:
             context.set_trailing_metadata(refusal.trailing)
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, refusal.details)
         if request.transport not in self._transports:

@@ -108,7 +108,7 @@ class Silence:
     """What a tick found.
 
     Attributes:
-        late: Members that are late since this tick.
+        late: Members that are late since this tick, be it that their lease has ended, too.
         lapsed: Members whose lease has ended; the owner forgets them.
     """
 
@@ -216,8 +216,7 @@ class Detector:
         most = self._witnesses >= _LEAST_WITNESSES and 2 * together > self._witnesses
         if self._in_doubt(lapsed_at, most, now):
             return Silence(late=tuple(late))
-        gone = frozenset(lapsed)
-        return Silence(tuple(name for name in late if name not in gone), tuple(lapsed))
+        return Silence(tuple(late), tuple(lapsed))
 
     def _unusual(self, arrivals: Arrivals, now: float) -> bool:
         return now - self._lease_from(arrivals) >= min(arrivals.unusual_s, self._lease_s)

@@ -303,16 +303,16 @@ class Registry:
             self._outcomes.skip(paused_s)
         silence = self._detector.tick(now)
         events = []
-        for member_id in silence.lapsed:
-            life = self._live[member_id]
-            reason = f"lease ended: silent for {now - life.arrivals.heard_at:.1f} s"
-            events.append(self._bury(life, reason))
         for member_id in silence.late:
             life = self._live[member_id]
             if life.member.state is not life.state:
                 life.member = replace(life.member, state=life.state)
                 reason = f"silent for {now - life.arrivals.heard_at:.1f} s"
                 events.append(self._event(life, reason))
+        for member_id in silence.lapsed:
+            life = self._live[member_id]
+            reason = f"lease ended: silent for {now - life.arrivals.heard_at:.1f} s"
+            events.append(self._bury(life, reason))
         for member_id in self._outcomes.open_cases():
             events += self._judge(self._live[member_id], now)
         return events

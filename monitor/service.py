@@ -192,8 +192,14 @@ class MonitorService:
     async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterResponse:
         """A life begins or goes on (errors: `monitor.proto`)."""
         async with refusals(context):
-            spoken, asked = versions.CONTROL_PLANE, request.protocol_version
-            if refusal := versions.refusal(spoken, asked, "the control plane", request.member.id):
+            refusal = versions.refusal(
+                versions.CONTROL_PLANE,
+                request.protocol_version,
+                "the control plane",
+                request.member.id,
+                "this monitor",
+            )
+            if refusal is not None:
                 raise Refused(grpc.StatusCode.FAILED_PRECONDITION, *refusal)
             self._require_lead()
             if self._own is not None and request.member.id == self._own.id:

@@ -465,8 +465,10 @@ class Proxy:
         except OSError:
             return
         finally:
-            with contextlib.suppress(OSError):
-                target.shutdown(socket.SHUT_WR)
+            # The end of a connection gets lost like all else.
+            if self.lost[way] is None:
+                with contextlib.suppress(OSError):
+                    target.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         for one in self._sockets:

@@ -146,7 +146,8 @@ def test_row_30_a_rolling_upgrade(
         other = ChildProcess("other", arguments, cluster.log_dir, module="newer_release")
         cluster.children["other"] = other
         with pytest.raises(
-            EaasError, match=r"speaks version 1 .* other speaks 2: upgrade the older"
+            EaasError,
+            match=r"other asks in version 2 .* this monitor speaks version 1: upgrade this",
         ):
             wait_ready([other], 60)
         # And a client of other slots than this server's is not given any.

@@ -33,7 +33,7 @@ def speaking(monkeypatch: pytest.MonkeyPatch, spoken: versions.Versions) -> None
         monkeypatch.setattr(versions, contract, spoken)
 
 
-def test_row_30_a_rolling_upgrade(
+def test_row_30_releases_with_other_versions_in_a_rolling_upgrade(
     checkpoint: Callable[..., Path],
     faulty_cluster: Callable[..., Any],
     throttles: Callable[[str], Any],
@@ -106,12 +106,12 @@ def test_row_30_an_unknown_major_version_is_refused_at_the_handshake(
                 timeout=60,
             )
         assert ended.returncode != 0
-        why = f"in version {UNKNOWN.newest} of the control plane, this process speaks version {NOW}"
+        why = f"in version {UNKNOWN.newest} of the control plane, this monitor speaks version {NOW}"
         assert why in " ".join(ended.stderr.split())
         # A client whose slots alone are of another version: it is a member, and gets none.
         with monkeypatch.context() as patch:
             patch.setattr(versions, "SLOTS", UNKNOWN)
             refused = join(cluster, 0).cluster
-            why = f"in version {UNKNOWN.newest} of the slots, this process speaks version {NOW}"
+            why = f"in version {UNKNOWN.newest} of the slots, this server speaks version {NOW}"
             client.until(lambda: why in refused.missing())
             refused.close()

@@ -1,7 +1,7 @@
 """`python -m newer_release`: the `eaas` program of a later release, as far as this one meets it.
 
 RELEASE=minor: what it sends has fields that this release does not know.
-RELEASE=major: it speaks the next version of the control plane's contract.
+RELEASE=major: it speaks another version of the control plane's contract, and no longer this one.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import eaas.session
+from eaas import versions
 from eaas.types import Member
 
 # Field 1000, a varint of 1.
@@ -39,7 +40,8 @@ def _minor() -> None:
 
 
 def _major() -> None:
-    eaas.session.PROTOCOL_VERSION += 1
+    later = versions.CONTROL_PLANE.newest + 1
+    versions.CONTROL_PLANE = versions.Versions(later, later)
 
 
 if __name__ == "__main__":

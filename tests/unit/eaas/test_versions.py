@@ -39,7 +39,7 @@ class Server:
 
     def call(self, version: int) -> int:
         self.asked.append(version)
-        if refused := refusal(self.spoken, version, "the slots", "a"):
+        if refused := refusal(self.spoken, version, "the slots", "a", "this server"):
             raise Refused(grpc.StatusCode.FAILED_PRECONDITION, *refused)
         return version
 
@@ -66,11 +66,11 @@ def test_a_refusal_names_both_and_says_which_is_to_be_upgraded() -> None:
     with pytest.raises(Refused) as caught:
         negotiate(Versions(7, 7), Server(1, 2).call)
     assert caught.value.details() == (
-        "a asks in version 7 of the slots, this process speaks versions 1 to 2: upgrade this process"
+        "a asks in version 7 of the slots, this server speaks versions 1 to 2: upgrade this server"
     )
     with pytest.raises(Refused) as caught:
         negotiate(Versions(1, 1), Server(3, 3).call)
-    assert caught.value.details().endswith("this process speaks version 3: upgrade it")
+    assert caught.value.details().endswith("this server speaks version 3: upgrade a")
 
 
 @pytest.mark.parametrize("said", ["", "1", "x-1", "1-y", "-", "1-1-1", "\N{SUPERSCRIPT TWO}-2"])

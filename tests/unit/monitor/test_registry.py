@@ -45,6 +45,14 @@ def test_a_silent_member_is_suspect_then_dead() -> None:
         registry.heartbeat("a", 1, 2.1, state=SERVING)
 
 
+def test_a_silent_member_is_suspect_first_though_nobody_looked_in_between() -> None:
+    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
+    registry.register(member(), 0, 0.0)
+    assert tick_until(registry, 0.0, 1.25) == []
+    states = [event.member.state for event in registry.tick(2.1)]
+    assert states == [MemberState.SUSPECT, MemberState.DEAD]
+
+
 def test_a_suspect_that_is_heard_is_what_it_reports() -> None:
     registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
     registry.register(member(), 0, 0.0)
