@@ -144,7 +144,7 @@ def _watch(cluster: LocalCluster, interrupt: Interrupt) -> None:
     """Show the status until a signal comes; on a terminal in place, elsewhere a line per event."""
     from eaas.local.scaling import Scaler, ScaleWatch
 
-    scaler = Scaler(cluster)
+    scaler = Scaler(cluster, lambda: _started_by_hand(cluster))
     watch = ScaleWatch(lambda: cluster.children["balancer"].address, scaler.want)
     try:
         if sys.stdout.isatty():
@@ -157,6 +157,18 @@ def _watch(cluster: LocalCluster, interrupt: Interrupt) -> None:
             interrupt.wait(_REFRESH_S)
     finally:
         watch.close()
+
+
+def _started_by_hand(cluster: LocalCluster) -> int:
+    """Expert servers that live in this cluster and are no children of this process.
+
+    Raises:
+        ClusterError: The endpoint does not answer.
+    """
+    pids = {child.pid for child in cluster.children.values()}
+    members = fetch_status(cluster.endpoint)["members"]
+    servers = [m for m in members if m["role"] == "expert-server" and m["state"] != "DEAD"]
+    return sum(server["pid"] not in pids for server in servers)
 
 
 def _scale(scaler: Scaler) -> list[str]:

@@ -82,10 +82,12 @@ class Scaler:
 
     Args:
         cluster: Whose servers.
+        others: How many of those that are wanted live already, and were not started by this cluster.
     """
 
-    def __init__(self, cluster: LocalCluster) -> None:
+    def __init__(self, cluster: LocalCluster, others: Callable[[], int] = lambda: 0) -> None:
         self._cluster = cluster
+        self._others = others
         self._wanted: int | None = None
         self._starting: ChildProcess | None = None
         self._leaving: ChildProcess | None = None
@@ -127,10 +129,15 @@ class Scaler:
         wanted, running = self._wanted, self._cluster.running_servers()
         if wanted is None:
             return []
-        if len(running) < wanted:
+        own = wanted - self._others()
+        if own < 0:
+            raise ClusterError(
+                f"{wanted - own} servers were started by hand: take some out with `eaas drain`"
+            )
+        if len(running) < own:
             self._starting = self._cluster.add_server()
             return [f"{self._starting.name} (pid {self._starting.pid}) starts"]
-        if len(running) > wanted:
+        if len(running) > own:
             last = running[-1]
             drain_server(self._cluster.children["balancer"].address or "", last.name)
             self._leaving = last

@@ -1,4 +1,4 @@
-"""Rows 2, 30 and 35 of the fault contract with real processes, each quoted by its test."""
+"""Rows 2 and 35 of the fault contract with real processes, each quoted by its test."""
 
 from __future__ import annotations
 
@@ -10,17 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 import torch
 
-from eaas.errors import EaasError, ExpertsUnavailableError
-from eaas.grpc_client import channel
-from eaas.local.process import ChildProcess, wait_ready
-from eaas.rpc.v1 import expert_pb2, expert_pb2_grpc
+from eaas.errors import ExpertsUnavailableError
 from eaas.types import MemberState
-from eaas.wire.slot import VERSION
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 DRAINING, DEAD = MemberState.DRAINING, MemberState.DEAD
@@ -109,49 +104,3 @@ def test_row_35_sigterm_is_a_drain(
         assert placement.holds_LSE.any(axis=1).all()
         # It ended what it had, and was asked for nothing when it went.
         assert not client.count("eaas_failovers_total", reason="lost")
-
-
-def test_row_30_a_rolling_upgrade(
-    checkpoint: Callable[..., Path],
-    start_cluster: Callable[..., Any],
-    join: Callable[..., Any],
-    calling: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Row 30: rolling upgrade N / N+1; unknown major version: negotiated, 0 failed calls; unknown major
-    refused at the handshake.
-
-    Within a version of the contract releases add fields, and each takes of a message what it knows.
-    """
-    cluster = start_cluster(checkpoint(), attention_client=False)
-    client = join(cluster)
-    monkeypatch.setenv("RELEASE", "minor")
-    names = [child.name for child in cluster.running_servers()]
-    with calling(client, join(cluster)) as calls:
-        for name in (*names, "balancer"):
-            old = cluster.children[name]
-            old.signal(signal.SIGTERM)
-            assert old.reap(60)
-            new = ChildProcess(name, old.arguments, cluster.log_dir, module="newer_release")
-            cluster.children[name] = new
-            wait_ready([new], 60)
-            client.wait(3)
-            seen = len(calls.seconds)
-            client.until(lambda seen=seen: len(calls.seconds) > seen + 10)
-        members = client.cluster.session.view.members
-        assert [members[name].incarnation for name in (*names, "balancer")] == [2] * 4
-        # A joining server of another version of the contract does not get as far as to be given experts.
-        monkeypatch.setenv("RELEASE", "major")
-        arguments = [a if a != names[0] else "other" for a in cluster.children[names[0]].arguments]
-        other = ChildProcess("other", arguments, cluster.log_dir, module="newer_release")
-        cluster.children["other"] = other
-        with pytest.raises(
-            EaasError,
-            match=r"other asks in version 2 .* this monitor speaks version 1: upgrade this",
-        ):
-            wait_ready([other], 60)
-        # And a client of other slots than this server's is not given any.
-        request = expert_pb2.ConnectRequest(client_id="c", protocol_version=VERSION + 1, slots=2)
-        with channel(members[names[0]].address) as line, pytest.raises(grpc.RpcError) as refusal:
-            expert_pb2_grpc.ExpertServiceStub(line).Connect(request)
-        assert refusal.value.code() is grpc.StatusCode.FAILED_PRECONDITION

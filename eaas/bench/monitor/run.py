@@ -86,6 +86,11 @@ def _row(plan: Plan, members: int, say: Callable[[str], None]) -> dict[str, Any]
         for watchers in plan.watcher_steps(members):
             say(f"{members} members, {watchers} watch")
             row["watching"].append(_watching(plan, here, watchers))
+            if row["watching"][-1]["ended"]:
+                say(
+                    "the monitor has ended streams of members: what comes next would be without them"
+                )
+                break
         row["falsely_dead"] = here.dead()
     return row
 
