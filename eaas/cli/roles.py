@@ -237,6 +237,6 @@ def balancer(
         "redundancy": redundancy,
     }
     loaded = load_config(config, balancer=settings).balancer
-    from balancer import run
+    from balancer.main import run
 
     run(loaded, join, _ready)

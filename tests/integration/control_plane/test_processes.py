@@ -28,7 +28,7 @@ pytestmark = pytest.mark.integration
 
 BALANCER = """
 import sys
-from balancer import run
+from balancer.main import run
 from eaas.config import BalancerConfig
 run(BalancerConfig(), sys.argv[1], lambda address: print(address, flush=True))
 """
