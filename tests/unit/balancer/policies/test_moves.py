@@ -108,7 +108,7 @@ def test_without_any_spare_one_server_holds_one_too_many() -> None:
 
 
 def test_a_spare_replica_makes_room_for_an_exchange() -> None:
-    """Both servers are full and exchange sole replicas; the second replica of expert 1 gives way for a while."""
+    """Full servers exchange sole replicas: the second replica of expert 1 gives way for a while."""
     first = np.array([[[0, 1, 1], [1, 1, 0]]], np.bool_)
     then = np.array([[[1, 1, 0], [0, 1, 1]]], np.bool_)
     slots = np.array([[2, 2]])
