@@ -32,12 +32,12 @@ from eaas.errors import EaasError
 from eaas.grpc_client import channel
 from eaas.local import LocalCluster
 from eaas.local.child import PARENT_VARIABLE, READY_VARIABLE
+from eaas.local.nursery import Nursery
 from eaas.local.process import ChildProcess, wait_ready
 from eaas.rpc.v1 import monitor_pb2 as pb
 from eaas.rpc.v1 import monitor_pb2_grpc
 from eaas.types import MemberState
 
-HERE = Path(__file__).parent
 PATIENCE_S = 40.0
 
 
@@ -191,7 +191,7 @@ class FaultyCluster(LocalCluster):
         arguments = (*arguments, *self._config_flags, *self.options, *port)
         namespace = self.namespaces.get(name)
         if namespace is None:
-            child = ChildProcess(name, arguments, self.log_dir, module="faulty_server")
+            child = self._faulty(name, arguments)
         else:
             host = ("--host", namespace.server_host)
             child = ProcessInside(namespace, name, (*arguments, *host), self.log_dir)
@@ -201,9 +201,14 @@ class FaultyCluster(LocalCluster):
     def restart(self, name: str, timeout_s: float = 60.0) -> None:
         old = self.children[name]
         old.reap(PATIENCE_S)
-        child = ChildProcess(name, old.arguments, self.log_dir, module="faulty_server")
+        child = self._faulty(name, old.arguments)
         self.children[name] = child
         wait_ready([child], timeout_s)
+
+    def _faulty(self, name: str, arguments: Sequence[str]) -> ChildProcess:
+        # What a release speaks has to be said before anything is imported.
+        nursery = None if "SPOKEN_VERSIONS" in os.environ else self._nursery
+        return ChildProcess(name, arguments, self.log_dir, module="faulty_server", nursery=nursery)
 
 
 @pytest.fixture
@@ -212,8 +217,6 @@ def throttles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
     directory = tmp_path / "throttles"
     directory.mkdir()
     monkeypatch.setenv("FAULTY_SERVERS", str(directory))
-    paths = filter(None, (str(HERE), os.environ.get("PYTHONPATH")))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     made: dict[str, Throttle] = {}
 
     def throttle(name: str) -> Throttle:
@@ -226,7 +229,7 @@ def throttles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
 
 @pytest.fixture
 def faulty_cluster(
-    throttles: Callable[[str], Throttle], tmp_path: Path
+    throttles: Callable[[str], Throttle], tmp_path: Path, nursery: Nursery
 ) -> Iterator[Callable[..., FaultyCluster]]:
     """Starts clusters of faulty servers; the test is the client."""
     with ExitStack() as stack:
@@ -241,7 +244,7 @@ def faulty_cluster(
             **more: Any,
         ) -> FaultyCluster:
             cluster = FaultyCluster(
-                model, log_dir=tmp_path / "logs", attention_client=False, **more
+                model, log_dir=tmp_path / "logs", attention_client=False, nursery=nursery, **more
             )
             cluster.options, cluster.ports = options, ports or {}
             cluster.proxied, cluster.proxies = proxied, {}
