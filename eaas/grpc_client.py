@@ -48,6 +48,9 @@ _OPTIONS = (
     ("grpc.http2.max_pings_without_data", 0),
     # An http_proxy in the environment is not meant for the members of a cluster.
     ("grpc.enable_http_proxy", 0),
+    # A connection of its own: shared ones share the pause after a refusal, too, also with a channel to
+    # a process that was before at the same port.
+    ("grpc.use_local_subchannel_pool", 1),
     # By default a channel waits up to two minutes before it tries a returned peer again.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -203,7 +204,7 @@ def test_growing_and_shrinking_leaves_nothing_behind(elastic: Callable[..., Any]
 def test_commands_are_refused_in_one_line(checkpoint: Callable[..., Path]) -> None:
     for command in (["scale", "4"], ["drain", "expert-server-0"]):
         done = subprocess.run(
-            ["python", "-m", "eaas", *command, "--endpoint", "http://127.0.0.1:9"],
+            [sys.executable, "-m", "eaas", *command, "--endpoint", "http://127.0.0.1:9"],
             capture_output=True,
             text=True,
             timeout=60,
