@@ -34,7 +34,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from balancer.actions import Action, Call, Inspect, Prepare, Publish, Refuse, Retire
+from balancer.actions import Action, Call, Inspect, Life, Prepare, Publish, Refuse, Retire
 from balancer.drafts import recovered, repaired, with_orphans
 from balancer.policies.repair import even_shares
 from balancer.policies.spread import spread
@@ -48,7 +48,7 @@ __all__ = ["Planner"]
 # epoch that nobody has reported yet, and two placements of one epoch are never to be taken for each other.
 _EPOCHS_OF_A_LIFE = 1000
 
-_Key = tuple[type[Call], str, int, int]
+_Key = tuple[type[Call], Life, int]
 
 
 class Planner:
@@ -91,7 +91,7 @@ class Planner:
         # Calls that were begun, and those that succeeded.
         self._asked: set[_Key] = set()
         self._done: set[_Key] = set()
-        self._holdings: dict[tuple[str, int], npt.NDArray[np.bool_]] = {}
+        self._holdings: dict[Life, npt.NDArray[np.bool_]] = {}
 
     # -- events ---------------------------------------------------------------------------------
 
@@ -109,9 +109,9 @@ class Planner:
         self._done.add(_key(call))
         if isinstance(call, Inspect):
             assert holds_LE is not None
-            self._holdings[call.server_id, call.incarnation] = holds_LE
+            self._holdings[call.life] = holds_LE
         elif isinstance(call, Prepare):
-            self._pool.forgive(call.server_id, call.incarnation)
+            self._pool.forgive(call.life)
         return self.tick(now)
 
     def failed(self, call: Call, now: float) -> list[Action]:
@@ -120,7 +120,7 @@ class Planner:
         may_give_up = isinstance(call, Prepare) and self._current is not None
         if not (may_give_up and self.is_wanted(call)):
             return []
-        if not self._pool.count_failure(call.server_id, call.incarnation):
+        if not self._pool.count_failure(call.life):
             return []
         why = "it failed to load its share too often; it is tried again when it is restarted"
         return [Refuse(call.server_id, why), *self.tick(now)]
@@ -128,7 +128,7 @@ class Planner:
     def is_wanted(self, call: Call) -> bool:
         """Whether a failed attempt is worth another one: the server lives and the plan stands."""
         member = self._pool.alive.get(call.server_id)
-        if member is None or member.incarnation != call.incarnation or self._pool.is_unable(member):
+        if member is None or self._pool.life(member) != call.life or self._pool.is_unable(member):
             return False
         match call:
             case Prepare():
@@ -205,13 +205,13 @@ class Planner:
         assert self._first_seen_at is not None
         if len(staying) < self._expected and now < self._first_seen_at + RETURN_GRACE_S:
             return []
-        unknown = [m for m in told if _life(m) not in self._holdings]
+        unknown = [m for m in told if self._pool.life(m) not in self._holdings]
         if not unknown and able:
             none_LE = np.zeros(full, dtype=np.bool_)
-            held = {s: self._holdings.get(_life(m), none_LE) for s, m in staying.items()}
+            held = {s: self._holdings.get(self._pool.life(m), none_LE) for s, m in staying.items()}
             self._draft(*recovered(held, self._redundancy))
         return self._ask(
-            [Inspect(m.id, m.incarnation, m.address, shape.num_experts) for m in unknown]
+            [Inspect(m.id, self._pool.life(m), m.address, shape.num_experts) for m in unknown]
         )
 
     def _go_on(self, current: Placement, now: float) -> list[Action]:
@@ -246,7 +246,10 @@ class Planner:
         return (
             placement is not None
             and self._next is None
-            and all((Retire, *_life(m), placement.epoch) in self._done for m in self._retirable())
+            and all(
+                (Retire, self._pool.life(m), placement.epoch) in self._done
+                for m in self._retirable()
+            )
         )
 
     # -- actions --------------------------------------------------------------------------------
@@ -264,7 +267,7 @@ class Planner:
         for server_id, server in self._pool.willing.items():
             if server_id not in placement.servers:
                 continue
-            call = Prepare(server_id, server.incarnation, server.address, placement)
+            call = Prepare(server_id, self._pool.life(server), server.address, placement)
             if server.state is MemberState.SERVING and server.epoch == placement.epoch:
                 # Its monitor's silence ended its lease, not its weights.
                 self._asked.add(_key(call))
@@ -277,7 +280,7 @@ class Planner:
         if placement is None:
             return []
         for server_id, server in self._pool.willing.items():
-            key = (Prepare, *_life(server), placement.epoch)
+            key = (Prepare, self._pool.life(server), placement.epoch)
             if server_id in placement.servers and key not in self._done:
                 return []
         self._current, self._next, self._gave_up = placement, None, False
@@ -285,7 +288,7 @@ class Planner:
         self._holdings.clear()
         # What was said of older epochs matters no more.
         for keys in (self._asked, self._done):
-            keys.intersection_update({k for k in keys if k[3] == placement.epoch})
+            keys.intersection_update({k for k in keys if k[-1] == placement.epoch})
         return [Publish(placement)]
 
     def _retirable(self) -> list[Member]:
@@ -306,16 +309,12 @@ class Planner:
             return []
         calls: list[Call] = []
         for m in self._retirable():
-            prepared = (Prepare, *_life(m), placement.epoch) in self._done
+            prepared = (Prepare, self._pool.life(m), placement.epoch) in self._done
             if prepared or m.id not in placement.servers:
-                calls.append(Retire(m.id, m.incarnation, m.address, placement))
+                calls.append(Retire(m.id, self._pool.life(m), m.address, placement))
         return self._ask(calls)
-
-
-def _life(member: Member) -> tuple[str, int]:
-    return (member.id, member.incarnation)
 
 
 def _key(call: Call) -> _Key:
     epoch = 0 if isinstance(call, Inspect) else call.placement.epoch
-    return (type(call), call.server_id, call.incarnation, epoch)
+    return (type(call), call.life, epoch)

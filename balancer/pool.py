@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from balancer.actions import Life
 from eaas.types import Member, MemberState, ModelShape, Role
 
 __all__ = ["ServerPool"]
@@ -27,17 +28,28 @@ class ServerPool:
         self._members: Mapping[str, Member] = {}
         self._servers: dict[str, Member] = {}
         self._dead_since: dict[str, float] = {}
-        self._refused: set[tuple[str, int]] = set()
-        self._failures: Counter[tuple[str, int]] = Counter()
+        # Processes that began under a name.
+        self._births: Counter[str] = Counter()
+        self._refused: set[Life] = set()
+        self._failures: Counter[Life] = Counter()
         # Of the cluster's model; empty until it is chosen.
         self.digest = ""
 
     def observe(self, members: Mapping[str, Member], now: float) -> None:
         """The membership changed."""
         self._members = members
+        before = self._servers
         self._servers = {m.id: m for m in members.values() if m.role is Role.EXPERT_SERVER}
+        joining = {s for s, m in self._servers.items() if m.state is MemberState.JOINING}
+        self._births.update(
+            s for s in joining if s not in before or before[s].state is not MemberState.JOINING
+        )
         dead = {s for s, m in self._servers.items() if m.state is MemberState.DEAD}
         self._dead_since = {s: self._dead_since.get(s, now) for s in sorted(dead)}
+
+    def life(self, member: Member) -> Life:
+        """Which process of that name it is."""
+        return (*member.life, self._births[member.id])
 
     def choose_model(self) -> ModelShape | None:
         """The model of most servers that could be given experts becomes the cluster's."""
@@ -86,7 +98,7 @@ class ServerPool:
         """Servers of another model than the cluster's, or of none, and why; each life of one once."""
         refusals = []
         for m in self._servers.values():
-            life = (m.id, m.incarnation)
+            life = self.life(m)
             if not self.digest or m.state not in _ABLE or self._is_ours(m) or life in self._refused:
                 continue
             self._refused.add(life)
@@ -124,18 +136,18 @@ class ServerPool:
             for m in self._members.values()
         )
 
-    def count_failure(self, server_id: str, incarnation: int) -> bool:
+    def count_failure(self, life: Life) -> bool:
         """A life of a server failed to load its share. Says whether that was once too often."""
-        self._failures[server_id, incarnation] += 1
-        return self._failures[server_id, incarnation] == _ATTEMPTS
+        self._failures[life] += 1
+        return self._failures[life] == _ATTEMPTS
 
-    def forgive(self, server_id: str, incarnation: int) -> None:
+    def forgive(self, life: Life) -> None:
         """It did load one."""
-        self._failures.pop((server_id, incarnation), None)
+        self._failures.pop(life, None)
 
     def is_unable(self, member: Member) -> bool:
         """Whether this life failed to load its share too often."""
-        return self._failures[member.id, member.incarnation] >= _ATTEMPTS
+        return self._failures[self.life(member)] >= _ATTEMPTS
 
     def _is_ours(self, member: Member) -> bool:
         return member.model is not None and member.model.digest == self.digest

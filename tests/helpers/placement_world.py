@@ -55,7 +55,7 @@ class World:
         self.calls: list[tuple[Planner, Call]] = []
         self.follows: dict[str, Placement] = {}
         self.placements: dict[int, Placement] = {}
-        self.loads = 0
+        self.loads = self.starts = 0
         self.start_balancer()
 
     # -- the balancer -----------------------------------------------------------------------------
@@ -106,10 +106,13 @@ class World:
     def up(self) -> list[str]:
         return sorted(self.stores)
 
-    def start(self, name: str) -> None:
+    def start(self, name: str, incarnation: int | None = None, address: str = "") -> None:
+        """A process begins, at an address of its own; its incarnation may be one that was there before."""
         before = self.members.get(name)
-        life = before.incarnation + 1 if before else 1
-        self.members[name] = server(name, incarnation=life)
+        life = incarnation or (before.incarnation + 1 if before else 1)
+        self.starts += 1
+        address = address or f"{name}:{self.starts}"
+        self.members[name] = replace(server(name, incarnation=life), address=address)
         self.stores[name] = np.zeros(FULL, dtype=bool)
         self.told[name] = 0
         self.tell()
@@ -132,7 +135,7 @@ class World:
         """One of the calls on their way is carried out, or fails, and its balancer is told, if it lives."""
         planner, call = self.calls.pop(place)
         member = self.members[call.server_id]
-        arrived = call.server_id in self.stores and member.incarnation == call.incarnation
+        arrived = call.server_id in self.stores and member.address == call.address
         holds_LE = self.stores[call.server_id].copy() if arrived else None
         done = arrived and not fail and self.carry_out(call)
         self.tell()

@@ -327,3 +327,34 @@ def test_it_goes_on_without_servers_that_never_come() -> None:
     world.wait(60.0)
     world.settle()
     world.assert_settled()
+
+
+# -- a monitor that forgot everything gives incarnations out again ------------------------------------
+
+
+@pytest.mark.parametrize("address", ["", "s2:1"], ids=["another address", "all is equal"])
+@pytest.mark.parametrize("seen_dead", [True, False])
+def test_a_new_process_with_an_incarnation_that_was_there_gets_its_share(
+    address: str, seen_dead: bool
+) -> None:
+    world = settled("s1", "s3")
+    world.start("s2", 1, "s2:1")
+    world.settle()
+    if seen_dead:
+        world.die("s2")
+    world.start("s2", 1, address)
+    assert (Prepare, "s2") in kinds(world)
+    world.settle()
+    world.assert_settled()
+
+
+def test_a_new_process_with_an_equal_incarnation_comes_while_the_old_one_loads() -> None:
+    world = settled("s1", "s3")
+    world.start("s2", 1)
+    late = [c for c in world.calls if c[1].server_id == "s2"]
+    world.start("s2", 1)
+    assert [c.server_id for _, c in world.calls].count("s2") == 2
+    # What was told to the old one says nothing of the new one.
+    world.take(world.planner.succeeded(late[0][1], world.now))
+    world.settle()
+    world.assert_settled()
