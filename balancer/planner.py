@@ -88,9 +88,10 @@ class Planner:
         self._recovering = False
         # A draft was given up: servers may have heard of an epoch above the current one.
         self._gave_up = False
-        # Calls that were begun, and those that succeeded.
+        # Calls that were begun, those that succeeded, and those that failed and are tried on.
         self._asked: set[_Key] = set()
         self._done: set[_Key] = set()
+        self._vain: set[_Key] = set()
         self._holdings: dict[Life, npt.NDArray[np.bool_]] = {}
 
     # -- events ---------------------------------------------------------------------------------
@@ -116,13 +117,18 @@ class Planner:
 
     def failed(self, call: Call, now: float) -> list[Action]:
         """A server did not. It is to be tried again while `is_wanted`."""
+        if not self.is_wanted(call):
+            return []
+        if isinstance(call, Retire):
+            # It holds more than its share until it hears it: nobody waits for that.
+            self._vain.add(_key(call))
+            return self.tick(now)
         # Before the first placement there is nobody to go on with instead.
-        may_give_up = isinstance(call, Prepare) and self._current is not None
-        if not (may_give_up and self.is_wanted(call)):
+        if self._current is None and not self._recovering:
             return []
         if not self._pool.count_failure(call.life):
             return []
-        why = "it failed to load its share too often; it is tried again when it is restarted"
+        why = "it failed too often to say or load what it holds; it is tried again when it is restarted"
         return [Refuse(call.server_id, why), *self.tick(now)]
 
     def is_wanted(self, call: Call) -> bool:
@@ -203,7 +209,7 @@ class Planner:
             return []
         # A monitor that was restarted, too, may not know all of them yet.
         assert self._first_seen_at is not None
-        if len(staying) < self._expected and now < self._first_seen_at + RETURN_GRACE_S:
+        if len(self._pool.alive) < self._expected and now < self._first_seen_at + RETURN_GRACE_S:
             return []
         unknown = [m for m in told if self._pool.life(m) not in self._holdings]
         if not unknown and able:
@@ -241,14 +247,14 @@ class Planner:
         return self._pool.willing.keys() >= self._next_alive
 
     def _is_idle(self) -> bool:
-        """Whether the servers hold the published placement and nothing else."""
+        """Whether the servers hold the published placement and nothing else, or do not hear of it."""
         placement = self._current
+        told = self._done | self._vain
         return (
             placement is not None
             and self._next is None
             and all(
-                (Retire, self._pool.life(m), placement.epoch) in self._done
-                for m in self._retirable()
+                (Retire, self._pool.life(m), placement.epoch) in told for m in self._retirable()
             )
         )
 
@@ -287,7 +293,7 @@ class Planner:
         self._retire_at = now + self._ack_timeout_s
         self._holdings.clear()
         # What was said of older epochs matters no more.
-        for keys in (self._asked, self._done):
+        for keys in (self._asked, self._done, self._vain):
             keys.intersection_update({k for k in keys if k[-1] == placement.epoch})
         return [Publish(placement)]
 

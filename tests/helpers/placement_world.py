@@ -44,6 +44,7 @@ class World:
         calls: On their way to servers, of the balancer of the moment and of those before.
         follows: The placement that each client follows.
         published: Of the balancer of the moment; None: none yet.
+        deaf: Servers that live, and serve, and that no call of the balancer reaches.
     """
 
     def __init__(self, expected: int, redundancy: int) -> None:
@@ -52,6 +53,8 @@ class World:
         self.members: dict[str, Member] = {}
         self.stores: dict[str, np.ndarray] = {}
         self.told: dict[str, int] = {}
+        self.deaf: set[str] = set()
+        self.vain: list[tuple[Planner, Call]] = []
         self.calls: list[tuple[Planner, Call]] = []
         self.follows: dict[str, Placement] = {}
         self.placements: dict[int, Placement] = {}
@@ -120,7 +123,14 @@ class World:
     def die(self, name: str) -> None:
         self.members[name] = replace(self.members[name], state=DEAD)
         del self.stores[name]
+        self.deaf.discard(name)
         self.tell()
+
+    def hear_again(self) -> None:
+        """Nobody is deaf any more; what is still wanted of those that were is on its way."""
+        self.deaf.clear()
+        self.calls += [(p, c) for p, c in self.vain if p is self.planner and p.is_wanted(c)]
+        self.vain.clear()
 
     def drain(self, name: str) -> None:
         self.members[name] = replace(self.members[name], state=DRAINING)
@@ -135,8 +145,12 @@ class World:
         """One of the calls on their way is carried out, or fails, and its balancer is told, if it lives."""
         planner, call = self.calls.pop(place)
         member = self.members[call.server_id]
-        arrived = call.server_id in self.stores and member.address == call.address
+        lives = call.server_id in self.stores and member.address == call.address
+        arrived = lives and call.server_id not in self.deaf
         holds_LE = self.stores[call.server_id].copy() if arrived else None
+        if arrived and fail and isinstance(call, Prepare):
+            # It knows the epoch before it has loaded anything.
+            self.told[call.server_id] = max(self.told[call.server_id], call.placement.epoch)
         done = arrived and not fail and self.carry_out(call)
         self.tell()
         if planner is not self.planner:
@@ -146,7 +160,9 @@ class World:
         else:
             self.take(planner.failed(call, self.now))
             if planner.is_wanted(call):
-                self.calls.append((planner, call))
+                # Whoever hears nothing is told to retire for ever.
+                vain = isinstance(call, Retire) and call.server_id in self.deaf
+                (self.vain if vain else self.calls).append((planner, call))
 
     def carry_out(self, call: Call) -> bool:
         """What a server does; False where it refuses an older epoch."""

@@ -358,3 +358,53 @@ def test_a_new_process_with_an_equal_incarnation_comes_while_the_old_one_loads()
     world.take(world.planner.succeeded(late[0][1], world.now))
     world.settle()
     world.assert_settled()
+
+
+# -- a server that only the balancer cannot reach ------------------------------------------------------
+
+
+def test_a_server_that_does_not_hear_of_a_retirement_holds_nobody_up() -> None:
+    world = settled("s1", "s2", "s3")
+    world.start("s4")
+    while world.calls:
+        world.answer()
+    world.deaf = {"s1"}
+    world.settle()
+    assert [type(call) for _, call in world.vain] == [Retire], "it is told on"
+    world.start("s5")
+    world.settle()
+    # It cannot be told of the new placement, so others take its share.
+    assert world.published.servers == ("s2", "s3", "s4", "s5")
+    assert world.covered(world.published).all()
+    assert [r.server_id for r in world.refusals] == ["s1"]
+
+
+def test_a_retirement_that_failed_once_is_told_again() -> None:
+    world = settled("s1", "s2")
+    world.start("s3")
+    while world.calls:
+        world.answer()
+    world.follow("c")
+    world.answer(fail=True)
+    world.settle()
+    world.assert_settled()
+
+
+def test_a_balancer_that_starts_goes_on_without_a_server_that_it_cannot_reach() -> None:
+    world = settled("s1", "s2", "s3")
+    world.deaf = {"s1"}
+    world.start_balancer()
+    world.settle()
+    assert world.published.servers == ("s2", "s3")
+    assert world.covered(world.published).all()
+
+
+def test_a_balancer_that_starts_goes_on_without_a_server_that_cannot_load() -> None:
+    world = settled("s1", "s2", "s3")
+    world.start_balancer()
+    while any(isinstance(call, Inspect) for _, call in world.calls):
+        world.answer()
+    world.deaf = {"s1"}
+    world.settle()
+    assert world.published.servers == ("s2", "s3")
+    assert world.covered(world.published).all()
