@@ -35,7 +35,7 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.actions import Action, Call, Inspect, Life, Prepare, Publish, Refuse, Retire
-from balancer.drafts import recovered, repaired, with_orphans
+from balancer.drafts import has_orphans, recovered, repaired, with_orphans
 from balancer.policies.repair import even_shares
 from balancer.policies.spread import spread
 from balancer.pool import ServerPool
@@ -82,6 +82,7 @@ class Planner:
         self._current: Placement | None = None
         self._next: Placement | None = None
         self._next_alive: frozenset[str] = frozenset()
+        self._next_is_urgent = False
         self._retire_at = 0.0
         self._last_epoch = 0
         self._first_seen_at: float | None = None
@@ -225,12 +226,14 @@ class Planner:
         if not self._pool.able:
             return []
         draft = with_orphans(current, self._pool)
+        urgent = draft is not None
         if draft is None and (self._gave_up or self._is_idle()):
             draft = repaired(current, self._pool, self._redundancy, now)
         if draft is None and self._gave_up:
             draft = (current.servers, current.holds_LSE)
         if draft is not None:
             self._draft(*draft)
+            self._next_is_urgent = urgent
         return []
 
     def _draft(self, servers: tuple[str, ...], holds_LSE: npt.NDArray[np.bool_]) -> None:
@@ -238,11 +241,16 @@ class Planner:
         self._last_epoch = 1 + max(self._last_epoch, self._pool.highest_epoch, own)
         self._next = Placement(self._last_epoch, servers, holds_LSE, even_shares(holds_LSE))
         self._next_alive = frozenset(servers) & self._pool.willing.keys()
+        self._next_is_urgent = False
 
     def _stands(self, draft: Placement) -> bool:
         """Whether those that a draft counts on still live, and can load."""
         if self._current is None and self._pool.highest_epoch > draft.epoch:
             # A late call of the balancer before: its servers refuse this draft.
+            return False
+        current = self._current
+        if current is not None and not self._next_is_urgent and has_orphans(current, self._pool):
+            # Its experts are not to wait until everybody else has loaded what this draft is about.
             return False
         return self._pool.willing.keys() >= self._next_alive
 

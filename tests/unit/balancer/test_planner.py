@@ -12,6 +12,7 @@ from balancer.planner import Planner
 from placement_world import (
     ACK_S,
     DEAD,
+    DRAINING,
     FULL,
     GRACE_S,
     SERVING,
@@ -227,6 +228,45 @@ def test_orphans_do_not_wait_for_a_roll_out() -> None:
     world.wait(GRACE_S)
     world.settle()
     world.assert_settled()
+
+
+def answer_all_but(world: World, hung: str) -> None:
+    """Every call, but to a server that never comes to an end with one; clients follow."""
+    while True:
+        place = next((i for i, (_, c) in enumerate(world.calls) if c.server_id != hung), None)
+        if place is not None:
+            world.answer(place)
+        elif world.published is not world.follows["c"]:
+            world.follow("c")
+        else:
+            return
+
+
+def test_orphans_do_not_go_to_a_server_that_hangs_in_its_first_load() -> None:
+    world = settled("s1", "s2", "s3", redundancy=1)
+    world.start("s4")
+    world.die("s2")
+    answer_all_but(world, "s4")
+    assert world.covered(world.published).all()
+
+
+def test_orphans_of_a_server_that_was_leaving_do_not_wait_for_one_that_hangs() -> None:
+    world = settled("s1", "s2", "s3", redundancy=1)
+    world.members["s3"] = replace(world.members["s3"], state=DRAINING)
+    world.start("s4")
+    assert world.calls[0][1].placement.servers == ("s1", "s2", "s4")
+    world.die("s3")
+    answer_all_but(world, "s4")
+    assert world.covered(world.published).all()
+
+
+def test_orphans_go_to_newcomers_where_nobody_else_is_left() -> None:
+    world = settled("s1", "s2", redundancy=1)
+    world.die("s1")
+    world.die("s2")
+    world.start("s3")
+    world.settle()
+    assert world.covered(world.published).all()
 
 
 # -- a server leaves, or cannot load ---------------------------------------------------------------
