@@ -18,7 +18,7 @@ refuse an older one than they know, so a balancer that was replaced does no harm
 
 Why a draft is made, most urgent first:
   orphans: an expert's last living replica is gone. It is put elsewhere; nothing else is touched.
-  repair: a server joined, drains, cannot load, or is dead for longer than the grace. Waits for idle.
+  repair: a server joined, drains, cannot load for now, or is dead for longer than the grace. Waits for idle.
 
 Terms:
   share: what a placement gives one server.
@@ -127,9 +127,12 @@ class Planner:
         # Before the first placement there is nobody to go on with instead.
         if self._current is None and not self._recovering:
             return []
-        if not self._pool.count_failure(call.life):
+        unable_s = self._pool.count_failure(call.life, now)
+        if not unable_s:
             return []
-        why = "it failed too often to say or load what it holds; it is tried again when it is restarted"
+        # Then it is to be asked again.
+        self._asked = {k for k in self._asked if k[1] != call.life or k in self._done}
+        why = f"it failed too often to say or load what it holds; it is tried again in {unable_s:.0f} s"
         return [Refuse(call.server_id, why), *self.tick(now)]
 
     def is_wanted(self, call: Call) -> bool:
@@ -141,12 +144,13 @@ class Planner:
             case Prepare():
                 return call.placement in (self._next, self._current)
             case Retire():
-                return call.placement is self._current and self._next is None
+                return call.placement is self._current and self._may_retire
             case Inspect():
                 return self._current is None
 
     def tick(self, now: float) -> list[Action]:
         """Do what is due. To be called at `wake_at`, too."""
+        self._pool.give_new_chances(now)
         if self._next is not None and not self._stands(self._next):
             self._next, self._gave_up = None, True
         actions: list[Action] = []
@@ -161,12 +165,12 @@ class Planner:
 
     def wake_at(self, now: float) -> float | None:
         """When time alone may make something due."""
-        times: list[float] = []
+        times = self._pool.new_chances
         if self._current is None:
             if self._first_seen_at is not None:
-                times = [self._first_seen_at + RETURN_GRACE_S]
+                times.append(self._first_seen_at + RETURN_GRACE_S)
         else:
-            times = self._pool.grace_ends(self._current.servers)
+            times += self._pool.grace_ends(self._current.servers)
             if not self._is_idle():
                 times.append(self._retire_at)
         return min((t for t in times if t > now), default=None)
@@ -305,6 +309,11 @@ class Planner:
             keys.intersection_update({k for k in keys if k[-1] == placement.epoch})
         return [Publish(placement)]
 
+    @property
+    def _may_retire(self) -> bool:
+        """Not by a placement that a draft is to replace: a server that heard of the draft refuses it."""
+        return self._next is None and not self._gave_up
+
     def _retirable(self) -> list[Member]:
         """Servers that hold experts, by this placement or by an older one."""
         placement = self._current
@@ -317,7 +326,7 @@ class Planner:
 
     def _retire_where_due(self, now: float) -> list[Action]:
         placement = self._current
-        if placement is None or self._next is not None:
+        if placement is None or not self._may_retire:
             return []
         if now < self._retire_at and self._pool.clients_behind(placement.epoch):
             return []

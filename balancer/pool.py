@@ -12,15 +12,18 @@ __all__ = ["ServerPool"]
 
 # A server that is suspected keeps what it has, and is given nothing new.
 _ABLE = (MemberState.JOINING, MemberState.SERVING)
-# Attempts to load a share, half a second between two, before a life of a server counts as unable.
+# Attempts to load a share, half a second between two, before a life of a server counts as unable: for the
+# grace of a dead one, then twice as long, and so on, up to this.
 _ATTEMPTS = 5
+_LONGEST_UNABLE_S = 600.0
 
 
 class ServerPool:
     """Facts about the members, no decisions. No I/O, no clock: `now` is monotonic seconds.
 
     Args:
-        dead_grace_s: How long a dead server's return is waited for.
+        dead_grace_s: How long a dead server's return is waited for; and how long one that failed to load
+            too often is left alone, at first.
     """
 
     def __init__(self, dead_grace_s: float) -> None:
@@ -32,6 +35,8 @@ class ServerPool:
         self._births: Counter[str] = Counter()
         self._refused: set[Life] = set()
         self._failures: Counter[Life] = Counter()
+        self._verdicts: Counter[Life] = Counter()
+        self._unable_until: dict[Life, float] = {}
         # Of the cluster's model; empty until it is chosen.
         self.digest = ""
 
@@ -136,18 +141,38 @@ class ServerPool:
             for m in self._members.values()
         )
 
-    def count_failure(self, life: Life) -> bool:
-        """A life of a server failed to load its share. Says whether that was once too often."""
+    def count_failure(self, life: Life, now: float) -> float:
+        """A life of a server failed to load its share.
+
+        Returns:
+            For how many seconds it counts as unable, if that was once too often; else 0.
+        """
         self._failures[life] += 1
-        return self._failures[life] == _ATTEMPTS
+        if self._failures[life] < _ATTEMPTS:
+            return 0.0
+        unable_s = min(_LONGEST_UNABLE_S, self._dead_grace_s * 2 ** self._verdicts[life])
+        self._verdicts[life] += 1
+        self._unable_until[life] = now + unable_s
+        del self._failures[life]
+        return unable_s
 
     def forgive(self, life: Life) -> None:
         """It did load one."""
         self._failures.pop(life, None)
+        self._verdicts.pop(life, None)
+
+    def give_new_chances(self, now: float) -> None:
+        """Whose time as unable is over is as able as anybody."""
+        self._unable_until = {life: t for life, t in self._unable_until.items() if t > now}
+
+    @property
+    def new_chances(self) -> list[float]:
+        """When that is to be done."""
+        return list(self._unable_until.values())
 
     def is_unable(self, member: Member) -> bool:
-        """Whether this life failed to load its share too often."""
-        return self._failures[self.life(member)] >= _ATTEMPTS
+        """Whether this life failed to load its share too often, a short time ago."""
+        return self.life(member) in self._unable_until
 
     def _is_ours(self, member: Member) -> bool:
         return member.model is not None and member.model.digest == self.digest

@@ -306,9 +306,41 @@ def test_a_server_that_cannot_load_is_given_up_and_others_take_its_share() -> No
     assert refusal.server_id == "s3"
     world.settle()
     assert world.published.servers == ("s1", "s2")
-    # Another life is another chance.
+    # It gets another chance, twice as long after each that it missed; another life has one at once.
+    world.deaf = {"s3"}
+    assert world.planner.wake_at(world.now) == world.now + GRACE_S
+    world.wait(GRACE_S)
+    world.settle()
+    assert len(world.refusals) == 2
+    assert world.planner.wake_at(world.now) == world.now + 2 * GRACE_S
+    assert world.published.servers == ("s1", "s2")
     world.die("s3")
     world.start("s3")
+    world.settle()
+    world.assert_settled()
+
+
+def test_a_server_that_was_out_of_reach_for_a_moment_has_experts_again() -> None:
+    world = settled("s1", "s2", "s3")
+    world.deaf = {"s1"}
+    world.start("s4")
+    world.settle()
+    assert world.published.servers == ("s2", "s3", "s4")
+    world.hear_again()
+    world.settle()
+    world.wait(GRACE_S)
+    world.settle()
+    world.assert_settled()
+
+
+def test_a_server_that_a_new_balancer_could_not_reach_is_asked_again() -> None:
+    world = settled("s1", "s2")
+    world.start_balancer()
+    world.deaf = {"s1", "s2"}
+    world.settle()
+    assert world.published is None
+    world.hear_again()
+    world.wait(GRACE_S)
     world.settle()
     world.assert_settled()
 
