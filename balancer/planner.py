@@ -81,7 +81,8 @@ class Planner:
         self._pool = ServerPool(dead_grace_s)
         self._current: Placement | None = None
         self._next: Placement | None = None
-        self._next_alive: frozenset[str] = frozenset()
+        self._next_willing: frozenset[str] = frozenset()
+        self._next_holders: frozenset[str] = frozenset()
         self._next_is_urgent = False
         self._retire_at = 0.0
         self._last_epoch = 0
@@ -244,7 +245,9 @@ class Planner:
         own = _EPOCHS_OF_A_LIFE * (self._pool.balancer_life - 1)
         self._last_epoch = 1 + max(self._last_epoch, self._pool.highest_epoch, own)
         self._next = Placement(self._last_epoch, servers, holds_LSE, even_shares(holds_LSE))
-        self._next_alive = frozenset(servers) & self._pool.willing.keys()
+        self._next_willing = frozenset(servers) & self._pool.willing.keys()
+        # Those that cannot load more, but have what an older placement gave them, as well.
+        self._next_holders = frozenset(servers) & self._pool.holders.keys()
         self._next_is_urgent = False
 
     def _stands(self, draft: Placement) -> bool:
@@ -256,7 +259,10 @@ class Planner:
         if current is not None and not self._next_is_urgent and has_orphans(current, self._pool):
             # Its experts are not to wait until everybody else has loaded what this draft is about.
             return False
-        return self._pool.willing.keys() >= self._next_alive
+        pool = self._pool
+        return (
+            pool.willing.keys() >= self._next_willing and pool.holders.keys() >= self._next_holders
+        )
 
     def _is_idle(self) -> bool:
         """Whether the servers hold the published placement and nothing else, or do not hear of it."""

@@ -93,11 +93,7 @@ class ServerPool:
     @property
     def holders(self) -> dict[str, Member]:
         """Live servers that have their share, or are loading it with some hope."""
-        return {
-            s: m
-            for s, m in self.alive.items()
-            if m.state is not MemberState.JOINING or not self.is_unable(m)
-        }
+        return {s: m for s, m in self.alive.items() if m.epoch or not self.is_unable(m)}
 
     def new_refusals(self) -> list[tuple[str, str]]:
         """Servers of another model than the cluster's, or of none, and why; each life of one once."""

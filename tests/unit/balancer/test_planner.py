@@ -260,6 +260,18 @@ def test_orphans_of_a_server_that_was_leaving_do_not_wait_for_one_that_hangs() -
     assert world.covered(world.published).all()
 
 
+def test_orphans_are_not_published_on_a_server_that_could_hold_no_more_and_died() -> None:
+    world = settled("s1", "s2", "s3", redundancy=1)
+    world.deaf = {"s2"}
+    world.die("s3")
+    while not world.refusals:
+        world.answer()
+    assert world.calls[0][1].placement.servers == ("s1", "s2", "s3")
+    world.die("s2")
+    world.settle()
+    assert world.covered(world.published).all()
+
+
 def test_orphans_go_to_newcomers_where_nobody_else_is_left() -> None:
     world = settled("s1", "s2", redundancy=1)
     world.die("s1")
@@ -318,6 +330,17 @@ def test_a_server_that_cannot_load_is_given_up_and_others_take_its_share() -> No
     world.start("s3")
     world.settle()
     world.assert_settled()
+
+
+def test_a_server_that_leaves_before_it_could_load_holds_nothing() -> None:
+    world = settled("s1", "s2", redundancy=1)
+    world.die("s2")
+    world.start("s2")
+    world.deaf = {"s2"}
+    world.start("s3")
+    world.drain("s2")
+    world.settle()
+    assert world.covered(world.published).all()
 
 
 def test_a_server_that_was_out_of_reach_for_a_moment_has_experts_again() -> None:
