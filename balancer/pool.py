@@ -146,7 +146,7 @@ class ServerPool:
         self._failures[life] += 1
         if self._failures[life] < _ATTEMPTS:
             return 0.0
-        unable_s = min(_LONGEST_UNABLE_S, self._dead_grace_s * 2 ** self._verdicts[life])
+        unable_s = min(_LONGEST_UNABLE_S, self._dead_grace_s * 2.0 ** self._verdicts[life])
         self._verdicts[life] += 1
         self._unable_until[life] = now + unable_s
         del self._failures[life]

@@ -129,18 +129,20 @@ class BalancerService:
     def WatchScale(
         self, request: pb.WatchScaleRequest, context: Any
     ) -> Iterator[pb.WatchScaleResponse]:
-        """How many servers are wanted, now and each time that it is said."""
+        """How many servers are wanted: what the caller does not know yet, and each time that it is said."""
         if not context.add_callback(self._wake):
             return
-        known = 0
+        known = request.known_wish
         with self._changed:
             self._scalers += 1
         try:
             # At once, so that the caller knows that it is counted.
-            yield pb.WatchScaleResponse()
+            yield pb.WatchScaleResponse(wish=known)
             while self._wait(context, lambda last: self._wishes != last, known):
-                changed, known = self._wishes != known, self._wishes
-                yield pb.WatchScaleResponse(servers=self._wanted_servers if changed else 0)
+                with self._changed:
+                    servers = self._wanted_servers if self._wishes != known else 0
+                    known = self._wishes
+                yield pb.WatchScaleResponse(servers=servers, wish=known)
         finally:
             with self._changed:
                 self._scalers -= 1
