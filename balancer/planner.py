@@ -106,13 +106,25 @@ class Planner:
         return self.tick(now)
 
     def succeeded(
-        self, call: Call, now: float, holds_LE: npt.NDArray[np.bool_] | None = None
+        self,
+        call: Call,
+        now: float,
+        holds_LE: npt.NDArray[np.bool_] | None = None,
+        told_epoch: int = 0,
     ) -> list[Action]:
-        """A server did what it was told; to `Inspect` it answered with what it holds."""
+        """A server did what it was told.
+
+        Args:
+            call: What that was.
+            now: Monotonic seconds.
+            holds_LE: To `Inspect`: what it holds, bool (L, E).
+            told_epoch: To `Inspect`: the newest that it was ever told, be it not loaded.
+        """
         self._done.add(_key(call))
         if isinstance(call, Inspect):
             assert holds_LE is not None
             self._holdings[call.life] = holds_LE
+            self._last_epoch = max(self._last_epoch, told_epoch)
         elif isinstance(call, Prepare):
             self._pool.forgive(call.life)
         return self.tick(now)
@@ -203,7 +215,6 @@ class Planner:
             return []
         full = (shape.num_layers, shape.num_experts)
         able, staying = self._pool.able, self._pool.staying
-        told = [m for m in staying.values() if m.epoch]
         # Of another balancer's, be it that only clients know of it: this one has made no draft yet.
         self._recovering = self._recovering or bool(
             self._pool.highest_epoch and not self._last_epoch
@@ -217,7 +228,8 @@ class Planner:
         assert self._first_seen_at is not None
         if len(self._pool.alive) < self._expected and now < self._first_seen_at + RETURN_GRACE_S:
             return []
-        unknown = [m for m in told if self._pool.life(m) not in self._holdings]
+        # Newcomers, too: they may have been told of an epoch that they have not loaded.
+        unknown = [m for m in staying.values() if self._pool.life(m) not in self._holdings]
         if not unknown and able:
             none_LE = np.zeros(full, dtype=np.bool_)
             held = {s: self._holdings.get(self._pool.life(m), none_LE) for s, m in staying.items()}

@@ -153,8 +153,11 @@ class Rollout:
         outcome.line.close()
         code = rpc.code()
         if code is grpc.StatusCode.OK:
-            holds_LE = _held(rpc.result(), call) if isinstance(call, Inspect) else None
-            self._act(self._planner.succeeded(call, now, holds_LE))
+            if isinstance(call, Inspect):
+                answer = rpc.result()
+                self._act(self._planner.succeeded(call, now, _held(answer, call), answer.epoch))
+            else:
+                self._act(self._planner.succeeded(call, now))
             return
         what = type(call).__name__.lower()
         _log.warning("%s: %s failed: %s: %s", call.server_id, what, code.name, rpc.details())

@@ -156,7 +156,8 @@ class World:
         if planner is not self.planner:
             return
         if done:
-            self.take(planner.succeeded(call, self.now, holds_LE))
+            told = self.told[call.server_id]
+            self.take(planner.succeeded(call, self.now, holds_LE, told))
         else:
             self.take(planner.failed(call, self.now))
             if planner.is_wanted(call):

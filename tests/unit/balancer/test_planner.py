@@ -401,6 +401,15 @@ def test_it_goes_above_every_epoch_that_anybody_knows() -> None:
     assert prepare.placement.epoch == 8
 
 
+def test_it_goes_above_an_epoch_that_a_server_was_told_and_has_not_loaded() -> None:
+    planner = Planner(2, 1)
+    members = view(server("s1", SERVING, epoch=4), server("s2"))
+    first, second = planner.observe(members, 0.0)
+    assert planner.succeeded(first, 0.0, np.ones(FULL, dtype=bool), 4) == []
+    prepare, _ = planner.succeeded(second, 0.0, np.zeros(FULL, dtype=bool), 9)
+    assert prepare.placement.epoch == 10
+
+
 def test_it_waits_a_while_for_servers_that_a_restarted_monitor_does_not_know_yet() -> None:
     world = settled("s1", "s2", "s3")
     late = {name: world.members.pop(name) for name in ("s2", "s3")}
