@@ -20,12 +20,14 @@ class Inspect:
         server_id: The server.
         life: The process that is meant.
         address: host:port of its control face.
-        num_experts: Logical experts of a layer.
+        num_layers: MoE layers of the model (L).
+        num_experts: Logical experts of a layer (E).
     """
 
     server_id: str
     life: Life
     address: str
+    num_layers: int
     num_experts: int
 
 

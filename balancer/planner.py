@@ -234,9 +234,7 @@ class Planner:
             none_LE = np.zeros(full, dtype=np.bool_)
             held = {s: self._holdings.get(self._pool.life(m), none_LE) for s, m in staying.items()}
             self._draft(*recovered(held, self._redundancy))
-        return self._ask(
-            [Inspect(m.id, self._pool.life(m), m.address, shape.num_experts) for m in unknown]
-        )
+        return self._ask([Inspect(m.id, self._pool.life(m), m.address, *full) for m in unknown])
 
     def _go_on(self, current: Placement, now: float) -> list[Action]:
         """The placement after the current one, if one is due."""
