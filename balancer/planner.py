@@ -188,14 +188,18 @@ class Planner:
                 times.append(self._retire_at)
         return min((t for t in times if t > now), default=None)
 
-    def why_not_drain(self, server_id: str) -> str | None:
-        """What speaks against taking a live server out; None where nothing does."""
-        if self._pool.able.keys() - {server_id}:
+    def let_drain(self, server_id: str) -> str | None:
+        """What speaks against taking a live server out; None if nothing: then it counts as leaving."""
+        if self._pool.let_drain(server_id):
             return None
         return (
             f"{server_id} is the last server that can hold experts: "
             "start another one first, or stop the cluster"
         )
+
+    def stays_after_all(self, server_id: str) -> None:
+        """A server that was let drain was not told so."""
+        self._pool.stays_after_all(server_id)
 
     @property
     def fewest_servers(self) -> int:

@@ -37,6 +37,8 @@ class ServerPool:
         self._failures: Counter[Life] = Counter()
         self._verdicts: Counter[Life] = Counter()
         self._unable_until: dict[Life, float] = {}
+        # Before they say DRAINING themselves.
+        self._told_to_leave: set[Life] = set()
         # Of the cluster's model; empty until it is chosen.
         self.digest = ""
 
@@ -135,6 +137,20 @@ class ServerPool:
             and m.state is not MemberState.DEAD
             and 0 < m.epoch < epoch
             for m in self._members.values()
+        )
+
+    def let_drain(self, server_id: str) -> bool:
+        """Whether a server can be spared; then it does not count when the next one is looked at."""
+        leaving = {s for s, m in self.able.items() if self.life(m) in self._told_to_leave}
+        if not self.able.keys() - leaving - {server_id}:
+            return False
+        self._told_to_leave.add(self.life(self.alive[server_id]))
+        return True
+
+    def stays_after_all(self, server_id: str) -> None:
+        """It could not be told to leave."""
+        self._told_to_leave.difference_update(
+            life for life in tuple(self._told_to_leave) if life[0] == server_id
         )
 
     def count_failure(self, life: Life, now: float) -> float:

@@ -12,7 +12,7 @@ from balancer.planner import Planner
 from eaas.grpc_client import STREAM_SIGN_S, channel
 from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.rpc.v1 import common_pb2, expert_pb2, expert_pb2_grpc
-from eaas.types import Placement
+from eaas.types import Member, Placement
 
 __all__ = ["BalancerService"]
 
@@ -87,7 +87,7 @@ class BalancerService:
     def DrainServer(self, request: pb.DrainServerRequest, context: Any) -> pb.DrainServerResponse:
         """Tells a server to leave, if others can take its experts (errors: `balancer.proto`)."""
         server_id = request.server_id
-        member, refusal = self._ask(lambda p: (p.member(server_id), p.why_not_drain(server_id)))
+        member, refusal = self._ask(lambda p: _let_drain(p, server_id))
         if member is None:
             context.abort(
                 grpc.StatusCode.NOT_FOUND, f"{server_id!r} is no live expert server of this cluster"
@@ -99,6 +99,7 @@ class BalancerService:
                 stub = expert_pb2_grpc.ExpertServiceStub(line)
                 stub.Drain(expert_pb2.DrainRequest(), timeout=_DRAIN_S)
             except grpc.RpcError as error:
+                self._ask(lambda planner: planner.stays_after_all(server_id))
                 why = f"{server_id} does not answer: {error.code().name}: {error.details()}"
                 context.abort(grpc.StatusCode.UNAVAILABLE, why)
         return pb.DrainServerResponse()
@@ -158,3 +159,8 @@ class BalancerService:
     def _wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
+
+
+def _let_drain(planner: Planner, server_id: str) -> tuple[Member | None, str | None]:
+    member = planner.member(server_id)
+    return member, planner.let_drain(server_id) if member else None

@@ -300,9 +300,15 @@ def test_a_draining_server_serves_until_others_have_its_experts() -> None:
 
 def test_what_speaks_against_a_drain() -> None:
     world = settled("s1", "s2")
-    assert world.planner.why_not_drain("s1") is None
+    assert world.planner.let_drain("s2") is None
+    # It has not said so yet.
+    assert "s1 is the last server that can hold experts" in world.planner.let_drain("s1")
+    assert world.planner.let_drain("s2") is None, "told twice"
+    world.planner.stays_after_all("s2")
+    assert world.planner.let_drain("s1") is None
+    world.planner.stays_after_all("s1")
     world.drain("s2")
-    assert "s1 is the last server that can hold experts" in world.planner.why_not_drain("s1")
+    assert "s1 is the last server that can hold experts" in world.planner.let_drain("s1")
     assert world.planner.member("s1").id == "s1"
     assert world.planner.member("nobody") is None
 
