@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from eaas.balancer_calls import drain_server
 from eaas.errors import ClusterError, EaasError
 from eaas.grpc_client import STREAM_SILENCE_S, Backoff, channel, responses
 from eaas.local.process import stop_all
@@ -19,10 +20,9 @@ if TYPE_CHECKING:
     from eaas.local.cluster import LocalCluster
     from eaas.local.process import ChildProcess
 
-__all__ = ["ScaleWatch", "Scaler", "drain_server", "scale_servers"]
+__all__ = ["ScaleWatch", "Scaler"]
 
 _log = get_logger(__name__)
-_CALL_S = 10.0
 _JOIN_S = 3.0
 
 
@@ -178,33 +178,3 @@ class Scaler:
             if self._wanted == wanted:
                 self._wanted = None
         return []
-
-
-def drain_server(balancer_address: str, server_id: str) -> None:
-    """Have a server leave; its experts are moved first. Returns at once.
-
-    Raises:
-        ClusterError: The balancer refuses, in its words, or cannot be reached.
-    """
-    with channel(balancer_address) as line:
-        try:
-            balancer_pb2_grpc.BalancerServiceStub(line).DrainServer(
-                balancer_pb2.DrainServerRequest(server_id=server_id), timeout=_CALL_S
-            )
-        except grpc.RpcError as error:
-            raise ClusterError(f"{server_id} does not leave: {error.details()}") from error
-
-
-def scale_servers(balancer_address: str, servers: int) -> None:
-    """Have a launcher start or end servers until there are so many. Returns at once.
-
-    Raises:
-        ClusterError: The balancer refuses, in its words, or cannot be reached.
-    """
-    with channel(balancer_address) as line:
-        try:
-            balancer_pb2_grpc.BalancerServiceStub(line).Scale(
-                balancer_pb2.ScaleRequest(servers=max(0, servers)), timeout=_CALL_S
-            )
-        except grpc.RpcError as error:
-            raise ClusterError(f"not {servers} servers: {error.details()}") from error

@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from control_plane import eventually
+from eaas.balancer_calls import drain_server, scale_servers
 from eaas.errors import ClusterError, EaasError
 from eaas.local.process import ChildProcess, wait_ready
-from eaas.local.scaling import drain_server, scale_servers
 from eaas.types import MemberState
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
