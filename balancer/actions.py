@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 from eaas.types import Placement
 
-__all__ = ["Action", "Call", "Inspect", "Prepare", "Publish", "Refuse", "Retire"]
+__all__ = ["Action", "Call", "Inspect", "Life", "Prepare", "Publish", "Refuse", "Retire"]
+
+Life = tuple[str, int, str, int, str, int]
+"""One process: `Member.life`, and how many have begun under that name (equal containers are told apart)."""
 
 
 @dataclass(frozen=True)
@@ -15,14 +18,16 @@ class Inspect:
 
     Attributes:
         server_id: The server.
-        incarnation: The life of it that is meant.
+        life: The process that is meant.
         address: host:port of its control face.
-        num_experts: Logical experts of a layer.
+        num_layers: MoE layers of the model (L).
+        num_experts: Logical experts of a layer (E).
     """
 
     server_id: str
-    incarnation: int
+    life: Life
     address: str
+    num_layers: int
     num_experts: int
 
 
@@ -32,13 +37,13 @@ class Prepare:
 
     Attributes:
         server_id: The server.
-        incarnation: The life of it that is meant.
+        life: The process that is meant.
         address: host:port of its control face.
         placement: Whose share of that server is to be held.
     """
 
     server_id: str
-    incarnation: int
+    life: Life
     address: str
     placement: Placement
 
@@ -48,7 +53,7 @@ class Retire:
     """Tell a server to hold its share and nothing else (attributes: `Prepare`)."""
 
     server_id: str
-    incarnation: int
+    life: Life
     address: str
     placement: Placement
 

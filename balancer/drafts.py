@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from balancer.policies.repair import repair, restore
 from balancer.pool import ServerPool
-from eaas.types import Member, Placement
+from eaas.types import Member, MemberState, Placement
 
-__all__ = ["Draft", "recovered", "repaired", "with_orphans"]
+__all__ = ["Draft", "has_orphans", "recovered", "repaired", "with_orphans"]
 
 Draft = tuple[tuple[str, ...], npt.NDArray[np.bool_]]
 
@@ -24,11 +24,20 @@ def recovered(held: Mapping[str, npt.NDArray[np.bool_]], redundancy: int) -> Dra
     return tuple(held), repair(np.stack(tuple(held.values()), axis=1), redundancy)
 
 
+def has_orphans(current: Placement, pool: ServerPool) -> bool:
+    """Whether an expert has lost its last living replica."""
+    return not current.holds_LSE[:, _among(current.servers, pool.holders)].any(axis=1).all()
+
+
 def with_orphans(current: Placement, pool: ServerPool) -> Draft | None:
-    """Experts without a living replica are put on servers that are able; nothing else changes."""
-    able, holders = pool.able, pool.holders
-    if current.holds_LSE[:, _among(current.servers, holders)].any(axis=1).all():
+    """Experts without a living replica are put on servers that are able; nothing else changes.
+
+    On those that serve already, if there are any: a newcomer may take its time, or hang.
+    """
+    if not has_orphans(current, pool):
         return None
+    holders = pool.holders
+    able = {s: m for s, m in pool.able.items() if m.state is MemberState.SERVING} or pool.able
     servers = tuple(dict.fromkeys((*current.servers, *able)))
     holds_LSE = restore(_columns(current, servers), _among(servers, holders), _among(servers, able))
     used = np.flatnonzero(holds_LSE.any(axis=(0, 2)))

@@ -33,7 +33,7 @@ class Balancer:
     Args:
         config: The balancer's settings.
         monitor_address: host:port of the monitor.
-        on_stopping: Called when the operator stops the cluster.
+        on_stopping: Called when the operator stops the cluster, or this cannot go on (`failure`).
 
     Raises:
         PortInUseError: The port is taken.
@@ -53,7 +53,10 @@ class Balancer:
             )
         except ValueError as error:
             raise ConfigError(f"balancer: {error}") from error
-        self._rollout = Rollout(planner, self._publish, config.apply_timeout_s)
+        self._on_stopping = on_stopping
+        # What nobody expected, and what this process ends for.
+        self.failure: Exception | None = None
+        self._rollout = Rollout(planner, self._publish, config.apply_timeout_s, self._on_broken)
         self._service = BalancerService(self._rollout.ask)
         try:
             self._server = serve(
@@ -97,6 +100,10 @@ class Balancer:
     def _publish(self, placement: Placement) -> None:
         self._service.publish(placement)
 
+    def _on_broken(self, error: Exception) -> None:
+        self.failure = error
+        self._on_stopping()
+
     def stop(self) -> None:
         """Says goodbye to the monitor and ends."""
         self._session.close()
@@ -122,6 +129,9 @@ def run(config: BalancerConfig, monitor_address: str, ready: Callable[[str], Non
         )
         try:
             ready(balancer.address)
-            _log.info("balancer ends: %s", shutdown.wait())
+            reason = shutdown.wait()
+            if balancer.failure is not None:
+                raise balancer.failure
+            _log.info("balancer ends: %s", reason)
         finally:
             balancer.stop()

@@ -18,7 +18,7 @@ refuse an older one than they know, so a balancer that was replaced does no harm
 
 Why a draft is made, most urgent first:
   orphans: an expert's last living replica is gone. It is put elsewhere; nothing else is touched.
-  repair: a server joined, drains, cannot load, or is dead for longer than the grace. Waits for idle.
+  repair: a server joined, drains, cannot load for now, or is dead for longer than the grace. Waits for idle.
 
 Terms:
   share: what a placement gives one server.
@@ -34,8 +34,8 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from balancer.actions import Action, Call, Inspect, Prepare, Publish, Refuse, Retire
-from balancer.drafts import recovered, repaired, with_orphans
+from balancer.actions import Action, Call, Inspect, Life, Prepare, Publish, Refuse, Retire
+from balancer.drafts import has_orphans, recovered, repaired, with_orphans
 from balancer.policies.repair import even_shares
 from balancer.policies.spread import spread
 from balancer.pool import ServerPool
@@ -48,7 +48,7 @@ __all__ = ["Planner"]
 # epoch that nobody has reported yet, and two placements of one epoch are never to be taken for each other.
 _EPOCHS_OF_A_LIFE = 1000
 
-_Key = tuple[type[Call], str, int, int]
+_Key = tuple[type[Call], Life, int]
 
 
 class Planner:
@@ -81,17 +81,20 @@ class Planner:
         self._pool = ServerPool(dead_grace_s)
         self._current: Placement | None = None
         self._next: Placement | None = None
-        self._next_alive: frozenset[str] = frozenset()
+        self._next_willing: frozenset[str] = frozenset()
+        self._next_holders: frozenset[str] = frozenset()
+        self._next_is_urgent = False
         self._retire_at = 0.0
         self._last_epoch = 0
         self._first_seen_at: float | None = None
         self._recovering = False
         # A draft was given up: servers may have heard of an epoch above the current one.
         self._gave_up = False
-        # Calls that were begun, and those that succeeded.
+        # Calls that were begun, those that succeeded, and those that failed and are tried on.
         self._asked: set[_Key] = set()
         self._done: set[_Key] = set()
-        self._holdings: dict[tuple[str, int], npt.NDArray[np.bool_]] = {}
+        self._vain: set[_Key] = set()
+        self._holdings: dict[Life, npt.NDArray[np.bool_]] = {}
 
     # -- events ---------------------------------------------------------------------------------
 
@@ -103,43 +106,64 @@ class Planner:
         return self.tick(now)
 
     def succeeded(
-        self, call: Call, now: float, holds_LE: npt.NDArray[np.bool_] | None = None
+        self,
+        call: Call,
+        now: float,
+        holds_LE: npt.NDArray[np.bool_] | None = None,
+        told_epoch: int = 0,
     ) -> list[Action]:
-        """A server did what it was told; to `Inspect` it answered with what it holds."""
+        """A server did what it was told.
+
+        Args:
+            call: What that was.
+            now: Monotonic seconds.
+            holds_LE: To `Inspect`: what it holds, bool (L, E).
+            told_epoch: To `Inspect`: the newest that it was ever told, be it not loaded.
+        """
         self._done.add(_key(call))
         if isinstance(call, Inspect):
             assert holds_LE is not None
-            self._holdings[call.server_id, call.incarnation] = holds_LE
+            self._holdings[call.life] = holds_LE
+            self._last_epoch = max(self._last_epoch, told_epoch)
         elif isinstance(call, Prepare):
-            self._pool.forgive(call.server_id, call.incarnation)
+            self._pool.forgive(call.life)
         return self.tick(now)
 
     def failed(self, call: Call, now: float) -> list[Action]:
         """A server did not. It is to be tried again while `is_wanted`."""
+        if not self.is_wanted(call):
+            return []
+        if isinstance(call, Retire):
+            # It holds more than its share until it hears it: nobody waits for that.
+            self._vain.add(_key(call))
+            return self.tick(now)
         # Before the first placement there is nobody to go on with instead.
-        may_give_up = isinstance(call, Prepare) and self._current is not None
-        if not (may_give_up and self.is_wanted(call)):
+        if self._current is None and not self._recovering:
             return []
-        if not self._pool.count_failure(call.server_id, call.incarnation):
+        unable_s = self._pool.count_failure(call.life, now)
+        if not unable_s:
             return []
-        why = "it failed to load its share too often; it is tried again when it is restarted"
+        # Then it is to be asked again.
+        self._asked = {k for k in self._asked if k[1] != call.life or k in self._done}
+        why = f"it failed too often to say or load what it holds; it is tried again in {unable_s:.0f} s"
         return [Refuse(call.server_id, why), *self.tick(now)]
 
     def is_wanted(self, call: Call) -> bool:
         """Whether a failed attempt is worth another one: the server lives and the plan stands."""
         member = self._pool.alive.get(call.server_id)
-        if member is None or member.incarnation != call.incarnation or self._pool.is_unable(member):
+        if member is None or self._pool.life(member) != call.life or self._pool.is_unable(member):
             return False
         match call:
             case Prepare():
                 return call.placement in (self._next, self._current)
             case Retire():
-                return call.placement is self._current and self._next is None
+                return call.placement is self._current and self._may_retire
             case Inspect():
                 return self._current is None
 
     def tick(self, now: float) -> list[Action]:
         """Do what is due. To be called at `wake_at`, too."""
+        self._pool.give_new_chances(now)
         if self._next is not None and not self._stands(self._next):
             self._next, self._gave_up = None, True
         actions: list[Action] = []
@@ -154,24 +178,28 @@ class Planner:
 
     def wake_at(self, now: float) -> float | None:
         """When time alone may make something due."""
-        times: list[float] = []
+        times = self._pool.new_chances
         if self._current is None:
             if self._first_seen_at is not None:
-                times = [self._first_seen_at + RETURN_GRACE_S]
+                times.append(self._first_seen_at + RETURN_GRACE_S)
         else:
-            times = self._pool.grace_ends(self._current.servers)
+            times += self._pool.grace_ends(self._current.servers)
             if not self._is_idle():
                 times.append(self._retire_at)
         return min((t for t in times if t > now), default=None)
 
-    def why_not_drain(self, server_id: str) -> str | None:
-        """What speaks against taking a live server out; None where nothing does."""
-        if self._pool.able.keys() - {server_id}:
+    def let_drain(self, server_id: str) -> str | None:
+        """What speaks against taking a live server out; None if nothing: then it counts as leaving."""
+        if self._pool.let_drain(server_id):
             return None
         return (
             f"{server_id} is the last server that can hold experts: "
             "start another one first, or stop the cluster"
         )
+
+    def stays_after_all(self, server_id: str) -> None:
+        """A server that was let drain was not told so."""
+        self._pool.stays_after_all(server_id)
 
     @property
     def fewest_servers(self) -> int:
@@ -191,7 +219,6 @@ class Planner:
             return []
         full = (shape.num_layers, shape.num_experts)
         able, staying = self._pool.able, self._pool.staying
-        told = [m for m in staying.values() if m.epoch]
         # Of another balancer's, be it that only clients know of it: this one has made no draft yet.
         self._recovering = self._recovering or bool(
             self._pool.highest_epoch and not self._last_epoch
@@ -203,50 +230,64 @@ class Planner:
             return []
         # A monitor that was restarted, too, may not know all of them yet.
         assert self._first_seen_at is not None
-        if len(staying) < self._expected and now < self._first_seen_at + RETURN_GRACE_S:
+        if len(self._pool.alive) < self._expected and now < self._first_seen_at + RETURN_GRACE_S:
             return []
-        unknown = [m for m in told if _life(m) not in self._holdings]
+        # Newcomers, too: they may have been told of an epoch that they have not loaded.
+        unknown = [m for m in staying.values() if self._pool.life(m) not in self._holdings]
         if not unknown and able:
             none_LE = np.zeros(full, dtype=np.bool_)
-            held = {s: self._holdings.get(_life(m), none_LE) for s, m in staying.items()}
+            held = {s: self._holdings.get(self._pool.life(m), none_LE) for s, m in staying.items()}
             self._draft(*recovered(held, self._redundancy))
-        return self._ask(
-            [Inspect(m.id, m.incarnation, m.address, shape.num_experts) for m in unknown]
-        )
+        return self._ask([Inspect(m.id, self._pool.life(m), m.address, *full) for m in unknown])
 
     def _go_on(self, current: Placement, now: float) -> list[Action]:
         """The placement after the current one, if one is due."""
         if not self._pool.able:
             return []
         draft = with_orphans(current, self._pool)
+        urgent = draft is not None
         if draft is None and (self._gave_up or self._is_idle()):
             draft = repaired(current, self._pool, self._redundancy, now)
         if draft is None and self._gave_up:
             draft = (current.servers, current.holds_LSE)
         if draft is not None:
             self._draft(*draft)
+            self._next_is_urgent = urgent
         return []
 
     def _draft(self, servers: tuple[str, ...], holds_LSE: npt.NDArray[np.bool_]) -> None:
         own = _EPOCHS_OF_A_LIFE * (self._pool.balancer_life - 1)
         self._last_epoch = 1 + max(self._last_epoch, self._pool.highest_epoch, own)
         self._next = Placement(self._last_epoch, servers, holds_LSE, even_shares(holds_LSE))
-        self._next_alive = frozenset(servers) & self._pool.willing.keys()
+        self._next_willing = frozenset(servers) & self._pool.willing.keys()
+        # Those that cannot load more, but have what an older placement gave them, as well.
+        self._next_holders = frozenset(servers) & self._pool.holders.keys()
+        self._next_is_urgent = False
 
     def _stands(self, draft: Placement) -> bool:
         """Whether those that a draft counts on still live, and can load."""
         if self._current is None and self._pool.highest_epoch > draft.epoch:
             # A late call of the balancer before: its servers refuse this draft.
             return False
-        return self._pool.willing.keys() >= self._next_alive
+        current = self._current
+        if current is not None and not self._next_is_urgent and has_orphans(current, self._pool):
+            # Its experts are not to wait until everybody else has loaded what this draft is about.
+            return False
+        pool = self._pool
+        return (
+            pool.willing.keys() >= self._next_willing and pool.holders.keys() >= self._next_holders
+        )
 
     def _is_idle(self) -> bool:
-        """Whether the servers hold the published placement and nothing else."""
+        """Whether the servers hold the published placement and nothing else, or do not hear of it."""
         placement = self._current
+        told = self._done | self._vain
         return (
             placement is not None
             and self._next is None
-            and all((Retire, *_life(m), placement.epoch) in self._done for m in self._retirable())
+            and all(
+                (Retire, self._pool.life(m), placement.epoch) in told for m in self._retirable()
+            )
         )
 
     # -- actions --------------------------------------------------------------------------------
@@ -264,7 +305,7 @@ class Planner:
         for server_id, server in self._pool.willing.items():
             if server_id not in placement.servers:
                 continue
-            call = Prepare(server_id, server.incarnation, server.address, placement)
+            call = Prepare(server_id, self._pool.life(server), server.address, placement)
             if server.state is MemberState.SERVING and server.epoch == placement.epoch:
                 # Its monitor's silence ended its lease, not its weights.
                 self._asked.add(_key(call))
@@ -277,16 +318,21 @@ class Planner:
         if placement is None:
             return []
         for server_id, server in self._pool.willing.items():
-            key = (Prepare, *_life(server), placement.epoch)
+            key = (Prepare, self._pool.life(server), placement.epoch)
             if server_id in placement.servers and key not in self._done:
                 return []
         self._current, self._next, self._gave_up = placement, None, False
         self._retire_at = now + self._ack_timeout_s
         self._holdings.clear()
         # What was said of older epochs matters no more.
-        for keys in (self._asked, self._done):
-            keys.intersection_update({k for k in keys if k[3] == placement.epoch})
+        for keys in (self._asked, self._done, self._vain):
+            keys.intersection_update({k for k in keys if k[-1] == placement.epoch})
         return [Publish(placement)]
+
+    @property
+    def _may_retire(self) -> bool:
+        """Not by a placement that a draft is to replace: a server that heard of the draft refuses it."""
+        return self._next is None and not self._gave_up
 
     def _retirable(self) -> list[Member]:
         """Servers that hold experts, by this placement or by an older one."""
@@ -300,22 +346,18 @@ class Planner:
 
     def _retire_where_due(self, now: float) -> list[Action]:
         placement = self._current
-        if placement is None or self._next is not None:
+        if placement is None or not self._may_retire:
             return []
         if now < self._retire_at and self._pool.clients_behind(placement.epoch):
             return []
         calls: list[Call] = []
         for m in self._retirable():
-            prepared = (Prepare, *_life(m), placement.epoch) in self._done
+            prepared = (Prepare, self._pool.life(m), placement.epoch) in self._done
             if prepared or m.id not in placement.servers:
-                calls.append(Retire(m.id, m.incarnation, m.address, placement))
+                calls.append(Retire(m.id, self._pool.life(m), m.address, placement))
         return self._ask(calls)
-
-
-def _life(member: Member) -> tuple[str, int]:
-    return (member.id, member.incarnation)
 
 
 def _key(call: Call) -> _Key:
     epoch = 0 if isinstance(call, Inspect) else call.placement.epoch
-    return (type(call), call.server_id, call.incarnation, epoch)
+    return (type(call), call.life, epoch)

@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from balancer.actions import Life
 from eaas.types import Member, MemberState, ModelShape, Role
 
 __all__ = ["ServerPool"]
 
 # A server that is suspected keeps what it has, and is given nothing new.
 _ABLE = (MemberState.JOINING, MemberState.SERVING)
-# Attempts to load a share, half a second between two, before a life of a server counts as unable.
+# Attempts to load a share, half a second between two, before a life of a server counts as unable: for the
+# grace of a dead one, then twice as long, and so on, up to this.
 _ATTEMPTS = 5
+_LONGEST_UNABLE_S = 600.0
 
 
 class ServerPool:
     """Facts about the members, no decisions. No I/O, no clock: `now` is monotonic seconds.
 
     Args:
-        dead_grace_s: How long a dead server's return is waited for.
+        dead_grace_s: How long a dead server's return is waited for; and how long one that failed to load
+            too often is left alone, at first.
     """
 
     def __init__(self, dead_grace_s: float) -> None:
@@ -27,17 +31,32 @@ class ServerPool:
         self._members: Mapping[str, Member] = {}
         self._servers: dict[str, Member] = {}
         self._dead_since: dict[str, float] = {}
-        self._refused: set[tuple[str, int]] = set()
-        self._failures: Counter[tuple[str, int]] = Counter()
+        # Processes that began under a name.
+        self._births: Counter[str] = Counter()
+        self._refused: set[Life] = set()
+        self._failures: Counter[Life] = Counter()
+        self._verdicts: Counter[Life] = Counter()
+        self._unable_until: dict[Life, float] = {}
+        # Before they say DRAINING themselves.
+        self._told_to_leave: set[Life] = set()
         # Of the cluster's model; empty until it is chosen.
         self.digest = ""
 
     def observe(self, members: Mapping[str, Member], now: float) -> None:
         """The membership changed."""
         self._members = members
+        before = self._servers
         self._servers = {m.id: m for m in members.values() if m.role is Role.EXPERT_SERVER}
+        joining = {s for s, m in self._servers.items() if m.state is MemberState.JOINING}
+        self._births.update(
+            s for s in joining if s not in before or before[s].state is not MemberState.JOINING
+        )
         dead = {s for s, m in self._servers.items() if m.state is MemberState.DEAD}
         self._dead_since = {s: self._dead_since.get(s, now) for s in sorted(dead)}
+
+    def life(self, member: Member) -> Life:
+        """Which process of that name it is."""
+        return (*member.life, self._births[member.id])
 
     def choose_model(self) -> ModelShape | None:
         """The model of most servers that could be given experts becomes the cluster's."""
@@ -76,17 +95,13 @@ class ServerPool:
     @property
     def holders(self) -> dict[str, Member]:
         """Live servers that have their share, or are loading it with some hope."""
-        return {
-            s: m
-            for s, m in self.alive.items()
-            if m.state is not MemberState.JOINING or not self.is_unable(m)
-        }
+        return {s: m for s, m in self.alive.items() if m.epoch or not self.is_unable(m)}
 
     def new_refusals(self) -> list[tuple[str, str]]:
         """Servers of another model than the cluster's, or of none, and why; each life of one once."""
         refusals = []
         for m in self._servers.values():
-            life = (m.id, m.incarnation)
+            life = self.life(m)
             if not self.digest or m.state not in _ABLE or self._is_ours(m) or life in self._refused:
                 continue
             self._refused.add(life)
@@ -124,18 +139,52 @@ class ServerPool:
             for m in self._members.values()
         )
 
-    def count_failure(self, server_id: str, incarnation: int) -> bool:
-        """A life of a server failed to load its share. Says whether that was once too often."""
-        self._failures[server_id, incarnation] += 1
-        return self._failures[server_id, incarnation] == _ATTEMPTS
+    def let_drain(self, server_id: str) -> bool:
+        """Whether a server can be spared; then it does not count when the next one is looked at."""
+        leaving = {s for s, m in self.able.items() if self.life(m) in self._told_to_leave}
+        if not self.able.keys() - leaving - {server_id}:
+            return False
+        self._told_to_leave.add(self.life(self.alive[server_id]))
+        return True
 
-    def forgive(self, server_id: str, incarnation: int) -> None:
+    def stays_after_all(self, server_id: str) -> None:
+        """It could not be told to leave."""
+        self._told_to_leave.difference_update(
+            life for life in tuple(self._told_to_leave) if life[0] == server_id
+        )
+
+    def count_failure(self, life: Life, now: float) -> float:
+        """A life of a server failed to load its share.
+
+        Returns:
+            For how many seconds it counts as unable, if that was once too often; else 0.
+        """
+        self._failures[life] += 1
+        if self._failures[life] < _ATTEMPTS:
+            return 0.0
+        unable_s = min(_LONGEST_UNABLE_S, self._dead_grace_s * 2.0 ** self._verdicts[life])
+        self._verdicts[life] += 1
+        self._unable_until[life] = now + unable_s
+        del self._failures[life]
+        return unable_s
+
+    def forgive(self, life: Life) -> None:
         """It did load one."""
-        self._failures.pop((server_id, incarnation), None)
+        self._failures.pop(life, None)
+        self._verdicts.pop(life, None)
+
+    def give_new_chances(self, now: float) -> None:
+        """Whose time as unable is over is as able as anybody."""
+        self._unable_until = {life: t for life, t in self._unable_until.items() if t > now}
+
+    @property
+    def new_chances(self) -> list[float]:
+        """When that is to be done."""
+        return list(self._unable_until.values())
 
     def is_unable(self, member: Member) -> bool:
-        """Whether this life failed to load its share too often."""
-        return self._failures[member.id, member.incarnation] >= _ATTEMPTS
+        """Whether this life failed to load its share too often, a short time ago."""
+        return self.life(member) in self._unable_until
 
     def _is_ours(self, member: Member) -> bool:
         return member.model is not None and member.model.digest == self.digest

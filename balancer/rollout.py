@@ -55,11 +55,17 @@ class Rollout:
         planner: Decides; used by this object's thread alone.
         publish: Called with each placement that the clients are to use.
         load_timeout_s: Deadline of one PreparePlacement.
+        on_broken: Called with an error that nobody expected: nothing is done any more.
     """
 
     def __init__(
-        self, planner: Planner, publish: Callable[[Placement], None], load_timeout_s: float
+        self,
+        planner: Planner,
+        publish: Callable[[Placement], None],
+        load_timeout_s: float,
+        on_broken: Callable[[Exception], None],
     ) -> None:
+        self._on_broken = on_broken
         self._planner = planner
         self._publish = publish
         self._load_timeout_s = load_timeout_s
@@ -90,6 +96,17 @@ class Rollout:
         self._thread.join(_JOIN_S)
 
     def _run(self) -> None:
+        try:
+            self._work()
+        except Exception as error:  # noqa: BLE001 - whoever owns this ends the process with it
+            _log.exception("the roll-out of placements is broken")
+            self._on_broken(error)
+        finally:
+            for rpc, line in self._running.items():
+                rpc.cancel()
+                line.close()
+
+    def _work(self) -> None:
         while True:
             now = time.monotonic()
             self._retry_due(now)
@@ -99,16 +116,13 @@ class Rollout:
             except queue.Empty:
                 continue
             if item is None:
-                break
+                return
             if isinstance(item, MembershipView):
                 self._act(self._planner.observe(item.members, time.monotonic()))
             elif isinstance(item, _Question):
                 item.answer.set_result(item.ask(self._planner))
             else:
                 self._take(item)
-        for rpc, line in self._running.items():
-            rpc.cancel()
-            line.close()
 
     def _act(self, actions: Sequence[Action]) -> None:
         for action in actions:
@@ -152,12 +166,16 @@ class Rollout:
         del self._running[rpc]
         outcome.line.close()
         code = rpc.code()
+        why = f"{code.name}: {rpc.details()}"
         if code is grpc.StatusCode.OK:
-            holds_LE = _held(rpc.result(), call) if isinstance(call, Inspect) else None
-            self._act(self._planner.succeeded(call, now, holds_LE))
-            return
-        what = type(call).__name__.lower()
-        _log.warning("%s: %s failed: %s: %s", call.server_id, what, code.name, rpc.details())
+            try:
+                told = _told(rpc.result(), call) if isinstance(call, Inspect) else ()
+            except ValueError as error:
+                why = str(error)
+            else:
+                self._act(self._planner.succeeded(call, now, *told))
+                return
+        _log.warning("%s: %s failed: %s", call.server_id, type(call).__name__.lower(), why)
         self._retries.append((now + _RETRY_S, call))
         self._act(self._planner.failed(call, now))
 
@@ -185,9 +203,15 @@ def _share(call: Prepare | Retire) -> list[common_pb2.Holding]:
     return [common_pb2.Holding() for _ in range(placement.holds_LSE.shape[0])]
 
 
-def _held(response: expert_pb2.ListExpertsResponse, call: Inspect) -> npt.NDArray[np.bool_]:
-    """bool (L, E)."""
-    holds_LE = np.zeros((len(response.layers), call.num_experts), dtype=np.bool_)
+def _told(
+    response: expert_pb2.ListExpertsResponse, call: Inspect
+) -> tuple[npt.NDArray[np.bool_], int]:
+    """What a server holds, bool (L, E), and the epoch. Raises ValueError where it is of another model."""
+    if len(response.layers) != call.num_layers:
+        raise ValueError(f"it has {len(response.layers)} layers, the model has {call.num_layers}")
+    holds_LE = np.zeros((call.num_layers, call.num_experts), dtype=np.bool_)
     for layer, holding in enumerate(response.layers):
+        if any(expert >= call.num_experts for expert in holding.experts):
+            raise ValueError(f"it holds an expert beyond {call.num_experts - 1} in layer {layer}")
         holds_LE[layer, list(holding.experts)] = True
-    return holds_LE
+    return holds_LE, response.epoch

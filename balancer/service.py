@@ -12,7 +12,7 @@ from balancer.planner import Planner
 from eaas.grpc_client import STREAM_SIGN_S, channel
 from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.rpc.v1 import common_pb2, expert_pb2, expert_pb2_grpc
-from eaas.types import Placement
+from eaas.types import Member, Placement
 
 __all__ = ["BalancerService"]
 
@@ -87,7 +87,7 @@ class BalancerService:
     def DrainServer(self, request: pb.DrainServerRequest, context: Any) -> pb.DrainServerResponse:
         """Tells a server to leave, if others can take its experts (errors: `balancer.proto`)."""
         server_id = request.server_id
-        member, refusal = self._ask(lambda p: (p.member(server_id), p.why_not_drain(server_id)))
+        member, refusal = self._ask(lambda p: _let_drain(p, server_id))
         if member is None:
             context.abort(
                 grpc.StatusCode.NOT_FOUND, f"{server_id!r} is no live expert server of this cluster"
@@ -99,6 +99,7 @@ class BalancerService:
                 stub = expert_pb2_grpc.ExpertServiceStub(line)
                 stub.Drain(expert_pb2.DrainRequest(), timeout=_DRAIN_S)
             except grpc.RpcError as error:
+                self._ask(lambda planner: planner.stays_after_all(server_id))
                 why = f"{server_id} does not answer: {error.code().name}: {error.details()}"
                 context.abort(grpc.StatusCode.UNAVAILABLE, why)
         return pb.DrainServerResponse()
@@ -129,18 +130,20 @@ class BalancerService:
     def WatchScale(
         self, request: pb.WatchScaleRequest, context: Any
     ) -> Iterator[pb.WatchScaleResponse]:
-        """How many servers are wanted, now and each time that it is said."""
+        """How many servers are wanted: what the caller does not know yet, and each time that it is said."""
         if not context.add_callback(self._wake):
             return
-        known = 0
+        known = request.known_wish
         with self._changed:
             self._scalers += 1
         try:
             # At once, so that the caller knows that it is counted.
-            yield pb.WatchScaleResponse()
+            yield pb.WatchScaleResponse(wish=known)
             while self._wait(context, lambda last: self._wishes != last, known):
-                changed, known = self._wishes != known, self._wishes
-                yield pb.WatchScaleResponse(servers=self._wanted_servers if changed else 0)
+                with self._changed:
+                    servers = self._wanted_servers if self._wishes != known else 0
+                    known = self._wishes
+                yield pb.WatchScaleResponse(servers=servers, wish=known)
         finally:
             with self._changed:
                 self._scalers -= 1
@@ -156,3 +159,8 @@ class BalancerService:
     def _wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
+
+
+def _let_drain(planner: Planner, server_id: str) -> tuple[Member | None, str | None]:
+    member = planner.member(server_id)
+    return member, planner.let_drain(server_id) if member else None

@@ -86,8 +86,10 @@ class ExpertServer:
         self._server_id = server_id
         self._joined = threading.Event()
         self._peers = [m.address for m in serving_peers(monitor_address)] if model is None else []
+        self._peer_reader: PeerReader | None = None
         if model is None:
-            checkpoint = checkpoint_of_peers(PeerReader(self._peer_addresses), self._peers)
+            self._peer_reader = PeerReader(self._peer_addresses)
+            checkpoint = checkpoint_of_peers(self._peer_reader, self._peers)
         else:
             checkpoint = Checkpoint.open(model)
         self.shape = checkpoint.shape
@@ -188,6 +190,8 @@ class ExpertServer:
             self._table.revoke_all()
             self._service.close()
             self._server.stop(_GRACE_S)
+            if self._peer_reader is not None:
+                self._peer_reader.close()
             self._arena.close()
             self._kernel.close()
 

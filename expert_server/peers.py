@@ -95,8 +95,9 @@ class PeerReader:
 
         Raises:
             ConnectionError: No peer has it, or none sends any more of it.
+            CorruptShardError: The peers' bytes are wrong again and again, as where their files differ.
         """
-        done, vain, why = 0, 0, "there is no peer"
+        done, vain, wrong, why = 0, 0, 0, "there is no peer"
         digest = hashlib.sha256()
         backoff = Backoff()
         while vain < _ROUNDS:
@@ -118,6 +119,11 @@ class PeerReader:
                 except ValueError as error:
                     # Which of the bytes are wrong is not known.
                     why, done, digest = f"{address}: {error}", 0, hashlib.sha256()
+                    wrong += 1
+                    if wrong == _ROUNDS:
+                        raise CorruptShardError(
+                            f"{shard}: peers send wrong bytes ({why})"
+                        ) from error
                 self._leave(address)
                 _log.info("%s, byte %d: %s", shard, begin + done, why)
             vain = 0 if done > before else vain + 1

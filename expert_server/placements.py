@@ -49,6 +49,7 @@ class PlacementHandler:
         self._on_prepared = on_prepared
         self._on_retired = on_retired
         self._changing = threading.Lock()
+        self._telling = threading.Lock()
         # Of the newest placement that was told, be it not loaded yet.
         self._told = 0
         self._epoch = 0
@@ -65,7 +66,7 @@ class PlacementHandler:
         wanted = self._experts(request.layers, context)
         epoch = request.epoch
         # Before the lock: what an older placement is loading is wanted no more.
-        self._told = max(self._told, epoch)
+        self._tell(epoch, context)
         with self._changing:
             self._refuse_older(epoch, context)
             try:
@@ -88,8 +89,8 @@ class PlacementHandler:
         """Unload what is not of this server's share."""
         kept = self._experts(request.layers, context)
         with self._changing:
-            self._refuse_older(request.epoch, context)
-            self._told = self._epoch = request.epoch
+            self._tell(request.epoch, context)
+            self._epoch = request.epoch
             held = self._store.held()
             self._store.unload({layer: set(held[layer]) - set(kept[layer]) for layer in held})
         _log.info("epoch %d: %d experts are kept", request.epoch, self._store.count)
@@ -99,10 +100,10 @@ class PlacementHandler:
     def ListExperts(
         self, request: pb.ListExpertsRequest, context: grpc.ServicerContext
     ) -> pb.ListExpertsResponse:
-        """What is held."""
+        """What is held, and the newest epoch that was told, be it not loaded."""
         held = self._store.held()
         return pb.ListExpertsResponse(
-            epoch=self._epoch,
+            epoch=self._told,
             layers=[common_pb2.Holding(experts=held[layer]) for layer in sorted(held)],
         )
 
@@ -122,6 +123,12 @@ class PlacementHandler:
                 f"an expert beyond {self._shape.num_experts - 1}",
             )
         return wanted
+
+    def _tell(self, epoch: int, context: grpc.ServicerContext) -> None:
+        """An epoch was told; it is refused if it is older than another that was."""
+        with self._telling:
+            self._told = max(self._told, epoch)
+        self._refuse_older(epoch, context)
 
     def _refuse_older(self, epoch: int, context: grpc.ServicerContext) -> None:
         if epoch < self._told:

@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from balancer.autoscaler.core import Autoscaler, Reading
 from balancer.autoscaler.meters import LatencyMeter, Utilizations
+from eaas.balancer_calls import scale_servers
 from eaas.config import AutoscalerConfig
 from eaas.errors import ClusterError, ConfigError
 from eaas.grpc_client import channel
@@ -85,7 +86,7 @@ class LiveAutoscaler:
             return str(decision)
         if self._dry_run:
             return f"{decision} (nothing is done: this is a dry run)"
-        _scale(balancer, decision.servers)
+        scale_servers(balancer, decision.servers)
         self._autoscaler.changed(decision, self._clock())
         return str(decision)
 
@@ -142,16 +143,6 @@ def _fewest(balancer: str) -> int:
                 f"the balancer at {balancer} does not answer: {error.details()}"
             ) from error
     return int(response.fewest)
-
-
-def _scale(balancer: str, servers: int) -> None:
-    with channel(balancer) as line:
-        try:
-            balancer_pb2_grpc.BalancerServiceStub(line).Scale(
-                balancer_pb2.ScaleRequest(servers=servers), timeout=_CALL_S
-            )
-        except grpc.RpcError as error:
-            raise ClusterError(f"not {servers} servers: {error.details()}") from error
 
 
 def _token_times(members: Iterable[Member]) -> Mapping[tuple[str, int], tuple[float, float]]:

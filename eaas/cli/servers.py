@@ -17,6 +17,8 @@ __all__ = ["register"]
 _LOOK_S = 0.2
 # For each server that comes or goes: it loads its experts, or others load them.
 _SERVER_S = 300.0
+# Without an answer; a busy endpoint may leave out one or another.
+_PATIENCE_S = 30.0
 
 
 def register(app: typer.Typer) -> None:
@@ -30,7 +32,7 @@ def scale(
     endpoint: Endpoint = DEFAULT_ENDPOINT,
 ) -> None:
     """Start expert servers of a cluster of `eaas up`, or have some leave, one at a time; requests go on."""
-    from eaas.local.scaling import scale_servers
+    from eaas.balancer_calls import scale_servers
 
     document = fetch_status(endpoint)
     before = len(_servers(document))
@@ -38,9 +40,8 @@ def scale(
 
     def has_so_many(document: dict[str, Any]) -> bool:
         members = _servers(document)
-        return len(members) == servers and all(
-            m["state"] == "SERVING" and m["experts"] for m in members
-        )
+        # One that serves may hold nothing: there are more servers than replicas.
+        return len(members) == servers and all(m["state"] == "SERVING" for m in members)
 
     _wait(endpoint, has_so_many, f"there are not {servers} servers", 1 + abs(servers - before))
 
@@ -50,7 +51,7 @@ def drain(
     endpoint: Endpoint = DEFAULT_ENDPOINT,
 ) -> None:
     """Have an expert server leave: others take its experts over, then it ends; requests go on."""
-    from eaas.local.scaling import drain_server
+    from eaas.balancer_calls import drain_server
 
     drain_server(_balancer(fetch_status(endpoint)), server)
 
@@ -79,8 +80,16 @@ def _wait(
     """Print what members come to until it is done."""
     deadline = time.monotonic() + servers * _SERVER_S
     told: dict[str, str] = {}
+    heard_at = time.monotonic()
     while True:
-        document = fetch_status(endpoint)
+        try:
+            document = fetch_status(endpoint)
+        except ClusterError:
+            if time.monotonic() > heard_at + _PATIENCE_S:
+                raise
+            time.sleep(_LOOK_S)
+            continue
+        heard_at = time.monotonic()
         for member in document["members"]:
             name, state = member["id"], member["state"]
             if told.setdefault(name, state) != state:

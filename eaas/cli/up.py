@@ -144,8 +144,11 @@ def _watch(cluster: LocalCluster, interrupt: Interrupt) -> None:
     """Show the status until a signal comes; on a terminal in place, elsewhere a line per event."""
     from eaas.local.scaling import Scaler, ScaleWatch
 
-    scaler = Scaler(cluster, lambda: _started_by_hand(cluster))
-    watch = ScaleWatch(lambda: cluster.children["balancer"].address, scaler.want)
+    def balancer() -> str | None:
+        return _balancer_address(cluster)
+
+    scaler = Scaler(cluster, lambda: _started_by_hand(cluster), balancer)
+    watch = ScaleWatch(balancer, scaler.want)
     try:
         if sys.stdout.isatty():
             _watch_live(cluster, interrupt, scaler)
@@ -160,15 +163,24 @@ def _watch(cluster: LocalCluster, interrupt: Interrupt) -> None:
 
 
 def _started_by_hand(cluster: LocalCluster) -> int:
-    """Expert servers that live in this cluster and are no children of this process.
+    """Expert servers that live in this cluster and were not started by it.
 
     Raises:
         ClusterError: The endpoint does not answer.
     """
-    pids = {child.pid for child in cluster.children.values()}
     members = fetch_status(cluster.endpoint)["members"]
     servers = [m for m in members if m["role"] == "expert-server" and m["state"] != "DEAD"]
-    return sum(server["pid"] not in pids for server in servers)
+    return sum(not cluster.has_started(server["pid"]) for server in servers)
+
+
+def _balancer_address(cluster: LocalCluster) -> str | None:
+    """Of the balancer now: one that ended may have been started again by hand."""
+    try:
+        members = fetch_status(cluster.endpoint)["members"]
+    except ClusterError:
+        return None
+    alive = (m for m in members if m["role"] == "balancer" and m["state"] != "DEAD")
+    return next((str(m["address"]) for m in alive), None)
 
 
 def _scale(scaler: Scaler) -> list[str]:

@@ -83,6 +83,7 @@ class LocalCluster:
             _make_log_dir(log_dir)
         self.log_dir = log_dir
         self.children: dict[str, ChildProcess] = {}
+        self._pids: set[int] = set()
         self.monitor_address = ""
         self.endpoint = ""
 
@@ -146,6 +147,10 @@ class LocalCluster:
         """Processes that have ended by themselves or were killed."""
         return [child for child in self.children.values() if not child.running]
 
+    def has_started(self, pid: int) -> bool:
+        """Whether a process was started here, be it that it has ended."""
+        return pid in self._pids
+
     def restart(self, name: str, timeout_s: float = 60.0) -> None:
         """Start a process that has ended once more, and wait until it is SERVING."""
         old = self.children[name]
@@ -202,6 +207,7 @@ class LocalCluster:
     def _start(self, name: str, arguments: Sequence[str]) -> ChildProcess:
         child = ChildProcess(name, arguments, self.log_dir, nursery=self._nursery)
         self.children[name] = child
+        self._pids.add(child.pid)
         return child
 
     def _spawn_server(self, index: int, *, model: bool = True) -> ChildProcess:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from eaas.balancer_calls import drain_server
 from eaas.errors import ClusterError, EaasError
 from eaas.grpc_client import STREAM_SILENCE_S, Backoff, channel, responses
+from eaas.local.process import stop_all
 from eaas.log import get_logger
 from eaas.rpc.v1 import balancer_pb2, balancer_pb2_grpc
 
@@ -17,10 +20,9 @@ if TYPE_CHECKING:
     from eaas.local.cluster import LocalCluster
     from eaas.local.process import ChildProcess
 
-__all__ = ["ScaleWatch", "Scaler", "drain_server", "scale_servers"]
+__all__ = ["ScaleWatch", "Scaler"]
 
 _log = get_logger(__name__)
-_CALL_S = 10.0
 _JOIN_S = 3.0
 
 
@@ -40,6 +42,8 @@ class ScaleWatch:
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._call: Any = None
+        # What was heard once is not to be done again when the stream begins anew.
+        self._known_wish = 0
         self._thread = threading.Thread(target=self._follow, name="scale-watch", daemon=True)
         self._thread.start()
 
@@ -67,9 +71,11 @@ class ScaleWatch:
         with self._lock:
             if self._closed.is_set():
                 return
-            self._call = stub.WatchScale(balancer_pb2.WatchScaleRequest())
+            request = balancer_pb2.WatchScaleRequest(known_wish=self._known_wish)
+            self._call = stub.WatchScale(request)
         for response in responses(self._call, STREAM_SILENCE_S):
             backoff.reset()
+            self._known_wish = response.wish
             if response.servers:
                 self._on_wanted(response.servers)
 
@@ -83,18 +89,28 @@ class Scaler:
     Args:
         cluster: Whose servers.
         others: How many of those that are wanted live already, and were not started by this cluster.
+        balancer_address: host:port of the balancer now; by default of the one that the cluster started.
     """
 
-    def __init__(self, cluster: LocalCluster, others: Callable[[], int] = lambda: 0) -> None:
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        others: Callable[[], int] = lambda: 0,
+        balancer_address: Callable[[], str | None] | None = None,
+    ) -> None:
         self._cluster = cluster
         self._others = others
+        self._balancer_address = balancer_address or (lambda: cluster.children["balancer"].address)
+        self._lock = threading.Lock()
         self._wanted: int | None = None
         self._starting: ChildProcess | None = None
+        self._ready_by = 0.0
         self._leaving: ChildProcess | None = None
 
     def want(self, servers: int) -> None:
         """There are to be so many. From any thread."""
-        self._wanted = servers
+        with self._lock:
+            self._wanted = servers
 
     @property
     def busy(self) -> bool:
@@ -110,13 +126,21 @@ class Scaler:
         try:
             return self._step()
         except EaasError:
-            self._wanted = self._starting = self._leaving = None
+            self._starting = self._leaving = None
+            with self._lock:
+                self._wanted = None
             raise
 
     def _step(self) -> list[str]:
         if child := self._starting:
             child.read()
             if child.address is None:
+                if time.monotonic() > self._ready_by:
+                    words = child.last_words()
+                    stop_all([child], at_once=True)
+                    raise ClusterError(
+                        f"{child.name} was not ready in time and was ended; its last words: {words}"
+                    )
                 return []
             self._starting = None
             return [f"{child.name} (pid {child.pid}) serves"]
@@ -129,50 +153,28 @@ class Scaler:
         wanted, running = self._wanted, self._cluster.running_servers()
         if wanted is None:
             return []
-        own = wanted - self._others()
+        try:
+            own = wanted - self._others()
+        except ClusterError as error:
+            _log.debug("who else is there is not known, looking again: %s", error)
+            return []
         if own < 0:
             raise ClusterError(
                 f"{wanted - own} servers were started by hand: take some out with `eaas drain`"
             )
         if len(running) < own:
             self._starting = self._cluster.add_server()
+            self._ready_by = time.monotonic() + self._cluster.config.balancer.apply_timeout_s
             return [f"{self._starting.name} (pid {self._starting.pid}) starts"]
         if len(running) > own:
-            last = running[-1]
-            drain_server(self._cluster.children["balancer"].address or "", last.name)
+            last, balancer = running[-1], self._balancer_address()
+            if balancer is None:
+                return []
+            drain_server(balancer, last.name)
             self._leaving = last
             return [f"{last.name} (pid {last.pid}) leaves"]
         # Another number may have come since it was looked at.
-        if self._wanted == wanted:
-            self._wanted = None
+        with self._lock:
+            if self._wanted == wanted:
+                self._wanted = None
         return []
-
-
-def drain_server(balancer_address: str, server_id: str) -> None:
-    """Have a server leave; its experts are moved first. Returns at once.
-
-    Raises:
-        ClusterError: The balancer refuses, in its words, or cannot be reached.
-    """
-    with channel(balancer_address) as line:
-        try:
-            balancer_pb2_grpc.BalancerServiceStub(line).DrainServer(
-                balancer_pb2.DrainServerRequest(server_id=server_id), timeout=_CALL_S
-            )
-        except grpc.RpcError as error:
-            raise ClusterError(f"{server_id} does not leave: {error.details()}") from error
-
-
-def scale_servers(balancer_address: str, servers: int) -> None:
-    """Have a launcher start or end servers until there are so many. Returns at once.
-
-    Raises:
-        ClusterError: The balancer refuses, in its words, or cannot be reached.
-    """
-    with channel(balancer_address) as line:
-        try:
-            balancer_pb2_grpc.BalancerServiceStub(line).Scale(
-                balancer_pb2.ScaleRequest(servers=max(0, servers)), timeout=_CALL_S
-            )
-        except grpc.RpcError as error:
-            raise ClusterError(f"not {servers} servers: {error.details()}") from error

@@ -44,6 +44,7 @@ class World:
         calls: On their way to servers, of the balancer of the moment and of those before.
         follows: The placement that each client follows.
         published: Of the balancer of the moment; None: none yet.
+        deaf: Servers that live, and serve, and that no call of the balancer reaches.
     """
 
     def __init__(self, expected: int, redundancy: int) -> None:
@@ -52,10 +53,12 @@ class World:
         self.members: dict[str, Member] = {}
         self.stores: dict[str, np.ndarray] = {}
         self.told: dict[str, int] = {}
+        self.deaf: set[str] = set()
+        self.vain: list[tuple[Planner, Call]] = []
         self.calls: list[tuple[Planner, Call]] = []
         self.follows: dict[str, Placement] = {}
         self.placements: dict[int, Placement] = {}
-        self.loads = 0
+        self.loads = self.starts = 0
         self.start_balancer()
 
     # -- the balancer -----------------------------------------------------------------------------
@@ -106,10 +109,13 @@ class World:
     def up(self) -> list[str]:
         return sorted(self.stores)
 
-    def start(self, name: str) -> None:
+    def start(self, name: str, incarnation: int | None = None, address: str = "") -> None:
+        """A process begins, at an address of its own; its incarnation may be one that was there before."""
         before = self.members.get(name)
-        life = before.incarnation + 1 if before else 1
-        self.members[name] = server(name, incarnation=life)
+        life = incarnation or (before.incarnation + 1 if before else 1)
+        self.starts += 1
+        address = address or f"{name}:{self.starts}"
+        self.members[name] = replace(server(name, incarnation=life), address=address)
         self.stores[name] = np.zeros(FULL, dtype=bool)
         self.told[name] = 0
         self.tell()
@@ -117,7 +123,14 @@ class World:
     def die(self, name: str) -> None:
         self.members[name] = replace(self.members[name], state=DEAD)
         del self.stores[name]
+        self.deaf.discard(name)
         self.tell()
+
+    def hear_again(self) -> None:
+        """Nobody is deaf any more; what is still wanted of those that were is on its way."""
+        self.deaf.clear()
+        self.calls += [(p, c) for p, c in self.vain if p is self.planner and p.is_wanted(c)]
+        self.vain.clear()
 
     def drain(self, name: str) -> None:
         self.members[name] = replace(self.members[name], state=DRAINING)
@@ -132,18 +145,25 @@ class World:
         """One of the calls on their way is carried out, or fails, and its balancer is told, if it lives."""
         planner, call = self.calls.pop(place)
         member = self.members[call.server_id]
-        arrived = call.server_id in self.stores and member.incarnation == call.incarnation
+        lives = call.server_id in self.stores and member.address == call.address
+        arrived = lives and call.server_id not in self.deaf
         holds_LE = self.stores[call.server_id].copy() if arrived else None
+        if arrived and fail and isinstance(call, Prepare):
+            # It knows the epoch before it has loaded anything.
+            self.told[call.server_id] = max(self.told[call.server_id], call.placement.epoch)
         done = arrived and not fail and self.carry_out(call)
         self.tell()
         if planner is not self.planner:
             return
         if done:
-            self.take(planner.succeeded(call, self.now, holds_LE))
+            told = self.told[call.server_id]
+            self.take(planner.succeeded(call, self.now, holds_LE, told))
         else:
             self.take(planner.failed(call, self.now))
             if planner.is_wanted(call):
-                self.calls.append((planner, call))
+                # Whoever hears nothing is told to retire for ever.
+                vain = isinstance(call, Retire) and call.server_id in self.deaf
+                (self.vain if vain else self.calls).append((planner, call))
 
     def carry_out(self, call: Call) -> bool:
         """What a server does; False where it refuses an older epoch."""

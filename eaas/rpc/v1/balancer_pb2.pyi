@@ -61,11 +61,15 @@ class GetScaleResponse(_message.Message):
     def __init__(self, fewest: _Optional[int] = ...) -> None: ...
 
 class WatchScaleRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("known_wish",)
+    KNOWN_WISH_FIELD_NUMBER: _ClassVar[int]
+    known_wish: int
+    def __init__(self, known_wish: _Optional[int] = ...) -> None: ...
 
 class WatchScaleResponse(_message.Message):
-    __slots__ = ("servers",)
+    __slots__ = ("servers", "wish")
     SERVERS_FIELD_NUMBER: _ClassVar[int]
+    WISH_FIELD_NUMBER: _ClassVar[int]
     servers: int
-    def __init__(self, servers: _Optional[int] = ...) -> None: ...
+    wish: int
+    def __init__(self, servers: _Optional[int] = ..., wish: _Optional[int] = ...) -> None: ...

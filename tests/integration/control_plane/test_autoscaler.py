@@ -18,9 +18,10 @@ from attention_client.serve.metrics import ServeMetrics
 from balancer.autoscaler.live import LiveAutoscaler
 from balancer.main import Balancer
 from control_plane import PATIENCE_S, SERVING, FakeExpertServer, eventually
+from eaas.balancer_calls import scale_servers
 from eaas.config import AutoscalerConfig
 from eaas.errors import ClusterError, ConfigError
-from eaas.local.scaling import ScaleWatch, scale_servers
+from eaas.local.scaling import ScaleWatch
 from eaas.session import MemberSession, Report
 from eaas.types import Member, Role
 from monitor.main import Monitor

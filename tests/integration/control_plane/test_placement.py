@@ -22,10 +22,11 @@ from control_plane import (
     has_state,
     port_of,
 )
+from eaas.balancer_calls import scale_servers
 from eaas.config import BalancerConfig
 from eaas.errors import ClusterError, ConfigError, PortInUseError
 from eaas.grpc_client import channel
-from eaas.local.scaling import ScaleWatch, scale_servers
+from eaas.local.scaling import ScaleWatch
 from eaas.rpc.v1 import (
     balancer_pb2,
     balancer_pb2_grpc,

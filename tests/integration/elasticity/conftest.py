@@ -57,7 +57,7 @@ class Client:
                 self.decode()
 
         with ThreadPoolExecutor(1) as pool:
-            decoding = pool.submit(work)
+            decoding = self._decoding = pool.submit(work)
             try:
                 self.more_rounds(1)
                 yield
@@ -69,7 +69,10 @@ class Client:
     def more_rounds(self, count: int) -> None:
         wanted = self.rounds + count
         deadline = time.monotonic() + PATIENCE_S
-        while self.rounds < wanted and time.monotonic() < deadline:
+        while self.rounds < wanted:
+            if self._decoding.done():
+                self._decoding.result()
+            assert time.monotonic() < deadline, f"{self.rounds} of {wanted} rounds"
             time.sleep(0.02)
 
     def servers(self) -> dict[str, Member]:

@@ -14,11 +14,13 @@ from typing import Any
 import psutil
 import pytest
 
-from control_plane import eventually
+from control_plane import FakeExpertServer, eventually
+from eaas.balancer_calls import drain_server, scale_servers
 from eaas.errors import ClusterError, EaasError
+from eaas.grpc_client import channel
 from eaas.local.process import ChildProcess, wait_ready
-from eaas.local.scaling import drain_server, scale_servers
-from eaas.types import MemberState
+from eaas.rpc.v1 import expert_pb2, expert_pb2_grpc
+from eaas.types import Member, MemberState
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -128,20 +130,60 @@ def test_a_server_that_is_dead_for_good_is_replaced(
         client.wait_settled("expert-server-0", "expert-server-1", replicas=redundancy)
 
 
-def test_a_balancer_killed_in_the_middle_of_a_roll_out(
-    elastic: Callable[..., Any], kill: Callable[..., None]
+class StuckServer(FakeExpertServer):
+    """Joins, and never has its share."""
+
+    def PreparePlacement(
+        self, request: expert_pb2.PreparePlacementRequest, context: Any
+    ) -> expert_pb2.PreparePlacementResponse:
+        self.released.clear()
+        return super().PreparePlacement(request, context)
+
+    def close(self, deregister: bool = True) -> None:
+        super().close(deregister)
+        self.released.set()
+
+
+def test_row_11_a_balancer_killed_mid_push(
+    elastic: Callable[..., Any], kill: Callable[..., None], cleanup: ExitStack
 ) -> None:
     """Row 11: balancer killed mid-push: every server holds all of the old epoch or all of the new; no
     expert uncovered.
     """
     cluster, client = elastic()
+    old = client.cluster.placement
+    shape = client.servers()[THREE[0]].model
     with client.decoding():
-        cluster.add_server()
-        assert client.cluster.session.wait_for(lambda v: "expert-server-3" in v.members, 60)
+        joiner = StuckServer(cluster.monitor_address, "stuck", shape)
+        cleanup.callback(joiner.close)
+        eventually(lambda: joiner.requests and all(s.epoch > old.epoch for s in three(client)))
         kill(cluster, "balancer")
+        new = joiner.requests[0].epoch
+        assert {server.epoch for server in three(client)} == {new}
+        assert client.cluster.placement is old, "it was not published"
+        for server in three(client):
+            share = [set(experts) for experts in old.experts_of(server.id)]
+            assert all(s <= h for s, h in zip(share, held_by(server), strict=True)), server.id
         client.more_rounds(2)
+        assert not client.cluster.uncovered()
+        joiner.close()
         cluster.restart("balancer")
+        client.wait_settled(*THREE)
+        cluster.add_server()
         client.wait_settled(*THREE, "expert-server-3")
+
+
+def three(client: Any) -> list[Member]:
+    members = client.servers()
+    return [members[name] for name in THREE]
+
+
+def held_by(server: Member) -> list[set[int]]:
+    """The experts of each layer, as the server says."""
+    with channel(server.address) as line:
+        stub = expert_pb2_grpc.ExpertServiceStub(line)
+        held = stub.ListExperts(expert_pb2.ListExpertsRequest(), timeout=10)
+    return [set(layer.experts) for layer in held.layers]
 
 
 def leftovers(cluster: Any) -> dict[str, dict[str, int]]:

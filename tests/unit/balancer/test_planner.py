@@ -12,6 +12,7 @@ from balancer.planner import Planner
 from placement_world import (
     ACK_S,
     DEAD,
+    DRAINING,
     FULL,
     GRACE_S,
     SERVING,
@@ -229,6 +230,57 @@ def test_orphans_do_not_wait_for_a_roll_out() -> None:
     world.assert_settled()
 
 
+def answer_all_but(world: World, hung: str) -> None:
+    """Every call, but to a server that never comes to an end with one; clients follow."""
+    while True:
+        place = next((i for i, (_, c) in enumerate(world.calls) if c.server_id != hung), None)
+        if place is not None:
+            world.answer(place)
+        elif world.published is not world.follows["c"]:
+            world.follow("c")
+        else:
+            return
+
+
+def test_orphans_do_not_go_to_a_server_that_hangs_in_its_first_load() -> None:
+    world = settled("s1", "s2", "s3", redundancy=1)
+    world.start("s4")
+    world.die("s2")
+    answer_all_but(world, "s4")
+    assert world.covered(world.published).all()
+
+
+def test_orphans_of_a_server_that_was_leaving_do_not_wait_for_one_that_hangs() -> None:
+    world = settled("s1", "s2", "s3", redundancy=1)
+    world.members["s3"] = replace(world.members["s3"], state=DRAINING)
+    world.start("s4")
+    assert world.calls[0][1].placement.servers == ("s1", "s2", "s4")
+    world.die("s3")
+    answer_all_but(world, "s4")
+    assert world.covered(world.published).all()
+
+
+def test_orphans_are_not_published_on_a_server_that_could_hold_no_more_and_died() -> None:
+    world = settled("s1", "s2", "s3", redundancy=1)
+    world.deaf = {"s2"}
+    world.die("s3")
+    while not world.refusals:
+        world.answer()
+    assert world.calls[0][1].placement.servers == ("s1", "s2", "s3")
+    world.die("s2")
+    world.settle()
+    assert world.covered(world.published).all()
+
+
+def test_orphans_go_to_newcomers_where_nobody_else_is_left() -> None:
+    world = settled("s1", "s2", redundancy=1)
+    world.die("s1")
+    world.die("s2")
+    world.start("s3")
+    world.settle()
+    assert world.covered(world.published).all()
+
+
 # -- a server leaves, or cannot load ---------------------------------------------------------------
 
 
@@ -248,9 +300,15 @@ def test_a_draining_server_serves_until_others_have_its_experts() -> None:
 
 def test_what_speaks_against_a_drain() -> None:
     world = settled("s1", "s2")
-    assert world.planner.why_not_drain("s1") is None
+    assert world.planner.let_drain("s2") is None
+    # It has not said so yet.
+    assert "s1 is the last server that can hold experts" in world.planner.let_drain("s1")
+    assert world.planner.let_drain("s2") is None, "told twice"
+    world.planner.stays_after_all("s2")
+    assert world.planner.let_drain("s1") is None
+    world.planner.stays_after_all("s1")
     world.drain("s2")
-    assert "s1 is the last server that can hold experts" in world.planner.why_not_drain("s1")
+    assert "s1 is the last server that can hold experts" in world.planner.let_drain("s1")
     assert world.planner.member("s1").id == "s1"
     assert world.planner.member("nobody") is None
 
@@ -266,9 +324,52 @@ def test_a_server_that_cannot_load_is_given_up_and_others_take_its_share() -> No
     assert refusal.server_id == "s3"
     world.settle()
     assert world.published.servers == ("s1", "s2")
-    # Another life is another chance.
+    # It gets another chance, twice as long after each that it missed; another life has one at once.
+    world.deaf = {"s3"}
+    assert world.planner.wake_at(world.now) == world.now + GRACE_S
+    world.wait(GRACE_S)
+    world.settle()
+    assert len(world.refusals) == 2
+    assert world.planner.wake_at(world.now) == world.now + 2 * GRACE_S
+    assert world.published.servers == ("s1", "s2")
     world.die("s3")
     world.start("s3")
+    world.settle()
+    world.assert_settled()
+
+
+def test_a_server_that_leaves_before_it_could_load_holds_nothing() -> None:
+    world = settled("s1", "s2", redundancy=1)
+    world.die("s2")
+    world.start("s2")
+    world.deaf = {"s2"}
+    world.start("s3")
+    world.drain("s2")
+    world.settle()
+    assert world.covered(world.published).all()
+
+
+def test_a_server_that_was_out_of_reach_for_a_moment_has_experts_again() -> None:
+    world = settled("s1", "s2", "s3")
+    world.deaf = {"s1"}
+    world.start("s4")
+    world.settle()
+    assert world.published.servers == ("s2", "s3", "s4")
+    world.hear_again()
+    world.settle()
+    world.wait(GRACE_S)
+    world.settle()
+    world.assert_settled()
+
+
+def test_a_server_that_a_new_balancer_could_not_reach_is_asked_again() -> None:
+    world = settled("s1", "s2")
+    world.start_balancer()
+    world.deaf = {"s1", "s2"}
+    world.settle()
+    assert world.published is None
+    world.hear_again()
+    world.wait(GRACE_S)
     world.settle()
     world.assert_settled()
 
@@ -306,6 +407,15 @@ def test_it_goes_above_every_epoch_that_anybody_knows() -> None:
     assert prepare.placement.epoch == 8
 
 
+def test_it_goes_above_an_epoch_that_a_server_was_told_and_has_not_loaded() -> None:
+    planner = Planner(2, 1)
+    members = view(server("s1", SERVING, epoch=4), server("s2"))
+    first, second = planner.observe(members, 0.0)
+    assert planner.succeeded(first, 0.0, np.ones(FULL, dtype=bool), 4) == []
+    prepare, _ = planner.succeeded(second, 0.0, np.zeros(FULL, dtype=bool), 9)
+    assert prepare.placement.epoch == 10
+
+
 def test_it_waits_a_while_for_servers_that_a_restarted_monitor_does_not_know_yet() -> None:
     world = settled("s1", "s2", "s3")
     late = {name: world.members.pop(name) for name in ("s2", "s3")}
@@ -327,3 +437,84 @@ def test_it_goes_on_without_servers_that_never_come() -> None:
     world.wait(60.0)
     world.settle()
     world.assert_settled()
+
+
+# -- a monitor that forgot everything gives incarnations out again ------------------------------------
+
+
+@pytest.mark.parametrize("address", ["", "s2:1"], ids=["another address", "all is equal"])
+@pytest.mark.parametrize("seen_dead", [True, False])
+def test_a_new_process_with_an_incarnation_that_was_there_gets_its_share(
+    address: str, seen_dead: bool
+) -> None:
+    world = settled("s1", "s3")
+    world.start("s2", 1, "s2:1")
+    world.settle()
+    if seen_dead:
+        world.die("s2")
+    world.start("s2", 1, address)
+    assert (Prepare, "s2") in kinds(world)
+    world.settle()
+    world.assert_settled()
+
+
+def test_a_new_process_with_an_equal_incarnation_comes_while_the_old_one_loads() -> None:
+    world = settled("s1", "s3")
+    world.start("s2", 1)
+    late = [c for c in world.calls if c[1].server_id == "s2"]
+    world.start("s2", 1)
+    assert [c.server_id for _, c in world.calls].count("s2") == 2
+    # What was told to the old one says nothing of the new one.
+    world.take(world.planner.succeeded(late[0][1], world.now))
+    world.settle()
+    world.assert_settled()
+
+
+# -- a server that only the balancer cannot reach ------------------------------------------------------
+
+
+def test_a_server_that_does_not_hear_of_a_retirement_holds_nobody_up() -> None:
+    world = settled("s1", "s2", "s3")
+    world.start("s4")
+    while world.calls:
+        world.answer()
+    world.deaf = {"s1"}
+    world.settle()
+    assert [type(call) for _, call in world.vain] == [Retire], "it is told on"
+    world.start("s5")
+    world.settle()
+    # It cannot be told of the new placement, so others take its share.
+    assert world.published.servers == ("s2", "s3", "s4", "s5")
+    assert world.covered(world.published).all()
+    assert [r.server_id for r in world.refusals] == ["s1"]
+
+
+def test_a_retirement_that_failed_once_is_told_again() -> None:
+    world = settled("s1", "s2")
+    world.start("s3")
+    while world.calls:
+        world.answer()
+    world.follow("c")
+    world.answer(fail=True)
+    world.settle()
+    world.assert_settled()
+
+
+def test_a_balancer_that_starts_goes_on_without_a_server_that_it_cannot_reach() -> None:
+    world = settled("s1", "s2", "s3")
+    world.deaf = {"s1"}
+    world.start_balancer()
+    world.settle()
+    assert world.published.servers == ("s2", "s3")
+    assert world.covered(world.published).all()
+
+
+def test_a_balancer_that_starts_goes_on_without_a_server_that_cannot_load() -> None:
+    world = settled("s1", "s2", "s3")
+    world.start_balancer()
+    while any(isinstance(call, Inspect) for _, call in world.calls):
+        world.answer()
+    world.deaf = {"s1"}
+    world.settle()
+    assert world.published.servers == ("s2", "s3")
+    assert world.covered(world.published).all()

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from placement_world import DRAINING, GRACE_S, World, settled
+from placement_world import DRAINING, GRACE_S, SERVING, World, settled
 
 NAMES = ("s1", "s2", "s3", "s4", "s5")
+LONGEST_UNABLE_S = 600.0
 
 
 def play(world: World, dice: random.Random, steps: int) -> None:
@@ -29,8 +30,12 @@ def play(world: World, dice: random.Random, steps: int) -> None:
                 world.start(dice.choice(down))
         elif what < 0.87 and len(staying) > 1:
             world.die(dice.choice(up))
-        elif what < 0.92 and len(staying) > 1:
+        elif what < 0.9 and len(staying) > 1:
             world.drain(dice.choice(staying))
+        elif what < 0.92:
+            world.deaf.add(dice.choice(up))
+        elif what < 0.93:
+            world.hear_again()
         elif what < 0.95:
             world.start_balancer()
         elif what < 0.98:
@@ -52,6 +57,16 @@ def test_any_history_ends_even_covered_and_followed(
 ) -> None:
     world = settled(*NAMES[:servers], redundancy=min(redundancy, servers), clients=("c", "d"))
     play(world, random.Random(seed), steps)
+    # Once while some hear nothing, once more when all do.
+    for long_s in (GRACE_S + 1, LONGEST_UNABLE_S + 1):
+        for _ in range(3):
+            world.settle()
+            world.wait(long_s)
+        world.settle()
+        if any(world.members[n].state is SERVING for n in set(world.up()) - world.deaf):
+            assert world.published is not None
+            assert world.covered(world.published).all()
+        world.hear_again()
     for _ in range(3):
         world.settle()
         world.wait(GRACE_S + 1)

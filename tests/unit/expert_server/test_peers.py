@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from eaas.checkpoint import Checkpoint
-from eaas.errors import ClusterError
+from eaas.errors import ClusterError, CorruptShardError
 from eaas.grpc_client import channel
 from eaas.grpc_server import Service, serve
 from eaas.rpc.v1 import expert_pb2 as pb
@@ -111,8 +112,27 @@ def test_wrong_bytes_are_read_again_elsewhere(files: Path, start: Callable[..., 
     first.spoil = flip
     assert read([one, two], 0, 3000) == (files / SHARD).read_bytes()[:3000]
     assert second.asked == [(0, 3000, 0)]
-    with pytest.raises(ConnectionError, match="do not have the digest"):
+    with pytest.raises(CorruptShardError, match="do not have the digest"):
         read([one], 0, 3000)
+
+
+def test_peers_whose_files_differ_are_given_up(tmp_path: Path, start: Callable[..., Any]) -> None:
+    """Each sends a part before it breaks off, so that there is progress again and again."""
+    addresses = []
+    for chunks in (1, 2):
+        directory = tmp_path / str(chunks)
+        directory.mkdir()
+        (directory / SHARD).write_bytes(bytes([chunks]) * (4 << 20))
+        peer, address = start(directory)
+
+        def break_off(responses: Iterator[Any], chunks: int = chunks) -> Iterator[Any]:
+            yield from itertools.islice(responses, chunks)
+            raise RuntimeError("the disk is gone")
+
+        peer.spoil = break_off
+        addresses.append(address)
+    with pytest.raises(CorruptShardError, match="peers send wrong bytes"):
+        read(addresses, 0, 4 << 20)
 
 
 def test_chunks_out_of_turn_are_refused(files: Path, start: Callable[..., Any]) -> None:
@@ -124,7 +144,7 @@ def test_chunks_out_of_turn_are_refused(files: Path, start: Callable[..., Any]) 
             yield response
 
     peer.spoil = shift
-    with pytest.raises(ConnectionError, match="out of turn"):
+    with pytest.raises(CorruptShardError, match="out of turn"):
         read([address], 0, 3000)
 
 

@@ -134,6 +134,8 @@ def test_a_load_that_is_overtaken_is_given_up() -> None:
     second.start()
     while server.handler._told < 2:
         pass
+    # Whoever asks meanwhile is to go on above that one.
+    assert server.list()[0] == 2
     overtaken.set()
     first.join()
     second.join()

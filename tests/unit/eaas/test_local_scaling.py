@@ -1,0 +1,143 @@
+"""Whoever starts servers: one at a time, to the number last said, and each number once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from balancer.service import BalancerService
+from eaas.cli import up
+from eaas.config import BalancerConfig, ClusterConfig
+from eaas.errors import ClusterError
+from eaas.local import LocalCluster
+from eaas.local.scaling import Scaler
+from eaas.rpc.v1 import balancer_pb2 as pb
+
+
+class Child:
+    name, pid = "expert-server-1", 11
+
+    def __init__(self) -> None:
+        self.address: str | None = None
+        self.signals: list[Any] = []
+
+    def read(self) -> None:
+        pass
+
+    def last_words(self) -> str:
+        assert not self.signals, "its log is closed by then"
+        return "it loads"
+
+    def signal(self, number: Any) -> None:
+        self.signals.append(number)
+
+    def reap(self, timeout_s: float) -> bool:
+        return True
+
+
+class Cluster:
+    def __init__(self, apply_timeout_s: float = 60.0) -> None:
+        self.config = ClusterConfig(balancer=BalancerConfig(apply_timeout_s=apply_timeout_s))
+        self.child = Child()
+        self.running: list[Child] = []
+
+    def running_servers(self) -> list[Child]:
+        return self.running
+
+    def add_server(self) -> Child:
+        self.running.append(self.child)
+        return self.child
+
+
+def test_a_server_that_is_never_ready_is_ended_and_said() -> None:
+    cluster = Cluster(apply_timeout_s=1e-9)
+    scaler = Scaler(cluster)  # type: ignore[arg-type]
+    scaler.want(1)
+    assert scaler.step() == ["expert-server-1 (pid 11) starts"]
+    with pytest.raises(ClusterError, match=r"was not ready in time and was ended.*it loads"):
+        scaler.step()
+    assert cluster.child.signals
+    assert not scaler.busy
+
+
+def test_a_look_that_failed_is_taken_again() -> None:
+    cluster = Cluster()
+    looks = iter([False, True])
+
+    def others() -> int:
+        if not next(looks):
+            raise ClusterError("the endpoint is slow")
+        return 0
+
+    scaler = Scaler(cluster, others)  # type: ignore[arg-type]
+    scaler.want(1)
+    assert scaler.step() == []
+    assert scaler.step() == ["expert-server-1 (pid 11) starts"]
+
+
+def test_nobody_leaves_while_no_balancer_is_known() -> None:
+    cluster = Cluster()
+    cluster.add_server()
+    scaler = Scaler(cluster, lambda: 0, lambda: None)  # type: ignore[arg-type]
+    scaler.want(0)
+    assert scaler.step() == []
+    assert scaler.busy
+
+
+def test_who_was_started_here_is_not_by_hand_and_a_balancer_is_where_it_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def member(role: str, pid: int, state: str = "SERVING") -> dict[str, Any]:
+        return {"role": role, "pid": pid, "state": state, "address": f"h:{pid}"}
+
+    members = [
+        member("expert-server", 1),
+        member("expert-server", 2),
+        member("expert-server", 3, "DEAD"),
+        member("balancer", 4, "DEAD"),
+        member("balancer", 5),
+    ]
+    monkeypatch.setattr(up, "fetch_status", lambda endpoint: {"members": members})
+    cluster = LocalCluster.__new__(LocalCluster)
+    cluster.endpoint = ""
+    # It left without a goodbye: the monitor still believes in it, the launcher does not have it any more.
+    cluster.children, cluster._pids = {}, {1}
+    assert up._started_by_hand(cluster) == 1
+    assert up._balancer_address(cluster) == "h:5"
+
+
+class Context:
+    def add_callback(self, callback: Any) -> bool:
+        return True
+
+    def is_active(self) -> bool:
+        return True
+
+
+def watch(service: BalancerService, known: int) -> Iterator[pb.WatchScaleResponse]:
+    return service.WatchScale(pb.WatchScaleRequest(known_wish=known), Context())
+
+
+def test_a_number_is_said_once_however_often_a_stream_begins() -> None:
+    service = BalancerService(lambda question: None)
+    first = watch(service, 0)
+    next(first)
+    service.Scale(pb.ScaleRequest(servers=5), Context())
+    said = next(first)
+    assert said.servers == 5
+    again = watch(service, said.wish)
+    assert next(again).wish == said.wish
+    service.Scale(pb.ScaleRequest(servers=5), Context())
+    assert next(again).servers == 5
+    # It was said while the stream was broken.
+    late = watch(service, said.wish)
+    assert [next(late).servers, next(late).servers] == [0, 5]
+
+
+def test_another_balancer_counts_from_the_beginning() -> None:
+    stream = watch(BalancerService(lambda question: None), 3)
+    assert next(stream).servers == 0
+    known = next(stream)
+    assert (known.servers, known.wish) == (0, 0)
