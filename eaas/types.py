@@ -144,6 +144,11 @@ class Member:
     epoch: int = 0
     busy_s: float = 0.0
 
+    @property
+    def life(self) -> tuple[str, int, str, int, str]:
+        """Which process this is. A monitor that forgot everything counts incarnations from 1 again."""
+        return (self.id, self.incarnation, self.host, self.pid, self.address)
+
     def to_proto(self) -> pb.Member:
         """The contract's message."""
         return pb.Member(
