@@ -166,16 +166,13 @@ class MemberSession:
 
         The view has no fresh loads: they change all the time, and nobody is woken for them.
         """
-        call = self._monitors.now.stub.Watch(pb.WatchRequest(), timeout=timeout_s)
+        # Which monitor is asked is for the streams to decide.
         try:
-            for response in call:
-                if response.WhichOneof("kind") == "snapshot":
-                    return {m.id: Member.from_proto(m) for m in response.snapshot.members}
+            members = self._monitors.now.members(timeout_s)
         except grpc.RpcError as error:
             _logger.debug("the monitor was not asked: %s", _why(error))
-        finally:
-            call.cancel()
-        return None
+            return None
+        return None if members is None else {m.id: m for m in members}
 
     def close(self, deregister: bool = True) -> None:
         """Ends the session.
