@@ -18,7 +18,7 @@ import grpc
 
 from eaas import versions
 from eaas.errors import ClusterError
-from eaas.grpc_client import Backoff, responses
+from eaas.grpc_client import STREAM_SIGN_S, Backoff, responses
 from eaas.log import get_logger
 from eaas.membership import MembershipFold, MembershipView
 from eaas.monitors import MonitorLine, Monitors
@@ -106,7 +106,8 @@ class MemberSession:
         self._closed = threading.Event()
         self._due = threading.Event()
         self._calls_lock = threading.Lock()
-        self._calls: set[Any] = set()
+        # The running streams, each with the monitor that it goes to.
+        self._calls: dict[Any, MonitorLine] = {}
         # The monitor whose watch stream has begun to speak, and where what it says is taken from.
         self._watched: tuple[MonitorLine, queue.SimpleQueue[pb.WatchResponse]] | None = None
         self._monitors = Monitors(monitor_address)
@@ -251,20 +252,30 @@ class MemberSession:
     def _keep_lease(self) -> None:
         backoff = Backoff()
         registered = True
+        # Since it was registered: each cause is told once, and not with every attempt.
+        told: set[str] = set()
         while not self._closed.is_set():
             line = self._monitors.now
             try:
                 if not registered:
                     self._register(line)
                     registered = True
+                    told.clear()
                     _logger.info("registered again with the monitor at %s", line.address)
                 self._send_heartbeats(line, backoff)
                 error_text = "the monitor ended the stream"
             except grpc.RpcError as error:
                 error_text = _why(error)
                 self._leave(line, error)
-            if registered and not self._closed.is_set():
+            if self._closed.is_set():
+                return
+            if registered:
                 _logger.warning("lost the monitor at %s, trying on: %s", line.address, error_text)
+            elif error_text not in told:
+                _logger.warning(
+                    "not registered with the monitor at %s, trying on: %s", line.address, error_text
+                )
+            told.add(error_text)
             registered = False
             self._closed.wait(backoff.next_s())
 
@@ -273,7 +284,8 @@ class MemberSession:
         # The end cancels the streams, too, and the goodbye is for the leader.
         if not self._closed.is_set() and self._monitors.leave(line, error):
             with self._calls_lock:
-                calls = tuple(self._calls)
+                # The other thread may be there already.
+                calls = [call for call, to in self._calls.items() if to is line]
             for call in calls:
                 call.cancel()
 
@@ -291,7 +303,7 @@ class MemberSession:
                 call.cancel()
 
         requests.put(self._heartbeat())
-        with self._tracked(line.stub.Heartbeat(until_late())) as call:
+        with self._tracked(line, line.stub.Heartbeat(until_late())) as call:
             for answer in call:
                 backoff.reset()
                 self._confirm(line, answer.revision)
@@ -331,9 +343,10 @@ class MemberSession:
             line = self._monitors.now
             inbox: queue.SimpleQueue[pb.WatchResponse] = queue.SimpleQueue()
             position = self._fold.position
-            position.heartbeats_tell = True
+            # Rarer heartbeats would not break the stream's silence in time.
+            position.heartbeats_tell = self._heartbeat_s <= STREAM_SIGN_S
             try:
-                with self._tracked(line.stub.Watch(position)) as call:
+                with self._tracked(line, line.stub.Watch(position)) as call:
                     for response in responses(call, inbox=inbox):
                         self._watched = line, inbox
                         backoff.reset()
@@ -359,18 +372,18 @@ class MemberSession:
             _call(self._on_change, self.view)
 
     @contextlib.contextmanager
-    def _tracked(self, call: Any) -> Iterator[Any]:
-        """Cancels the call at the end, or as soon as the session closes."""
+    def _tracked(self, line: MonitorLine, call: Any) -> Iterator[Any]:
+        """Cancels the call at the end, or as soon as the session closes or turns to another monitor."""
         with self._calls_lock:
-            self._calls.add(call)
-            if self._closed.is_set():
+            self._calls[call] = line
+            if self._closed.is_set() or line is not self._monitors.now:
                 call.cancel()
         try:
             yield call
         finally:
             call.cancel()
             with self._calls_lock:
-                self._calls.discard(call)
+                del self._calls[call]
 
 
 def _call(callback: Callable[..., None], *args: object) -> None:
