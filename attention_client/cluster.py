@@ -28,7 +28,7 @@ from attention_client.metrics import ClientMetrics
 from attention_client.placements import PlacementSwitch
 from attention_client.transports import opener
 from eaas import versions
-from eaas.config import AttentionClientConfig
+from eaas.config import HOLD_BACK_S, AttentionClientConfig
 from eaas.errors import ClusterError, EaasError, ExpertsUnavailableError
 from eaas.grpc_client import Backoff
 from eaas.grpc_client import channel as open_channel
@@ -45,8 +45,6 @@ _log = get_logger(__name__)
 _CONNECT_S = 5.0
 _RECONNECT_S = 0.25
 _RECONNECT_MOST_S = 2.0
-# Less than the balancer's, which waits for a client to follow a placement.
-_HOLD_BACK_S = 5.0
 # A process may hold several models, each a member of its own.
 _numbers = itertools.count()
 _USABLE = (MemberState.SERVING, MemberState.SUSPECT, MemberState.DRAINING)
@@ -98,7 +96,7 @@ class Cluster:
         # Kept over the lives of a server: what it can do does not change with its process.
         self._service_times: dict[str, ServiceTimes] = {}
         self._pid = os.getpid()
-        self._switch = PlacementSwitch(_HOLD_BACK_S)
+        self._switch = PlacementSwitch(HOLD_BACK_S)
         self._view: ClusterView | None = None
         self._members: MembershipView | None = None
         self._state = MemberState.JOINING

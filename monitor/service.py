@@ -160,9 +160,13 @@ class MonitorService:
             _log.info(
                 "%s #%d %s: %s", member.id, member.incarnation, member.state.value, event.reason
             )
-        if events and self._journal is not None:
+        if not events:
+            return
+        # Whoever stops the cluster waits until all have left.
+        self._changed.notify_all()
+        if self._journal is not None:
             self._journal.wake()
-        elif events:
+        else:
             self._fanout.stir()
 
     @property

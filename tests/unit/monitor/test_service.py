@@ -138,3 +138,24 @@ def test_a_member_that_no_store_can_keep_is_refused(service: MonitorService) -> 
     big = member("a").to_proto()
     big.address = "a" * (64 << 10)
     assert register(service, big).code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_stopping_cluster_is_over_as_soon_as_all_have_left() -> None:
+    async def scenario() -> float:
+        service = MonitorService(LEASE_S, HEARTBEAT_S, asyncio.get_running_loop())
+        service.register_self(member("monitor", Role.MONITOR))
+        request = pb.RegisterRequest(
+            member=member("a").to_proto(), protocol_version=PROTOCOL_VERSION
+        )
+        life = await service.Register(request, Call())
+        began = time.monotonic()
+        stopping = asyncio.create_task(asyncio.to_thread(service.announce_stop, PATIENCE_S))
+        while not service._stopping:
+            await asyncio.sleep(0.01)
+        # It waits by now, or looks before it does.
+        goodbye = pb.DeregisterRequest(id="a", incarnation=life.incarnation)
+        await service.Deregister(goodbye, Call())
+        await stopping
+        return time.monotonic() - began
+
+    assert asyncio.run(scenario()) < PATIENCE_S / 2
