@@ -76,6 +76,7 @@ class MemberSession:
         on_change: Called with each new view in which a member differs from the view before.
         on_stopping: Called once, when the operator stops the cluster.
         on_new_incarnation: Called when the former life had ended (DEAD) and a new one has begun.
+        on_replaced: Called when the former life has ended and none begins: another process has the id now.
         register_timeout_s: How long to try to register first.
 
     Raises:
@@ -91,6 +92,7 @@ class MemberSession:
         on_change: Callable[[MembershipView], None] | None = None,
         on_stopping: Callable[[], None] | None = None,
         on_new_incarnation: Callable[[int], None] | None = None,
+        on_replaced: Callable[[], None] | None = None,
         register_timeout_s: float = 10.0,
     ) -> None:
         self.monitor_address = monitor_address
@@ -99,6 +101,7 @@ class MemberSession:
         self._on_change = on_change
         self._on_stopping = on_stopping
         self._on_new_incarnation = on_new_incarnation
+        self._on_replaced = on_replaced
         self._incarnation = 0
         self._lease_s = self._heartbeat_s = 0.0
         self._fold = MembershipFold()
@@ -266,6 +269,10 @@ class MemberSession:
                 error_text = "the monitor ended the stream"
             except grpc.RpcError as error:
                 error_text = _why(error)
+                replaced = error.code() is grpc.StatusCode.ALREADY_EXISTS
+                if replaced and error_text not in told and self._on_replaced:
+                    # A life that is not known may go on (the monitor forgot everything); this one cannot.
+                    _call(self._on_replaced)
                 self._leave(line, error)
             if self._closed.is_set():
                 return

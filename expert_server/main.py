@@ -163,6 +163,7 @@ class ExpertServer:
                 on_change=self._on_members,
                 on_stopping=self._loop.stop,
                 on_new_incarnation=self._on_new_incarnation,
+                on_replaced=self._on_replaced,
             )
             self._leaving = Leaving(
                 server_id,
@@ -263,6 +264,10 @@ class ExpertServer:
     def _on_new_incarnation(self, incarnation: int) -> None:
         """The lease lapsed while this process slept: fence, so that nothing of the old life counts."""
         _log.warning("lease lapsed; going on as incarnation %d", incarnation)
+        self._table.revoke_all()
+
+    def _on_replaced(self) -> None:
+        """Another process is this server now: fence, and wait until the id is free again."""
         self._table.revoke_all()
 
 

@@ -105,8 +105,8 @@ def boxes(monkeypatch: pytest.MonkeyPatch) -> dict[str, Box]:
     return boxes
 
 
-def session(addresses: str) -> MemberSession:
-    return MemberSession(addresses, MEMBER, report=lambda: Report(MemberState.SERVING))
+def session(addresses: str, **callbacks: Any) -> MemberSession:
+    return MemberSession(addresses, MEMBER, report=lambda: Report(MemberState.SERVING), **callbacks)
 
 
 @pytest.mark.parametrize(("heartbeat_s", "told"), [(0.9, True), (2.0, True), (6.0, False)])
@@ -170,6 +170,27 @@ def test_each_cause_of_a_registration_that_fails_is_told_once(
     assert len(told) == 2
     assert "ALREADY_EXISTS: m is process 9 on h2" in told[0]
     assert "UNAVAILABLE: down" in told[1]
+
+
+def test_a_process_whose_id_is_anothers_is_told_once(
+    boxes: dict[str, Box], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """... and one that is merely not known, or whose monitor is away, is not: its life may go on."""
+    monkeypatch.setattr(module.Backoff, "next_s", lambda _: 0.001)
+    a, replaced, lives = boxes["a:1"], list[str](), list[int]()
+    taken = Ended(grpc.StatusCode.ALREADY_EXISTS, "m is process 9 on h2")
+    member = session(
+        "a:1", on_replaced=lambda: replaced.append("once"), on_new_incarnation=lives.append
+    )
+    for refusals, calls in [([unavailable("down")], 0), ([taken, unavailable("down"), taken], 1)]:
+        lease = a.heartbeats.get(timeout=PATIENCE_S)
+        a.refusals = refusals
+        lease.inbox.put(Ended(grpc.StatusCode.NOT_FOUND, "register"))
+        lease = a.heartbeats.get(timeout=PATIENCE_S)
+        assert len(replaced) == calls
+        a.heartbeats.put(lease)
+    member.close()
+    assert lives == []
 
 
 def test_a_first_registration_that_is_refused_for_good_fails_at_once(

@@ -158,6 +158,14 @@ def test_no_room_for_the_arena_leaves_nothing_behind(
         start(0)
 
 
+def test_a_server_that_was_replaced_has_no_slots_for_anybody() -> None:
+    server = object.__new__(ExpertServer)
+    server._table = SlotTable(Arena.create_local(2, 64, 64, 1))
+    server._table.grant("a", 1, 2)
+    server._on_replaced()
+    assert server._table.clients() == set()
+
+
 def test_the_slots_of_a_clients_former_process_are_free_whatever_its_incarnation() -> None:
     """13: a client dies holding slots ... The monitor forgot everything meanwhile, and counts from 1."""
     server = object.__new__(ExpertServer)
