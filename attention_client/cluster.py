@@ -28,7 +28,7 @@ from attention_client.metrics import ClientMetrics
 from attention_client.placements import PlacementSwitch
 from attention_client.transports import opener
 from eaas import versions
-from eaas.config import AttentionClientConfig
+from eaas.config import HOLD_BACK_S, AttentionClientConfig
 from eaas.errors import ClusterError, EaasError, ExpertsUnavailableError
 from eaas.grpc_client import Backoff
 from eaas.grpc_client import channel as open_channel
@@ -45,8 +45,6 @@ _log = get_logger(__name__)
 _CONNECT_S = 5.0
 _RECONNECT_S = 0.25
 _RECONNECT_MOST_S = 2.0
-# Less than the balancer's, which waits for a client to follow a placement.
-_HOLD_BACK_S = 5.0
 # A process may hold several models, each a member of its own.
 _numbers = itertools.count()
 _USABLE = (MemberState.SERVING, MemberState.SUSPECT, MemberState.DRAINING)
@@ -88,7 +86,9 @@ class Cluster:
         self._open_link = opener(config.transport)
         self._changed = threading.Condition()
         self._connections: dict[str, Connection] = {}
-        self._connecting: dict[str, int] = {}
+        # Which process (`Member.life`) each of them leads to, and which one is being connected to.
+        self._lives: dict[str, tuple[object, ...]] = {}
+        self._connecting: dict[str, tuple[object, ...]] = {}
         # Former connections that are being closed.
         self._closing: dict[str, threading.Event] = {}
         # Why a live server is not connected, in its own words.
@@ -96,7 +96,7 @@ class Cluster:
         # Kept over the lives of a server: what it can do does not change with its process.
         self._service_times: dict[str, ServiceTimes] = {}
         self._pid = os.getpid()
-        self._switch = PlacementSwitch(_HOLD_BACK_S)
+        self._switch = PlacementSwitch(HOLD_BACK_S)
         self._view: ClusterView | None = None
         self._members: MembershipView | None = None
         self._state = MemberState.JOINING
@@ -337,8 +337,9 @@ class Cluster:
         for member in members.members.values():
             if member.role is not Role.EXPERT_SERVER:
                 continue
-            connection = self._connections.get(member.id)
-            stale = connection is not None and connection.incarnation != member.incarnation
+            with self._changed:
+                connection = self._connections.get(member.id)
+                stale = connection is not None and self._lives[member.id] != member.life
             # Answers are worth more than silence elsewhere: a server that only the monitor cannot reach
             # serves on. Whoever said goodbye takes its slots back by itself.
             silent = member.state is MemberState.DEAD and connection and connection.owes_answer()
@@ -360,11 +361,11 @@ class Cluster:
     def _connect_soon(self, member: Member) -> None:
         with self._changed:
             known = self._connections.get(member.id)
-            if self._closed.is_set() or self._connecting.get(member.id) == member.incarnation:
+            if self._closed.is_set() or self._connecting.get(member.id) == member.life:
                 return
-            if known is not None and known.incarnation == member.incarnation:
+            if known is not None and self._lives[member.id] == member.life:
                 return
-            self._connecting[member.id] = member.incarnation
+            self._connecting[member.id] = member.life
         threading.Thread(
             target=self._connect, args=(member,), name=f"connect-{member.id}", daemon=True
         ).start()
@@ -373,11 +374,7 @@ class Cluster:
         if self._closed.is_set():
             return False
         current = self._members.members.get(member.id) if self._members else None
-        return (
-            current is not None
-            and current.incarnation == member.incarnation
-            and current.state in _USABLE
-        )
+        return current is not None and current.life == member.life and current.state in _USABLE
 
     def _connect(self, member: Member) -> None:
         self._joined.wait()
@@ -392,11 +389,14 @@ class Cluster:
                 except (grpc.RpcError, EaasError) as error:
                     what = str(error.details() if isinstance(error, grpc.Call) else error)
                     _log.info("%s: not connected: %s", member.id, what)
-                    self._refusals = {**self._refusals, member.id: what}
+                except Exception as error:  # noqa: BLE001 (logged; the other servers are served on)
+                    what = repr(error)
+                    _log.exception("%s: not connected", member.id)
+                self._refusals = {**self._refusals, member.id: what}
                 self._closed.wait(backoff.next_s())
         finally:
             with self._changed:
-                if self._connecting.get(member.id) == member.incarnation:
+                if self._connecting.get(member.id) == member.life:
                     del self._connecting[member.id]
                 self._refusals = {k: v for k, v in self._refusals.items() if k != member.id}
             # A view that came after the last look at it found this thread still at work.
@@ -449,9 +449,7 @@ class Cluster:
             channel.close,
             self.metrics,
         )
-        with self._changed:
-            self._connections[member.id] = connection
-            self._refresh()
+        self._list(member, connection)
         # Only now: a connection that is lost before it is listed would be listed for ever.
         connection.service = self._service_times.setdefault(member.id, connection.service)
         box.append(connection)
@@ -461,6 +459,15 @@ class Cluster:
             connection.lose("another life of the server began")
         else:
             _log.info("%s: connected (%s)", member.id, self.config.transport)
+
+    def _list(self, member: Member, connection: Connection) -> None:
+        with self._changed:
+            if self._lives.get(member.id, member.life) != member.life:
+                # The new life's incarnation may be below the former's, whose totals would hide its own.
+                self.metrics.outcomes.forget(member.id)
+            self._lives[member.id] = member.life
+            self._connections[member.id] = connection
+            self._refresh()
 
     def _on_lost(self, connection: Connection) -> None:
         _log.info("%s: connection lost: %s", connection.server_id, connection.lost_reason)

@@ -20,7 +20,7 @@ class PlacementSwitch:
     servers keep until this client has acknowledged the newer one.
 
     Args:
-        patience_s: Longest time that a placement is held back.
+        patience_s: Longest time for which newer placements are held back, however many come meanwhile.
 
     Attributes:
         current: What calls follow; None before the first one.
@@ -37,7 +37,9 @@ class PlacementSwitch:
         newest = self._next or self.current
         if newest is not None and placement.epoch <= newest.epoch:
             return False
-        self._next, self._since = placement, now
+        if self._next is None:
+            self._since = now
+        self._next = placement
         return True
 
     def look(self, connected: Container[str], now: float) -> bool:

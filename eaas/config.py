@@ -24,6 +24,7 @@ from pydantic_settings import (
 from eaas.errors import ConfigError
 
 __all__ = [
+    "HOLD_BACK_S",
     "AttentionClientConfig",
     "AutoscalerConfig",
     "BalancerConfig",
@@ -32,6 +33,12 @@ __all__ = [
     "MonitorConfig",
     "load_config",
 ]
+
+HOLD_BACK_S = 5.0
+"""Longest that a client stays on the older placement while it connects to servers of the newer one.
+
+What moved has to stay where it was for longer (`BalancerConfig.ack_timeout_s`).
+"""
 
 _PREFIX = "EAAS_"
 _BETWEEN = "__"
@@ -98,7 +105,9 @@ class BalancerConfig(_Section):
         30.0, description="How long a dead server's return is awaited before others get its share."
     )
     ack_timeout_s: Seconds = Field(
-        10.0, description="How long experts that moved stay for clients of the older placement."
+        10.0,
+        ge=HOLD_BACK_S + 1.0,
+        description="How long experts that moved stay for clients of the older placement.",
     )
 
 

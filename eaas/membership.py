@@ -103,4 +103,11 @@ class MembershipFold:
             self._awaited_until = now + RETURN_GRACE_S
         else:
             self._awaited &= frozenset(missing)
-        return told | {member_id: missing[member_id] for member_id in self._awaited}
+        # The others died, and were forgotten, while nobody listened: that is told like any other death.
+        kept = {
+            member_id: member
+            if member_id in self._awaited
+            else replace(member, state=MemberState.DEAD)
+            for member_id, member in missing.items()
+        }
+        return told | kept

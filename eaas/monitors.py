@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import grpc
 
-from eaas.grpc_client import channel
-from eaas.rpc.v1 import monitor_pb2_grpc
+from eaas.errors import ClusterError
+from eaas.grpc_client import Backoff, channel
+from eaas.rpc.v1 import monitor_pb2, monitor_pb2_grpc
+from eaas.types import Member
 
-__all__ = ["LEADER_KEY", "MonitorLine", "Monitors"]
+__all__ = ["LEADER_KEY", "MonitorLine", "Monitors", "ask_members"]
 
 LEADER_KEY = "eaas-monitor-leader"
 """Metadata of a refusal (UNAVAILABLE): host:port of the monitor that leads."""
@@ -38,6 +41,21 @@ class MonitorLine:
         self._channel = channel(address)
         self.stub: Any = monitor_pb2_grpc.MonitorServiceStub(self._channel)
 
+    def members(self, timeout_s: float) -> list[Member] | None:
+        """Everybody, with their loads of this moment; None where the monitor ends without a word.
+
+        Raises:
+            grpc.RpcError: It does not answer in time, or does not lead.
+        """
+        call = self.stub.Watch(monitor_pb2.WatchRequest(), timeout=timeout_s)
+        try:
+            for response in call:
+                if response.WhichOneof("kind") == "snapshot":
+                    return [Member.from_proto(message) for message in response.snapshot.members]
+        finally:
+            call.cancel()
+        return None
+
     def close(self) -> None:
         """Ends the calls on it."""
         self._channel.close()
@@ -58,6 +76,11 @@ class Monitors:
         self._now = self._lines[0]
         # The last one that did not answer: whoever still takes it for the leader is behind.
         self._silent: MonitorLine | None = None
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Of all of them."""
+        return tuple(line.address for line in self._lines)
 
     @property
     def now(self) -> MonitorLine:
@@ -87,6 +110,33 @@ class Monitors:
         """Closes all lines."""
         for line in self._lines:
             line.close()
+
+
+def ask_members(monitors: Monitors, timeout_s: float) -> list[Member]:
+    """Everybody, with their loads of this moment, as whichever monitor leads says. A takeover is waited for.
+
+    Raises:
+        ClusterError: None of them answered in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    # One that takes the question and is silent leaves time for the others.
+    share_s = timeout_s / len(monitors.addresses)
+    backoff = Backoff()
+    while True:
+        line, left_s = monitors.now, deadline - time.monotonic()
+        cause: grpc.RpcError | None = None
+        try:
+            members = line.members(min(share_s, left_s))
+            if members is not None:
+                return members
+            why = f"the monitor at {line.address} stops"
+        except grpc.RpcError as error:
+            monitors.leave(line, error)
+            cause, why = error, f"the monitor at {line.address} does not answer: {error.details()}"
+        pause_s = backoff.next_s()
+        if time.monotonic() + pause_s >= deadline:
+            raise ClusterError(f"{why}; check the address and that the monitor runs") from cause
+        time.sleep(pause_s)
 
 
 def _leader(error: Exception) -> str | None:

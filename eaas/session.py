@@ -18,7 +18,7 @@ import grpc
 
 from eaas import versions
 from eaas.errors import ClusterError
-from eaas.grpc_client import Backoff, responses
+from eaas.grpc_client import STREAM_SIGN_S, Backoff, responses
 from eaas.log import get_logger
 from eaas.membership import MembershipFold, MembershipView
 from eaas.monitors import MonitorLine, Monitors
@@ -76,6 +76,7 @@ class MemberSession:
         on_change: Called with each new view in which a member differs from the view before.
         on_stopping: Called once, when the operator stops the cluster.
         on_new_incarnation: Called when the former life had ended (DEAD) and a new one has begun.
+        on_replaced: Called when the former life has ended and none begins: another process has the id now.
         register_timeout_s: How long to try to register first.
 
     Raises:
@@ -91,6 +92,7 @@ class MemberSession:
         on_change: Callable[[MembershipView], None] | None = None,
         on_stopping: Callable[[], None] | None = None,
         on_new_incarnation: Callable[[int], None] | None = None,
+        on_replaced: Callable[[], None] | None = None,
         register_timeout_s: float = 10.0,
     ) -> None:
         self.monitor_address = monitor_address
@@ -99,6 +101,7 @@ class MemberSession:
         self._on_change = on_change
         self._on_stopping = on_stopping
         self._on_new_incarnation = on_new_incarnation
+        self._on_replaced = on_replaced
         self._incarnation = 0
         self._lease_s = self._heartbeat_s = 0.0
         self._fold = MembershipFold()
@@ -106,7 +109,8 @@ class MemberSession:
         self._closed = threading.Event()
         self._due = threading.Event()
         self._calls_lock = threading.Lock()
-        self._calls: set[Any] = set()
+        # The running streams, each with the monitor that it goes to.
+        self._calls: dict[Any, MonitorLine] = {}
         # The monitor whose watch stream has begun to speak, and where what it says is taken from.
         self._watched: tuple[MonitorLine, queue.SimpleQueue[pb.WatchResponse]] | None = None
         self._monitors = Monitors(monitor_address)
@@ -166,16 +170,13 @@ class MemberSession:
 
         The view has no fresh loads: they change all the time, and nobody is woken for them.
         """
-        call = self._monitors.now.stub.Watch(pb.WatchRequest(), timeout=timeout_s)
+        # Which monitor is asked is for the streams to decide.
         try:
-            for response in call:
-                if response.WhichOneof("kind") == "snapshot":
-                    return {m.id: Member.from_proto(m) for m in response.snapshot.members}
+            members = self._monitors.now.members(timeout_s)
         except grpc.RpcError as error:
             _logger.debug("the monitor was not asked: %s", _why(error))
-        finally:
-            call.cancel()
-        return None
+            return None
+        return None if members is None else {m.id: m for m in members}
 
     def close(self, deregister: bool = True) -> None:
         """Ends the session.
@@ -254,20 +255,34 @@ class MemberSession:
     def _keep_lease(self) -> None:
         backoff = Backoff()
         registered = True
+        # Since it was registered: each cause is told once, and not with every attempt.
+        told: set[str] = set()
         while not self._closed.is_set():
             line = self._monitors.now
             try:
                 if not registered:
                     self._register(line)
                     registered = True
+                    told.clear()
                     _logger.info("registered again with the monitor at %s", line.address)
                 self._send_heartbeats(line, backoff)
                 error_text = "the monitor ended the stream"
             except grpc.RpcError as error:
                 error_text = _why(error)
+                replaced = error.code() is grpc.StatusCode.ALREADY_EXISTS
+                if replaced and error_text not in told and self._on_replaced:
+                    # A life that is not known may go on (the monitor forgot everything); this one cannot.
+                    _call(self._on_replaced)
                 self._leave(line, error)
-            if registered and not self._closed.is_set():
+            if self._closed.is_set():
+                return
+            if registered:
                 _logger.warning("lost the monitor at %s, trying on: %s", line.address, error_text)
+            elif error_text not in told:
+                _logger.warning(
+                    "not registered with the monitor at %s, trying on: %s", line.address, error_text
+                )
+            told.add(error_text)
             registered = False
             self._closed.wait(backoff.next_s())
 
@@ -276,7 +291,8 @@ class MemberSession:
         # The end cancels the streams, too, and the goodbye is for the leader.
         if not self._closed.is_set() and self._monitors.leave(line, error):
             with self._calls_lock:
-                calls = tuple(self._calls)
+                # The other thread may be there already.
+                calls = [call for call, to in self._calls.items() if to is line]
             for call in calls:
                 call.cancel()
 
@@ -294,7 +310,7 @@ class MemberSession:
                 call.cancel()
 
         requests.put(self._heartbeat())
-        with self._tracked(line.stub.Heartbeat(until_late())) as call:
+        with self._tracked(line, line.stub.Heartbeat(until_late())) as call:
             for answer in call:
                 backoff.reset()
                 self._confirm(line, answer.revision)
@@ -334,9 +350,10 @@ class MemberSession:
             line = self._monitors.now
             inbox: queue.SimpleQueue[pb.WatchResponse] = queue.SimpleQueue()
             position = self._fold.position
-            position.heartbeats_tell = True
+            # Rarer heartbeats would not break the stream's silence in time.
+            position.heartbeats_tell = self._heartbeat_s <= STREAM_SIGN_S
             try:
-                with self._tracked(line.stub.Watch(position)) as call:
+                with self._tracked(line, line.stub.Watch(position)) as call:
                     for response in responses(call, inbox=inbox):
                         self._watched = line, inbox
                         backoff.reset()
@@ -362,18 +379,18 @@ class MemberSession:
             _call(self._on_change, self.view)
 
     @contextlib.contextmanager
-    def _tracked(self, call: Any) -> Iterator[Any]:
-        """Cancels the call at the end, or as soon as the session closes."""
+    def _tracked(self, line: MonitorLine, call: Any) -> Iterator[Any]:
+        """Cancels the call at the end, or as soon as the session closes or turns to another monitor."""
         with self._calls_lock:
-            self._calls.add(call)
-            if self._closed.is_set():
+            self._calls[call] = line
+            if self._closed.is_set() or line is not self._monitors.now:
                 call.cancel()
         try:
             yield call
         finally:
             call.cancel()
             with self._calls_lock:
-                self._calls.discard(call)
+                del self._calls[call]
 
 
 def _call(callback: Callable[..., None], *args: object) -> None:

@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -33,7 +33,7 @@ from expert_server.placements import PlacementHandler
 from expert_server.pulse import Watchdog
 from expert_server.service import SERVICE, ExpertService, add_expert_service, transports
 from expert_server.sharing import CheckpointSharer
-from expert_server.slots import SlotTable
+from expert_server.slots import SlotTable, last_gone
 from expert_server.store import ExpertStore, naming_expert
 from expert_server.weights import ExpertReader
 
@@ -96,6 +96,7 @@ class ExpertServer:
         self._on_serving = on_serving
         self._state = MemberState.JOINING
         self._state_lock = threading.Lock()
+        self._members: Mapping[str, Member] = {}
         reader = ExpertReader(checkpoint)
         spec = KernelSpec(_compute_dtype(reader.dtype), Quantization(config.quantization), threads)
         sizes = ExpertSizes.of(
@@ -164,6 +165,7 @@ class ExpertServer:
                 on_change=self._on_members,
                 on_stopping=self._loop.stop,
                 on_new_incarnation=self._on_new_incarnation,
+                on_replaced=self._on_replaced,
             )
             self._leaving = Leaving(
                 server_id,
@@ -255,18 +257,21 @@ class ExpertServer:
 
     def _on_members(self, view: MembershipView) -> None:
         """Take back the slots of clients that are gone (DEAD, or another life of the same id)."""
+        former, self._members = self._members, view.members
         for client_id in self._table.clients():
             member = view.members.get(client_id)
-            if member is None:
-                continue
-            dead = member.state is MemberState.DEAD
-            last_gone = member.incarnation if dead else member.incarnation - 1
-            if self._table.revoke_lives(client_id, last_gone):
+            if member is not None and self._table.revoke_lives(
+                client_id, last_gone(former.get(client_id), member)
+            ):
                 _log.info("%s is gone: its slots are free", client_id)
 
     def _on_new_incarnation(self, incarnation: int) -> None:
         """The lease lapsed while this process slept: fence, so that nothing of the old life counts."""
         _log.warning("lease lapsed; going on as incarnation %d", incarnation)
+        self._table.revoke_all()
+
+    def _on_replaced(self) -> None:
+        """Another process is this server now: fence, and wait until the id is free again."""
         self._table.revoke_all()
 
 

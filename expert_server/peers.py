@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import tempfile
 import threading
@@ -18,8 +19,9 @@ from eaas.checkpoint.shard import Shard, ShardHeader
 from eaas.errors import ClusterError, CorruptShardError
 from eaas.grpc_client import Backoff, channel
 from eaas.log import get_logger
+from eaas.monitors import Monitors, ask_members
 from eaas.rpc.v1 import expert_pb2 as pb
-from eaas.rpc.v1 import expert_pb2_grpc, monitor_pb2, monitor_pb2_grpc
+from eaas.rpc.v1 import expert_pb2_grpc
 from eaas.types import Member, MemberState, Role
 from expert_server.background import step_back
 
@@ -43,23 +45,14 @@ _TOGETHER = 4
 def serving_peers(monitor_address: str) -> list[Member]:
     """The expert servers that serve now, as the monitor says.
 
+    Args:
+        monitor_address: host:port of the monitor; "host:port,host:port" where there are several.
+
     Raises:
         ClusterError: It does not answer.
     """
-    with channel(monitor_address) as line:
-        call = monitor_pb2_grpc.MonitorServiceStub(line).Watch(
-            monitor_pb2.WatchRequest(), timeout=_CALL_S
-        )
-        try:
-            snapshot = next(response.snapshot for response in call)
-        except grpc.RpcError as error:
-            raise ClusterError(
-                f"the monitor at {monitor_address} does not answer: {error.details()}; "
-                "check the address and that the monitor runs"
-            ) from error
-        finally:
-            call.cancel()
-    members = [Member.from_proto(message) for message in snapshot.members]
+    with contextlib.closing(Monitors(monitor_address)) as monitors:
+        members = ask_members(monitors, _CALL_S)
     return [m for m in members if m.role is Role.EXPERT_SERVER and m.state is MemberState.SERVING]
 
 

@@ -31,10 +31,25 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from eaas.types import Member, MemberState
 from eaas.wire import Arena
 from eaas.wire.slot import reply_bell
 
-__all__ = ["Grant", "SlotTable"]
+__all__ = ["Grant", "SlotTable", "last_gone"]
+
+
+def last_gone(former: Member | None, now: Member) -> int:
+    """Up to which incarnation the lives of a client are over.
+
+    Args:
+        former: As it was in the view before this one; None where it was not there.
+        now: As it is.
+    """
+    gone = now.incarnation if now.state is MemberState.DEAD else now.incarnation - 1
+    if former is not None and (former.host, former.pid) != (now.host, now.pid):
+        # A monitor that forgot everything may have given the next process a lower incarnation.
+        gone = max(gone, former.incarnation)
+    return gone
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,12 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from eaas.log import get_logger
 from eaas.types import MemberState
 from monitor.life import MemberEvent
 from monitor.registry import Registry
 from monitor.store import Change, Store, StoreLostError
 
 __all__ = ["Collector", "Journal"]
+
+_log = get_logger(__name__)
+# More than any write takes on a disk that is well; whoever ends does not wait for one that is not.
+_CLOSE_S = 5.0
 
 
 class Collector:
@@ -95,24 +100,31 @@ class Journal:
         self._due.notify()
 
     def close(self) -> None:
-        """Writes what there is, then ends. The lock is not held."""
+        """Writes what there is, then ends. The lock is not held. Blocks for a few seconds at most."""
         with self._due:
             self._over = True
             self._due.notify()
-        self._thread.join()
+        self._thread.join(_CLOSE_S)
+        if self._thread.is_alive():
+            _log.warning("the store is still busy: what happened last may not be kept")
 
     def _run(self) -> None:
+        try:
+            self._keep()
+        except StoreLostError as error:
+            self._on_lost(str(error))
+        except Exception as error:  # noqa: BLE001 (logged, and told: from now on nothing is kept)
+            _log.exception("the journal ends")
+            self._on_lost(f"the monitor's journal failed: {error!r}")
+
+    def _keep(self) -> None:
         while True:
             with self._due:
                 self._due.wait_for(lambda: self._over or self._registry.revision != self.stored)
                 if self._registry.revision == self.stored:
                     return
                 change = self._collector.collect()
-            try:
-                self._store.write(change)
-            except StoreLostError as error:
-                self._on_lost(str(error))
-                return
+            self._store.write(change)
             with self._due:
                 self.stored = change.revision
                 self._on_stored()

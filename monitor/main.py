@@ -39,7 +39,7 @@ class Monitor:
 
     Args:
         config: The monitor's settings.
-        on_failure: Called once, when it can go on no more: what it knows cannot be kept.
+        on_failure: Called when it can go on no more: what it knows cannot be kept, or it made a mistake.
 
     Raises:
         PortInUseError: The port is taken.
@@ -133,6 +133,13 @@ class Monitor:
         self._front.follow(leader)
 
     def _tick(self) -> None:
+        try:
+            self._tick_on()
+        except Exception as error:  # noqa: BLE001 (logged, and the end: leases would never end)
+            _log.exception("no lease ends any more")
+            self._on_failure(f"the monitor failed: {error!r}")
+
+    def _tick_on(self) -> None:
         pause_s = 0.0
         while not self._over.wait(pause_s):
             service = self._front.service
@@ -165,7 +172,7 @@ def run(config: MonitorConfig, ready: Callable[[str], None]) -> None:
 
     Raises:
         EaasError: See `Monitor`.
-        StoreError: What it knows can no longer be kept.
+        StoreError: What it knows can no longer be kept, or a thread of its own failed; says why.
     """
     # Each member is a connection, and the usual limit allows a thousand.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -175,7 +182,7 @@ def run(config: MonitorConfig, ready: Callable[[str], None]) -> None:
 
         def on_failure(what: str) -> None:
             failures.append(what)
-            shutdown.request("its store is lost")
+            shutdown.request("it can go on no more")
 
         monitor = Monitor(config, on_failure)
         try:

@@ -1,16 +1,27 @@
-"""How a call of the contract is refused."""
+"""How a call of the contract is refused.
+
+What is not refused on purpose is a mistake of the monitor's own: it ends the call with UNKNOWN, and is logged
+with its trace.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import grpc
 
+from eaas.rpc.v1 import common_pb2
 from monitor.registry import IdTakenError, UnknownLifeError
 
-__all__ = ["Refused", "refusals"]
+__all__ = ["LONGEST_TEXT", "Refused", "judged", "refusals", "require_small"]
+
+LONGEST_TEXT = 255
+"""Characters of an id, or of a reason."""
+
+# As stores and watchers can take it: ZooKeeper drops whoever writes a megabyte.
+_MOST_MEMBER_BYTES = 64 << 10
 
 
 class Refused(Exception):
@@ -30,16 +41,34 @@ class Refused(Exception):
         self.trailing = trailing
 
 
+def require_small(member: common_pb2.Member) -> None:
+    """Refuses a member that no store could keep, or that would crowd out the others of a snapshot."""
+    size = member.ByteSize()
+    if len(member.id) > LONGEST_TEXT:
+        why = f"an id has {LONGEST_TEXT} characters at most, this one {len(member.id)}"
+    elif size > _MOST_MEMBER_BYTES:
+        why = f"a member has {_MOST_MEMBER_BYTES} bytes at most, this one {size}"
+    else:
+        return
+    raise Refused(grpc.StatusCode.INVALID_ARGUMENT, why)
+
+
+@contextmanager
+def judged() -> Iterator[None]:
+    """Within it, a ValueError is about what the caller said."""
+    try:
+        yield
+    except ValueError as error:
+        raise Refused(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from error
+
+
 @asynccontextmanager
 async def refusals(context: Any) -> AsyncIterator[None]:
     """Within it, what the registry or the service refuses ends the call."""
-    code = grpc.StatusCode.INVALID_ARGUMENT
     trailing: tuple[tuple[str, str], ...] = ()
     try:
         yield
         return
-    except ValueError as error:
-        details = str(error)
     except IdTakenError as error:
         code, details = grpc.StatusCode.ALREADY_EXISTS, str(error)
     except UnknownLifeError as error:

@@ -21,7 +21,7 @@ from monitor.fanout import Fanout
 from monitor.journal import Journal
 from monitor.life import MemberEvent
 from monitor.outcomes import Said
-from monitor.refusal import Refused, refusals
+from monitor.refusal import LONGEST_TEXT, Refused, judged, refusals, require_small
 from monitor.registry import IdTakenError, Registry
 from monitor.store import Store
 from monitor.store.kept import new_life
@@ -160,9 +160,13 @@ class MonitorService:
             _log.info(
                 "%s #%d %s: %s", member.id, member.incarnation, member.state.value, event.reason
             )
-        if events and self._journal is not None:
+        if not events:
+            return
+        # Whoever stops the cluster waits until all have left.
+        self._changed.notify_all()
+        if self._journal is not None:
             self._journal.wake()
-        elif events:
+        else:
             self._fanout.stir()
 
     @property
@@ -205,12 +209,18 @@ class MonitorService:
             if self._own is not None and request.member.id == self._own.id:
                 raise IdTakenError(f"{request.member.id} is this monitor: give another id")
             if request.previous_incarnation >= _MOST_INCARNATIONS:
-                raise ValueError(f"no life has incarnation {request.previous_incarnation}")
-            member = Member.from_proto(request.member)
-            with self._changed:
-                incarnation, events = self._registry.register(
-                    member, request.previous_incarnation, self._clock()
+                raise Refused(
+                    grpc.StatusCode.INVALID_ARGUMENT,
+                    f"no life has incarnation {request.previous_incarnation}",
                 )
+            require_small(request.member)
+            with self._changed:
+                with judged():
+                    incarnation, events = self._registry.register(
+                        Member.from_proto(request.member),
+                        request.previous_incarnation,
+                        self._clock(),
+                    )
                 self._tell(events)
                 revision = self._registry.revision
             await self._settle(revision)
@@ -230,20 +240,20 @@ class MonitorService:
     def _heard(self, request: pb.HeartbeatRequest) -> bytes:
         """Takes a heartbeat; returns the answer, serialized."""
         self._require_lead()
-        state = MemberState.from_number(request.state)
         with self._changed:
-            events = self._registry.heartbeat(
-                request.id,
-                request.incarnation,
-                self._clock(),
-                state=state,
-                progress=request.progress,
-                in_flight=request.in_flight,
-                experts=request.experts,
-                epoch=request.epoch,
-                stalled_s=request.stalled_s,
-                busy_s=request.busy_s,
-            )
+            with judged():
+                events = self._registry.heartbeat(
+                    request.id,
+                    request.incarnation,
+                    self._clock(),
+                    state=MemberState.from_number(request.state),
+                    progress=request.progress,
+                    in_flight=request.in_flight,
+                    experts=request.experts,
+                    epoch=request.epoch,
+                    stalled_s=request.stalled_s,
+                    busy_s=request.busy_s,
+                )
             self._tell(events)
             stored = self._stored
         if self._answer[0] != stored:
@@ -270,10 +280,11 @@ class MonitorService:
         """A goodbye."""
         async with refusals(context):
             if self._own is not None and request.id == self._own.id:
-                raise ValueError("nobody deregisters the monitor")
+                raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "nobody deregisters the monitor")
             self._require_lead()
             with self._changed:
-                events = self._registry.deregister(request.id, request.incarnation, request.reason)
+                reason = request.reason[:LONGEST_TEXT]
+                events = self._registry.deregister(request.id, request.incarnation, reason)
                 self._tell(events)
                 revision = self._registry.revision
             await self._settle(revision)
@@ -286,12 +297,13 @@ class MonitorService:
         async with refusals(context):
             self._require_lead()
             with self._changed:
-                events = self._registry.report_outcomes(
-                    request.client_id,
-                    request.client_incarnation,
-                    ((s.server_id, s.server_incarnation, _said(s)) for s in request.servers),
-                    self._clock(),
-                )
+                with judged():
+                    events = self._registry.report_outcomes(
+                        request.client_id,
+                        request.client_incarnation,
+                        ((s.server_id, s.server_incarnation, _said(s)) for s in request.servers),
+                        self._clock(),
+                    )
                 self._tell(events)
         return pb.ReportOutcomeResponse()
 
@@ -319,6 +331,10 @@ class MonitorService:
             if stopping:
                 messages.append(_STOPPING)
             if not messages:
+                if seen < 0:
+                    # There is no sign of life before the first snapshot, which is not stored yet.
+                    await self._fanout.sleep()
+                    continue
                 if spoke and await self._fanout.sleep(soundly=heartbeats_tell):
                     continue
                 # Much may have happened while it slept.

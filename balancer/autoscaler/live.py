@@ -23,8 +23,8 @@ from eaas.config import AutoscalerConfig
 from eaas.errors import ClusterError, ConfigError
 from eaas.grpc_client import channel
 from eaas.log import get_logger
-from eaas.monitors import Monitors
-from eaas.rpc.v1 import balancer_pb2, balancer_pb2_grpc, monitor_pb2
+from eaas.monitors import Monitors, ask_members
+from eaas.rpc.v1 import balancer_pb2, balancer_pb2_grpc
 from eaas.types import Member, MemberState, Role
 
 __all__ = ["LiveAutoscaler"]
@@ -66,7 +66,6 @@ class LiveAutoscaler:
         self._clock = clock
         self._utilizations = Utilizations()
         self._latency = LatencyMeter()
-        self._monitor_address = monitor_address
         self._monitors = Monitors(monitor_address)
 
     def close(self) -> None:
@@ -79,7 +78,7 @@ class LiveAutoscaler:
         Raises:
             ClusterError: The monitor, or the balancer, does not answer, or refuses to scale; says why.
         """
-        members = self._members()
+        members = ask_members(self._monitors, _CALL_S)
         balancer = _balancer(members)
         decision = self._autoscaler.decide(self._read(members, balancer))
         if decision.servers == decision.before:
@@ -107,22 +106,6 @@ class LiveAutoscaler:
             token_s=self._latency.read(_token_times(members)),
             changing=", ".join(changing),
         )
-
-    def _members(self) -> list[Member]:
-        """Everybody, with their loads of this moment."""
-        line = self._monitors.now
-        call = line.stub.Watch(monitor_pb2.WatchRequest(), timeout=_CALL_S)
-        try:
-            snapshot = next(r.snapshot for r in call if r.WhichOneof("kind") == "snapshot")
-        except grpc.RpcError as error:
-            self._monitors.leave(line, error)
-            raise ClusterError(
-                f"the monitor at {self._monitor_address} does not answer: {error.details()}; "
-                "check the address and that the monitor runs"
-            ) from error
-        finally:
-            call.cancel()
-        return [Member.from_proto(message) for message in snapshot.members]
 
 
 def _balancer(members: Iterable[Member]) -> str:

@@ -48,7 +48,7 @@ class Candidate:
             that is lost. Must not block.
         follow: Called with the leader's address (None while there is none known) when it is another's, and
             at once when it is no longer this monitor's.
-        fail: Called once, when this monitor can never lead.
+        fail: Called once, with the reason, when this monitor can never lead (any more).
 
     Raises:
         ClusterError: ZooKeeper cannot be reached.
@@ -120,6 +120,15 @@ class Candidate:
         self._stir.set()
 
     def _run(self, client: KazooClient | None) -> None:
+        try:
+            self._stand(client)
+        except StoreError as error:
+            self._fail(str(error))
+        except Exception as error:  # noqa: BLE001 (logged, and the end: it would never lead again)
+            _log.exception("this monitor stands for election no more")
+            self._fail(f"the election failed: {error!r}")
+
+    def _stand(self, client: KazooClient | None) -> None:
         backoff = Backoff()
         while not self._over.is_set():
             try:
@@ -127,15 +136,15 @@ class Candidate:
                 self._turn(client, backoff)
             except (*TROUBLE, StoreLostError) as error:
                 _log.warning("this monitor stands for election anew: %s", error)
-            except StoreError as error:
-                self._fail(str(error))
-                return
             finally:
-                self._follow(None)
-                if client is not None:
-                    client.remove_listener(self._on_state)
-                    _end(client)
-                    client = None
+                try:
+                    self._follow(None)
+                finally:
+                    # Whatever else fails: with the session its place in the line goes.
+                    if client is not None:
+                        client.remove_listener(self._on_state)
+                        _end(client)
+                        client = None
             self._over.wait(backoff.next_s())
 
     def _turn(self, client: KazooClient, backoff: Backoff) -> None:

@@ -377,9 +377,27 @@ class Story:
         except grpc.RpcError:
             return
 
+    def about(self, member_id: str) -> list[tuple[MemberState, str]]:
+        """What is said of a member: states and why.
+
+        Without the suspicions that end as soon as it is heard again: a busy machine holds any process up for
+        half a second.
+        """
+        told = [(state, reason) for name, _, state, reason in tuple(self.told) if name == member_id]
+        found: list[tuple[MemberState, str]] = []
+        for state, reason in told:
+            if found and found[-1][1].startswith("silent for ") and state is not MemberState.DEAD:
+                found.pop()
+                if reason in ("heard again", "registered again"):
+                    continue
+            found.append((state, reason))
+        if found and found[-1][1].startswith("silent for "):
+            found.pop()
+        return found
+
     def of(self, member_id: str) -> list[MemberState]:
-        """States of a member, each once until the next."""
-        states = [state for name, _, state, _ in tuple(self.told) if name == member_id]
+        """States of a member (`about`), each once until the next."""
+        states = [state for state, _ in self.about(member_id)]
         return [s for i, s in enumerate(states) if i == 0 or states[i - 1] is not s]
 
     def when(self, member_id: str, incarnation: int, wanted: MemberState) -> float | None:

@@ -1,13 +1,15 @@
 """`python -m lone_client MONITOR MODEL TRANSPORT HOW`: an attention client that a test can kill, or stop.
 
-HOW "at-once": a call to each of three layers at the same time, then nothing more. "on-and-on": one call after
-another, each answer compared with the first. Says "ready" once it is connected, then a line for each answer.
+HOW "at-once": a call to each of three layers at the same time, then nothing more; says "asked" once all three
+are in slots. "on-and-on": one call after another, each answer compared with the first. Says "ready" once it
+is connected, then a line for each answer.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
+import time
 from pathlib import Path
 
 import torch
@@ -44,6 +46,9 @@ def main(monitor: str, model: str, transport: str, how: str) -> None:
         threads = [threading.Thread(target=call, args=(layer,)) for layer in range(3)]
         for thread in threads:
             thread.start()
+        while sum(c.in_flight for c in cluster.view().connections if c) < len(threads):
+            time.sleep(0.01)
+        print("asked", flush=True)
         for thread in threads:
             thread.join()
         return

@@ -38,11 +38,11 @@ class LoneClient:
             stdout=self._file,
         )
 
-    def wait_ready(self) -> None:
+    def wait_for(self, word: str) -> None:
         deadline = time.monotonic() + START_S
-        while "ready" not in self._log.read_text():
+        while word not in self._log.read_text():
             assert self.process.poll() is None, "it has ended"
-            assert time.monotonic() < deadline, "it does not start"
+            assert time.monotonic() < deadline, f"it is not {word}"
             time.sleep(0.1)
 
     @property
@@ -63,7 +63,7 @@ def lone_client(tmp_path: Path) -> Iterator[Callable[..., LoneClient]]:
         def start(cluster: Any, transport: str, how: str) -> LoneClient:
             client = LoneClient(cluster, transport, how, tmp_path / "lone-client.log")
             stack.callback(client.end)
-            client.wait_ready()
+            client.wait_for("ready")
             return client
 
         yield start
@@ -88,7 +88,7 @@ def test_row_13_a_client_killed_while_it_holds_slots(
     waiting = join(cluster, 0)
     # One is computed, two wait in their slots; and there is no slot for anybody else.
     waiting.until(lambda: throttle.computing)
-    time.sleep(0.5)
+    lone.wait_for("asked")
     waiting.until(lambda: "no 4 free slots of 4" in waiting.cluster.missing())
     began = throttle.batches[0]
     lone.process.kill()

@@ -68,8 +68,9 @@ class MonitorServiceServicer:
 
     def Register(self, request, context):
         """Begins (or, with the incarnation that is still known, goes on with) a life.
-        Errors: INVALID_ARGUMENT (no id, no role), FAILED_PRECONDITION (protocol
-        version), ALREADY_EXISTS (the id is held by a live process with another pid).
+        Errors: INVALID_ARGUMENT (no id, an id above 255 characters, no role, a
+        member above 64 KiB), FAILED_PRECONDITION (protocol version), ALREADY_EXISTS
+        (the id is held by a live process with another pid).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -61,6 +61,20 @@ def test_its_patience_ends() -> None:
     assert made.current.epoch == 2
 
 
+def test_its_patience_ends_though_newer_ones_keep_coming() -> None:
+    made = switch(placement(1, a="01"), connected={"a"})
+    for second in range(5):
+        made.offer(placement(2 + second, c="01"), 10.0 + second)
+        assert not made.look({"a"}, 10.0 + second)
+        assert made.due_at() == 15.0
+    assert made.look({"a"}, 15.0)
+    assert made.current.epoch == 6
+    # The next one that is held back has its own time.
+    made.offer(placement(7, d="01"), 20.0)
+    assert not made.look({"a", "c"}, 24.9)
+    assert made.due_at() == 25.0
+
+
 def test_what_is_lost_already_is_not_waited_for() -> None:
     made = switch(placement(1, a="01", b="23"), connected={"a", "b"})
     made.offer(placement(2, a="01", c="23"), 10.0)

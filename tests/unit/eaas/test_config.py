@@ -64,6 +64,7 @@ def test_settings_are_frozen() -> None:
         ("monitr: {port: 1}", "monitr = {'port': 1}: no such setting"),
         ("monitor: {port: 65536}", "monitor.port = 65536"),
         ("monitor: {lease_s: 0}", "monitor.lease_s = 0"),
+        ("balancer: {ack_timeout_s: 5}", "balancer.ack_timeout_s = 5"),
         ("monitor:", "monitor = None"),
         ("attention_client: {transport: rdma}", "'shm', 'grpc' or 'nixl'"),
         ("expert_server: {kernel: cuda}", "expert_server.kernel = 'cuda'"),

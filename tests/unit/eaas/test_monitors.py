@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import grpc
 import pytest
 
-from eaas.monitors import LEADER_KEY, Monitors
+from eaas.errors import ClusterError
+from eaas.monitors import LEADER_KEY, MonitorLine, Monitors, ask_members
+from eaas.rpc.v1 import monitor_pb2 as pb
+from eaas.types import Member, MemberState, Role
 
 
 class Refusal(grpc.RpcError, grpc.Call):  # type: ignore[misc]
@@ -25,7 +29,7 @@ class Refusal(grpc.RpcError, grpc.Call):  # type: ignore[misc]
         return () if self._leader is None else ((LEADER_KEY, self._leader),)
 
     def details(self) -> str:
-        return ""
+        return "not now"
 
     add_callback = cancel = initial_metadata = is_active = time_remaining = lambda *_: None
 
@@ -119,4 +123,70 @@ def test_the_leader_is_found_whatever_was_believed_before(seed: int) -> None:
                 hints = dict.fromkeys(names, leader)
                 dead = None
             assert asked < 5 * len(names), (leader, dead, hints)
+    monitors.close()
+
+
+# -- who is there ---------------------------------------------------------------------------------
+
+ALL = [
+    Member("s1", Role.EXPERT_SERVER, 1, "h", "a:1", MemberState.SERVING, incarnation=1),
+    Member("s2", Role.EXPERT_SERVER, 2, "h", "a:2", MemberState.DEAD, incarnation=4),
+]
+SNAPSHOT = pb.WatchResponse(snapshot=pb.Snapshot(members=[m.to_proto() for m in ALL]))
+STOPPING = pb.WatchResponse(stopping=True)
+
+
+class Answers:
+    """The watch of a stub: what it says each time that it is asked; the last for ever."""
+
+    def __init__(self, line: MonitorLine, *answers: Refusal | list[pb.WatchResponse]) -> None:
+        self.answers = list(answers)
+        self.timeouts: list[float] = []
+        line.stub = self
+
+    def Watch(self, _request: Any, timeout: float) -> Any:
+        self.timeouts.append(timeout)
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        return Stream(answer)
+
+
+class Stream:
+    def __init__(self, answer: Refusal | list[pb.WatchResponse]) -> None:
+        self._answer = answer
+
+    def __iter__(self) -> Iterator[pb.WatchResponse]:
+        if isinstance(self._answer, Refusal):
+            raise self._answer
+        yield from self._answer
+
+    def cancel(self) -> None:
+        """Nothing is under way."""
+
+
+def test_the_leader_is_asked_wherever_it_stands_in_the_list(three: Monitors) -> None:
+    a, b, c = (Answers(line, Refusal(UNAVAILABLE, "c:3")) for line in three._lines)
+    c.answers = [[SNAPSHOT]]
+    assert ask_members(three, 60.0) == ALL
+    assert [len(asked.timeouts) for asked in (a, b, c)] == [1, 0, 1]
+    # One that only takes the question must leave time for the others.
+    assert a.timeouts[0] <= 20.0
+
+
+def test_a_takeover_is_waited_for() -> None:
+    monitors = Monitors("a:1")
+    nobody_leads = Refusal(UNAVAILABLE)
+    Answers(monitors.now, nobody_leads, [], [STOPPING], nobody_leads, [SNAPSHOT])
+    assert ask_members(monitors, 60.0) == ALL
+    monitors.close()
+
+
+@pytest.mark.parametrize("answer", [Refusal(UNAVAILABLE), []])
+def test_nobody_answers_in_time(answer: Refusal | list[pb.WatchResponse]) -> None:
+    monitors = Monitors("a:1")
+    asked = Answers(monitors.now, answer)
+    began = time.monotonic()
+    with pytest.raises(ClusterError, match=r"the monitor at a:1 .*; check the address"):
+        ask_members(monitors, 0.5)
+    assert time.monotonic() - began < 10.0
+    assert len(asked.timeouts) > 1
     monitors.close()

@@ -58,11 +58,23 @@ def test_snapshot_then_events() -> None:
     assert (fold.view.revision, states(fold.view)) == (5, states(before))
 
 
-def test_a_snapshot_of_the_same_life_is_the_truth() -> None:
+def test_whoever_is_missing_in_a_snapshot_of_the_same_life_has_died() -> None:
+    """13: a client dies holding slots: ... reclaimed within W, though its tombstone was not seen."""
     fold = MembershipFold()
     fold.take(snapshot(7, 3, member("a"), member("b")), 0.0)
     assert fold.take(snapshot(7, 2000, member("b")), 1.0)
+    assert states(fold.view) == {"a": DEAD, "b": SERVING}
+    # Told once: views do not grow with everybody that ever was.
+    assert fold.take(snapshot(7, 4000, member("b")), 2.0)
     assert states(fold.view) == {"b": SERVING}
+
+
+def test_whoever_is_awaited_does_not_die_by_a_snapshot_of_the_same_life() -> None:
+    fold = MembershipFold()
+    fold.take(snapshot(7, 3, member("a"), member("b")), 0.0)
+    fold.take(snapshot(8, 1, member("b")), 1.0)
+    fold.take(snapshot(8, 2000), 2.0)
+    assert states(fold.view) == {"a": SERVING, "b": DEAD}
 
 
 def test_members_of_a_restarted_monitor_are_kept_until_they_had_time_to_return() -> None:

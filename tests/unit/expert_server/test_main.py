@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -16,10 +17,13 @@ from eaas.checkpoint import Checkpoint
 from eaas.config import ExpertServerConfig
 from eaas.demo_model import write_demo_model
 from eaas.errors import CheckpointError, PortInUseError, SharedMemoryError
+from eaas.membership import MembershipView
+from eaas.types import Member, MemberState, Role
 from eaas.wire import Arena
 from eaas.wire.arena import SHM_DIRECTORY
 from expert_server.kernels import KernelSpec, Quantization, ReferenceKernel
 from expert_server.main import ExpertServer, _compute_dtype, _describe
+from expert_server.slots import SlotTable
 from expert_server.weights import ExpertReader, ExpertWeights
 
 
@@ -152,3 +156,24 @@ def test_no_room_for_the_arena_leaves_nothing_behind(
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(SharedMemoryError, match="asked for"):
         start(0)
+
+
+def test_a_server_that_was_replaced_has_no_slots_for_anybody() -> None:
+    server = object.__new__(ExpertServer)
+    server._table = SlotTable(Arena.create_local(2, 64, 64, 1))
+    server._table.grant("a", 1, 2)
+    server._on_replaced()
+    assert server._table.clients() == set()
+
+
+def test_the_slots_of_a_clients_former_process_are_free_whatever_its_incarnation() -> None:
+    """13: a client dies holding slots ... The monitor forgot everything meanwhile, and counts from 1."""
+    server = object.__new__(ExpertServer)
+    arena = Arena.create_local(2, 64, 64, 1)
+    server._table, server._members = SlotTable(arena), {}
+    held = server._table.grant("a", 2, 2)
+    assert held is not None
+    for pid, incarnation, lives in [(1, 2, True), (2, 1, False)]:
+        client = Member("a", Role.ATTENTION_CLIENT, pid, "h", "", MemberState.SERVING, incarnation)
+        server._on_members(MembershipView(1, MappingProxyType({"a": client})))
+        assert (server._table.get(held.connection_id) is not None) == lives

@@ -18,8 +18,9 @@ from eaas.errors import ClusterError, CorruptShardError
 from eaas.grpc_client import channel
 from eaas.grpc_server import Service, serve
 from eaas.rpc.v1 import expert_pb2 as pb
-from eaas.rpc.v1 import expert_pb2_grpc
-from expert_server.peers import PeerReader, checkpoint_of_peers
+from eaas.rpc.v1 import expert_pb2_grpc, monitor_pb2, monitor_pb2_grpc
+from eaas.types import Member, MemberState, Role
+from expert_server.peers import PeerReader, checkpoint_of_peers, serving_peers
 from expert_server.sharing import CheckpointSharer, Pace
 from expert_server.weights import ExpertReader
 
@@ -239,3 +240,29 @@ def test_a_checkpoint_of_peers_is_the_checkpoint(
     moved = sum(end - begin for begin, end, _ in peer.asked[asked:])
     assert moved < 0.3 * sum(file.stat().st_size for file in path.glob("*.safetensors"))
     reader.close()
+
+
+class Monitor:
+    """Says who serves, to whoever watches."""
+
+    def Watch(self, request: Any, context: Any) -> Iterator[Any]:
+        states = {"s1": MemberState.SERVING, "s2": MemberState.JOINING}
+        members = [Member(i, Role.EXPERT_SERVER, 1, "h", i, s) for i, s in states.items()]
+        messages = [m.to_proto() for m in members]
+        yield monitor_pb2.WatchResponse(snapshot=monitor_pb2.Snapshot(members=messages))
+
+    def _unused(self, request: Any, context: Any) -> None:
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "not in this test")
+
+    Register = Heartbeat = Deregister = ReportOutcome = _unused
+
+
+def test_one_of_several_monitors_names_the_peers() -> None:
+    add = monitor_pb2_grpc.add_MonitorServiceServicer_to_server
+    monitor = serve([Service("eaas.rpc.v1.MonitorService", add, Monitor())], "127.0.0.1", 0)
+    try:
+        # Nobody listens at the first.
+        found = serving_peers(f"127.0.0.1:1, {monitor.address}")
+    finally:
+        monitor.stop(0)
+    assert [peer.id for peer in found] == ["s1"]

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eaas.types import Member, MemberState, Role
 from eaas.wire import Arena, SlotState
-from expert_server.slots import Grant, SlotTable
+from expert_server.slots import Grant, SlotTable, last_gone
 
 SLOTS = 6
 
@@ -58,6 +59,28 @@ def test_only_lives_up_to_an_incarnation_are_revoked(arena: Arena) -> None:
     assert table.revoke_lives("a", 4) == 0
     assert table.revoke_lives("b", 9) == 0
     assert table.revoke_lives("a", 5) == 1
+
+
+def client(incarnation: int, pid: int = 1, state: MemberState = MemberState.SERVING) -> Member:
+    return Member("a", Role.ATTENTION_CLIENT, pid, "h", "", state, incarnation=incarnation)
+
+
+@pytest.mark.parametrize(
+    ("former", "now", "gone"),
+    [
+        (None, client(3), 2),
+        (client(3), client(3), 2),
+        (client(3), client(3, state=MemberState.DEAD), 3),
+        (client(3), client(4), 3),
+        # After a monitor that forgot everything: the first process was its third life, the next is its first.
+        (client(3), client(1, pid=2), 3),
+        (client(1), client(1, pid=2), 1),
+        (client(1), client(3, pid=2, state=MemberState.DEAD), 3),
+    ],
+)
+def test_which_lives_of_a_client_are_over(former: Member | None, now: Member, gone: int) -> None:
+    """13: a client dies holding slots: flag 3 and reclaimed within W ..."""
+    assert last_gone(former, now) == gone
 
 
 def test_what_the_loop_computes_is_not_handed_out(arena: Arena) -> None:

@@ -295,3 +295,35 @@ def test_a_store_that_takes_nothing_is_told_once() -> None:
         running._thread.join(10)
         assert running.stored == 0
     assert lost == ["the disk is full"]
+
+
+def test_a_mistake_is_not_silence() -> None:
+    """A thread that just ended would leave a monitor that answers nobody, and says nothing."""
+    store, lost = SlowStore(), list[str]()
+
+    def write(_change: Change) -> None:
+        raise TypeError("a bug")
+
+    store.write = write  # type: ignore[method-assign]
+    with journal(store, lost) as (registry, running, changed):
+        with changed:
+            registry.register(member("a"), 0, 0.0)
+            running.wake()
+        running._thread.join(10)
+    assert lost == ["the monitor's journal failed: TypeError('a bug')"]
+
+
+def test_the_end_does_not_wait_for_a_store_that_never_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("monitor.journal._CLOSE_S", 0.05)
+    store = SlowStore()
+    with journal(store, []) as (registry, running, changed):
+        with changed:
+            registry.register(member("a"), 0, 0.0)
+            running.wake()
+        assert store.begun.wait(10)
+        running.close()
+        assert running._thread.is_alive()
+        store.go.release()
+        running._thread.join(10)

@@ -1,0 +1,151 @@
+"""Which process a client connects to, and when it lets go of one. No network: views are told by hand."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from attention_client import cluster as module
+from attention_client.cluster import Cluster
+from attention_client.connection import Connection
+from attention_client.metrics import ClientMetrics
+from attention_client.outcomes import Outcome
+from eaas.config import AttentionClientConfig
+from eaas.errors import ClusterError
+from eaas.membership import MembershipView
+from eaas.types import Member, MemberState, ModelShape, Role
+
+SHAPE = ModelShape("tiny", 8, 64, 2, ("l0",), "float32", "digest-a")
+PATIENCE_S = 20.0
+
+
+class Quiet:
+    """A session, or whatever else a cluster keeps, that does nothing by itself."""
+
+    incarnation, heartbeat_s = 1, 0.9
+
+    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
+        self.view = MembershipView()
+
+    def close(self, deregister: bool = True) -> None:
+        """Nothing runs."""
+
+    report_now = close
+
+
+class Dialled:
+    """The addresses that were called, each of them in vain."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self._changed = threading.Condition()
+        self.addresses: list[str] = []
+
+    def __call__(self, address: str) -> Any:
+        with self._changed:
+            self.addresses.append(address)
+            self._changed.notify_all()
+        raise self.error
+
+    def wait_for(self, wanted: Callable[[list[str]], bool]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: wanted(self.addresses), PATIENCE_S)
+
+
+class Listed:
+    """A connection that is up until it is lost."""
+
+    lost_reason: str | None = None
+
+    def __init__(self, incarnation: int) -> None:
+        self.server_id, self.incarnation = "s1", incarnation
+
+    def lose(self, reason: str) -> None:
+        self.lost_reason = reason
+
+    def owes_answer(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """There is nothing at the other end."""
+
+
+@pytest.fixture
+def dialled(monkeypatch: pytest.MonkeyPatch) -> Dialled:
+    dialled = Dialled(ClusterError("nobody there"))
+    monkeypatch.setattr(module, "open_channel", dialled)
+    return dialled
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch, dialled: Dialled) -> Iterator[Cluster]:
+    for name in ("MemberSession", "PlacementWatch", "OutcomeReporter"):
+        monkeypatch.setattr(module, name, Quiet)
+    monkeypatch.setattr(module, "_RECONNECT_S", 0.02)
+    metrics = ClientMetrics(CollectorRegistry())
+    running = Cluster("m:1", SHAPE, AttentionClientConfig(), metrics)
+    yield running
+    running.close()
+
+
+def server(address: str, incarnation: int = 1, pid: int = 7) -> Member:
+    role, state = Role.EXPERT_SERVER, MemberState.SERVING
+    return Member("s1", role, pid, "h", address, state, incarnation=incarnation)
+
+
+def view(*members: Member) -> MembershipView:
+    told: Mapping[str, Member] = {m.id: m for m in members}
+    return MembershipView(1, MappingProxyType(dict(told)), time.monotonic())
+
+
+def test_the_next_process_is_dialled_though_a_forgetful_monitor_counts_from_one_again(
+    cluster: Cluster, dialled: Dialled
+) -> None:
+    """14: a server restarts on the same address: new incarnation; clients re-attach ..."""
+    cluster._on_members(view(server("old:1")))
+    dialled.wait_for(lambda asked: asked.count("old:1") >= 2)
+    cluster._on_members(view(server("new:1", pid=8)))
+    dialled.wait_for(lambda asked: "new:1" in asked)
+    # What was under way to the old one ends.
+    dialled.wait_for(lambda asked: asked[-3:] == ["new:1"] * 3)
+
+
+@pytest.mark.parametrize("incarnation", [1, 2, 3])
+def test_the_former_process_is_let_go(cluster: Cluster, incarnation: int) -> None:
+    former = Listed(2)
+    cluster._list(server("old:1", 2), cast("Connection", former))
+    cluster._on_members(view(server("old:1", 2)))
+    assert former.lost_reason is None
+    cluster._on_members(view(server("new:1", incarnation, pid=8)))
+    assert former.lost_reason is not None
+
+
+def test_a_lower_incarnation_is_counted_from_its_beginning(cluster: Cluster) -> None:
+    former, present = Listed(2), Listed(1)
+    outcomes = cluster.metrics.outcomes
+    cluster._list(server("old:1", 2), cast("Connection", former))
+    outcomes.count(former, Outcome.LOST)
+    cluster._list(server("new:1", 1), cast("Connection", present))
+    outcomes.count(present, Outcome.ANSWERED)
+    (told,) = outcomes.read()
+    assert (told.server_incarnation, told.answered, told.lost) == (1, 1, 0)
+
+
+def test_after_a_mistake_there_is_a_pause_too(
+    cluster: Cluster, dialled: Dialled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    pause = SimpleNamespace(next_s=lambda: waited.append(0.0) or 0.005)
+    monkeypatch.setattr(module, "Backoff", lambda *_: pause)
+    dialled.error = RuntimeError("a bug")
+    cluster._on_members(view(server("a:1")))
+    dialled.wait_for(lambda asked: len(asked) >= 5)
+    # One thread, which pauses after each try.
+    assert len(waited) >= 4
+    assert "a bug" in cluster._refusals["s1"]

@@ -1,0 +1,161 @@
+"""What a monitor answers, without a server around it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from typing import Any
+
+import grpc
+import pytest
+
+from eaas.rpc.v1 import monitor_pb2 as pb
+from eaas.session import PROTOCOL_VERSION
+from eaas.types import Member, MemberState, Role
+from monitor.service import MonitorService
+from monitor.store import Change, Kept
+
+LEASE_S, HEARTBEAT_S = 2.0, 0.9
+PATIENCE_S = 30.0
+
+
+class RefusedCall(Exception):
+    """What gRPC raises in a call that is aborted."""
+
+
+class Call:
+    """The context of a call: what it was answered."""
+
+    def __init__(self) -> None:
+        self.told: list[pb.WatchResponse] = []
+        self.code: grpc.StatusCode | None = None
+        self.details = ""
+
+    def set_trailing_metadata(self, trailing: Any) -> None:
+        """Nothing here looks at it."""
+
+    async def abort(self, code: grpc.StatusCode, details: str) -> None:
+        self.code, self.details = code, details
+        raise RefusedCall
+
+    async def write(self, message: bytes) -> None:
+        self.told.append(pb.WatchResponse.FromString(message))
+
+
+class SlowStore:
+    """Takes what it is given when it is let go."""
+
+    leads_until = math.inf
+
+    def __init__(self) -> None:
+        self.kept = Kept(5)
+        self.go = threading.Event()
+
+    def write(self, change: Change) -> None:
+        assert self.go.wait(PATIENCE_S)
+
+    def close(self) -> None:
+        """Nothing to give free."""
+
+
+def member(member_id: str, role: Role = Role.EXPERT_SERVER) -> Member:
+    return Member(member_id, role, 1, "h", "a:1", MemberState.SERVING)
+
+
+@pytest.mark.parametrize("heartbeats_tell", [False, True])
+def test_whoever_watches_before_the_first_snapshot_is_stored_waits_for_it(
+    heartbeats_tell: bool,
+) -> None:
+    store, call = SlowStore(), Call()
+
+    async def scenario() -> None:
+        service = MonitorService(LEASE_S, HEARTBEAT_S, asyncio.get_running_loop(), store=store)
+        service.register_self(member("monitor", Role.MONITOR))
+        request = pb.WatchRequest(heartbeats_tell=heartbeats_tell)
+        watching = asyncio.create_task(service.Watch(request, call))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not watching.done()
+        assert call.told == []
+        store.go.set()
+        async with asyncio.timeout(PATIENCE_S):
+            while not call.told:
+                await asyncio.sleep(0.01)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        await asyncio.to_thread(service.end)
+
+    asyncio.run(scenario())
+    (told,) = call.told
+    assert [m.id for m in told.snapshot.members] == ["monitor"]
+
+
+def register(service: MonitorService, message: Any) -> Call:
+    call = Call()
+
+    async def scenario() -> None:
+        request = pb.RegisterRequest(member=message, protocol_version=PROTOCOL_VERSION)
+        await service.Register(request, call)
+
+    try:
+        asyncio.run(scenario())
+    except RefusedCall:
+        assert call.code is not None
+    return call
+
+
+@pytest.fixture
+def service() -> MonitorService:
+    loop = asyncio.new_event_loop()
+    loop.close()
+    return MonitorService(LEASE_S, HEARTBEAT_S, loop, time.monotonic)
+
+
+def test_a_mistake_of_the_monitors_own_is_not_the_callers(
+    service: MonitorService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(_events: Any) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(service, "_tell", wrong)
+    with pytest.raises(ValueError, match="a bug"):
+        register(service, member("a").to_proto())
+
+
+def test_what_the_caller_says_wrong_is_told_to_him(service: MonitorService) -> None:
+    message = member("a").to_proto()
+    message.role = 99  # type: ignore[assignment]
+    call = register(service, message)
+    assert (call.code, call.details) == (grpc.StatusCode.INVALID_ARGUMENT, "unknown role 99")
+
+
+def test_a_member_that_no_store_can_keep_is_refused(service: MonitorService) -> None:
+    """One that is written to ZooKeeper ends the session of every leader that tries."""
+    called = member("i" * 256).to_proto()
+    assert register(service, called).code is grpc.StatusCode.INVALID_ARGUMENT
+    big = member("a").to_proto()
+    big.address = "a" * (64 << 10)
+    assert register(service, big).code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_stopping_cluster_is_over_as_soon_as_all_have_left() -> None:
+    async def scenario() -> float:
+        service = MonitorService(LEASE_S, HEARTBEAT_S, asyncio.get_running_loop())
+        service.register_self(member("monitor", Role.MONITOR))
+        request = pb.RegisterRequest(
+            member=member("a").to_proto(), protocol_version=PROTOCOL_VERSION
+        )
+        life = await service.Register(request, Call())
+        began = time.monotonic()
+        stopping = asyncio.create_task(asyncio.to_thread(service.announce_stop, PATIENCE_S))
+        while not service._stopping:
+            await asyncio.sleep(0.01)
+        # It waits by now, or looks before it does.
+        goodbye = pb.DeregisterRequest(id="a", incarnation=life.incarnation)
+        await service.Deregister(goodbye, Call())
+        await stopping
+        return time.monotonic() - began
+
+    assert asyncio.run(scenario()) < PATIENCE_S / 2

@@ -1,0 +1,98 @@
+"""A monitor whose thread fails ends and says why: silence would look like a cluster in which all is well."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kazoo.protocol.states import KazooState
+
+from eaas.config import MonitorConfig
+from monitor.main import Monitor
+from monitor.store import StoreLostError
+from monitor.store import candidate as module
+from monitor.store.candidate import Candidate
+
+PATIENCE_S = 30.0
+
+
+class Told:
+    """A callback that can be waited for."""
+
+    def __init__(self) -> None:
+        self._called = threading.Event()
+        self.what: list[str] = []
+
+    def __call__(self, what: str) -> None:
+        self.what.append(what)
+        self._called.set()
+
+    def wait(self) -> None:
+        assert self._called.wait(PATIENCE_S)
+
+
+def test_a_clock_that_fails_ends_the_monitor() -> None:
+    told = Told()
+    monitor = Monitor(MonitorConfig(port=0), told)
+    try:
+
+        def tick() -> float:
+            raise TypeError("a bug")
+
+        assert monitor._service is not None
+        monitor._service.tick = tick  # type: ignore[method-assign]
+        told.wait()
+    finally:
+        monitor.stop()
+    assert told.what == ["the monitor failed: TypeError('a bug')"]
+
+
+class Session:
+    """A client of ZooKeeper that is connected at once."""
+
+    state = KazooState.CONNECTED
+
+    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
+        self.closed = threading.Event()
+        sessions.append(self)
+
+    def start_async(self) -> threading.Event:
+        connected = threading.Event()
+        connected.set()
+        return connected
+
+    def close(self) -> None:
+        self.closed.set()
+
+    add_listener = remove_listener = stop = lambda *_: None
+
+
+sessions: list[Session] = []
+
+
+@pytest.mark.parametrize("failing", ["the turn", "what follows"])
+def test_an_election_that_fails_gives_the_place_in_the_line_up(
+    failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions.clear()
+    told = Told()
+
+    def turn(*_: Any) -> None:
+        raise TypeError("a bug") if failing == "the turn" else StoreLostError("the session ended")
+
+    def follow(_leader: str | None) -> None:
+        if failing == "what follows":
+            raise TimeoutError
+
+    monkeypatch.setattr(module, "KazooClient", Session)
+    monkeypatch.setattr(Candidate, "_turn", turn)
+    calls = SimpleNamespace(lead=lambda *_: None, follow=follow, fail=told)
+    candidate = Candidate("z:1", "/eaas", 1.0, "a:1", **vars(calls))
+    told.wait()
+    (session,) = sessions
+    assert session.closed.is_set()
+    (why,) = told.what
+    assert why.startswith("the election failed: T")
+    candidate.close()
