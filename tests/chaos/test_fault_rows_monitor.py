@@ -143,7 +143,8 @@ def test_row_8_a_server_cut_from_the_monitor_only(
         client.until(lambda: (cut_off, 2) in connections(client))
         batches = throttles(cut_off).batches[1]
         client.until(lambda: throttles(cut_off).batches[1] > batches + 20)
-    assert told.of(SERVERS[1]) == []
+    # Its experts change with the placements, and that is all that is said of it.
+    assert set(told.of(SERVERS[1])) <= {SERVING}
 
 
 def held(placement: Any, server: str) -> int:
