@@ -189,7 +189,8 @@ def test_row_9_the_monitor_is_down(
         time.sleep(4 * LEASE_S)
         assert connections(client) == before
     assert DEAD not in [state for _, _, state, _ in told.told]
-    assert [told.of(server) for server in SERVERS[:2]] == [[], []]
+    # At most that they registered again, where that came after the watch had begun.
+    assert all(told.of(server) in ([], [SERVING]) for server in SERVERS[:2])
     assert {incarnation for name, incarnation, *_ in told.told if name != "monitor"} <= {1}
 
 
