@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import shutil
@@ -80,8 +81,11 @@ class Namespace:
         server_host: Where a server inside is to listen.
     """
 
+    _numbers = itertools.count()
+
     def __init__(self) -> None:
-        number = os.getpid() % (1 << 14)
+        # Another one each time: the kernel removes the cables of a namespace some time after it is deleted.
+        number = (os.getpid() + 997 * next(self._numbers)) % (1 << 14)
         self.name = f"eaas-{number}"
         # A range for tests of networks (RFC 2544): eight addresses, of which each cable has four.
         base = (198 << 24) + (18 << 16) + 8 * number
