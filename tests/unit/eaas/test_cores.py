@@ -34,7 +34,7 @@ def test_a_cluster_shares_them_among_its_servers(
 
     def child(_name: str, arguments: list[str], _log_dir: object, **_: object) -> Any:
         commands.append(arguments)
-        return SimpleNamespace()
+        return SimpleNamespace(pid=1)
 
     monkeypatch.setattr(cluster, "ChildProcess", child)
     settings = ClusterConfig(expert_server=ExpertServerConfig(threads=wanted))
