@@ -239,3 +239,11 @@ def settled(*names: str, redundancy: int = 2, clients: tuple[str, ...] = ("c",))
     world.settle()
     world.assert_settled()
     return world
+
+
+def view(*members: object) -> dict:
+    return {m.id: m for m in members}
+
+
+def kinds(world: World) -> list[tuple[type, str]]:
+    return sorted(((type(c), c.server_id) for _, c in world.calls), key=str)

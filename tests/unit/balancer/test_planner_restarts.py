@@ -1,0 +1,153 @@
+"""The planner after a balancer, a monitor or a server began anew, and where calls fail."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from balancer.actions import Inspect, Prepare, Retire
+from balancer.planner import Planner
+from placement_world import (
+    FULL,
+    SERVING,
+    client,
+    kinds,
+    server,
+    settled,
+    view,
+)
+
+
+def test_a_balancer_that_starts_in_a_running_cluster_asks_and_changes_nothing() -> None:
+    world = settled("s1", "s2", "s3")
+    before = world.published
+    world.loads = 0
+    world.start_balancer()
+    assert kinds(world) == sorted(((Inspect, f"s{i}") for i in (1, 2, 3)), key=str)
+    world.settle()
+    world.assert_settled()
+    assert world.published.epoch == 1001
+    assert world.loads == 0
+    assert (world.published.holds_LSE == before.holds_LSE).all()
+
+
+def test_it_goes_above_every_epoch_that_anybody_knows() -> None:
+    members = view(server("s1", SERVING, epoch=4), client("c", epoch=7))
+    planner = Planner(1, 1)
+    (ask,) = planner.observe(members, 0.0)
+    assert isinstance(ask, Inspect)
+    (prepare,) = planner.succeeded(ask, 0.0, np.ones(FULL, dtype=bool))
+    assert prepare.placement.epoch == 8
+
+
+def test_it_goes_above_an_epoch_that_a_server_was_told_and_has_not_loaded() -> None:
+    planner = Planner(2, 1)
+    members = view(server("s1", SERVING, epoch=4), server("s2"))
+    first, second = planner.observe(members, 0.0)
+    assert planner.succeeded(first, 0.0, np.ones(FULL, dtype=bool), 4) == []
+    prepare, _ = planner.succeeded(second, 0.0, np.zeros(FULL, dtype=bool), 9)
+    assert prepare.placement.epoch == 10
+
+
+def test_it_waits_a_while_for_servers_that_a_restarted_monitor_does_not_know_yet() -> None:
+    world = settled("s1", "s2", "s3")
+    late = {name: world.members.pop(name) for name in ("s2", "s3")}
+    world.start_balancer()
+    assert world.calls == []
+    world.members |= late
+    world.tell()
+    assert len(world.calls) == 3
+    world.settle()
+    world.assert_settled()
+
+
+def test_it_goes_on_without_servers_that_never_come() -> None:
+    world = settled("s1", "s2", "s3")
+    world.die("s3")
+    del world.members["s3"]
+    world.start_balancer()
+    assert world.calls == []
+    world.wait(60.0)
+    world.settle()
+    world.assert_settled()
+
+
+# -- a monitor that forgot everything gives incarnations out again ------------------------------------
+
+
+@pytest.mark.parametrize("address", ["", "s2:1"], ids=["another address", "all is equal"])
+@pytest.mark.parametrize("seen_dead", [True, False])
+def test_a_new_process_with_an_incarnation_that_was_there_gets_its_share(
+    address: str, seen_dead: bool
+) -> None:
+    world = settled("s1", "s3")
+    world.start("s2", 1, "s2:1")
+    world.settle()
+    if seen_dead:
+        world.die("s2")
+    world.start("s2", 1, address)
+    assert (Prepare, "s2") in kinds(world)
+    world.settle()
+    world.assert_settled()
+
+
+def test_a_new_process_with_an_equal_incarnation_comes_while_the_old_one_loads() -> None:
+    world = settled("s1", "s3")
+    world.start("s2", 1)
+    late = [c for c in world.calls if c[1].server_id == "s2"]
+    world.start("s2", 1)
+    assert [c.server_id for _, c in world.calls].count("s2") == 2
+    # What was told to the old one says nothing of the new one.
+    world.take(world.planner.succeeded(late[0][1], world.now))
+    world.settle()
+    world.assert_settled()
+
+
+# -- a server that only the balancer cannot reach ------------------------------------------------------
+
+
+def test_a_server_that_does_not_hear_of_a_retirement_holds_nobody_up() -> None:
+    world = settled("s1", "s2", "s3")
+    world.start("s4")
+    while world.calls:
+        world.answer()
+    world.deaf = {"s1"}
+    world.settle()
+    assert [type(call) for _, call in world.vain] == [Retire], "it is told on"
+    world.start("s5")
+    world.settle()
+    # It cannot be told of the new placement, so others take its share.
+    assert world.published.servers == ("s2", "s3", "s4", "s5")
+    assert world.covered(world.published).all()
+    assert [r.server_id for r in world.refusals] == ["s1"]
+
+
+def test_a_retirement_that_failed_once_is_told_again() -> None:
+    world = settled("s1", "s2")
+    world.start("s3")
+    while world.calls:
+        world.answer()
+    world.follow("c")
+    world.answer(fail=True)
+    world.settle()
+    world.assert_settled()
+
+
+def test_a_balancer_that_starts_goes_on_without_a_server_that_it_cannot_reach() -> None:
+    world = settled("s1", "s2", "s3")
+    world.deaf = {"s1"}
+    world.start_balancer()
+    world.settle()
+    assert world.published.servers == ("s2", "s3")
+    assert world.covered(world.published).all()
+
+
+def test_a_balancer_that_starts_goes_on_without_a_server_that_cannot_load() -> None:
+    world = settled("s1", "s2", "s3")
+    world.start_balancer()
+    while any(isinstance(call, Inspect) for _, call in world.calls):
+        world.answer()
+    world.deaf = {"s1"}
+    world.settle()
+    assert world.published.servers == ("s2", "s3")
+    assert world.covered(world.published).all()
