@@ -1,6 +1,6 @@
 """A checkpoint as transformers understands it, with not a tensor read until it is asked for.
 
-transformers is imported inside the functions: it takes seconds, and the launcher needs none of it.
+transformers is imported inside the functions: it takes seconds, and the launcher needs none of it, nor numpy.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from eaas.errors import (
     MissingShardError,
     UnsupportedModelError,
 )
-from eaas.types import ModelShape
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+    from eaas.types import ModelShape
 
 __all__ = ["Checkpoint", "ExpertTensor"]
 
@@ -299,6 +300,8 @@ def _dense(files: CheckpointFiles, config: Any) -> DenseModelError:
 def _shape(
     files: CheckpointFiles, config: Any, skeleton: Any, modules: Mapping[str, nn.Module]
 ) -> ModelShape:
+    from eaas.types import ModelShape
+
     name = f"{files.path}: {config.model_type}"
     sizes = set()
     for module in modules.values():

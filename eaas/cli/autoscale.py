@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from eaas.cli.options import ConfigFile, Join
-from eaas.config import load_config
 from eaas.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -41,6 +40,7 @@ def autoscale(
     that there are then stay.
     """
     from balancer.autoscaler.live import LiveAutoscaler
+    from eaas.config import load_config
     from eaas.local.interrupt import Interrupt, Interrupted
     from eaas.log import configure_logging
 

@@ -14,7 +14,6 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from eaas.cli.options import ConfigFile, Join, Model
-from eaas.config import load_config
 from eaas.local.child import announce, bind_to_launcher
 from eaas.log import configure_logging
 
@@ -62,7 +61,10 @@ def _last_resort(after_s: float = 0.0) -> None:
 
 
 def _leave() -> NoReturn:
-    """End a process that has closed everything, without the second or so that torch takes to fold up."""
+    """End a process that has closed everything, without the second or so that torch takes to fold up.
+
+    In every role: a monitor that a nursery has forked has torch, too.
+    """
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -97,6 +99,8 @@ def expert_server(
     config: ConfigFile = None,
 ) -> None:
     """Run one expert server: it joins the cluster, loads what the balancer places on it, and serves."""
+    from eaas.config import load_config
+
     _begin("expert-server")
     settings: dict[str, Any] = {
         "host": host,
@@ -146,6 +150,8 @@ def attention_client(
     config: ConfigFile = None,
 ) -> None:
     """Run one attention client: the model without its experts, behind an OpenAI-compatible endpoint."""
+    from eaas.config import load_config
+
     _begin("attention-client")
     settings: dict[str, Any] = {
         "host": host,
@@ -203,6 +209,8 @@ def monitor(
     config: ConfigFile = None,
 ) -> None:
     """Run the monitor: who is in the cluster."""
+    from eaas.config import load_config
+
     _begin("monitor")
     settings: dict[str, Any] = {
         "host": host,
@@ -216,6 +224,7 @@ def monitor(
     from monitor import run
 
     run(loaded, _ready)
+    _leave()
 
 
 def balancer(
@@ -229,6 +238,8 @@ def balancer(
     config: ConfigFile = None,
 ) -> None:
     """Run the balancer: where the experts are."""
+    from eaas.config import load_config
+
     _begin("balancer")
     settings: dict[str, Any] = {
         "host": host,
@@ -240,3 +251,4 @@ def balancer(
     from balancer.main import run
 
     run(loaded, join, _ready)
+    _leave()

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from eaas.cli.options import ConfigFile, Json
-from eaas.config import AutoscalerConfig, load_config
 from eaas.errors import ConfigError, TrafficError
 
 if TYPE_CHECKING:
+    from eaas.config import AutoscalerConfig
     from simulator.savings import Comparison
     from simulator.serving import ServerModel
     from simulator.traffic import Traffic
@@ -87,6 +87,7 @@ def autoscale(
 ) -> None:
     """Server-hours of a group that the autoscaler changes, beside groups of fixed sizes."""
     from eaas.bench.options import numbers, once
+    from eaas.config import load_config
     from simulator import savings
     from simulator.serving import ServerModel
     from simulator.traffic import read_traffic

@@ -14,7 +14,6 @@ import typer
 
 from eaas.cli.client import fetch_status, status_table
 from eaas.cli.options import ConfigFile, Model
-from eaas.config import load_config
 from eaas.errors import ClusterError, EaasError
 from eaas.local.process import program
 
@@ -71,6 +70,7 @@ def up(
 
     Ctrl-C ends it all.
     """
+    from eaas.config import load_config
     from eaas.local import LocalCluster
     from eaas.local.interrupt import Interrupt, Interrupted
 
