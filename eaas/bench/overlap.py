@@ -21,9 +21,11 @@ from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 import attention_client
 from eaas.bench.machine import processor
+from eaas.bench.worker import nursing
 from eaas.config import AttentionClientConfig, load_config
 from eaas.cores import usable_cores
 from eaas.local import LocalCluster
+from eaas.local.nursery import CONTROL_MODULES, SERVER_MODULES, Nursery
 
 __all__ = ["bench_overlap"]
 
@@ -42,6 +44,7 @@ def bench_overlap(
     steps: int,
     rounds: int,
     say: Callable[[str], None],
+    nursery: Nursery | None = None,
 ) -> dict[str, Any]:
     """Measure.
 
@@ -55,6 +58,7 @@ def bench_overlap(
         steps: Decode steps of a round.
         rounds: Measured rounds of each way, after one that is not counted.
         say: Progress, for people.
+        nursery: Forks the processes; left running. By default one of its own does.
 
     Returns:
         The document of `eaas bench overlap --json`. `step_ms` are medians over all steps; `ratio` is the
@@ -65,9 +69,12 @@ def bench_overlap(
         EaasError: Something did not start, or a request failed.
     """
     rows = []
-    for latency in latency_us:
-        say(f"{latency} us away: starting the cluster ...")
-        with tempfile.TemporaryDirectory(prefix="eaas-bench-") as scratch:
+    with (
+        nursing(CONTROL_MODULES + SERVER_MODULES, nursery) as forks,
+        tempfile.TemporaryDirectory(prefix="eaas-bench-") as scratch,
+    ):
+        for latency in latency_us:
+            say(f"{latency} us away: starting the cluster ...")
             file = Path(scratch) / "cluster.yaml"
             file.write_text(yaml.safe_dump({"expert_server": {"added_latency_us": latency}}))
             with LocalCluster(
@@ -77,6 +84,7 @@ def bench_overlap(
                 attention_client=False,
                 config=load_config(file),
                 config_file=file,
+                nursery=forks,
             ) as cluster:
                 models = {
                     way: attention_client.load(

@@ -10,9 +10,11 @@ from typing import Any
 
 from eaas.bench.load import LoadResult, Workload, run_load
 from eaas.bench.machine import processor
+from eaas.bench.worker import nursing
 from eaas.config import load_config
 from eaas.cores import usable_cores
 from eaas.local import LocalCluster
+from eaas.local.nursery import CLIENT_MODULES, CONTROL_MODULES, SERVER_MODULES, Nursery
 from eaas.local.process import ChildProcess, stop_all, wait_ready
 
 __all__ = ["BASELINES", "bench_serve"]
@@ -33,6 +35,7 @@ def bench_serve(
     rounds: int,
     baseline: str,
     say: Callable[[str], None],
+    nursery: Nursery | None = None,
 ) -> dict[str, Any]:
     """Measure a cluster and, in turn with it, one process that serves the same model.
 
@@ -47,6 +50,7 @@ def bench_serve(
             would run otherwise. "kernels": it computes experts as our servers do, with the same choice of
             kernel and all cores, so that the ratio is the cost of the split alone.
         say: Progress, for people.
+        nursery: Forks the processes; left running. By default one of its own does.
 
     Returns:
         The document of `eaas bench serve --json`: figures are medians over the rounds, `ratio` is the median
@@ -60,14 +64,19 @@ def bench_serve(
     cluster_runs: list[LoadResult] = []
     single_runs: list[LoadResult] = []
     say("starting the cluster ...")
-    cluster = LocalCluster(model, servers=servers, redundancy=redundancy, config=settings)
-    with cluster:
+    with (
+        nursing(CONTROL_MODULES + SERVER_MODULES + CLIENT_MODULES, nursery) as forks,
+        LocalCluster(
+            model, servers=servers, redundancy=redundancy, config=settings, nursery=forks
+        ) as cluster,
+    ):
         say("starting the single process ...")
         single = ChildProcess(
             "single-process",
             (str(model.resolve()), baseline, str(cores)),
             None,
             module="eaas.bench.baseline",
+            nursery=forks,
         )
         try:
             wait_ready([single], _START_S)

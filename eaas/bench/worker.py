@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from eaas.errors import ClusterError
+from eaas.local.nursery import Nursery
 from eaas.local.process import ChildProcess, stop_all, wait_ready
 
-__all__ = ["Worker", "obey", "working"]
+__all__ = ["Worker", "nursing", "obey", "working"]
 
 _START_S = 120.0
 
@@ -25,10 +26,13 @@ class Worker(ChildProcess):
     Args:
         name: For people.
         module: Its full name; its main gets the arguments as one JSON object.
+        nursery: Forks it. By default it is executed.
         arguments: What the object holds, beside `control`: where the child is to call.
     """
 
-    def __init__(self, name: str, module: str, **arguments: object) -> None:
+    def __init__(
+        self, name: str, module: str, nursery: Nursery | None = None, **arguments: object
+    ) -> None:
         self._listener = socket.socket(socket.AF_UNIX)
         # Nameless in the file system: the kernel chooses an address that goes with the socket.
         self._listener.bind("")
@@ -41,6 +45,7 @@ class Worker(ChildProcess):
                 [json.dumps(arguments | {"control": control})],
                 None,
                 module=module,
+                nursery=nursery,
             )
         except BaseException:
             self._listener.close()
@@ -85,8 +90,36 @@ class Worker(ChildProcess):
 
 
 @contextmanager
-def working(starts: Sequence[Callable[[], Worker]]) -> Iterator[list[Worker]]:
+def nursing(modules: Sequence[str], nursery: Nursery | None = None) -> Iterator[Nursery]:
+    """A nursery that has imported what it needs, so that it takes nothing from what is measured next.
+
+    Args:
+        modules: What it imports.
+        nursery: The caller's, to be taken in its place, and left running.
+
+    Raises:
+        EaasError: It did not start.
+    """
+    if nursery is not None:
+        yield nursery
+        return
+    own = Nursery(modules)
+    try:
+        wait_ready([own], _START_S)
+        yield own
+    finally:
+        own.end()
+
+
+@contextmanager
+def working(
+    starts: Sequence[Callable[..., Worker]], nursery: Nursery | None = None
+) -> Iterator[list[Worker]]:
     """Start workers, and end them afterwards, whatever happens.
+
+    Args:
+        starts: `Worker`, with all of its arguments but the nursery.
+        nursery: Forks them. By default they are executed.
 
     Raises:
         EaasError: One did not start; its own words.
@@ -94,7 +127,7 @@ def working(starts: Sequence[Callable[[], Worker]]) -> Iterator[list[Worker]]:
     workers: list[Worker] = []
     try:
         for start in starts:
-            workers.append(start())
+            workers.append(start(nursery=nursery))
         wait_ready(workers, _START_S)
         yield workers
     finally:

@@ -26,6 +26,7 @@ from eaas.bench.worker import working
 from eaas.config import load_config
 from eaas.cores import usable_cores
 from eaas.errors import ClusterError
+from eaas.local.nursery import Nursery
 
 two_cores = pytest.mark.skipif(usable_cores() < 2, reason="the floor has a core for each side")
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300), two_cores]
@@ -66,12 +67,12 @@ def traces() -> Counter[str]:
 
 
 @pytest.fixture(scope="module")
-def document() -> Iterator[dict[str, Any]]:
+def document(nursery: Nursery) -> Iterator[dict[str, Any]]:
     """Of a run with every part; nothing of it is left afterwards."""
     threads = torch.get_num_threads()
     lines: list[str] = []
     before = traces()
-    found = run.bench_dispatch(TINY, lines.append)
+    found = run.bench_dispatch(TINY, lines.append, nursery)
     deadline = time.monotonic() + 20
     while new := traces() - before:
         assert time.monotonic() < deadline, new
@@ -146,8 +147,8 @@ def test_the_picture(document: dict[str, Any], tmp_path: Path) -> None:
     assert "matplotlib.pyplot" not in sys.modules
 
 
-def test_a_refused_connection_is_one_line() -> None:
-    with working([null_server(TINY, 32, 8, 2)]) as (server,):
+def test_a_refused_connection_is_one_line(nursery: Nursery) -> None:
+    with working([null_server(TINY, 32, 8, 2)], nursery) as (server,):
         assert server.address is not None
         sizes = {"hidden": 32, "num_experts": 4, "top_k": 2, "name": "client"}
         with pytest.raises(ClusterError, match=r"pigeon: no connection: transport 'pigeon'; this"):
@@ -156,11 +157,13 @@ def test_a_refused_connection_is_one_line() -> None:
             caller.Caller(server.address, "shm", slots=3, **sizes)
 
 
-def test_a_batch_that_no_slot_takes_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_no_slot_takes_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, nursery: Nursery
+) -> None:
     monkeypatch.setattr(caller.Caller, "room", lambda _self, _top_k: 4)
     skipped: list[dict[str, str]] = []
     plan = Plan(("shm",), (32,), (1, 8), 1, False, top_k=2, num_experts=4, turn_s=0.001)
-    rows = run._rows(plan, lambda _line: None, skipped)
+    rows = run._rows(plan, lambda _line: None, skipped, nursery)
     assert [row["tokens"] for row in rows] == [1]
     reason = "a slot takes 4 tokens over this transport"
     assert skipped == [{"what": "shm hidden 32 T=8", "reason": reason}]
@@ -211,7 +214,7 @@ def test_nothing_is_left_of_a_run_that_is_cut_short(number: signal.Signals) -> N
             if "1000000 rounds" in line:
                 break
         children = psutil.Process(process.pid).children(recursive=True)
-        assert len(children) == 2  # the floor's other process and a server
+        assert len(children) == 3  # the floor's other process, the nursery and a server
         process.send_signal(number)
         process.communicate(timeout=30)
         assert process.returncode != 0

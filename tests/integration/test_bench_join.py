@@ -6,20 +6,22 @@ import pytest
 
 from eaas.bench.join import bench_join
 from eaas.bench.join.report import print_report
+from eaas.local.nursery import Nursery
 
 
 @pytest.mark.integration
 @pytest.mark.timeout(300)
-def test_a_join_from_each_source(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_join_from_each_source(capsys: pytest.CaptureFixture[str], nursery: Nursery) -> None:
     said: list[str] = []
     document = bench_join(
         share_bytes=100_000_000,
         sources=("disk", "peers"),
         tokens=4,
         calls_per_s=20.0,
-        quiet_s=2.0,
+        quiet_s=0.5,
         rounds=1,
         say=said.append,
+        nursery=nursery,
     )
     # Eight experts of 3 MiB in each of eight layers are the least that there can be.
     assert document["share_bytes"] == 32 * (3 << 20)

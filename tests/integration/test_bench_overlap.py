@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+from typer.testing import CliRunner
 
+from eaas.bench import overlap
+from eaas.cli import app, bench
+from eaas.local.nursery import Nursery
 from eaas.local.process import program
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 
-def test_the_document(checkpoint: Callable[..., Path]) -> None:
-    done = subprocess.run(
-        [*program(), "bench", "overlap", "--model", str(checkpoint("qwen3_moe")), "--json",
+def test_the_document(
+    checkpoint: Callable[..., Path], nursery: Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command, in a process that has imported what it needs."""
+    torch.set_num_threads(1)
+    monkeypatch.setattr(bench, "_end_on_sigterm", lambda: None)
+    forked = partial(overlap.bench_overlap, nursery=nursery)
+    monkeypatch.setattr(overlap, "bench_overlap", forked)
+    done = CliRunner().invoke(
+        app,
+        ["bench", "overlap", "--model", str(checkpoint("qwen3_moe")), "--json",
          "--latency", "0,3000", "--sequences", "2,6", "--steps", "8", "--rounds", "1"],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=240,
+        catch_exceptions=False,
     )  # fmt: skip
+    assert done.exit_code == 0, done.output
     document = json.loads(done.stdout)
     places = [(row["added_latency_us"], row["sequences"]) for row in document["rows"]]
     assert places == [(0, 2), (0, 6), (3000, 2), (3000, 6)]

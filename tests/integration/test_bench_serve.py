@@ -11,6 +11,7 @@ import torch
 from eaas.bench.baseline import LocalExperts, _load_with_kernels, _load_with_transformers
 from eaas.bench.load import Workload
 from eaas.bench.serve import bench_serve
+from eaas.local.nursery import Nursery
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -56,7 +57,7 @@ def test_tokens_that_nobody_wants_are_zero(checkpoint: Callable[..., Path]) -> N
 
 @pytest.mark.parametrize("baseline", ["transformers", "kernels"])
 def test_the_document_says_what_the_cluster_was_compared_with(
-    checkpoint: Callable[..., Path], baseline: str
+    checkpoint: Callable[..., Path], nursery: Nursery, baseline: str
 ) -> None:
     document = bench_serve(
         checkpoint("qwen3_moe"),
@@ -67,6 +68,7 @@ def test_the_document_says_what_the_cluster_was_compared_with(
         rounds=1,
         baseline=baseline,
         say=lambda _line: None,
+        nursery=nursery,
     )
     assert document["baseline"]["experts"] == baseline
     is_transformers = document["baseline"]["implementation"] == "grouped_mm"

@@ -9,6 +9,7 @@ from eaas.bench.dispatch.plan import Plan
 from eaas.bench.dispatch.server import null_server
 from eaas.bench.dispatch.turns import Turn, figure, summary
 from eaas.bench.worker import Worker, working
+from eaas.local.nursery import Nursery
 
 __all__ = ["bench_crowd"]
 
@@ -17,12 +18,13 @@ _ROUNDS = 3
 _PATIENCE_S = 60.0
 
 
-def bench_crowd(plan: Plan, slots: int) -> dict[str, Any]:
+def bench_crowd(plan: Plan, slots: int, nursery: Nursery) -> dict[str, Any]:
     """The document's `crowd`: exchanges of all clients at the same time, one server after another.
 
     Args:
         plan: Its first transport, first hidden size and crowd are used.
         slots: Of a client on each server.
+        nursery: Forks all of them.
     """
     transport, hidden, tokens = plan.transports[0], plan.hidden[0], plan.crowd_tokens
     seconds = plan.watch_s / 2
@@ -31,7 +33,7 @@ def bench_crowd(plan: Plan, slots: int) -> dict[str, Any]:
         null_server(plan, hidden, tokens, plan.clients * slots, f"server-{number}")
         for number in range(plan.servers)
     ]
-    with working(starts) as servers:
+    with working(starts, nursery) as servers:
         addresses = [server.address for server in servers]
         clients = [
             partial(
@@ -49,7 +51,7 @@ def bench_crowd(plan: Plan, slots: int) -> dict[str, Any]:
             )
             for number in range(plan.clients)
         ]
-        with working(clients) as workers:
+        with working(clients, nursery) as workers:
             for _ in range(_ROUNDS):
                 for worker in workers:
                     worker.tell({"seconds": seconds}, seconds + _PATIENCE_S)

@@ -22,6 +22,7 @@ from eaas.bench.experts.plan import Shape
 from eaas.bench.experts.source import Batches
 from eaas.bench.machine import available_bytes
 from eaas.bench.worker import Worker, working
+from eaas.local.nursery import Nursery
 
 __all__ = ["bench_layer", "lack_of_memory"]
 
@@ -41,17 +42,18 @@ def lack_of_memory(layer: Shape) -> str:
     return f"needs {needed / 1e9:.1f} GB of memory, and {available / 1e9:.1f} GB are free"
 
 
-def bench_layer(plan: Plan, slots: int, threads: int) -> dict[str, Any]:
+def bench_layer(plan: Plan, slots: int, threads: int, nursery: Nursery) -> dict[str, Any]:
     """The document's `layer`.
 
     Args:
         plan: Its first transport, layer and rounds are used.
         slots: Of the client.
         threads: Of the kernel.
+        nursery: Forks the server.
     """
     shape = plan.layer
     batches = Batches(shape, torch.bfloat16, plan.layer_tokens)
-    with working([kernel_server(plan, slots, threads)]) as (server,):
+    with working([kernel_server(plan, slots, threads)], nursery) as (server,):
         assert server.address is not None
         with Caller(
             server.address,

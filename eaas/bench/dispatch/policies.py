@@ -24,6 +24,7 @@ from eaas.bench.dispatch.plan import Plan
 from eaas.bench.dispatch.server import waiting_server
 from eaas.bench.dispatch.turns import Turn, figure, summary, take_turn
 from eaas.bench.worker import working
+from eaas.local.nursery import Nursery
 from eaas.types import Placement
 
 __all__ = ["bench_policies", "skewed_request"]
@@ -38,12 +39,13 @@ _REQUESTS = 16
 _ANSWER_S = 30.0
 
 
-def bench_policies(plan: Plan, slots: int) -> dict[str, Any]:
+def bench_policies(plan: Plan, slots: int, nursery: Nursery) -> dict[str, Any]:
     """The document's `policies`: layer calls by each policy in turn, at the same servers.
 
     Args:
         plan: Its first transport, first hidden size and number of servers are used.
         slots: Of the client on each server.
+        nursery: Forks the servers.
     """
     transport, hidden, tokens = plan.transports[0], plan.hidden[0], plan.policy_tokens
     starts = [
@@ -54,7 +56,7 @@ def bench_policies(plan: Plan, slots: int) -> dict[str, Any]:
     ]
     requests = [skewed_request(plan, hidden, tokens, seed) for seed in range(_REQUESTS)]
     turns: dict[str, list[Turn]] = {name: [] for name in _POLICIES}
-    with working(starts) as workers, ExitStack() as stack:
+    with working(starts, nursery) as workers, ExitStack() as stack:
         callers = [
             stack.enter_context(
                 Caller(

@@ -22,19 +22,25 @@ from eaas.bench.dispatch.server import null_server
 from eaas.bench.dispatch.sizes import request_bytes, result_bytes
 from eaas.bench.dispatch.upkeep import bench_upkeep
 from eaas.bench.machine import busy_core_seconds, processor
-from eaas.bench.worker import working
+from eaas.bench.worker import nursing, working
 from eaas.config import load_config
 from eaas.cores import usable_cores
 from eaas.errors import ConfigError
+from eaas.local.nursery import Nursery
 
 __all__ = ["bench_dispatch"]
 
 # As few as a client asks for (one for each of two micro-batches): at T=512 and H=7168 a slot has 30 MB.
 _SLOTS = 2
 _SCANNED = (64, 1024)
+# What its processes spend their start on.
+_SERVER_MODULES = ("eaas.bench.dispatch.server_process",)
+_CLIENT_MODULES = ("eaas.bench.dispatch.crowd_process",)
 
 
-def bench_dispatch(plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
+def bench_dispatch(
+    plan: Plan, say: Callable[[str], None], nursery: Nursery | None = None
+) -> dict[str, Any]:
     """Measure the data plane and the machine's floor, in turn. Processes and memory are gone afterwards.
 
     Sets torch's threads to 1, since the client only copies.
@@ -42,6 +48,7 @@ def bench_dispatch(plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
     Args:
         plan: What to measure.
         say: Progress, for people.
+        nursery: Forks the processes; left running. By default one of its own does.
 
     Returns:
         The document of `eaas bench dispatch --json` (drawn in this package's docstring).
@@ -57,27 +64,15 @@ def bench_dispatch(plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
     torch.set_num_threads(1)
     began = _Usage()
     skipped: list[dict[str, str]] = []
-    document: dict[str, Any] = {
-        "settings": _settings(plan),
-        "rows": _rows(plan, say, skipped),
-    }
-    if plan.with_server:
-        say("a look at many flags")
-        looks = {str(slots): bench_scan(slots, plan.rounds) for slots in _SCANNED}
-        document["scan_us"] = {slots: scan for slots, (scan, _) in looks.items()}
-        document["wait_look_us"] = {slots: look for slots, (_, look) in looks.items()}
-        say("a server that is idle, then busy")
-        document["server"] = bench_upkeep(plan, _SLOTS)
-        say(f"{plan.clients} clients and {plan.servers} servers")
-        document["crowd"] = bench_crowd(plan, _SLOTS)
-        say("dispatch policies, one server at half speed")
-        document["policies"] = bench_policies(plan, _SLOTS)
-        lack = lack_of_memory(plan.layer)
-        if lack:
-            skipped.append({"what": f"layer {plan.layer}", "reason": lack})
-        else:
-            say(f"a real layer: {plan.layer}, T={plan.layer_tokens} (first its random weights)")
-            document["layer"] = bench_layer(plan, _SLOTS, usable_cores())
+    say("importing what servers need")
+    modules = _SERVER_MODULES + (_CLIENT_MODULES if plan.with_server else ())
+    with nursing(modules, nursery) as forks:
+        document: dict[str, Any] = {
+            "settings": _settings(plan),
+            "rows": _rows(plan, say, skipped, forks),
+        }
+        if plan.with_server:
+            document |= _server(plan, say, skipped, forks)
     machine = {
         "processor": processor(),
         "cores": usable_cores(),
@@ -88,8 +83,33 @@ def bench_dispatch(plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
     return {"machine": machine} | document | {"skipped": skipped}
 
 
+def _server(
+    plan: Plan, say: Callable[[str], None], skipped: list[dict[str, str]], nursery: Nursery
+) -> dict[str, Any]:
+    """The document's parts about a server itself, many processes and a real layer."""
+    say("a look at many flags")
+    looks = {str(slots): bench_scan(slots, plan.rounds) for slots in _SCANNED}
+    parts: dict[str, Any] = {
+        "scan_us": {slots: scan for slots, (scan, _) in looks.items()},
+        "wait_look_us": {slots: look for slots, (_, look) in looks.items()},
+    }
+    say("a server that is idle, then busy")
+    parts["server"] = bench_upkeep(plan, _SLOTS, nursery)
+    say(f"{plan.clients} clients and {plan.servers} servers")
+    parts["crowd"] = bench_crowd(plan, _SLOTS, nursery)
+    say("dispatch policies, one server at half speed")
+    parts["policies"] = bench_policies(plan, _SLOTS, nursery)
+    lack = lack_of_memory(plan.layer)
+    if lack:
+        skipped.append({"what": f"layer {plan.layer}", "reason": lack})
+    else:
+        say(f"a real layer: {plan.layer}, T={plan.layer_tokens} (first its random weights)")
+        parts["layer"] = bench_layer(plan, _SLOTS, usable_cores(), nursery)
+    return parts
+
+
 def _rows(
-    plan: Plan, say: Callable[[str], None], skipped: list[dict[str, str]]
+    plan: Plan, say: Callable[[str], None], skipped: list[dict[str, str]], nursery: Nursery
 ) -> list[dict[str, Any]]:
     most = max(plan.hidden), max(plan.tokens)
     cores = sorted(os.sched_getaffinity(0))[:2]
@@ -98,7 +118,7 @@ def _rows(
     with Floor(request_bytes(plan, *most), result_bytes(*most), (cores[0], cores[1])) as floor:
         for hidden in plan.hidden:
             say(f"hidden {hidden}: starting a server that computes nothing")
-            with working([null_server(plan, hidden, most[1], _SLOTS)]) as (server,):
+            with working([null_server(plan, hidden, most[1], _SLOTS)], nursery) as (server,):
                 assert server.address is not None
                 for transport in plan.transports:
                     with Caller(

@@ -15,7 +15,7 @@ __all__ = ["kernel_server", "null_server", "waiting_server"]
 
 def null_server(
     plan: Plan, hidden: int, tokens: int, slots: int, name: str = "server"
-) -> Callable[[], Worker]:
+) -> Callable[..., Worker]:
     """Starts a server that computes nothing.
 
     Args:
@@ -30,7 +30,7 @@ def null_server(
 
 def waiting_server(
     plan: Plan, hidden: int, tokens: int, slots: int, work_s: float, name: str
-) -> Callable[[], Worker]:
+) -> Callable[..., Worker]:
     """Starts a server that waits as long as another one may take to compute.
 
     Args:
@@ -55,7 +55,7 @@ def waiting_server(
     )
 
 
-def kernel_server(plan: Plan, slots: int, threads: int) -> Callable[[], Worker]:
+def kernel_server(plan: Plan, slots: int, threads: int) -> Callable[..., Worker]:
     """Starts a server with the kernel of `auto` and random experts of the plan's layer; takes a minute.
 
     To the command {"seeds": [...]} it calls its kernel in its own process, and answers how long each took.

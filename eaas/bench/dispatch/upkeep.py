@@ -11,6 +11,7 @@ from eaas.bench.dispatch.server import null_server
 from eaas.bench.dispatch.turns import Turn, figure, summary, take_turn
 from eaas.bench.machine import processor_s
 from eaas.bench.worker import working
+from eaas.local.nursery import Nursery
 
 __all__ = ["bench_upkeep"]
 
@@ -20,16 +21,17 @@ _SETTLE_S = 0.5
 _PAUSE_S = 0.001
 
 
-def bench_upkeep(plan: Plan, slots: int) -> dict[str, Any]:
+def bench_upkeep(plan: Plan, slots: int, nursery: Nursery) -> dict[str, Any]:
     """The document's `server`.
 
     Args:
         plan: Its first transport, first hidden size and crowd's tokens are used.
         slots: Of a client.
+        nursery: Forks the server.
     """
     transport, hidden, tokens = plan.transports[0], plan.hidden[0], plan.crowd_tokens
     request = random_request(tokens, hidden, plan.num_experts, plan.top_k)
-    with working([null_server(plan, hidden, tokens, slots)]) as (server,):
+    with working([null_server(plan, hidden, tokens, slots)], nursery) as (server,):
         assert server.address is not None
         with Caller(
             server.address,

@@ -19,10 +19,12 @@ from eaas.bench.join.checkpoint import write_checkpoint
 from eaas.bench.join.media import disk_rate, evict, loopback_rate
 from eaas.bench.join.others import Others, joined_client, percentile
 from eaas.bench.machine import processor
+from eaas.bench.worker import nursing
 from eaas.config import ClusterConfig, load_config
 from eaas.cores import usable_cores
 from eaas.errors import ClusterError
 from eaas.local import LocalCluster
+from eaas.local.nursery import CONTROL_MODULES, SERVER_MODULES, Nursery
 from eaas.types import MemberState
 
 __all__ = ["bench_join"]
@@ -44,6 +46,7 @@ def bench_join(
     quiet_s: float,
     rounds: int,
     say: Callable[[str], None],
+    nursery: Nursery | None = None,
 ) -> dict[str, Any]:
     """Measure.
 
@@ -55,6 +58,7 @@ def bench_join(
         quiet_s: How long it is measured before somebody joins.
         rounds: Joins of each source.
         say: Progress, for people.
+        nursery: Forks the processes; left running. By default one of its own does.
 
     Returns:
         The document of `eaas bench join --json`. `ratio.rate` is the rate from JOINING to SERVING over the
@@ -65,7 +69,10 @@ def bench_join(
         EaasError: Something did not start, a request failed, or nobody joined in time.
     """
     config = load_config()
-    with tempfile.TemporaryDirectory(prefix="eaas-bench-") as scratch:
+    with (
+        nursing(CONTROL_MODULES + SERVER_MODULES, nursery) as forks,
+        tempfile.TemporaryDirectory(prefix="eaas-bench-") as scratch,
+    ):
         model = Path(scratch) / "model"
         say(f"writing a checkpoint of {2 * share_bytes / 1e9:.1f} GB ...")
         share_bytes = write_checkpoint(model, 2 * share_bytes) // 2
@@ -73,7 +80,7 @@ def bench_join(
         for source in sources:
             for number in range(rounds):
                 say(f"{source}, round {number + 1}")
-                row = _join(model, source, share_bytes, tokens, calls_per_s, quiet_s)
+                row = _join(model, source, share_bytes, tokens, calls_per_s, quiet_s, forks)
                 rows.append({"source": source} | row)
     return {
         "machine": {
@@ -90,7 +97,13 @@ def bench_join(
 
 
 def _join(
-    model: Path, source: str, share_bytes: int, tokens: int, calls_per_s: float, quiet_s: float
+    model: Path,
+    source: str,
+    share_bytes: int,
+    tokens: int,
+    calls_per_s: float,
+    quiet_s: float,
+    nursery: Nursery,
 ) -> dict[str, Any]:
     config: ClusterConfig = load_config()
     if source == "disk":
@@ -99,7 +112,12 @@ def _join(
         medium = min(loopback_rate(share_bytes), config.expert_server.share_bytes_per_s)
     with (
         LocalCluster(
-            model, servers=1, redundancy=1, attention_client=False, config=config
+            model,
+            servers=1,
+            redundancy=1,
+            attention_client=False,
+            config=config,
+            nursery=nursery,
         ) as cluster,
         joined_client(model, cluster.monitor_address) as client,
     ):

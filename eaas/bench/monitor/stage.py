@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,8 @@ class Stage:
         self._plan = plan
         self.members = members
         self.address = monitor.address
-        self.size_of_last = members - members * (len(workers) - 1) // len(workers)
+        self._sizes = [end - begin for begin, end in pairwise(_ends(members, len(workers)))]
+        self.size_of_last = self._sizes[-1]
 
     def ask(self, *command: object) -> list[Any]:
         """The same of each process, at the same time; the answers in their order."""
@@ -75,9 +77,11 @@ class Stage:
         self.ask_each([("watch", n, snapshot.revision, snapshot.life) for n in self.shares(count)])
 
     def shares(self, count: int) -> list[int]:
-        """How many of `count` are each process's."""
-        processes = len(self._workers)
-        return [count // processes + (n < count % processes) for n in range(processes)]
+        """How many of `count` are each process's, at most as many as it has."""
+        shares = []
+        for left, size in zip(range(len(self._sizes), 0, -1), self._sizes, strict=True):
+            shares.append(min(size, -(-(count - sum(shares)) // left)))
+        return shares
 
     def measure(self) -> dict[str, Any]:
         """The monitor while its members do what they do."""
@@ -115,6 +119,11 @@ class Stage:
         return sum(m.state == common_pb2.MEMBER_STATE_DEAD for m in snapshot.members)
 
 
+def _ends(members: int, processes: int) -> list[int]:
+    """Where each process's members begin, and where the last one's end."""
+    return [members * n // processes for n in range(processes + 1)]
+
+
 @contextmanager
 def stage(plan: Plan, members: int) -> Iterator[Stage]:
     """A monitor with its default settings and processes of members that have not joined yet.
@@ -126,7 +135,7 @@ def stage(plan: Plan, members: int) -> Iterator[Stage]:
     try:
         wait_ready([monitor], _START_S)
         loaders = min(plan.loaders, members)
-        ends = [members * n // loaders for n in range(loaders + 1)]
+        ends = _ends(members, loaders)
         starts = [
             partial(
                 Worker,

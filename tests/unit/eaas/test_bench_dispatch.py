@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -155,9 +156,7 @@ def test_the_layer_needs_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_child_that_fails_is_quoted() -> None:
-    def start() -> Worker:
-        return Worker("broken", "eaas.bench.dispatch.crowd_process")
-
+    start = partial(Worker, "broken", "eaas.bench.dispatch.crowd_process")
     with pytest.raises(ClusterError, match=r"broken ended .* KeyError: 'tokens'"), working([start]):
         pass
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import resource
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from eaas.bench.monitor import http2, make_plan
 from eaas.bench.monitor.core import bench_registry
 from eaas.bench.monitor.member import describe
 from eaas.bench.monitor.run import find_break
-from eaas.bench.monitor.stage import percentiles_ms
+from eaas.bench.monitor.stage import Stage, percentiles_ms
 from eaas.bench.monitor.watching import Sightings, Watcher
 from eaas.errors import ConfigError
 from eaas.rpc.v1 import monitor_pb2 as pb
@@ -191,3 +192,21 @@ def test_more_connections_than_the_system_allows_are_refused_with_the_remedy() -
     with pytest.raises(ConfigError, match=r"ulimit -Hn.*--per-connection"):
         plan(members=str(most))
     assert plan(members=str(most), per_connection=1000).members == (most,)
+
+
+@given(st.data(), st.integers(1, 40), st.integers(1, 9))
+def test_no_process_is_to_watch_with_more_members_than_it_has(
+    data: st.DataObject, members: int, loaders: int
+) -> None:
+    loaders = min(loaders, members)
+    child: Any = SimpleNamespace(address="host:1")
+    here = Stage(child, [child] * loaders, plan(), members)
+    sizes = here.shares(members)
+    assert sum(sizes) == members
+    assert sizes[-1] == here.size_of_last
+    count = data.draw(st.integers(0, members))
+    shares = here.shares(count)
+    assert sum(shares) == count
+    assert all(0 <= share <= size for share, size in zip(shares, sizes, strict=True))
+    # As evenly as can be: a process that has fewer than its share has given all that it has.
+    assert max(shares) - min(shares) <= 1
