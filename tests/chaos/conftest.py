@@ -9,7 +9,6 @@ import shutil
 import socket
 import struct
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +30,6 @@ from eaas.config import AttentionClientConfig
 from eaas.errors import EaasError
 from eaas.grpc_client import channel
 from eaas.local import LocalCluster
-from eaas.local.child import PARENT_VARIABLE, READY_VARIABLE
 from eaas.local.nursery import Nursery
 from eaas.local.process import ChildProcess, wait_ready
 from eaas.rpc.v1 import monitor_pb2 as pb
@@ -76,40 +74,14 @@ def namespace() -> Iterator[Namespace]:
     """Skips where there can be none."""
     if os.geteuid() != 0:
         pytest.skip("needs root")
-    if shutil.which("ip") is None or shutil.which("nsenter") is None:
-        pytest.skip("needs iproute2 and util-linux")
+    if shutil.which("ip") is None:
+        pytest.skip("needs iproute2")
     try:
         namespace = Namespace()
     except subprocess.CalledProcessError as error:
         pytest.skip(f"needs root that may make network namespaces: {error.stderr.decode().strip()}")
     yield namespace
     namespace.remove()
-
-
-class ProcessInside(ChildProcess):
-    """A faulty server in a network namespace."""
-
-    def __init__(
-        self, namespace: Namespace, name: str, arguments: Sequence[str], log_dir: Path | None
-    ) -> None:
-        self._namespace = namespace
-        super().__init__(name, arguments, log_dir, module="faulty_server")
-
-    def _execute(
-        self, module: str, ready_fd: int, pass_fds: Sequence[int]
-    ) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [
-                *("nsenter", f"--net=/run/netns/{self._namespace.name}"),
-                *(sys.executable, "-m", module, *self.arguments),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-            env=os.environ | {READY_VARIABLE: str(ready_fd), PARENT_VARIABLE: str(os.getpid())},
-            pass_fds=(ready_fd, *pass_fds),
-            process_group=0,
-        )
 
 
 class FaultyCluster(LocalCluster):
@@ -137,12 +109,11 @@ class FaultyCluster(LocalCluster):
             arguments = tuple(proxy.address if a == self.monitor_address else a for a in arguments)
         port = ("--port", str(self.ports[name])) if name in self.ports else ()
         arguments = (*arguments, *self._config_flags, *self.options, *port)
-        namespace = self.namespaces.get(name)
-        if namespace is None:
+        with pytest.MonkeyPatch.context() as patch:
+            if namespace := self.namespaces.get(name):
+                arguments = (*arguments, "--host", namespace.server_host)
+                patch.setenv("FAULTY_SERVER_NETWORK", namespace.path)
             child = self._faulty(name, arguments)
-        else:
-            host = ("--host", namespace.server_host)
-            child = ProcessInside(namespace, name, (*arguments, *host), self.log_dir)
         self.children[name] = child
         return child
 
@@ -154,9 +125,9 @@ class FaultyCluster(LocalCluster):
         wait_ready([child], timeout_s)
 
     def _faulty(self, name: str, arguments: Sequence[str]) -> ChildProcess:
-        # What a release speaks has to be said before anything is imported.
-        nursery = None if "SPOKEN_VERSIONS" in os.environ else self._nursery
-        return ChildProcess(name, arguments, self.log_dir, module="faulty_server", nursery=nursery)
+        return ChildProcess(
+            name, arguments, self.log_dir, module="faulty_server", nursery=self._nursery
+        )
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ import torch
 from control_plane import Observer, monitor_process
 from eaas.types import MemberState
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.chaos, pytest.mark.alone, pytest.mark.timeout(300)]
 SERVING, DEAD = MemberState.SERVING, MemberState.DEAD
 W_S = 2.0
 # Of a busy machine.

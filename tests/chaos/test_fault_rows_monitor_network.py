@@ -11,7 +11,7 @@ import pytest
 
 from eaas.types import MemberState
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.chaos, pytest.mark.alone, pytest.mark.timeout(300)]
 SERVING, SUSPECT, DEAD = MemberState.SERVING, MemberState.SUSPECT, MemberState.DEAD
 LEASE_S = 2.0
 INSIDE, OUTSIDE = "expert-server-0", "expert-server-1"

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,9 +15,12 @@ from typing import Any
 import pytest
 
 from eaas import versions
+from eaas.errors import EaasError
+from eaas.local.nursery import Nursery
+from eaas.local.process import ChildProcess, wait_ready
 from eaas.types import MemberState
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.chaos, pytest.mark.alone, pytest.mark.timeout(300)]
 SERVERS = tuple(f"expert-server-{i}" for i in range(3))
 NOW = versions.CONTROL_PLANE.newest
 NEXT = versions.Versions(NOW, NOW + 1)
@@ -89,7 +90,9 @@ def test_row_30_an_unknown_major_version_is_refused_at_the_handshake(
     faulty_cluster: Callable[..., Any],
     join: Callable[..., Any],
     calling: Callable[..., Any],
+    nursery: Nursery,
     monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """Row 30: unknown major version: refused at the handshake."""
     cluster = faulty_cluster(checkpoint(), servers=2, redundancy=2)
@@ -99,15 +102,14 @@ def test_row_30_an_unknown_major_version_is_refused_at_the_handshake(
     with calling(client):
         with monkeypatch.context() as patch:
             patch.setenv("SPOKEN_VERSIONS", f"{UNKNOWN.oldest}-{UNKNOWN.newest}")
-            ended = subprocess.run(
-                [sys.executable, "-m", "faulty_server", *arguments],
-                capture_output=True,
-                text=True,
-                timeout=60,
+            late = ChildProcess(
+                "late-server", arguments, tmp_path, module="faulty_server", nursery=nursery
             )
-        assert ended.returncode != 0
         why = f"in version {UNKNOWN.newest} of the control plane, this monitor speaks version {NOW}"
-        assert why in " ".join(ended.stderr.split())
+        with pytest.raises(EaasError, match=why):
+            wait_ready([late], 60)
+        assert late.reap(60)
+        assert late.process.returncode == 2
         # A client whose slots alone are of another version: it is a member, and gets none.
         with monkeypatch.context() as patch:
             patch.setattr(versions, "SLOTS", UNKNOWN)

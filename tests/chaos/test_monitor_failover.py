@@ -18,6 +18,7 @@ from zookeeper_box import ZooKeeperBox, missing
 
 pytestmark = [
     pytest.mark.chaos,
+    pytest.mark.alone,
     pytest.mark.timeout(300),
     pytest.mark.skipif(missing() is not None, reason=str(missing())),
 ]

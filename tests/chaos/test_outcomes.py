@@ -11,7 +11,7 @@ import pytest
 
 from eaas.types import MemberState
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.chaos, pytest.mark.alone, pytest.mark.timeout(180)]
 SERVING, SUSPECT, DEAD = MemberState.SERVING, MemberState.SUSPECT, MemberState.DEAD
 
 

@@ -4,10 +4,12 @@ A file of 24 bytes, named after the server, in the directory FAULTY_SERVERS: the
 takes for each expert that it visits (infinity: it does not end), batches begun, batches ended.
 
 SPOKEN_VERSIONS in the environment, "1-2": it is of another release, which speaks these versions.
+FAULTY_SERVER_NETWORK: the file of a network namespace that it is to live in.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import struct
 import sys
@@ -22,8 +24,10 @@ import torch
 
 DIRECTORY = "FAULTY_SERVERS"
 SPOKEN = "SPOKEN_VERSIONS"
+NETWORK = "FAULTY_SERVER_NETWORK"
 LAYOUT = struct.Struct("<dqq")
 _LOOK_S = 0.002
+_CLONE_NEWNET = 0x40000000
 
 
 def open_control(path: Path) -> mmap:
@@ -84,7 +88,20 @@ def _speak(spoken: str) -> None:
     versions.CONTROL_PLANE = versions.SLOTS = versions.Versions(oldest, newest)
 
 
+def _enter(namespace: str) -> None:
+    """Of this thread and of those that it starts: it must still be the only one."""
+    fd = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(fd, _CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), f"setns {namespace}")
+    finally:
+        os.close(fd)
+
+
 if __name__ == "__main__":
+    if NETWORK in os.environ:
+        _enter(os.environ[NETWORK])
     if sys.argv[1] == "expert-server":
         _patch(sys.argv[sys.argv.index("--id") + 1])
     if SPOKEN in os.environ:

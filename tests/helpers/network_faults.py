@@ -44,6 +44,11 @@ class Namespace:
             self.remove()
             raise
 
+    @property
+    def path(self) -> str:
+        """Of the file that a process enters it by."""
+        return f"/run/netns/{self.name}"
+
     def _join(self, cable: str, outside: str, outer: str, inner: str) -> None:
         peer = ("peer", "name", cable, "netns", self.name)
         self._ip("link", "add", outside, "type", "veth", *peer)

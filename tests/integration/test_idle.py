@@ -12,7 +12,7 @@ import pytest
 from eaas.cli.client import fetch_status
 from eaas.local import LocalCluster
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.integration, pytest.mark.alone, pytest.mark.timeout(120)]
 
 SETTLE_S = 3.0
 WATCH_S = 10.0

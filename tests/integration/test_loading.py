@@ -199,6 +199,7 @@ class Client:
         return gaps
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="needs CONFIG_SCHED_INFO")
 @pytest.mark.parametrize(
     ("layers", "experts", "hidden"),

@@ -18,7 +18,7 @@ import pytest
 from eaas.local import LocalCluster
 from eaas.local.scaling import Scaler, ScaleWatch
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.alone, pytest.mark.timeout(300)]
 
 # However fast a machine is, a token takes longer than this, and servers at work are busy for more than half
 # of the target. So load calls for one more, and no load for as few as there may be.

@@ -181,14 +181,15 @@ def test_where_every_slot_is_in_use_finish_sends() -> None:
 
 
 def test_the_deadline_counts_from_the_start() -> None:
-    cluster = Cluster.of(1, timeout_s=0.2)
+    cluster = Cluster.of(1, timeout_s=0.6)
     call, _ = cluster.call()
     started = time.monotonic()
     call.start()
-    time.sleep(0.15)
+    time.sleep(0.5)
     with pytest.raises(ExpertsUnavailableError):
         call.finish()
-    assert time.monotonic() - started < 0.2 + 0.1
+    # Had it counted from here: 1.1 s.
+    assert time.monotonic() - started < 1.0
     cluster.prompt()
     assert cluster.in_flight() == 0
 
