@@ -35,8 +35,10 @@ up: setup $(filter models/demo,$(MODEL))
 	  --transport $(TRANSPORT) --host $(HOST) --port $(PORT) \
 	  $(if $(LOG_DIR),--log-dir '$(LOG_DIR)')
 
+# Two files at a time at first; then, one after another, the tests that must have the machine to themselves.
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m 'not alone' -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m alone
 
 lint: setup proto
 	$(BIN)/ruff check .

@@ -16,6 +16,9 @@ from eaas.local.nursery import CLIENT_MODULES, CONTROL_MODULES, SERVER_MODULES, 
 from eaas.local.process import wait_ready
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Two workers with a thread for each core each would wait for one another, spinning.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 # For helpers that tests run as programs of their own.
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, (str(Path(__file__).with_name("helpers")), os.environ.get("PYTHONPATH")))
