@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from eaas.bench.machine import processor_s
 from eaas.cli.client import fetch_status
 from eaas.local import LocalCluster
 
 pytestmark = [pytest.mark.integration, pytest.mark.alone, pytest.mark.timeout(120)]
 
 SETTLE_S = 3.0
-WATCH_S = 10.0
+WATCH_S = 5.0
 WATCHES = 3
 MOST = 0.03  # of one core, all processes together
 
 
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def watch(cluster: LocalCluster) -> dict[str, float]:
     """Name of each process -> cores that it uses."""
-    before_s = {name: cpu_s(child.pid) for name, child in cluster.children.items()}
+    before_s = {name: processor_s(child.pid) for name, child in cluster.children.items()}
     started = time.monotonic()
     time.sleep(WATCH_S)
     took_s = time.monotonic() - started
     return {
-        name: (cpu_s(child.pid) - before_s[name]) / took_s
+        name: (processor_s(child.pid) - before_s[name]) / took_s
         for name, child in cluster.children.items()
     }
 

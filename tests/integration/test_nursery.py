@@ -311,7 +311,8 @@ def test_servers_end_with_a_nursery_that_is_killed(launch: Callable[..., Any]) -
     os.kill(pids["nursery"], signal.SIGKILL)
     out, _ = launcher.communicate(timeout=60)
     ended, said = map(json.loads, out.splitlines())
-    assert ended == ["expert-server-0"]
+    # The others end as well, sooner or later than this look.
+    assert "expert-server-0" in ended
     assert said.startswith("ClusterError: the nursery")
     assert launcher.returncode == 0
     until(lambda: not any(map(lives, pids.values())))

@@ -95,8 +95,10 @@ class Crowd:
         else:
             member.vanish()
         self._dirty.add(member.line)
+        # Not after it: whoever watches may know before this process goes on.
+        at = time.monotonic()
         self._flush()
-        return {"id": member.id, "incarnation": member.incarnation, "at": time.monotonic()}
+        return {"id": member.id, "incarnation": member.incarnation, "at": at}
 
     def revive(self, place: int) -> None:
         """A member that is gone comes back, with a new life."""
