@@ -78,7 +78,7 @@ class Stage:
 
     def shares(self, count: int) -> list[int]:
         """How many of `count` are each process's, at most as many as it has."""
-        shares = []
+        shares: list[int] = []
         for left, size in zip(range(len(self._sizes), 0, -1), self._sizes, strict=True):
             shares.append(min(size, -(-(count - sum(shares)) // left)))
         return shares
