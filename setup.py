@@ -26,10 +26,14 @@ setup(
                 "eaas/minmax/flow.c",
                 *(
                     f"balancer/policies/fractional/{name}.c"
-                    for name in ("_fractional", "layer", "fill", "keep", "improve")
+                    for name in ("_fractional", "layer", "items", "fill", "keep", "refill", "improve")
                 ),
             ],
-            depends=["eaas/minmax/flow.h", "balancer/policies/fractional/layer.h"],
+            depends=[
+                "eaas/minmax/flow.h",
+                "balancer/policies/native/held.h",
+                *(f"balancer/policies/fractional/{name}.h" for name in ("layer", "items")),
+            ],
             extra_compile_args=["-O3", "-std=c11", "-Wall", "-Wextra", "-fvisibility=hidden"],
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
             py_limited_api=True,
@@ -70,11 +74,13 @@ setup(
                     "refine",
                     "spread",
                     "scalpel",
+                    "match",
                     "craft",
                 )
             ],
             depends=[
-                f"balancer/policies/native/{name}.h" for name in ("arrays", "bind", "planning")
+                f"balancer/policies/native/{name}.h"
+                for name in ("arrays", "bind", "held", "planning")
             ],
             # No fused operations: a plan is the same on every machine.
             extra_compile_args=[

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.policies import _planning
-from balancer.policies.compact import Compact, place, replicate, usable_slots
+from balancer.policies.compact import Compact, place, replicate
 from balancer.policies.measure import equal_shares, held_load, peak_to_mean
 from balancer.policies.problem import checked_window
 from balancer.policies.types import Float, Holds, Int, Layout, Problem
@@ -76,17 +76,16 @@ def scalpel(
     # Step 2: layers where that is not enough; all of them where those are many.
     drifted_L = drifted_layers(problem, held_LSE, fresh, drift_tol)
     if drifted_L.mean() > heavy_frac:
-        drifted_L[:] = True
+        return align(problem, fresh, slice(None), matching).layout()
     # Step 3: those anew, with as little transit as can be.
     layers = np.flatnonzero(drifted_L)
-    held_LSE[layers] = align(problem, fresh, layers, matching)
+    held_LSE[layers] = align(problem, fresh, layers, matching).holds()
     return held_LSE, equal_shares(held_LSE)
 
 
 def fresh_placement(problem: Problem, weight_LE: Float) -> Compact:
     """Replicas where weight per replica is highest, then packed, heaviest first."""
-    total_L = usable_slots(problem.slots_LS, problem.experts)
-    count_LE = replicate(weight_LE, total_L, problem.servers)
+    count_LE = replicate(weight_LE, problem.slots_L, problem.servers)
     return place(weight_LE, count_LE, problem.slots_LS, problem.speeds_S)
 
 
@@ -119,23 +118,23 @@ def drifted_layers(
     return drifted_L
 
 
-def align(problem: Problem, fresh: Compact, layers: Int, matching: Matching) -> Holds:
-    """bool (N, S, E): the fresh placement of those layers, its packs where most of them are held.
+def align(
+    problem: Problem, fresh: Compact, layers: Int | slice, matching: Matching = "greedy"
+) -> Compact:
+    """The fresh placement of those layers, its packs where most of them are held.
 
     Packs change places between servers with the same slots and speed only.
     """
-    current_LSE = problem.current_LSE
-    assert current_LSE is not None
+    assert problem.current_LSE is not None
     count_NE, server_NP = fresh.count_LE[layers], fresh.server_LP[layers]
-    server_of_NS = np.empty((len(layers), fresh.servers), dtype=np.int64)
+    server_of_NS = np.empty((len(count_NE), fresh.servers), dtype=np.int64)
     _, alike_S = np.unique(problem.speeds_S, return_inverse=True)
     kind_NS = problem.slots_LS[layers] * fresh.servers + alike_S
     _planning.match(
-        *(count_NE, server_NP, current_LSE[layers], kind_NS),
-        *(len(layers), fresh.servers, problem.experts, server_NP.shape[1]),
+        *(count_NE, server_NP, problem.current_LSE[layers], kind_NS),
+        *(len(count_NE), fresh.servers, problem.experts, server_NP.shape[1]),
         matching == "optimal",
         server_of_NS,
     )
     moved_NP = np.take_along_axis(server_of_NS, np.maximum(server_NP, 0), 1).astype(np.int32)
-    moved = Compact(count_NE, np.where(server_NP < 0, server_NP, moved_NP), fresh.servers)
-    return moved.holds()
+    return Compact(count_NE, np.where(server_NP < 0, server_NP, moved_NP), fresh.servers)

@@ -1,5 +1,7 @@
 #include "layer.h"
 
+#include "../native/held.h"
+
 #include <math.h>
 
 /* Of what a server holds: what can go best. That is a replica of what others hold too, the least loaded one; else what
@@ -27,22 +29,25 @@ most_dispensable(const Layer *layer, int32_t server, const int32_t *count_E, boo
 }
 
 void
-keep(Layer *layer, const uint8_t *holds_SE)
+keep(Layer *layer, const uint8_t *holds_SE, const double *shares_SE)
 {
     Flow *flow = &layer->flow_B[0];
     int32_t *count_E = layer->counts;
-    for (int32_t e = 0; e < layer->experts; e++) {
-        count_E[e] = 0;
-        for (int32_t s = 0; s < layer->servers; s++) {
-            count_E[e] += holds_SE[(size_t)s * (size_t)layer->experts + (size_t)e] != 0;
+    memset(count_E, 0, (size_t)layer->experts * sizeof(*count_E));
+    for (ptrdiff_t s = 0; s < layer->servers; s++) {
+        const uint8_t *holds_E = holds_SE + s * layer->experts;
+        for (ptrdiff_t e = next_held(holds_E, 0, layer->experts); e < layer->experts;
+             e = next_held(holds_E, e + 1, layer->experts)) {
+            if (shares_SE != NULL) {
+                __builtin_prefetch(shares_SE + s * layer->experts + e);
+            }
+            count_E[e]++;
         }
     }
     for (int32_t s = 0; s < layer->servers; s++) {
         const uint8_t *holds_E = holds_SE + (size_t)s * (size_t)layer->experts;
-        for (int32_t e = 0; e < layer->experts; e++) {
-            if (!holds_E[e]) {
-                continue;
-            }
+        for (int32_t e = (int32_t)next_held(holds_E, 0, layer->experts); e < layer->experts;
+             e = (int32_t)next_held(holds_E, e + 1, layer->experts)) {
             int32_t slot = free_slot(flow, s);
             if (slot == NONE) {
                 /* Fewer slots than there were: the newcomer's, or another's, goes. */
@@ -63,7 +68,7 @@ keep(Layer *layer, const uint8_t *holds_SE)
                 take_everywhere(layer, slot);
             }
             put_everywhere(layer, slot, e);
-            flow->flow_N[slot] = 1;
+            flow->flow_N[slot] = shares_SE == NULL ? 1 : shares_SE[(size_t)s * (size_t)layer->experts + (size_t)e];
         }
     }
     cover(layer);

@@ -142,6 +142,7 @@ def lay_out(
         problem.slots_LS,
         problem.speeds_S,
         problem.current_LSE,
+        problem.current_shares_LSE,
         nodes_S,
         most_abroad,
         0.0 if problem.current_LSE is None else price,

@@ -100,7 +100,7 @@ def test_alignment_permutes_packs_and_the_optimal_one_is_optimal(seed: int) -> N
     layers = np.array([0])
     transits = {}
     for matching in ("greedy", "optimal"):
-        aligned_SE = align(problem, fresh, layers, matching)[0]  # type: ignore[arg-type]
+        aligned_SE = align(problem, fresh, layers, matching).holds()[0]  # type: ignore[arg-type]
         assert sorted(map(bytes, aligned_SE)) == sorted(map(bytes, packs_SE))
         transits[matching] = (aligned_SE & ~current.holds_LSE[0]).sum()
     best = min(
