@@ -13,7 +13,7 @@
 #define MOST_SLOTS 100000000
 /* A PAR above 1 by no more than that is not looked at for long. */
 #define LITTLE 0.005
-#define FEW_ROUNDS 8
+#define FEW_ROUNDS 4
 
 typedef struct {
     Py_buffer view;

@@ -498,10 +498,21 @@ judge(const Refill *refill, int64_t *loads)
     return fullest;
 }
 
-/* Whether no split over what is held now has so low a PAR. */
+/* Whether no split over what is held now has so low a PAR. What only one server has is proof enough, mostly. */
 static bool
 is_out_of_reach(const Refill *refill, double par)
 {
+    const Flow *held = refill->flow;
+    for (int32_t s = 0; s < held->servers; s++) {
+        double alone = 0;
+        for (int32_t n = held->first_S[s]; n < held->first_S[s + 1]; n++) {
+            int32_t e = held->expert_N[n];
+            alone += e != NONE && held->next_N[held->head_E[e]] == NONE ? refill->layer->load_E[e] : 0;
+        }
+        if (alone > par * capacity_of(refill, s) * (1 + SLACK)) {
+            return true;
+        }
+    }
     return flow_push(refill->flow, par * refill->mean, SLACK) > 0;
 }
 
