@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.policies.compact import replicate
+from balancer.policies.measure import over_mean
 from balancer.policies.problem import checked_load, make_problem
 from balancer.policies.split import levels
 from balancer.policies.types import Float, Problem
@@ -34,7 +35,9 @@ def par_bound(problem: Problem) -> Float:
     # What the fastest server takes of a balanced layer.
     most_L = load_LE.sum(axis=1) / speeds_S.sum() * speeds_S.max()
     bound_L = np.ones(problem.layers)
-    parts_LE = np.divide(load_LE, most_L[:, None], out=np.ones_like(load_LE), where=most_L[:, None] > 0)
+    parts_LE = np.divide(
+        load_LE, most_L[:, None], out=np.ones_like(load_LE), where=most_L[:, None] > 0
+    )
     tight_L = np.maximum(np.ceil(parts_LE), 1).sum(axis=1) > slots_L
     if tight_L.any():
         load_NE = load_LE[tight_L]
@@ -66,9 +69,7 @@ def split_bound(
         raise ValueError("holds_LSE leaves an expert without a server")
     speeds = np.ones(servers) if speeds_S is None else np.asarray(speeds_S, dtype=np.float64)
     level_L = np.array([levels(load[i : i + 1], holds_LSE[i], speeds)[0] for i in range(layers)])
-    mean_L = load.sum(axis=1) / speeds.sum()
-    par_L: Float = np.divide(level_L, mean_L, out=np.ones(layers), where=mean_L > 0)
-    return par_L
+    return over_mean(level_L, load.sum(axis=1) / speeds.sum())
 
 
 def clairvoyant_bound(

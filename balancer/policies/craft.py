@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from balancer.policies import _planning
 from balancer.policies.compact import place, refine, replicate
-from balancer.policies.problem import checked_window
+from balancer.policies.problem import checked_number, checked_window
 from balancer.policies.types import Float, Int, Layout, Problem
 
 __all__ = [
@@ -27,6 +27,10 @@ __all__ = [
     "interleave",
     "replication_benefit",
 ]
+
+
+# What the compiled loop counts to; it ends long before.
+_MOST_EXCHANGES = 1 << 62
 
 
 def craft(
@@ -56,11 +60,12 @@ def craft(
 
     Time O(K * L * (E + P) * (log S + W / 16) + L * R * S * K) with K = 1 + log2 S replica counts.
     """
-    if replication_factor != "auto" and replication_factor < 0:
-        raise ValueError(f"replication_factor is {replication_factor}, must be at least 0 or auto")
+    if replication_factor != "auto":
+        checked_number("replication_factor", replication_factor, whole=True)
+    if not isinstance(printed, (bool, np.bool_)):
+        raise ValueError(f"printed is {printed!r}, must be true or false")
+    checked_number("refinement", refinement, whole=True)
     servers, experts = problem.servers, problem.experts
-    if refinement < 0:
-        raise ValueError(f"refinement is {refinement}, must be at least 0")
     if window_WLE is None:
         window_WLE = problem.load_LE[None]
     else:
@@ -77,7 +82,7 @@ def craft(
     count_LE = replicate(problem.load_LE, experts + extra_L, servers)
     placed = place(problem.load_LE, count_LE, capacity_LS, problem.speeds_S)
     # Step 6, not in the paper.
-    budget = refinement * servers
+    budget = min(refinement * servers, _MOST_EXCHANGES)
     return refine(placed, problem.load_LE, problem.speeds_S, budget).layout()
 
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from balancer.policies import _planning
 from balancer.policies.compact import Compact, place, replicate
+from balancer.policies.problem import checked_number
 from balancer.policies.types import Float, Int, Layout, Problem
 
 __all__ = ["eplb", "eplb_hierarchical", "physical_experts"]
@@ -61,18 +62,21 @@ def eplb_hierarchical(
             whose servers have enough slots by default.
 
     Raises:
-        ValueError: groups does not divide E, nodes not S, or a node has too few slots.
+        ValueError: A knob is no whole number of at least 1, groups does not divide E, nodes not S, or a node
+            has too few slots.
 
     Time and memory as for `eplb`.
     """
     experts, servers = problem.experts, problem.servers
     if groups is None:
         groups = math.gcd(8, experts)
-    if groups < 1 or experts % groups:
+    checked_number("groups", groups, least=1, whole=True)
+    if experts % groups:
         raise ValueError(f"groups is {groups}, must divide {experts} experts")
     if nodes is None:
         nodes = next(n for n in range(groups, 0, -1) if _fits(problem, groups, n))
-    if nodes < 1 or servers % nodes:
+    checked_number("nodes", nodes, least=1, whole=True)
+    if servers % nodes:
         raise ValueError(f"nodes is {nodes}, must divide {servers} servers")
     if groups % nodes:
         return eplb(problem)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy.typing as npt
 
 from balancer.policies.types import Float, Holds, Int, Plan, Problem
 
-__all__ = ["checked_load", "checked_window", "make_problem"]
+__all__ = ["checked_load", "checked_number", "checked_window", "make_problem"]
 
 # Far above any count, and so low that sums and EPLB's float32 hold it.
 _MOST_LOAD = 1e30
@@ -73,6 +74,31 @@ def checked_window(
             f"{name} has shape {window_WLE.shape}, wanted (W, {shape_LE[0]}, {shape_LE[1]})"
         )
     return window_WLE
+
+
+def checked_number(
+    name: str,
+    value: Any,
+    *,
+    least: float = 0.0,
+    most: float = math.inf,
+    whole: bool = False,
+    above: bool = False,
+) -> None:
+    """Raises ValueError, with the argument's name, for what is no number from least to most.
+
+    Args:
+        whole: It has to be a whole number.
+        above: It has to be above least, and may be infinite; other numbers may not.
+    """
+    kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
+    fits = isinstance(value, kinds) and not isinstance(value, bool)
+    if fits and (least < value <= most if above else least <= value <= most and value < math.inf):
+        return
+    kind = "a whole number" if whole else "a number" if above else "a finite number"
+    wanted = f"above {least:g}" if above else f"of at least {least:g}"
+    upto = "" if most == math.inf else f", at most {most:g}"
+    raise ValueError(f"{name} is {value!r}, must be {kind} {wanted}{upto}")
 
 
 def _checked(name: str, given: npt.ArrayLike, dimensions: int) -> npt.NDArray[np.number]:

@@ -17,11 +17,19 @@ import numpy.typing as npt
 from balancer.policies import _planning
 from balancer.policies.compact import Compact, place, replicate
 from balancer.policies.measure import equal_shares, held_load, peak_to_mean
-from balancer.policies.problem import checked_window
+from balancer.policies.problem import checked_number, checked_window
 from balancer.policies.types import Float, Holds, Int, Layout, Problem
 from balancer.policies.window import planning_weight
 
-__all__ = ["Matching", "align", "drifted_layers", "fresh_placement", "scalpel", "swap_hottest"]
+__all__ = [
+    "Matching",
+    "align",
+    "check_knobs",
+    "drifted_layers",
+    "fresh_placement",
+    "scalpel",
+    "swap_hottest",
+]
 
 Matching = Literal["greedy", "optimal"]
 
@@ -36,6 +44,7 @@ def scalpel(
     drift_tol: float = 0.2,
     heavy_frac: float = 0.5,
     matching: Matching = "greedy",
+    anew: bool = False,
 ) -> Layout:
     """One cycle: without `current` a fresh placement, else the current one maintained.
 
@@ -53,16 +62,14 @@ def scalpel(
         heavy_frac: Where more than that part of the layers has drifted, all are placed anew.
         matching: How fresh packs find their servers: the greatest overlap first ("greedy"), or the
             greatest sum of overlaps ("optimal", the Hungarian method, O(S^3) per layer).
+        anew: Place all layers anew, where most of them is held: ScalpeLB's first cycle.
 
     Raises:
         ValueError: A knob is out of its range; the message names it.
 
     Time O(L * (S * E + P * log(E + S) + S^2)), and O(W * L * E) for the window.
     """
-    if matching not in ("greedy", "optimal"):
-        raise ValueError(f"matching is {matching!r}, must be greedy or optimal")
-    if budget < 0:
-        raise ValueError(f"budget is {budget}, must be at least 0")
+    check_knobs(k, shift_tv, budget, drift_tol, heavy_frac, matching)
     weight_LE = problem.load_LE
     if window_WLE is not None:
         window_WLE = checked_window("window_WLE", window_WLE, (problem.layers, problem.experts))
@@ -71,6 +78,8 @@ def scalpel(
     current_LSE = problem.current_LSE
     if current_LSE is None:
         return fresh.layout()
+    if anew:
+        return align(problem, fresh, slice(None), matching).layout()
     # Step 1: swaps in place.
     held_LSE = swap_hottest(current_LSE, weight_LE, problem.speeds_S, budget)
     # Step 2: layers where that is not enough; all of them where those are many.
@@ -81,6 +90,25 @@ def scalpel(
     layers = np.flatnonzero(drifted_L)
     held_LSE[layers] = align(problem, fresh, layers, matching).holds()
     return held_LSE, equal_shares(held_LSE)
+
+
+def check_knobs(
+    k: float | None,
+    shift_tv: float,
+    budget: int,
+    drift_tol: float,
+    heavy_frac: float,
+    matching: Matching,
+) -> None:
+    """Raises ValueError, with its name, for a knob that is out of its range."""
+    if k is not None:
+        checked_number("k", k)
+    checked_number("shift_tv", shift_tv)
+    checked_number("budget", budget, whole=True, most=1 << 62)
+    checked_number("drift_tol", drift_tol)
+    checked_number("heavy_frac", heavy_frac, most=1)
+    if matching not in ("greedy", "optimal"):
+        raise ValueError(f"matching is {matching!r}, must be greedy or optimal")
 
 
 def fresh_placement(problem: Problem, weight_LE: Float) -> Compact:

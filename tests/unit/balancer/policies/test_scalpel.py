@@ -113,7 +113,7 @@ def test_alignment_permutes_packs_and_the_optimal_one_is_optimal(seed: int) -> N
 def test_packs_go_to_servers_of_their_size_only() -> None:
     slots = [6, 2, 2, 6]
     current = plan("eplb", skewed(2, 10, 0), 4, slots)
-    aligned = plan("scalpel", skewed(2, 10, 1), 4, slots, current=current, drift_tol=-1.0)
+    aligned = plan("scalpel", skewed(2, 10, 1), 4, slots, current=current, anew=True)
     assert (aligned.holds_LSE.sum(axis=2) == slots).all()
 
 
