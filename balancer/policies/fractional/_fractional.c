@@ -1,9 +1,5 @@
 /* The planning of all layers: checked arrays in, `layer.h` for each layer, arrays out. */
-#ifndef Py_LIMITED_API
-#define Py_LIMITED_API 0x030B0000
-#endif
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "../../../eaas/minmax/arrays.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -14,27 +10,6 @@
 /* A PAR above 1 by no more than that is not looked at for long. */
 #define LITTLE 0.005
 #define FEW_ROUNDS 4
-
-typedef struct {
-    Py_buffer view;
-    bool open;
-} Array;
-
-static bool
-open_array(Array *array, PyObject *object, const char *name, Py_ssize_t count, Py_ssize_t size, bool writable)
-{
-    int flags = PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0);
-    if (PyObject_GetBuffer(object, &array->view, flags) < 0) {
-        return false;
-    }
-    array->open = true;
-    if (array->view.itemsize != size || array->view.len / size < count) {
-        PyErr_Format(PyExc_ValueError, "%s: %zd bytes in items of %zd, wanted %zd items of %zd", name,
-                     array->view.len, array->view.itemsize, count, size);
-        return false;
-    }
-    return true;
-}
 
 typedef struct {
     Py_ssize_t scenarios, layers, servers, experts;
@@ -285,11 +260,7 @@ fractional_plan(PyObject *self, PyObject *args)
         Py_END_ALLOW_THREADS;
         answer = fits ? Py_NewRef(Py_None) : PyErr_NoMemory();
     }
-    for (int i = 0; i < ARRAYS; i++) {
-        if (arrays[i].open) {
-            PyBuffer_Release(&arrays[i].view);
-        }
-    }
+    close_arrays(arrays, ARRAYS);
     return answer;
 }
 

@@ -3,6 +3,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "../native/replicate.h"
+
 /* ---- servers ------------------------------------------------------------------------------------------------ */
 
 static int32_t
@@ -97,42 +99,22 @@ least_full(const Layer *layer, int32_t expert, double load, int64_t abroad, cons
     return best;
 }
 
-/* One more replica to whom it helps the most (Adams' apportionment), until `extra` are given away. */
 static void
-apportion(const double *load_E, int32_t experts, int32_t servers, int32_t extra, int32_t *count_E)
-{
-    for (int32_t e = 0; e < experts; e++) {
-        count_E[e] = 1;
-    }
-    for (; extra > 0; extra--) {
-        int32_t best = NONE;
-        for (int32_t e = 0; e < experts; e++) {
-            if (count_E[e] < servers &&
-                (best == NONE || load_E[e] * count_E[best] > load_E[best] * count_E[e])) {
-                best = e;
-            }
-        }
-        if (best == NONE) {
-            break;
-        }
-        count_E[best]++;
-    }
-}
-
-static void
-pack(Layer *layer, Items *items, int32_t *count_E, double *filled_S)
+pack(Layer *layer, Items *items, Items *room, double *filled_S)
 {
     Flow *flow = &layer->flow_B[0];
-    apportion(layer->load_E, layer->experts, layer->servers, flow->slots - layer->experts, count_E);
+    int64_t *count_E = (int64_t *)room->rest;
+    replicate(layer->load_E, layer->experts, flow->slots - layer->experts, layer->servers, false, count_E, NULL,
+              (Entry *)room->sums);
     items->count = 0;
     for (int32_t e = 0; e < layer->experts; e++) {
-        insert_item(items, layer->load_E[e] / count_E[e], e);
+        insert_item(items, layer->load_E[e] / (double)count_E[e], e);
     }
     memset(filled_S, 0, (size_t)layer->servers * sizeof(double));
     int64_t abroad = 0;
     for (int32_t i = items->count - 1; i >= 0; i--) {
         int32_t e = items->expert[i];
-        for (int32_t r = 0; r < count_E[e]; r++) {
+        for (int64_t r = 0; r < count_E[e]; r++) {
             int32_t server = least_full(layer, e, items->rest[i], abroad, filled_S);
             if (server == NONE) {
                 break;
@@ -289,7 +271,7 @@ fill(Layer *layer)
     int32_t *open_S = counts, *count_E = counts + layer->servers;
     double *filled_S = doubles;
     if (whole < layer->experts) {
-        pack(layer, &items, count_E, filled_S);
+        pack(layer, &items, &own, filled_S);
     } else {
         sort_experts(&items, layer->load_E, NULL, layer->experts, whole - layer->experts);
         if (layer->node_S != NULL) {

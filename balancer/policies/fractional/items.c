@@ -1,7 +1,8 @@
 #include "items.h"
 
-#include <stdlib.h>
 #include <string.h>
+
+#include "../native/heap.h"
 
 /* Where it is free to choose, a server gets this part of its capacity as whole experts and the rest as a piece of the
  * hottest expert that is left. The pieces are what a split can shift later. */
@@ -37,35 +38,23 @@ add_up(Items *items)
     return sum;
 }
 
-typedef struct {
-    double load;
-    int64_t expert;
-} Entry;
-
-static int
-compare_loads(const void *left, const void *right)
-{
-    const Entry *a = left, *b = right;
-    int by_load = (a->load > b->load) - (a->load < b->load);
-    return by_load != 0 ? by_load : (a->expert > b->expert) - (a->expert < b->expert);
-}
-
 void
 sort_experts(Items *items, const double *load_E, const int32_t *listed, int32_t experts, int32_t empty)
 {
-    Entry *entry_E = (Entry *)items->sums; /* Twice as many doubles, and more. */
+    /* There is room for twice as many doubles, and more. */
+    Entry *entry_E = (Entry *)items->sums, *sorting_E = (Entry *)items->rest;
     for (int32_t i = 0; i < experts; i++) {
         int32_t e = listed == NULL ? i : listed[i];
         entry_E[i] = (Entry){load_E[e], e};
     }
-    qsort(entry_E, (size_t)experts, sizeof(Entry), compare_loads);
+    sort_entries(entry_E, sorting_E, experts);
     for (int32_t i = 0; i < empty; i++) {
         items->rest[i] = 0;
         items->expert[i] = NONE;
     }
     for (int32_t e = 0; e < experts; e++) {
-        items->rest[empty + e] = entry_E[e].load;
-        items->expert[empty + e] = (int32_t)entry_E[e].expert;
+        items->rest[empty + e] = entry_E[e].key;
+        items->expert[empty + e] = entry_E[e].item;
     }
     items->count = empty + experts;
 }

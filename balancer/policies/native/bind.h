@@ -2,7 +2,7 @@
 #ifndef EAAS_POLICIES_BIND_H
 #define EAAS_POLICIES_BIND_H
 
-#include "arrays.h"
+#include "../../../eaas/minmax/arrays.h"
 
 #include <stdlib.h>
 #include <string.h>

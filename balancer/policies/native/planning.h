@@ -10,23 +10,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The smallest key first, of equal ones the smallest item. */
-typedef struct {
-    double key;
-    int32_t item;
-} Entry;
-
-static inline bool
-before(Entry a, Entry b)
-{
-    /* Without branches: sorting cannot guess them. */
-    return (a.key < b.key) | ((a.key == b.key) & (a.item < b.item));
-}
-
-void sift_down(Entry *heap, ptrdiff_t size, ptrdiff_t at);
-Entry pop(Entry *heap, ptrdiff_t *size);
-/* Stable; `room` is as long as `entries`. */
-void sort_entries(Entry *entries, Entry *room, ptrdiff_t size);
+#include "heap.h"
+#include "replicate.h"
 
 typedef struct {
     ptrdiff_t experts;
@@ -34,10 +19,6 @@ typedef struct {
     const double *load;  /* by expert */
     const double *speed; /* by server */
 } Layer;
-
-/* replicate.c */
-void replicate(const double *load, ptrdiff_t experts, ptrdiff_t extra, int64_t cap, bool single, int64_t *count,
-               int64_t *picks, Entry *heap);
 
 /* pack.c */
 typedef struct {
