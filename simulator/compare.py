@@ -77,8 +77,9 @@ def compare(
     """
     for policy in policies:
         parse_name(policy)
-    for count in servers if slots is not None else ():
-        check_slots(slots, count, trace.experts)
+    if slots is not None:
+        for count in servers:
+            check_slots(slots, count, trace.experts)
     for interval in intervals:
         if interval >= trace.iterations:
             raise ConfigError(

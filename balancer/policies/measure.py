@@ -58,4 +58,5 @@ def over_mean(
     peak_N: npt.NDArray[np.floating], mean_N: npt.NDArray[np.floating]
 ) -> npt.NDArray[Any]:
     """PAR: peak / mean in their type; 1.0 without load."""
-    return np.divide(peak_N, mean_N, out=np.ones_like(mean_N), where=mean_N > 0)
+    par_N: npt.NDArray[Any] = np.divide(peak_N, mean_N, out=np.ones_like(mean_N), where=mean_N > 0)
+    return par_N

@@ -177,16 +177,17 @@ def replayed(counts_ILE: npt.NDArray[np.generic], found: Plan) -> float:
     return float((load_LIS.mean(axis=2) / load_LIS.max(axis=2)).mean())
 
 
-# Of the load that is planned for, of its batches, of the batches that come next. What is missing in batches
-# is their noise: a replica of any expert halves that expert's, needed or not, and EPLB has seven times as many.
+# Of the load that is planned for, of its batches, and of the batches that come next. What is missing in
+# batches is their noise: replicas halve it whether or not the load needs them, and EPLB has seven times as
+# many.
 @pytest.mark.parametrize(
-    ("regime", "planned", "seen", "unseen"),
-    [("skewed", 1.0, 0.8, 0.78), ("flips", 0.97, 0.72, None)],
+    ("regime", "seen", "unseen"),
+    [("skewed", 0.80, 0.79), ("flips", 0.83, 0.82)],
 )
 def test_most_of_the_gain_for_a_seventh_of_the_replicas(
-    regime: str, planned: float, seen: float, unseen: float | None
+    regime: str, seen: float, unseen: float
 ) -> None:
-    # A window and what follows, flips beside: the regime's first state.
+    # The regime's first state: a flip between the windows is nobody's to foresee.
     counts_ILE = generate_trace(replace(REGIMES[regime], change="none"), iterations=128).counts_ILE
     window_WLE, next_WLE = np.split(counts_ILE, 2)
     load_LE = window_WLE.sum(axis=0)
@@ -204,9 +205,9 @@ def test_most_of_the_gain_for_a_seventh_of_the_replicas(
         base = measure(alone)
         return (measure(craft) - base) / (measure(eplb) - base)
 
-    assert kept(lambda found: float((1 / found.par_L).mean())) > planned
+    assert kept(lambda found: float((1 / found.par_L).mean())) > 0.97
     assert kept(lambda found: replayed(window_WLE, found)) > seen
-    assert kept(lambda found: replayed(next_WLE, found)) > (unseen or seen)
+    assert kept(lambda found: replayed(next_WLE, found)) > unseen
     # Memory is level: over all layers servers differ by one replica.
     assert np.ptp(craft.holds_LSE.sum(axis=(0, 2))) <= 1
 
