@@ -46,6 +46,7 @@ typedef struct {
     uint64_t *heap;    /* by server */
     uint64_t *queue;   /* by server */
     uint8_t *held;     /* servers x experts */
+    bool alike;        /* all servers are equally fast */
 } PlaceRoom;
 
 void sort_by_load(const Layer *layer, PlaceRoom *room);
