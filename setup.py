@@ -15,7 +15,7 @@ setup(
         Extension(
             "eaas.minmax._minmax",
             sources=["eaas/minmax/_minmax.c", "eaas/minmax/flow.c"],
-            depends=["eaas/minmax/flow.h"],
+            depends=["eaas/minmax/arrays.h", "eaas/minmax/flow.h"],
             extra_compile_args=["-O3", "-std=c11", "-Wall", "-Wextra"],
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
             py_limited_api=True,
@@ -24,12 +24,23 @@ setup(
             "balancer.policies.fractional._fractional",
             sources=[
                 "eaas/minmax/flow.c",
+                *(f"balancer/policies/native/{name}.c" for name in ("heap", "replicate")),
                 *(
                     f"balancer/policies/fractional/{name}.c"
-                    for name in ("_fractional", "layer", "fill", "keep", "improve")
+                    for name in (
+                        *("_fractional", "layer", "items", "fill"),
+                        *("keep", "chains", "deal", "refill", "improve"),
+                    )
                 ),
             ],
-            depends=["eaas/minmax/flow.h", "balancer/policies/fractional/layer.h"],
+            depends=[
+                *(f"eaas/minmax/{name}.h" for name in ("arrays", "flow")),
+                *(f"balancer/policies/native/{name}.h" for name in ("heap", "held", "replicate")),
+                *(
+                    f"balancer/policies/fractional/{name}.h"
+                    for name in ("layer", "items", "refill")
+                ),
+            ],
             extra_compile_args=["-O3", "-std=c11", "-Wall", "-Wextra", "-fvisibility=hidden"],
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
             py_limited_api=True,
@@ -70,11 +81,16 @@ setup(
                     "refine",
                     "spread",
                     "scalpel",
+                    "match",
                     "craft",
                 )
             ],
             depends=[
-                f"balancer/policies/native/{name}.h" for name in ("arrays", "bind", "planning")
+                "eaas/minmax/arrays.h",
+                *(
+                    f"balancer/policies/native/{name}.h"
+                    for name in ("bind", "heap", "held", "planning", "replicate")
+                ),
             ],
             # No fused operations: a plan is the same on every machine.
             extra_compile_args=[

@@ -26,7 +26,7 @@ def main() -> Comparison:
     comparison = compare(trace, POLICIES, servers=[SERVERS], intervals=[200])
     for run in comparison.replays:
         print(
-            f"{run.policy:>18}: PAR {run.par_mean:.3f}, {run.loaded:4} replicas loaded, "
+            f"{run.policy:>18}: PAR {run.par_mean:.3f}, {run.transit:4} replicas loaded, "
             f"score {comparison.score(run):.1f}"
         )
     return comparison

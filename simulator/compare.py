@@ -9,8 +9,9 @@ from typing import Any
 from eaas.errors import ConfigError
 from eaas.trace import Trace
 from simulator.planners import STATIC, parse_name
-from simulator.replay import Replay, replay
+from simulator.replay import Replay, check_slots, replay
 from simulator.score import BASELINE_INTERVAL, BASELINE_POLICY, score
+from simulator.timeline import PLANNING_S
 
 __all__ = ["Comparison", "compare"]
 
@@ -57,6 +58,7 @@ def compare(
     servers: Sequence[int],
     intervals: Sequence[int],
     slots: int | None = None,
+    planning_s: float | None = PLANNING_S,
     progress: Callable[[str, float], None] = lambda _what, _part: None,
 ) -> Comparison:
     """Replay each policy with each number of servers at each interval.
@@ -67,6 +69,7 @@ def compare(
         servers: Numbers of servers.
         intervals: Iterations between plans.
         slots: Replicas per layer; by default E + S.
+        planning_s: What a plan is taken to last; None: what it takes here. See `replay`.
         progress: Called with the name of the current replay, and the part of all that is done.
 
     Raises:
@@ -74,8 +77,9 @@ def compare(
     """
     for policy in policies:
         parse_name(policy)
-    if slots is not None and slots < trace.experts:
-        raise ConfigError(f"slots {slots}: give at least {trace.experts}, one for each expert")
+    if slots is not None:
+        for count in servers:
+            check_slots(slots, count, trace.experts)
     for interval in intervals:
         if interval >= trace.iterations:
             raise ConfigError(
@@ -97,7 +101,13 @@ def compare(
             progress(what, (at + part) / len(wanted))
 
         done[count, policy, interval] = replay(
-            trace, policy, servers=count, interval=interval, slots=slots, progress=tell
+            trace,
+            policy,
+            servers=count,
+            interval=interval,
+            slots=slots,
+            planning_s=planning_s,
+            progress=tell,
         )
     return Comparison(
         tuple(done[job] for job in jobs), {job[0]: done[job] for job in baseline_jobs}

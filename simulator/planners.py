@@ -54,11 +54,9 @@ class Planner(Protocol):
 
 
 # Policies with a memory, in place of their plain functions.
-_WITH_MEMORY: dict[str, Callable[[int, int, Holds], Callable[[Any], Plan]]] = {
-    "scalpel": lambda servers, slots, _current: ScalpelBalancer(servers, slots).step,
-    "fractional": lambda servers, slots, current: (
-        FractionalBalancer(servers, slots, current=current).step
-    ),
+_WITH_MEMORY: dict[str, type[ScalpelBalancer] | type[FractionalBalancer]] = {
+    "scalpel": ScalpelBalancer,
+    "fractional": FractionalBalancer,
 }
 
 
@@ -77,7 +75,7 @@ class _PolicyPlanner:
             # The memory is the policy's own from the first plan on.
             if self._step is None:
                 made = _WITH_MEMORY[self._policy]
-                self._step = made(self._servers, self._slots, current_LSE)
+                self._step = made(self._servers, self._slots, current=current_LSE).step
             return partial(self._step, counts_WLE)
         knobs = {"window_WLE": counts_WLE} if self._wants_window else {}
         return lambda: balancer.policies.plan(

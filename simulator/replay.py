@@ -2,10 +2,9 @@
 
     PAR       peak-to-average ratio of the servers' loads of one layer in one iteration: highest over mean;
               1.0 without load. A server's load is the sum over its experts of count * share.
-    loaded    replicas that a server holds after a layer's redeployment and did not hold before: what an
-              expert server here would load
-    transit   what the competition counts: slots whose expert changes (see `slots`). At least `loaded`, and
-              equal to it but for EPLB, which lists a server's experts in another order each time.
+    transit   replicas that a server holds after a layer's redeployment and did not hold before: what expert
+              servers have to load, whatever the policy (the competition's: slots whose expert changes, see
+              `slots`)
     interval  see `timeline`
 
 Counts are taken as they are (the competition's simulator takes 1 for 0).
@@ -13,6 +12,7 @@ Counts are taken as they are (the competition's simulator takes 1 for 0).
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,18 +20,19 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from balancer.policies import Plan
+from balancer.policies.measure import over_mean
+from balancer.policies.prices import EXPERT_BYTES
 from eaas.errors import ConfigError
 from eaas.trace import Trace
 from simulator.planners import Planner, first_layout, make_planner, parse_name
-from simulator.score import EXPERT_BYTES, modelled_time
-from simulator.slots import FROM_SCRATCH, changed_slots, first_table, packed_table
+from simulator.score import modelled_time
 from simulator.splitting import split_par
-from simulator.timeline import Timeline
+from simulator.timeline import PLANNING_S, Timeline
 
-__all__ = ["Replay", "replay"]
+__all__ = ["Replay", "check_slots", "replay"]
 
-Shares = npt.NDArray[np.float64]
+Holds = npt.NDArray[np.bool_]
+Float = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,10 +45,9 @@ class Replay:
         slots: Replicas per layer.
         interval: Iterations between plans.
         par_IL: float32 (I, L): PAR of each iteration and layer.
-        transit: Slots that changed, over all layers and plans.
-        loaded: Replicas that had to be loaded, over all layers and plans.
+        transit: Replicas that had to be loaded, over all layers and plans.
         plans: How often was planned.
-        plan_s: Seconds that planning took, on the average; 0.0 where nothing was planned.
+        plan_s: Seconds that planning took here, on the average; 0.0 where nothing was planned.
     """
 
     policy: str
@@ -56,7 +56,6 @@ class Replay:
     interval: int
     par_IL: npt.NDArray[np.float32] = field(repr=False)
     transit: int
-    loaded: int
     plans: int
     plan_s: float
 
@@ -73,7 +72,7 @@ class Replay:
     @property
     def bytes_moved(self) -> int:
         """Replicas loaded, in bytes of the competition's expert."""
-        return self.loaded * EXPERT_BYTES
+        return self.transit * EXPERT_BYTES
 
     @property
     def time_s(self) -> float:
@@ -88,7 +87,9 @@ def replay(
     servers: int,
     interval: int,
     slots: int | None = None,
+    planning_s: float | None = PLANNING_S,
     progress: Callable[[float], None] = lambda _part: None,
+    redeployed: Callable[[int, Holds, Float], None] = lambda _layer, _holds_SE, _load_E: None,
     clock: Callable[[], float] = time.thread_time,
     planner: Planner | None = None,
 ) -> Replay:
@@ -100,14 +101,17 @@ def replay(
         servers: S.
         interval: Iterations between plans.
         slots: Replicas per layer; by default one expert more for each server: E + S.
+        planning_s: What each plan is taken to last (see `timeline`), so that the replay is the same on every
+            machine; None: what it took, which is `plan_s` in any case.
         progress: Called with the part that is done, 0 to 1.
+        redeployed: Called for each layer that gets a plan: layer, its new holds, the load planned for.
         clock: Seconds that planning takes; by default of this thread's processor time, which a busy machine
             does not lengthen.
         planner: Asked in place of the policy of that name.
 
     Raises:
-        ConfigError: Unknown policy, servers or interval below 1, the slots do not cover the experts, or the
-            policy refuses them.
+        ConfigError: Unknown policy, servers or interval below 1, planning_s below 0, slots that do not
+            cover the experts or are more than servers could hold, or the policy refuses them.
 
     Time O(I * L * S * E) multiplications in float32 (a matrix product for each layer and plan), beside the
     policy's own; memory O(I * L) beside the trace.
@@ -116,16 +120,17 @@ def replay(
     for name, value, least in (
         ("servers", servers, 1),
         ("interval", interval, 1),
-        ("slots", slots, trace.experts),
     ):
         if value < least:
             raise ConfigError(f"{name} {value}: give at least {least}")
+    check_slots(slots, servers, trace.experts)
+    if planning_s is not None and not 0 <= planning_s < math.inf:
+        raise ConfigError(f"planning {planning_s}: give seconds, at least 0")
     base, batch_split = policy, False
     if planner is None:
         base, batch_split = parse_name(policy)
         planner = make_planner(base, servers, slots)
     holds_LSE, shares_LSE = first_layout(trace.layers, servers, trace.experts)
-    tables = _Tables(holds_LSE, slots) if base in FROM_SCRATCH else None
     par_IL = np.ones((trace.iterations, trace.layers), np.float32)
     since_L = [0] * trace.layers
 
@@ -137,7 +142,7 @@ def replay(
         since_L[layer] = until
 
     timeline = Timeline(interval, trace.iterations)
-    transit, loaded, plan_s = 0, 0, []
+    transit, plan_s = 0, []
     while planner is not None and (done := timeline.next_plan) is not None:
         counts_WLE = trace.counts_ILE[done - interval : done]
         load_LE = counts_WLE.sum(axis=0, dtype=np.float64)
@@ -149,15 +154,18 @@ def replay(
             raise ConfigError(f"policy {policy} cannot plan this: {error}") from error
         plan_s.append(clock() - began)
         changed_L = (plan.holds_LSE != holds_LSE).any(axis=(1, 2))
-        ready, deployed = timeline.deploy(done, plan_s[-1], np.flatnonzero(changed_L).tolist())
+        ready, deployed = timeline.deploy(
+            done,
+            plan_s[-1] if planning_s is None else planning_s,
+            np.flatnonzero(changed_L).tolist(),
+        )
         for layer in range(trace.layers):
             at = deployed.get(layer) if changed_L[layer] else ready
             if at is None or at > trace.iterations:
                 continue
             serve(layer, at)
-            new = int(np.count_nonzero(plan.holds_LSE[layer] > holds_LSE[layer]))
-            loaded += new
-            transit += tables.change(layer, plan, load_LE) if tables else new
+            transit += int(np.count_nonzero(plan.holds_LSE[layer] > holds_LSE[layer]))
+            redeployed(layer, plan.holds_LSE[layer], load_LE[layer])
             holds_LSE[layer], shares_LSE[layer] = plan.holds_LSE[layer], plan.shares_LSE[layer]
         progress(done / trace.iterations)
     for layer in range(trace.layers):
@@ -170,32 +178,20 @@ def replay(
         interval=interval,
         par_IL=par_IL,
         transit=transit,
-        loaded=loaded,
         plans=len(plan_s),
         plan_s=float(np.mean(plan_s)) if plan_s else 0.0,
     )
 
 
-class _Tables:
-    """The slot tables of a policy that plans from scratch."""
-
-    def __init__(self, holds_LSE: npt.NDArray[np.bool_], slots: int) -> None:
-        servers = holds_LSE.shape[1]
-        slots_S = slots // servers + (np.arange(servers) < slots % servers)
-        self._tables = [first_table(holds_SE, slots_S) for holds_SE in holds_LSE]
-
-    def change(self, layer: int, plan: Plan, load_LE: npt.NDArray[np.float64]) -> int:
-        """Redeploy a layer; returns the transit. A layer that stays as it is has none."""
-        old_SR = self._tables[layer]
-        new_SR = packed_table(plan.holds_LSE[layer], load_LE[layer], old_SR.shape[1])
-        self._tables[layer] = new_SR
-        return changed_slots(old_SR, new_SR)
+def check_slots(slots: int, servers: int, experts: int) -> None:
+    """Raises ConfigError where that many replicas per layer are too few, or more than can be held."""
+    if slots < experts:
+        raise ConfigError(f"slots {slots}: give at least {experts}, one for each expert")
+    if slots > experts * servers:
+        raise ConfigError(f"slots {slots}: give at most {experts * servers}, all on each server")
 
 
-def _par(counts_IE: npt.NDArray[np.generic], shares_SE: Shares) -> npt.NDArray[np.float32]:
+def _par(counts_IE: npt.NDArray[np.generic], shares_SE: Float) -> npt.NDArray[np.float32]:
     """float32 (I): PAR of each iteration under fixed shares."""
     load_IS = counts_IE.astype(np.float32) @ shares_SE.astype(np.float32).T
-    mean_I = load_IS.mean(axis=1)
-    par_I = np.ones(len(mean_I), np.float32)
-    np.divide(load_IS.max(axis=1), mean_I, out=par_I, where=mean_I > 0)
-    return par_I
+    return over_mean(load_IS.max(axis=1), load_IS.mean(axis=1))

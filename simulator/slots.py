@@ -1,12 +1,9 @@
-"""Slot tables, for counting transit as the dynamic-balancing competition does.
+"""Slot tables: transit as the published figures of EPLB have it.
 
-A slot table says which expert lies in each slot of each server; transit is the number of slots whose
-expert changes. Policies here say what a server holds, not where. So:
-
-- A policy that plans from scratch (EPLB) lists a server's experts anew each time, in the order in which it
-  packs them: heaviest replica first. Its transit is counted in these tables.
-- For any other policy what stays keeps its slot, and transit is the number of replicas that a server has
-  to load. (ScalpeLB's alignment gives just such tables.)
+A slot table says which expert lies in each slot of each server. DeepSeek's EPLB lists a server's experts anew
+with each plan, heaviest replica first, and its published transit counts the slots whose expert changes: an
+expert that only changes its place is counted. Replays count what servers load, for all policies alike; these
+tables serve the comparison with the published figures.
 """
 
 from __future__ import annotations
@@ -14,13 +11,33 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["FROM_SCRATCH", "changed_slots", "first_table", "packed_table"]
+__all__ = ["SlotTables", "changed_slots", "first_table", "packed_table"]
 
 Table = npt.NDArray[np.int64]
 Holds = npt.NDArray[np.bool_]
 
-FROM_SCRATCH = ("eplb", "eplb-hierarchical")
 _EMPTY = -1
+
+
+class SlotTables:
+    """The tables of all layers through a replay; `redeploy` is told of each redeployment.
+
+    Args:
+        holds_LSE: What is held at first.
+        slots: Replicas per layer.
+    """
+
+    def __init__(self, holds_LSE: Holds, slots: int) -> None:
+        servers = holds_LSE.shape[1]
+        slots_S = slots // servers + (np.arange(servers) < slots % servers)
+        self._tables = [first_table(holds_SE, slots_S) for holds_SE in holds_LSE]
+        self.changed = 0
+
+    def redeploy(self, layer: int, holds_SE: Holds, load_E: npt.NDArray[np.float64]) -> None:
+        """A layer gets what was planned for these loads."""
+        old_SR = self._tables[layer]
+        self._tables[layer] = packed_table(holds_SE, load_E, old_SR.shape[1])
+        self.changed += changed_slots(old_SR, self._tables[layer])
 
 
 def first_table(holds_SE: Holds, slots_S: npt.NDArray[np.int64]) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from balancer.policies.measure import over_mean
 from balancer.policies.split import levels
 
 __all__ = ["split_par"]
@@ -19,6 +20,4 @@ def split_par(
     """
     load_IE = counts_IE.astype(np.float64)
     mean_I = load_IE.sum(axis=1) / len(shares_SE)
-    par_I = np.ones(len(load_IE))
-    np.divide(levels(load_IE, shares_SE), mean_I, out=par_I, where=mean_I > 0)
-    return par_I.astype(np.float32)
+    return over_mean(levels(load_IE, shares_SE), mean_I).astype(np.float32)

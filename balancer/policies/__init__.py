@@ -2,6 +2,9 @@
 
 plan("fractional", load_LE, servers=64, slots=320) -> Plan
 names()                                            -> what may stand in place of "fractional"
+
+FractionalBalancer and ScalpelBalancer remember, from one step(hotness_WLE) to the next. rebalance_experts and
+rebalance have the arguments and the shapes of DeepSeek's EPLB and of ScalpeLB.
 """
 
 from __future__ import annotations
@@ -15,22 +18,17 @@ from balancer.policies.fractional import FractionalBalancer
 from balancer.policies.problem import make_problem
 from balancer.policies.registry import DEFAULT_POLICY, checked_knobs, find, names
 from balancer.policies.scalpel_balancer import ScalpelBalancer, rebalance
-from balancer.policies.spread import spread
-from balancer.policies.types import Move, Plan, Problem, make_plan
+from balancer.policies.types import Plan, make_plan
 
 __all__ = [
     "DEFAULT_POLICY",
     "FractionalBalancer",
-    "Move",
     "Plan",
-    "Problem",
     "ScalpelBalancer",
-    "make_plan",
     "names",
     "plan",
     "rebalance",
     "rebalance_experts",
-    "spread",
 ]
 
 
@@ -51,7 +49,8 @@ def plan(
         load_LE: (L, E) numbers, finite and at least 0; any unit.
         servers: S.
         slots: Replicas per layer, dealt to the servers as evenly as can be (the first ones get one
-            more); or (S,) or (L, S): how many experts of a layer each server may hold.
+            more); or (S,) or (L, S): how many experts of a layer each server may hold. More than E of a
+            server are of no use.
         current: What is held now: a plan, or bool (L, S, E).
         speeds_S: (S,) finite and above 0; all equal by default.
         knobs: The policy's own, by name; see its function.

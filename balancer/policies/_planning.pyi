@@ -30,7 +30,6 @@ def replicate(
 
 def pack(
     value: _Float64,
-    order: _Int64,
     layers: int,
     replicas: int,
     servers: int,
@@ -39,7 +38,7 @@ def pack(
     place: _Int64,
     /,
 ) -> None:
-    """Each replica (value, L x P), in that order, to the server (L, P) that has the least and room, all
+    """Each replica (value, L x P), heaviest first, to the server (L, P) that has the least and room, all
     P / S; `place` (L, P) counts those of a server. `single`: sums in float32."""
 
 def separate(
@@ -98,9 +97,10 @@ def scatter(
     """A compact placement into zeroed (L, S, E) arrays, an expert's replicas with equal shares; without
     shares, holds alone."""
 
-def scatter_physical(
+def scatter_replicas(
     count: _Int64,
     expert: _Int64,
+    server: _Int64,
     layers: int,
     experts: int,
     servers: int,
@@ -109,8 +109,11 @@ def scatter_physical(
     shares: _Float64,
     /,
 ) -> None:
-    """The same of physical experts (L, P), server after server; two of one expert on a server have the
-    sum of their shares."""
+    """The same of replicas in any order, their experts and servers (L, P); two of one expert on a server
+    have the sum of their shares."""
+
+def count_new(holds: _Bool, current: _Bool, size: int, /) -> int:
+    """Replicas that are held and were not."""
 
 def server_load(
     load: _Float64,

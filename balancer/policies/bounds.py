@@ -13,7 +13,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from balancer.policies.compact import replicate, usable_slots
+from balancer.policies.compact import replicate
+from balancer.policies.measure import over_mean
 from balancer.policies.problem import checked_load, make_problem
 from balancer.policies.split import levels
 from balancer.policies.types import Float, Problem
@@ -26,14 +27,22 @@ def par_bound(problem: Problem) -> Float:
 
     max(1, M / mean), M the least with sum over experts of max(1, ceil(load / (M * highest speed))) <=
     slots, and no expert on more than all servers. Giving each further replica to the expert with the
-    highest load per replica finds that M (Adams' apportionment). Time O(L * (E + extra slots) * log E).
+    highest load per replica finds that M (Adams' apportionment). Time O(L * E) where the mean itself is
+    such an M, as it is wherever there are E + S slots or more, else O(L * (E + extra slots) * log E).
     """
     load_LE, speeds_S = problem.load_LE, problem.speeds_S
-    slots_L = usable_slots(problem.slots_LS, problem.experts)
-    each_LE = load_LE / replicate(load_LE, slots_L, problem.servers)
-    mean_L = load_LE.sum(axis=1) / speeds_S.sum()
+    slots_L = problem.slots_L
+    # What the fastest server takes of a balanced layer.
+    most_L = load_LE.sum(axis=1) / speeds_S.sum() * speeds_S.max()
     bound_L = np.ones(problem.layers)
-    np.divide(each_LE.max(axis=1), speeds_S.max() * mean_L, out=bound_L, where=mean_L > 0)
+    parts_LE = np.divide(
+        load_LE, most_L[:, None], out=np.ones_like(load_LE), where=most_L[:, None] > 0
+    )
+    tight_L = np.maximum(np.ceil(parts_LE), 1).sum(axis=1) > slots_L
+    if tight_L.any():
+        load_NE = load_LE[tight_L]
+        each_NE = load_NE / replicate(load_NE, slots_L[tight_L], problem.servers)
+        bound_L[tight_L] = each_NE.max(axis=1) / most_L[tight_L]
     return np.maximum(bound_L, 1.0)
 
 
@@ -60,9 +69,7 @@ def split_bound(
         raise ValueError("holds_LSE leaves an expert without a server")
     speeds = np.ones(servers) if speeds_S is None else np.asarray(speeds_S, dtype=np.float64)
     level_L = np.array([levels(load[i : i + 1], holds_LSE[i], speeds)[0] for i in range(layers)])
-    mean_L = load.sum(axis=1) / speeds.sum()
-    par_L: Float = np.divide(level_L, mean_L, out=np.ones(layers), where=mean_L > 0)
-    return par_L
+    return over_mean(level_L, load.sum(axis=1) / speeds.sum())
 
 
 def clairvoyant_bound(
@@ -91,6 +98,7 @@ def clairvoyant_bound(
     all_of_them = Problem(
         load.reshape(iterations * layers, experts),
         np.tile(one.slots_LS, (iterations, 1)),
+        np.tile(one.asked_LS, (iterations, 1)),
         one.speeds_S,
     )
     return par_bound(all_of_them).reshape(iterations, layers)

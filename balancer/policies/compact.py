@@ -14,7 +14,7 @@ import numpy.typing as npt
 from balancer.policies import _planning
 from balancer.policies.types import Float, Holds, Int, Layout, Shares
 
-__all__ = ["Compact", "place", "refine", "replicate", "usable_slots"]
+__all__ = ["Compact", "place", "refine", "replicate"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,12 +70,6 @@ class Compact:
         )
 
 
-def usable_slots(slots_LS: Int, experts: int) -> Int:
-    """int64 (L): the most replicas that can be held, as no server holds an expert twice."""
-    usable_L: Int = np.minimum(slots_LS, experts).sum(axis=1)
-    return usable_L
-
-
 def replicate(load_LE: Float, total_L: Int, cap: int) -> Int:
     """int64 (L, E): replicas of each expert, each further one where load per replica is highest.
 
@@ -98,8 +92,8 @@ def place(load_LE: Float, count_LE: Int, slots_LS: Int, speeds_S: Float) -> Comp
 
     Args:
         load_LE: float64 (L, E).
-        count_LE: int64 (L, E); no more in a layer than `usable_slots`, no more than S of an expert.
-        slots_LS: int64 (L, S).
+        count_LE: int64 (L, E); no more in a layer than slots, no more than S of an expert.
+        slots_LS: int64 (L, S); E at most.
         speeds_S: float64 (S).
 
     Time O(L * (E + P) * log(E + S)) unless slots get scarce for many replicas of one expert.

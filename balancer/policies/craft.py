@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.policies import _planning
-from balancer.policies.compact import place, refine, replicate, usable_slots
-from balancer.policies.problem import checked_window
+from balancer.policies.compact import place, refine, replicate
+from balancer.policies.problem import checked_number, checked_window
 from balancer.policies.types import Float, Int, Layout, Problem
 
 __all__ = [
@@ -27,6 +27,10 @@ __all__ = [
     "interleave",
     "replication_benefit",
 ]
+
+
+# What the compiled loop counts to; it ends long before.
+_MOST_EXCHANGES = 1 << 62
 
 
 def craft(
@@ -56,11 +60,12 @@ def craft(
 
     Time O(K * L * (E + P) * (log S + W / 16) + L * R * S * K) with K = 1 + log2 S replica counts.
     """
-    if replication_factor != "auto" and replication_factor < 0:
-        raise ValueError(f"replication_factor is {replication_factor}, must be at least 0 or auto")
+    if replication_factor != "auto":
+        checked_number("replication_factor", replication_factor, whole=True)
+    if not isinstance(printed, (bool, np.bool_)):
+        raise ValueError(f"printed is {printed!r}, must be true or false")
+    checked_number("refinement", refinement, whole=True)
     servers, experts = problem.servers, problem.experts
-    if refinement < 0:
-        raise ValueError(f"refinement is {refinement}, must be at least 0")
     if window_WLE is None:
         window_WLE = problem.load_LE[None]
     else:
@@ -72,13 +77,12 @@ def craft(
     # Step 3: replicas of each layer.
     extra_L = allocate(benefit, replication_factor * servers, printed=printed)
     # Step 4: capacities, the same for all servers over all layers as far as can be.
-    slots_LS = np.minimum(problem.slots_LS, experts)
-    capacity_LS = interleave(experts + extra_L, slots_LS)
+    capacity_LS = interleave(experts + extra_L, problem.slots_LS)
     # Step 5: greedy placement within those.
     count_LE = replicate(problem.load_LE, experts + extra_L, servers)
     placed = place(problem.load_LE, count_LE, capacity_LS, problem.speeds_S)
     # Step 6, not in the paper.
-    budget = refinement * servers
+    budget = min(refinement * servers, _MOST_EXCHANGES)
     return refine(placed, problem.load_LE, problem.speeds_S, budget).layout()
 
 
@@ -112,10 +116,7 @@ def replication_benefit(problem: Problem, window_BLE: npt.NDArray[np.number]) ->
     Time O(K * L * (E + P) * (log S + B / 16)); batches are replayed in float32.
     """
     layers, experts, servers = problem.layers, problem.experts, problem.servers
-    slots_LS = np.minimum(problem.slots_LS, experts)
-    limit_L = usable_slots(slots_LS, experts) - experts
-    # An expert has S replicas at most.
-    limit_L = np.minimum(limit_L, experts * (servers - 1))
+    limit_L = problem.slots_L - experts
     most = int(limit_L.max())
     tried = [0, *(1 << k for k in range(servers.bit_length()) if 1 << k <= min(servers, most))]
     # Replicas are handed out one by one: counts of r replicas are a beginning of those of more.
@@ -136,7 +137,7 @@ def replication_benefit(problem: Problem, window_BLE: npt.NDArray[np.number]) ->
             used_LX = np.arange(tried[k - 1], replicas) < limit_L[:, None]
             picked_LX = picks_LX[:, tried[k - 1] : replicas]
             np.add.at(count_KLE[k], (layer_L1, picked_LX), used_LX)
-        slots_KLS[k] = interleave(experts + np.minimum(replicas, limit_L), slots_LS)
+        slots_KLS[k] = interleave(experts + np.minimum(replicas, limit_L), problem.slots_LS)
     server_KLP = np.full((len(tried), layers, experts + width), -1, dtype=np.int32)
     shape = (len(tried), layers, experts, servers, experts + width)
     _planning.place(problem.load_LE, count_KLE, slots_KLS, problem.speeds_S, *shape, server_KLP)

@@ -15,11 +15,13 @@ own.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
 from balancer.policies import _planning
-from balancer.policies.compact import Compact, place, replicate, usable_slots
+from balancer.policies.compact import Compact, place, replicate
+from balancer.policies.problem import checked_number
 from balancer.policies.types import Float, Int, Layout, Problem
 
 __all__ = ["eplb", "eplb_hierarchical", "physical_experts"]
@@ -38,12 +40,10 @@ def eplb(problem: Problem) -> Layout:
 
     Time O(L * (E + P) * log(E + S)), memory O(L * S * E).
     """
-    slots_LS = problem.slots_LS
-    if (slots_LS == slots_LS[0, 0]).all() and _alike(problem.speeds_S):
-        replicas = int(slots_LS[0].sum())
-        expert_LP, _, count_LE = physical_experts(problem.load_LE, replicas, 1, 1, problem.servers)
-        return _from_physical(expert_LP, count_LE, problem.servers)
-    return _place_any(problem.load_LE, slots_LS, problem.speeds_S).layout()
+    if _all_alike(problem):
+        replicas = int(problem.asked_LS[0].sum())
+        return _assign(problem.load_LE, replicas, 1, 1, problem.servers).layout(problem.servers)
+    return _place_any(problem.load_LE, problem.slots_LS, problem.speeds_S).layout()
 
 
 def eplb_hierarchical(
@@ -62,27 +62,29 @@ def eplb_hierarchical(
             whose servers have enough slots by default.
 
     Raises:
-        ValueError: groups does not divide E, nodes not S, or a node has too few slots.
+        ValueError: A knob is no whole number of at least 1, groups does not divide E, nodes not S, or a node
+            has too few slots.
 
     Time and memory as for `eplb`.
     """
-    experts, servers, slots_LS = problem.experts, problem.servers, problem.slots_LS
+    experts, servers = problem.experts, problem.servers
     if groups is None:
         groups = math.gcd(8, experts)
-    if groups < 1 or experts % groups:
+    checked_number("groups", groups, least=1, whole=True)
+    if experts % groups:
         raise ValueError(f"groups is {groups}, must divide {experts} experts")
     if nodes is None:
         nodes = next(n for n in range(groups, 0, -1) if _fits(problem, groups, n))
-    if nodes < 1 or servers % nodes:
+    checked_number("nodes", nodes, least=1, whole=True)
+    if servers % nodes:
         raise ValueError(f"nodes is {nodes}, must divide {servers} servers")
     if groups % nodes:
         return eplb(problem)
     if not _fits(problem, groups, nodes):
         raise ValueError(f"slots: a node of {nodes} cannot cover {experts // nodes} experts")
-    if (slots_LS == slots_LS[0, 0]).all() and _alike(problem.speeds_S):
-        replicas = int(slots_LS[0].sum())
-        expert_LP, _, count_LE = physical_experts(problem.load_LE, replicas, groups, nodes, servers)
-        return _from_physical(expert_LP, count_LE, servers)
+    if _all_alike(problem):
+        replicas = int(problem.asked_LS[0].sum())
+        return _assign(problem.load_LE, replicas, groups, nodes, servers).layout(servers)
     return _place_in_nodes(problem, groups, nodes)
 
 
@@ -103,6 +105,47 @@ def physical_experts(
         rank_LP: int64 (L, P): the how many-th of that expert's.
         count_LE: int64 (L, E).
     """
+    made = _assign(load_LE, replicas, groups, nodes, servers)
+    order_LP = _inverse(made.server_LP * (replicas // servers) + made.place_LP)
+    return (
+        np.take_along_axis(made.expert_LP, order_LP, 1),
+        np.take_along_axis(_ranks(made.expert_LP), order_LP, 1),
+        made.count_LE,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Assigned:
+    """Replicas node after node, within a node as they were made: first ones, then the others.
+
+    Attributes:
+        expert_LP: int64 (L, P): whose each is.
+        server_LP: int64 (L, P).
+        place_LP: int64 (L, P): the how many-th on that server.
+        count_LE: int64 (L, E).
+    """
+
+    expert_LP: Int
+    server_LP: Int
+    place_LP: Int
+    count_LE: Int
+
+    def layout(self, servers: int) -> Layout:
+        """Dense; two replicas of an expert on a server have the sum of their shares."""
+        layers, experts = self.count_LE.shape
+        holds_LSE = np.zeros((layers, servers, experts), dtype=np.bool_)
+        shares_LSE = np.zeros(holds_LSE.shape)
+        _planning.scatter_replicas(
+            *(self.count_LE, self.expert_LP, self.server_LP),
+            *(layers, experts, servers, self.expert_LP.shape[1]),
+            holds_LSE,
+            shares_LSE,
+        )
+        return holds_LSE, shares_LSE
+
+
+def _assign(load_LE: Float, replicas: int, groups: int, nodes: int, servers: int) -> _Assigned:
+    """The algorithm; arguments as of `physical_experts`."""
     layers, experts = load_LE.shape
     in_group, in_node = experts // groups, experts // nodes
     rows = layers * nodes
@@ -125,20 +168,20 @@ def physical_experts(
     extra_N = np.full(rows, extra)
     _planning.replicate(load_NE, extra_N, rows, in_node, replicas, True, count_NE, picks_NX, extra)
     whose_NP = np.concatenate([np.tile(np.arange(in_node), (rows, 1)), picks_NX], axis=1)
-    rank_NP = _ranks(picks_NX, in_node)
 
     # Step 3: replicas to servers.
     value_NE = (load_NE.astype(np.float32) / count_NE.astype(np.float32)).astype(np.float64)
     value_NP = np.ascontiguousarray(np.take_along_axis(value_NE, whose_NP, 1))
-    in_server = replicas // servers
-    server_NP, place_NP = _pack(value_NP, servers // nodes, whose_NP, in_node)
-    order_NP = _inverse(server_NP * in_server + place_NP)
-    expert_NP = np.take_along_axis(whose_NP, order_NP, 1).reshape(layers, nodes, -1)
-    expert_LP = (expert_NP + np.arange(nodes)[:, None] * in_node).reshape(layers, -1)
-    return (
-        np.take_along_axis(expert_at_LE, expert_LP, 1),
-        np.take_along_axis(rank_NP, order_NP, 1).reshape(layers, -1),
-        np.take_along_axis(count_NE.reshape(layers, -1), at_LE, 1),
+    per_node = servers // nodes
+    server_NP, place_NP = _pack(value_NP, per_node, whose_NP, in_node)
+    # Numbered over all nodes.
+    node_N = np.tile(np.arange(nodes), layers)[:, None]
+    expert_LP = (whose_NP + node_N * in_node).reshape(layers, -1)
+    return _Assigned(
+        expert_LP=np.take_along_axis(expert_at_LE, expert_LP, 1),
+        server_LP=(server_NP + node_N * per_node).reshape(layers, -1),
+        place_LP=place_NP.reshape(layers, -1),
+        count_LE=np.take_along_axis(count_NE.reshape(layers, -1), at_LE, 1),
     )
 
 
@@ -154,9 +197,8 @@ def _pack(
     each = items // packs
     if each == 1:
         return np.tile(np.arange(items), (rows, 1)), np.zeros((rows, items), dtype=np.int64)
-    order_NP = np.argsort(-value_NP.astype(np.float32), axis=1, kind="stable")
     pack_NP, place_NP = np.empty((2, rows, items), dtype=np.int64)
-    _planning.pack(value_NP, order_NP, rows, items, packs, True, pack_NP, place_NP)
+    _planning.pack(value_NP, rows, items, packs, True, pack_NP, place_NP)
     if whose_NP is not None:
         _planning.separate(
             *(value_NP, whose_NP, rows, items, packs, experts, pack_NP, place_NP),
@@ -164,19 +206,16 @@ def _pack(
     return pack_NP, place_NP
 
 
-def _ranks(picks_NX: Int, experts: int) -> Int:
-    """(N, experts + X): the rank of each replica among its expert's, in the order of creation."""
-    rows, extra = picks_NX.shape
-    order_NX = np.argsort(picks_NX, axis=1, kind="stable")
-    sorted_NX = np.take_along_axis(picks_NX, order_NX, 1)
-    step = np.arange(extra)
-    begins_NX = np.zeros_like(sorted_NX)
-    if extra:
-        begins_NX[:, 1:] = np.where(sorted_NX[:, 1:] != sorted_NX[:, :-1], step[1:], 0)
-    rank_NX = np.empty_like(picks_NX)
-    ranks = 1 + step - np.maximum.accumulate(begins_NX, axis=1)
-    np.put_along_axis(rank_NX, order_NX, ranks, 1)
-    return np.concatenate([np.zeros((rows, experts), dtype=np.int64), rank_NX], axis=1)
+def _ranks(expert_LP: Int) -> Int:
+    """(L, P): the rank of each replica among its expert's, in the order in which they were made."""
+    order_LP = np.argsort(expert_LP, axis=1, kind="stable")
+    sorted_LP = np.take_along_axis(expert_LP, order_LP, 1)
+    step = np.arange(expert_LP.shape[1])
+    begins_LP = np.zeros_like(sorted_LP)
+    begins_LP[:, 1:] = np.where(sorted_LP[:, 1:] != sorted_LP[:, :-1], step[1:], 0)
+    rank_LP = np.empty_like(sorted_LP)
+    np.put_along_axis(rank_LP, order_LP, step - np.maximum.accumulate(begins_LP, axis=1), 1)
+    return rank_LP
 
 
 def _inverse(permutation_NP: Int) -> Int:
@@ -186,21 +225,8 @@ def _inverse(permutation_NP: Int) -> Int:
     return inverse_NP
 
 
-def _from_physical(expert_LP: Int, count_LE: Int, servers: int) -> Layout:
-    layers, experts = count_LE.shape
-    holds_LSE = np.zeros((layers, servers, experts), dtype=np.bool_)
-    shares_LSE = np.zeros(holds_LSE.shape)
-    _planning.scatter_physical(
-        *(count_LE, expert_LP, layers, experts, servers, expert_LP.shape[1]),
-        holds_LSE,
-        shares_LSE,
-    )
-    return holds_LSE, shares_LSE
-
-
 def _place_any(load_LE: Float, slots_LS: Int, speeds_S: Float) -> Compact:
-    experts = load_LE.shape[1]
-    count_LE = replicate(load_LE, usable_slots(slots_LS, experts), len(speeds_S))
+    count_LE = replicate(load_LE, slots_LS.sum(axis=1), len(speeds_S))
     return place(load_LE, count_LE, slots_LS, speeds_S)
 
 
@@ -219,7 +245,7 @@ def _place_in_nodes(problem: Problem, groups: int, nodes: int) -> Layout:
         expert_LE = expert_LNE[:, node]
         part = _place_any(
             np.ascontiguousarray(np.take_along_axis(problem.load_LE, expert_LE, 1)),
-            np.ascontiguousarray(problem.slots_LS[:, here]),
+            np.ascontiguousarray(np.minimum(problem.slots_LS[:, here], in_node)),
             np.ascontiguousarray(problem.speeds_S[here]),
         ).layout()
         where = (layer_L11, (node * per_node + server_S)[:, None], expert_LE[:, None, :])
@@ -227,8 +253,9 @@ def _place_in_nodes(problem: Problem, groups: int, nodes: int) -> Layout:
     return holds_LSE, shares_LSE
 
 
-def _alike(speeds_S: Float) -> bool:
-    return bool((speeds_S == speeds_S[0]).all())
+def _all_alike(problem: Problem) -> bool:
+    asked_LS, speeds_S = problem.asked_LS, problem.speeds_S
+    return bool((asked_LS == asked_LS[0, 0]).all() and (speeds_S == speeds_S[0]).all())
 
 
 def _fits(problem: Problem, groups: int, nodes: int) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from balancer.policies.compact import place, replicate, usable_slots
+from balancer.policies.compact import place, replicate
 from balancer.policies.eplb import physical_experts
 from balancer.policies.problem import checked_load
 from balancer.policies.types import Float, Int
@@ -70,7 +70,7 @@ def _any_number(load_LE: Float, replicas: int, gpus: int) -> tuple[Int, Int, Int
         raise ValueError(f"num_replicas is {replicas}: {gpus} GPUs have {experts * gpus} at most")
     slots_S = np.full(gpus, replicas // gpus) + (np.arange(gpus) < replicas % gpus)
     slots_LS = np.tile(np.minimum(slots_S, experts), (layers, 1))
-    total_L = usable_slots(slots_LS, experts)
+    total_L = slots_LS.sum(axis=1)
     if total_L[0] < replicas:
         raise ValueError(f"num_replicas is {replicas}: more than {experts} experts on a GPU")
     placed = place(load_LE, replicate(load_LE, total_L, gpus), slots_LS, np.ones(gpus))

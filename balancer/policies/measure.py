@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from balancer.policies import _planning
 from balancer.policies.types import Float, Holds, Int, Shares
 
-__all__ = ["equal_shares", "held_load", "par", "peak_to_mean", "server_load"]
+__all__ = ["equal_shares", "held_load", "over_mean", "par", "peak_to_mean", "server_load"]
 
 
 def server_load(load_LE: Float, holds_LSE: Holds, shares_LSE: Shares) -> Float:
@@ -49,7 +51,12 @@ def equal_shares(holds_LSE: Holds) -> Shares:
 
 def peak_to_mean(load_LS: Float, speeds_S: Float) -> Float:
     """float64 (L): PAR of servers' loads; 1.0 without load."""
-    mean_L = load_LS.sum(axis=1) / speeds_S.sum()
-    peak_L: Float = (load_LS / speeds_S).max(axis=1)
-    par_L: Float = np.divide(peak_L, mean_L, out=np.ones_like(mean_L), where=mean_L > 0)
-    return par_L
+    return over_mean((load_LS / speeds_S).max(axis=1), load_LS.sum(axis=1) / speeds_S.sum())
+
+
+def over_mean(
+    peak_N: npt.NDArray[np.floating], mean_N: npt.NDArray[np.floating]
+) -> npt.NDArray[Any]:
+    """PAR: peak / mean in their type; 1.0 without load."""
+    par_N: npt.NDArray[Any] = np.divide(peak_N, mean_N, out=np.ones_like(mean_N), where=mean_N > 0)
+    return par_N

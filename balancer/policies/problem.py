@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy.typing as npt
 
 from balancer.policies.types import Float, Holds, Int, Plan, Problem
 
-__all__ = ["checked_load", "checked_window", "make_problem"]
+__all__ = ["checked_load", "checked_number", "checked_window", "make_problem"]
 
 # Far above any count, and so low that sums and EPLB's float32 hold it.
 _MOST_LOAD = 1e30
@@ -28,7 +29,8 @@ def make_problem(
         load_LE: (L, E) numbers, finite and at least 0.
         servers: S, at least 1.
         slots: Replicas per layer, dealt to the servers as evenly as can be (the first ones get one
-            more); or (S,) or (L, S): how many experts of a layer each server may hold.
+            more); or (S,) or (L, S): how many experts of a layer each server may hold. More than E of
+            a server are of no use.
         current: What is held now: a plan, or bool (L, S, E).
         speeds_S: (S,) finite and above 0; all equal by default.
 
@@ -36,13 +38,23 @@ def make_problem(
         ValueError: An argument is no such thing, or the slots do not cover the experts.
     """
     load = checked_load("load_LE", load_LE, 2)
+    layers, experts = load.shape
     if not isinstance(servers, (int, np.integer)) or servers < 1:
         raise ValueError(f"servers is {servers}, must be a whole number of at least 1")
+    servers = int(servers)
+    asked_LS = _slots(slots, layers, servers)
+    # A second replica of an expert on one server is of no use.
+    slots_LS = np.minimum(asked_LS, experts)
+    usable = int(slots_LS.sum(axis=1).min())
+    if usable < experts:
+        raise ValueError(f"slots: {usable} replicas per layer cannot cover {experts} experts")
     return Problem(
         load_LE=load,
-        slots_LS=_slots(slots, load.shape[0], int(servers), load.shape[1]),
-        speeds_S=_speeds(speeds_S, int(servers)),
-        current_LSE=_current(current, (load.shape[0], int(servers), load.shape[1])),
+        slots_LS=slots_LS,
+        asked_LS=asked_LS,
+        speeds_S=_speeds(speeds_S, servers),
+        current_LSE=_current(current, (layers, servers, experts)),
+        current_shares_LSE=current.shares_LSE if isinstance(current, Plan) else None,
     )
 
 
@@ -62,6 +74,31 @@ def checked_window(
             f"{name} has shape {window_WLE.shape}, wanted (W, {shape_LE[0]}, {shape_LE[1]})"
         )
     return window_WLE
+
+
+def checked_number(
+    name: str,
+    value: Any,
+    *,
+    least: float = 0.0,
+    most: float = math.inf,
+    whole: bool = False,
+    above: bool = False,
+) -> None:
+    """Raises ValueError, with the argument's name, for what is no number from least to most.
+
+    Args:
+        whole: It has to be a whole number.
+        above: It has to be above least, and may be infinite; other numbers may not.
+    """
+    kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
+    fits = isinstance(value, kinds) and not isinstance(value, bool)
+    if fits and (least < value <= most if above else least <= value <= most and value < math.inf):
+        return
+    kind = "a whole number" if whole else "a number" if above else "a finite number"
+    wanted = f"above {least:g}" if above else f"of at least {least:g}"
+    upto = "" if most == math.inf else f", at most {most:g}"
+    raise ValueError(f"{name} is {value!r}, must be {kind} {wanted}{upto}")
 
 
 def _checked(name: str, given: npt.ArrayLike, dimensions: int) -> npt.NDArray[np.number]:
@@ -87,7 +124,7 @@ def _array(name: str, given: Any, dtype: npt.DTypeLike | None = None) -> npt.NDA
         raise ValueError(f"{name}: {error}") from error
 
 
-def _slots(slots: int | npt.ArrayLike, layers: int, servers: int, experts: int) -> Int:
+def _slots(slots: int | npt.ArrayLike, layers: int, servers: int) -> Int:
     given = _array("slots", slots)
     if not np.issubdtype(given.dtype, np.integer):
         raise ValueError(f"slots must be whole numbers, not {given.dtype}")
@@ -98,14 +135,10 @@ def _slots(slots: int | npt.ArrayLike, layers: int, servers: int, experts: int) 
         raise ValueError(
             f"slots has shape {given.shape}, wanted one number, ({servers},) or ({layers}, {servers})"
         )
+    given = given.astype(np.int64)
     if given.min() < 0:
         raise ValueError("slots has numbers below 0")
-    slots_LS = np.ascontiguousarray(np.broadcast_to(given, (layers, servers)), dtype=np.int64)
-    # A second replica of an expert on one server is of no use.
-    usable = int(np.minimum(slots_LS, experts).sum(axis=1).min())
-    if usable < experts:
-        raise ValueError(f"slots: {usable} replicas per layer cannot cover {experts} experts")
-    return slots_LS
+    return np.ascontiguousarray(np.broadcast_to(given, (layers, servers)))
 
 
 def _speeds(speeds_S: npt.ArrayLike | None, servers: int) -> Float:

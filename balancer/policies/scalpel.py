@@ -15,13 +15,21 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.policies import _planning
-from balancer.policies.compact import Compact, place, replicate, usable_slots
+from balancer.policies.compact import Compact, place, replicate
 from balancer.policies.measure import equal_shares, held_load, peak_to_mean
-from balancer.policies.problem import checked_window
+from balancer.policies.problem import checked_number, checked_window
 from balancer.policies.types import Float, Holds, Int, Layout, Problem
 from balancer.policies.window import planning_weight
 
-__all__ = ["Matching", "align", "drifted_layers", "fresh_placement", "scalpel", "swap_hottest"]
+__all__ = [
+    "Matching",
+    "align",
+    "check_knobs",
+    "drifted_layers",
+    "fresh_placement",
+    "scalpel",
+    "swap_hottest",
+]
 
 Matching = Literal["greedy", "optimal"]
 
@@ -36,6 +44,7 @@ def scalpel(
     drift_tol: float = 0.2,
     heavy_frac: float = 0.5,
     matching: Matching = "greedy",
+    anew: bool = False,
 ) -> Layout:
     """One cycle: without `current` a fresh placement, else the current one maintained.
 
@@ -53,16 +62,14 @@ def scalpel(
         heavy_frac: Where more than that part of the layers has drifted, all are placed anew.
         matching: How fresh packs find their servers: the greatest overlap first ("greedy"), or the
             greatest sum of overlaps ("optimal", the Hungarian method, O(S^3) per layer).
+        anew: Place all layers anew, where most of them is held: ScalpeLB's first cycle.
 
     Raises:
         ValueError: A knob is out of its range; the message names it.
 
     Time O(L * (S * E + P * log(E + S) + S^2)), and O(W * L * E) for the window.
     """
-    if matching not in ("greedy", "optimal"):
-        raise ValueError(f"matching is {matching!r}, must be greedy or optimal")
-    if budget < 0:
-        raise ValueError(f"budget is {budget}, must be at least 0")
+    check_knobs(k, shift_tv, budget, drift_tol, heavy_frac, matching)
     weight_LE = problem.load_LE
     if window_WLE is not None:
         window_WLE = checked_window("window_WLE", window_WLE, (problem.layers, problem.experts))
@@ -71,22 +78,42 @@ def scalpel(
     current_LSE = problem.current_LSE
     if current_LSE is None:
         return fresh.layout()
+    if anew:
+        return align(problem, fresh, slice(None), matching).layout()
     # Step 1: swaps in place.
     held_LSE = swap_hottest(current_LSE, weight_LE, problem.speeds_S, budget)
     # Step 2: layers where that is not enough; all of them where those are many.
     drifted_L = drifted_layers(problem, held_LSE, fresh, drift_tol)
     if drifted_L.mean() > heavy_frac:
-        drifted_L[:] = True
+        return align(problem, fresh, slice(None), matching).layout()
     # Step 3: those anew, with as little transit as can be.
     layers = np.flatnonzero(drifted_L)
-    held_LSE[layers] = align(problem, fresh, layers, matching)
+    held_LSE[layers] = align(problem, fresh, layers, matching).holds()
     return held_LSE, equal_shares(held_LSE)
+
+
+def check_knobs(
+    k: float | None,
+    shift_tv: float,
+    budget: int,
+    drift_tol: float,
+    heavy_frac: float,
+    matching: Matching,
+) -> None:
+    """Raises ValueError, with its name, for a knob that is out of its range."""
+    if k is not None:
+        checked_number("k", k)
+    checked_number("shift_tv", shift_tv)
+    checked_number("budget", budget, whole=True, most=1 << 62)
+    checked_number("drift_tol", drift_tol)
+    checked_number("heavy_frac", heavy_frac, most=1)
+    if matching not in ("greedy", "optimal"):
+        raise ValueError(f"matching is {matching!r}, must be greedy or optimal")
 
 
 def fresh_placement(problem: Problem, weight_LE: Float) -> Compact:
     """Replicas where weight per replica is highest, then packed, heaviest first."""
-    total_L = usable_slots(problem.slots_LS, problem.experts)
-    count_LE = replicate(weight_LE, total_L, problem.servers)
+    count_LE = replicate(weight_LE, problem.slots_L, problem.servers)
     return place(weight_LE, count_LE, problem.slots_LS, problem.speeds_S)
 
 
@@ -119,23 +146,23 @@ def drifted_layers(
     return drifted_L
 
 
-def align(problem: Problem, fresh: Compact, layers: Int, matching: Matching) -> Holds:
-    """bool (N, S, E): the fresh placement of those layers, its packs where most of them are held.
+def align(
+    problem: Problem, fresh: Compact, layers: Int | slice, matching: Matching = "greedy"
+) -> Compact:
+    """The fresh placement of those layers, its packs where most of them are held.
 
     Packs change places between servers with the same slots and speed only.
     """
-    current_LSE = problem.current_LSE
-    assert current_LSE is not None
+    assert problem.current_LSE is not None
     count_NE, server_NP = fresh.count_LE[layers], fresh.server_LP[layers]
-    server_of_NS = np.empty((len(layers), fresh.servers), dtype=np.int64)
+    server_of_NS = np.empty((len(count_NE), fresh.servers), dtype=np.int64)
     _, alike_S = np.unique(problem.speeds_S, return_inverse=True)
     kind_NS = problem.slots_LS[layers] * fresh.servers + alike_S
     _planning.match(
-        *(count_NE, server_NP, current_LSE[layers], kind_NS),
-        *(len(layers), fresh.servers, problem.experts, server_NP.shape[1]),
+        *(count_NE, server_NP, problem.current_LSE[layers], kind_NS),
+        *(len(count_NE), fresh.servers, problem.experts, server_NP.shape[1]),
         matching == "optimal",
         server_of_NS,
     )
     moved_NP = np.take_along_axis(server_of_NS, np.maximum(server_NP, 0), 1).astype(np.int32)
-    moved = Compact(count_NE, np.where(server_NP < 0, server_NP, moved_NP), fresh.servers)
-    return moved.holds()
+    return Compact(count_NE, np.where(server_NP < 0, server_NP, moved_NP), fresh.servers)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import MutableMapping
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from balancer.policies.measure import held_load, peak_to_mean
 from balancer.policies.problem import checked_window, make_problem
-from balancer.policies.scalpel import Matching, scalpel
+from balancer.policies.scalpel import Matching, check_knobs, scalpel
 from balancer.policies.types import Float, Int, Plan, make_plan
 
 __all__ = ["ScalpelBalancer", "rebalance"]
@@ -26,6 +27,8 @@ class ScalpelBalancer:
     Args:
         servers: S.
         slots: Replicas per layer, or (S,), or (L, S), as for `plan`.
+        current: What is held before the first step, as for `plan`: the first placement is put where most
+            of it is held already.
     """
 
     def __init__(
@@ -33,6 +36,7 @@ class ScalpelBalancer:
         servers: int,
         slots: int | npt.ArrayLike,
         *,
+        current: Plan | npt.ArrayLike | None = None,
         k: float | None = None,
         shift_tv: float = 0.2,
         budget: int = 8,
@@ -41,10 +45,18 @@ class ScalpelBalancer:
         matching: Matching = "greedy",
         speeds_S: npt.ArrayLike | None = None,
     ) -> None:
+        check_knobs(k, shift_tv, budget, drift_tol, heavy_frac, matching)
         self._servers, self._slots, self._speeds_S = servers, slots, speeds_S
-        self._k, self._shift_tv, self._budget = k, shift_tv, budget
-        self._drift_tol, self._heavy_frac = drift_tol, heavy_frac
-        self._matching: Matching = matching
+        self._cycle = partial(
+            scalpel,
+            k=k,
+            shift_tv=shift_tv,
+            budget=budget,
+            drift_tol=drift_tol,
+            heavy_frac=heavy_frac,
+            matching=matching,
+        )
+        self._current = current
         self._plan: Plan | None = None
 
     @property
@@ -66,19 +78,10 @@ class ScalpelBalancer:
             window_WLE.sum(axis=0, dtype=np.float64),
             self._servers,
             self._slots,
-            current=self._plan,
+            current=self._current if self._plan is None else self._plan,
             speeds_S=self._speeds_S,
         )
-        layout = scalpel(
-            problem,
-            window_WLE=window_WLE,
-            k=self._k,
-            shift_tv=self._shift_tv,
-            budget=self._budget,
-            drift_tol=self._drift_tol,
-            heavy_frac=self._heavy_frac,
-            matching=self._matching,
-        )
+        layout = self._cycle(problem, window_WLE=window_WLE, anew=self._plan is None)
         self._plan = make_plan("scalpel", problem, *layout)
         return self._plan
 

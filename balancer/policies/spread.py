@@ -6,7 +6,6 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.policies import _planning
-from balancer.policies.compact import usable_slots
 from balancer.policies.types import Int, Layout, Problem
 
 __all__ = ["spread", "spread_evenly"]
@@ -61,9 +60,8 @@ def spread_evenly(problem: Problem) -> Layout:
 
     Time O(L * P * S), memory O(L * S * E).
     """
-    experts, servers = problem.experts, problem.servers
-    total_L = np.minimum(usable_slots(problem.slots_LS, experts), experts * servers)
-    each_L, more_L = np.divmod(total_L, experts)
+    experts = problem.experts
+    each_L, more_L = np.divmod(problem.slots_L, experts)
     turn_LE = (np.arange(experts) - np.cumsum(more_L)[:, None]) % experts
     count_LE: Int = each_L[:, None] + (turn_LE < more_L[:, None])
     return _deal(count_LE, problem.slots_LS)

@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from balancer.policies import _planning
 from balancer.policies.moves import Move, ordered_moves
 
 __all__ = ["Float", "Holds", "Int", "Layout", "Move", "Plan", "Problem", "Shares", "make_plan"]
@@ -32,15 +33,19 @@ class Problem:
 
     Attributes:
         load_LE: float64 (L, E), at least 0; any unit.
-        slots_LS: int64 (L, S): how many experts of the layer the server may hold.
+        slots_LS: int64 (L, S): how many experts of the layer the server may hold, E at most.
+        asked_LS: The same as they were asked for. More than E are of no use, but that EPLB counts them.
         speeds_S: float64 (S), above 0: load that a server works off in a unit of time.
         current_LSE: What the servers hold now; None where nothing is known.
+        current_shares_LSE: And what part of an expert's load each gets now, where that is known.
     """
 
     load_LE: Float
     slots_LS: Int
+    asked_LS: Int
     speeds_S: Float
     current_LSE: Holds | None = None
+    current_shares_LSE: Shares | None = None
 
     @property
     def layers(self) -> int:
@@ -56,6 +61,12 @@ class Problem:
     def servers(self) -> int:
         """S."""
         return int(self.slots_LS.shape[1])
+
+    @property
+    def slots_L(self) -> Int:
+        """int64 (L): the most replicas that a layer can have."""
+        slots_L: Int = self.slots_LS.sum(axis=1)
+        return slots_L
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +119,7 @@ def make_plan(policy: str, problem: Problem, holds_LSE: Holds, shares_LSE: Share
     current_LSE = problem.current_LSE
     transit = 0
     if current_LSE is not None:
-        transit = int(np.count_nonzero(holds_LSE > current_LSE))
+        transit = _planning.count_new(holds_LSE, current_LSE, holds_LSE.size)
     par_L = par(problem.load_LE, holds_LSE, shares_LSE, problem.speeds_S)
     bound_L = par_bound(problem)
     # A best plan is at the bound; sums in another order end a few units in the last place below it.

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.policies.types import Float
+from eaas.routing import total_variation
 
 __all__ = ["planning_weight", "shift", "variance_buffer"]
 
@@ -38,7 +39,7 @@ def shift(window_WLE: npt.NDArray[np.number]) -> Float:
     old_LE, new_LE = (
         part.sum(axis=0, dtype=np.float64) for part in (window_WLE[:half], window_WLE[half:])
     )
-    return _total_variation(old_LE, new_LE)
+    return total_variation(old_LE, new_LE)
 
 
 def planning_weight(
@@ -60,7 +61,7 @@ def planning_weight(
     old_LE, old2_LE = _moments(window_WLE[:half], np.ones(half))
     new_LE, new2_LE = _moments(window_WLE[half:], np.ones(window - half))
     weight_LE = _mean_and_std(old_LE + new_LE, old2_LE + new2_LE, window, k)
-    shifted_L = np.flatnonzero(_total_variation(old_LE, new_LE) > shift_tv)
+    shifted_L = np.flatnonzero(total_variation(old_LE, new_LE) > shift_tv)
     if len(shifted_L):
         ramp_W = np.arange(1.0, window + 1)
         sum_NE, sum2_NE = _moments(window_WLE[:, shifted_L], ramp_W)
@@ -90,13 +91,3 @@ def _mean_and_std(sum_LE: Float, sum2_LE: Float, total: float, k: float) -> Floa
     # Rounding can make the variance of a constant load negative.
     variance_LE = np.maximum(sum2_LE / total - mean_LE**2, 0.0)
     return mean_LE + k * np.sqrt(variance_LE)
-
-
-def _total_variation(old_LE: Float, new_LE: Float) -> Float:
-    old_L, new_L = old_LE.sum(axis=1), new_LE.sum(axis=1)
-    known_L = (old_L > 0) & (new_L > 0)
-    distance_L = np.zeros(len(old_L))
-    distance_L[known_L] = 0.5 * np.abs(
-        new_LE[known_L] / new_L[known_L, None] - old_LE[known_L] / old_L[known_L, None]
-    ).sum(axis=1)
-    return distance_L

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -167,11 +168,18 @@ def compare(
     servers: Annotated[str, typer.Option(metavar="S,...", help="Numbers of servers.")] = "64",
     interval: Annotated[
         str, typer.Option(metavar="N,...", help="Iterations between plans.")
-    ] = "1024",
+    ] = "256,1024",
     slots: Annotated[
         int | None,
         typer.Option(help="Replicas per layer.", show_default="experts + servers"),
     ] = None,
+    planning: Annotated[
+        str,
+        typer.Option(
+            metavar="S",
+            help="What each plan is taken to last, in seconds; or 'measured': what it takes here.",
+        ),
+    ] = "0.4",
     plot: Annotated[
         Path | None,
         typer.Option(metavar="FILE.png", help="Draw PAR over time.", show_default=False),
@@ -185,6 +193,7 @@ def compare(
     from simulator.compare import compare as run
     from simulator.planners import parse_name, usual_names
 
+    planning_s = _planning_s(planning)
     counts = once(numbers("--servers", servers))
     intervals = once(numbers("--interval", interval))
     policies = once(policy or usual_names())
@@ -201,6 +210,7 @@ def compare(
             servers=counts,
             intervals=intervals,
             slots=slots,
+            planning_s=planning_s,
             progress=lambda what, part: bar.update(task, description=what, completed=part),
         )
     if plot is not None:
@@ -213,6 +223,20 @@ def compare(
     from eaas.cli.trace_report import print_comparison
 
     print_comparison(comparison)
+
+
+def _planning_s(text: str) -> float | None:
+    from eaas.errors import ConfigError
+
+    if text == "measured":
+        return None
+    try:
+        given = float(text)
+    except ValueError:
+        given = -1.0
+    if not 0 <= given < math.inf:
+        raise ConfigError(f"--planning {text}: give seconds, at least 0, or 'measured'")
+    return given
 
 
 @contextmanager

@@ -2,11 +2,7 @@
  *
  * Letters: B batches, E experts, S servers.
  */
-#ifndef Py_LIMITED_API
-#define Py_LIMITED_API 0x030B0000
-#endif
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "arrays.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -15,28 +11,6 @@
 #include "flow.h"
 
 #define EXACT 1e-9
-
-typedef struct {
-    Py_buffer view;
-    bool open;
-} Array;
-
-/* Opens a contiguous buffer of `count` items of `size` bytes, or sets an exception. */
-static bool
-open_array(Array *array, PyObject *object, const char *name, Py_ssize_t count, Py_ssize_t size, bool writable)
-{
-    int flags = PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0);
-    if (PyObject_GetBuffer(object, &array->view, flags) < 0) {
-        return false;
-    }
-    array->open = true;
-    if (array->view.itemsize != size || array->view.len / size < count) {
-        PyErr_Format(PyExc_ValueError, "%s: %zd bytes in items of %zd, wanted %zd items of %zd", name,
-                     array->view.len, array->view.itemsize, count, size);
-        return false;
-    }
-    return true;
-}
 
 /* ---- a placement ------------------------------------------------------------------------------------------ */
 
@@ -169,11 +143,7 @@ finish(Placement *p, Array *arrays)
 {
     free(p->block);
     free(p->first_S);
-    for (int i = 0; i < ARRAYS; i++) {
-        if (arrays[i].open) {
-            PyBuffer_Release(&arrays[i].view);
-        }
-    }
+    close_arrays(arrays, ARRAYS);
 }
 
 static bool

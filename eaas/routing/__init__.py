@@ -15,6 +15,7 @@ from eaas.routing.balance import (
     redundancy_bytes,
     replica_loads,
     straggler_time,
+    total_variation,
 )
 from eaas.routing.capacity import drop_over_capacity, expert_capacity, spill_over_capacity
 from eaas.routing.gating import combine, route_grouped, route_topk, softmax
@@ -33,4 +34,5 @@ __all__ = [
     "softmax",
     "spill_over_capacity",
     "straggler_time",
+    "total_variation",
 ]

@@ -38,6 +38,20 @@ def straggler_time(load_S: npt.ArrayLike, speeds_S: npt.ArrayLike = 1.0) -> floa
     return float((np.asarray(load_S, np.float64) / np.asarray(speeds_S, np.float64)).max())
 
 
+def total_variation(one_LE: npt.ArrayLike, other_LE: npt.ArrayLike) -> Float:
+    """float64 (L): half the sum of the differences of two loads' shares; 0 the same, 1 nothing in common.
+
+    0, too, where one of them has no load: nothing is known then.
+    """
+    one, other = (np.asarray(load, dtype=np.float64) for load in (one_LE, other_LE))
+    one_L1, other_L1 = (load.sum(axis=1, keepdims=True) for load in (one, other))
+    known_L = ((one_L1 > 0) & (other_L1 > 0))[:, 0]
+    distance_L = np.zeros(len(one))
+    apart_NE = one[known_L] / one_L1[known_L] - other[known_L] / other_L1[known_L]
+    distance_L[known_L] = 0.5 * np.abs(apart_NE).sum(axis=1)
+    return distance_L
+
+
 def allocate_replicas(load_E: npt.ArrayLike, slots: int) -> npt.NDArray[np.int64]:
     """Replicas of each expert: one each, then always one more for the highest load per replica.
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from eaas.routing import total_variation
 from eaas.trace.trace import Trace
 
 __all__ = ["summary"]
@@ -37,14 +38,6 @@ def summary(trace: Trace) -> dict[str, Any]:
         "hottest_mean": float(hottest_L.mean()),
         "hottest_max": float(hottest_L.max()),
         "unused_experts": int(np.count_nonzero(load_LE == 0)),
-        "change": _distance(early_LE, late_LE),
+        "change": float(total_variation(early_LE, late_LE).mean()),
         "notes": dict(trace.notes),
     }
-
-
-def _distance(one_LE: np.ndarray[Any, Any], other_LE: np.ndarray[Any, Any]) -> float:
-    """0.0 where a half has no load."""
-    sums = [load.sum(axis=1, keepdims=True) for load in (one_LE, other_LE)]
-    if any((total == 0).any() for total in sums):
-        return 0.0
-    return float(0.5 * np.abs(one_LE / sums[0] - other_LE / sums[1]).sum(axis=1).mean())

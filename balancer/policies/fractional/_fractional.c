@@ -1,45 +1,22 @@
 /* The planning of all layers: checked arrays in, `layer.h` for each layer, arrays out. */
-#ifndef Py_LIMITED_API
-#define Py_LIMITED_API 0x030B0000
-#endif
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "../../../eaas/minmax/arrays.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "layer.h"
 
-/* A dispatcher reads from its share that a replica is there: none has less. */
-#define LEAST_SHARE 1e-6
 #define MOST_SLOTS 100000000
-
-typedef struct {
-    Py_buffer view;
-    bool open;
-} Array;
-
-static bool
-open_array(Array *array, PyObject *object, const char *name, Py_ssize_t count, Py_ssize_t size, bool writable)
-{
-    int flags = PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0);
-    if (PyObject_GetBuffer(object, &array->view, flags) < 0) {
-        return false;
-    }
-    array->open = true;
-    if (array->view.itemsize != size || array->view.len / size < count) {
-        PyErr_Format(PyExc_ValueError, "%s: %zd bytes in items of %zd, wanted %zd items of %zd", name,
-                     array->view.len, array->view.itemsize, count, size);
-        return false;
-    }
-    return true;
-}
+/* A PAR above 1 by no more than that is not looked at for long. */
+#define LITTLE 0.005
+#define FEW_ROUNDS 4
 
 typedef struct {
     Py_ssize_t scenarios, layers, servers, experts;
     const double *load_BLE, *speed_S;
     const int64_t *slots_LS;
     const uint8_t *current_LSE; /* NULL: nothing is held */
+    const double *now_LSE;      /* shares of that; NULL: not known */
     const int32_t *node_S;      /* NULL: no limit */
     int32_t nodes;
     int64_t most_abroad;
@@ -169,14 +146,19 @@ static void
 plan_layer(Room *room, const Task *task, Py_ssize_t index)
 {
     Layer *layer = &room->layer;
+    int32_t rounds = INT32_MAX;
     begin_layer(room, task, index);
     if (task->current_LSE != NULL) {
-        keep(layer, task->current_LSE + index * task->servers * task->experts);
+        Py_ssize_t at = index * task->servers * task->experts;
+        keep(layer, task->current_LSE + at, task->now_LSE == NULL ? NULL : task->now_LSE + at);
+        if (layer->scenarios == 1 && layer->node_S == NULL && refill(layer) < LITTLE) {
+            rounds = FEW_ROUNDS;
+        }
     } else {
         fill(layer);
     }
     limit_abroad(layer);
-    improve(layer);
+    improve(layer, rounds);
     for (int32_t b = 0; b < layer->scenarios; b++) {
         flow_level(&layer->flow_B[b], 1e-9, true);
     }
@@ -210,7 +192,7 @@ check_slots(const Task *task)
     return (int32_t)most;
 }
 
-enum { LOAD, SLOTS, SPEEDS, CURRENT, NODES, HOLDS, SHARES, ARRAYS };
+enum { LOAD, SLOTS, SPEEDS, CURRENT, NOW, NODES, HOLDS, SHARES, ARRAYS };
 
 static bool
 open_all(Task *task, Array *arrays, PyObject **given)
@@ -226,6 +208,7 @@ open_all(Task *task, Array *arrays, PyObject **given)
         !open_array(&arrays[SLOTS], given[SLOTS], "slots", task->layers * task->servers, 8, false) ||
         !open_array(&arrays[SPEEDS], given[SPEEDS], "speeds", task->servers, 8, false) ||
         (given[CURRENT] != Py_None && !open_array(&arrays[CURRENT], given[CURRENT], "current", all, 1, false)) ||
+        (given[NOW] != Py_None && !open_array(&arrays[NOW], given[NOW], "current shares", all, 8, false)) ||
         (given[NODES] != Py_None && !open_array(&arrays[NODES], given[NODES], "nodes", task->servers, 4, false)) ||
         !open_array(&arrays[HOLDS], given[HOLDS], "holds", all, 1, true) ||
         !open_array(&arrays[SHARES], given[SHARES], "shares", all, 8, true)) {
@@ -235,6 +218,7 @@ open_all(Task *task, Array *arrays, PyObject **given)
     task->slots_LS = arrays[SLOTS].view.buf;
     task->speed_S = arrays[SPEEDS].view.buf;
     task->current_LSE = arrays[CURRENT].open ? arrays[CURRENT].view.buf : NULL;
+    task->now_LSE = arrays[NOW].open ? arrays[NOW].view.buf : NULL;
     task->node_S = arrays[NODES].open ? arrays[NODES].view.buf : NULL;
     task->holds_LSE = arrays[HOLDS].view.buf;
     task->shares_LSE = arrays[SHARES].view.buf;
@@ -255,8 +239,8 @@ fractional_plan(PyObject *self, PyObject *args)
     Task task = {0};
     PyObject *given[ARRAYS];
     long long most_abroad;
-    if (!PyArg_ParseTuple(args, "OnnnnOOOOLdOO:plan", &given[LOAD], &task.scenarios, &task.layers, &task.servers,
-                          &task.experts, &given[SLOTS], &given[SPEEDS], &given[CURRENT], &given[NODES], &most_abroad,
+    if (!PyArg_ParseTuple(args, "OnnnnOOOOOLdOO:plan", &given[LOAD], &task.scenarios, &task.layers, &task.servers,
+                          &task.experts, &given[SLOTS], &given[SPEEDS], &given[CURRENT], &given[NOW], &given[NODES], &most_abroad,
                           &task.price, &given[HOLDS], &given[SHARES])) {
         return NULL;
     }
@@ -276,11 +260,7 @@ fractional_plan(PyObject *self, PyObject *args)
         Py_END_ALLOW_THREADS;
         answer = fits ? Py_NewRef(Py_None) : PyErr_NoMemory();
     }
-    for (int i = 0; i < ARRAYS; i++) {
-        if (arrays[i].open) {
-            PyBuffer_Release(&arrays[i].view);
-        }
-    }
+    close_arrays(arrays, ARRAYS);
     return answer;
 }
 

@@ -15,6 +15,7 @@ def plan(
     slots: _Int64,
     speeds: _Float64,
     current: _Bool | None,
+    current_shares: _Float64 | None,
     nodes: _Int32 | None,
     most_abroad: int,
     price: float,
@@ -24,5 +25,5 @@ def plan(
 ) -> None:
     """Plans every layer for `load` (B, L, E) and fills `holds` and `shares` (L, S, E, zeroed).
 
-    Shapes: slots (L, S), speeds (S), current (L, S, E), nodes (S). A replica that is loaded must lower
-    the mean PAR of the scenarios by `price`. Raises ValueError for an array of another size."""
+    Shapes: slots (L, S), speeds (S), current and its shares (L, S, E), nodes (S). A replica that is loaded
+    must lower the mean PAR of the scenarios by `price`. Raises ValueError for an array of another size."""

@@ -7,13 +7,12 @@ import numpy.typing as npt
 
 from balancer.policies.fractional.forecast import block_means, forecast, scenarios
 from balancer.policies.fractional.layout import (
-    EXPERT_BYTES,
-    LINK_BYTES_PER_S,
     SCENARIOS,
     checked_nodes,
     checked_price,
     lay_out,
 )
+from balancer.policies.prices import EXPERT_BYTES, LINK_BYTES_PER_S
 from balancer.policies.problem import checked_window, make_problem
 from balancer.policies.types import Float, Plan, make_plan
 

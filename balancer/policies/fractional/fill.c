@@ -1,198 +1,9 @@
-#include "layer.h"
+#include "items.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
-/* Where it is free to choose, a server gets this part of its capacity as whole experts and the rest as a piece of the
- * hottest expert that is left. The pieces are what a split can shift later. */
-#define WHOLE_PART 0.6
-/* Pieces below this part of the load are rounding. */
-#define CRUMB 1e-12
-
-/* ---- items: what is left of the experts, ascending by load ------------------------------------------------- */
-
-typedef struct {
-    double *rest;
-    int32_t *expert; /* NONE: an empty slot */
-    double *sums;    /* count + 1, of the items before */
-    int32_t count;
-    double crumb;
-} Items;
-
-/* What one server, or one node, gets: `count` items, and `part` of one more (of none: NONE). */
-typedef struct {
-    int32_t first, count;
-    int32_t split;
-    double part;
-} Share;
-
-static double
-add_up(Items *items)
-{
-    double sum = 0, *after = items->sums + 1;
-    const double *rest = items->rest;
-    int32_t i = 0;
-    /* Four at a time: an addition takes longer than anything else here, and waits for the one before. */
-    for (; i + 4 <= items->count; i += 4) {
-        double two = rest[i] + rest[i + 1], three = two + rest[i + 2], four = two + (rest[i + 2] + rest[i + 3]);
-        after[i] = sum + rest[i];
-        after[i + 1] = sum + two;
-        after[i + 2] = sum + three;
-        after[i + 3] = sum += four;
-    }
-    for (; i < items->count; i++) {
-        after[i] = sum += rest[i];
-    }
-    items->sums[0] = 0;
-    return sum;
-}
-
-typedef struct {
-    double load;
-    int64_t expert;
-} Entry;
-
-static int
-compare_loads(const void *left, const void *right)
-{
-    const Entry *a = left, *b = right;
-    int by_load = (a->load > b->load) - (a->load < b->load);
-    return by_load != 0 ? by_load : (a->expert > b->expert) - (a->expert < b->expert);
-}
-
-/* All experts by load, after `empty` empty slots. */
-static void
-sort_experts(Items *items, const double *load_E, int32_t experts, int32_t empty)
-{
-    Entry *entry_E = (Entry *)items->sums; /* Twice as many doubles, and more. */
-    for (int32_t e = 0; e < experts; e++) {
-        entry_E[e] = (Entry){load_E[e], e};
-    }
-    qsort(entry_E, (size_t)experts, sizeof(Entry), compare_loads);
-    for (int32_t i = 0; i < empty; i++) {
-        items->rest[i] = 0;
-        items->expert[i] = NONE;
-    }
-    for (int32_t e = 0; e < experts; e++) {
-        items->rest[empty + e] = entry_E[e].load;
-        items->expert[empty + e] = (int32_t)entry_E[e].expert;
-    }
-    items->count = empty + experts;
-}
-
-/* The last of the `windows` windows of `size` items whose sum is at most `most`; -1 where there is none. */
-static int32_t
-last_window(const Items *items, int32_t windows, int32_t size, double most)
-{
-    int32_t low = 0, high = windows;
-    while (low < high) {
-        int32_t middle = low + (high - low) / 2;
-        if (items->sums[middle + size] - items->sums[middle] <= most) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
-    return low - 1;
-}
-
-/* Exactly `capacity` of the items: `whole` of them, and a part of one more. This is always possible where all bins are
- * alike and there are as many items as `whole` adds up to over the bins left: the smallest items are not too much
- * then, the largest are enough, and between them the sum of a window grows by less than the item that comes next. What
- * is left is a problem of the same kind, with one bin less. */
-static Share
-choose(const Items *items, double capacity, int32_t whole)
-{
-    int32_t count = items->count, hottest = count - 1;
-    double most = capacity + items->crumb;
-    if (count <= whole) {
-        return (Share){0, count, NONE, 0};
-    }
-    int32_t first = last_window(items, count - whole, whole, items->rest[hottest] < capacity * (1 - WHOLE_PART)
-                                                                 ? most
-                                                                 : capacity * WHOLE_PART + items->crumb);
-    if (first >= 0 && first + whole <= hottest) {
-        double sum = items->sums[first + whole] - items->sums[first];
-        if (sum + items->rest[hottest] >= capacity - items->crumb) {
-            return (Share){first, whole, hottest, capacity - sum};
-        }
-    }
-    first = last_window(items, count - whole + 1, whole, most);
-    if (first < 0) {
-        /* Even the smallest are too much: fewer of them. */
-        while (whole > 0 && items->sums[whole] > most) {
-            whole--;
-        }
-        first = 0;
-    }
-    int32_t split = first + whole < count ? first + whole : first - 1;
-    double part = capacity - (items->sums[first + whole] - items->sums[first]);
-    part = part < items->rest[split] ? part : items->rest[split];
-    return (Share){first, whole, split, part > 0 ? part : 0};
-}
-
-static void
-remove_items(Items *items, int32_t first, int32_t count)
-{
-    size_t after = (size_t)(items->count - first - count);
-    memmove(items->rest + first, items->rest + first + count, after * sizeof(double));
-    memmove(items->expert + first, items->expert + first + count, after * sizeof(int32_t));
-    items->count -= count;
-}
-
-static void
-insert_item(Items *items, double rest, int32_t expert)
-{
-    int32_t low = 0, high = items->count;
-    while (low < high) {
-        int32_t middle = low + (high - low) / 2;
-        if (items->rest[middle] < rest) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
-    size_t after = (size_t)(items->count - low);
-    memmove(items->rest + low + 1, items->rest + low, after * sizeof(double));
-    memmove(items->expert + low + 1, items->expert + low, after * sizeof(int32_t));
-    items->rest[low] = rest;
-    items->expert[low] = expert;
-    items->count++;
-}
-
-/* Takes a share off the items, into `out` (room for one more than its count); what is left of a split expert stays, as
- * an empty slot where nothing of it is. Returns how many came out. */
-static int32_t
-take_share(Items *items, Share share, Items *out)
-{
-    int32_t taken = 0;
-    for (int32_t i = share.first; i < share.first + share.count; i++, taken++) {
-        out->rest[taken] = items->rest[i];
-        out->expert[taken] = items->expert[i];
-    }
-    if (share.split == NONE) {
-        remove_items(items, share.first, share.count);
-        return taken;
-    }
-    int32_t expert = items->expert[share.split];
-    double rest = items->rest[share.split] - share.part;
-    /* The later one first: the earlier one's index stays. */
-    if (share.split > share.first) {
-        remove_items(items, share.split, 1);
-        remove_items(items, share.first, share.count);
-    } else {
-        remove_items(items, share.first, share.count);
-        remove_items(items, share.split, 1);
-    }
-    bool gone = rest <= items->crumb && share.part > 0;
-    if (share.part > items->crumb || gone) {
-        out->rest[taken] = share.part + (gone ? rest : 0);
-        out->expert[taken++] = expert;
-    }
-    insert_item(items, gone ? 0 : rest, gone ? NONE : expert);
-    return taken;
-}
+#include "../native/replicate.h"
 
 /* ---- servers ------------------------------------------------------------------------------------------------ */
 
@@ -288,42 +99,22 @@ least_full(const Layer *layer, int32_t expert, double load, int64_t abroad, cons
     return best;
 }
 
-/* One more replica to whom it helps the most (Adams' apportionment), until `extra` are given away. */
 static void
-apportion(const double *load_E, int32_t experts, int32_t servers, int32_t extra, int32_t *count_E)
-{
-    for (int32_t e = 0; e < experts; e++) {
-        count_E[e] = 1;
-    }
-    for (; extra > 0; extra--) {
-        int32_t best = NONE;
-        for (int32_t e = 0; e < experts; e++) {
-            if (count_E[e] < servers &&
-                (best == NONE || load_E[e] * count_E[best] > load_E[best] * count_E[e])) {
-                best = e;
-            }
-        }
-        if (best == NONE) {
-            break;
-        }
-        count_E[best]++;
-    }
-}
-
-static void
-pack(Layer *layer, Items *items, int32_t *count_E, double *filled_S)
+pack(Layer *layer, Items *items, Items *room, double *filled_S)
 {
     Flow *flow = &layer->flow_B[0];
-    apportion(layer->load_E, layer->experts, layer->servers, flow->slots - layer->experts, count_E);
+    int64_t *count_E = (int64_t *)room->rest;
+    replicate(layer->load_E, layer->experts, flow->slots - layer->experts, layer->servers, false, count_E, NULL,
+              (Entry *)room->sums);
     items->count = 0;
     for (int32_t e = 0; e < layer->experts; e++) {
-        insert_item(items, layer->load_E[e] / count_E[e], e);
+        insert_item(items, layer->load_E[e] / (double)count_E[e], e);
     }
     memset(filled_S, 0, (size_t)layer->servers * sizeof(double));
     int64_t abroad = 0;
     for (int32_t i = items->count - 1; i >= 0; i--) {
         int32_t e = items->expert[i];
-        for (int32_t r = 0; r < count_E[e]; r++) {
+        for (int64_t r = 0; r < count_E[e]; r++) {
             int32_t server = least_full(layer, e, items->rest[i], abroad, filled_S);
             if (server == NONE) {
                 break;
@@ -446,27 +237,20 @@ fill_nodes(Layer *layer, Items *items, Items *own, Items *out, int32_t *open_S)
 
 /* ---- all ---------------------------------------------------------------------------------------------------- */
 
-static Items
-make_items(double **doubles, int32_t **counts, int32_t room, double crumb)
-{
-    Items items = {.rest = *doubles, .sums = *doubles + room, .expert = *counts, .crumb = crumb};
-    *doubles += 2 * room + 1;
-    *counts += room;
-    return items;
-}
-
 size_t
 scratch_doubles(int32_t scenarios, int32_t servers, int32_t experts, int32_t slots)
 {
     size_t fill = 3 * (2 * ((size_t)slots + (size_t)experts + 2) + 1) + (size_t)servers;
     size_t improve = (size_t)scenarios * ((size_t)experts + (size_t)slots + (size_t)servers + 5) + (size_t)slots;
-    return fill > improve ? fill : improve;
+    size_t most = fill > improve ? fill : improve;
+    return most > refill_doubles(experts, slots) ? most : refill_doubles(experts, slots);
 }
 
 size_t
 scratch_counts(int32_t servers, int32_t experts, int32_t slots)
 {
-    return 3 * ((size_t)slots + (size_t)experts + 2) + 2 * (size_t)servers + (size_t)experts;
+    size_t fill = 3 * ((size_t)slots + (size_t)experts + 2) + 2 * (size_t)servers + (size_t)experts;
+    return fill > refill_counts(servers, experts, slots) ? fill : refill_counts(servers, experts, slots);
 }
 
 void
@@ -487,9 +271,9 @@ fill(Layer *layer)
     int32_t *open_S = counts, *count_E = counts + layer->servers;
     double *filled_S = doubles;
     if (whole < layer->experts) {
-        pack(layer, &items, count_E, filled_S);
+        pack(layer, &items, &own, filled_S);
     } else {
-        sort_experts(&items, layer->load_E, layer->experts, whole - layer->experts);
+        sort_experts(&items, layer->load_E, NULL, layer->experts, whole - layer->experts);
         if (layer->node_S != NULL) {
             fill_nodes(layer, &items, &own, &out, open_S);
         } else {

@@ -28,6 +28,7 @@ typedef struct {
     int32_t *before_N;   /* experts before all */
     double excess;       /* over all scenarios, weighted */
     int64_t exchanges;   /* in this stage */
+    int32_t rounds_left;
     int64_t abroad;
 } Search;
 
@@ -479,7 +480,8 @@ run_stage(Search *search, double aim, double most)
     search->exchanges = 0;
     push(search, aim);
     first = search->excess;
-    while (search->excess > EXACT && setbacks < SETBACKS && search->exchanges < search->layer->flow_B[0].slots) {
+    while (search->excess > EXACT && setbacks < SETBACKS && search->exchanges < search->layer->flow_B[0].slots &&
+           search->rounds_left-- > 0) {
         double before = search->excess;
         int64_t exchanges = search->exchanges;
         find_bound(search);
@@ -540,11 +542,11 @@ start_flows(Search *search)
 }
 
 double
-improve(Layer *layer)
+improve(Layer *layer, int32_t rounds)
 {
     size_t scenarios = (size_t)layer->scenarios, slots = (size_t)layer->flow_B[0].slots;
     double *doubles = layer->scratch;
-    Search search = {.layer = layer, .saved_N = layer->counts};
+    Search search = {.layer = layer, .saved_N = layer->counts, .rounds_left = rounds};
     search.weight_B = doubles;
     search.mean_B = search.weight_B + scenarios;
     search.par_B = search.mean_B + scenarios;
@@ -561,7 +563,7 @@ improve(Layer *layer)
     start_flows(&search);
     double par = measure(&search);
     size_t aim = 0;
-    while (aim < sizeof(AIMS) / sizeof(AIMS[0]) && par - 1 > layer->price + EXACT) {
+    while (aim < sizeof(AIMS) / sizeof(AIMS[0]) && par - 1 > layer->price + EXACT && search.rounds_left > 0) {
         int64_t abroad = search.abroad;
         save(&search);
         int64_t loads = run_stage(&search, AIMS[aim], (par - 1) * (1 - AIMS[aim]));

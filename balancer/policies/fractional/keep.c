@@ -1,5 +1,7 @@
 #include "layer.h"
 
+#include "../native/held.h"
+
 #include <math.h>
 
 /* Of what a server holds: what can go best. That is a replica of what others hold too, the least loaded one; else what
@@ -26,45 +28,72 @@ most_dispensable(const Layer *layer, int32_t server, const int32_t *count_E, boo
     return best;
 }
 
-void
-keep(Layer *layer, const uint8_t *holds_SE)
+static void
+count_servers(const Layer *layer, const uint8_t *holds_SE, int32_t *count_E)
 {
-    Flow *flow = &layer->flow_B[0];
-    int32_t *count_E = layer->counts;
-    for (int32_t e = 0; e < layer->experts; e++) {
-        count_E[e] = 0;
-        for (int32_t s = 0; s < layer->servers; s++) {
-            count_E[e] += holds_SE[(size_t)s * (size_t)layer->experts + (size_t)e] != 0;
+    memset(count_E, 0, (size_t)layer->experts * sizeof(*count_E));
+    for (ptrdiff_t s = 0; s < layer->servers; s++) {
+        const uint8_t *holds_E = holds_SE + s * layer->experts;
+        for (ptrdiff_t e = next_held(holds_E, 0, layer->experts); e < layer->experts;
+             e = next_held(holds_E, e + 1, layer->experts)) {
+            count_E[e]++;
         }
     }
+}
+
+/* Fewer slots than there were: the newcomer's, or another's, goes. Returns a slot for it, or NONE. */
+static int32_t
+make_way(Layer *layer, int32_t server, int32_t newcomer, int32_t *count_E)
+{
+    int32_t slot = most_dispensable(layer, server, count_E, false);
+    if (slot == NONE) {
+        count_E[newcomer]--;
+        return NONE;
+    }
+    int32_t other = layer->flow_B[0].expert_N[slot];
+    double load = layer->load_E[newcomer], other_load = layer->load_E[other];
+    bool newcomer_goes = count_E[newcomer] > 1
+                             ? count_E[other] <= 1 || load * count_E[other] <= other_load * count_E[newcomer]
+                             : count_E[other] <= 1 && load <= other_load;
+    count_E[newcomer_goes ? newcomer : other]--;
+    if (newcomer_goes) {
+        return NONE;
+    }
+    take_everywhere(layer, slot);
+    return slot;
+}
+
+void
+keep(Layer *layer, const uint8_t *holds_SE, const double *shares_SE)
+{
+    Flow *flow = &layer->flow_B[0];
+    ptrdiff_t experts = layer->experts;
+    int32_t *count_E = NULL;
     for (int32_t s = 0; s < layer->servers; s++) {
-        const uint8_t *holds_E = holds_SE + (size_t)s * (size_t)layer->experts;
-        for (int32_t e = 0; e < layer->experts; e++) {
-            if (!holds_E[e]) {
-                continue;
-            }
-            int32_t slot = free_slot(flow, s);
-            if (slot == NONE) {
-                /* Fewer slots than there were: the newcomer's, or another's, goes. */
-                slot = most_dispensable(layer, s, count_E, false);
-                if (slot == NONE) {
-                    count_E[e]--;
-                    continue;
+        const uint8_t *holds_E = holds_SE + s * experts;
+        int32_t next = flow->first_S[s];
+        for (ptrdiff_t e = next_held(holds_E, 0, experts); e < experts; e = next_held(holds_E, e + 1, experts)) {
+            int32_t slot = next;
+            if (next < flow->first_S[s + 1]) {
+                next++;
+            } else {
+                if (count_E == NULL) {
+                    count_E = layer->counts;
+                    count_servers(layer, holds_SE, count_E);
                 }
-                int32_t other = flow->expert_N[slot];
-                bool newcomer_goes = count_E[e] > 1
-                                         ? count_E[other] <= 1 ||
-                                               layer->load_E[e] * count_E[other] <= layer->load_E[other] * count_E[e]
-                                         : count_E[other] <= 1 && layer->load_E[e] <= layer->load_E[other];
-                count_E[newcomer_goes ? e : other]--;
-                if (newcomer_goes) {
-                    continue;
-                }
-                take_everywhere(layer, slot);
+                slot = make_way(layer, s, (int32_t)e, count_E);
             }
-            put_everywhere(layer, slot, e);
-            flow->flow_N[slot] = 1;
+            if (slot != NONE) {
+                put_everywhere(layer, slot, (int32_t)e);
+            }
+            if (shares_SE != NULL) {
+                __builtin_prefetch(shares_SE + s * experts + e);
+            }
         }
+    }
+    for (int32_t n = 0; n < flow->slots; n++) {
+        bool known = shares_SE != NULL && flow->expert_N[n] != NONE;
+        flow->flow_N[n] = known ? shares_SE[flow->server_N[n] * experts + flow->expert_N[n]] : 1;
     }
     cover(layer);
 }

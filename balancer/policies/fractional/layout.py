@@ -39,22 +39,16 @@ import numpy.typing as npt
 
 from balancer.policies.fractional import _fractional
 from balancer.policies.fractional.forecast import block_means, forecast, scenarios
-from balancer.policies.problem import checked_window
+from balancer.policies.prices import EXPERT_BYTES, LINK_BYTES_PER_S
+from balancer.policies.problem import checked_number, checked_window
 from balancer.policies.types import Float, Layout, Problem
 
 __all__ = [
-    "EXPERT_BYTES",
-    "LINK_BYTES_PER_S",
     "SCENARIOS",
     "checked_nodes",
     "fractional",
     "lay_out",
 ]
-
-EXPERT_BYTES = 88_080_384
-"""DeepSeek-R1's in bfloat16."""
-
-LINK_BYTES_PER_S = 9e11
 
 SCENARIOS = 6
 """Loads that a plan for a window is made for at once."""
@@ -142,6 +136,7 @@ def lay_out(
         problem.slots_LS,
         problem.speeds_S,
         problem.current_LSE,
+        problem.current_shares_LSE,
         nodes_S,
         most_abroad,
         0.0 if problem.current_LSE is None else price,
@@ -164,11 +159,9 @@ def checked_price(
         ("stall_s", stall_s),
         ("least_gain", least_gain),
     ):
-        if not 0 <= value < np.inf:
-            raise ValueError(f"{name} is {value}, must be finite and at least 0")
+        checked_number(name, value)
     for name, value in (("link_bytes_per_s", link_bytes_per_s), ("horizon_s", horizon_s)):
-        if not value > 0:
-            raise ValueError(f"{name} is {value}, must be above 0")
+        checked_number(name, value, above=True)
     part = (expert_bytes / link_bytes_per_s + stall_s) / horizon_s
     return lambda layers: max(least_gain, part * layers)
 
@@ -179,8 +172,7 @@ def checked_nodes(
     """Nodes and limit; no nodes where there is no limit. Raises ValueError."""
     if cross_node_replicas is None:
         return None, 0
-    if cross_node_replicas < 0:
-        raise ValueError(f"cross_node_replicas is {cross_node_replicas}, must be at least 0")
+    checked_number("cross_node_replicas", cross_node_replicas, whole=True)
     if nodes_S is None:
         raise ValueError("nodes_S: cross_node_replicas needs the node of each server")
     nodes = np.asarray(nodes_S)

@@ -2,7 +2,7 @@
 #ifndef EAAS_POLICIES_BIND_H
 #define EAAS_POLICIES_BIND_H
 
-#include "arrays.h"
+#include "../../../eaas/minmax/arrays.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -25,12 +25,13 @@ PyObject *py_separate(PyObject *module, PyObject *args);
 PyObject *py_place(PyObject *module, PyObject *args);
 PyObject *py_refine(PyObject *module, PyObject *args);
 PyObject *py_scatter(PyObject *module, PyObject *args);
-PyObject *py_scatter_physical(PyObject *module, PyObject *args);
+PyObject *py_scatter_replicas(PyObject *module, PyObject *args);
 PyObject *py_server_load(PyObject *module, PyObject *args);
 PyObject *py_spread(PyObject *module, PyObject *args);
 PyObject *py_swap_hottest(PyObject *module, PyObject *args);
 PyObject *py_held_load(PyObject *module, PyObject *args);
 PyObject *py_equal_shares(PyObject *module, PyObject *args);
+PyObject *py_count_new(PyObject *module, PyObject *args);
 PyObject *py_compact_load(PyObject *module, PyObject *args);
 PyObject *py_match(PyObject *module, PyObject *args);
 PyObject *py_replay(PyObject *module, PyObject *args);

@@ -48,32 +48,29 @@ done:
 }
 
 PyObject *
-py_scatter_physical(PyObject *module, PyObject *args)
+py_scatter_replicas(PyObject *module, PyObject *args)
 {
     (void)module;
-    PyObject *o[4], *result = NULL;
+    PyObject *o[5], *result = NULL;
     Py_ssize_t layers, experts, servers, replicas;
-    if (!PyArg_ParseTuple(args, "OOnnnnOO", &o[0], &o[1], &layers, &experts, &servers, &replicas, &o[2], &o[3])) {
+    if (!PyArg_ParseTuple(args, "OOOnnnnOO", &o[0], &o[1], &o[2], &layers, &experts, &servers, &replicas, &o[3],
+                          &o[4])) {
         return NULL;
     }
-    Array a[4] = {0};
-    Py_ssize_t cells = layers * servers * experts;
-    if (!IN(0, "count", layers * experts, int64_t) || !IN(1, "expert", layers * replicas, int64_t)
-        || !OUT(2, "holds", cells, uint8_t) || !OUT(3, "shares", cells, double)
-        || !within(DATA(1), layers * replicas, 0, experts - 1, "expert")) {
-        goto done;
-    }
-    if (servers < 1 || replicas % servers != 0) {
-        PyErr_SetString(PyExc_ValueError, "servers: must divide the replicas");
+    Array a[5] = {0};
+    Py_ssize_t cells = layers * servers * experts, size = layers * replicas;
+    if (!IN(0, "count", layers * experts, int64_t) || !IN(1, "expert", size, int64_t)
+        || !IN(2, "server", size, int64_t) || !OUT(3, "holds", cells, uint8_t) || !OUT(4, "shares", cells, double)
+        || !within(DATA(1), size, 0, experts - 1, "expert") || !within(DATA(2), size, 0, servers - 1, "server")) {
         goto done;
     }
     Py_BEGIN_ALLOW_THREADS
-    for (Py_ssize_t i = 0; i < layers * replicas; i++) {
-        /* Servers count on from layer to layer, as the replicas do. */
+    for (Py_ssize_t i = 0; i < size; i++) {
+        Py_ssize_t l = i / replicas;
         int64_t e = ((int64_t *)DATA(1))[i];
-        Py_ssize_t at = i / (replicas / servers) * experts + e;
-        ((uint8_t *)DATA(2))[at] = 1;
-        ((double *)DATA(3))[at] += 1.0 / (double)((int64_t *)DATA(0))[i / replicas * experts + e];
+        Py_ssize_t at = (l * servers + ((int64_t *)DATA(2))[i]) * experts + e;
+        ((uint8_t *)DATA(3))[at] = 1;
+        ((double *)DATA(4))[at] += 1.0 / (double)((int64_t *)DATA(0))[l * experts + e];
     }
     Py_END_ALLOW_THREADS
     result = Py_NewRef(Py_None);
@@ -92,35 +89,31 @@ py_server_load(PyObject *module, PyObject *args)
         return NULL;
     }
     Array a[4] = {0};
-    Py_ssize_t cells = layers * servers * experts;
-    if (!IN(0, "load", layers * experts, double) || !IN(1, "holds", cells, uint8_t)
-        || !IN(2, "shares", cells, double) || !OUT(3, "out", layers * servers, double)) {
+    int32_t *room = NULL;
+    Py_ssize_t cells = servers * experts;
+    if (!IN(0, "load", layers * experts, double) || !IN(1, "holds", layers * cells, uint8_t)
+        || !IN(2, "shares", layers * cells, double) || !OUT(3, "out", layers * servers, double)) {
+        goto done;
+    }
+    if (cells > INT32_MAX) {
+        PyErr_SetString(PyExc_ValueError, "servers: too many");
+        goto done;
+    }
+    room = malloc((size_t)(cells + servers) * sizeof(*room));
+    if (room == NULL) {
+        PyErr_NoMemory();
         goto done;
     }
     Py_BEGIN_ALLOW_THREADS
-    for (Py_ssize_t row = 0; row < layers * servers; row++) {
-        const double *load = (double *)DATA(0) + row / servers * experts;
-        const uint8_t *holds = (uint8_t *)DATA(1) + row * experts;
-        const double *shares = (double *)DATA(2) + row * experts;
-        double sum = 0;
-        Py_ssize_t e = 0;
-        while (e < experts) {
-            /* Few are held: eight at a time are passed by. */
-            uint64_t eight;
-            if (e + 8 <= experts && (memcpy(&eight, holds + e, 8), eight == 0)) {
-                e += 8;
-                continue;
-            }
-            Py_ssize_t end = e + 8 < experts ? e + 8 : experts;
-            for (; e < end; e++) {
-                sum += holds[e] ? load[e] * shares[e] : 0;
-            }
-        }
-        ((double *)DATA(3))[row] = sum;
+    for (Py_ssize_t l = 0; l < layers; l++) {
+        Layer layer = {experts, servers, (double *)DATA(0) + l * experts, NULL};
+        server_load(&layer, (uint8_t *)DATA(1) + l * cells, (double *)DATA(2) + l * cells,
+                    (double *)DATA(3) + l * servers, room);
     }
     Py_END_ALLOW_THREADS
     result = Py_NewRef(Py_None);
 done:
+    free(room);
     close_arrays(a, COUNT_OF(a));
     return result;
 }
@@ -236,6 +229,27 @@ py_compact_load(PyObject *module, PyObject *args)
     Py_END_ALLOW_THREADS
     result = Py_NewRef(Py_None);
 done:
+    close_arrays(a, COUNT_OF(a));
+    return result;
+}
+
+PyObject *
+py_count_new(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *o[2], *result = NULL;
+    Py_ssize_t size;
+    if (!PyArg_ParseTuple(args, "OOn", &o[0], &o[1], &size)) {
+        return NULL;
+    }
+    Array a[2] = {0};
+    if (IN(0, "holds", size, uint8_t) && IN(1, "current", size, uint8_t)) {
+        long long found;
+        Py_BEGIN_ALLOW_THREADS
+        found = count_new(DATA(0), DATA(1), size);
+        Py_END_ALLOW_THREADS
+        result = PyLong_FromLongLong(found);
+    }
     close_arrays(a, COUNT_OF(a));
     return result;
 }

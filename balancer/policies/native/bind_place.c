@@ -42,40 +42,40 @@ PyObject *
 py_pack(PyObject *module, PyObject *args)
 {
     (void)module;
-    PyObject *o[4], *result = NULL;
+    PyObject *o[3], *result = NULL;
     Py_ssize_t layers, replicas, servers;
     int single;
-    if (!PyArg_ParseTuple(args, "OOnnnpOO", &o[0], &o[1], &layers, &replicas, &servers, &single, &o[2], &o[3])) {
+    if (!PyArg_ParseTuple(args, "OnnnpOO", &o[0], &layers, &replicas, &servers, &single, &o[1], &o[2])) {
         return NULL;
     }
-    Array a[4] = {0};
-    double *filled = NULL;
+    Array a[3] = {0};
+    Entry *memory = NULL;
     Py_ssize_t size = layers * replicas;
-    if (!IN(0, "value", size, double) || !IN(1, "order", size, int64_t) || !OUT(2, "server", size, int64_t)
-        || !OUT(3, "place", size, int64_t) || !within(DATA(1), size, 0, replicas - 1, "order")) {
+    if (!IN(0, "value", size, double) || !OUT(1, "server", size, int64_t) || !OUT(2, "place", size, int64_t)) {
         goto done;
     }
     if (servers < 1 || replicas % servers != 0) {
         PyErr_SetString(PyExc_ValueError, "servers: must divide the replicas");
         goto done;
     }
-    size_t n = (size_t)servers;
-    filled = malloc(n * (sizeof(double) + sizeof(int64_t) + sizeof(Entry)));
-    if (filled == NULL) {
+    size_t n = (size_t)servers, r = (size_t)replicas;
+    memory = malloc((n + 2 * r) * sizeof(Entry) + n * (sizeof(double) + sizeof(int64_t)));
+    if (memory == NULL) {
         PyErr_NoMemory();
         goto done;
     }
-    int64_t *held = (int64_t *)(filled + n);
-    Entry *heap = (Entry *)(held + n);
+    PackRoom room = {.heap = memory, .order = memory + n, .sorting = memory + n + r};
+    room.filled = (double *)(room.sorting + r);
+    room.held = (int64_t *)(room.filled + n);
     Py_BEGIN_ALLOW_THREADS
     for (Py_ssize_t at = 0; at < size; at += replicas) {
-        pack(servers, (double *)DATA(0) + at, (int64_t *)DATA(1) + at, replicas, replicas / servers, single,
-             (int64_t *)DATA(2) + at, (int64_t *)DATA(3) + at, filled, held, heap);
+        pack(servers, (double *)DATA(0) + at, replicas, replicas / servers, single, (int64_t *)DATA(1) + at,
+             (int64_t *)DATA(2) + at, &room);
     }
     Py_END_ALLOW_THREADS
     result = Py_NewRef(Py_None);
 done:
-    free(filled);
+    free(memory);
     close_arrays(a, COUNT_OF(a));
     return result;
 }

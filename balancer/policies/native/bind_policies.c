@@ -17,17 +17,17 @@ py_swap_hottest(PyObject *module, PyObject *args)
         || !OUT(2, "holds", layers * servers * experts, uint8_t) || !OUT(3, "swaps", layers, int64_t)) {
         goto done;
     }
-    filled = malloc((size_t)(servers + experts) * sizeof(*filled) + 1);
+    filled = malloc((size_t)(2 * servers + experts) * sizeof(*filled) + 1);
     if (filled == NULL) {
         PyErr_NoMemory();
         goto done;
     }
-    int64_t *count = (int64_t *)(filled + servers);
+    int64_t *count = (int64_t *)(filled + 2 * servers);
     Py_BEGIN_ALLOW_THREADS
     for (Py_ssize_t l = 0; l < layers; l++) {
         Layer layer = {experts, servers, (double *)DATA(0) + l * experts, DATA(1)};
-        ((int64_t *)DATA(3))[l] =
-            swap_hottest(&layer, (uint8_t *)DATA(2) + l * servers * experts, budget, filled, count);
+        ((int64_t *)DATA(3))[l] = swap_hottest(&layer, (uint8_t *)DATA(2) + l * servers * experts, budget, filled,
+                                               filled + servers, count);
     }
     Py_END_ALLOW_THREADS
     result = Py_NewRef(Py_None);
@@ -56,28 +56,39 @@ py_match(PyObject *module, PyObject *args)
         || !servers_fit(DATA(1), layers * replicas, servers)) {
         goto done;
     }
-    size_t n = (size_t)servers, cells = n * n;
-    size_t work = optimal ? (n + 1) * 3 * (sizeof(double) + sizeof(int64_t)) : cells * 2 * sizeof(Entry);
-    memory = malloc(work + (size_t)experts * sizeof(ptrdiff_t) + cells * sizeof(int32_t) + 1);
+    size_t n = (size_t)servers, e = (size_t)experts, cells = n * n;
+    if (n * e > INT32_MAX || cells > INT32_MAX) {
+        PyErr_SetString(PyExc_ValueError, "servers: too many");
+        goto done;
+    }
+    size_t whole = optimal ? cells : 0;
+    memory = malloc((optimal ? (n + 1) * 3 * (sizeof(double) + sizeof(int64_t)) : 0) + cells * sizeof(Overlap)
+                    + (whole + n * e + (e + 1) + (size_t)replicas + 4 * n + 2) * sizeof(int32_t));
     if (memory == NULL) {
         PyErr_NoMemory();
         goto done;
     }
-    ptrdiff_t *start = (ptrdiff_t *)(memory + work);
-    int32_t *overlap = (int32_t *)(start + experts);
+    double *doubles = (double *)memory;
+    int64_t *ints = (int64_t *)(doubles + (optimal ? 3 * (n + 1) : 0));
+    MatchRoom room = {.overlap = (Overlap *)(ints + (optimal ? 3 * (n + 1) : 0))};
+    room.holder = (int32_t *)(room.overlap + cells);
+    room.first = room.holder + n * e;
+    room.packed = room.first + e + 1;
+    room.first_pack = room.packed + replicas;
+    room.first_overlap = room.first_pack + n + 1;
+    room.common = room.first_overlap + n + 1;
+    room.left = room.common + n;
+    int32_t *overlap = room.left + n;
     Py_BEGIN_ALLOW_THREADS
     for (Py_ssize_t l = 0; l < layers; l++) {
-        const int64_t *count = (int64_t *)DATA(0) + l * experts;
-        const int32_t *server = (int32_t *)DATA(1) + l * replicas;
-        const uint8_t *current = (uint8_t *)DATA(2) + l * servers * experts;
         const int64_t *kind = (int64_t *)DATA(3) + l * servers;
         int64_t *server_of = (int64_t *)DATA(4) + l * servers;
-        count_overlap(servers, experts, count, server, current, start, overlap);
+        find_overlaps(servers, experts, (int64_t *)DATA(0) + l * experts, (int32_t *)DATA(1) + l * replicas,
+                      (uint8_t *)DATA(2) + l * servers * experts, &room);
         if (optimal) {
-            double *doubles = (double *)memory;
-            match_optimal(servers, overlap, kind, server_of, doubles, (int64_t *)(doubles + 3 * (n + 1)));
+            match_optimal(servers, kind, server_of, &room, overlap, doubles, ints);
         } else {
-            match_greedy(servers, overlap, kind, server_of, (Entry *)memory, (Entry *)memory + cells);
+            match_greedy(servers, kind, server_of, &room);
         }
     }
     Py_END_ALLOW_THREADS

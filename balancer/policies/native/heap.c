@@ -1,5 +1,5 @@
 /* A binary heap and a merge sort of entries. */
-#include "planning.h"
+#include "heap.h"
 
 #include <string.h>
 

@@ -3,29 +3,33 @@
 
 #include <string.h>
 
-/* In the given order, each replica to the server that has the least so far (of equal ones the first) and room;
- * `place` counts those of a server. */
+/* Heaviest first (of equal ones the first), each replica to the server that has the least so far (again the first)
+ * and a slot; `place` counts those of a server. */
 void
-pack(ptrdiff_t servers, const double *value, const int64_t *order, ptrdiff_t replicas, int64_t room, bool single,
-     int64_t *server, int64_t *place, double *filled, int64_t *held, Entry *heap)
+pack(ptrdiff_t servers, const double *value, ptrdiff_t replicas, int64_t slots, bool single, int64_t *server,
+     int64_t *place, PackRoom *room)
 {
     ptrdiff_t size = servers;
+    for (ptrdiff_t i = 0; i < replicas; i++) {
+        room->order[i] = (Entry){-value[i], (int32_t)i};
+    }
+    sort_entries(room->order, room->sorting, replicas);
     for (ptrdiff_t s = 0; s < servers; s++) {
-        filled[s] = 0;
-        held[s] = 0;
-        heap[s] = (Entry){0, (int32_t)s};
+        room->filled[s] = 0;
+        room->held[s] = 0;
+        room->heap[s] = (Entry){0, (int32_t)s};
     }
     for (ptrdiff_t i = 0; i < replicas && size > 0; i++) {
-        int32_t s = heap[0].item;
-        double sum = filled[s] + value[order[i]];
-        filled[s] = single ? (double)(float)sum : sum;
-        server[order[i]] = s;
-        place[order[i]] = held[s];
-        if (++held[s] == room) {
-            pop(heap, &size);
+        int32_t s = room->heap[0].item, r = room->order[i].item;
+        double sum = room->filled[s] + value[r];
+        room->filled[s] = single ? (double)(float)sum : sum;
+        server[r] = s;
+        place[r] = room->held[s];
+        if (++room->held[s] == slots) {
+            pop(room->heap, &size);
         } else {
-            heap[0].key = filled[s];
-            sift_down(heap, size, 0);
+            room->heap[0].key = room->filled[s];
+            sift_down(room->heap, size, 0);
         }
     }
 }

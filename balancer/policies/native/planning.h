@@ -10,22 +10,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The smallest key first, of equal ones the smallest item. */
-typedef struct {
-    double key;
-    int32_t item;
-} Entry;
-
-static inline bool
-before(Entry a, Entry b)
-{
-    return a.key < b.key || (a.key == b.key && a.item < b.item);
-}
-
-void sift_down(Entry *heap, ptrdiff_t size, ptrdiff_t at);
-Entry pop(Entry *heap, ptrdiff_t *size);
-/* Stable; `room` is as long as `entries`. */
-void sort_entries(Entry *entries, Entry *room, ptrdiff_t size);
+#include "heap.h"
+#include "replicate.h"
 
 typedef struct {
     ptrdiff_t experts;
@@ -34,13 +20,17 @@ typedef struct {
     const double *speed; /* by server */
 } Layer;
 
-/* replicate.c */
-void replicate(const double *load, ptrdiff_t experts, ptrdiff_t extra, int64_t cap, bool single, int64_t *count,
-               int64_t *picks, Entry *heap);
-
 /* pack.c */
-void pack(ptrdiff_t servers, const double *value, const int64_t *order, ptrdiff_t replicas, int64_t room, bool single,
-          int64_t *server, int64_t *place, double *filled, int64_t *held, Entry *heap);
+typedef struct {
+    double *filled; /* by server */
+    int64_t *held;  /* by server */
+    Entry *heap;    /* by server */
+    Entry *order;   /* by replica */
+    Entry *sorting; /* by replica */
+} PackRoom;
+
+void pack(ptrdiff_t servers, const double *value, ptrdiff_t replicas, int64_t slots, bool single, int64_t *server,
+          int64_t *place, PackRoom *room);
 void separate(ptrdiff_t replicas, ptrdiff_t servers, ptrdiff_t experts, const double *value, const int64_t *expert,
               int64_t *server, int64_t *place, uint16_t *held);
 
@@ -56,6 +46,7 @@ typedef struct {
     uint64_t *heap;    /* by server */
     uint64_t *queue;   /* by server */
     uint8_t *held;     /* servers x experts */
+    bool alike;        /* all servers are equally fast */
 } PlaceRoom;
 
 void sort_by_load(const Layer *layer, PlaceRoom *room);
@@ -90,15 +81,35 @@ void spread(ptrdiff_t experts, ptrdiff_t servers, const int64_t *count, const in
 
 /* scalpel.c */
 void count_held(const uint8_t *holds, ptrdiff_t servers, ptrdiff_t experts, int64_t *count);
+int64_t count_new(const uint8_t *holds, const uint8_t *current, ptrdiff_t size);
+void server_load(const Layer *layer, const uint8_t *holds, const double *shares, double *filled, int32_t *room);
 bool held_load(const Layer *layer, const uint8_t *holds, const int64_t *count, const int64_t *slots, double *filled);
 void equal_shares(const uint8_t *holds, ptrdiff_t servers, ptrdiff_t experts, const int64_t *count, double *shares);
-void count_overlap(ptrdiff_t servers, ptrdiff_t experts, const int64_t *count, const int32_t *server,
-                   const uint8_t *current, ptrdiff_t *start, int32_t *overlap);
-int64_t swap_hottest(const Layer *layer, uint8_t *holds, int64_t budget, double *filled, int64_t *count);
-void match_greedy(ptrdiff_t servers, const int32_t *overlap, const int64_t *kind, int64_t *pack_of, Entry *pairs,
-                  Entry *sorting);
-void match_optimal(ptrdiff_t servers, const int32_t *overlap, const int64_t *kind, int64_t *pack_of, double *doubles,
-                   int64_t *ints);
+int64_t swap_hottest(const Layer *layer, uint8_t *holds, int64_t budget, double *filled, double *fullness,
+                     int64_t *count);
+
+/* match.c */
+typedef struct {
+    int32_t server;
+    int32_t common; /* experts that the pack and the server have in common, above 0 */
+} Overlap;
+
+typedef struct {
+    int32_t *holder;      /* the servers of expert 0, then those of expert 1, ... */
+    int32_t *first;       /* by expert, and the end: where its servers begin in that list */
+    int32_t *packed;      /* by replica: the experts of pack 0, then those of pack 1, ... */
+    int32_t *first_pack;  /* by pack, and the end */
+    int32_t *common;      /* by server */
+    Overlap *overlap;     /* those of pack 0, then those of pack 1, ...; servers x servers at most */
+    int32_t *first_overlap; /* by pack, and the end */
+    int32_t *left;        /* by server */
+} MatchRoom;
+
+void find_overlaps(ptrdiff_t servers, ptrdiff_t experts, const int64_t *count, const int32_t *server,
+                   const uint8_t *current, MatchRoom *room);
+void match_greedy(ptrdiff_t servers, const int64_t *kind, int64_t *server_of, MatchRoom *room);
+void match_optimal(ptrdiff_t servers, const int64_t *kind, int64_t *server_of, const MatchRoom *room, int32_t *overlap,
+                   double *doubles, int64_t *ints);
 
 /* craft.c */
 #define LANES 16 /* batches at a time, where there are several */

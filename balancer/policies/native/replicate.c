@@ -1,5 +1,5 @@
 /* How many replicas each expert gets. */
-#include "planning.h"
+#include "replicate.h"
 
 /* In single precision a load per replica is what torch's float32 makes of it: ties fall as they do there. */
 static inline double
@@ -8,8 +8,6 @@ per_replica(double load, int64_t count, bool single)
     return single ? (double)((float)load / (float)count) : load / (double)count;
 }
 
-/* One replica for each expert, then `extra` more, each to the expert with the highest load per replica (of
- * equal ones the first) that has fewer than `cap`. `picks`, where not NULL, gets whose each of them is. */
 void
 replicate(const double *load, ptrdiff_t experts, ptrdiff_t extra, int64_t cap, bool single, int64_t *count,
           int64_t *picks, Entry *heap)

@@ -1,6 +1,8 @@
 /* Replicas without statistics: which servers share experts varies, so that all share a lost server's load. */
 #include "planning.h"
 
+#include <string.h>
+
 static int32_t
 lowest(const int32_t *total, ptrdiff_t servers, ptrdiff_t *how_many)
 {
@@ -65,15 +67,16 @@ spread(ptrdiff_t experts, ptrdiff_t servers, const int64_t *count, const int64_t
                 if (key < best_key && taken_by[s] != e) {
                     best_key = key;
                     best = i;
+                    if (key == least) {
+                        break; /* No key is lower. */
+                    }
                 }
             }
             int32_t s = -1;
             if (best >= 0) {
                 s = room->list[best];
-                for (ptrdiff_t i = best + 1; i < size; i++) {
-                    room->list[i - 1] = room->list[i];
-                }
                 size--;
+                memmove(room->list + best, room->list + best + 1, (size_t)(size - best) * sizeof(*room->list));
             } else {
                 /* The emptiest have it. */
                 for (ptrdiff_t i = 0; i < servers; i++) {

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from balancer.policies import spread
+from balancer.policies.spread import spread
 
 
 @st.composite

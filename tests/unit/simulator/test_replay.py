@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from balancer.policies import Plan, make_plan
+from balancer.policies import Plan
 from balancer.policies.problem import make_problem
+from balancer.policies.types import make_plan
 from eaas.errors import ConfigError
 from eaas.trace import Trace, generate_trace
 from eaas.trace.trace import checked_counts
@@ -76,6 +77,7 @@ def test_as_a_loop_over_iterations(interval: int, seconds: float) -> None:
         "shuffler",
         servers=SERVERS,
         interval=interval,
+        planning_s=None,
         clock=ticking(seconds),
         planner=planner,
     )
@@ -109,14 +111,14 @@ def test_as_a_loop_over_iterations(interval: int, seconds: float) -> None:
             if not waiting:
                 finish = busy_until - 1
     assert next(plans, None) is None
-    assert run.transit == run.loaded == transit > 0
+    assert run.transit == transit > 0
     assert run.plans == len(planner.plans)
     assert run.plan_s == pytest.approx(seconds)
 
 
 def test_what_a_planner_is_given() -> None:
     trace, planner = small_trace(60), Shuffler()
-    replay(trace, "shuffler", servers=SERVERS, interval=20, clock=ticking(0), planner=planner)
+    replay(trace, "shuffler", servers=SERVERS, interval=20, planning_s=0, planner=planner)
     timeline, number = Timeline(20, 60), 0
     held, _ = first_layout(LAYERS, SERVERS, EXPERTS)
     while (done := timeline.next_plan) is not None:
@@ -163,6 +165,9 @@ def test_the_first_layout_fits_any_number_of_servers() -> None:
         ({"servers": 0}, "servers 0"),
         ({"interval": 0}, "interval 0"),
         ({"slots": 9}, "slots 9: give at least 10"),
+        ({"slots": 21}, "slots 21: give at most 20"),
+        ({"planning_s": -1.0}, "planning -1.0"),
+        ({"planning_s": float("nan")}, "planning nan"),
     ],
 )
 def test_wrong_wishes(wrong: dict[str, Any], named: str) -> None:
@@ -191,9 +196,9 @@ def test_slot_tables() -> None:
 def test_every_policy_can_be_replayed(policy: str) -> None:
     trace = generate_trace("flips", iterations=300, layers=4, experts=32, tokens=256, top_k=4)
     parts: list[float] = []
-    run = replay(trace, policy, servers=8, interval=64, progress=parts.append)
+    run = replay(trace, policy, servers=16, interval=64, progress=parts.append)
     assert run.plans >= 3
-    assert run.transit >= run.loaded
+    assert run.transit > 0
     assert run.par_mean >= 1
     assert parts == sorted(parts)
     assert parts[-1] == 1.0
@@ -201,10 +206,7 @@ def test_every_policy_can_be_replayed(policy: str) -> None:
 
 def test_the_split_of_each_batch_is_never_worse() -> None:
     trace = generate_trace("flips", iterations=150, layers=3, experts=32, tokens=256, top_k=4)
-    shares, split = (
-        replay(trace, name, servers=8, interval=40, clock=ticking(0))
-        for name in ("eplb", "eplb+split")
-    )
+    shares, split = (replay(trace, name, servers=8, interval=40) for name in ("eplb", "eplb+split"))
     assert split.policy == "eplb+split"
     assert split.transit == shares.transit
     assert (split.par_IL <= shares.par_IL + 1e-5).all()
@@ -223,9 +225,5 @@ def test_without_replicas_there_is_nothing_to_split() -> None:
 
 def test_replicas_pay_on_a_skewed_load() -> None:
     trace = generate_trace("skewed", iterations=300, layers=4, experts=64, tokens=2048)
-    static, eplb = (
-        replay(trace, name, servers=16, interval=64, clock=ticking(0))
-        for name in ("static", "eplb")
-    )
+    static, eplb = (replay(trace, name, servers=16, interval=64) for name in ("static", "eplb"))
     assert eplb.par_mean < 0.9 * static.par_mean
-    assert eplb.loaded < eplb.transit

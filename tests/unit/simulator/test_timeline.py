@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from simulator.score import EXPERT_BYTES, modelled_time, score
+from balancer.policies.prices import EXPERT_BYTES
+from simulator.score import modelled_time, score
 from simulator.timeline import Timeline
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from balancer.policies.compact import Compact, place, refine, replicate, usable_slots
+from balancer.policies.compact import Compact, place, refine, replicate
 from balancer.policies.measure import held_load, par
 
 Float = npt.NDArray[np.float64]
@@ -22,7 +22,7 @@ def placed(draw: st.DrawFn) -> tuple[Float, npt.NDArray[np.int64], Float, Compac
     total = draw(st.integers(experts, experts * servers))
     slots_LS = np.tile(total // servers + (np.arange(servers) < total % servers), (2, 1))
     speeds_S = draw(hnp.arrays(np.float64, servers, elements=st.sampled_from([1.0, 2.0])))
-    count_LE = replicate(load_LE, usable_slots(slots_LS, experts), servers)
+    count_LE = replicate(load_LE, np.minimum(slots_LS, experts).sum(axis=1), servers)
     return load_LE, slots_LS, speeds_S, place(load_LE, count_LE, slots_LS, speeds_S)
 
 

@@ -122,6 +122,37 @@ def test_nothing_moves_where_nothing_changes() -> None:
     assert plan("fractional", load_LE, 16, 96, current=first).transit == 0
 
 
+def test_a_changed_load_is_balanced_again_with_few_loads() -> None:
+    rng = np.random.default_rng(2)
+    load_LE = rng.lognormal(0, 1, (3, 256))
+    for servers, slots, change, part in (
+        (64, 320, 0.05, 0.1),
+        (64, 320, 0.3, 0.2),
+        (288, 576, 0.3, 0.25),
+    ):
+        later_LE = load_LE * rng.lognormal(0, change, load_LE.shape)
+        first = plan("fractional", load_LE, servers, slots)
+        after = plan("fractional", later_LE, servers, slots, current=first)
+        assert after.par_L.max() <= 1.001
+        assert 0 < after.transit < 3 * slots * part
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.integers(0, 2**32), st.integers(1, 9), st.integers(2, 5), st.sampled_from(KINDS))
+def test_from_any_placement_par_is_one_where_loads_cost_nothing(
+    seed: int, servers: int, slots: int, kind: str
+) -> None:
+    rng = np.random.default_rng(seed)
+    experts = int(rng.integers(1, (slots - 1) * servers + 1))
+    load_LE = loads_of(kind, rng, 2, experts)
+    current_LSE = rng.random((2, servers, experts)) < rng.random()
+    planned = plan(
+        "fractional", load_LE, servers, servers * slots, current=current_LSE, expert_bytes=0
+    )
+    check(planned, np.full(servers, slots))
+    assert planned.par_L.max() <= 1.001
+
+
 def test_what_does_not_pay_back_is_not_moved() -> None:
     rng = np.random.default_rng(2)
     before_LE = rng.lognormal(0, 1, (4, 64))

@@ -116,7 +116,11 @@ def test_a_plan_is_a_current(policy: str) -> None:
     first = plan(policy, rng.random((3, 16)), 4, 20)
     second = plan(policy, rng.random((3, 16)), 4, 20, current=first)
     same = plan(policy, second.problem.load_LE, 4, 20, current=first.holds_LSE)
-    assert second.transit == same.transit == (second.holds_LSE & ~first.holds_LSE).sum()
+    for found in (second, same):
+        assert found.transit == (found.holds_LSE & ~first.holds_LSE).sum()
+    # The default looks at the shares of a plan, too: which replicas are of use now.
+    if policy != policies.DEFAULT_POLICY:
+        assert (second.holds_LSE == same.holds_LSE).all()
 
 
 def test_the_bound_counts_the_replicas_that_a_hot_expert_needs() -> None:
@@ -161,6 +165,19 @@ def test_the_bound_counts_the_replicas_that_a_hot_expert_needs() -> None:
         ({"policy": "scalpel", "window_WLE": np.ones((2, 1, 3))}, "window_WLE has shape"),
         ({"policy": "craft", "window_WLE": -np.ones((2, 1, 2))}, "window_WLE has numbers"),
         ({"policy": "craft", "replication_factor": -1}, "replication_factor is -1"),
+        ({"policy": "scalpel", "budget": 1.5}, "budget is 1.5, must be a whole number"),
+        ({"policy": "scalpel", "k": float("nan")}, "k is nan"),
+        ({"policy": "scalpel", "k": -1}, "k is -1"),
+        ({"policy": "scalpel", "shift_tv": -0.1}, "shift_tv is -0.1"),
+        ({"policy": "scalpel", "drift_tol": "much"}, "drift_tol is 'much'"),
+        ({"policy": "scalpel", "heavy_frac": 1.5}, "heavy_frac is 1.5, .* at most 1"),
+        ({"policy": "craft", "replication_factor": 1.5}, "replication_factor is 1.5"),
+        ({"policy": "craft", "replication_factor": "most"}, "replication_factor is 'most'"),
+        ({"policy": "craft", "printed": 3}, "printed is 3"),
+        ({"policy": "craft", "refinement": -1}, "refinement is -1"),
+        ({"policy": "eplb-hierarchical", "groups": 0}, "groups is 0"),
+        ({"policy": "eplb-hierarchical", "groups": 1.0}, "groups is 1.0"),
+        ({"policy": "eplb-hierarchical", "nodes": 0}, "nodes is 0"),
         ({"policy": "eplb-hierarchical", "groups": 3}, "groups is 3"),
         ({"policy": "eplb-hierarchical", "nodes": 3}, "nodes is 3"),
     ],

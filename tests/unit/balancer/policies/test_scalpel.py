@@ -100,7 +100,7 @@ def test_alignment_permutes_packs_and_the_optimal_one_is_optimal(seed: int) -> N
     layers = np.array([0])
     transits = {}
     for matching in ("greedy", "optimal"):
-        aligned_SE = align(problem, fresh, layers, matching)[0]  # type: ignore[arg-type]
+        aligned_SE = align(problem, fresh, layers, matching).holds()[0]  # type: ignore[arg-type]
         assert sorted(map(bytes, aligned_SE)) == sorted(map(bytes, packs_SE))
         transits[matching] = (aligned_SE & ~current.holds_LSE[0]).sum()
     best = min(
@@ -113,7 +113,7 @@ def test_alignment_permutes_packs_and_the_optimal_one_is_optimal(seed: int) -> N
 def test_packs_go_to_servers_of_their_size_only() -> None:
     slots = [6, 2, 2, 6]
     current = plan("eplb", skewed(2, 10, 0), 4, slots)
-    aligned = plan("scalpel", skewed(2, 10, 1), 4, slots, current=current, drift_tol=-1.0)
+    aligned = plan("scalpel", skewed(2, 10, 1), 4, slots, current=current, anew=True)
     assert (aligned.holds_LSE.sum(axis=2) == slots).all()
 
 

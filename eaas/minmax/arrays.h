@@ -1,6 +1,6 @@
 /* Arguments of the compiled loops: contiguous buffers whose lengths are checked before they are used. */
-#ifndef EAAS_POLICIES_ARRAYS_H
-#define EAAS_POLICIES_ARRAYS_H
+#ifndef EAAS_MINMAX_ARRAYS_H
+#define EAAS_MINMAX_ARRAYS_H
 
 #ifndef Py_LIMITED_API
 #define Py_LIMITED_API 0x030B0000

@@ -1,0 +1,170 @@
+#include "items.h"
+
+#include <string.h>
+
+#include "../native/heap.h"
+
+/* Where it is free to choose, a server gets this part of its capacity as whole experts and the rest as a piece of the
+ * hottest expert that is left. The pieces are what a split can shift later. */
+#define WHOLE_PART 0.6
+
+Items
+make_items(double **doubles, int32_t **counts, int32_t room, double crumb)
+{
+    Items items = {.rest = *doubles, .sums = *doubles + room, .expert = *counts, .crumb = crumb};
+    *doubles += 2 * room + 1;
+    *counts += room;
+    return items;
+}
+
+double
+add_up(Items *items)
+{
+    double sum = 0, *after = items->sums + 1;
+    const double *rest = items->rest;
+    int32_t i = 0;
+    /* Four at a time: an addition takes longer than anything else here, and waits for the one before. */
+    for (; i + 4 <= items->count; i += 4) {
+        double two = rest[i] + rest[i + 1], three = two + rest[i + 2], four = two + (rest[i + 2] + rest[i + 3]);
+        after[i] = sum + rest[i];
+        after[i + 1] = sum + two;
+        after[i + 2] = sum + three;
+        after[i + 3] = sum += four;
+    }
+    for (; i < items->count; i++) {
+        after[i] = sum += rest[i];
+    }
+    items->sums[0] = 0;
+    return sum;
+}
+
+void
+sort_experts(Items *items, const double *load_E, const int32_t *listed, int32_t experts, int32_t empty)
+{
+    /* There is room for twice as many doubles, and more. */
+    Entry *entry_E = (Entry *)items->sums, *sorting_E = (Entry *)items->rest;
+    for (int32_t i = 0; i < experts; i++) {
+        int32_t e = listed == NULL ? i : listed[i];
+        entry_E[i] = (Entry){load_E[e], e};
+    }
+    sort_entries(entry_E, sorting_E, experts);
+    for (int32_t i = 0; i < empty; i++) {
+        items->rest[i] = 0;
+        items->expert[i] = NONE;
+    }
+    for (int32_t e = 0; e < experts; e++) {
+        items->rest[empty + e] = entry_E[e].key;
+        items->expert[empty + e] = entry_E[e].item;
+    }
+    items->count = empty + experts;
+}
+
+int32_t
+last_window(const Items *items, int32_t windows, int32_t size, double most)
+{
+    int32_t low = 0, high = windows;
+    while (low < high) {
+        int32_t middle = low + (high - low) / 2;
+        if (items->sums[middle + size] - items->sums[middle] <= most) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low - 1;
+}
+
+/* Exactly `capacity` of the items: `whole` of them, and a part of one more. This is always possible where all bins are
+ * alike and there are as many items as `whole` adds up to over the bins left: the smallest items are not too much
+ * then, the largest are enough, and between them the sum of a window grows by less than the item that comes next. What
+ * is left is a problem of the same kind, with one bin less. */
+Share
+choose(const Items *items, double capacity, int32_t whole)
+{
+    int32_t count = items->count, hottest = count - 1;
+    double most = capacity + items->crumb;
+    if (count <= whole) {
+        return (Share){0, count, NONE, 0};
+    }
+    int32_t first = last_window(items, count - whole, whole, items->rest[hottest] < capacity * (1 - WHOLE_PART)
+                                                                 ? most
+                                                                 : capacity * WHOLE_PART + items->crumb);
+    if (first >= 0 && first + whole <= hottest) {
+        double sum = items->sums[first + whole] - items->sums[first];
+        if (sum + items->rest[hottest] >= capacity - items->crumb) {
+            return (Share){first, whole, hottest, capacity - sum};
+        }
+    }
+    first = last_window(items, count - whole + 1, whole, most);
+    if (first < 0) {
+        /* Even the smallest are too much: fewer of them. */
+        while (whole > 0 && items->sums[whole] > most) {
+            whole--;
+        }
+        first = 0;
+    }
+    int32_t split = first + whole < count ? first + whole : first - 1;
+    double part = capacity - (items->sums[first + whole] - items->sums[first]);
+    part = part < items->rest[split] ? part : items->rest[split];
+    return (Share){first, whole, split, part > 0 ? part : 0};
+}
+
+void
+remove_items(Items *items, int32_t first, int32_t count)
+{
+    size_t after = (size_t)(items->count - first - count);
+    memmove(items->rest + first, items->rest + first + count, after * sizeof(double));
+    memmove(items->expert + first, items->expert + first + count, after * sizeof(int32_t));
+    items->count -= count;
+}
+
+void
+insert_item(Items *items, double rest, int32_t expert)
+{
+    int32_t low = 0, high = items->count;
+    while (low < high) {
+        int32_t middle = low + (high - low) / 2;
+        if (items->rest[middle] < rest) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    size_t after = (size_t)(items->count - low);
+    memmove(items->rest + low + 1, items->rest + low, after * sizeof(double));
+    memmove(items->expert + low + 1, items->expert + low, after * sizeof(int32_t));
+    items->rest[low] = rest;
+    items->expert[low] = expert;
+    items->count++;
+}
+
+int32_t
+take_share(Items *items, Share share, Items *out)
+{
+    int32_t taken = 0;
+    for (int32_t i = share.first; i < share.first + share.count; i++, taken++) {
+        out->rest[taken] = items->rest[i];
+        out->expert[taken] = items->expert[i];
+    }
+    if (share.split == NONE) {
+        remove_items(items, share.first, share.count);
+        return taken;
+    }
+    int32_t expert = items->expert[share.split];
+    double rest = items->rest[share.split] - share.part;
+    /* The later one first: the earlier one's index stays. */
+    if (share.split > share.first) {
+        remove_items(items, share.split, 1);
+        remove_items(items, share.first, share.count);
+    } else {
+        remove_items(items, share.first, share.count);
+        remove_items(items, share.split, 1);
+    }
+    bool gone = rest <= items->crumb && share.part > 0;
+    if (share.part > items->crumb || gone) {
+        out->rest[taken] = share.part + (gone ? rest : 0);
+        out->expert[taken++] = expert;
+    }
+    insert_item(items, gone ? 0 : rest, gone ? NONE : expert);
+    return taken;
+}

@@ -1,0 +1,204 @@
+#include "refill.h"
+
+#include <math.h>
+#include <string.h>
+
+#define SLACK 1e-9
+
+/* Servers filled anew to exactly their parts of one load, with what they hold already as far as it goes.
+ *
+ * Any server may be filled by any k - 1 whole experts and a piece of one more: what remains for the others can be dealt
+ * out as well (see `choose`), as long as it is no more items than they have slots, less one each, and one.
+ *
+ *     leaf       an open server that has at most one expert in common with other open ones: what that one has to give
+ *                it is certain then; the next server along the chain is a leaf after that
+ *     put off    a leaf whose own experts are too much, or too little even with all of that one: these are dealt
+ *                out last, as in fill.c, but a server's own experts first
+ */
+
+/* False where there are too few slots for it. */
+static bool
+begin(Refill *refill)
+{
+    const Layer *layer = refill->layer;
+    const Flow *flow = refill->flow;
+    double load = 0, speed = 0;
+    refill->spare = 1 - layer->experts;
+    refill->queued = refill->late = 0;
+    for (int32_t e = 0; e < layer->experts; e++) {
+        load += refill->rest_E[e] = layer->load_E[e];
+        refill->live_E[e] = 1;
+        refill->open_E[e] = replicas(flow, e);
+    }
+    for (int32_t s = 0; s < flow->servers; s++) {
+        speed += layer->speed_S[s];
+        refill->spare += slots_of(refill, s) - 1;
+        refill->gives_S[s] = refill->common_S[s] = 0;
+        refill->state_S[s] = slots_of(refill, s) > 0 ? OPEN : CLOSED;
+        for (int32_t n = flow->first_S[s]; n < flow->first_S[s + 1]; n++) {
+            refill->may_N[n] = flow->expert_N[n] != NONE;
+            refill->common_S[s] += refill->may_N[n] && refill->open_E[flow->expert_N[n]] > 1;
+        }
+    }
+    refill->mean = load / speed;
+    refill->crumb = load * CRUMB;
+    return load > 0 && refill->spare >= 0;
+}
+
+/* Fullness of the fullest server over the mean, and how many replicas there are that are not held now. */
+static double
+judge(const Refill *refill, int64_t *loads)
+{
+    const Flow *flow = refill->flow;
+    double fullest = 0;
+    *loads = 0;
+    for (int32_t s = 0; s < flow->servers; s++) {
+        double load = 0;
+        for (int32_t i = flow->first_S[s]; i < flow->first_S[s] + refill->gives_S[s]; i++) {
+            load += refill->give_N[i];
+            *loads += !holds(flow, s, refill->given_N[i]);
+        }
+        load /= capacity_of(refill, s);
+        fullest = load > fullest ? load : fullest;
+    }
+    for (int32_t e = 0; e < flow->experts; e++) {
+        fullest = refill->live_E[e] ? INFINITY : fullest;
+    }
+    return fullest;
+}
+
+/* Whether no split over what is held now has so low a PAR. What only one server has is proof enough, mostly. */
+static bool
+is_out_of_reach(const Refill *refill, double par)
+{
+    const Flow *held = refill->flow;
+    for (int32_t s = 0; s < held->servers; s++) {
+        double alone = 0;
+        for (int32_t n = held->first_S[s]; n < held->first_S[s + 1]; n++) {
+            int32_t e = held->expert_N[n];
+            alone += e != NONE && held->next_N[held->head_E[e]] == NONE ? refill->layer->load_E[e] : 0;
+        }
+        if (alone > par * capacity_of(refill, s) * (1 + SLACK)) {
+            return true;
+        }
+    }
+    return flow_push(refill->flow, par * refill->mean, SLACK) > 0;
+}
+
+static void
+apply(Refill *refill)
+{
+    Layer *layer = refill->layer;
+    Flow *flow = refill->flow;
+    int32_t *used_N = refill->may_N;
+    memset(used_N, 0, (size_t)flow->slots * sizeof(*used_N));
+    for (int32_t n = 0; n < flow->slots; n++) {
+        flow->flow_N[n] = 0;
+    }
+    for (int32_t s = 0; s < flow->servers; s++) {
+        int32_t first = flow->first_S[s], end = flow->first_S[s + 1], next = first;
+        for (int32_t i = first; i < first + refill->gives_S[s]; i++) {
+            for (int32_t n = first; n < end; n++) {
+                if (flow->expert_N[n] == refill->given_N[i]) {
+                    used_N[n] = 1;
+                    flow->flow_N[n] = refill->give_N[i];
+                    refill->given_N[i] = NONE;
+                    break;
+                }
+            }
+        }
+        /* Free slots, then those of replicas that are not needed. */
+        for (int32_t i = first; i < first + refill->gives_S[s]; i++) {
+            if (refill->given_N[i] == NONE) {
+                continue;
+            }
+            int32_t slot = free_slot(flow, s);
+            if (slot == NONE) {
+                while (used_N[next]) {
+                    next++;
+                }
+                slot = next;
+                take_everywhere(layer, slot);
+            }
+            put_everywhere(layer, slot, refill->given_N[i]);
+            flow->flow_N[slot] = refill->give_N[i];
+            used_N[slot] = 1;
+        }
+    }
+}
+
+size_t
+refill_doubles(int32_t experts, int32_t slots)
+{
+    return (size_t)experts + (size_t)slots + 3 * (2 * ((size_t)slots + (size_t)experts + 2) + 1);
+}
+
+size_t
+refill_counts(int32_t servers, int32_t experts, int32_t slots)
+{
+    return 5 * (size_t)servers + 2 * (size_t)experts + 3 * (size_t)slots + 3 * ((size_t)slots + (size_t)experts + 2);
+}
+
+double
+refill(Layer *layer)
+{
+    Flow *flow = &layer->flow_B[0];
+    int32_t servers = layer->servers, experts = layer->experts, slots = flow->slots, room = slots + experts + 2;
+    double *doubles = layer->scratch;
+    int32_t *counts = layer->counts;
+    Refill refill = {.layer = layer, .flow = flow};
+    refill.rest_E = doubles;
+    refill.give_N = refill.rest_E + experts;
+    doubles = refill.give_N + slots;
+    refill.gives_S = counts;
+    refill.common_S = refill.gives_S + servers;
+    refill.queue_S = refill.common_S + servers;
+    refill.late_S = refill.queue_S + servers;
+    refill.state_S = refill.late_S + servers;
+    refill.open_E = refill.state_S + servers;
+    refill.live_E = refill.open_E + experts;
+    refill.given_N = refill.live_E + experts;
+    refill.may_N = refill.given_N + slots;
+    refill.unused_N = refill.may_N + slots;
+    counts = refill.unused_N + slots;
+    if (!begin(&refill)) {
+        return INFINITY;
+    }
+    for (int32_t n = 0; n < slots; n++) {
+        refill.unused_N[n] = flow->flow_N[n] <= 2 * LEAST_SHARE;
+        flow->flow_N[n] = 0;
+    }
+    pass_up_unused(&refill);
+    follow_chains(&refill, load_leaf);
+    memset(flow->settled_S, 0, (size_t)servers);
+    double now = 0;
+    for (int32_t s = 0; s < servers; s++) {
+        now = fmax(now, flow->load_S[s] / capacity_of(&refill, s));
+    }
+    if (now - 1 <= layer->price) {
+        return now - 1;
+    }
+    begin(&refill);
+    pass_up_unused(&refill);
+    Items items = make_items(&doubles, &counts, room, refill.crumb);
+    Items out = make_items(&doubles, &counts, room, refill.crumb);
+    Items own = make_items(&doubles, &counts, room, refill.crumb);
+    follow_chains(&refill, close_leaf);
+    if (refill.late > 0) {
+        int32_t *listed = out.expert, live = 0;
+        for (int32_t e = 0; e < experts; e++) {
+            if (refill.live_E[e]) {
+                listed[live++] = e;
+            }
+        }
+        sort_experts(&items, refill.rest_E, listed, live, (int32_t)refill.spare);
+        deal_out(&refill, &items, &own, &out);
+    }
+    int64_t loads;
+    double par = judge(&refill, &loads), worth = par + layer->price * (double)loads;
+    if (isinf(par) || !is_out_of_reach(&refill, worth)) {
+        return worth - 1;
+    }
+    apply(&refill);
+    return par - 1;
+}

@@ -1,0 +1,194 @@
+/* New packs to the servers that hold most of them already. */
+#include "planning.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "held.h"
+
+/* Who holds each expert now, and which experts are in each pack of a compact placement. */
+static void
+list_both(ptrdiff_t servers, ptrdiff_t experts, const int64_t *count, const int32_t *server, const uint8_t *current,
+          MatchRoom *room)
+{
+    memset(room->first, 0, (size_t)(experts + 1) * sizeof(*room->first));
+    memset(room->first_pack, 0, (size_t)(servers + 1) * sizeof(*room->first_pack));
+    for (ptrdiff_t s = 0; s < servers; s++) {
+        const uint8_t *row = current + s * experts;
+        for (ptrdiff_t e = next_held(row, 0, experts); e < experts; e = next_held(row, e + 1, experts)) {
+            room->first[e]++;
+        }
+    }
+    ptrdiff_t replicas = 0;
+    for (ptrdiff_t e = 0; e < experts; e++) {
+        room->first[e + 1] += room->first[e];
+        for (int64_t i = 0; i < count[e]; i++, replicas++) {
+            if (server[replicas] >= 0) {
+                room->first_pack[server[replicas]]++;
+            }
+        }
+    }
+    for (ptrdiff_t s = 0; s < servers; s++) {
+        room->first_pack[s + 1] += room->first_pack[s];
+    }
+    /* From the ends: what were ends become beginnings. */
+    for (ptrdiff_t s = servers; s-- > 0;) {
+        const uint8_t *row = current + s * experts;
+        for (ptrdiff_t e = next_held(row, 0, experts); e < experts; e = next_held(row, e + 1, experts)) {
+            room->holder[--room->first[e]] = (int32_t)s;
+        }
+    }
+    for (ptrdiff_t e = experts; e-- > 0;) {
+        for (int64_t i = count[e]; i-- > 0;) {
+            int32_t pack = server[--replicas];
+            if (pack >= 0) {
+                room->packed[--room->first_pack[pack]] = (int32_t)e;
+            }
+        }
+    }
+}
+
+/* Most pairs of a pack and a server have nothing in common: those are left out. */
+void
+find_overlaps(ptrdiff_t servers, ptrdiff_t experts, const int64_t *count, const int32_t *server,
+              const uint8_t *current, MatchRoom *room)
+{
+    int32_t found = 0;
+    list_both(servers, experts, count, server, current, room);
+    memset(room->common, 0, (size_t)servers * sizeof(*room->common));
+    for (ptrdiff_t pack = 0; pack < servers; pack++) {
+        int32_t begin = found;
+        room->first_overlap[pack] = begin;
+        for (int32_t i = room->first_pack[pack]; i < room->first_pack[pack + 1]; i++) {
+            int32_t e = room->packed[i];
+            for (int32_t h = room->first[e]; h < room->first[e + 1]; h++) {
+                int32_t s = room->holder[h];
+                if (room->common[s]++ == 0) {
+                    room->overlap[found++].server = s;
+                }
+            }
+        }
+        for (int32_t i = begin; i < found; i++) {
+            room->overlap[i].common = room->common[room->overlap[i].server];
+            room->common[room->overlap[i].server] = 0;
+        }
+    }
+    room->first_overlap[servers] = found;
+}
+
+/* The first of a pack's servers that are not taken, of those with so much in common. */
+static int32_t
+first_free(ptrdiff_t pack, int32_t common, const int64_t *kind, const uint8_t *taken, const MatchRoom *room)
+{
+    int32_t best = -1;
+    for (int32_t i = room->first_overlap[pack]; i < room->first_overlap[pack + 1]; i++) {
+        int32_t s = room->overlap[i].server;
+        if (room->overlap[i].common == common && !taken[s] && kind[s] == kind[pack] && (best < 0 || s < best)) {
+            best = s;
+        }
+    }
+    return best;
+}
+
+/* Packs and servers of one `kind` only are matched. Most overlap first, of equal ones the first pack, then the first
+ * server; what has nothing in common with a server that is left, last. */
+void
+match_greedy(ptrdiff_t servers, const int64_t *kind, int64_t *server_of, MatchRoom *room)
+{
+    uint8_t *taken = (uint8_t *)room->common;
+    int32_t most = 0, left = 0;
+    memset(taken, 0, (size_t)servers);
+    for (int32_t i = 0; i < room->first_overlap[servers]; i++) {
+        most = room->overlap[i].common > most ? room->overlap[i].common : most;
+    }
+    for (ptrdiff_t pack = 0; pack < servers; pack++) {
+        server_of[pack] = -1;
+    }
+    for (int32_t common = most; common > 0; common--) {
+        for (ptrdiff_t pack = 0; pack < servers; pack++) {
+            int32_t s = server_of[pack] < 0 ? first_free(pack, common, kind, taken, room) : -1;
+            if (s >= 0) {
+                server_of[pack] = s;
+                taken[s] = 1;
+            }
+        }
+    }
+    for (ptrdiff_t s = 0; s < servers; s++) {
+        if (!taken[s]) {
+            room->left[left++] = (int32_t)s;
+        }
+    }
+    for (ptrdiff_t pack = 0; pack < servers; pack++) {
+        for (int32_t i = 0; i < left && server_of[pack] < 0; i++) {
+            if (kind[room->left[i]] == kind[pack]) {
+                server_of[pack] = room->left[i];
+                memmove(room->left + i, room->left + i + 1, (size_t)(--left - i) * sizeof(*room->left));
+            }
+        }
+    }
+}
+
+/* The same with the greatest sum of overlaps: the Hungarian method, by shortest augmenting paths with potentials
+ * (Jonker and Volgenant 1987), O(servers^3). Room: overlaps of servers x servers, 3 x (servers + 1) doubles and as many
+ * integers. */
+void
+match_optimal(ptrdiff_t servers, const int64_t *kind, int64_t *server_of, const MatchRoom *room, int32_t *overlap,
+              double *doubles, int64_t *ints)
+{
+    const double never = 1e9;
+    ptrdiff_t n = servers;
+    double *of_pack = doubles, *of_server = of_pack + n + 1, *slack = of_server + n + 1;
+    int64_t *pack_at = ints, *way = pack_at + n + 1, *seen = way + n + 1;
+    memset(overlap, 0, (size_t)(n * n) * sizeof(*overlap));
+    for (ptrdiff_t pack = 0; pack < n; pack++) {
+        for (int32_t i = room->first_overlap[pack]; i < room->first_overlap[pack + 1]; i++) {
+            overlap[pack * n + room->overlap[i].server] = room->overlap[i].common;
+        }
+    }
+    memset(doubles, 0, (size_t)(3 * (n + 1)) * sizeof(*doubles));
+    memset(ints, 0, (size_t)(3 * (n + 1)) * sizeof(*ints));
+    /* Rows and columns count from 1; column 0 is where each path begins. */
+    for (ptrdiff_t pack = 1; pack <= n; pack++) {
+        ptrdiff_t column = 0;
+        pack_at[0] = pack;
+        for (ptrdiff_t j = 0; j <= n; j++) {
+            slack[j] = INFINITY;
+            seen[j] = 0;
+        }
+        do {
+            ptrdiff_t row = (ptrdiff_t)pack_at[column], next = 0;
+            double least = INFINITY;
+            seen[column] = 1;
+            for (ptrdiff_t j = 1; j <= n; j++) {
+                if (seen[j]) {
+                    continue;
+                }
+                double cost = kind[row - 1] == kind[j - 1] ? -(double)overlap[(row - 1) * n + j - 1] : never;
+                double reduced = cost - of_pack[row] - of_server[j];
+                if (reduced < slack[j]) {
+                    slack[j] = reduced;
+                    way[j] = column;
+                }
+                if (slack[j] < least) {
+                    least = slack[j];
+                    next = j;
+                }
+            }
+            for (ptrdiff_t j = 0; j <= n; j++) {
+                if (seen[j]) {
+                    of_pack[pack_at[j]] += least;
+                    of_server[j] -= least;
+                } else {
+                    slack[j] -= least;
+                }
+            }
+            column = next;
+        } while (pack_at[column] != 0);
+        for (; column != 0; column = (ptrdiff_t)way[column]) {
+            pack_at[column] = pack_at[way[column]];
+        }
+    }
+    for (ptrdiff_t j = 1; j <= n; j++) {
+        server_of[pack_at[j] - 1] = j - 1;
+    }
+}
