@@ -1,4 +1,4 @@
-"""The compiled parts: the slots' flag primitive, dispatch, the expert kernel, a benchmark's floor."""
+"""The compiled parts: the flag primitive, dispatch, selection, the expert kernel, a benchmark's floor."""
 
 from setuptools import Extension, setup
 
@@ -21,6 +21,20 @@ setup(
                 f"attention_client/dispatch/{name}.h" for name in ("arrays", "route", "combine")
             ],
             extra_compile_args=["-O3", "-std=c11", "-Wall", "-Wextra"],
+            define_macros=[("Py_LIMITED_API", "0x030B0000")],
+            py_limited_api=True,
+        ),
+        Extension(
+            "attention_client.scheduler.strategies._select",
+            sources=[
+                f"attention_client/scheduler/strategies/{name}.c" for name in ("_select", "select")
+            ],
+            depends=[
+                "attention_client/scheduler/strategies/select.h",
+                "attention_client/dispatch/arrays.h",
+            ],
+            # Without it `decay` is not vectorised. Nothing here looks at floating-point exceptions.
+            extra_compile_args=["-O3", "-std=c11", "-fno-trapping-math", "-Wall", "-Wextra"],
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
             py_limited_api=True,
         ),

@@ -7,7 +7,7 @@ import sys
 import typer
 
 from eaas import __version__
-from eaas.cli import bench, client, demo, roles, up
+from eaas.cli import bench, client, demo, roles, simulate, up
 from eaas.errors import EaasError
 from eaas.local.child import announce
 
@@ -24,6 +24,7 @@ up.register(app)
 client.register(app)
 demo.register(app)
 bench.register(app)
+simulate.register(app)
 roles.register(app)
 
 

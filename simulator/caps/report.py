@@ -1,0 +1,73 @@
+"""Tables for a person."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from simulator.caps.grid import BASELINE
+from simulator.caps.workload import PATTERNS
+
+__all__ = ["print_comparison", "print_judgement"]
+
+
+def print_comparison(document: dict[str, Any]) -> None:
+    """A table for each pattern, a line for each strategy."""
+    console = Console()
+    for pattern in PATTERNS:
+        if pattern in document:
+            console.print(_table(document, pattern))
+    config = document["config"]
+    seeds = ", ".join(map(str, config["seeds"]))
+    print(f"means of seeds {seeds}, {config['requests']} requests each")
+    print(f"{config['events_per_s']:,} events/s on a core")
+    print("the workload's and the execution model's parameters are fitted: docs/scheduling.md")
+
+
+def _table(document: dict[str, Any], pattern: str) -> Table:
+    """P99 at each rate, as a change against the baseline's; the rest at the highest rate."""
+    rates = list(document[pattern])
+    table = Table(box=None, title=f"{pattern}: P99 by rate", title_justify="left")
+    table.add_column("")
+    for rate in (f"{rate}/s" for rate in rates):
+        table.add_column(rate, justify="right")
+    table.add_column(f"req/s at {rates[-1]}/s", justify="right")
+    table.add_column("imbalance", justify="right")
+    order = [BASELINE, *(name for name in document["strategies"] if name != BASELINE)]
+    for name in order:
+        cells = []
+        for rate in rates:
+            gain = document[pattern][rate]["_improvements"].get(name)
+            p99_ms = document[pattern][rate][name]["p99_mean"]
+            cells.append(f"{-gain['p99_reduction_pct']:+.1f} %" if gain else f"{p99_ms:.0f} ms")
+        last = document[pattern][rates[-1]][name]
+        rest = f"{last['throughput_mean']:.1f}", f"{last['imbalance_mean']:.3f}"
+        table.add_row(name, *cells, *rest)
+    return table
+
+
+def print_judgement(document: dict[str, Any]) -> None:
+    """A line for each arrivals and load, then the verdict."""
+    rows = document["rows"]
+    labels = list(rows[0]["p99_reduction_pct"])
+    table = Table(box=None)
+    table.add_column("arrivals")
+    for column in ("load", "FCFS P99 ms", *labels):
+        table.add_column(column, justify="right")
+    for row in rows:
+        kind = "clusters" if row["clustered"] else "independent"
+        named = row["arrivals"] if row["arrivals"] in PATTERNS else f"{row['arrivals']} ({kind})"
+        changes = (f"{-row['p99_reduction_pct'][label]:+.1f} %" for label in labels)
+        table.add_row(named, f"{row['load']:g}", f"{row['fcfs_p99_ms']:.0f}", *changes)
+    Console().print(table)
+    verdict = document["verdict"]
+    for told, worst in verdict["worst_in_calm"].items():
+        share = verdict["share_of_greedy_gain_pct"][told]
+        gains = ", ".join(f"{arrivals} {value:.0f} %" for arrivals, value in share.items())
+        print(
+            f"{told}: at worst {-worst['p99_reduction_pct']:+.1f} % in calm ({worst['arrivals']}, load "
+            f"{worst['load']:g}); of greedy's gain under overload at least {gains}"
+        )
+    print(f"correlation of the prediction with the truth: {verdict['predictor_correlation']}")
