@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from eaas.cli import simulate_caps, simulate_policy
+from eaas.cli import simulate_caps, simulate_fit, simulate_policy
 
 __all__ = ["register"]
 
@@ -14,6 +14,7 @@ simulate = typer.Typer(
 )
 simulate_caps.register(simulate)
 simulate_policy.register(simulate)
+simulate_fit.register(simulate)
 
 
 def register(app: typer.Typer) -> None:

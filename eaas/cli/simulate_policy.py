@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -42,6 +43,15 @@ def policy(
     predicted_pairs: Annotated[
         int, typer.Option(min=1, help="Pairs of token and expert that a request's prediction sees.")
     ] = 40,
+    step_us: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIXED,LOAD,PAIR",
+            help="Batches run on expert servers with these times (eaas simulate fit).",
+            show_default="the execution model of CAPS",
+        ),
+    ] = None,
+    servers: Annotated[int, typer.Option(min=1, help="Expert servers, with --step-us.")] = 3,
     as_json: Json = False,
 ) -> None:
     """A strategy against FCFS in calm and under overload; controls: random, a perfect predictor."""
@@ -63,15 +73,38 @@ def policy(
     if max(calm) >= 1 or min(over) <= 1:
         raise ConfigError(f"--loads {loads} must be below 1, --overloads {overloads} above")
     seed_list = once(numbers("--seeds", seeds, least=0))
+    times_us = step_us if step_us is None else _times(step_us)
     traces = once(trace or [])
     for path in traces:
         read_times(path)
     steps = cells(len(seed_list), len(calm), len(over), len(traces))
     with progress("simulating", steps) as done:
         document = judge(
-            name, requests, seed_list, calm, over, traces, predicted_pairs, usable_cores(), done
+            name,
+            requests,
+            seed_list,
+            calm,
+            over,
+            traces,
+            predicted_pairs,
+            times_us,
+            servers,
+            usable_cores(),
+            done,
         )
     if as_json:
         typer.echo(json.dumps(document))
     else:
         print_judgement(document)
+
+
+def _times(text: str) -> list[float]:
+    from eaas.errors import ConfigError
+
+    try:
+        found = [float(word) for word in text.split(",")]
+    except ValueError:
+        found = []
+    if len(found) != 3 or not all(0 <= value < math.inf for value in found) or sum(found) <= 0:
+        raise ConfigError(f"--step-us {text}: give three times in microseconds, FIXED,LOAD,PAIR")
+    return found

@@ -38,6 +38,8 @@ def judge(
     overloads: Sequence[float],
     traces: Sequence[Path],
     predicted_pairs: int,
+    step_us: Sequence[float] | None,
+    servers: int,
     processes: int,
     done: Callable[[], None],
 ) -> Document:
@@ -52,6 +54,7 @@ def judge(
         traces: Files of arrivals; each is run with requests in clusters of a domain, and with independent
             ones.
         predicted_pairs: See `bursty`.
+        step_us, servers: See `run_cell`.
         processes: To use.
         done: Called after each cell: see `cells`.
 
@@ -72,7 +75,9 @@ def judge(
     labels = [
         entry + (PERFECT if told == "true" and entry != CONTROL else "") for entry, told in entries
     ]
-    capacity = {pattern: _capacity(pattern, requests, seeds) for pattern in PATTERNS}
+    capacity = {
+        pattern: _capacity(pattern, requests, seeds, step_us, servers) for pattern in PATTERNS
+    }
     groups: list[tuple[str, Path | None, float]]
     groups = [(pattern, None, load) for pattern in PATTERNS for load in (*loads, *overloads)]
     groups += [(pattern, trace, load) for trace in traces for pattern in PATTERNS for load in loads]
@@ -87,6 +92,8 @@ def judge(
                     "entries": entries,
                     "trace": None if trace is None else str(trace),
                     "predicted_pairs": predicted_pairs,
+                    "step_us": step_us,
+                    "servers": servers,
                 }
                 for pattern, trace, load in groups
                 for seed in seeds
@@ -118,6 +125,8 @@ def judge(
             "requests": requests,
             "seeds": list(seeds),
             "predicted_pairs": predicted_pairs,
+            "step_us": step_us,
+            "servers": servers,
             "capacity_per_s": {pattern: round(rate, 1) for pattern, rate in capacity.items()},
             "parameters": parameters(),
         },
@@ -131,9 +140,19 @@ def cells(seeds: int, loads: int, overloads: int, traces: int) -> int:
     return seeds * len(PATTERNS) * (loads * (1 + traces) + overloads)
 
 
-def _capacity(pattern: str, requests: int, seeds: Sequence[int]) -> float:
+def _capacity(
+    pattern: str,
+    requests: int,
+    seeds: Sequence[int],
+    step_us: Sequence[float] | None,
+    servers: int,
+) -> float:
     """What first-come-first-served finishes in a second if requests are always there."""
-    runs = [run_cell(pattern, requests, _FLOOD, seed, [(BASELINE, "true")]) for seed in seeds]
+    entries = [(BASELINE, "true")]
+    runs = [
+        run_cell(pattern, requests, _FLOOD, seed, entries, step_us=step_us, servers=servers)
+        for seed in seeds
+    ]
     return float(np.mean([run["figures"][0]["throughput"] for run in runs]))
 
 

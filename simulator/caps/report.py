@@ -8,9 +8,10 @@ from rich.console import Console
 from rich.table import Table
 
 from simulator.caps.grid import BASELINE
+from simulator.caps.policy import PERFECT
 from simulator.caps.workload import PATTERNS
 
-__all__ = ["print_comparison", "print_judgement"]
+__all__ = ["print_comparison", "print_fits", "print_judgement"]
 
 
 def print_comparison(document: dict[str, Any]) -> None:
@@ -50,24 +51,39 @@ def _table(document: dict[str, Any], pattern: str) -> Table:
 
 def print_judgement(document: dict[str, Any]) -> None:
     """A line for each arrivals and load, then the verdict."""
-    rows = document["rows"]
-    labels = list(rows[0]["p99_reduction_pct"])
-    table = Table(box=None)
-    table.add_column("arrivals")
-    for column in ("load", "FCFS P99 ms", *labels):
-        table.add_column(column, justify="right")
-    for row in rows:
+    console = Console()
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in document["rows"]:
         kind = "clusters" if row["clustered"] else "independent"
-        named = row["arrivals"] if row["arrivals"] in PATTERNS else f"{row['arrivals']} ({kind})"
-        changes = (f"{-row['p99_reduction_pct'][label]:+.1f} %" for label in labels)
-        table.add_row(named, f"{row['load']:g}", f"{row['fcfs_p99_ms']:.0f}", *changes)
-    Console().print(table)
+        named = row["arrivals"] if row["arrivals"] in PATTERNS else f"{row['arrivals']}, {kind}"
+        groups.setdefault(named, []).append(row)
+    for named, rows in groups.items():
+        labels = list(rows[0]["p99_reduction_pct"])
+        table = Table(box=None, title=named, title_justify="left")
+        heads = ("(perfect)" if label.endswith(PERFECT) else label for label in labels)
+        for column in ("load", "FCFS P99", *heads):
+            table.add_column(column, justify="right", no_wrap=True)
+        for row in rows:
+            changes = (f"{-row['p99_reduction_pct'][label]:+.1f} %" for label in labels)
+            table.add_row(f"{row['load']:g}", f"{row['fcfs_p99_ms']:.0f} ms", *changes)
+        console.print(table)
+    print("P99 against FCFS, less is better; (perfect): told the true loads")
     verdict = document["verdict"]
     for told, worst in verdict["worst_in_calm"].items():
         share = verdict["share_of_greedy_gain_pct"][told]
         gains = ", ".join(f"{arrivals} {value:.0f} %" for arrivals, value in share.items())
         print(
             f"{told}: at worst {-worst['p99_reduction_pct']:+.1f} % in calm ({worst['arrivals']}, load "
-            f"{worst['load']:g}); of greedy's gain under overload at least {gains}"
+            f"{worst['load']:g}); of greedy's gain under overload at least: {gains or 'it has none'}"
         )
     print(f"correlation of the prediction with the truth: {verdict['predictor_correlation']}")
+
+
+def print_fits(document: list[dict[str, Any]]) -> None:
+    """A line for each fit."""
+    table = Table(box=None)
+    for column in document[0]:
+        table.add_column(column)
+    for row in document:
+        table.add_row(*(str(value) for value in row.values()))
+    Console().print(table)

@@ -14,6 +14,10 @@ from attention_client.scheduler.strategies.base import (
 
 __all__ = ["CostBounded"]
 
+# How much of a predicted saving is believed: what is chosen is what was predicted too low. With all of it,
+# Poisson arrivals at 95 % load lose 3 % where predictions correlate with the truth by 0.86.
+_TRUST = 0.7
+
 
 class CostBounded(SelectionStrategy):
     """What the cost model says is cheapest, within a bound on what a request may lose by being overtaken.
@@ -41,7 +45,7 @@ class CostBounded(SelectionStrategy):
     name = "cost_bounded"
     needs_fcfs = True
 
-    def __init__(self, most_stretch: float = 0.3) -> None:
+    def __init__(self, most_stretch: float = 0.1) -> None:
         self.most_stretch = most_stretch
 
     def select(
@@ -66,7 +70,7 @@ class CostBounded(SelectionStrategy):
         free = oldest.copy()
         free_s = cost.choose(window_WE, context.running_E, free, 1)
         saved = cost.choose(window_WE, context.running_E, oldest, len(oldest)) / free_s - 1
-        stretch = min(max(saved, 0.0), self.most_stretch)
+        stretch = min(max(_TRUST * saved, 0.0), self.most_stretch)
         # Step 3: those that would be late, the oldest first, and what goes best with them.
         late_W = left_W + stretch * wait_W < next_s
         late_W[0] = True

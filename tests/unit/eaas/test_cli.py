@@ -124,8 +124,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "--requests": 6000,
         "--seeds": "1,2,3,4",
         "--predicted-pairs": 40,
+        "--step-us": None,
+        "--servers": 3,
         "--json": False,
     },
+    "simulate fit": {"bench": None, "--json": False},
     "expert-server": EXPERT_SERVER,
     "attention-client": {
         "--model": None,
