@@ -119,22 +119,23 @@ class RequestQueue:
         indices = chosen.tolist()
         tickets = [self._tickets[index] for index in indices]
         if self._clock is not None:
-            self._clock.dispatch(wanted, self._cost.choose(window_WE, running_E, chosen, wanted))
+            batch_s = self._cost.choose(window_WE, running_E, chosen, wanted)
+            self._clock.dispatch(wanted, batch_s, oldest=max(indices) == wanted - 1)
         for index in sorted(indices, reverse=True):
             del self._tickets[index]
             self._free.append(self._rows.pop(index))
         return tickets
 
+    def observe(self, batch_s: float) -> None:
+        """Say what the last batch has really cost: the cost model's seconds for its true load."""
+        if self._clock is not None:
+            self._clock.observe(batch_s)
+
     def _choose(
         self, window_WE: Loads, rows_W: Indices, wanted: int, running_E: Loads | None
     ) -> Indices:
-        if self._clock is None:
-            context = Context(self._cost, running_E, self._window_size)
-        else:
-            left_W, wait_W = self._clock.look(rows_W)
-            context = Context(
-                self._cost, running_E, self._window_size, left_W, wait_W, self._clock.usual_s
-            )
+        fcfs = None if self._clock is None else self._clock.look(rows_W)
+        context = Context(self._cost, running_E, self._window_size, fcfs)
         answer = self._strategy.select(window_WE, wanted, self._rng, context)
         chosen = np.ascontiguousarray(answer, dtype=np.int64)
         indices = chosen.tolist()

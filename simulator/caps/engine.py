@@ -101,7 +101,9 @@ def simulate(workload: Workload, queue: RequestQueue, cost: CostModel, rules: Ru
         # Step 3: a batch goes. Its end is an event, too.
         chosen = queue.take()
         load_E = load_NE[chosen].sum(axis=0)
-        end_s = now + cost.batch_s(load_E)
+        batch_s = cost.batch_s(load_E)
+        queue.observe(batch_s)  # before the next choice, which is after its end
+        end_s = now + batch_s
         finish_s[chosen] = end_s
         batches.append(chosen)
         loads.append(load_E)

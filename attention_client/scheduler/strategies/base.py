@@ -15,10 +15,28 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from attention_client.scheduler.cost import CostModel
 
-__all__ = ["Context", "Indices", "Loads", "SelectionStrategy", "first"]
+__all__ = ["Context", "FcfsView", "Indices", "Loads", "SelectionStrategy", "first"]
 
 Loads = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class FcfsView:
+    """The schedule that first-come-first-served would have made, as far as it is predicted (`FcfsClock`).
+
+    Attributes:
+        left_W: Seconds until each request of the window would be finished there, float64 (W,). Not positive
+            for one that would be finished already; infinite where that is not known yet.
+        wait_W: Seconds that each would wait and run there, likewise.
+        usual_s: Seconds of the batches that the real schedule has run, a moving average; 0 before the first.
+        bias: How much longer than predicted chosen batches turn out, relative to batches of the oldest.
+    """
+
+    left_W: Loads
+    wait_W: Loads
+    usual_s: float
+    bias: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,20 +47,13 @@ class Context:
         cost: Predicts the time of a batch, through the placement where there is one. None: not known.
         running_E: Load of what runs already and goes on beside the new batch, float64 (E,). None: nothing.
         depth: Requests that a window holds at most; fewer are in it only if no more are waiting.
-        left_W: Predicted seconds until first-come-first-served would have finished each request of the
-            window, float64 (W,), not positive for one that would be finished already; infinite where that
-            is not known yet. None unless `needs_fcfs`.
-        wait_W: Predicted seconds that each request waits and runs under first-come-first-served, likewise.
-        usual_s: Predicted seconds of the batches so far, on average; 0 before the first, and unless
-            `needs_fcfs`.
+        fcfs: What first-come-first-served would have done. None unless the strategy `needs_fcfs`.
     """
 
     cost: CostModel | None = None
     running_E: Loads | None = None
     depth: int = 0
-    left_W: Loads | None = None
-    wait_W: Loads | None = None
-    usual_s: float = 0.0
+    fcfs: FcfsView | None = None
 
 
 class SelectionStrategy(ABC):
@@ -58,8 +69,7 @@ class SelectionStrategy(ABC):
 
     Attributes:
         name: By which it is chosen.
-        needs_fcfs: Whether the context's `left_W` and `wait_W` are to be kept, which takes a few
-            microseconds a request.
+        needs_fcfs: Whether the context is to have `fcfs`, which takes a few microseconds a request.
     """
 
     name: ClassVar[str]

@@ -11,6 +11,7 @@ from attention_client.scheduler import RequestQueue, SelectionStrategy, strategy
 from attention_client.scheduler.clock import FcfsClock
 from attention_client.scheduler.cost import ImbalanceCost
 from attention_client.scheduler.strategies import Context
+from attention_client.scheduler.strategies.base import FcfsView
 from attention_client.scheduler.strategies.cost_bounded import CostBounded
 from eaas.errors import ConfigError
 
@@ -99,30 +100,47 @@ def test_the_other_schedule_by_hand() -> None:
     clock = FcfsClock(ImbalanceCost(1.0, 0.0), EXPERTS, 2)
     for row in range(5):
         clock.arrive(row, np.ones(EXPERTS))
-    left_N, wait_N = clock.look(np.arange(5))
-    assert left_N.tolist() == wait_N.tolist() == [1, 1, 2, 2, np.inf]
-    clock.dispatch(2, 0.75)  # rows 2 and 3, cheaper than there
-    assert clock.usual_s == 0.75
-    left_N, wait_N = clock.look(np.array([0, 1, 4]))
-    assert left_N.tolist() == [0.25, 0.25, np.inf]
-    assert wait_N.tolist() == [1, 1, np.inf]
+    view = clock.look(np.arange(5))
+    assert view.left_W.tolist() == view.wait_W.tolist() == [1, 1, 2, 2, np.inf]
+    clock.dispatch(2, 0.75, oldest=False)  # rows 2 and 3, cheaper than there
+    view = clock.look(np.array([0, 1, 4]))
+    assert view.usual_s == 0.75
+    assert view.left_W.tolist() == [0.25, 0.25, np.inf]
+    assert view.wait_W.tolist() == [1, 1, np.inf]
     clock.arrive(
         2, np.ones(EXPERTS)
-    )  # the last one's company: it begins when the two before are done
-    left_N, wait_N = clock.look(np.array([4, 2]))
-    assert left_N.tolist() == [2.25, 2.25]
-    assert wait_N.tolist() == [3.0, 2.25]
-    clock.dispatch(2, 1.0)
+    )  # company for the last one: theirs begins when the two before end
+    view = clock.look(np.array([4, 2]))
+    assert view.left_W.tolist() == [2.25, 2.25]
+    assert view.wait_W.tolist() == [3.0, 2.25]
+    clock.dispatch(2, 1.0, oldest=True)
     clock.forget(2)  # nobody waits: both are the same again
     clock.arrive(7, np.ones(EXPERTS))
     clock.arrive(8, np.ones(EXPERTS))
-    assert clock.look(np.array([7]))[0].tolist() == [1.0]
+    assert clock.look(np.array([7])).left_W.tolist() == [1.0]
+
+
+def test_batches_that_were_chosen_by_mistake_lose_their_credit() -> None:
+    """What is chosen turns out 20 % longer than predicted, the oldest as predicted; and it passes again."""
+    clock = FcfsClock(ImbalanceCost(1.0, 0.0), EXPERTS, 2)
+    clock.observe(5.0)  # nothing has run yet
+    for number in range(200):
+        clock.arrive(0, np.ones(EXPERTS))
+        clock.dispatch(1, 1.0, oldest=number % 2 == 0)
+        clock.observe(1.0 if number % 2 == 0 else 1.2)
+    clock.arrive(0, np.ones(EXPERTS))
+    assert 1.1 < clock.look(np.array([0])).bias < 1.2
+    for _ in range(300):
+        clock.dispatch(1, 1.0, oldest=True)
+        clock.observe(1.0)
+        clock.arrive(0, np.ones(EXPERTS))
+    assert clock.look(np.array([0])).bias == pytest.approx(1, abs=0.02)
 
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 2**32), st.integers(1, 20), st.integers(20, 200))
 def test_nobody_is_later_than_the_bound(seed: int, run: int, requests: int) -> None:
-    """All wait from the start. Against first come, first served each may lose 30 % of its time there, and
+    """All wait from the start. Against first come, first served each may lose 20 % of its time there, and
     what a batch takes: the bound decides by whole batches."""
     rng = np.random.default_rng(seed)
     load_NE = clustered(rng, requests, run)
@@ -139,7 +157,7 @@ def test_nobody_is_later_than_the_bound(seed: int, run: int, requests: int) -> N
             longest_s = max(longest_s, batch_s)
             now += batch_s
             ends[name][taken] = now
-    late = ends["cost_bounded"] - 1.3 * ends["fcfs"]
+    late = ends["cost_bounded"] - 1.2 * ends["fcfs"]
     assert late.max() <= 2 * longest_s
     if requests >= 100 and run >= 4:
         assert ends["cost_bounded"].max() < ends["fcfs"].max()  # and it is worth it
@@ -154,11 +172,12 @@ def test_the_bound_by_hand(left_s: float) -> None:
         window_WE[other, other] = 60.0
     left_W = np.full(12, 100.0)
     left_W[:2] = left_s
-    context = Context(COST, None, 12, left_W, np.full(12, 0.1), 0.04)
+    view = FcfsView(left_W, np.full(12, 0.1), 0.04, 1.0)
+    context = Context(COST, None, 12, view)
     chosen = CostBounded().select(window_WE, 4, np.random.default_rng(0), context).tolist()
     assert (1 in chosen) == (left_s < 1)
     assert not {2, 3} & set(chosen)
     # Below a full window it is first come, first served, whatever could be gained.
-    shallow = Context(COST, None, 13, left_W, np.full(12, 0.1), 0.04)
+    shallow = Context(COST, None, 13, view)
     chosen = CostBounded().select(window_WE, 4, np.random.default_rng(0), shallow).tolist()
     assert chosen == [0, 1, 2, 3]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from attention_client.scheduler import strategy, strategy_names
 from attention_client.scheduler.cost import ImbalanceCost
 from attention_client.scheduler.strategies import Context, _select
+from attention_client.scheduler.strategies.base import FcfsView
 from attention_client.scheduler.strategies.greedy import PowerOfD, PowerOfDDot
 from attention_client.scheduler.strategies.registry import SEED
 from eaas.errors import ConfigError
@@ -60,7 +61,7 @@ def test_the_twelve_are_there() -> None:
 def test_the_contract(name: str, window_WE: np.ndarray, batch_size: int, hurried: bool) -> None:
     given_WE = window_WE.copy()
     spare_W = np.full(len(window_WE), 0.0 if hurried else 1e9)
-    context = Context(COST, None, len(window_WE), spare_W, spare_W, 0.04)
+    context = Context(COST, None, len(window_WE), FcfsView(spare_W, spare_W, 0.04, 1.0))
     answers = [
         strategy(name).select(window_WE, batch_size, np.random.default_rng(7), context)
         for _ in range(2)
