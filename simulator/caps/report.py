@@ -42,11 +42,16 @@ def _table(document: dict[str, Any], pattern: str) -> Table:
         for rate in rates:
             gain = document[pattern][rate]["_improvements"].get(name)
             p99_ms = document[pattern][rate][name]["p99_mean"]
-            cells.append(f"{-gain['p99_reduction_pct']:+.1f} %" if gain else f"{p99_ms:.0f} ms")
+            cells.append(_change(gain["p99_reduction_pct"]) if gain else f"{p99_ms:.0f} ms")
         last = document[pattern][rates[-1]][name]
         rest = f"{last['throughput_mean']:.1f}", f"{last['imbalance_mean']:.3f}"
         table.add_row(name, *cells, *rest)
     return table
+
+
+def _change(reduction_pct: float) -> str:
+    """A reduction as a change; adding zero keeps none from being shown as -0.0."""
+    return f"{0.0 - reduction_pct:+.1f} %"
 
 
 def print_judgement(document: dict[str, Any]) -> None:
@@ -64,7 +69,7 @@ def print_judgement(document: dict[str, Any]) -> None:
         for column in ("load", "FCFS P99", *heads):
             table.add_column(column, justify="right", no_wrap=True)
         for row in rows:
-            changes = (f"{-row['p99_reduction_pct'][label]:+.1f} %" for label in labels)
+            changes = (_change(row["p99_reduction_pct"][label]) for label in labels)
             table.add_row(f"{row['load']:g}", f"{row['fcfs_p99_ms']:.0f} ms", *changes)
         console.print(table)
     print("P99 against FCFS, less is better; (perfect): told the true loads")
@@ -73,7 +78,7 @@ def print_judgement(document: dict[str, Any]) -> None:
         share = verdict["share_of_greedy_gain_pct"][told]
         gains = ", ".join(f"{arrivals} {value:.0f} %" for arrivals, value in share.items())
         print(
-            f"{told}: at worst {-worst['p99_reduction_pct']:+.1f} % in calm ({worst['arrivals']}, load "
+            f"{told}: at worst {_change(worst['p99_reduction_pct'])} in calm ({worst['arrivals']}, load "
             f"{worst['load']:g}); of greedy's gain under overload at least: {gains or 'it has none'}"
         )
     print(f"correlation of the prediction with the truth: {verdict['predictor_correlation']}")

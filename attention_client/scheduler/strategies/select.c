@@ -141,15 +141,26 @@ largest(const double *row_E, ptrdiff_t experts)
     return most;
 }
 
+/* Four side by side, as in `dot`. */
 static double
 largest_sum(const double *row_E, const double *load_E, ptrdiff_t experts)
 {
-    double most = row_E[0] + load_E[0];
-    for (ptrdiff_t e = 1; e < experts; e++) {
-        double here = row_E[e] + load_E[e];
-        most = here > most ? here : most;
+    double most[4];
+    for (ptrdiff_t lane = 0; lane < 4; lane++) {
+        most[lane] = row_E[0] + load_E[0];
     }
-    return most;
+    ptrdiff_t e = 0;
+    for (; e + 4 <= experts; e += 4) {
+        for (ptrdiff_t lane = 0; lane < 4; lane++) {
+            double here = row_E[e + lane] + load_E[e + lane];
+            most[lane] = here > most[lane] ? here : most[lane];
+        }
+    }
+    for (; e < experts; e++) {
+        double here = row_E[e] + load_E[e];
+        most[0] = here > most[0] ? here : most[0];
+    }
+    return largest(most, 4);
 }
 
 void

@@ -107,6 +107,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "--plot": None,
         "--json": False,
     },
+    "bench select": {"--size": None, "--strategies": None, "--decisions": 2000, "--json": False},
     "simulate caps": {
         "--requests": 3000,
         "--seeds": "42,123,456,789",

@@ -67,6 +67,31 @@ def test_policy_judges_a_trace(tmp_path: Path) -> None:
     ]
 
 
+def test_decisions_are_measured() -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "eaas",
+            "bench",
+            "select",
+            "--decisions",
+            "20",
+            "--size",
+            "9,6",
+            "--json",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert len(rows) == 14  # the default by both cost models
+    assert all(0 < row["p50_us"] <= row["p99_us"] for row in rows)
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
