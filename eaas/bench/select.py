@@ -35,7 +35,7 @@ def bench_select(
         decisions: Of each row; after a tenth as many that are not counted.
 
     Returns:
-        JSON: `rows` with window, experts, strategy, cost model, median and 99th percentile in microseconds.
+        JSON: `rows` with window, experts, strategy, cost model, median and 99th percentile.
     """
     rows = []
     for window, experts in sizes:
