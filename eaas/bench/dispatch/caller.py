@@ -15,6 +15,9 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 import torch
+
+# Here, as its import drops a SIGTERM's exception that comes in the midst of it.
+from numpy.random import default_rng
 from prometheus_client import CollectorRegistry
 
 from attention_client.budget import HedgeBudget
@@ -82,7 +85,7 @@ class Request:
 
 def random_request(tokens: int, hidden: int, num_experts: int, top_k: int) -> Request:
     """Tokens whose experts are drawn uniformly."""
-    rng = np.random.default_rng(tokens)
+    rng = default_rng(tokens)
     ids_TK = rng.random((tokens, num_experts)).argsort(axis=1)[:, :top_k]
     scores_TK = rng.random((tokens, top_k), dtype=np.float32)
     x_TH = torch.from_numpy(rng.standard_normal((tokens, hidden), dtype=np.float32)).bfloat16()
