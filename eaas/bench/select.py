@@ -20,7 +20,7 @@ _BATCH_SIZE = 8
 _DOMAINS = 20
 _TOKENS, _TOP_K = 100, 4
 _SERVERS = 4
-# A server's step: microseconds per active expert and per pair, as fitted to the native kernel with bf16 weights.
+# A step of a server: per active expert and per pair, as fitted to the native kernel with bf16 weights.
 _LOAD_S, _PAIR_S = 413e-6, 17.8e-6
 
 
