@@ -6,6 +6,7 @@ It ends with its input, so none is left behind by a parent that was killed.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -22,7 +23,12 @@ def main() -> None:
             answer: dict[str, Any] = {"result": run_cell(**json.loads(line))}
         except ConfigError as error:
             answer = {"error": str(error)}
-        print(json.dumps(answer), flush=True)
+        try:
+            print(json.dumps(answer), flush=True)
+        except BrokenPipeError:
+            # The parent is gone, so nobody waits for this; nor for what is written at the end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return
 
 
 if __name__ == "__main__":
