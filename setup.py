@@ -1,4 +1,4 @@
-"""The compiled parts: the flag primitive, dispatch, selection, the expert kernel, a benchmark's floor."""
+"""The compiled parts: slots, dispatch, splits, selection, planning, the kernel, a benchmark's floor."""
 
 from setuptools import Extension, setup
 
@@ -9,6 +9,28 @@ setup(
             sources=["eaas/wire/_flags.c"],
             depends=["eaas/wire/spin.h"],
             extra_compile_args=["-O2", "-std=c11", "-Wall", "-Wextra"],
+            define_macros=[("Py_LIMITED_API", "0x030B0000")],
+            py_limited_api=True,
+        ),
+        Extension(
+            "eaas.minmax._minmax",
+            sources=["eaas/minmax/_minmax.c", "eaas/minmax/flow.c"],
+            depends=["eaas/minmax/flow.h"],
+            extra_compile_args=["-O3", "-std=c11", "-Wall", "-Wextra"],
+            define_macros=[("Py_LIMITED_API", "0x030B0000")],
+            py_limited_api=True,
+        ),
+        Extension(
+            "balancer.policies.fractional._fractional",
+            sources=[
+                "eaas/minmax/flow.c",
+                *(
+                    f"balancer/policies/fractional/{name}.c"
+                    for name in ("_fractional", "layer", "fill", "keep", "improve")
+                ),
+            ],
+            depends=["eaas/minmax/flow.h", "balancer/policies/fractional/layer.h"],
+            extra_compile_args=["-O3", "-std=c11", "-Wall", "-Wextra", "-fvisibility=hidden"],
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
             py_limited_api=True,
         ),
@@ -43,6 +65,36 @@ setup(
             sources=["eaas/bench/dispatch/_floor.c"],
             depends=["eaas/wire/spin.h"],
             extra_compile_args=["-O2", "-std=c11", "-Wall", "-Wextra"],
+            define_macros=[("Py_LIMITED_API", "0x030B0000")],
+            py_limited_api=True,
+        ),
+        Extension(
+            "balancer.policies._planning",
+            sources=[
+                f"balancer/policies/native/{name}.c"
+                for name in (
+                    "module",
+                    "bind_place",
+                    "bind_layout",
+                    "bind_policies",
+                    "heap",
+                    "replicate",
+                    "pack",
+                    "place",
+                    "refine",
+                    "spread",
+                    "scalpel",
+                    "craft",
+                )
+            ],
+            depends=[
+                f"balancer/policies/native/{name}.h" for name in ("arrays", "bind", "planning")
+            ],
+            # No fused operations: a plan is the same on every machine.
+            extra_compile_args=[
+                *("-O3", "-std=c11", "-ffp-contract=off", "-fvisibility=hidden"),
+                *("-Wall", "-Wextra"),
+            ],
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
             py_limited_api=True,
         ),

@@ -18,6 +18,8 @@ from attention_client.messages import Ticket
 
 __all__ = ["Attempt", "Race", "Result"]
 
+_NO_ROWS = np.empty((0, 0), dtype=np.float32)
+
 
 @dataclass(eq=False, slots=True)
 class Attempt:
@@ -48,7 +50,7 @@ class Result:
 
     Attributes:
         part: What was asked for.
-        part_RH: float32 (R, H).
+        part_RH: float32 (R, H); without rows once it was released.
         attempt: Whose slot it stands in; None once it has been copied.
     """
 
@@ -60,12 +62,17 @@ class Result:
         """Copy the result and free its slot. Says whether what was copied is right."""
         if self.attempt is None:
             return True
-        self.part_RH = self.part_RH.copy()
-        return self.release()
+        copied_RH = self.part_RH.copy()
+        is_right = self.release()
+        self.part_RH = copied_RH
+        return is_right
 
     def release(self) -> bool:
         """Free the slot after the result was read. Says whether what was read is right."""
         attempt, self.attempt = self.attempt, None
+        # A race and its attempts refer to each other: they stay until Python looks for such circles, and with
+        # this view the memory of a server that is long gone would.
+        self.part_RH = _NO_ROWS
         return attempt is None or attempt.connection.release(attempt.ticket)
 
 

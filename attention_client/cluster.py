@@ -25,7 +25,9 @@ from attention_client.dispatch import dispatch_policy
 from attention_client.layer_call import ClusterView, Dispatcher, LayerCall
 from attention_client.messages import LayerInput
 from attention_client.metrics import ClientMetrics
+from attention_client.placements import PlacementSwitch
 from attention_client.transports import opener
+from eaas import versions
 from eaas.config import AttentionClientConfig
 from eaas.errors import ClusterError, EaasError, ExpertsUnavailableError
 from eaas.grpc_client import Backoff
@@ -36,7 +38,6 @@ from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.rpc.v1 import expert_pb2_grpc
 from eaas.session import MemberSession, MembershipView, PlacementWatch, Report
 from eaas.types import Member, MemberState, ModelShape, Placement, Role
-from eaas.wire.slot import VERSION
 
 __all__ = ["Cluster"]
 
@@ -44,6 +45,8 @@ _log = get_logger(__name__)
 _CONNECT_S = 5.0
 _RECONNECT_S = 0.25
 _RECONNECT_MOST_S = 2.0
+# Less than the balancer's, which waits for a client to follow a placement.
+_HOLD_BACK_S = 5.0
 # A process may hold several models, each a member of its own.
 _numbers = itertools.count()
 _USABLE = (MemberState.SERVING, MemberState.SUSPECT, MemberState.DRAINING)
@@ -93,7 +96,7 @@ class Cluster:
         # Kept over the lives of a server: what it can do does not change with its process.
         self._service_times: dict[str, ServiceTimes] = {}
         self._pid = os.getpid()
-        self._placement: Placement | None = None
+        self._switch = PlacementSwitch(_HOLD_BACK_S)
         self._view: ClusterView | None = None
         self._members: MembershipView | None = None
         self._state = MemberState.JOINING
@@ -282,7 +285,7 @@ class Cluster:
     @property
     def placement(self) -> Placement | None:
         """The placement in use; None while there is none."""
-        return self._placement
+        return self._switch.current
 
     # -- membership -----------------------------------------------------------------------------------
 
@@ -292,7 +295,7 @@ class Cluster:
         self.session.report_now()
 
     def _report(self) -> Report:
-        placement = self._placement
+        placement = self._switch.current
         return Report(
             state=self._state,
             progress=self._finished,
@@ -316,10 +319,17 @@ class Cluster:
             _log.error("placement %d is of another model: ignored", placement.epoch)
             return
         with self._changed:
-            if self._placement is not None and placement.epoch <= self._placement.epoch:
+            if not self._switch.offer(placement, time.monotonic()):
                 return
-            self._placement = placement
-            self.metrics.epoch.set(placement.epoch)
+            self._refresh()
+            due_at = self._switch.due_at()
+        if due_at is not None:
+            timer = threading.Timer(max(0.0, due_at - time.monotonic()), self._look_again)
+            timer.daemon = True
+            timer.start()
+
+    def _look_again(self) -> None:
+        with self._changed:
             self._refresh()
 
     def _on_members(self, members: MembershipView) -> None:
@@ -329,7 +339,10 @@ class Cluster:
                 continue
             connection = self._connections.get(member.id)
             stale = connection is not None and connection.incarnation != member.incarnation
-            if connection is not None and (stale or member.state is MemberState.DEAD):
+            # Answers are worth more than silence elsewhere: a server that only the monitor cannot reach
+            # serves on. Whoever said goodbye takes its slots back by itself.
+            silent = member.state is MemberState.DEAD and connection and connection.owes_answer()
+            if connection is not None and (stale or silent):
                 connection.lose(f"the monitor says {member.state.value}")
             if member.state is MemberState.DEAD:
                 self.metrics.outcomes.forget(member.id)
@@ -399,16 +412,20 @@ class Cluster:
         request = pb.ConnectRequest(
             client_id=self.client_id,
             client_incarnation=self.session.incarnation,
-            protocol_version=VERSION,
             transport=self.config.transport,
             slots=self.config.slots,
             hidden_size=self.shape.hidden_size,
             model_digest=self.shape.digest,
         )
+        stub = expert_pb2_grpc.ExpertServiceStub(channel)
+
+        def connect(version: int) -> pb.ConnectResponse:
+            request.protocol_version = version
+            answer: pb.ConnectResponse = stub.Connect(request, timeout=_CONNECT_S)
+            return answer
+
         try:
-            granted = expert_pb2_grpc.ExpertServiceStub(channel).Connect(
-                request, timeout=_CONNECT_S
-            )
+            granted = versions.negotiate(versions.SLOTS, connect)
             early: list[str] = []
             box: list[Connection] = []
 
@@ -476,11 +493,17 @@ class Cluster:
 
     def _refresh(self) -> None:
         """Make the view anew; the lock is held."""
-        if self._placement is not None:
+        connected = {s for s, c in self._connections.items() if c.lost_reason is None}
+        switched = self._switch.look(connected, time.monotonic())
+        placement = self._switch.current
+        if placement is not None:
             self._view = ClusterView(
-                self._placement,
-                tuple(self._connections.get(server) for server in self._placement.servers),
+                placement, tuple(self._connections.get(server) for server in placement.servers)
             )
+        if switched and placement is not None:
+            self.metrics.epoch.set(placement.epoch)
+            # The balancer waits for everybody to say so.
+            self.session.report_now()
         self.metrics.connections.set(len(self._connections))
         self._changed.notify_all()
 

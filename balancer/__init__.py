@@ -1,5 +1,1 @@
-"""Where the experts are: policies, planner and the placement service."""
-
-from balancer.main import run
-
-__all__ = ["run"]
+"""Where the experts are: policies, planner and the placement service (`balancer.main.run`)."""

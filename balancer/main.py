@@ -16,7 +16,7 @@ from eaas.log import get_logger
 from eaas.rpc.v1 import balancer_pb2_grpc
 from eaas.session import MemberSession, Report
 from eaas.shutdown import Shutdown
-from eaas.types import Member, MemberState, Role
+from eaas.types import Member, MemberState, Placement, Role
 
 __all__ = ["Balancer", "run"]
 
@@ -45,24 +45,33 @@ class Balancer:
         self, config: BalancerConfig, monitor_address: str, on_stopping: Callable[[], None]
     ) -> None:
         try:
-            planner = Planner(config.expected_servers, config.redundancy)
+            planner = Planner(
+                config.expected_servers,
+                config.redundancy,
+                config.dead_grace_s,
+                config.ack_timeout_s,
+            )
         except ValueError as error:
             raise ConfigError(f"balancer: {error}") from error
-        self._service = BalancerService()
-        self._server = serve(
-            [
-                Service(
-                    "eaas.rpc.v1.BalancerService",
-                    balancer_pb2_grpc.add_BalancerServiceServicer_to_server,
-                    self._service,
-                )
-            ],
-            config.host,
-            config.port,
-            max_workers=_WORKERS,
-        )
+        self._rollout = Rollout(planner, self._publish, config.apply_timeout_s)
+        self._service = BalancerService(self._rollout.ask)
+        try:
+            self._server = serve(
+                [
+                    Service(
+                        "eaas.rpc.v1.BalancerService",
+                        balancer_pb2_grpc.add_BalancerServiceServicer_to_server,
+                        self._service,
+                    )
+                ],
+                config.host,
+                config.port,
+                max_workers=_WORKERS,
+            )
+        except EaasError:
+            self._rollout.close()
+            raise
         self.address = self._server.address
-        self._rollout = Rollout(planner, self._service.publish, config.apply_timeout_s)
         member = Member(
             id="balancer",
             role=Role.BALANCER,
@@ -84,6 +93,9 @@ class Balancer:
             self._server.stop(0)
             raise
         self._server.set_serving(True)
+
+    def _publish(self, placement: Placement) -> None:
+        self._service.publish(placement)
 
     def stop(self) -> None:
         """Says goodbye to the monitor and ends."""

@@ -5,6 +5,7 @@ One thread owns the planner; calls to servers report back to it.
 
 from __future__ import annotations
 
+import concurrent.futures
 import queue
 import threading
 import time
@@ -13,8 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
+import numpy as np
+import numpy.typing as npt
 
-from balancer.planner import Action, Apply, Planner, Publish, Refuse
+from balancer.actions import Action, Call, Inspect, Prepare, Publish, Refuse, Retire
+from balancer.planner import Planner
 from eaas.grpc_client import channel
 from eaas.log import get_logger
 from eaas.membership import MembershipView
@@ -27,39 +31,58 @@ _log = get_logger(__name__)
 
 _RETRY_S = 0.5
 _JOIN_S = 3.0
+# Of calls that load nothing.
+_SHORT_S = 10.0
 
 
 @dataclass(frozen=True)
 class _Outcome:
-    apply: Apply
-    call: Any
+    call: Call
+    rpc: Any
     line: grpc.Channel
 
 
+@dataclass(frozen=True)
+class _Question:
+    ask: Callable[[Planner], Any]
+    answer: concurrent.futures.Future[Any]
+
+
 class Rollout:
-    """Brings servers in line with the planner's placement, and publishes it once they are.
+    """Brings servers in line with the planner's placements, and publishes each once they are.
 
     Args:
         planner: Decides; used by this object's thread alone.
         publish: Called with each placement that the clients are to use.
-        apply_timeout_s: Deadline of one ApplyPlacement.
+        load_timeout_s: Deadline of one PreparePlacement.
     """
 
     def __init__(
-        self, planner: Planner, publish: Callable[[Placement], None], apply_timeout_s: float
+        self, planner: Planner, publish: Callable[[Placement], None], load_timeout_s: float
     ) -> None:
         self._planner = planner
         self._publish = publish
-        self._apply_timeout_s = apply_timeout_s
-        self._inbox: queue.SimpleQueue[MembershipView | _Outcome | None] = queue.SimpleQueue()
+        self._load_timeout_s = load_timeout_s
+        self._inbox: queue.SimpleQueue[MembershipView | _Outcome | _Question | None]
+        self._inbox = queue.SimpleQueue()
         self._running: dict[Any, grpc.Channel] = {}
-        self._retries: list[tuple[float, Apply]] = []
+        self._retries: list[tuple[float, Call]] = []
         self._thread = threading.Thread(target=self._run, name="rollout", daemon=True)
         self._thread.start()
 
     def observe(self, view: MembershipView) -> None:
         """The membership changed. Does not block."""
         self._inbox.put(view)
+
+    def ask(self, question: Callable[[Planner], Any]) -> Any:
+        """What the planner says to a question, asked on its thread.
+
+        Raises:
+            TimeoutError: It does not answer (it is being closed).
+        """
+        asked = _Question(question, concurrent.futures.Future())
+        self._inbox.put(asked)
+        return asked.answer.result(_JOIN_S)
 
     def close(self) -> None:
         """Cancels what runs and ends the thread. Idempotent."""
@@ -68,78 +91,103 @@ class Rollout:
 
     def _run(self) -> None:
         while True:
+            now = time.monotonic()
+            self._retry_due(now)
+            self._act(self._planner.tick(now))
             try:
-                item = self._inbox.get(timeout=self._until_retry_s())
+                item = self._inbox.get(timeout=self._idle_s(now))
             except queue.Empty:
-                self._retry_due()
                 continue
             if item is None:
                 break
             if isinstance(item, MembershipView):
-                self._act(self._planner.observe(item.members))
+                self._act(self._planner.observe(item.members, time.monotonic()))
+            elif isinstance(item, _Question):
+                item.answer.set_result(item.ask(self._planner))
             else:
                 self._take(item)
-        for call, line in self._running.items():
-            call.cancel()
+        for rpc, line in self._running.items():
+            rpc.cancel()
             line.close()
 
     def _act(self, actions: Sequence[Action]) -> None:
         for action in actions:
             match action:
-                case Apply():
-                    self._start(action)
                 case Publish(placement):
                     _log.info("placement %d: published", placement.epoch)
                     self._publish(placement)
                 case Refuse(server_id, reason):
                     _log.error("%s gets no experts: %s", server_id, reason)
+                case _:
+                    self._start(action)
 
-    def _start(self, apply: Apply) -> None:
-        epoch = apply.placement.epoch
-        layers = _share(apply)
-        replicas = sum(len(layer.experts) for layer in layers)
-        _log.info("placement %d: %s is to hold %d replicas", epoch, apply.server_id, replicas)
-        line = channel(apply.address)
-        call = expert_pb2_grpc.ExpertServiceStub(line).ApplyPlacement.future(
-            expert_pb2.ApplyPlacementRequest(epoch=epoch, layers=layers),
-            timeout=self._apply_timeout_s,
-        )
-        self._running[call] = line
-        call.add_done_callback(lambda done: self._inbox.put(_Outcome(apply, call, line)))
+    def _start(self, call: Call) -> None:
+        line = channel(call.address)
+        rpc = self._send(call, expert_pb2_grpc.ExpertServiceStub(line))
+        self._running[rpc] = line
+        rpc.add_done_callback(lambda done: self._inbox.put(_Outcome(call, rpc, line)))
+
+    def _send(self, call: Call, stub: Any) -> Any:
+        match call:
+            case Inspect():
+                return stub.ListExperts.future(expert_pb2.ListExpertsRequest(), timeout=_SHORT_S)
+            case Prepare(placement=placement):
+                epoch, layers = placement.epoch, _share(call)
+                replicas = sum(len(layer.experts) for layer in layers)
+                _log.info(
+                    "placement %d: %s is to hold %d replicas", epoch, call.server_id, replicas
+                )
+                return stub.PreparePlacement.future(
+                    expert_pb2.PreparePlacementRequest(epoch=epoch, layers=layers),
+                    timeout=self._load_timeout_s,
+                )
+            case Retire(placement=placement):
+                return stub.RetirePlacement.future(
+                    expert_pb2.RetirePlacementRequest(epoch=placement.epoch, layers=_share(call)),
+                    timeout=_SHORT_S,
+                )
 
     def _take(self, outcome: _Outcome) -> None:
-        apply = outcome.apply
-        del self._running[outcome.call]
+        call, rpc, now = outcome.call, outcome.rpc, time.monotonic()
+        del self._running[rpc]
         outcome.line.close()
-        code = outcome.call.code()
+        code = rpc.code()
         if code is grpc.StatusCode.OK:
-            self._act(self._planner.applied(apply))
+            holds_LE = _held(rpc.result(), call) if isinstance(call, Inspect) else None
+            self._act(self._planner.succeeded(call, now, holds_LE))
             return
-        _log.warning(
-            "placement %d: %s did not apply it: %s: %s",
-            apply.placement.epoch,
-            apply.server_id,
-            code.name,
-            outcome.call.details(),
-        )
-        self._retries.append((time.monotonic() + _RETRY_S, apply))
+        what = type(call).__name__.lower()
+        _log.warning("%s: %s failed: %s: %s", call.server_id, what, code.name, rpc.details())
+        self._retries.append((now + _RETRY_S, call))
+        self._act(self._planner.failed(call, now))
 
-    def _until_retry_s(self) -> float | None:
-        if not self._retries:
-            return None
-        return max(0.0, self._retries[0][0] - time.monotonic())
+    def _idle_s(self, now: float) -> float | None:
+        """How long nothing is to be done, unless something happens."""
+        times = [at for at, _ in self._retries[:1]]
+        wake_at = self._planner.wake_at(now)
+        if wake_at is not None:
+            times.append(wake_at)
+        return max(0.0, min(times) - time.monotonic()) if times else None
 
-    def _retry_due(self) -> None:
+    def _retry_due(self, now: float) -> None:
         # All pauses are equal, so the list is in order of time.
-        while self._retries and self._retries[0][0] <= time.monotonic():
-            _, apply = self._retries.pop(0)
-            if self._planner.is_wanted(apply):
-                self._start(apply)
+        while self._retries and self._retries[0][0] <= now:
+            _, call = self._retries.pop(0)
+            if self._planner.is_wanted(call):
+                self._start(call)
 
 
-def _share(apply: Apply) -> list[common_pb2.Holding]:
-    placement = apply.placement
-    if apply.server_id in placement.servers:
+def _share(call: Prepare | Retire) -> list[common_pb2.Holding]:
+    placement = call.placement
+    if call.server_id in placement.servers:
         message = placement.to_proto()
-        return list(message.servers[placement.servers.index(apply.server_id)].layers)
+        return list(message.servers[placement.servers.index(call.server_id)].layers)
     return [common_pb2.Holding() for _ in range(placement.holds_LSE.shape[0])]
+
+
+def _held(response: expert_pb2.ListExpertsResponse, call: Inspect) -> npt.NDArray[np.bool_]:
+    """bool (L, E)."""
+    holds_LE = np.zeros((len(response.layers), call.num_experts), dtype=np.bool_)
+    for layer, holding in enumerate(response.layers):
+        holds_LE[layer, list(holding.experts)] = True
+    return holds_LE

@@ -1,28 +1,41 @@
-"""The placement on the wire."""
+"""The balancer's contract on the wire: placements, and the operator's word."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from eaas.grpc_client import STREAM_SIGN_S
+import grpc
+
+from balancer.planner import Planner
+from eaas.grpc_client import STREAM_SIGN_S, channel
 from eaas.rpc.v1 import balancer_pb2 as pb
-from eaas.rpc.v1 import common_pb2
+from eaas.rpc.v1 import common_pb2, expert_pb2, expert_pb2_grpc
 from eaas.types import Placement
 
 __all__ = ["BalancerService"]
+
+_DRAIN_S = 5.0
 
 
 class BalancerService:
     """Answers the contract's BalancerService with the placement last published.
 
     Any thread may call it.
+
+    Args:
+        ask: Has the planner answer a question, on the thread that owns it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ask: Callable[[Callable[[Planner], Any]], Any]) -> None:
+        self._ask = ask
         self._changed = threading.Condition()
         self._placement = common_pb2.Placement()
+        self._wanted_servers = 0
+        # Counted: the same number is said again where a server did not come, or died.
+        self._wishes = 0
+        self._scalers = 0
         self._closed = False
 
     @property
@@ -43,6 +56,8 @@ class BalancerService:
             self._closed = True
             self._changed.notify_all()
 
+    # -- placements -----------------------------------------------------------------------------
+
     def GetPlacement(
         self, request: pb.GetPlacementRequest, context: Any
     ) -> pb.GetPlacementResponse:
@@ -59,21 +74,84 @@ class BalancerService:
         if not context.add_callback(self._wake):
             return
         epoch = request.known_epoch
-
-        def is_due() -> bool:
-            return self._placement.epoch > epoch or self._closed or not context.is_active()
-
-        while context.is_active():
-            with self._changed:
-                self._changed.wait_for(is_due, STREAM_SIGN_S)
-                placement = self._placement
-                if self._closed:
-                    return
+        while self._wait(context, lambda known: self._placement.epoch > known, epoch):
+            placement = self._placement
             if placement.epoch > epoch:
                 epoch = placement.epoch
                 yield pb.WatchPlacementResponse(placement=placement, epoch=placement.epoch)
             else:
                 yield pb.WatchPlacementResponse(epoch=placement.epoch)
+
+    # -- servers come and go --------------------------------------------------------------------
+
+    def DrainServer(self, request: pb.DrainServerRequest, context: Any) -> pb.DrainServerResponse:
+        """Tells a server to leave, if others can take its experts (errors: `balancer.proto`)."""
+        server_id = request.server_id
+        member, refusal = self._ask(lambda p: (p.member(server_id), p.why_not_drain(server_id)))
+        if member is None:
+            context.abort(
+                grpc.StatusCode.NOT_FOUND, f"{server_id!r} is no live expert server of this cluster"
+            )
+        if refusal:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, refusal)
+        with channel(member.address) as line:
+            try:
+                stub = expert_pb2_grpc.ExpertServiceStub(line)
+                stub.Drain(expert_pb2.DrainRequest(), timeout=_DRAIN_S)
+            except grpc.RpcError as error:
+                why = f"{server_id} does not answer: {error.code().name}: {error.details()}"
+                context.abort(grpc.StatusCode.UNAVAILABLE, why)
+        return pb.DrainServerResponse()
+
+    def Scale(self, request: pb.ScaleRequest, context: Any) -> pb.ScaleResponse:
+        """Tells whoever starts and ends servers how many there are to be."""
+        if request.servers < 1:
+            context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                "0 servers would hold no experts: give at least 1, or stop the cluster",
+            )
+        with self._changed:
+            if not self._scalers:
+                context.abort(
+                    grpc.StatusCode.FAILED_PRECONDITION,
+                    "nobody starts servers for this cluster: start `eaas expert-server --join` by hand, "
+                    "or end one with `eaas drain`",
+                )
+            self._wanted_servers = request.servers
+            self._wishes += 1
+            self._changed.notify_all()
+        return pb.ScaleResponse()
+
+    def GetScale(self, request: pb.GetScaleRequest, context: Any) -> pb.GetScaleResponse:
+        """How few servers there may be."""
+        return pb.GetScaleResponse(fewest=self._ask(lambda planner: planner.fewest_servers))
+
+    def WatchScale(
+        self, request: pb.WatchScaleRequest, context: Any
+    ) -> Iterator[pb.WatchScaleResponse]:
+        """How many servers are wanted, now and each time that it is said."""
+        if not context.add_callback(self._wake):
+            return
+        known = 0
+        with self._changed:
+            self._scalers += 1
+        try:
+            # At once, so that the caller knows that it is counted.
+            yield pb.WatchScaleResponse()
+            while self._wait(context, lambda last: self._wishes != last, known):
+                changed, known = self._wishes != known, self._wishes
+                yield pb.WatchScaleResponse(servers=self._wanted_servers if changed else 0)
+        finally:
+            with self._changed:
+                self._scalers -= 1
+
+    def _wait(self, context: Any, is_due: Callable[[int], bool], known: int) -> bool:
+        """Sleep until something is due, or for the time of a sign of life; False at the stream's end."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: is_due(known) or self._closed or not context.is_active(), STREAM_SIGN_S
+            )
+            return not self._closed and context.is_active()
 
     def _wake(self) -> None:
         with self._changed:

@@ -25,6 +25,7 @@ from eaas.errors import ConfigError
 
 __all__ = [
     "AttentionClientConfig",
+    "AutoscalerConfig",
     "BalancerConfig",
     "ClusterConfig",
     "ExpertServerConfig",
@@ -54,11 +55,30 @@ class MonitorConfig(_Section):
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: Port = Field(0, description="gRPC port; 0 takes a free one.")
     lease_s: Seconds = Field(
-        2.0, description="Silence after which a member is DEAD; 3/4 of it: SUSPECT."
+        2.0,
+        description="Within this after its last heartbeat a member is DEAD to all; SUSPECT where it is late.",
     )
     heartbeat_s: Seconds = Field(0.9, description="How often members are to send a heartbeat.")
     stop_members_on_exit: bool = Field(
         False, description="Tell every member to end when the monitor is stopped (a local cluster)."
+    )
+    store: Literal["embedded", "zookeeper"] = Field(
+        "embedded",
+        description="Where what it knows survives it: a file of its own, or ZooKeeper (several monitors).",
+    )
+    data_dir: str = Field(
+        "", description="Directory of the embedded store; empty: it knows nothing after a restart."
+    )
+    zookeeper_hosts: str = Field(
+        "127.0.0.1:2181", min_length=1, description="ZooKeeper's servers, HOST:PORT,HOST:PORT."
+    )
+    zookeeper_root: str = Field(
+        "/eaas",
+        pattern=r"^(/[A-Za-z0-9_-]+)+$",
+        description="Path in ZooKeeper; one for each cluster.",
+    )
+    zookeeper_session_s: Seconds = Field(
+        4.0, description="Silence after which ZooKeeper lets another monitor lead."
     )
 
 
@@ -73,6 +93,46 @@ class BalancerConfig(_Section):
     redundancy: int = Field(2, ge=1, description="Servers that hold each expert.")
     apply_timeout_s: Seconds = Field(
         300.0, description="Longest that a server may take to load its experts."
+    )
+    dead_grace_s: Seconds = Field(
+        30.0, description="How long a dead server's return is awaited before others get its share."
+    )
+    ack_timeout_s: Seconds = Field(
+        10.0, description="How long experts that moved stay for clients of the older placement."
+    )
+
+
+class AutoscalerConfig(_Section):
+    """The autoscaler (`eaas autoscale`): how many expert servers there are."""
+
+    target_utilization: float = Field(
+        0.6,
+        ge=0.05,
+        le=0.8,
+        description="Share of the time that servers are to be busy; at 1 requests wait for one another.",
+    )
+    tolerance: float = Field(
+        0.15,
+        ge=0.01,
+        le=0.2,
+        description="Nothing changes while utilisation is off its target by no more than this part of it.",
+    )
+    latency_target_ms: float = Field(
+        0.0,
+        ge=0,
+        le=60_000,
+        description="Mean time between two tokens of a request that calls for more servers; 0: none.",
+    )
+    min_servers: int = Field(
+        1, ge=1, description="Fewest servers; never fewer than hold every expert."
+    )
+    max_servers: int = Field(8, ge=1, description="Most servers.")
+    interval_s: Seconds = Field(
+        15.0, description="How often it looks; what it measures is of the time between two looks."
+    )
+    cooldown_s: Seconds = Field(60.0, description="Least time between two changes.")
+    scale_in_window_s: Seconds = Field(
+        300.0, description="A server goes once it was not needed at any time of so long."
     )
 
 
@@ -109,6 +169,14 @@ class ExpertServerConfig(_Section):
         le=1_000_000,
         description="Longest that a batch waits for company, microseconds.",
     )
+    drain_timeout_s: Seconds = Field(
+        60.0, description="Longest that a server that is to leave waits for others to take over."
+    )
+    share_bytes_per_s: int = Field(
+        500_000_000,
+        ge=1_000_000,
+        description="Fastest that servers without a checkpoint are sent this one's, all together.",
+    )
     added_latency_us: int = Field(
         0,
         ge=0,
@@ -130,7 +198,7 @@ class AttentionClientConfig(_Section):
     spin_us: int = Field(
         20, ge=-1, description="Microseconds to poll before sleeping; -1 polls for ever."
     )
-    dispatch: Literal["least_loaded", "weights", "round_robin", "random"] = Field(
+    dispatch: Literal["least_loaded", "split", "weights", "round_robin", "random"] = Field(
         "least_loaded", description="How replicas are chosen for the tokens of an expert."
     )
     overlap: Annotated[Literal["auto", "on", "off"], BeforeValidator(_on_off)] = Field(
@@ -166,6 +234,7 @@ class ClusterConfig(BaseSettings):
 
     monitor: MonitorConfig = MonitorConfig()
     balancer: BalancerConfig = BalancerConfig()
+    autoscaler: AutoscalerConfig = AutoscalerConfig()
     expert_server: ExpertServerConfig = ExpertServerConfig()
     attention_client: AttentionClientConfig = AttentionClientConfig()
 

@@ -23,6 +23,9 @@ __all__ = [
     "SharedMemoryError",
     "SlotCorruptError",
     "SlotsBusyError",
+    "StoreError",
+    "TraceError",
+    "TrafficError",
     "UnsupportedModelError",
     "WrongRequestError",
 ]
@@ -37,6 +40,10 @@ class EaasError(Exception):
 
 class ConfigError(EaasError):
     """A setting is wrong or unknown. Change the setting that the message names."""
+
+
+class TrafficError(EaasError):
+    """A traffic trace cannot be read. Mend or leave out the line that the message names."""
 
 
 class CheckpointError(EaasError):
@@ -63,6 +70,11 @@ class CorruptShardError(CheckpointError):
     """A shard is truncated or its header is broken. Fetch the shard again."""
 
 
+class TraceError(EaasError):
+    """A file holds no routing trace, or a wrong one (holes, negatives, another shape), or none can be written
+    there. The message names the file and the place in it."""
+
+
 class PortInUseError(EaasError):
     """The port is taken. Choose another port or stop what holds it."""
 
@@ -73,6 +85,10 @@ class SharedMemoryError(EaasError):
 
 class ClusterError(EaasError):
     """A process of the cluster did not come up or cannot be reached."""
+
+
+class StoreError(EaasError):
+    """What the monitor is to remember cannot be read or written. The message says where, and the remedy."""
 
 
 # -- data path ----------------------------------------------------------------------------------------

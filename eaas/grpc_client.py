@@ -98,14 +98,23 @@ def channel(address: str, timeout_s: float = UNARY_TIMEOUT_S) -> grpc.Channel:
     )
 
 
-def responses(call: Any, silence_s: float = STREAM_SILENCE_S) -> Iterator[Any]:
+def responses(
+    call: Any,
+    silence_s: float = STREAM_SILENCE_S,
+    inbox: queue.SimpleQueue[Any] | None = None,
+) -> Iterator[Any]:
     """The messages of a response stream; the call is cancelled however the iteration ends.
+
+    Args:
+        call: The stream.
+        silence_s: Longest silence.
+        inbox: What others put there comes among the messages, and breaks the silence.
 
     Raises:
         TimeoutError: Nothing came for `silence_s` seconds (connecting included).
         grpc.RpcError: The stream broke; its `code()` tells how.
     """
-    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    inbox = queue.SimpleQueue() if inbox is None else inbox
     end = object()
 
     def pump() -> None:

@@ -17,9 +17,16 @@ from grpc_reflection.v1alpha import reflection
 from eaas.errors import ConfigError, PortInUseError
 from eaas.grpc_client import MESSAGE_BYTES
 
-__all__ = ["RunningServer", "Service", "join_host_port", "serve"]
+__all__ = [
+    "SERVER_OPTIONS",
+    "RunningServer",
+    "Service",
+    "add_port",
+    "join_host_port",
+    "serve",
+]
 
-_OPTIONS = (
+SERVER_OPTIONS = (
     # With reuse on (the default) a second server takes the same port silently and gets half the
     # calls.
     ("grpc.so_reuseport", 0),
@@ -35,6 +42,7 @@ _OPTIONS = (
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
 )
+"""Of every server."""
 
 
 @dataclass(frozen=True)
@@ -104,9 +112,8 @@ def serve(
         PortInUseError: Another process holds the port.
         ConfigError: The host is not one of this machine, or the port needs more rights.
     """
-    listen_host = _listen_host(host, port)
     workers = futures.ThreadPoolExecutor(max_workers, thread_name_prefix="grpc")
-    server = grpc.server(workers, options=_OPTIONS, maximum_concurrent_rpcs=max_workers)
+    server = grpc.server(workers, options=SERVER_OPTIONS, maximum_concurrent_rpcs=max_workers)
     names = [service.name for service in services]
     for service in services:
         service.add(service.servicer, server)
@@ -115,13 +122,25 @@ def serve(
     reflection.enable_server_reflection(
         (*names, health.SERVICE_NAME, reflection.SERVICE_NAME), server
     )
+    address = add_port(server, host, port)
+    server.start()
+    return RunningServer(server, workers, health_servicer, names, address)
+
+
+def add_port(server: Any, host: str, port: int) -> str:
+    """Have a gRPC server listen; returns host:port to tell others (see `RunningServer.address`).
+
+    Raises:
+        PortInUseError: Another process holds the port.
+        ConfigError: The host is not one of this machine, or the port needs more rights.
+    """
+    listen_host = _listen_host(host, port)
     try:
         bound = server.add_insecure_port(join_host_port(listen_host, port))
     except RuntimeError as error:
         raise _bind_error(listen_host, host, port) from error
-    server.start()
     shown = socket.gethostname() if listen_host in ("0.0.0.0", "::") else listen_host
-    return RunningServer(server, workers, health_servicer, names, join_host_port(shown, bound))
+    return join_host_port(shown, bound)
 
 
 def join_host_port(host: str, port: int) -> str:

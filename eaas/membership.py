@@ -69,9 +69,12 @@ class MembershipFold:
         Raises:
             ValueError: A member's role or state is unknown (a newer monitor).
         """
+        kind = response.WhichOneof("kind")
+        if kind not in ("snapshot", "event") and not self._awaited:
+            self.view = replace(self.view, heard_at=now)
+            return False
         members = dict(self.view.members)
         revision = self.view.revision
-        kind = response.WhichOneof("kind")
         if kind == "snapshot":
             members, revision = self._snapshot(response.snapshot, now), response.snapshot.revision
         elif kind == "event":

@@ -16,21 +16,22 @@ from typing import Any
 
 import grpc
 
+from eaas import versions
 from eaas.errors import ClusterError
-from eaas.grpc_client import Backoff, channel, responses
+from eaas.grpc_client import Backoff, responses
 from eaas.log import get_logger
 from eaas.membership import MembershipFold, MembershipView
+from eaas.monitors import MonitorLine, Monitors
 from eaas.placement_watch import PlacementWatch
 from eaas.rpc.v1 import monitor_pb2 as pb
-from eaas.rpc.v1 import monitor_pb2_grpc
 from eaas.types import Member, MemberState
 
 __all__ = ["PROTOCOL_VERSION", "MemberSession", "MembershipView", "PlacementWatch", "Report"]
 
 _logger = get_logger(__name__)
 
-PROTOCOL_VERSION = 1
-"""Version of the control plane's contract; another one is refused at registration."""
+PROTOCOL_VERSION = versions.CONTROL_PLANE.newest
+"""The newest version of the control plane's contract that this release speaks."""
 
 _REGISTER_S = 2.0
 _REPORT_S = 1.0
@@ -47,13 +48,20 @@ _FINAL = (
 
 @dataclass(frozen=True)
 class Report:
-    """What a member says of itself in each heartbeat (fields: `eaas.types.Member`)."""
+    """What a member says of itself in each heartbeat (fields: `eaas.types.Member`).
+
+    Attributes:
+        stalled_s: For how long the work at hand has been overdue and has not moved; 0 while it moves.
+        busy_s: For how long it has been at work since it began; only ever rises.
+    """
 
     state: MemberState
     progress: int = 0
     in_flight: int = 0
     experts: int = 0
     epoch: int = 0
+    stalled_s: float = 0.0
+    busy_s: float = 0.0
 
 
 class MemberSession:
@@ -62,7 +70,7 @@ class MemberSession:
     Callbacks run on the session's threads and must not block; a failing one is logged.
 
     Args:
-        monitor_address: host:port of the monitor.
+        monitor_address: host:port of the monitor; "host:port,host:port" where there are several.
         member: This process; state and counters come from `report`.
         report: Read for each heartbeat.
         on_change: Called with each new view in which a member differs from the view before.
@@ -99,12 +107,13 @@ class MemberSession:
         self._due = threading.Event()
         self._calls_lock = threading.Lock()
         self._calls: set[Any] = set()
-        self._channel = channel(monitor_address)
-        self._stub = monitor_pb2_grpc.MonitorServiceStub(self._channel)
+        # The monitor whose watch stream has begun to speak, and where what it says is taken from.
+        self._watched: tuple[MonitorLine, queue.SimpleQueue[pb.WatchResponse]] | None = None
+        self._monitors = Monitors(monitor_address)
         try:
             self._register_first(register_timeout_s)
         except ClusterError:
-            self._channel.close()
+            self._monitors.close()
             raise
         self._threads = [
             threading.Thread(target=self._keep_lease, name="session-lease", daemon=True),
@@ -134,7 +143,7 @@ class MemberSession:
             client_id=self._member.id, client_incarnation=self._incarnation, servers=outcomes
         )
         try:
-            self._stub.ReportOutcome(request, timeout=_REPORT_S)
+            self._monitors.now.stub.ReportOutcome(request, timeout=_REPORT_S)
         except grpc.RpcError as error:
             _logger.debug("outcomes were not reported: %s", _why(error))
             return False
@@ -157,7 +166,7 @@ class MemberSession:
 
         The view has no fresh loads: they change all the time, and nobody is woken for them.
         """
-        call = self._stub.Watch(pb.WatchRequest(), timeout=timeout_s)
+        call = self._monitors.now.stub.Watch(pb.WatchRequest(), timeout=timeout_s)
         try:
             for response in call:
                 if response.WhichOneof("kind") == "snapshot":
@@ -190,10 +199,10 @@ class MemberSession:
                 id=self._member.id, incarnation=self._incarnation, reason="said goodbye"
             )
             try:
-                self._stub.Deregister(goodbye, timeout=_GOODBYE_S)
+                self._monitors.now.stub.Deregister(goodbye, timeout=_GOODBYE_S)
             except grpc.RpcError as error:
                 _logger.info("no goodbye to the monitor: %s", _why(error))
-        self._channel.close()
+        self._monitors.close()
 
     # -- the lease -----------------------------------------------------------------------------
 
@@ -201,9 +210,11 @@ class MemberSession:
         deadline = time.monotonic() + timeout_s
         backoff = Backoff()
         while True:
+            line = self._monitors.now
             try:
-                return self._register()
+                return self._register(line)
             except grpc.RpcError as error:
+                self._monitors.leave(line, error)
                 pause_s = backoff.next_s()
                 if error.code() in _FINAL or time.monotonic() + pause_s >= deadline:
                     raise ClusterError(
@@ -213,7 +224,7 @@ class MemberSession:
                     ) from error
             time.sleep(pause_s)
 
-    def _register(self) -> None:
+    def _register(self, line: MonitorLine) -> None:
         report = self._report()
         member = replace(
             self._member,
@@ -223,14 +234,16 @@ class MemberSession:
             experts=report.experts,
             epoch=report.epoch,
         )
-        response = self._stub.Register(
-            pb.RegisterRequest(
-                member=member.to_proto(),
-                protocol_version=PROTOCOL_VERSION,
-                previous_incarnation=self._incarnation,
-            ),
-            timeout=_REGISTER_S,
+        request = pb.RegisterRequest(
+            member=member.to_proto(), previous_incarnation=self._incarnation
         )
+
+        def register(version: int) -> pb.RegisterResponse:
+            request.protocol_version = version
+            answer: pb.RegisterResponse = line.stub.Register(request, timeout=_REGISTER_S)
+            return answer
+
+        response = versions.negotiate(versions.CONTROL_PLANE, register)
         former, self._incarnation = self._incarnation, response.incarnation
         self._lease_s, self._heartbeat_s = response.lease_s, response.heartbeat_s
         if former and former != self._incarnation:
@@ -242,23 +255,32 @@ class MemberSession:
         backoff = Backoff()
         registered = True
         while not self._closed.is_set():
+            line = self._monitors.now
             try:
                 if not registered:
-                    self._register()
+                    self._register(line)
                     registered = True
-                    _logger.info("registered again with the monitor at %s", self.monitor_address)
-                self._send_heartbeats(backoff)
+                    _logger.info("registered again with the monitor at %s", line.address)
+                self._send_heartbeats(line, backoff)
                 error_text = "the monitor ended the stream"
             except grpc.RpcError as error:
                 error_text = _why(error)
+                self._leave(line, error)
             if registered and not self._closed.is_set():
-                _logger.warning(
-                    "lost the monitor at %s, trying on: %s", self.monitor_address, error_text
-                )
+                _logger.warning("lost the monitor at %s, trying on: %s", line.address, error_text)
             registered = False
             self._closed.wait(backoff.next_s())
 
-    def _send_heartbeats(self, backoff: Backoff) -> None:
+    def _leave(self, line: MonitorLine, error: Exception) -> None:
+        """Turns to another monitor, with both streams: the other thread would wait for nothing."""
+        # The end cancels the streams, too, and the goodbye is for the leader.
+        if not self._closed.is_set() and self._monitors.leave(line, error):
+            with self._calls_lock:
+                calls = tuple(self._calls)
+            for call in calls:
+                call.cancel()
+
+    def _send_heartbeats(self, line: MonitorLine, backoff: Backoff) -> None:
         """Sends heartbeats, each once the last was answered, until the stream ends."""
         requests: queue.SimpleQueue[pb.HeartbeatRequest | None] = queue.SimpleQueue()
 
@@ -272,15 +294,22 @@ class MemberSession:
                 call.cancel()
 
         requests.put(self._heartbeat())
-        with self._tracked(self._stub.Heartbeat(until_late())) as call:
-            for _ in call:
+        with self._tracked(line.stub.Heartbeat(until_late())) as call:
+            for answer in call:
                 backoff.reset()
+                self._confirm(line, answer.revision)
                 self._due.wait(self._heartbeat_s)
                 self._due.clear()
                 if self._closed.is_set():
                     break
                 requests.put(self._heartbeat())
             requests.put(None)
+
+    def _confirm(self, line: MonitorLine, revision: int) -> None:
+        """An answer that names the view's revision is a sign of life: the view is not stale."""
+        watched = self._watched
+        if watched is not None and watched[0] is line and revision == self.view.revision:
+            watched[1].put(pb.WatchResponse(still_at_revision=revision))
 
     def _heartbeat(self) -> pb.HeartbeatRequest:
         report = self._report()
@@ -292,6 +321,8 @@ class MemberSession:
             in_flight=report.in_flight,
             experts=report.experts,
             epoch=report.epoch,
+            stalled_s=report.stalled_s,
+            busy_s=report.busy_s,
         )
 
     # -- the view ------------------------------------------------------------------------------
@@ -300,9 +331,14 @@ class MemberSession:
         backoff = Backoff()
         told_to_stop = False
         while not self._closed.is_set():
+            line = self._monitors.now
+            inbox: queue.SimpleQueue[pb.WatchResponse] = queue.SimpleQueue()
+            position = self._fold.position
+            position.heartbeats_tell = True
             try:
-                with self._tracked(self._stub.Watch(self._fold.position)) as call:
-                    for response in responses(call):
+                with self._tracked(line.stub.Watch(position)) as call:
+                    for response in responses(call, inbox=inbox):
+                        self._watched = line, inbox
                         backoff.reset()
                         if response.WhichOneof("kind") == "stopping":
                             if self._on_stopping and not told_to_stop:
@@ -310,8 +346,12 @@ class MemberSession:
                             told_to_stop = True
                         else:
                             self._take(response)
-            except (grpc.RpcError, TimeoutError, ValueError) as error:
-                _logger.debug("watching %s again: %s", self.monitor_address, _why(error))
+            except (grpc.RpcError, TimeoutError) as error:
+                _logger.debug("watching %s again: %s", line.address, _why(error))
+                self._leave(line, error)
+            except ValueError as error:
+                _logger.debug("watching %s again: %s", line.address, error)
+            self._watched = None
             self._closed.wait(backoff.next_s())
 
     def _take(self, response: pb.WatchResponse) -> None:

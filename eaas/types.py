@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -25,15 +26,15 @@ class Role(enum.Enum):
     @property
     def number(self) -> pb.Role:
         """The contract's number of this role."""
-        return cast("pb.Role", pb.Role.Value(f"ROLE_{self.name}"))
+        return cast("pb.Role", _ROLE_NUMBERS[self])
 
     @classmethod
     def from_number(cls, number: int) -> Role:
         """The role of a contract number. Raises ValueError for an unknown one."""
-        for role in cls:
-            if role.number == number:
-                return role
-        raise ValueError(f"unknown role {number}")
+        role = _ROLES.get(number)
+        if role is None:
+            raise ValueError(f"unknown role {number}")
+        return role
 
 
 class MemberState(enum.Enum):
@@ -48,15 +49,24 @@ class MemberState(enum.Enum):
     @property
     def number(self) -> pb.MemberState:
         """The contract's number of this state."""
-        return cast("pb.MemberState", pb.MemberState.Value(f"MEMBER_STATE_{self.name}"))
+        return cast("pb.MemberState", _STATE_NUMBERS[self])
 
     @classmethod
     def from_number(cls, number: int) -> MemberState:
         """The state of a contract number. Raises ValueError for an unknown one."""
-        for state in cls:
-            if state.number == number:
-                return state
-        raise ValueError(f"unknown member state {number}")
+        state = _STATES.get(number)
+        if state is None:
+            raise ValueError(f"unknown member state {number}")
+        return state
+
+
+# Looked up once: a monitor does it with every heartbeat, and for each member of a snapshot.
+_ROLE_NUMBERS = {role: pb.Role.Value(f"ROLE_{role.name}") for role in Role}
+_ROLES = {int(number): role for role, number in _ROLE_NUMBERS.items()}
+_STATE_NUMBERS = {
+    state: pb.MemberState.Value(f"MEMBER_STATE_{state.name}") for state in MemberState
+}
+_STATES = {int(number): state for state, number in _STATE_NUMBERS.items()}
 
 
 @dataclass(frozen=True)
@@ -132,6 +142,7 @@ class Member:
     transports: tuple[str, ...] = ()
     silence_s: float = 0.0
     epoch: int = 0
+    busy_s: float = 0.0
 
     def to_proto(self) -> pb.Member:
         """The contract's message."""
@@ -145,13 +156,14 @@ class Member:
             incarnation=self.incarnation,
             experts=self.experts,
             in_flight=self.in_flight,
-            model=self.model.to_proto() if self.model else None,
+            model=_message_of(self.model) if self.model else None,
             progress=self.progress,
             speed=self.speed,
             memory_bytes=self.memory_bytes,
             transports=self.transports,
             silence_s=self.silence_s,
             epoch=self.epoch,
+            busy_s=self.busy_s,
         )
 
     @classmethod
@@ -167,14 +179,28 @@ class Member:
             incarnation=message.incarnation,
             experts=message.experts,
             in_flight=message.in_flight,
-            model=ModelShape.from_proto(message.model) if message.HasField("model") else None,
+            model=_shape_of(message.model.SerializeToString())
+            if message.HasField("model")
+            else None,
             progress=message.progress,
             speed=message.speed,
             memory_bytes=message.memory_bytes,
             transports=tuple(message.transports),
             silence_s=message.silence_s,
             epoch=message.epoch,
+            busy_s=message.busy_s,
         )
+
+
+# Members of one cluster are of one model: thousands of them are not to hold, or to build, it for themselves.
+@functools.lru_cache(maxsize=8)
+def _shape_of(serialized: bytes) -> ModelShape:
+    return ModelShape.from_proto(pb.ModelShape.FromString(serialized))
+
+
+@functools.lru_cache(maxsize=8)
+def _message_of(shape: ModelShape) -> pb.ModelShape:
+    return shape.to_proto()
 
 
 @dataclass(frozen=True, eq=False)

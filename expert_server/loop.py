@@ -26,6 +26,7 @@ from eaas.wire.slot import DAMAGED, DOORBELL, SlotLimits, Status, validate_reque
 from expert_server.batching import Batcher, Compute, Wait, create_batcher
 from expert_server.kernels import ExpertKernel
 from expert_server.latency import AddedLatency
+from expert_server.pulse import Pulse
 from expert_server.replies import Replies, Request
 from expert_server.slots import Grant, SlotTable
 from expert_server.views import Scratch, TensorViews
@@ -61,6 +62,8 @@ class ServeLoop:
         computed: Requests answered with a result.
         refused: Requests answered with an error.
         expired: Requests whose budget was over before their turn came.
+        busy_s: Seconds that it did not wait for something to do.
+        pulse: Whether the loop moves.
     """
 
     def __init__(
@@ -100,6 +103,8 @@ class ServeLoop:
         self.computed = 0
         self.refused = 0
         self.expired = 0
+        self.busy_s = 0.0
+        self.pulse = Pulse(clock())
 
     @property
     def requests(self) -> int:
@@ -135,12 +140,17 @@ class ServeLoop:
             seen: The doorbell's count from before whatever else may end the wait (`stop`) was looked at.
         """
         arena, batcher = self._arena, self._batcher
+        turns_at = self._clock()
         if batcher.is_empty and self._on_the_way.next_at() is None:
+            self.pulse.turns(turns_at + _IDLE_US * 1e-6)
             ready = arena.flags.wait(
                 0, arena.slots, _WRITTEN, DOORBELL, seen, self._spin_us, _IDLE_US
             )
+            works_from = self._clock()
         else:
+            self.pulse.turns(turns_at)
             ready = arena.flags.scan(0, arena.slots, _WRITTEN)
+            works_from = turns_at
         if self._table_changes != self._table.changes:
             self._table_changes = self._table.changes
             batcher.keep(self._table.grants())
@@ -153,6 +163,7 @@ class ServeLoop:
         next_at = self._on_the_way.next_at()
         if isinstance(decision, Compute):
             self._answer(decision.layer)
+            self.busy_s += self._clock() - works_from
         elif next_at is not None:
             # The slots on their way are written; so what else is written is looked for in between.
             pause_us = min(int((next_at - now) * 1e6) + 1, _ARRIVAL_LOOK_US)
@@ -255,12 +266,14 @@ class ServeLoop:
         ended = self._clock()
         if tokens:
             self._batcher.computed(tokens, ended - began)
+            self.pulse.ended(tokens, ended - began)
         for request in requests:
             self._batcher.answered(request.grant, ended)
 
     def _compute(self, group: list[Request]) -> None:
         first = group[0]
         layer = first.header.layer
+        self.pulse.begins(sum(request.header.batch_size for request in group), self._clock())
         views = first.views
         try:
             if len(group) > 1:

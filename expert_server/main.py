@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import sys
 import threading
@@ -25,8 +26,13 @@ from eaas.wire.header import WireDtype, payload_layout, result_length
 from expert_server.kernels import ExpertKernel, KernelSpec, Quantization
 from expert_server.kernels.choose import ExpertSizes, choose_kernel
 from expert_server.kernels.quantize import quantization_error
+from expert_server.leaving import Leaving
 from expert_server.loop import ServeLoop
+from expert_server.peers import PeerReader, checkpoint_of_peers, serving_peers
+from expert_server.placements import PlacementHandler
+from expert_server.pulse import Watchdog
 from expert_server.service import SERVICE, ExpertService, add_expert_service, transports
+from expert_server.sharing import CheckpointSharer
 from expert_server.slots import SlotTable
 from expert_server.store import ExpertStore, naming_expert
 from expert_server.weights import ExpertReader
@@ -35,6 +41,7 @@ __all__ = ["ExpertServer"]
 
 _log = get_logger(__name__)
 _GRACE_S = 1.0
+_SHARING = (MemberState.SERVING, MemberState.DRAINING)
 # Calls at a time beside the clients' streams.
 _CALLS = 32
 # How long a thread that is busy in Python may keep the interpreter from the polling loop. With Python's own
@@ -49,7 +56,7 @@ class ExpertServer:
     The loop runs in the calling thread (`run`); everything else is threads that sleep.
 
     Args:
-        model: Directory of the checkpoint.
+        model: Directory of the checkpoint; None: the cluster's other servers send what is needed of theirs.
         server_id: Unique in the cluster, kept over restarts.
         monitor_address: host:port.
         config: Threads, kernel, slots.
@@ -66,7 +73,7 @@ class ExpertServer:
 
     def __init__(
         self,
-        model: Path,
+        model: Path | None,
         server_id: str,
         monitor_address: str,
         config: ExpertServerConfig,
@@ -76,12 +83,17 @@ class ExpertServer:
         threads = config.threads or max(1, usable_cores() // 2)
         torch.set_num_threads(threads)
         sys.setswitchinterval(_SWITCH_S)
-        checkpoint = Checkpoint.open(model)
+        self._server_id = server_id
+        self._joined = threading.Event()
+        self._peers = [m.address for m in serving_peers(monitor_address)] if model is None else []
+        if model is None:
+            checkpoint = checkpoint_of_peers(PeerReader(self._peer_addresses), self._peers)
+        else:
+            checkpoint = Checkpoint.open(model)
         self.shape = checkpoint.shape
         self._on_serving = on_serving
         self._state = MemberState.JOINING
         self._state_lock = threading.Lock()
-        self._joined = threading.Event()
         reader = ExpertReader(checkpoint)
         spec = KernelSpec(_compute_dtype(reader.dtype), Quantization(config.quantization), threads)
         sizes = ExpertSizes.of(
@@ -113,8 +125,17 @@ class ExpertServer:
                 config.batch_window_us * 1e-6,
                 config.added_latency_us * 1e-6,
             )
+            placements = PlacementHandler(
+                self._store, self.shape, self._on_prepared, self._on_retired
+            )
+            self._watchdog = Watchdog(self._loop.pulse, self._on_pulse)
             self._service = ExpertService(
-                self._arena, self._table, self._store, self.shape, self._applied
+                self._arena,
+                self._table,
+                self.shape,
+                placements,
+                CheckpointSharer(model, config.share_bytes_per_s),
+                self.drain,
             )
             self._server = serve(
                 [Service(SERVICE, add_expert_service, self._service)],
@@ -142,14 +163,25 @@ class ExpertServer:
                 on_stopping=self._loop.stop,
                 on_new_incarnation=self._on_new_incarnation,
             )
+            self._leaving = Leaving(
+                server_id,
+                view=lambda: self._session.view,
+                held=lambda: self._store.count,
+                in_flight=lambda: self._loop.in_flight,
+                begin=self._begin_leaving,
+                end=self._loop.stop,
+                timeout_s=config.drain_timeout_s,
+            )
             undo.pop_all()
         self._joined.set()
 
     def run(self) -> None:
         """Serve until `stop`; then leave the cluster."""
+        self._watchdog.start()
         try:
             self._loop.run()
         finally:
+            self._watchdog.close()
             self._server.set_serving(False)
             self._session.close(deregister=True)
             # Clients see at once that their slots are gone, and the streams end before the arena does.
@@ -163,6 +195,25 @@ class ExpertServer:
         """Make `run` return. From any thread or a signal handler."""
         self._loop.stop()
 
+    def drain(self) -> None:
+        """Have others take the experts over, then make `run` return. Returns at once; idempotent."""
+        self._joined.wait()
+        self._leaving.start()
+
+    def _peer_addresses(self) -> list[str]:
+        """Of servers that may have a checkpoint, in any order: each is to have its share of the readers."""
+        known = self._peers
+        if self._joined.is_set():
+            others = self._session.view.live(Role.EXPERT_SERVER)
+            serving = [m for m in others if m.state in _SHARING and m.id != self._server_id]
+            known = [m.address for m in serving]
+        return random.sample(known, len(known))
+
+    def _begin_leaving(self) -> None:
+        with self._state_lock:
+            self._state = MemberState.DRAINING
+        self._session.report_now()
+
     def _report(self) -> Report:
         return Report(
             state=self._state,
@@ -170,18 +221,33 @@ class ExpertServer:
             in_flight=self._loop.in_flight,
             experts=self._store.count,
             epoch=self._loop.epoch,
+            stalled_s=self._watchdog.stalled_s,
+            busy_s=self._loop.busy_s,
         )
 
-    def _applied(self, epoch: int) -> None:
+    def _on_pulse(self) -> None:
+        """The loop has stalled, or moves again: the health service and the monitor are told at once."""
+        with self._state_lock:
+            joined = self._state is not MemberState.JOINING
+            self._server.set_serving(joined and not self._watchdog.stalled_s)
+        self._session.report_now()
+
+    def _on_prepared(self, epoch: int) -> None:
         with self._state_lock:
             self._loop.epoch = epoch
             first = self._state is MemberState.JOINING
-            self._state = MemberState.SERVING
+            if first:
+                self._state = MemberState.SERVING
+        self._joined.wait()
+        self._session.report_now()
         if first:
-            self._server.set_serving(True)
-            self._joined.wait()
-            self._session.report_now()
+            self._server.set_serving(not self._watchdog.stalled_s)
             self._on_serving(self._server.address, self._about_kernel)
+
+    def _on_retired(self, epoch: int) -> None:
+        self._loop.epoch = epoch
+        self._joined.wait()
+        self._session.report_now()
 
     def _on_members(self, view: MembershipView) -> None:
         """Take back the slots of clients that are gone (DEAD, or another life of the same id)."""

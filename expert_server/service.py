@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
 
-from eaas.errors import CheckpointError
-from eaas.log import get_logger
+from eaas import versions
 from eaas.one_sided import why_not
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.types import ModelShape
 from eaas.wire import Arena
-from eaas.wire.slot import VERSION
 from expert_server.endpoint import ExchangeHandler
 from expert_server.nixl_endpoint import NixlEndpoint
+from expert_server.placements import PlacementHandler
+from expert_server.sharing import CheckpointSharer
 from expert_server.slots import SlotTable
-from expert_server.store import ExpertStore
 
 __all__ = ["SERVICE", "ExpertService", "add_expert_service", "transports"]
 
-_log = get_logger(__name__)
 SERVICE = "eaas.rpc.v1.ExpertService"
-_CALLS = ("Connect", "Disconnect", "ApplyPlacement")
+_CALLS = ("Connect", "Disconnect", "Drain")
 
 
 def transports() -> tuple[str, ...]:
@@ -39,26 +36,27 @@ class ExpertService:
     Args:
         arena: The server's arena.
         table: Who has which slots.
-        store: Weights.
         shape: Of the model.
-        on_applied: Called with the epoch after a placement's experts are loaded.
+        placements: What the balancer told.
+        sharer: What other servers ask for.
+        on_drain: Called when the server is told to leave; must not block.
     """
 
     def __init__(
         self,
         arena: Arena,
         table: SlotTable,
-        store: ExpertStore,
         shape: ModelShape,
-        on_applied: Callable[[int], None],
+        placements: PlacementHandler,
+        sharer: CheckpointSharer,
+        on_drain: Callable[[], None],
     ) -> None:
         self._arena = arena
         self._table = table
-        self._store = store
         self._shape = shape
-        self._on_applied = on_applied
-        self._loading = threading.Lock()
-        self._epoch = 0
+        self.placements = placements
+        self.sharer = sharer
+        self._on_drain = on_drain
         self.exchange = ExchangeHandler(arena, table)
         self._nixl = NixlEndpoint(arena, table)
         self._transports = transports()
@@ -91,15 +89,16 @@ class ExpertService:
             arena_pid=os.getpid() if shared else 0,
             arena_fd=self._arena.fd if shared else 0,
             arena_bytes=self._arena.size if shared else 0,
-            epoch=self._epoch,
+            epoch=self.placements.epoch,
         )
 
     def _check(self, request: pb.ConnectRequest, context: grpc.ServicerContext) -> None:
-        if request.protocol_version != VERSION:
-            context.abort(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                f"slot protocol {request.protocol_version}, this server speaks {VERSION}",
-            )
+        refusal = versions.refusal(
+            versions.SLOTS, request.protocol_version, "the slots", request.client_id, "this server"
+        )
+        if refusal is not None:
+            context.set_trailing_metadata(refusal.trailing)
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, refusal.details)
         if request.transport not in self._transports:
             context.abort(
                 grpc.StatusCode.INVALID_ARGUMENT,
@@ -139,54 +138,34 @@ class ExpertService:
         """End what the transports have begun, before the arena is closed."""
         self._nixl.close()
 
-    def ApplyPlacement(
-        self, request: pb.ApplyPlacementRequest, context: grpc.ServicerContext
-    ) -> pb.ApplyPlacementResponse:
-        """Load what the balancer placed here."""
-        if len(request.layers) != self._shape.num_layers:
-            context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                f"{len(request.layers)} layers, the model has {self._shape.num_layers}",
-            )
-        wanted = {layer: list(holding.experts) for layer, holding in enumerate(request.layers)}
-        if any(e >= self._shape.num_experts for experts in wanted.values() for e in experts):
-            context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                f"an expert beyond {self._shape.num_experts - 1}",
-            )
-        with self._loading:
-            if request.epoch < self._epoch:
-                context.abort(
-                    grpc.StatusCode.FAILED_PRECONDITION,
-                    f"epoch {request.epoch} is older than {self._epoch}",
-                )
-            try:
-                loaded = self._store.load(wanted)
-            except CheckpointError as error:
-                _log.error("%s", error)
-                context.abort(grpc.StatusCode.DATA_LOSS, str(error))
-            self._epoch = request.epoch
-        _log.info(
-            "epoch %d: %d experts, %.1f MB read", request.epoch, self._store.count, loaded / 1e6
-        )
-        self._on_applied(request.epoch)
-        return pb.ApplyPlacementResponse(
-            epoch=request.epoch, experts=self._store.count, bytes_loaded=loaded
-        )
+    def Drain(self, request: pb.DrainRequest, context: grpc.ServicerContext) -> pb.DrainResponse:
+        """The server is to leave."""
+        self._on_drain()
+        return pb.DrainResponse()
 
 
 def add_expert_service(service: ExpertService, server: grpc.Server) -> None:
     """As the generated `add_ExpertServiceServicer_to_server`, but Exchange does without protobuf's copies."""
     handlers: dict[str, Any] = {
         name: grpc.unary_unary_rpc_method_handler(
-            getattr(service, name),
+            getattr(owner, name),
             getattr(pb, f"{name}Request").FromString,
             getattr(pb, f"{name}Response").SerializeToString,
         )
-        for name in _CALLS
+        for owner, names in (
+            (service, _CALLS),
+            (service.placements, PlacementHandler.CALLS),
+            (service.sharer, CheckpointSharer.CALLS),
+        )
+        for name in names
     }
     handlers["Join"] = grpc.stream_stream_rpc_method_handler(
         service.Join, pb.JoinRequest.FromString, pb.JoinResponse.SerializeToString
+    )
+    handlers["ReadShard"] = grpc.unary_stream_rpc_method_handler(
+        service.sharer.ReadShard,
+        pb.ReadShardRequest.FromString,
+        pb.ReadShardResponse.SerializeToString,
     )
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(SERVICE, handlers), service.exchange)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-import torch
-
 from eaas.errors import CheckpointError
+from expert_server.background import compute_alone, step_back
 from expert_server.kernels import ExpertKernel
 from expert_server.memory import trim
 from expert_server.weights import ExpertReader
@@ -47,11 +46,24 @@ class ExpertStore:
         """Whether the replica is here."""
         return self._kernel.holds(layer, expert)
 
-    def load(self, wanted: Mapping[int, Collection[int]]) -> int:
+    def held(self) -> dict[int, list[int]]:
+        """MoE layer -> logical experts, for each layer."""
+        experts = range(self._reader.num_experts)
+        return {
+            layer: [expert for expert in experts if self.holds(layer, expert)]
+            for layer in range(len(self._reader.forms))
+        }
+
+    def load(
+        self,
+        wanted: Mapping[int, Collection[int]],
+        is_given_up: Callable[[], bool] = lambda: False,
+    ) -> int:
         """Loads what is missing of the wanted replicas, layer by layer.
 
         Args:
             wanted: MoE layer -> logical experts.
+            is_given_up: Asked between experts; where it says so, nothing more is loaded.
 
         Returns:
             Bytes of weights newly held.
@@ -67,13 +79,13 @@ class ExpertStore:
         """
         self._check(wanted)
         with self._changing:
-            if not self.count:
-                return self._load(wanted)
-            # The cores belong to the kernel now: copies and packing take one, not a team of their own.
-            with ThreadPoolExecutor(1, "load", _compute_alone) as thread:
-                return thread.submit(self._load, wanted).result()
+            # Once there are experts the cores belong to the kernel: copies and packing take one, not a
+            # team of their own. And before that there are other servers on this machine, maybe.
+            begin = compute_alone if self.count else step_back
+            with ThreadPoolExecutor(1, "load", begin) as thread:
+                return thread.submit(self._load, wanted, is_given_up).result()
 
-    def _load(self, wanted: Mapping[int, Collection[int]]) -> int:
+    def _load(self, wanted: Mapping[int, Collection[int]], is_given_up: Callable[[], bool]) -> int:
         before = trimmed = self.bytes
         try:
             for layer in sorted(wanted):
@@ -82,6 +94,8 @@ class ExpertStore:
                     with naming_expert(layer, expert):
                         self._kernel.load(layer, expert, weights)
                     del weights  # before the reader goes on: it is a view of a chunk
+                    if is_given_up():
+                        return self.bytes - before
                     if self.bytes - trimmed >= _TRIM_BYTES:
                         trimmed = self.bytes
                         trim()
@@ -92,9 +106,12 @@ class ExpertStore:
     def unload(self, unwanted: Mapping[int, Collection[int]]) -> None:
         """Drops replicas; those that are not held are passed over."""
         with self._changing:
+            before = self.bytes
             for layer, experts in unwanted.items():
                 for expert in experts:
                     self._kernel.unload(layer, expert)
+            if self.bytes < before:
+                trim()
 
     def _check(self, wanted: Mapping[int, Collection[int]]) -> None:
         layers, num_experts = len(self._reader.forms), self._reader.num_experts
@@ -115,13 +132,3 @@ def naming_expert(layer: int, expert: int) -> Iterator[None]:
         yield
     except CheckpointError as error:
         raise CheckpointError(f"layer {layer}, expert {expert}: {error}") from error
-
-
-def _compute_alone() -> None:
-    """Makes torch compute with one thread in this thread, and in no other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    # That number would also be the one of threads that have not computed yet: they get the old one.
-    restore = threading.Thread(target=torch.set_num_threads, args=(threads,))
-    restore.start()
-    restore.join()

@@ -130,9 +130,12 @@ class ExpertReader:
         """
         wanted = sorted(experts)
         count = max(1, _CHUNK_BYTES // self._expert_bytes(layer))
+        self._prefetch(layer, wanted[:count])
         for start in range(0, len(wanted), count):
             chunk = wanted[start : start + count]
             tensors = self._read_chunk(layer, chunk)
+            # The next one is read while this one is packed.
+            self._prefetch(layer, wanted[start + count : start + 2 * count])
             for place, expert in enumerate(chunk):
                 yield expert, self._weights(layer, tensors, place)
             del tensors  # before the next chunk is read
@@ -141,6 +144,13 @@ class ExpertReader:
         """Closes the shards and gives the memory back that the last chunk was in."""
         self._checkpoint.release()
         self._buffers.clear()
+
+    def _prefetch(self, layer: int, experts: list[int]) -> None:
+        """These are read next."""
+        for sources in self._sources[layer].values() if experts else ():
+            for tensors in sources.values():
+                for part in self._parts(tensors, experts):
+                    part.prefetch()
 
     def _expert_bytes(self, layer: int) -> int:
         """Size of one expert of a layer."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from eaas.types import Member, MemberState
+from monitor.detector import Arrivals
+from monitor.progress import Progress
 
-__all__ = ["Life", "MemberEvent", "visible"]
+__all__ = ["Life", "MemberEvent"]
 
 
 @dataclass(frozen=True)
@@ -24,35 +26,39 @@ class MemberEvent:
     reason: str
 
 
-@dataclass
+@dataclass(slots=True)
 class Life:
     """One life of a member.
 
     Attributes:
-        member: As others see it.
-        reported: What it says of itself; member.state is SUSPECT while it is silent for too long, or accused.
-        heard_at: Monotonic seconds.
-        lease_from: The lease runs from here: heard_at, or the end of a pause of the monitor.
-        silent: For so long that it is suspected.
+        member: As others see it, but for what rises with every request. An event for each heartbeat of a busy
+            member, sent to each watcher, would be quadratic traffic that says nothing: that is for snapshots.
+        reported: What it says of itself; member.state is SUSPECT while there is a reason for that.
+        arrivals: Of its heartbeats; whether it is late.
+        progress: Of its work; whether that is stuck.
         accusation: Why its clients suspect it.
+        busy_s: For how long it has been at work, as it last said.
     """
 
     member: Member
     reported: MemberState
-    heard_at: float
-    lease_from: float
-    silent: bool = False
+    arrivals: Arrivals
+    progress: Progress
     accusation: str | None = None
+    busy_s: float = 0.0
 
     @property
     def state(self) -> MemberState:
         """What its member's state should be."""
-        suspected = self.silent or self.accusation is not None
+        suspected = self.arrivals.late or self.progress.stuck or self.accusation
         return MemberState.SUSPECT if suspected else self.reported
 
-
-def visible(member: Member) -> Member:
-    """What watchers are told of, if it changes."""
-    # What rises with every request is for snapshots: an event for each heartbeat of a busy member,
-    # sent to each watcher, would be quadratic traffic that says nothing.
-    return replace(member, progress=0, in_flight=0, silence_s=0.0)
+    def full(self, silence_s: float) -> Member:
+        """The member with its load, and for how long it was not heard."""
+        return replace(
+            self.member,
+            progress=self.progress.count,
+            in_flight=self.progress.in_flight,
+            silence_s=silence_s,
+            busy_s=self.busy_s,
+        )

@@ -3,60 +3,119 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import threading
 from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from eaas.config import MonitorConfig
-from eaas.errors import ConfigError
-from eaas.grpc_server import RunningServer, Service, serve
+from eaas.errors import ConfigError, EaasError, StoreError
+from eaas.grpc_aio_server import serve_aio
 from eaas.log import get_logger
-from eaas.rpc.v1 import monitor_pb2_grpc
 from eaas.shutdown import Shutdown
 from eaas.types import Member, MemberState, Role
+from monitor.front import SERVICE, Front
 from monitor.service import MonitorService
+from monitor.store import Store
+from monitor.store.embedded import EmbeddedStore
+
+if TYPE_CHECKING:
+    from monitor.store.candidate import Candidate
 
 __all__ = ["Monitor", "run"]
 
 _log = get_logger(__name__)
 
-# A member holds two workers for as long as it lives (heartbeat, watch): about 250 members. Threads
-# are made when they are needed.
-_WORKERS = 512
+# A member has two for as long as it lives (heartbeat, watch).
+_MOST_CALLS = 40_000
 _LINGER_S = 1.0
 _GRACE_S = 0.2
 
 
 class Monitor:
-    """A monitor that serves from its making until `stop`.
+    """A monitor that serves from its making until `stop`; with ZooKeeper it may stand by for any time.
+
+    Args:
+        config: The monitor's settings.
+        on_failure: Called once, when it can go on no more: what it knows cannot be kept.
 
     Raises:
         PortInUseError: The port is taken.
-        ConfigError: The host is not one of this machine, or the lease is too short for heartbeat_s.
+        ConfigError: The host is not one of this machine, the lease is too short for heartbeat_s, or kazoo
+            is not installed.
+        StoreError: What is kept cannot be read, or is another monitor's.
+        ClusterError: ZooKeeper cannot be reached.
     """
 
-    def __init__(self, config: MonitorConfig) -> None:
+    def __init__(
+        self, config: MonitorConfig, on_failure: Callable[[str], None] = _log.error
+    ) -> None:
         if config.heartbeat_s >= config.lease_s / 2:
             raise ConfigError(
                 f"monitor.heartbeat_s {config.heartbeat_s:g} must be below half of monitor.lease_s "
                 f"{config.lease_s:g}: one late heartbeat must not make a member suspect"
             )
         self._config = config
-        self._service = MonitorService(config.lease_s, config.heartbeat_s)
-        self._server: RunningServer = serve(
-            [
-                Service(
-                    "eaas.rpc.v1.MonitorService",
-                    monitor_pb2_grpc.add_MonitorServiceServicer_to_server,
-                    self._service,
-                )
-            ],
-            config.host,
-            config.port,
-            max_workers=_WORKERS,
-        )
+        self._on_failure = on_failure
+        embedded = config.store == "embedded"
+        self._store = EmbeddedStore(Path(config.data_dir)) if embedded and config.data_dir else None
+        self._front = Front()
+        self._candidate: Candidate | None = None
+        try:
+            self._server = serve_aio(
+                SERVICE, self._front.add_to, config.host, config.port, _MOST_CALLS
+            )
+        except EaasError:
+            self._close_store()
+            raise
         self.address = self._server.address
-        self._service.register_self(
+        self._over = threading.Event()
+        if embedded:
+            self._lead(self._store, on_failure)
+        else:
+            try:
+                self._candidate = self._stand_for_election()
+            except EaasError:
+                self._server.stop(0)
+                raise
+        self._ticker = threading.Thread(target=self._tick, name="monitor-tick", daemon=True)
+        self._ticker.start()
+
+    @property
+    def _service(self) -> MonitorService | None:
+        return self._front.service
+
+    def _stand_for_election(self) -> Candidate:
+        try:
+            from monitor.store.candidate import Candidate
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] != "kazoo":
+                raise
+            raise ConfigError(
+                "monitor.store zookeeper needs kazoo: pip install 'expert-as-a-service[zookeeper]'"
+            ) from error
+        config = self._config
+        return Candidate(
+            config.zookeeper_hosts,
+            config.zookeeper_root,
+            config.zookeeper_session_s,
+            self.address,
+            lead=self._lead,
+            follow=self._follow,
+            fail=self._on_failure,
+        )
+
+    def _lead(self, store: Store | None, on_lost: Callable[[str], None]) -> None:
+        service = MonitorService(
+            self._config.lease_s,
+            self._config.heartbeat_s,
+            self._server.loop,
+            store=store,
+            on_lost=on_lost,
+        )
+        service.register_self(
             Member(
                 id="monitor",
                 role=Role.MONITOR,
@@ -66,22 +125,35 @@ class Monitor:
                 state=MemberState.SERVING,
             )
         )
-        self._over = threading.Event()
-        self._ticker = threading.Thread(target=self._tick, name="monitor-tick", daemon=True)
-        self._ticker.start()
+        self._front.lead(service)
         self._server.set_serving(True)
 
+    def _follow(self, leader: str | None) -> None:
+        self._server.set_serving(False)
+        self._front.follow(leader)
+
     def _tick(self) -> None:
-        while not self._over.wait(self._config.lease_s / 8):
-            self._service.tick()
+        pause_s = 0.0
+        while not self._over.wait(pause_s):
+            service = self._front.service
+            # In the thread that hears the heartbeats: what holds that up is a pause of this monitor.
+            pause_s = self._server.do(service.tick) if service else self._config.lease_s / 8
+
+    def _close_store(self) -> None:
+        if self._store is not None:
+            self._store.close()
 
     def stop(self) -> None:
         """Tells the members where the configuration says so, then ends."""
-        if self._config.stop_members_on_exit:
-            self._service.announce_stop(_LINGER_S)
+        if self._config.stop_members_on_exit and (service := self._front.service):
+            service.announce_stop(_LINGER_S)
         self._over.set()
         self._ticker.join()
+        if self._candidate is not None:
+            self._candidate.close()
+        self._follow(None)
         self._server.stop(_GRACE_S)
+        self._close_store()
 
 
 def run(config: MonitorConfig, ready: Callable[[str], None]) -> None:
@@ -89,16 +161,27 @@ def run(config: MonitorConfig, ready: Callable[[str], None]) -> None:
 
     Args:
         config: The monitor's settings.
-        ready: Called with host:port once it serves.
+        ready: Called with host:port once it serves, or stands by.
 
     Raises:
-        PortInUseError: The port is taken.
-        ConfigError: See `Monitor`.
+        EaasError: See `Monitor`.
+        StoreError: What it knows can no longer be kept.
     """
+    # Each member is a connection, and the usual limit allows a thousand.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    failures: list[str] = []
     with Shutdown() as shutdown:
-        monitor = Monitor(config)
+
+        def on_failure(what: str) -> None:
+            failures.append(what)
+            shutdown.request("its store is lost")
+
+        monitor = Monitor(config, on_failure)
         try:
             ready(monitor.address)
             _log.info("monitor ends: %s", shutdown.wait())
         finally:
             monitor.stop()
+    if failures:
+        raise StoreError(failures[0])

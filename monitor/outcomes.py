@@ -69,6 +69,8 @@ class OutcomeBook:
         self.window_s = _WINDOW_SHARE * lease_s
         self.memory_s = _MEMORY_SHARE * lease_s
         self._cases: dict[str, _Case] = {}
+        # Those with a recent bad word: an accusation of no other comes or goes with the time.
+        self._open: dict[str, None] = {}
 
     def __len__(self) -> int:
         """Words that are kept: at most one for each client and server."""
@@ -85,7 +87,12 @@ class OutcomeBook:
             bad_since = now
             if known is not None and said.answered == known.said.answered:
                 bad_since = now if known.bad_since is None else known.bad_since
+            self._open[server_id] = None
         words[client_id] = _Word(said, now, bad_since)
+
+    def open_cases(self) -> tuple[str, ...]:
+        """The servers whose `accusation` may change with the time."""
+        return tuple(self._open)
 
     def accusation(self, server_id: str, now: float) -> str | None:
         """Why a server is suspected, for people; None where it is not. Time passes only by this call."""
@@ -104,6 +111,8 @@ class OutcomeBook:
         if good or not bad:
             if case.accusation is not None:
                 case.accusation, case.cleared_at = None, now
+            if not bad:
+                self._open.pop(server_id, None)
         elif (
             case.accusation is None
             and now - max(bad) >= self.patience_s
@@ -124,5 +133,6 @@ class OutcomeBook:
     def forget(self, member_id: str) -> None:
         """A life has ended, of a server or of a client: what was said of it, and what it said."""
         self._cases.pop(member_id, None)
+        self._open.pop(member_id, None)
         for case in self._cases.values():
             case.words.pop(member_id, None)

@@ -3,14 +3,15 @@
 Every method takes `now` (monotonic seconds) and returns the events that it caused, so the same code
 runs live and in simulation.
 
-    register                    tick: silent for 3/4 of a lease   tick: silent for a lease
+    register                          a reason          tick: silent for a lease
   ----------> JOINING/SERVING/DRAINING ----------> SUSPECT ----------> DEAD (kept as a tombstone)
-                  ^                 heartbeat         |                  |
+                  ^                  none is left     |                  |
                   +-----------------------------------+                  | register: incarnation + 1
                   +------------------------------------------------------+
 
-An expert server is SUSPECT, too, while clients accuse it (`monitor.outcomes`), and what it reports again when
-neither holds. Silence alone makes anybody DEAD.
+Reasons to suspect a member: it is late (`monitor.detector`); an expert server's work does not move
+(`monitor.progress`), or its clients accuse it (`monitor.outcomes`). It is what it reports again when none
+holds. Silence alone makes anybody DEAD.
 
 Terms:
   life: what lies between a registration and DEAD; named by (id, incarnation).
@@ -25,14 +26,15 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from eaas.membership import RETURN_GRACE_S
 from eaas.types import Member, MemberState, Role
-from monitor.life import Life, MemberEvent, visible
+from monitor.detector import Arrivals, Detector
+from monitor.life import Life, MemberEvent
 from monitor.outcomes import OutcomeBook, Said
+from monitor.progress import Progress
+from monitor.store.kept import Kept
 
 __all__ = ["IdTakenError", "Registry", "UnknownLifeError"]
-
-# Of a lease. A heartbeat may come late by a whole period before anybody is suspected.
-_SUSPECT_SHARE = 0.75
 
 _MAX_TOMBSTONES = 64
 _MAX_HISTORY = 1024
@@ -54,12 +56,17 @@ class Registry:
 
     Args:
         lease_s: Seconds of silence that end a life.
-        now: Monotonic seconds.
+        heartbeat_s: What members are told to send a heartbeat at.
+        now: Monotonic seconds. It never falls from call to call.
+        kept: What a former monitor knew. Its members have time to find this one, and a lease from then on.
     """
 
-    def __init__(self, lease_s: float, now: float) -> None:
+    def __init__(
+        self, lease_s: float, heartbeat_s: float, now: float, kept: Kept | None = None
+    ) -> None:
         self._lease_s = lease_s
-        self._ticked_at = now
+        grace_s = 0.0 if kept is None else max(0.0, RETURN_GRACE_S - lease_s)
+        self._detector = Detector(lease_s, heartbeat_s, now, grace_s)
         self._live: dict[str, Life] = {}
         self._dead: dict[str, Life] = {}  # In the order of their deaths.
         self._outcomes = OutcomeBook(lease_s)
@@ -67,6 +74,36 @@ class Registry:
         self._revision = 0
         # The highest incarnation among the tombstones that had to be forgotten.
         self._forgotten_incarnation = 0
+        if kept is not None:
+            self._restore(kept, now)
+
+    def _restore(self, kept: Kept, now: float) -> None:
+        self._revision = kept.revision
+        self._forgotten_incarnation = kept.forgotten_incarnation
+        for event in kept.events:
+            member = event.member
+            arrivals = self._watch(member, now)
+            life = Life(member, member.state, arrivals, Progress(self._lease_s, 0, 0))
+            if member.state is MemberState.DEAD:
+                self._detector.forget(member.id)
+                self._dead[member.id] = life
+            else:
+                # Of whomever was suspected the next heartbeat says what it is.
+                arrivals.late = member.state is MemberState.SUSPECT
+                self._live[member.id] = life
+
+    def _watch(self, member: Member, now: float) -> Arrivals:
+        # A monitor is heard by itself, whatever is wrong with its network.
+        return self._detector.watch(member.id, now, witness=member.role is not Role.MONITOR)
+
+    @property
+    def forgotten_incarnation(self) -> int:
+        """The highest incarnation among the tombstones that had to be forgotten."""
+        return self._forgotten_incarnation
+
+    def knows(self, member_id: str) -> bool:
+        """Whether there is a member of this id, be it a tombstone."""
+        return member_id in self._live or member_id in self._dead
 
     @property
     def revision(self) -> int:
@@ -74,9 +111,9 @@ class Registry:
         return self._revision
 
     def members(self, now: float) -> tuple[Member, ...]:
-        """Everybody, tombstones included, with `silence_s` filled in."""
+        """Everybody, tombstones included, with loads and `silence_s` filled in."""
         lives = (*self._live.values(), *self._dead.values())
-        return tuple(replace(life.member, silence_s=now - life.heard_at) for life in lives)
+        return tuple(life.full(now - life.arrivals.heard_at) for life in lives)
 
     def since(self, revision: int) -> Sequence[MemberEvent] | None:
         """The events after `revision`, in order.
@@ -111,23 +148,34 @@ class Registry:
         incarnation, reason = self._incarnation_of(member, previous_incarnation)
         before = self._live.get(member.id)
         self._dead.pop(member.id, None)
-        life = Life(member, member.state, heard_at=now, lease_from=now)
+        shown = None if before is None else before.member
         if before is not None and before.member.incarnation == incarnation:
-            life.accusation = before.accusation
+            life = before
+            life.reported = member.state
+            self._detector.heard(member.id, now)
         else:
             self._outcomes.forget(member.id)
-        life.member = replace(member, state=life.state, incarnation=incarnation, silence_s=0.0)
+            progress = Progress(self._lease_s, member.progress, member.in_flight)
+            life = Life(member, member.state, self._watch(member, now), progress)
+        life.member = replace(
+            member,
+            state=life.state,
+            incarnation=incarnation,
+            progress=0,
+            in_flight=0,
+            silence_s=0.0,
+        )
         self._live[member.id] = life
-        if before is not None and visible(before.member) == visible(life.member):
+        if shown == life.member:
             return incarnation, []
-        return incarnation, [self._event(life.member, reason)]
+        return incarnation, [self._event(life, reason)]
 
     def _incarnation_of(self, member: Member, previous: int) -> tuple[int, str]:
         if known := self._live.get(member.id):
             same_process = (known.member.pid, known.member.host) == (member.pid, member.host)
             if same_process and previous == known.member.incarnation:
                 return previous, "registered again"
-            if not same_process and not known.silent:
+            if not same_process and not known.arrivals.late:
                 raise IdTakenError(
                     f"{member.id} is process {known.member.pid} on {known.member.host}, "
                     f"which lives: give this process another id"
@@ -150,8 +198,10 @@ class Registry:
         in_flight: int = 0,
         experts: int = 0,
         epoch: int = 0,
+        stalled_s: float = 0.0,
+        busy_s: float = 0.0,
     ) -> list[MemberEvent]:
-        """Renews the lease and takes what the member says of itself (fields: `Member`).
+        """Renews the lease and takes what the member says of itself (fields: `Member`, `monitor.proto`).
 
         Raises:
             ValueError: The reported state is one that only the monitor may give.
@@ -160,20 +210,25 @@ class Registry:
         if state in (MemberState.SUSPECT, MemberState.DEAD):
             raise ValueError(f"{member_id}: a member does not report {state.value} of itself")
         life = self._life(member_id, incarnation)
-        before, heard_again = life.member, life.silent
-        life.heard_at = life.lease_from = now
-        life.reported, life.silent = state, False
-        life.member = replace(
-            before,
-            state=life.state,
-            progress=progress,
-            in_flight=in_flight,
-            experts=experts,
-            epoch=epoch,
-        )
-        if visible(before) == visible(life.member):
+        was_late, was_stuck = life.arrivals.late, life.progress.stuck
+        self._detector.heard(member_id, now)
+        life.reported, life.busy_s = state, busy_s
+        if life.member.role is Role.EXPERT_SERVER:
+            life.progress.reported(progress, in_flight, stalled_s, now)
+        else:
+            life.progress.count, life.progress.in_flight = progress, in_flight
+        shown = life.member
+        if (shown.state, shown.experts, shown.epoch) == (life.state, experts, epoch):
             return []
-        return [self._event(life.member, "heard again" if heard_again else "reported")]
+        life.member = replace(shown, state=life.state, experts=experts, epoch=epoch)
+        reason = "reported"
+        if life.progress.stuck and shown.state is not MemberState.SUSPECT:
+            reason = life.progress.stuck
+        elif was_stuck and not life.progress.stuck:
+            reason = "its work moves again"
+        elif was_late:
+            reason = "heard again"
+        return [self._event(life, reason)]
 
     def report_outcomes(
         self,
@@ -202,7 +257,7 @@ class Registry:
                 and life.member.role is Role.EXPERT_SERVER
             ):
                 self._outcomes.take(server_id, client_id, said, now)
-                if not self._paused(now):
+                if not self._detector.paused_s(now):
                     events += self._judge(life, now)
         return events
 
@@ -220,7 +275,7 @@ class Registry:
         if life.member.state is life.state:
             return []
         life.member = replace(life.member, state=life.state)
-        return [self._event(life.member, life.accusation or "its clients complain no more")]
+        return [self._event(life, life.accusation or "its clients complain no more")]
 
     def deregister(self, member_id: str, incarnation: int, reason: str) -> list[MemberEvent]:
         """A goodbye: DEAD at once. One that is not known (any more) is no error."""
@@ -229,55 +284,56 @@ class Registry:
             return []
         return [self._bury(life, reason or "said goodbye")]
 
+    @property
+    def doubt(self) -> str | None:
+        """Why the last tick declared nobody dead though leases may have ended, for people."""
+        return self._detector.doubt
+
+    def due_at(self) -> float:
+        """When the next lease ends, if nobody is heard until then; inf where there are no members."""
+        return self._detector.due_at()
+
     def tick(self, now: float) -> list[MemberEvent]:
-        """Time passes: silence makes members SUSPECT, then DEAD. Call it every lease/8 or so.
+        """Time passes: silence makes members SUSPECT, then DEAD; what clients say makes servers SUSPECT, or
+        clears them.
 
-        What clients say makes servers SUSPECT, or clears them.
-
-        A gap of more than half a lease between two ticks means that this process itself was paused,
-        and its members' silence proves nothing: every lease starts anew.
+        Call it each lease/8, and at `due_at`.
         """
-        paused = self._paused(now)
-        gap_s, self._ticked_at = now - self._ticked_at, now
-        if paused:
-            self._outcomes.skip(gap_s)
-            for life in self._live.values():
-                life.lease_from = now
-            return []
+        if paused_s := self._detector.paused_s(now):
+            self._outcomes.skip(paused_s)
+        silence = self._detector.tick(now)
         events = []
-        for life in tuple(self._live.values()):
-            silence_s = now - life.lease_from
-            if silence_s >= self._lease_s:
-                reason = f"lease ended: silent for {now - life.heard_at:.1f} s"
-                events.append(self._bury(life, reason))
-                continue
-            if silence_s >= _SUSPECT_SHARE * self._lease_s and not life.silent:
-                life.silent = True
-                if life.member.state is not life.state:
-                    life.member = replace(life.member, state=life.state)
-                    reason = f"silent for {now - life.heard_at:.1f} s"
-                    events.append(self._event(life.member, reason))
-            events += self._judge(life, now)
+        for member_id in silence.late:
+            life = self._live[member_id]
+            if life.member.state is not life.state:
+                life.member = replace(life.member, state=life.state)
+                reason = f"silent for {now - life.arrivals.heard_at:.1f} s"
+                events.append(self._event(life, reason))
+        for member_id in silence.lapsed:
+            life = self._live[member_id]
+            reason = f"lease ended: silent for {now - life.arrivals.heard_at:.1f} s"
+            events.append(self._bury(life, reason))
+        for member_id in self._outcomes.open_cases():
+            events += self._judge(self._live[member_id], now)
         return events
 
-    def _paused(self, now: float) -> bool:
-        """Whether this process itself was paused since the last tick."""
-        return now - self._ticked_at > self._lease_s / 2
-
     def _bury(self, life: Life, reason: str) -> MemberEvent:
-        life.member = replace(life.member, state=MemberState.DEAD, in_flight=0)
-        del self._live[life.member.id]
-        self._outcomes.forget(life.member.id)
-        self._dead[life.member.id] = life
+        member_id = life.member.id
+        life.member = replace(life.member, state=MemberState.DEAD)
+        life.progress.in_flight = 0
+        del self._live[member_id]
+        self._detector.forget(member_id)
+        self._outcomes.forget(member_id)
+        self._dead[member_id] = life
         if len(self._dead) > _MAX_TOMBSTONES:
             oldest = self._dead.pop(next(iter(self._dead)))
             self._forgotten_incarnation = max(
                 self._forgotten_incarnation, oldest.member.incarnation
             )
-        return self._event(life.member, reason)
+        return self._event(life, reason)
 
-    def _event(self, member: Member, reason: str) -> MemberEvent:
+    def _event(self, life: Life, reason: str) -> MemberEvent:
         self._revision += 1
-        event = MemberEvent(self._revision, member, reason)
+        event = MemberEvent(self._revision, life.full(0.0), reason)
         self._history.append(event)
         return event

@@ -1,52 +1,100 @@
-"""The registry on the wire."""
+"""The registry on the wire: what a monitor answers while it leads."""
 
 from __future__ import annotations
 
-import secrets
+import asyncio
+import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import grpc
 
+from eaas import versions
 from eaas.grpc_client import STREAM_SIGN_S
 from eaas.log import get_logger
 from eaas.rpc.v1 import monitor_pb2 as pb
-from eaas.session import PROTOCOL_VERSION
 from eaas.types import Member, MemberState
+from monitor.fanout import Fanout
+from monitor.journal import Journal
 from monitor.life import MemberEvent
 from monitor.outcomes import Said
-from monitor.registry import IdTakenError, Registry, UnknownLifeError
+from monitor.refusal import Refused, refusals
+from monitor.registry import IdTakenError, Registry
+from monitor.store import Store
+from monitor.store.kept import new_life
 
 __all__ = ["MonitorService"]
 
 _log = get_logger(__name__)
+# Between two ticks, however many leases end.
+_LEAST_GAP_S = 0.005
+# Of a lease: silence that ends it. In what is left the monitor notices, stores it and tells everybody.
+_SILENCE_SHARE = 0.97
+# For so long its loads are of this moment: many watchers may come at once.
+_SNAPSHOT_S = 0.05
+_STOPPING = pb.WatchResponse(stopping=True).SerializeToString()
+# Below the deadline of whoever registers.
+_STORE_S = 1.5
+# Far above what any life reaches, and below what the contract's numbers can hold.
+_MOST_INCARNATIONS = 1 << 62
 
 
 class MonitorService:
-    """Answers the contract's MonitorService. Any thread may call it.
+    """Answers the contract's MonitorService, from its making until `end`.
+
+    The contract's methods are coroutines of one loop, thousands of them at a time: none of them blocks. The
+    owner's methods are for any other thread, but for `tick`, which belongs to the loop's. What they share is
+    guarded by a lock that nobody holds for long.
+
+    Nobody is told of what would not survive this process: registrations and goodbyes are answered, and
+    watchers told of events, once the store has them. Heartbeats wait for nothing.
 
     Args:
-        lease_s: Seconds of silence that end a life.
+        lease_s: Seconds of silence within which everybody knows of a death.
         heartbeat_s: What members are told to send a heartbeat at.
+        loop: Runs the contract's methods.
         clock: Monotonic seconds.
+        store: Where membership is kept; None: nowhere.
+        on_lost: Called once, from a thread of its own, when the store takes nothing any more.
     """
 
     def __init__(
-        self, lease_s: float, heartbeat_s: float, clock: Callable[[], float] = time.monotonic
+        self,
+        lease_s: float,
+        heartbeat_s: float,
+        loop: asyncio.AbstractEventLoop,
+        clock: Callable[[], float] = time.monotonic,
+        store: Store | None = None,
+        on_lost: Callable[[str], None] = _log.error,
     ) -> None:
         self._lease_s = lease_s
         self._heartbeat_s = heartbeat_s
         self._clock = clock
-        self._registry = Registry(lease_s, clock())
-        # Held while the registry is touched; notified when there is something to tell watchers.
-        self._changed = threading.Condition()
-        self._life = secrets.randbits(63) | 1
+        kept = store.kept.without_monitors() if store is not None else None
+        self._life = kept.life if kept is not None else new_life()
+        self._registry = Registry(_SILENCE_SHARE * lease_s, heartbeat_s, clock(), kept)
+        self._doubt: str | None = None
+        lock = threading.RLock()
+        # Held while the registry is touched, never over an `await`; notified when watchers leave.
+        self._changed = threading.Condition(lock)
+        self._fanout = Fanout(loop, STREAM_SIGN_S)
+        self._store = store
+        self._journal = (
+            Journal(self._registry, store, lock, self._fanout.stir, self._lose)
+            if store is not None
+            else None
+        )
+        self._on_lost = on_lost
+        self._over = False
         self._stopping = False
         self._watchers = 0
         self._own: Member | None = None
+        # What all watchers, and all members, are answered until something happens.
+        self._answer: tuple[int, bytes] = (-1, b"")
+        self._snapshot: tuple[float, int, bytes] = (-math.inf, -1, b"")
 
     # -- the owner's side ----------------------------------------------------------------------
 
@@ -57,14 +105,37 @@ class MonitorService:
             self._own = replace(member, incarnation=incarnation)
             self._tell(events)
 
-    def tick(self) -> None:
-        """Lets silence have its effect. To be called every lease/8 or so."""
+    def tick(self) -> float:
+        """Lets silence have its effect. Returns in how many seconds it is to be called again.
+
+        To be called by the loop, so that a gap between two ticks is one in which nobody was heard.
+        """
         with self._changed:
             now = self._clock()
             if self._own is not None:
                 own = self._own
                 self._registry.heartbeat(own.id, own.incarnation, now, state=own.state)
             self._tell(self._registry.tick(now))
+            doubt, known = self._registry.doubt, self._doubt
+            self._doubt = doubt
+            if doubt is not None and doubt != known:
+                _log.warning("%s", doubt)
+            # A lease that ends between two ticks is not to wait for the second one.
+            return min(self._lease_s / 8, max(_LEAST_GAP_S, self._registry.due_at() - now))
+
+    def end(self) -> None:
+        """Answers nobody any more; running streams end. What happened until now is still stored."""
+        with self._changed:
+            self._over = True
+        self._fanout.stir()
+        if self._journal is not None:
+            self._journal.close()
+
+    def _lose(self, reason: str) -> None:
+        with self._changed:
+            self._over = True
+        self._fanout.stir()
+        self._on_lost(reason)
 
     def announce_stop(self, linger_s: float) -> None:
         """Tells every watcher that the cluster stops.
@@ -73,7 +144,7 @@ class MonitorService:
         """
         with self._changed:
             self._stopping = True
-            self._changed.notify_all()
+            self._fanout.stir()
             self._changed.wait_for(lambda: not (self._watchers or self._others_live()), linger_s)
 
     def _others_live(self) -> bool:
@@ -89,20 +160,52 @@ class MonitorService:
             _log.info(
                 "%s #%d %s: %s", member.id, member.incarnation, member.state.value, event.reason
             )
-        if events:
-            self._changed.notify_all()
+        if events and self._journal is not None:
+            self._journal.wake()
+        elif events:
+            self._fanout.stir()
+
+    @property
+    def _stored(self) -> int:
+        """Revision up to which everything survives this process, so that others may be told."""
+        return self._registry.revision if self._journal is None else self._journal.stored
+
+    def _require_lead(self) -> None:
+        """Refuses once this monitor may have a successor, which a process that was stopped learns here."""
+        if self._over or (self._store is not None and self._clock() >= self._store.leads_until):
+            raise Refused(grpc.StatusCode.UNAVAILABLE, "this monitor leads no more")
+
+    async def _settle(self, revision: int) -> None:
+        """Waits until what happened up to `revision` is stored."""
+        try:
+            async with asyncio.timeout(_STORE_S):
+                while not self._over and self._stored < revision:
+                    await self._fanout.sleep()
+        except TimeoutError:
+            raise Refused(
+                grpc.StatusCode.UNAVAILABLE, "the monitor's store does not answer"
+            ) from None
+        self._require_lead()
 
     # -- the contract --------------------------------------------------------------------------
 
-    def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterResponse:
+    async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterResponse:
         """A life begins or goes on (errors: `monitor.proto`)."""
-        if request.protocol_version != PROTOCOL_VERSION:
-            context.abort(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                f"this monitor speaks version {PROTOCOL_VERSION} of the contract, "
-                f"{request.member.id} speaks {request.protocol_version}: upgrade the older one",
+        async with refusals(context):
+            refusal = versions.refusal(
+                versions.CONTROL_PLANE,
+                request.protocol_version,
+                "the control plane",
+                request.member.id,
+                "this monitor",
             )
-        try:
+            if refusal is not None:
+                raise Refused(grpc.StatusCode.FAILED_PRECONDITION, *refusal)
+            self._require_lead()
+            if self._own is not None and request.member.id == self._own.id:
+                raise IdTakenError(f"{request.member.id} is this monitor: give another id")
+            if request.previous_incarnation >= _MOST_INCARNATIONS:
+                raise ValueError(f"no life has incarnation {request.previous_incarnation}")
             member = Member.from_proto(request.member)
             with self._changed:
                 incarnation, events = self._registry.register(
@@ -110,10 +213,7 @@ class MonitorService:
                 )
                 self._tell(events)
                 revision = self._registry.revision
-        except ValueError as error:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        except IdTakenError as error:
-            context.abort(grpc.StatusCode.ALREADY_EXISTS, str(error))
+            await self._settle(revision)
         return pb.RegisterResponse(
             incarnation=incarnation,
             lease_s=self._lease_s,
@@ -121,65 +221,70 @@ class MonitorService:
             revision=revision,
         )
 
-    def Heartbeat(
-        self, requests: Iterator[pb.HeartbeatRequest], context: Any
-    ) -> Iterator[pb.HeartbeatResponse]:
+    async def Heartbeat(self, _requests: Any, context: Any) -> None:
         """Renews the lease. A stream that breaks says nothing of its member: the lease decides."""
-        for request in requests:
-            try:
-                state = MemberState.from_number(request.state)
-                with self._changed:
-                    events = self._registry.heartbeat(
-                        request.id,
-                        request.incarnation,
-                        self._clock(),
-                        state=state,
-                        progress=request.progress,
-                        in_flight=request.in_flight,
-                        experts=request.experts,
-                        epoch=request.epoch,
-                    )
-                    self._tell(events)
-                    revision = self._registry.revision
-            except ValueError as error:
-                context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-            except UnknownLifeError as error:
-                context.abort(grpc.StatusCode.NOT_FOUND, str(error))
-            yield pb.HeartbeatResponse(revision=revision)
+        async with refusals(context):
+            while (request := await context.read()) is not grpc.aio.EOF:
+                await context.write(self._heard(request))
 
-    def Watch(self, request: pb.WatchRequest, context: Any) -> Iterator[pb.WatchResponse]:
+    def _heard(self, request: pb.HeartbeatRequest) -> bytes:
+        """Takes a heartbeat; returns the answer, serialized."""
+        self._require_lead()
+        state = MemberState.from_number(request.state)
+        with self._changed:
+            events = self._registry.heartbeat(
+                request.id,
+                request.incarnation,
+                self._clock(),
+                state=state,
+                progress=request.progress,
+                in_flight=request.in_flight,
+                experts=request.experts,
+                epoch=request.epoch,
+                stalled_s=request.stalled_s,
+                busy_s=request.busy_s,
+            )
+            self._tell(events)
+            stored = self._stored
+        if self._answer[0] != stored:
+            self._answer = stored, pb.HeartbeatResponse(revision=stored).SerializeToString()
+        return self._answer[1]
+
+    async def Watch(self, request: pb.WatchRequest, context: Any) -> None:
         """A snapshot (or what was missed), then each event; a sign of life where nothing happens."""
-        if not context.add_callback(self._wake):
-            return
         with self._changed:
             self._watchers += 1
         try:
-            # No revision is below 0: with -1 the registry answers "take a snapshot".
-            seen = request.from_revision if request.life == self._life else -1
-            while context.is_active():
-                messages, seen, stopping = self._next(seen, context)
-                yield from messages
-                if stopping:
-                    return
+            async with refusals(context):
+                # No revision is below 0: with -1 the registry answers "take a snapshot".
+                seen = request.from_revision if request.life == self._life else -1
+                await self._send_all(seen, request.heartbeats_tell, context)
         finally:
             with self._changed:
                 self._watchers -= 1
                 self._changed.notify_all()
 
-    def Deregister(self, request: pb.DeregisterRequest, context: Any) -> pb.DeregisterResponse:
+    async def Deregister(
+        self, request: pb.DeregisterRequest, context: Any
+    ) -> pb.DeregisterResponse:
         """A goodbye."""
-        if self._own is not None and request.id == self._own.id:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "nobody deregisters the monitor")
-        with self._changed:
-            events = self._registry.deregister(request.id, request.incarnation, request.reason)
-            self._tell(events)
+        async with refusals(context):
+            if self._own is not None and request.id == self._own.id:
+                raise ValueError("nobody deregisters the monitor")
+            self._require_lead()
+            with self._changed:
+                events = self._registry.deregister(request.id, request.incarnation, request.reason)
+                self._tell(events)
+                revision = self._registry.revision
+            await self._settle(revision)
         return pb.DeregisterResponse()
 
-    def ReportOutcome(
+    async def ReportOutcome(
         self, request: pb.ReportOutcomeRequest, context: Any
     ) -> pb.ReportOutcomeResponse:
         """What a client's requests came to (errors: `monitor.proto`)."""
-        try:
+        async with refusals(context):
+            self._require_lead()
             with self._changed:
                 events = self._registry.report_outcomes(
                     request.client_id,
@@ -188,56 +293,55 @@ class MonitorService:
                     self._clock(),
                 )
                 self._tell(events)
-        except ValueError as error:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        except UnknownLifeError as error:
-            context.abort(grpc.StatusCode.NOT_FOUND, str(error))
         return pb.ReportOutcomeResponse()
 
     # -- watchers ------------------------------------------------------------------------------
 
-    def _wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
-
-    def _next(self, seen: int, context: Any) -> tuple[list[pb.WatchResponse], int, bool]:
-        """What to send a watcher that has seen `seen`.
-
-        Waits for it, but not beyond a sign of life.
-        """
-        with self._changed:
-            self._changed.wait_for(
-                lambda: (
-                    self._registry.revision != seen or self._stopping or not context.is_active()
-                ),
-                STREAM_SIGN_S,
-            )
-            revision = self._registry.revision
+    async def _send_all(self, seen: int, heartbeats_tell: bool, context: Any) -> None:
+        """Sends a watcher that has seen `seen` what happens, until the cluster stops."""
+        ahead: tuple[int, bytes] | None = None
+        spoke = not heartbeats_tell
+        while True:
+            self._require_lead()
+            with self._changed:
+                stored, stopping = self._stored, self._stopping
+                events = () if ahead else self._registry.since(seen)
+                if events is None:
+                    ahead = self._take_snapshot()
             messages = []
-            events = self._registry.since(seen)
-            if events is None:
-                messages.append(pb.WatchResponse(snapshot=self._snapshot()))
-            else:
-                messages.extend(pb.WatchResponse(event=_to_proto(event)) for event in events)
-            if self._stopping:
-                messages.append(pb.WatchResponse(stopping=True))
+            if events:
+                messages = [self._fanout.message(e) for e in events if e.revision <= stored]
+                seen = stored
+            if ahead and ahead[0] <= stored:
+                seen, snapshot = ahead
+                ahead = None
+                messages = [snapshot]
+            if stopping:
+                messages.append(_STOPPING)
             if not messages:
-                messages.append(pb.WatchResponse(still_at_revision=revision))
-            return messages, revision, self._stopping
+                if spoke and await self._fanout.sleep(soundly=heartbeats_tell):
+                    continue
+                # Much may have happened while it slept.
+                self._require_lead()
+                messages = [pb.WatchResponse(still_at_revision=seen).SerializeToString()]
+            for message in messages:
+                await context.write(message)
+            spoke = True
+            if stopping:
+                return
 
-    def _snapshot(self) -> pb.Snapshot:
-        members = self._registry.members(self._clock())
-        return pb.Snapshot(
-            revision=self._registry.revision,
-            members=[member.to_proto() for member in members],
-            life=self._life,
-        )
-
-
-def _to_proto(event: MemberEvent) -> pb.MemberEvent:
-    return pb.MemberEvent(
-        revision=event.revision, member=event.member.to_proto(), reason=event.reason
-    )
+    def _take_snapshot(self) -> tuple[int, bytes]:
+        """Everybody, with the loads of this moment; and the revision. The lock is held."""
+        now, revision = self._clock(), self._registry.revision
+        made_at, known, message = self._snapshot
+        if known != revision or now - made_at > _SNAPSHOT_S:
+            members = [member.to_proto() for member in self._registry.members(now)]
+            response = pb.WatchResponse(
+                snapshot=pb.Snapshot(revision=revision, members=members, life=self._life)
+            )
+            message = response.SerializeToString()
+            self._snapshot = now, revision, message
+        return revision, message
 
 
 def _said(s: pb.ServerOutcomes) -> Said:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from eaas.config import ClusterConfig, load_config
@@ -19,6 +20,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, (str(Path(__file__).with_name("helpers")), os.environ.get("PYTHONPATH")))
 )
+
+# An example that takes long says something of the machine's load only.
+hypothesis.settings.register_profile("eaas", deadline=None)
+hypothesis.settings.load_profile("eaas")
 
 ARCHITECTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "deepseek_v3", "gpt_oss")
 

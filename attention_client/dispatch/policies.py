@@ -1,7 +1,9 @@
 """Which replica computes which chunk: the pluggable part of dispatch.
 
 `weights` follows the placement. `least_loaded` starts from there and moves chunks off the server that would
-end last, by what the servers were measured to take and by what this client has in flight on them.
+end last, by what the servers were measured to take and by what this client has in flight on them. `split`
+starts from the shares that are best for this call instead: where a server's load can only be passed on by way
+of others, single moves do not find it.
 `round_robin` and `random` know neither, and are what to compare with.
 Shape suffixes: C chunks, S servers, E logical experts.
 """
@@ -20,6 +22,7 @@ import numpy.typing as npt
 from attention_client.dispatch import _dispatch
 from attention_client.dispatch.parts import NOWHERE, Chunks
 from eaas.errors import ConfigError
+from eaas.minmax import split_of
 
 __all__ = ["CHUNK_STEP", "ByShares", "DispatchPolicy", "Load", "dispatch_policy"]
 
@@ -97,6 +100,40 @@ class ByShares:
         return server_C
 
 
+class _Split:
+    """By the min-max split of the call (see `eaas.minmax`), which `least_loaded`'s moves then round off.
+
+    Step 1: shares that let the last server end soonest if chunks could be divided. Step 2: the chunks of each
+    expert by these shares, evenly. Step 3: as `ByShares` with levelling.
+    """
+
+    def __init__(self) -> None:
+        self._calls = itertools.count()
+
+    def choose(
+        self, chunks: Chunks, shares_SE: npt.NDArray[np.float32], load: Load
+    ) -> npt.NDArray[np.int64]:
+        servers, experts = shares_SE.shape
+        expert_C, work_C = chunks.expert_C, chunks.work_C
+        work_E = np.bincount(expert_C, work_C, experts)
+        best_SE, _ = split_of(work_E, shares_SE, 1 / load.rate_S, load.backlog_S / load.rate_S)
+        # Of n chunks of an expert the i-th stands for (i, i + 1) / n of its load; where in there is
+        # looked up differs from expert to expert and from call to call.
+        count_E = np.bincount(expert_C, minlength=experts)
+        nth_C = np.arange(expert_C.size) - (np.cumsum(count_E) - count_E)[expert_C]
+        draw_C = (next(self._calls) * _CALL_STEP + expert_C * CHUNK_STEP) % 1.0
+        part_C = (nth_C + draw_C) / count_E[expert_C]
+        sum_SC = np.cumsum(best_SE[:, expert_C], axis=0)
+        # Rounding can leave the sum of an expert's shares a little below 1.
+        server_C: npt.NDArray[np.int64] = np.argmax(sum_SC > part_C * sum_SC[-1], axis=0)
+        server_C[sum_SC[-1] == 0] = NOWHERE
+        _dispatch.level(
+            server_C, expert_C, work_C, expert_C.size,
+            shares_SE, servers, experts, load.rate_S, load.backlog_S.copy(),
+        )  # fmt: skip
+        return server_C
+
+
 class _RoundRobin:
     """The replicas of each expert in turn."""
 
@@ -137,6 +174,7 @@ def _nth_holder(
 
 _POLICIES: dict[str, Callable[[], DispatchPolicy]] = {
     "least_loaded": partial(ByShares, levels=True),
+    "split": _Split,
     "weights": partial(ByShares, levels=False),
     "round_robin": _RoundRobin,
     "random": _Random,

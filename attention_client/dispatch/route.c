@@ -123,7 +123,8 @@ level_chunks(int64_t *server_C, const int64_t *expert_C, const double *work_C, p
         }
     }
     ptrdiff_t moves = 0;
-    while (servers > 1 && moves < chunks) {
+    /* A chunk may move again when a server that it passed over got free: few do, so it is no bound that is met. */
+    while (servers > 1 && moves < chunks * servers) {
         /* The last to end among those that have a chunk of this call: the others are not waited for. */
         ptrdiff_t last = NOWHERE;
         for (ptrdiff_t c = 0; c < chunks; c++) {

@@ -5,7 +5,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["spread"]
+from balancer.policies import _planning
+from balancer.policies.compact import usable_slots
+from balancer.policies.types import Int, Layout, Problem
+
+__all__ = ["spread", "spread_evenly"]
 
 
 def spread(
@@ -30,7 +34,7 @@ def spread(
     Raises:
         ValueError: An argument is below 1, or redundancy is above servers; named in the message.
 
-    Time O(L * E * R * S log S), memory O(L * S * E).
+    Time O(L * E * R * S), memory O(L * S * E).
     """
     for name, value in (
         ("num_layers", num_layers),
@@ -42,31 +46,33 @@ def spread(
             raise ValueError(f"{name} is {value}, must be at least 1")
     if redundancy > servers:
         raise ValueError(f"redundancy {redundancy} is above servers {servers}")
-
-    holds_LSE = np.zeros((num_layers, servers, num_experts), dtype=np.bool_)
-    total_S = np.zeros(servers, dtype=np.int64)
-    pairs_SS = np.zeros((servers, servers), dtype=np.int64)
-    for layer in range(num_layers):
-        count_S = np.zeros(servers, dtype=np.int64)
-        # Last tie-breaker: another server begins in each layer.
-        turn_S = (np.arange(servers) - layer) % servers
-        for expert in range(num_experts):
-            chosen: list[int] = []
-            for _ in range(redundancy):
-                # Step 1: The least filled server of this layer, which keeps the counts within 1 of
-                # each other; of those one that is not ahead over all layers; of those the one that
-                # shares the fewest experts with the servers already chosen for this expert.
-                taken_S = holds_LSE[layer, :, expert]
-                ahead_S = total_S > total_S.min() + 1
-                shared_S = pairs_SS[chosen].sum(axis=0)
-                order_S = np.lexsort((turn_S, total_S, shared_S, ahead_S, count_S, taken_S))
-                server = int(order_S[0])
-                # Step 2: Book it.
-                pairs_SS[chosen, server] += 1
-                pairs_SS[server, chosen] += 1
-                chosen.append(server)
-                holds_LSE[layer, server, expert] = True
-            count_S[chosen] += 1
-            total_S[chosen] += 1
-    shares_LSE = np.where(holds_LSE, np.float32(1 / redundancy), np.float32(0))
+    count_LE = np.full((num_layers, num_experts), redundancy)
+    # More than any server gets: nothing but the levelling limits it.
+    slots_LS = np.full((num_layers, servers), num_experts * redundancy)
+    holds_LSE, shares_LSE = _deal(count_LE, slots_LS)
     return holds_LSE, shares_LSE.astype(np.float32)
+
+
+def spread_evenly(problem: Problem) -> Layout:
+    """All slots used, experts' replica counts within 1 of each other, whatever their loads.
+
+    Which experts have one replica more turns from layer to layer. Servers of different sizes are
+    filled to the same number of free slots.
+
+    Time O(L * P * S), memory O(L * S * E).
+    """
+    experts, servers = problem.experts, problem.servers
+    total_L = np.minimum(usable_slots(problem.slots_LS, experts), experts * servers)
+    each_L, more_L = np.divmod(total_L, experts)
+    turn_LE = (np.arange(experts) - np.cumsum(more_L)[:, None]) % experts
+    count_LE: Int = each_L[:, None] + (turn_LE < more_L[:, None])
+    return _deal(count_LE, problem.slots_LS)
+
+
+def _deal(count_LE: Int, slots_LS: Int) -> Layout:
+    layers, experts = count_LE.shape
+    servers = slots_LS.shape[1]
+    holds_LSE = np.zeros((layers, servers, experts), dtype=np.bool_)
+    shares_LSE = np.zeros(holds_LSE.shape)
+    _planning.spread(count_LE, slots_LS, layers, servers, experts, holds_LSE, shares_LSE)
+    return holds_LSE, shares_LSE

@@ -28,7 +28,7 @@ from eaas.errors import (
     UnsupportedModelError,
 )
 
-__all__ = ["CheckpointFiles", "TensorEntry", "precheck", "read_files"]
+__all__ = ["CheckpointFiles", "TensorEntry", "precheck", "read_files", "sampled"]
 
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
@@ -82,10 +82,16 @@ class CheckpointFiles:
         for shard in sorted({entry.shard for entry in self.tensors.values()}):
             with shard.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
-                for i in range(1, _SAMPLES + 1):
-                    file.seek(max(0, size * i // _SAMPLES - _SAMPLE_BYTES))
-                    digest.update(file.read(_SAMPLE_BYTES))
+                for begin, end in sampled(size):
+                    file.seek(begin)
+                    digest.update(file.read(end - begin))
         return digest.hexdigest()
+
+
+def sampled(size: int) -> list[tuple[int, int]]:
+    """The places of a shard of `size` bytes that its checkpoint's digest looks at: (begin, end)."""
+    begins = (max(0, size * i // _SAMPLES - _SAMPLE_BYTES) for i in range(1, _SAMPLES + 1))
+    return [(begin, min(size, begin + _SAMPLE_BYTES)) for begin in begins]
 
 
 def precheck(path: str | os.PathLike[str]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
@@ -65,6 +65,7 @@ class Checkpoint:
         config: transformers' config.
         skeleton: The model on the meta device: names and shapes without a byte of weights.
         shape: What the cluster must agree on. H is the width of what enters an expert.
+        open_shard: Opens a shard, whose header may be known; another one where its bytes are elsewhere.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Checkpoint:
         self.config = config
         self.skeleton = skeleton
         self.shape = shape
+        self.open_shard: Callable[[Path, ShardHeader | None], Shard] = Shard
         self._files = files
         self._shards: dict[Path, Shard] = {}
         self._headers: dict[Path, ShardHeader] = {}
@@ -155,7 +157,7 @@ class Checkpoint:
         path = self.keys[key]
         try:
             if path not in self._shards:
-                self._shards[path] = Shard(path, self._headers.get(path))
+                self._shards[path] = self.open_shard(path, self._headers.get(path))
             shard = self._shards[path]
             self._headers[path] = shard.header
             return shard.slice(key)

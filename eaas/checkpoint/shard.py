@@ -100,6 +100,10 @@ class Shard:
                 raise ValueError(f"the file ends at byte {offset}")
             buffer, offset = buffer[count:], offset + count
 
+    def prefetch(self, offset: int, count: int) -> None:
+        """Bytes that are read soon: the system may get them while the caller does something else."""
+        os.posix_fadvise(self._fd, offset, count, os.POSIX_FADV_WILLNEED)
+
     def _read_header(self, known: ShardHeader | None) -> ShardHeader:
         file_bytes = os.fstat(self._fd).st_size
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size, 0, file_bytes))
@@ -191,6 +195,10 @@ class TensorSlice:
                 f"{self.shard.path}: tensor {self.key} cannot be read ({error}): "
                 "fetch the shard again"
             ) from error
+
+    def prefetch(self) -> None:
+        """It is read soon: the system may get it while the caller does something else."""
+        self.shard.prefetch(self.offset, self.nbytes)
 
     def _rows(self, first: int, last: int) -> TensorSlice:
         row_bytes = self.nbytes // max(1, self.shape[0])

@@ -7,7 +7,7 @@ import sys
 import typer
 
 from eaas import __version__
-from eaas.cli import bench, client, demo, roles, simulate, up
+from eaas.cli import autoscale, bench, client, demo, roles, servers, simulate, trace, up
 from eaas.errors import EaasError
 from eaas.local.child import announce
 
@@ -22,9 +22,12 @@ app = typer.Typer(
 )
 up.register(app)
 client.register(app)
+servers.register(app)
+autoscale.register(app)
 demo.register(app)
 bench.register(app)
 simulate.register(app)
+trace.register(app)
 roles.register(app)
 
 

@@ -203,6 +203,37 @@ def dispatch(
     _tell(document, as_json, print_report)
 
 
+@bench.command("monitor")
+def monitor(
+    members: Annotated[
+        str, typer.Option(metavar="N,...", help="Simulated members, in turn.")
+    ] = "100,1000,10000",
+    watchers: Annotated[
+        str, typer.Option(metavar="N,...", help="How many of them watch; then all do.")
+    ] = "10,100,1000",
+    per_connection: Annotated[
+        int, typer.Option(min=1, help="Members that share a connection.")
+    ] = 1,
+    loaders: Annotated[int, typer.Option(min=1, help="Processes that simulate members.")] = 2,
+    seconds: Annotated[float, typer.Option(min=1, help="Of each measurement.")] = 10.0,
+    as_json: Json = False,
+) -> None:
+    """The monitor: what members cost it, and how soon all know of a death. Takes some minutes."""
+    from eaas.bench.monitor import make_plan
+    from eaas.bench.monitor.report import print_report
+    from eaas.bench.monitor.run import bench_monitor
+
+    _end_on_sigterm()
+    plan = make_plan(
+        members=members,
+        watchers=watchers,
+        per_connection=per_connection,
+        loaders=loaders,
+        seconds=seconds,
+    )
+    _tell(bench_monitor(plan, say=_say), as_json, print_report)
+
+
 @bench.command("overlap")
 def overlap(
     model: Annotated[
@@ -291,6 +322,67 @@ def _print_select(document: dict[str, Any]) -> None:
     Console().print(table)
 
 
+@bench.command("join")
+def join(
+    share_mb: Annotated[
+        int, typer.Option(min=1, help="Weights that the new server is to hold, MB.")
+    ] = 1000,
+    source: Annotated[
+        list[str] | None,
+        typer.Option(help="Where they come from: disk, peers.", show_default="both"),
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of another client's layer call.")] = 8,
+    calls: Annotated[float, typer.Option(min=1, help="Calls of that client in a second.")] = 50,
+    quiet: Annotated[
+        float, typer.Option(min=1, help="Seconds that it is measured before somebody joins.")
+    ] = 10,
+    rounds: Annotated[int, typer.Option(min=1, help="Joins of each source.")] = 3,
+    as_json: Json = False,
+) -> None:
+    """A server that joins: how fast it serves, by what its weights come from, and what others feel."""
+    _end_on_sigterm()
+    from eaas.bench.options import known
+
+    sources = known("--source", source or ["disk", "peers"], ("disk", "peers"))
+    from eaas.bench.join import bench_join
+    from eaas.bench.join.report import print_report
+
+    document = bench_join(
+        share_bytes=share_mb * 1_000_000,
+        sources=sources,
+        tokens=tokens,
+        calls_per_s=calls,
+        quiet_s=quiet,
+        rounds=rounds,
+        say=_say,
+    )
+    _tell(document, as_json, print_report)
+
+
+@bench.command("policies")
+def policies(
+    size: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="L,E,S,P",
+            help="Layers, experts, servers, replicas per layer.",
+            show_default="58,256,64,320; 58,256,288,576; 60,512,1000,2000",
+        ),
+    ] = None,
+    policy: Annotated[
+        list[str] | None, typer.Option(help="Measure this one.", show_default="all")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Plans of each policy and size.")] = 9,
+    as_json: Json = False,
+) -> None:
+    """Placement policies: time of planning on one core, and how good the plan is."""
+    from eaas.bench.policies import SIZES, bench_policies, parse_size
+
+    _end_on_sigterm()
+    sizes = [parse_size(text) for text in size] if size else SIZES
+    _tell(bench_policies(sizes, policy or (), rounds=rounds, say=_say), as_json, _print_policies)
+
+
 def _end_on_sigterm() -> None:
     """SIGTERM ends the run as Python's SIGINT does: through its `finally`s, with processes and files."""
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(128 + signal.SIGTERM))
@@ -326,6 +418,45 @@ def _print_overlap(document: dict[str, Any]) -> None:
         )
     Console().print(table)
     print("a decode step; the ratios are of rates: above 1, overlap is faster")
+
+
+def _print_policies(document: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None)
+    columns = (
+        "policy",
+        "servers",
+        "slots",
+        "plan ms",
+        "cpu",
+        "again ms",
+        "cpu",
+        "limit",
+        "PAR",
+        "gap",
+    )
+    for column in columns:
+        table.add_column(column, justify="left" if column == "policy" else "right", no_wrap=True)
+    for row in document["rows"]:
+        limit = row["limit_ms"]
+        table.add_row(
+            row["policy"],
+            str(row["servers"]),
+            str(row["slots"]),
+            *(
+                f"{row[kind][of]:.1f}"
+                for kind in ("plan_ms", "again_ms")
+                for of in ("median", "cpu")
+            ),
+            f"{limit:.0f}" if limit else "",
+            f"{row['par_mean']:.4f}",
+            f"{row['gap_mean']:.4f}",
+        )
+    Console().print(table)
+    print("medians, by the clock and of processor time; limit: of a plan on one core")
+    print("again: with a plan in place and loads that changed; gap: PAR / lower bound")
 
 
 def _print(document: dict[str, Any]) -> None:

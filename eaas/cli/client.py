@@ -17,6 +17,8 @@ __all__ = ["fetch_status", "register", "status_table"]
 DEFAULT_ENDPOINT = "http://127.0.0.1:8000"
 _STATUS_S = 5.0
 _PIPED_WIDTH = 160
+# Of the experts that no live server holds.
+_NAMED = 6
 # Between two tokens of a stream: a layer's whole deadline, many times over.
 _TOKEN_S = 120.0
 _COLOURS = {
@@ -51,8 +53,12 @@ def status_table(document: dict[str, Any]) -> Any:
     from rich.text import Text
 
     coverage = document["coverage"]
-    uncovered = len(coverage["uncovered"])
-    covered = f"{uncovered} uncovered" if uncovered else f"at least {coverage['min_replicas']} live"
+    uncovered = [f"{layer}/{expert}" for layer, expert in coverage["uncovered"]]
+    covered = f"at least {coverage['min_replicas']} live"
+    if uncovered:
+        more = ", ..." if len(uncovered) > _NAMED else ""
+        names = ", ".join(uncovered[:_NAMED])
+        covered = f"{len(uncovered)} uncovered (layer/expert {names}{more})"
     table = Table(
         title=f"{document['endpoint']}   epoch {document['epoch']}   experts: {covered}",
         title_justify="left",

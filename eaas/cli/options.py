@@ -19,7 +19,12 @@ ConfigFile = Annotated[
 ]
 Join = Annotated[
     str,
-    typer.Option("--join", metavar="HOST:PORT", help="The cluster's monitor.", show_default=False),
+    typer.Option(
+        "--join",
+        metavar="HOST:PORT[,...]",
+        help="The cluster's monitor; all of them where there are several.",
+        show_default=False,
+    ),
 ]
 Endpoint = Annotated[
     str, typer.Option("--endpoint", metavar="URL", help="HTTP endpoint of the cluster.")

@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import threading
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -54,8 +55,8 @@ def _serving(address: str, kernel: str) -> None:
     _ready(address)
 
 
-def _last_resort() -> None:
-    timer = threading.Timer(_LAST_RESORT_S, os._exit, (1,))
+def _last_resort(after_s: float = 0.0) -> None:
+    timer = threading.Timer(after_s + _LAST_RESORT_S, os._exit, (1,))
     timer.daemon = True
     timer.start()
 
@@ -69,8 +70,15 @@ def _leave() -> NoReturn:
 
 
 def expert_server(
-    model: Model,
     join: Join,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            "--model",
+            help="Directory of the checkpoint.",
+            show_default="what the cluster's other servers send",
+        ),
+    ] = None,
     id: Annotated[
         str | None,
         typer.Option("--id", help="Name in the cluster, kept over restarts.", show_default=False),
@@ -106,12 +114,20 @@ def expert_server(
         model, id or f"expert-server-{socket.gethostname()}-{os.getpid()}", join, loaded, _serving
     )
 
-    def end(_number: int, _frame: object) -> None:
+    def leave_now(_number: int, _frame: object) -> None:
         server.stop()
         _last_resort()
 
-    signal.signal(signal.SIGTERM, end)
-    signal.signal(signal.SIGINT, end)
+    def leave(_number: int, _frame: object) -> None:
+        # Whoever is in a hurry says it twice.
+        signal.signal(signal.SIGTERM, leave_now)
+        signal.signal(signal.SIGINT, leave_now)
+        # Not in the handler itself: the main thread may be inside a lock that is needed.
+        threading.Thread(target=server.drain, daemon=True).start()
+        _last_resort(loaded.drain_timeout_s)
+
+    signal.signal(signal.SIGTERM, leave)
+    signal.signal(signal.SIGINT, leave)
     server.run()
     _leave()
 
@@ -171,6 +187,19 @@ def monitor(
         bool | None,
         typer.Option("--stop-members-on-exit", help="Tell every member to end when this one ends."),
     ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            help="embedded: a file in --data-dir; zookeeper: several monitors, of which one leads."
+        ),
+    ] = None,
+    data_dir: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="What it knows is kept here and survives a restart."),
+    ] = None,
+    zookeeper_hosts: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT,...", help="ZooKeeper's servers.")
+    ] = None,
     config: ConfigFile = None,
 ) -> None:
     """Run the monitor: who is in the cluster."""
@@ -179,6 +208,9 @@ def monitor(
         "host": host,
         "port": port,
         "stop_members_on_exit": stop_members_on_exit,
+        "store": store,
+        "data_dir": data_dir,
+        "zookeeper_hosts": zookeeper_hosts,
     }
     loaded = load_config(config, monitor=settings).monitor
     from monitor import run
@@ -205,6 +237,6 @@ def balancer(
         "redundancy": redundancy,
     }
     loaded = load_config(config, balancer=settings).balancer
-    from balancer import run
+    from balancer.main import run
 
     run(loaded, join, _ready)

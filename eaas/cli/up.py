@@ -15,12 +15,13 @@ import typer
 from eaas.cli.client import fetch_status, status_table
 from eaas.cli.options import ConfigFile, Model
 from eaas.config import load_config
-from eaas.errors import ClusterError
+from eaas.errors import ClusterError, EaasError
 from eaas.local.process import program
 
 if TYPE_CHECKING:
     from eaas.local import LocalCluster
     from eaas.local.interrupt import Interrupt
+    from eaas.local.scaling import Scaler
 
 __all__ = ["register"]
 
@@ -141,17 +142,44 @@ def _kernels(cluster: LocalCluster) -> str:
 
 def _watch(cluster: LocalCluster, interrupt: Interrupt) -> None:
     """Show the status until a signal comes; on a terminal in place, elsewhere a line per event."""
-    if sys.stdout.isatty():
-        _watch_live(cluster, interrupt)
-    reported: set[int] = set()
-    while True:
-        for obituary in _obituaries(cluster, reported):
-            _say(obituary)
-        _check_client(cluster)
-        interrupt.wait(_REFRESH_S)
+    from eaas.local.scaling import Scaler, ScaleWatch
+
+    scaler = Scaler(cluster, lambda: _started_by_hand(cluster))
+    watch = ScaleWatch(lambda: cluster.children["balancer"].address, scaler.want)
+    try:
+        if sys.stdout.isatty():
+            _watch_live(cluster, interrupt, scaler)
+        reported: set[int] = set()
+        while True:
+            for line in (*_scale(scaler), *_obituaries(cluster, reported)):
+                _say(line)
+            _check_client(cluster)
+            interrupt.wait(_REFRESH_S)
+    finally:
+        watch.close()
 
 
-def _watch_live(cluster: LocalCluster, interrupt: Interrupt) -> None:
+def _started_by_hand(cluster: LocalCluster) -> int:
+    """Expert servers that live in this cluster and are no children of this process.
+
+    Raises:
+        ClusterError: The endpoint does not answer.
+    """
+    pids = {child.pid for child in cluster.children.values()}
+    members = fetch_status(cluster.endpoint)["members"]
+    servers = [m for m in members if m["role"] == "expert-server" and m["state"] != "DEAD"]
+    return sum(server["pid"] not in pids for server in servers)
+
+
+def _scale(scaler: Scaler) -> list[str]:
+    """Go on with it; what is to be said about that."""
+    try:
+        return scaler.step()
+    except EaasError as error:
+        return [f"scaling ends: {error}"]
+
+
+def _watch_live(cluster: LocalCluster, interrupt: Interrupt, scaler: Scaler) -> None:
     from rich.live import Live
     from rich.text import Text
 
@@ -163,9 +191,9 @@ def _watch_live(cluster: LocalCluster, interrupt: Interrupt) -> None:
                 shown = status_table(fetch_status(cluster.endpoint))
             except ClusterError as error:
                 shown = Text(str(error))
-            for obituary in _obituaries(cluster, reported):
-                # Above the table and never broken to fit: a line is to be pasted.
-                live.console.print(obituary, soft_wrap=True, markup=False, highlight=False)
+            for line in (*_scale(scaler), *_obituaries(cluster, reported)):
+                # Above the table and never broken to fit: a line may be there to be pasted.
+                live.console.print(line, soft_wrap=True, markup=False, highlight=False)
             live.update(shown, refresh=True)
             interrupt.wait(_REFRESH_S)
 
@@ -183,6 +211,8 @@ def _obituaries(cluster: LocalCluster, reported: set[int]) -> list[str]:
     ended = [child for child in cluster.ended() if child.pid not in reported]
     reported.update(child.pid for child in ended)
     return [
-        f"{child.name} (pid {child.pid}) ended; start it again with:\n  {child.command}\n"
+        f"{child.name} (pid {child.pid}) has left"
+        if child.process.returncode == 0
+        else f"{child.name} (pid {child.pid}) ended; start it again with:\n  {child.command}\n"
         for child in ended
     ]

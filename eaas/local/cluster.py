@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import socket
 import time
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from typing import Self
 from eaas.checkpoint import precheck
 from eaas.config import ClusterConfig
 from eaas.cores import usable_cores
-from eaas.errors import ConfigError, PortInUseError
+from eaas.errors import ClusterError, ConfigError, PortInUseError
 from eaas.local.interrupt import Interrupt
 from eaas.local.nursery import CLIENT_MODULES, CONTROL_MODULES, SERVER_MODULES, Nursery
 from eaas.local.process import ChildProcess, stop_all, wait_ready
@@ -22,6 +23,8 @@ __all__ = ["LocalCluster"]
 
 _MONITOR_S = 30.0
 _END_S = 5.0
+_LOOK_S = 0.05
+_SERVER = "expert-server-"
 
 
 class LocalCluster:
@@ -120,7 +123,8 @@ class LocalCluster:
         # tells servers that were started by hand.
         first, last = "attention-client", "monitor"
         stop_all(c for c in self.children.values() if c.name == first)
-        stop_all(c for c in self.children.values() if c.name not in (first, last))
+        others = [c for c in self.children.values() if c.name not in (first, last)]
+        stop_all(others, at_once=True)
         stop_all(c for c in self.children.values() if c.name == last)
         if self._owns_nursery and self._nursery is not None:
             self._nursery.end()
@@ -148,6 +152,48 @@ class LocalCluster:
         old.reap(_END_S)
         wait_ready([self._start(name, old.arguments)], timeout_s)
 
+    # -- servers come and go ---------------------------------------------------------------------------
+
+    def scale(self, servers: int, timeout_s: float = 120.0) -> None:
+        """Start servers, or have some leave, one at a time, until there are so many; waits for it.
+
+        Raises:
+            EaasError: A server could not be started, or does not leave, or not in time.
+        """
+        # Not at the top: `eaas --help` gets by without gRPC.
+        from eaas.local.scaling import Scaler
+
+        deadline = time.monotonic() + timeout_s
+        scaler = Scaler(self)
+        scaler.want(servers)
+        while scaler.busy:
+            scaler.step()
+            if time.monotonic() > deadline:
+                raise ClusterError(f"not {servers} servers after {timeout_s:.0f} s")
+            time.sleep(_LOOK_S)
+
+    def running_servers(self) -> list[ChildProcess]:
+        """Expert servers that were started here and have not ended, in the order of their numbers."""
+        servers = [c for c in self.children.values() if c.name.startswith(_SERVER) and c.running]
+        return sorted(servers, key=lambda child: int(child.name.removeprefix(_SERVER)))
+
+    def add_server(self, *, model: bool = True) -> ChildProcess:
+        """Start one more, with the lowest number that is free; does not wait for it.
+
+        Args:
+            model: Give it the checkpoint. False: the others are to send it what it needs.
+        """
+        taken = {child.name for child in self.running_servers()}
+        index = next(i for i in itertools.count() if f"{_SERVER}{i}" not in taken)
+        self.forget(f"{_SERVER}{index}")
+        return self._spawn_server(index, model=model)
+
+    def forget(self, name: str) -> None:
+        """Let go of a process that has ended, if there is one of that name."""
+        child = self.children.pop(name, None)
+        if child is not None:
+            child.reap(_END_S)
+
     # -- the roles ------------------------------------------------------------------------------------
 
     def _spawn(self, name: str, *arguments: str) -> ChildProcess:
@@ -158,13 +204,14 @@ class LocalCluster:
         self.children[name] = child
         return child
 
-    def _spawn_server(self, index: int) -> ChildProcess:
-        name = f"expert-server-{index}"
+    def _spawn_server(self, index: int, *, model: bool = True) -> ChildProcess:
+        name = f"{_SERVER}{index}"
         server = self.config.expert_server
         threads = server.threads or max(1, usable_cores() // self.servers)
         return self._spawn(
             name,
-            *("expert-server", "--id", name, "--model", str(self.model)),
+            *("expert-server", "--id", name),
+            *(("--model", str(self.model)) if model else ()),
             *("--join", self.monitor_address, "--threads", str(threads)),
             *("--kernel", server.kernel, "--quantization", server.quantization),
         )

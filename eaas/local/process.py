@@ -160,12 +160,20 @@ class ChildProcess:
         return True
 
 
-def stop_all(children: Iterable[ChildProcess]) -> None:
-    """End processes: ask all, wait, then kill those that stay. Idempotent."""
+def stop_all(children: Iterable[ChildProcess], *, at_once: bool = False) -> None:
+    """End processes: ask all, wait, then kill those that stay. Idempotent.
+
+    Args:
+        children: The processes.
+        at_once: Expert servers are not to wait for others to take over: it is said twice.
+    """
     ending = list(children)
     deadline = time.monotonic() + _END_S
     for child in ending:
         child.signal(signal.SIGCONT)
+        if at_once:
+            # Not the same signal twice: one that comes before the first is handled would be lost.
+            child.signal(signal.SIGINT)
         child.signal(signal.SIGTERM)
     for child in ending:
         if not child.reap(deadline - time.monotonic()):

@@ -270,12 +270,14 @@ def _matrix_bytes(n: int, k: int, spec: KernelSpec) -> int:
 
 
 def _pack_matrix(parts: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
-    """Matrices (n, k) into alternating panels: [n / 16][part][k / v][16][v], v = 4 bytes' worth."""
+    """Matrices (n, k) into alternating panels: [n / 16][part][k / v][16][v], v = 4 bytes' worth.
+
+    What pads them is not written: `out` is zeros.
+    """
     n, k = parts[0].shape
     pair = 4 // out.itemsize
     # In words of 4 bytes, so that a pair of bfloat16 moves as one.
     panels = out.view(torch.int32).view(-1, len(parts), _padded(k, _PACK_K) // pair, _PANEL)
-    panels.zero_()
     whole = n // _PANEL
     for place, part in enumerate(parts):
         rows = part.to(out.dtype)
@@ -293,7 +295,6 @@ def _pack_matrix(parts: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
 def _pack_bias(parts: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
     """Vectors (n) as their matrices' panels lie."""
     panels = out.view(-1, len(parts), _PANEL)
-    panels.zero_()
     for place, part in enumerate(parts):
         whole = torch.zeros(len(panels) * _PANEL)
         whole[: len(part)] = part

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import shutil
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from mmap import mmap
@@ -28,6 +31,7 @@ from eaas.config import AttentionClientConfig
 from eaas.errors import EaasError
 from eaas.grpc_client import channel
 from eaas.local import LocalCluster
+from eaas.local.child import PARENT_VARIABLE, READY_VARIABLE
 from eaas.local.process import ChildProcess, wait_ready
 from eaas.rpc.v1 import monitor_pb2 as pb
 from eaas.rpc.v1 import monitor_pb2_grpc
@@ -68,24 +72,129 @@ class Throttle:
         return begun > ended
 
 
+class Namespace:
+    """A network namespace that is joined with this one by two cables, one to the monitor and one for data.
+
+    Attributes:
+        monitor_host: Where a monitor of this namespace is to listen.
+        server_host: Where a server inside is to listen.
+    """
+
+    def __init__(self) -> None:
+        number = os.getpid() % (1 << 14)
+        self.name = f"eaas-{number}"
+        # A range for tests of networks (RFC 2544): eight addresses, of which each cable has four.
+        base = (198 << 24) + (18 << 16) + 8 * number
+        monitor_host, monitor_end, _, _, data_host, data_end = (
+            socket.inet_ntoa(struct.pack(">I", base + i)) for i in range(1, 7)
+        )
+        self.monitor_host, self.server_host = monitor_host, data_end
+        self._ip("netns", "add", self.name)
+        try:
+            self._ip("-n", self.name, "link", "set", "lo", "up")
+            self._join("monitor", f"em{number}", monitor_host, monitor_end)
+            self._join("data", f"ed{number}", data_host, data_end)
+        except BaseException:
+            self.remove()
+            raise
+
+    def _join(self, cable: str, outside: str, outer: str, inner: str) -> None:
+        peer = ("peer", "name", cable, "netns", self.name)
+        self._ip("link", "add", outside, "type", "veth", *peer)
+        self._ip("addr", "add", f"{outer}/30", "dev", outside)
+        self._ip("link", "set", outside, "up")
+        self._ip("-n", self.name, "addr", "add", f"{inner}/30", "dev", cable)
+        self.mend(cable)
+
+    @staticmethod
+    def _ip(*arguments: str) -> None:
+        subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=PATIENCE_S)
+
+    def cut(self, cable: str) -> None:
+        """Nothing comes through a cable any more, and nobody is told."""
+        self._ip("-n", self.name, "link", "set", cable, "down")
+
+    def mend(self, cable: str) -> None:
+        """It does again."""
+        self._ip("-n", self.name, "link", "set", cable, "up")
+
+    def remove(self) -> None:
+        """The cables go with it."""
+        self._ip("netns", "del", self.name)
+
+
+@pytest.fixture
+def namespace() -> Iterator[Namespace]:
+    """Skips where there can be none."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    if shutil.which("ip") is None or shutil.which("nsenter") is None:
+        pytest.skip("needs iproute2 and util-linux")
+    try:
+        namespace = Namespace()
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"needs root that may make network namespaces: {error.stderr.decode().strip()}")
+    yield namespace
+    namespace.remove()
+
+
+class ProcessInside(ChildProcess):
+    """A faulty server in a network namespace."""
+
+    def __init__(
+        self, namespace: Namespace, name: str, arguments: Sequence[str], log_dir: Path | None
+    ) -> None:
+        self._namespace = namespace
+        super().__init__(name, arguments, log_dir, module="faulty_server")
+
+    def _execute(
+        self, module: str, ready_fd: int, pass_fds: Sequence[int]
+    ) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [
+                *("nsenter", f"--net=/run/netns/{self._namespace.name}"),
+                *(sys.executable, "-m", module, *self.arguments),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            env=os.environ | {READY_VARIABLE: str(ready_fd), PARENT_VARIABLE: str(os.getpid())},
+            pass_fds=(ready_fd, *pass_fds),
+            process_group=0,
+        )
+
+
 class FaultyCluster(LocalCluster):
     """Its expert servers are `faulty_server`s.
 
     Attributes:
         options: For each of them.
         ports: Of those that are to keep theirs.
+        proxied: Those that reach the monitor through a proxy.
+        proxies: Of these.
+        namespaces: Those that have a network of their own.
     """
 
     options: tuple[str, ...]
     ports: dict[str, int]
+    proxied: tuple[str, ...]
+    proxies: dict[str, Proxy]
+    namespaces: dict[str, Namespace]
 
     def _spawn(self, name: str, *arguments: str) -> ChildProcess:
         if arguments[0] != "expert-server":
             return super()._spawn(name, *arguments)
+        if name in self.proxied:
+            proxy = self.proxies[name] = Proxy(self.monitor_address)
+            arguments = tuple(proxy.address if a == self.monitor_address else a for a in arguments)
         port = ("--port", str(self.ports[name])) if name in self.ports else ()
-        child = ChildProcess(
-            name, [*arguments, *self.options, *port], self.log_dir, module="faulty_server"
-        )
+        arguments = (*arguments, *self._config_flags, *self.options, *port)
+        namespace = self.namespaces.get(name)
+        if namespace is None:
+            child = ChildProcess(name, arguments, self.log_dir, module="faulty_server")
+        else:
+            host = ("--host", namespace.server_host)
+            child = ProcessInside(namespace, name, (*arguments, *host), self.log_dir)
         self.children[name] = child
         return child
 
@@ -127,12 +236,17 @@ def faulty_cluster(
             *,
             options: tuple[str, ...] = (),
             ports: dict[str, int] | None = None,
+            proxied: tuple[str, ...] = (),
+            namespaces: dict[str, Namespace] | None = None,
             **more: Any,
         ) -> FaultyCluster:
             cluster = FaultyCluster(
                 model, log_dir=tmp_path / "logs", attention_client=False, **more
             )
             cluster.options, cluster.ports = options, ports or {}
+            cluster.proxied, cluster.proxies = proxied, {}
+            cluster.namespaces = namespaces or {}
+            stack.callback(lambda: [proxy.close() for proxy in cluster.proxies.values()])
             stack.callback(cluster.stop)
             cluster.start()
             return cluster
@@ -187,7 +301,8 @@ def join() -> Iterator[Callable[..., Client]]:
         def start(cluster: LocalCluster, servers: int = 3, **config: Any) -> Client:
             client = Client(cluster, **config)
             stack.callback(client.cluster.close)
-            client.wait(servers)
+            if servers:
+                client.wait(servers)
             return client
 
         yield start
@@ -311,6 +426,13 @@ class Proxy:
         if down:
             self.lost["down"] = 0
 
+    def heal(self) -> None:
+        """What was cut is over: its connections end, since bytes of them are missing, and new ones pass."""
+        self.lost = {"up": None, "down": None}
+        for one in self._sockets[1:]:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
     def _start(self, work: Callable[..., None], *arguments: Any) -> None:
         thread = threading.Thread(target=work, args=arguments, daemon=True)
         self._threads.append(thread)
@@ -322,9 +444,13 @@ class Proxy:
                 below, _ = self._listener.accept()
             except OSError:
                 return
-            above = socket.create_connection(self._target, timeout=PATIENCE_S)
+            self._sockets.append(below)
+            try:
+                above = socket.create_connection(self._target, timeout=PATIENCE_S)
+            except ConnectionRefusedError:
+                continue  # It is gone, and this side says nothing of that.
             above.settimeout(None)
-            self._sockets += [below, above]
+            self._sockets.append(above)
             self._start(self._pass, below, above, "up")
             self._start(self._pass, above, below, "down")
 
@@ -339,8 +465,10 @@ class Proxy:
         except OSError:
             return
         finally:
-            with contextlib.suppress(OSError):
-                target.shutdown(socket.SHUT_WR)
+            # The end of a connection gets lost like all else.
+            if self.lost[way] is None:
+                with contextlib.suppress(OSError):
+                    target.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         for one in self._sockets:
@@ -349,6 +477,19 @@ class Proxy:
             one.close()
         for thread in self._threads:
             thread.join(PATIENCE_S)
+
+
+@pytest.fixture
+def free_port() -> int:
+    """One that nobody else is given for now: below the range of ports that the kernel hands out."""
+    for port in range(20_000 + os.getpid() % 10_000, 32_000):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no free port")
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 A file of 24 bytes, named after the server, in the directory FAULTY_SERVERS: the least seconds that a batch
 takes for each expert that it visits (infinity: it does not end), batches begun, batches ended.
+
+SPOKEN_VERSIONS in the environment, "1-2": it is of another release, which speaks these versions.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import Any
 import torch
 
 DIRECTORY = "FAULTY_SERVERS"
+SPOKEN = "SPOKEN_VERSIONS"
 LAYOUT = struct.Struct("<dqq")
 _LOOK_S = 0.002
 
@@ -74,8 +77,18 @@ def _patch(server_id: str) -> None:
     main.choose_kernel = choose
 
 
+def _speak(spoken: str) -> None:
+    from eaas import versions
+
+    oldest, newest = map(int, spoken.split("-"))
+    versions.CONTROL_PLANE = versions.SLOTS = versions.Versions(oldest, newest)
+
+
 if __name__ == "__main__":
-    _patch(sys.argv[sys.argv.index("--id") + 1])
+    if sys.argv[1] == "expert-server":
+        _patch(sys.argv[sys.argv.index("--id") + 1])
+    if SPOKEN in os.environ:
+        _speak(os.environ[SPOKEN])
     from eaas.cli import main as program
 
     program()

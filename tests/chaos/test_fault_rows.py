@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -280,19 +279,6 @@ def test_row_7_replies_that_get_lost(
         "eaas_failovers_total", reason="timeout"
     )
     assert elsewhere > 0
-
-
-@pytest.fixture
-def free_port() -> int:
-    """One that nobody else is given for now: below the range of ports that the kernel hands out."""
-    for port in range(20_000 + os.getpid() % 10_000, 32_000):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise AssertionError("no free port")
 
 
 @pytest.mark.parametrize("transport", ["shm", "grpc"])

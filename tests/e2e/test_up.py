@@ -23,6 +23,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from eaas.local.process import ChildProcess, wait_ready
+
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 
 PROMPT = "Once upon a time"
@@ -216,6 +218,65 @@ def test_kill_a_server_in_the_middle_of_an_answer_and_start_it_again(
     assert now["experts"] == before["experts"]
     until(lambda: up.status()["coverage"]["min_replicas"] == 2)
     assert stream(endpoint) == eager_text
+
+
+def test_scale_and_drain(model: Path, start_up: Callable[..., Any], eager_text: str) -> None:
+    """Up, down, one by name: each command says what happens, and a long answer meets all of it."""
+    up = start_up(model, "--servers", "2")
+    up.wait_serving()
+    endpoint = up.endpoint
+
+    def run(*command: str) -> str:
+        done = up.home.run(*command, "--endpoint", endpoint, timeout=120)
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout
+
+    def servers() -> set[str]:
+        members = up.status()["members"]
+        return {m["id"] for m in members if m["role"] == "expert-server" and m["state"] != "DEAD"}
+
+    texts, over = [], threading.Event()
+
+    def ask() -> None:
+        while not over.is_set():
+            texts.append(stream(endpoint))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        run("scale", "4")
+        assert servers() == {f"expert-server-{i}" for i in range(4)}
+        # It may drain between two looks at the status.
+        assert run("scale", "3").endswith("expert-server-3: DEAD\n")
+        assert servers() == {f"expert-server-{i}" for i in range(3)}
+        run("drain", "expert-server-0")
+        assert servers() == {"expert-server-1", "expert-server-2"}
+        # The launcher counts what runs, whatever it is called and whoever started it.
+        monitor = next(m for m in up.status()["members"] if m["role"] == "monitor")["address"]
+        arguments = ["expert-server", "--id", "by-hand", "--join", monitor, "--model", str(model)]
+        by_hand = ChildProcess("by-hand", arguments, None)
+        try:
+            wait_ready([by_hand], 60)
+            run("scale", "4")
+            assert servers() == {"by-hand", *(f"expert-server-{i}" for i in range(3))}
+            run("drain", "by-hand")
+            assert by_hand.reap(20)
+        finally:
+            by_hand.signal(signal.SIGKILL)
+            by_hand.reap(10)
+        assert servers() == {f"expert-server-{i}" for i in range(3)}
+    finally:
+        over.set()
+        thread.join()
+    assert set(texts) == {eager_text}
+    assert up.status()["coverage"] == {"uncovered": [], "min_replicas": 2}
+    refused = up.home.run("drain", "nobody", "--endpoint", endpoint)
+    assert refused.returncode == 2
+    assert refused.stderr.count("\n") == 1
+    assert "'nobody' is no live expert server" in refused.stderr
+    up.signal(signal.SIGINT)
+    assert up.process.wait(10) == 0
+    up.home.assert_nothing_left()
 
 
 def test_the_end_takes_a_server_that_was_started_by_hand(up: Any) -> None:

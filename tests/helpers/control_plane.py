@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ import grpc
 
 from eaas.grpc_server import RunningServer, Service, serve
 from eaas.rpc.v1 import (
+    common_pb2,
     expert_pb2,
     expert_pb2_grpc,
 )
@@ -22,8 +27,33 @@ from eaas.types import Member, MemberState, ModelShape, Role
 ROOT = Path(__file__).parents[2]
 SHAPE = ModelShape("tiny", 8, 64, 2, ("l0", "l1", "l2"), "float32", "digest-a")
 JOINING, SERVING, DEAD = MemberState.JOINING, MemberState.SERVING, MemberState.DEAD
+DRAINING = MemberState.DRAINING
 # Long against the scheduling of a busy machine; what is waited for takes a fraction of it.
 PATIENCE_S = 40.0
+
+
+MONITOR = """
+import json, sys
+from eaas.config import MonitorConfig
+from monitor import run
+run(MonitorConfig(**json.loads(sys.argv[1])), lambda address: print(address, flush=True))
+"""
+
+
+def start_process(cleanup: ExitStack, code: str, *args: str) -> tuple[subprocess.Popen[str], str]:
+    """A program that says its address first; ended with the test."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *args], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    cleanup.enter_context(process)
+    cleanup.callback(process.kill)
+    assert process.stdout is not None
+    return process, process.stdout.readline().strip()
+
+
+def monitor_process(cleanup: ExitStack, **fields: Any) -> tuple[subprocess.Popen[str], str]:
+    """A monitor of these settings, and its address."""
+    return start_process(cleanup, MONITOR, json.dumps(fields))
 
 
 def eventually(condition: Callable[[], object]) -> None:
@@ -64,15 +94,22 @@ class Observer:
 
 
 class FakeExpertServer:
-    """Registers as an expert server and answers ApplyPlacement; loads nothing."""
+    """Registers as an expert server and follows placements; loads nothing.
+
+    `busy` is the part of the time for which it says that it is at work.
+    """
 
     def __init__(
         self, monitor_address: str, name: str, shape: ModelShape = SHAPE, failures: int = 0
     ) -> None:
         self.state = JOINING
         self.epoch = 0
-        self.requests: list[expert_pb2.ApplyPlacementRequest] = []
+        self.requests: list[expert_pb2.PreparePlacementRequest] = []
+        self.retired: list[expert_pb2.RetirePlacementRequest] = []
+        self.held: list[set[int]] = [set() for _ in shape.layer_names]
         self.failures = failures
+        self.busy = self._busy_s = 0.0
+        self._reported_at = time.monotonic()
         self.released = threading.Event()
         self.released.set()
         self.server: RunningServer = serve(
@@ -97,29 +134,58 @@ class FakeExpertServer:
                 JOINING,
                 model=shape,
             ),
-            report=lambda: Report(self.state, experts=self.experts, epoch=self.epoch),
+            report=self._report,
         )
+
+    def _report(self) -> Report:
+        now = time.monotonic()
+        self._busy_s += self.busy * (now - self._reported_at)
+        self._reported_at = now
+        return Report(self.state, experts=self.experts, epoch=self.epoch, busy_s=self._busy_s)
 
     @property
     def experts(self) -> int:
-        return sum(len(layer.experts) for layer in self.requests[-1].layers) if self.epoch else 0
+        return sum(map(len, self.held))
 
-    def ApplyPlacement(
-        self, request: expert_pb2.ApplyPlacementRequest, context: Any
-    ) -> expert_pb2.ApplyPlacementResponse:
+    def PreparePlacement(
+        self, request: expert_pb2.PreparePlacementRequest, context: Any
+    ) -> expert_pb2.PreparePlacementResponse:
         self.requests.append(request)
         self.released.wait(PATIENCE_S)
         if len(self.requests) <= self.failures:
             context.abort(grpc.StatusCode.DATA_LOSS, "the shard cannot be read")
+        for held, layer in zip(self.held, request.layers, strict=True):
+            held |= set(layer.experts)
         self.epoch = request.epoch
-        self.state = SERVING
+        if self.state is JOINING:
+            self.state = SERVING
         self.session.report_now()
-        return expert_pb2.ApplyPlacementResponse(epoch=self.epoch, experts=self.experts)
+        return expert_pb2.PreparePlacementResponse(epoch=self.epoch, experts=self.experts)
+
+    def RetirePlacement(
+        self, request: expert_pb2.RetirePlacementRequest, context: Any
+    ) -> expert_pb2.RetirePlacementResponse:
+        self.retired.append(request)
+        self.epoch = request.epoch
+        self.held = [set(layer.experts) for layer in request.layers]
+        self.session.report_now()
+        return expert_pb2.RetirePlacementResponse(experts=self.experts)
+
+    def ListExperts(
+        self, request: expert_pb2.ListExpertsRequest, context: Any
+    ) -> expert_pb2.ListExpertsResponse:
+        layers = [common_pb2.Holding(experts=sorted(held)) for held in self.held]
+        return expert_pb2.ListExpertsResponse(epoch=self.epoch, layers=layers)
+
+    def Drain(self, request: Any, context: Any) -> expert_pb2.DrainResponse:
+        self.state = DRAINING
+        self.session.report_now()
+        return expert_pb2.DrainResponse()
 
     def _unused(self, request: Any, context: Any) -> None:
         context.abort(grpc.StatusCode.UNIMPLEMENTED, "not in this test")
 
-    Connect = Disconnect = Exchange = Join = _unused
+    Connect = Disconnect = Exchange = Join = DescribeCheckpoint = ReadShard = _unused
 
     def close(self, deregister: bool = True) -> None:
         self.session.close(deregister)

@@ -34,7 +34,9 @@ from eaas.types import ModelShape
 from eaas.wire import Arena, ResultHeader, SlotState
 from eaas.wire.header import VERSION, WireDtype, payload_layout, result_length
 from expert_server.loop import ServeLoop
+from expert_server.placements import PlacementHandler
 from expert_server.service import SERVICE, ExpertService, add_expert_service
+from expert_server.sharing import CheckpointSharer
 from expert_server.slots import SlotTable
 
 HIDDEN, TOP_K, EXPERTS, SLOT_TOKENS, SLOTS = 8, 2, 4, 16, 64
@@ -63,7 +65,14 @@ class Server:
         )
         self.table = SlotTable(self.arena)
         self.loop = ServeLoop(self.arena, self.table, kernel, SHAPE, 20)
-        self.service = ExpertService(self.arena, self.table, None, SHAPE, lambda epoch: None)
+        self.service = ExpertService(
+            self.arena,
+            self.table,
+            SHAPE,
+            PlacementHandler(None, SHAPE, print, print),
+            CheckpointSharer(None, 1),
+            lambda: None,
+        )
         self.server = serve(
             [Service(SERVICE, add_expert_service, self.service)], "127.0.0.1", 0, SLOTS + 32
         )

@@ -21,8 +21,8 @@ from eaas.bench.dispatch import Plan, caller, layer, run
 from eaas.bench.dispatch.plot import draw_plot
 from eaas.bench.dispatch.report import print_report
 from eaas.bench.dispatch.server import null_server
-from eaas.bench.dispatch.worker import working
 from eaas.bench.experts.plan import Shape
+from eaas.bench.worker import working
 from eaas.config import load_config
 from eaas.cores import usable_cores
 from eaas.errors import ClusterError

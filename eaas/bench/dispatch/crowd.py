@@ -8,7 +8,7 @@ from typing import Any
 from eaas.bench.dispatch.plan import Plan
 from eaas.bench.dispatch.server import null_server
 from eaas.bench.dispatch.turns import Turn, figure, summary
-from eaas.bench.dispatch.worker import Worker, working
+from eaas.bench.worker import Worker, working
 
 __all__ = ["bench_crowd"]
 
@@ -37,7 +37,7 @@ def bench_crowd(plan: Plan, slots: int) -> dict[str, Any]:
             partial(
                 Worker,
                 f"client-{number}",
-                "crowd_process",
+                "eaas.bench.dispatch.crowd_process",
                 client=f"client-{number}",
                 addresses=addresses,
                 transport=transport,

@@ -12,7 +12,7 @@ import torch
 
 from eaas.bench.dispatch.caller import Caller, random_request
 from eaas.bench.dispatch.turns import take_turn
-from eaas.bench.dispatch.worker import obey
+from eaas.bench.worker import obey
 from eaas.local.child import announce, bind_to_launcher
 from eaas.log import configure_logging
 

@@ -17,11 +17,11 @@ from eaas.bench.dispatch.caller import Caller, Request
 from eaas.bench.dispatch.plan import Plan
 from eaas.bench.dispatch.server import kernel_server
 from eaas.bench.dispatch.turns import figure
-from eaas.bench.dispatch.worker import Worker, working
 from eaas.bench.experts.limits import settle
 from eaas.bench.experts.plan import Shape
 from eaas.bench.experts.source import Batches
 from eaas.bench.machine import available_bytes
+from eaas.bench.worker import Worker, working
 
 __all__ = ["bench_layer", "lack_of_memory"]
 

@@ -23,7 +23,7 @@ from eaas.bench.dispatch.caller import Caller, FixedView, Request
 from eaas.bench.dispatch.plan import Plan
 from eaas.bench.dispatch.server import waiting_server
 from eaas.bench.dispatch.turns import Turn, figure, summary, take_turn
-from eaas.bench.dispatch.worker import working
+from eaas.bench.worker import working
 from eaas.types import Placement
 
 __all__ = ["bench_policies", "skewed_request"]

@@ -21,8 +21,8 @@ from eaas.bench.dispatch.scan import bench_scan
 from eaas.bench.dispatch.server import null_server
 from eaas.bench.dispatch.sizes import request_bytes, result_bytes
 from eaas.bench.dispatch.upkeep import bench_upkeep
-from eaas.bench.dispatch.worker import working
 from eaas.bench.machine import busy_core_seconds, processor
+from eaas.bench.worker import working
 from eaas.config import load_config
 from eaas.cores import usable_cores
 from eaas.errors import ConfigError

@@ -8,7 +8,7 @@ from functools import partial
 
 from attention_client.dispatch.parts import CHUNK_PAIRS
 from eaas.bench.dispatch.plan import Plan
-from eaas.bench.dispatch.worker import Worker
+from eaas.bench.worker import Worker
 
 __all__ = ["kernel_server", "null_server", "waiting_server"]
 
@@ -44,7 +44,7 @@ def waiting_server(
     return partial(
         Worker,
         name,
-        "server_process",
+        "eaas.bench.dispatch.server_process",
         hidden=hidden,
         num_experts=plan.num_experts,
         top_k=plan.top_k,
@@ -64,7 +64,7 @@ def kernel_server(plan: Plan, slots: int, threads: int) -> Callable[[], Worker]:
     return partial(
         Worker,
         "layer-server",
-        "server_process",
+        "eaas.bench.dispatch.server_process",
         hidden=layer.hidden,
         num_experts=layer.num_experts,
         top_k=layer.top_k,

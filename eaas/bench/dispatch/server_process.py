@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 from eaas.bench.dispatch.sizes import model_shape
-from eaas.bench.dispatch.worker import obey
 from eaas.bench.experts.limits import settle
 from eaas.bench.experts.plan import Shape
 from eaas.bench.experts.source import Batches, Source
+from eaas.bench.worker import obey
 from eaas.config import load_config
 from eaas.grpc_server import Service, serve
 from eaas.local.child import announce, bind_to_launcher
@@ -30,7 +30,9 @@ from eaas.wire.header import WireDtype, payload_layout, result_length
 from expert_server.kernels import ExpertKernel, KernelSpec
 from expert_server.kernels.choose import ExpertSizes, choose_kernel
 from expert_server.loop import ServeLoop
+from expert_server.placements import PlacementHandler
 from expert_server.service import SERVICE, ExpertService, add_expert_service
+from expert_server.sharing import CheckpointSharer
 from expert_server.slots import SlotTable
 from expert_server.store import ExpertStore
 
@@ -85,7 +87,8 @@ def _serve(wanted: dict[str, Any], kernel: ExpertKernel) -> None:
     )
     # No balancer, so that nobody asks the service to load anything.
     no_store = cast("ExpertStore", None)
-    service = ExpertService(arena, table, no_store, shape, lambda _epoch: None)
+    placements = PlacementHandler(no_store, shape, lambda _epoch: None, lambda _epoch: None)
+    service = ExpertService(arena, table, shape, placements, CheckpointSharer(None, 1), loop.stop)
     server = serve([Service(SERVICE, add_expert_service, service)], "127.0.0.1", 0)
     signal.signal(signal.SIGTERM, lambda _number, _frame: loop.stop())
     announce(ready=server.address)

@@ -9,20 +9,15 @@ from eaas.bench.dispatch.caller import Caller, random_request
 from eaas.bench.dispatch.plan import Plan
 from eaas.bench.dispatch.server import null_server
 from eaas.bench.dispatch.turns import Turn, figure, summary, take_turn
-from eaas.bench.dispatch.worker import working
+from eaas.bench.machine import processor_s
+from eaas.bench.worker import working
 
-__all__ = ["bench_upkeep", "processor_s"]
+__all__ = ["bench_upkeep"]
 
 # After a connection, before a look at an idle server: gRPC's threads settle.
 _SETTLE_S = 0.5
 # Longer than any server spins.
 _PAUSE_S = 0.001
-
-
-def processor_s(pid: int) -> float:
-    """Seconds that all threads of a process have run, ended ones too; the kernel counts nanoseconds."""
-    # The clock of another process, as clock_getcpuclockid(3) makes its number.
-    return time.clock_gettime((~pid << 3) | 2)
 
 
 def bench_upkeep(plan: Plan, slots: int) -> dict[str, Any]:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from eaas.rpc.v1 import common_pb2 as eaas_dot_rpc_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x65\x61\x61s/rpc/v1/balancer.proto\x12\x0b\x65\x61\x61s.rpc.v1\x1a\x18\x65\x61\x61s/rpc/v1/common.proto\"\x15\n\x13GetPlacementRequest\"A\n\x14GetPlacementResponse\x12)\n\tplacement\x18\x01 \x01(\x0b\x32\x16.eaas.rpc.v1.Placement\",\n\x15WatchPlacementRequest\x12\x13\n\x0bknown_epoch\x18\x01 \x01(\x04\"R\n\x16WatchPlacementResponse\x12)\n\tplacement\x18\x01 \x01(\x0b\x32\x16.eaas.rpc.v1.Placement\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x32\xc3\x01\n\x0f\x42\x61lancerService\x12S\n\x0cGetPlacement\x12 .eaas.rpc.v1.GetPlacementRequest\x1a!.eaas.rpc.v1.GetPlacementResponse\x12[\n\x0eWatchPlacement\x12\".eaas.rpc.v1.WatchPlacementRequest\x1a#.eaas.rpc.v1.WatchPlacementResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x65\x61\x61s/rpc/v1/balancer.proto\x12\x0b\x65\x61\x61s.rpc.v1\x1a\x18\x65\x61\x61s/rpc/v1/common.proto\"\x15\n\x13GetPlacementRequest\"A\n\x14GetPlacementResponse\x12)\n\tplacement\x18\x01 \x01(\x0b\x32\x16.eaas.rpc.v1.Placement\",\n\x15WatchPlacementRequest\x12\x13\n\x0bknown_epoch\x18\x01 \x01(\x04\"R\n\x16WatchPlacementResponse\x12)\n\tplacement\x18\x01 \x01(\x0b\x32\x16.eaas.rpc.v1.Placement\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"\'\n\x12\x44rainServerRequest\x12\x11\n\tserver_id\x18\x01 \x01(\t\"\x15\n\x13\x44rainServerResponse\"\x1f\n\x0cScaleRequest\x12\x0f\n\x07servers\x18\x01 \x01(\r\"\x0f\n\rScaleResponse\"\x11\n\x0fGetScaleRequest\"\"\n\x10GetScaleResponse\x12\x0e\n\x06\x66\x65west\x18\x01 \x01(\r\"\x13\n\x11WatchScaleRequest\"%\n\x12WatchScaleResponse\x12\x0f\n\x07servers\x18\x01 \x01(\r2\xef\x03\n\x0f\x42\x61lancerService\x12S\n\x0cGetPlacement\x12 .eaas.rpc.v1.GetPlacementRequest\x1a!.eaas.rpc.v1.GetPlacementResponse\x12[\n\x0eWatchPlacement\x12\".eaas.rpc.v1.WatchPlacementRequest\x1a#.eaas.rpc.v1.WatchPlacementResponse0\x01\x12P\n\x0b\x44rainServer\x12\x1f.eaas.rpc.v1.DrainServerRequest\x1a .eaas.rpc.v1.DrainServerResponse\x12>\n\x05Scale\x12\x19.eaas.rpc.v1.ScaleRequest\x1a\x1a.eaas.rpc.v1.ScaleResponse\x12G\n\x08GetScale\x12\x1c.eaas.rpc.v1.GetScaleRequest\x1a\x1d.eaas.rpc.v1.GetScaleResponse\x12O\n\nWatchScale\x12\x1e.eaas.rpc.v1.WatchScaleRequest\x1a\x1f.eaas.rpc.v1.WatchScaleResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,6 +40,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WATCHPLACEMENTREQUEST']._serialized_end=203
   _globals['_WATCHPLACEMENTRESPONSE']._serialized_start=205
   _globals['_WATCHPLACEMENTRESPONSE']._serialized_end=287
-  _globals['_BALANCERSERVICE']._serialized_start=290
-  _globals['_BALANCERSERVICE']._serialized_end=485
+  _globals['_DRAINSERVERREQUEST']._serialized_start=289
+  _globals['_DRAINSERVERREQUEST']._serialized_end=328
+  _globals['_DRAINSERVERRESPONSE']._serialized_start=330
+  _globals['_DRAINSERVERRESPONSE']._serialized_end=351
+  _globals['_SCALEREQUEST']._serialized_start=353
+  _globals['_SCALEREQUEST']._serialized_end=384
+  _globals['_SCALERESPONSE']._serialized_start=386
+  _globals['_SCALERESPONSE']._serialized_end=401
+  _globals['_GETSCALEREQUEST']._serialized_start=403
+  _globals['_GETSCALEREQUEST']._serialized_end=420
+  _globals['_GETSCALERESPONSE']._serialized_start=422
+  _globals['_GETSCALERESPONSE']._serialized_end=456
+  _globals['_WATCHSCALEREQUEST']._serialized_start=458
+  _globals['_WATCHSCALEREQUEST']._serialized_end=477
+  _globals['_WATCHSCALERESPONSE']._serialized_start=479
+  _globals['_WATCHSCALERESPONSE']._serialized_end=516
+  _globals['_BALANCERSERVICE']._serialized_start=519
+  _globals['_BALANCERSERVICE']._serialized_end=1014
 # @@protoc_insertion_point(module_scope)

@@ -29,3 +29,43 @@ class WatchPlacementResponse(_message.Message):
     placement: _common_pb2.Placement
     epoch: int
     def __init__(self, placement: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class DrainServerRequest(_message.Message):
+    __slots__ = ("server_id",)
+    SERVER_ID_FIELD_NUMBER: _ClassVar[int]
+    server_id: str
+    def __init__(self, server_id: _Optional[str] = ...) -> None: ...
+
+class DrainServerResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ScaleRequest(_message.Message):
+    __slots__ = ("servers",)
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
+    servers: int
+    def __init__(self, servers: _Optional[int] = ...) -> None: ...
+
+class ScaleResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetScaleRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetScaleResponse(_message.Message):
+    __slots__ = ("fewest",)
+    FEWEST_FIELD_NUMBER: _ClassVar[int]
+    fewest: int
+    def __init__(self, fewest: _Optional[int] = ...) -> None: ...
+
+class WatchScaleRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WatchScaleResponse(_message.Message):
+    __slots__ = ("servers",)
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
+    servers: int
+    def __init__(self, servers: _Optional[int] = ...) -> None: ...

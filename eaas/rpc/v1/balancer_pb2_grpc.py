@@ -45,6 +45,26 @@ class BalancerServiceStub:
                 request_serializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.WatchPlacementRequest.SerializeToString,
                 response_deserializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.WatchPlacementResponse.FromString,
                 _registered_method=True)
+        self.DrainServer = channel.unary_unary(
+                '/eaas.rpc.v1.BalancerService/DrainServer',
+                request_serializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.DrainServerRequest.SerializeToString,
+                response_deserializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.DrainServerResponse.FromString,
+                _registered_method=True)
+        self.Scale = channel.unary_unary(
+                '/eaas.rpc.v1.BalancerService/Scale',
+                request_serializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.ScaleRequest.SerializeToString,
+                response_deserializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.ScaleResponse.FromString,
+                _registered_method=True)
+        self.GetScale = channel.unary_unary(
+                '/eaas.rpc.v1.BalancerService/GetScale',
+                request_serializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.GetScaleRequest.SerializeToString,
+                response_deserializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.GetScaleResponse.FromString,
+                _registered_method=True)
+        self.WatchScale = channel.unary_stream(
+                '/eaas.rpc.v1.BalancerService/WatchScale',
+                request_serializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.WatchScaleRequest.SerializeToString,
+                response_deserializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.WatchScaleResponse.FromString,
+                _registered_method=True)
 
 
 class BalancerServiceServicer:
@@ -65,6 +85,38 @@ class BalancerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DrainServer(self, request, context):
+        """Has a server leave: its experts are moved, then it ends. Returns at once.
+        Errors: NOT_FOUND (no such live server), FAILED_PRECONDITION (nobody would
+        be left to hold its experts), UNAVAILABLE (the server does not answer).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Scale(self, request, context):
+        """How many expert servers there are to be. Errors: INVALID_ARGUMENT (none),
+        FAILED_PRECONDITION (nobody is there who starts servers, see WatchScale).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetScale(self, request, context):
+        """What there is to know before a Scale.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchScale(self, request, context):
+        """For whoever starts and ends servers (the launcher of a local cluster): the
+        number that is wanted now, if one is, then each new one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_BalancerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +129,26 @@ def add_BalancerServiceServicer_to_server(servicer, server):
                     servicer.WatchPlacement,
                     request_deserializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.WatchPlacementRequest.FromString,
                     response_serializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.WatchPlacementResponse.SerializeToString,
+            ),
+            'DrainServer': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainServer,
+                    request_deserializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.DrainServerRequest.FromString,
+                    response_serializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.DrainServerResponse.SerializeToString,
+            ),
+            'Scale': grpc.unary_unary_rpc_method_handler(
+                    servicer.Scale,
+                    request_deserializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.ScaleRequest.FromString,
+                    response_serializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.ScaleResponse.SerializeToString,
+            ),
+            'GetScale': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetScale,
+                    request_deserializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.GetScaleRequest.FromString,
+                    response_serializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.GetScaleResponse.SerializeToString,
+            ),
+            'WatchScale': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchScale,
+                    request_deserializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.WatchScaleRequest.FromString,
+                    response_serializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.WatchScaleResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +206,114 @@ class BalancerService:
             '/eaas.rpc.v1.BalancerService/WatchPlacement',
             eaas_dot_rpc_dot_v1_dot_balancer__pb2.WatchPlacementRequest.SerializeToString,
             eaas_dot_rpc_dot_v1_dot_balancer__pb2.WatchPlacementResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainServer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/eaas.rpc.v1.BalancerService/DrainServer',
+            eaas_dot_rpc_dot_v1_dot_balancer__pb2.DrainServerRequest.SerializeToString,
+            eaas_dot_rpc_dot_v1_dot_balancer__pb2.DrainServerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Scale(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/eaas.rpc.v1.BalancerService/Scale',
+            eaas_dot_rpc_dot_v1_dot_balancer__pb2.ScaleRequest.SerializeToString,
+            eaas_dot_rpc_dot_v1_dot_balancer__pb2.ScaleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetScale(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/eaas.rpc.v1.BalancerService/GetScale',
+            eaas_dot_rpc_dot_v1_dot_balancer__pb2.GetScaleRequest.SerializeToString,
+            eaas_dot_rpc_dot_v1_dot_balancer__pb2.GetScaleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchScale(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/eaas.rpc.v1.BalancerService/WatchScale',
+            eaas_dot_rpc_dot_v1_dot_balancer__pb2.WatchScaleRequest.SerializeToString,
+            eaas_dot_rpc_dot_v1_dot_balancer__pb2.WatchScaleResponse.FromString,
             options,
             channel_credentials,
             insecure,

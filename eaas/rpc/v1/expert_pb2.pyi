@@ -115,7 +115,7 @@ class SlotMemory(_message.Message):
     stride: int
     def __init__(self, description: _Optional[bytes] = ..., requests_at: _Optional[int] = ..., results_at: _Optional[int] = ..., stride: _Optional[int] = ...) -> None: ...
 
-class ApplyPlacementRequest(_message.Message):
+class PreparePlacementRequest(_message.Message):
     __slots__ = ("epoch", "layers")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
@@ -123,7 +123,7 @@ class ApplyPlacementRequest(_message.Message):
     layers: _containers.RepeatedCompositeFieldContainer[_common_pb2.Holding]
     def __init__(self, epoch: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[_common_pb2.Holding, _Mapping]]] = ...) -> None: ...
 
-class ApplyPlacementResponse(_message.Message):
+class PreparePlacementResponse(_message.Message):
     __slots__ = ("epoch", "experts", "bytes_loaded")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     EXPERTS_FIELD_NUMBER: _ClassVar[int]
@@ -132,3 +132,81 @@ class ApplyPlacementResponse(_message.Message):
     experts: int
     bytes_loaded: int
     def __init__(self, epoch: _Optional[int] = ..., experts: _Optional[int] = ..., bytes_loaded: _Optional[int] = ...) -> None: ...
+
+class RetirePlacementRequest(_message.Message):
+    __slots__ = ("epoch", "layers")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    layers: _containers.RepeatedCompositeFieldContainer[_common_pb2.Holding]
+    def __init__(self, epoch: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[_common_pb2.Holding, _Mapping]]] = ...) -> None: ...
+
+class RetirePlacementResponse(_message.Message):
+    __slots__ = ("experts",)
+    EXPERTS_FIELD_NUMBER: _ClassVar[int]
+    experts: int
+    def __init__(self, experts: _Optional[int] = ...) -> None: ...
+
+class ListExpertsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListExpertsResponse(_message.Message):
+    __slots__ = ("epoch", "layers")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    layers: _containers.RepeatedCompositeFieldContainer[_common_pb2.Holding]
+    def __init__(self, epoch: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[_common_pb2.Holding, _Mapping]]] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DrainResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DescribeCheckpointRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DescribeCheckpointResponse(_message.Message):
+    __slots__ = ("config", "index", "shards")
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    config: bytes
+    index: bytes
+    shards: _containers.RepeatedCompositeFieldContainer[ShardFile]
+    def __init__(self, config: _Optional[bytes] = ..., index: _Optional[bytes] = ..., shards: _Optional[_Iterable[_Union[ShardFile, _Mapping]]] = ...) -> None: ...
+
+class ShardFile(_message.Message):
+    __slots__ = ("name", "bytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    bytes: int
+    def __init__(self, name: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class ReadShardRequest(_message.Message):
+    __slots__ = ("shard", "begin", "end", "resume_at")
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    RESUME_AT_FIELD_NUMBER: _ClassVar[int]
+    shard: str
+    begin: int
+    end: int
+    resume_at: int
+    def __init__(self, shard: _Optional[str] = ..., begin: _Optional[int] = ..., end: _Optional[int] = ..., resume_at: _Optional[int] = ...) -> None: ...
+
+class ReadShardResponse(_message.Message):
+    __slots__ = ("offset", "data", "digest")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    data: bytes
+    digest: bytes
+    def __init__(self, offset: _Optional[int] = ..., data: _Optional[bytes] = ..., digest: _Optional[bytes] = ...) -> None: ...

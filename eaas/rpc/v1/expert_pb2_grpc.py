@@ -57,10 +57,35 @@ class ExpertServiceStub:
                 request_serializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.JoinRequest.SerializeToString,
                 response_deserializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.JoinResponse.FromString,
                 _registered_method=True)
-        self.ApplyPlacement = channel.unary_unary(
-                '/eaas.rpc.v1.ExpertService/ApplyPlacement',
-                request_serializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.ApplyPlacementRequest.SerializeToString,
-                response_deserializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.ApplyPlacementResponse.FromString,
+        self.PreparePlacement = channel.unary_unary(
+                '/eaas.rpc.v1.ExpertService/PreparePlacement',
+                request_serializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.PreparePlacementRequest.SerializeToString,
+                response_deserializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.PreparePlacementResponse.FromString,
+                _registered_method=True)
+        self.RetirePlacement = channel.unary_unary(
+                '/eaas.rpc.v1.ExpertService/RetirePlacement',
+                request_serializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.RetirePlacementRequest.SerializeToString,
+                response_deserializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.RetirePlacementResponse.FromString,
+                _registered_method=True)
+        self.ListExperts = channel.unary_unary(
+                '/eaas.rpc.v1.ExpertService/ListExperts',
+                request_serializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.ListExpertsRequest.SerializeToString,
+                response_deserializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.ListExpertsResponse.FromString,
+                _registered_method=True)
+        self.DescribeCheckpoint = channel.unary_unary(
+                '/eaas.rpc.v1.ExpertService/DescribeCheckpoint',
+                request_serializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.DescribeCheckpointRequest.SerializeToString,
+                response_deserializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.DescribeCheckpointResponse.FromString,
+                _registered_method=True)
+        self.ReadShard = channel.unary_stream(
+                '/eaas.rpc.v1.ExpertService/ReadShard',
+                request_serializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.ReadShardRequest.SerializeToString,
+                response_deserializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.ReadShardResponse.FromString,
+                _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/eaas.rpc.v1.ExpertService/Drain',
+                request_serializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.DrainRequest.SerializeToString,
+                response_deserializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.DrainResponse.FromString,
                 _registered_method=True)
 
 
@@ -108,10 +133,53 @@ class ExpertServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ApplyPlacement(self, request, context):
-        """The balancer's word: hold these replicas. Returns when they are loaded.
-        Errors: FAILED_PRECONDITION (older epoch), INVALID_ARGUMENT (unknown layer
-        or expert), DATA_LOSS (a shard cannot be read).
+    def PreparePlacement(self, request, context):
+        """First step of a new placement, the balancer's word: hold these replicas,
+        beside those that are here already. Returns when they are loaded; serving
+        goes on. Errors: FAILED_PRECONDITION (older epoch), ABORTED (a newer epoch
+        came meanwhile), INVALID_ARGUMENT (unknown layer or expert), DATA_LOSS (a
+        shard cannot be read).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RetirePlacement(self, request, context):
+        """Last step, once no client uses an older placement: unload what is not of
+        this share. Errors: FAILED_PRECONDITION (older epoch), INVALID_ARGUMENT.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListExperts(self, request, context):
+        """What this server holds: for a balancer that knows nothing yet.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeCheckpoint(self, request, context):
+        """For a server that joins without a checkpoint: the files of this server's.
+        FAILED_PRECONDITION where this server has none, either.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadShard(self, request, context):
+        """Bytes of a shard (a tensor, or rows of one), in chunks and at a limited
+        rate; the last message has their digest. Errors: FAILED_PRECONDITION (no
+        checkpoint here), INVALID_ARGUMENT (no such shard or place), DATA_LOSS (it
+        cannot be read).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """The server is to leave: it reports DRAINING, serves on until it holds
+        nothing (or its time is over), then ends. Returns at once. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -140,10 +208,35 @@ def add_ExpertServiceServicer_to_server(servicer, server):
                     request_deserializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.JoinRequest.FromString,
                     response_serializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.JoinResponse.SerializeToString,
             ),
-            'ApplyPlacement': grpc.unary_unary_rpc_method_handler(
-                    servicer.ApplyPlacement,
-                    request_deserializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.ApplyPlacementRequest.FromString,
-                    response_serializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.ApplyPlacementResponse.SerializeToString,
+            'PreparePlacement': grpc.unary_unary_rpc_method_handler(
+                    servicer.PreparePlacement,
+                    request_deserializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.PreparePlacementRequest.FromString,
+                    response_serializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.PreparePlacementResponse.SerializeToString,
+            ),
+            'RetirePlacement': grpc.unary_unary_rpc_method_handler(
+                    servicer.RetirePlacement,
+                    request_deserializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.RetirePlacementRequest.FromString,
+                    response_serializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.RetirePlacementResponse.SerializeToString,
+            ),
+            'ListExperts': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListExperts,
+                    request_deserializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.ListExpertsRequest.FromString,
+                    response_serializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.ListExpertsResponse.SerializeToString,
+            ),
+            'DescribeCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeCheckpoint,
+                    request_deserializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.DescribeCheckpointRequest.FromString,
+                    response_serializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.DescribeCheckpointResponse.SerializeToString,
+            ),
+            'ReadShard': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadShard,
+                    request_deserializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.ReadShardRequest.FromString,
+                    response_serializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.ReadShardResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.DrainRequest.FromString,
+                    response_serializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.DrainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -268,7 +361,7 @@ class ExpertService:
             _registered_method=True)
 
     @staticmethod
-    def ApplyPlacement(request,
+    def PreparePlacement(request,
             target,
             options=(),
             channel_credentials=None,
@@ -281,9 +374,144 @@ class ExpertService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/eaas.rpc.v1.ExpertService/ApplyPlacement',
-            eaas_dot_rpc_dot_v1_dot_expert__pb2.ApplyPlacementRequest.SerializeToString,
-            eaas_dot_rpc_dot_v1_dot_expert__pb2.ApplyPlacementResponse.FromString,
+            '/eaas.rpc.v1.ExpertService/PreparePlacement',
+            eaas_dot_rpc_dot_v1_dot_expert__pb2.PreparePlacementRequest.SerializeToString,
+            eaas_dot_rpc_dot_v1_dot_expert__pb2.PreparePlacementResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RetirePlacement(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/eaas.rpc.v1.ExpertService/RetirePlacement',
+            eaas_dot_rpc_dot_v1_dot_expert__pb2.RetirePlacementRequest.SerializeToString,
+            eaas_dot_rpc_dot_v1_dot_expert__pb2.RetirePlacementResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListExperts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/eaas.rpc.v1.ExpertService/ListExperts',
+            eaas_dot_rpc_dot_v1_dot_expert__pb2.ListExpertsRequest.SerializeToString,
+            eaas_dot_rpc_dot_v1_dot_expert__pb2.ListExpertsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/eaas.rpc.v1.ExpertService/DescribeCheckpoint',
+            eaas_dot_rpc_dot_v1_dot_expert__pb2.DescribeCheckpointRequest.SerializeToString,
+            eaas_dot_rpc_dot_v1_dot_expert__pb2.DescribeCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadShard(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/eaas.rpc.v1.ExpertService/ReadShard',
+            eaas_dot_rpc_dot_v1_dot_expert__pb2.ReadShardRequest.SerializeToString,
+            eaas_dot_rpc_dot_v1_dot_expert__pb2.ReadShardResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/eaas.rpc.v1.ExpertService/Drain',
+            eaas_dot_rpc_dot_v1_dot_expert__pb2.DrainRequest.SerializeToString,
+            eaas_dot_rpc_dot_v1_dot_expert__pb2.DrainResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -30,7 +30,7 @@ class RegisterResponse(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ..., lease_s: _Optional[float] = ..., heartbeat_s: _Optional[float] = ..., revision: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("id", "incarnation", "state", "progress", "in_flight", "experts", "epoch")
+    __slots__ = ("id", "incarnation", "state", "progress", "in_flight", "experts", "epoch", "stalled_s", "busy_s")
     ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -38,6 +38,8 @@ class HeartbeatRequest(_message.Message):
     IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     EXPERTS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STALLED_S_FIELD_NUMBER: _ClassVar[int]
+    BUSY_S_FIELD_NUMBER: _ClassVar[int]
     id: str
     incarnation: int
     state: _common_pb2.MemberState
@@ -45,7 +47,9 @@ class HeartbeatRequest(_message.Message):
     in_flight: int
     experts: int
     epoch: int
-    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., state: _Optional[_Union[_common_pb2.MemberState, str]] = ..., progress: _Optional[int] = ..., in_flight: _Optional[int] = ..., experts: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+    stalled_s: float
+    busy_s: float
+    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., state: _Optional[_Union[_common_pb2.MemberState, str]] = ..., progress: _Optional[int] = ..., in_flight: _Optional[int] = ..., experts: _Optional[int] = ..., epoch: _Optional[int] = ..., stalled_s: _Optional[float] = ..., busy_s: _Optional[float] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
     __slots__ = ("revision",)
@@ -54,12 +58,14 @@ class HeartbeatResponse(_message.Message):
     def __init__(self, revision: _Optional[int] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
-    __slots__ = ("from_revision", "life")
+    __slots__ = ("from_revision", "life", "heartbeats_tell")
     FROM_REVISION_FIELD_NUMBER: _ClassVar[int]
     LIFE_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEATS_TELL_FIELD_NUMBER: _ClassVar[int]
     from_revision: int
     life: int
-    def __init__(self, from_revision: _Optional[int] = ..., life: _Optional[int] = ...) -> None: ...
+    heartbeats_tell: bool
+    def __init__(self, from_revision: _Optional[int] = ..., life: _Optional[int] = ..., heartbeats_tell: _Optional[bool] = ...) -> None: ...
 
 class MemberEvent(_message.Message):
     __slots__ = ("revision", "member", "reason")

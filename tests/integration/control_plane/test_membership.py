@@ -124,6 +124,50 @@ def test_another_version_of_the_contract_is_refused(start_monitor: Callable[...,
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
+def test_a_monitor_that_was_kept_from_hearing_declares_nobody_dead(
+    start_monitor: Callable[..., Monitor], observe: Callable[..., Observer]
+) -> None:
+    """Its process runs, but the thread that hears the members is held up for more than two leases."""
+    monitor = start_monitor(lease_s=1.0, heartbeat_s=0.4)
+    observers = [observe(monitor.address, f"m{i}") for i in range(4)]
+    for observer in observers:
+        observer.wait(lambda v: all(has_state(f"m{i}", SERVING)(v) for i in range(4)))
+    monitor._server.loop.call_soon_threadsafe(time.sleep, 3.5)
+    time.sleep(5.0)
+    observers[3].session.close()
+    for observer in observers[:3]:
+        observer.wait(has_state("m3", DEAD))
+        assert not any(has_state(f"m{i}", DEAD)(v) for v in observer.views for i in range(3))
+        assert observer.session.incarnation == 1
+
+
+def test_nobody_takes_the_place_of_the_monitor(
+    start_monitor: Callable[..., Monitor], observe: Callable[..., Observer]
+) -> None:
+    """Not even the same process of the same host: it would end the monitor's own life."""
+    monitor = start_monitor()
+    observer = observe(monitor.address)
+    own = observer.wait(lambda v: "monitor" in v.members).members["monitor"]
+    with channel(monitor.address) as line:
+        stub = monitor_pb2_grpc.MonitorServiceStub(line)
+        for previous in (0, own.incarnation):
+            request = monitor_pb2.RegisterRequest(
+                member=own.to_proto(),
+                protocol_version=PROTOCOL_VERSION,
+                previous_incarnation=previous,
+            )
+            with pytest.raises(grpc.RpcError, match="monitor is this monitor") as caught:
+                stub.Register(request)
+            assert caught.value.code() is grpc.StatusCode.ALREADY_EXISTS
+        with pytest.raises(grpc.RpcError, match="nobody deregisters the monitor"):
+            stub.Deregister(monitor_pb2.DeregisterRequest(id="monitor", incarnation=1))
+    # It still finds out who is silent.
+    lost = observe(monitor.address, "lost")
+    observer.wait(has_state("lost", SERVING))
+    lost.session.close(deregister=False)
+    observer.wait(has_state("lost", DEAD))
+
+
 def test_the_session_outlives_the_monitor(
     start_monitor: Callable[..., Monitor], observe: Callable[..., Observer]
 ) -> None:

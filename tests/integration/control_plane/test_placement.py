@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
+import grpc
 import pytest
 
 from balancer.main import Balancer
@@ -21,8 +23,9 @@ from control_plane import (
     port_of,
 )
 from eaas.config import BalancerConfig
-from eaas.errors import ConfigError, PortInUseError
+from eaas.errors import ClusterError, ConfigError, PortInUseError
 from eaas.grpc_client import channel
+from eaas.local.scaling import ScaleWatch, scale_servers
 from eaas.rpc.v1 import (
     balancer_pb2,
     balancer_pb2_grpc,
@@ -79,10 +82,17 @@ def test_from_nothing_to_a_placement_and_back_from_a_loss(
         assert [list(layer.experts) for layer in layers] == [list(range(8))] * 3
         assert [list(layer.shares) for layer in layers] == [[0.5] * 8] * 3
 
-    # A server that is not placed is told to hold nothing.
+    # A server that joins takes its part, and the others give theirs up.
     third = start_server(address, "s3")
-    observer.wait(has_state("s3", SERVING))
-    assert [list(layer.experts) for layer in third.requests[-1].layers] == [[], [], []]
+    eventually(lambda: third.retired)
+    assert [p.epoch for p in placements] == [1, 2]
+    assert placements[1].servers == ("s1", "s2", "s3")
+    for server in (first, second, third):
+        share = list(placements[1].experts_of(server_id(server)))
+        eventually(lambda s=server, share=share: [tuple(sorted(h)) for h in s.held] == share)
+    counts = [server.experts for server in (first, second, third)]
+    assert sum(counts) == 2 * 3 * 8
+    assert max(counts) - min(counts) <= 2
 
     # A placed one that returns gets its share again, in the same epoch.
     second.close()
@@ -90,9 +100,62 @@ def test_from_nothing_to_a_placement_and_back_from_a_loss(
     back = start_server(address, "s2")
     view = observer.wait(has_state("s2", SERVING))
     assert view.members["s2"].incarnation == 2
-    assert back.requests[-1].epoch == 1
-    assert len(back.requests[-1].layers[0].experts) == 8
-    assert len(placements) == 1
+    assert back.requests[-1].epoch == 2
+    assert back.experts == counts[1]
+    assert len(placements) == 2
+
+
+def test_a_drained_server_is_told_to_hold_nothing(
+    start_monitor: Callable[..., Monitor],
+    start_balancer: Callable[..., Balancer],
+    start_server: Callable[..., FakeExpertServer],
+    observe: Callable[..., Observer],
+    cleanup: ExitStack,
+) -> None:
+    address = start_monitor().address
+    _, placements = follow(observe(address), cleanup)
+    balancer = start_balancer(address, redundancy=1)
+    first, second = (start_server(address, name) for name in ("s1", "s2"))
+    eventually(lambda: first.retired and second.retired)
+    with channel(balancer.address) as line:
+        stub = balancer_pb2_grpc.BalancerServiceStub(line)
+        stub.DrainServer(balancer_pb2.DrainServerRequest(server_id="s2"))
+        eventually(lambda: not second.experts)
+        assert first.experts == 3 * 8
+        eventually(lambda: placements and placements[-1].servers == ("s1",))
+        for name, code in (("s1", "FAILED_PRECONDITION"), ("s3", "NOT_FOUND")):
+            with pytest.raises(grpc.RpcError) as refusal:
+                stub.DrainServer(balancer_pb2.DrainServerRequest(server_id=name))
+            assert refusal.value.code().name == code
+
+
+def test_the_number_of_servers_reaches_whoever_starts_them(
+    start_monitor: Callable[..., Monitor],
+    start_balancer: Callable[..., Balancer],
+    cleanup: ExitStack,
+) -> None:
+    balancer = start_balancer(start_monitor().address)
+    with pytest.raises(ClusterError, match="nobody starts servers for this cluster"):
+        scale_servers(balancer.address, 3)
+    wanted: list[int] = []
+    watch = ScaleWatch(lambda: balancer.address, wanted.append)
+    cleanup.callback(watch.close)
+
+    def accepted() -> bool:
+        with contextlib.suppress(ClusterError):
+            scale_servers(balancer.address, 3)
+            return True
+        return False
+
+    eventually(accepted)
+    eventually(lambda: wanted == [3])
+    scale_servers(balancer.address, 5)
+    eventually(lambda: wanted == [3, 5])
+    watch.close()
+    # A launcher that comes later learns of the last one.
+    late: list[int] = []
+    cleanup.callback(ScaleWatch(lambda: balancer.address, late.append).close)
+    eventually(lambda: late == [5])
 
 
 def server_id(server: FakeExpertServer) -> str:
@@ -138,12 +201,12 @@ def test_placements_outlive_the_balancer(
     first.stop()
     observer.wait(has_state("balancer", DEAD))
     assert watch.epoch == 1
-    # Another port, another life: its epoch is above what the servers hold.
+    # Another port, another life: its epoch is above what the servers hold. It asks them what that is.
     start_balancer(address, redundancy=1)
     eventually(lambda: len(placements) == 2)
-    assert placements[1].epoch == 2
+    assert placements[1].epoch == 1001
     assert (placements[1].holds_LSE == placements[0].holds_LSE).all()
-    assert [server.epoch for server in servers] == [2, 2]
+    assert [server.epoch for server in servers] == [1001, 1001]
 
 
 def test_a_server_that_hangs_does_not_keep_the_balancer_from_ending(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -15,11 +13,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from control_plane import (
     DEAD,
     PATIENCE_S,
-    ROOT,
     SERVING,
     Observer,
     eventually,
     has_state,
+    monitor_process,
+    start_process,
 )
 from eaas.grpc_client import channel
 from monitor.main import Monitor
@@ -27,33 +26,18 @@ from monitor.main import Monitor
 pytestmark = pytest.mark.integration
 
 
-MONITOR = """
-from eaas.config import MonitorConfig
-from monitor import run
-run(MonitorConfig(stop_members_on_exit=True), lambda address: print(address, flush=True))
-"""
 BALANCER = """
 import sys
-from balancer import run
+from balancer.main import run
 from eaas.config import BalancerConfig
 run(BalancerConfig(), sys.argv[1], lambda address: print(address, flush=True))
 """
 
 
-def start_process(cleanup: ExitStack, code: str, *args: str) -> tuple[subprocess.Popen[str], str]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, *args], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
-    cleanup.enter_context(process)
-    cleanup.callback(process.kill)
-    assert process.stdout is not None
-    return process, process.stdout.readline().strip()
-
-
 def test_health_of_the_processes_and_their_end(
     cleanup: ExitStack, observe: Callable[..., Observer]
 ) -> None:
-    monitor, monitor_address = start_process(cleanup, MONITOR)
+    monitor, monitor_address = monitor_process(cleanup, stop_members_on_exit=True)
     balancer, balancer_address = start_process(cleanup, BALANCER, monitor_address)
     services = {
         monitor_address: "eaas.rpc.v1.MonitorService",
@@ -88,7 +72,7 @@ def test_a_paused_monitor_process_declares_nobody_dead(
     cleanup: ExitStack, observe: Callable[..., Observer]
 ) -> None:
     """10: monitor paused 10 s: on waking it declares no healthy member dead."""
-    monitor, address = start_process(cleanup, MONITOR)
+    monitor, address = monitor_process(cleanup, stop_members_on_exit=True)
     a, b = observe(address, "a"), observe(address, "b")
     a.wait(has_state("b", SERVING))
     monitor.send_signal(signal.SIGSTOP)

@@ -1,186 +1,99 @@
-"""The planner's decisions, case by case and under random histories."""
+"""The planner's decisions, case by case."""
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from balancer.planner import Action, Apply, Planner, Publish, Refuse
-from eaas.types import Member, MemberState, ModelShape, Placement, Role
+from balancer.actions import Action, Inspect, Prepare, Publish, Refuse, Retire
+from balancer.planner import Planner
+from placement_world import (
+    ACK_S,
+    DEAD,
+    FULL,
+    GRACE_S,
+    SERVING,
+    SHAPE,
+    SUSPECT,
+    World,
+    client,
+    server,
+    settled,
+)
 
-JOINING, SERVING, DEAD = MemberState.JOINING, MemberState.SERVING, MemberState.DEAD
-SHAPE = ModelShape("tiny", 8, 64, 2, ("l0", "l1"), "float32", "digest-a")
 OTHER = replace(SHAPE, digest="digest-b")
 
 
-def server(
-    name: str,
-    state: MemberState = JOINING,
-    incarnation: int = 1,
-    model: ModelShape | None = SHAPE,
-    epoch: int = 0,
-) -> Member:
-    return Member(
-        name,
-        Role.EXPERT_SERVER,
-        1,
-        "h",
-        f"{name}:1",
-        state,
-        incarnation=incarnation,
-        model=model,
-        epoch=epoch,
-    )
-
-
-def view(*members: Member) -> dict[str, Member]:
+def view(*members: object) -> dict:
     return {m.id: m for m in members}
 
 
-def applies(actions: list[Action]) -> dict[str, Apply]:
-    return {a.server_id: a for a in actions if isinstance(a, Apply)}
+def prepares(actions: list[Action]) -> dict[str, Prepare]:
+    return {a.server_id: a for a in actions if isinstance(a, Prepare)}
 
 
-def published(actions: list[Action]) -> Placement | None:
-    found = [a.placement for a in actions if isinstance(a, Publish)]
-    assert len(found) <= 1
-    return found[0] if found else None
+def kinds(world: World) -> list[tuple[type, str]]:
+    return sorted(((type(c), c.server_id) for _, c in world.calls), key=str)
 
 
-def settled(*names: str) -> tuple[Planner, Placement]:
-    planner = Planner(len(names), 2)
-    actions = planner.observe(view(*map(server, names)))
-    for apply in applies(actions).values():
-        actions = planner.applied(apply)
-    placement = published(actions)
-    assert placement is not None
-    return planner, placement
+# -- the first placement ---------------------------------------------------------------------------
 
 
-def test_it_waits_for_the_expected_servers_then_applies_then_publishes() -> None:
+def test_it_waits_for_the_expected_servers_then_prepares_then_publishes_then_retires() -> None:
     planner = Planner(3, 2)
-    client = Member("c", Role.ATTENTION_CLIENT, 1, "h", "c:1", SERVING, model=SHAPE)
-    assert planner.observe({}) == []
-    assert planner.observe(view(client, server("s1"), server("s2"))) == []
-    asked = applies(planner.observe(view(client, server("s1"), server("s2"), server("s3"))))
+    assert planner.observe({}, 0.0) == []
+    assert planner.observe(view(client("c"), server("s1"), server("s2")), 0.0) == []
+    three = view(client("c"), server("s1"), server("s2"), server("s3"))
+    asked = prepares(planner.observe(three, 0.0))
     assert sorted(asked) == ["s1", "s2", "s3"]
     assert {a.placement.epoch for a in asked.values()} == {1}
     assert asked["s2"].address == "s2:1"
-    assert planner.observe(view(server("s1"), server("s2"), server("s3"))) == []
-    assert planner.applied(asked["s1"]) == []
-    assert planner.applied(asked["s3"]) == []
-    placement = published(planner.applied(asked["s2"]))
-    assert placement is not None
-    assert (placement.epoch, placement.servers) == (1, ("s1", "s2", "s3"))
-    assert (placement.holds_LSE.sum(axis=1) == 2).all()
-    now = view(*(server(f"s{i}", SERVING, epoch=1) for i in (1, 2, 3)))
-    assert planner.observe(now) == []
-
-
-def test_a_server_that_comes_back_is_told_its_share() -> None:
-    planner, placement = settled("s1", "s2")
-    assert planner.observe(view(server("s1", SERVING, epoch=1), server("s2", DEAD))) == []
-    back = view(server("s1", SERVING, epoch=1), server("s2", incarnation=2))
-    (apply,) = planner.observe(back)
-    assert isinstance(apply, Apply)
-    assert (apply.server_id, apply.incarnation) == ("s2", 2)
-    assert apply.placement is placement
-    assert planner.observe(back) == []
-    assert planner.applied(apply) == []
-
-
-def test_a_server_that_woke_with_its_weights_is_left_alone() -> None:
-    planner, _ = settled("s1", "s2")
-    woken = server("s2", SERVING, incarnation=2, epoch=1)
-    assert planner.observe(view(server("s1", SERVING, epoch=1), woken)) == []
-
-
-def test_a_server_that_is_not_placed_is_told_to_hold_nothing() -> None:
-    planner, placement = settled("s1", "s2")
-    (apply,) = planner.observe(view(server("s1"), server("s2"), server("s3")))
-    assert isinstance(apply, Apply)
-    assert apply.server_id == "s3"
-    assert apply.placement is placement
-    assert placement.experts_of("s3") == ((), ())
+    assert planner.observe(three, 0.0) == []
+    assert planner.succeeded(asked["s1"], 0.0) == []
+    assert planner.succeeded(asked["s3"], 0.0) == []
+    publish, *retires = planner.succeeded(asked["s2"], 0.0)
+    assert isinstance(publish, Publish)
+    assert publish.placement.servers == ("s1", "s2", "s3")
+    assert (publish.placement.holds_LSE.sum(axis=1) == 2).all()
+    assert [type(r) for r in retires] == [Retire] * 3
 
 
 def test_a_server_of_another_model_is_refused_once_for_each_life() -> None:
     planner = Planner(2, 1)
     odd = server("s0", model=OTHER)
-    actions = planner.observe(view(odd, server("s1"), server("s2")))
+    actions = planner.observe(view(odd, server("s1"), server("s2")), 0.0)
     (refusal,) = (a for a in actions if isinstance(a, Refuse))
     assert refusal.server_id == "s0"
     assert "digest-b" in refusal.reason
     assert "digest-a" in refusal.reason
-    assert sorted(applies(actions)) == ["s1", "s2"]
-    assert planner.observe(view(odd, server("s1"), server("s2"))) == []
-    again = planner.observe(view(replace(odd, incarnation=2), server("s1"), server("s2")))
+    assert sorted(prepares(actions)) == ["s1", "s2"]
+    assert planner.observe(view(odd, server("s1"), server("s2")), 0.0) == []
+    again = planner.observe(view(replace(odd, incarnation=2), server("s1"), server("s2")), 0.0)
     assert [type(a) for a in again] == [Refuse]
 
 
 def test_servers_of_two_models_do_not_add_up() -> None:
     planner = Planner(2, 1)
-    actions = planner.observe(view(server("s1"), server("s2", model=OTHER)))
+    actions = planner.observe(view(server("s1"), server("s2", model=OTHER)), 0.0)
     assert [a.server_id for a in actions if isinstance(a, Refuse)] == ["s2"]
-    assert applies(actions) == {}
-    assert applies(planner.observe(view(server("s1", model=None), server("s2")))) == {}
+    assert prepares(actions) == {}
+    assert prepares(planner.observe(view(server("s1", model=None), server("s2")), 0.0)) == {}
 
 
 def test_a_loss_before_publication_makes_a_new_draft_with_a_higher_epoch() -> None:
-    planner = Planner(2, 2)
-    first = applies(planner.observe(view(server("s1"), server("s2"))))
-    planner.applied(first["s1"])
-    assert planner.observe(view(server("s1", SERVING, epoch=1), server("s2", DEAD))) == []
-    assert not planner.is_wanted(first["s1"])
-    assert not planner.is_wanted(first["s2"])
-    third = view(server("s1", SERVING, epoch=1), server("s2", DEAD), server("s3"))
-    second = applies(planner.observe(third))
-    assert sorted(second) == ["s1", "s3"]
-    assert {a.placement.epoch for a in second.values()} == {2}
-    # A late answer to the first draft changes nothing.
-    assert planner.applied(first["s1"]) == []
-    assert planner.applied(second["s1"]) == []
-    assert published(planner.applied(second["s3"])) is not None
-
-
-def test_a_restarted_balancer_goes_above_the_epochs_that_servers_hold() -> None:
-    planner = Planner(2, 2)
-    asked = applies(
-        planner.observe(view(server("s1", SERVING, epoch=4), server("s2", SERVING, epoch=3)))
-    )
-    assert {a.placement.epoch for a in asked.values()} == {5}
-
-
-def test_a_replaced_life_must_apply_again_before_publication() -> None:
-    planner = Planner(2, 2)
-    asked = applies(planner.observe(view(server("s1"), server("s2"))))
-    planner.applied(asked["s1"])
-    (again,) = planner.observe(view(server("s1", incarnation=2), server("s2")))
-    assert isinstance(again, Apply)
-    assert not planner.is_wanted(asked["s1"])
-    assert planner.applied(asked["s2"]) == []
-    assert published(planner.applied(again)) is not None
-
-
-def test_a_failed_attempt_is_wanted_while_the_server_lives() -> None:
-    planner = Planner(2, 2)
-    asked = applies(planner.observe(view(server("s1"), server("s2"))))
-    assert planner.is_wanted(asked["s1"])
-    planner.observe(view(server("s1", MemberState.SUSPECT), server("s2")))
-    assert planner.is_wanted(asked["s1"])
-    planner.observe(view(server("s1", DEAD), server("s2")))
-    assert not planner.is_wanted(asked["s1"])
-
-
-def test_a_returned_server_that_dies_again_is_left_alone() -> None:
-    planner, _ = settled("s1", "s2")
-    (apply,) = planner.observe(view(server("s1", SERVING, epoch=1), server("s2", incarnation=2)))
-    assert isinstance(apply, Apply)
-    assert planner.is_wanted(apply)
-    planner.observe(view(server("s1", SERVING, epoch=1), server("s2", DEAD, incarnation=2)))
-    assert not planner.is_wanted(apply)
+    world = World(2, 2)
+    world.start("s1")
+    world.start("s2")
+    world.answer()
+    world.die("s2")
+    world.settle()
+    assert world.published is None
+    world.start("s3")
+    world.settle()
+    world.assert_settled()
+    assert world.published.epoch == 2
 
 
 def test_more_redundancy_than_servers_is_an_error() -> None:
@@ -188,68 +101,229 @@ def test_more_redundancy_than_servers_is_an_error() -> None:
         Planner(2, 3)
 
 
-class History:
-    """Servers that die, return and apply at random, with a planner that is told of it."""
-
-    NAMES = ("s1", "s2", "s3", "s4")
-
-    def __init__(self, seed: int) -> None:
-        self.rng = random.Random(seed)
-        self.planner = Planner(3, 2)
-        self.lives = dict.fromkeys(self.NAMES, 0)
-        self.up: dict[str, Member] = {}
-        self.calls: list[Apply] = []
-        self.epochs: list[int] = []
-
-    def alive(self, name: str) -> bool:
-        return name in self.up and self.up[name].state is not DEAD
-
-    def take(self, actions: list[Action]) -> None:
-        self.calls += applies(actions).values()
-        placement = published(actions)
-        if placement:
-            assert not self.epochs or placement.epoch > self.epochs[-1]
-            self.epochs.append(placement.epoch)
-
-    def start(self, name: str) -> None:
-        self.lives[name] += 1
-        self.up[name] = server(name, incarnation=self.lives[name])
-
-    def answer_a_call(self) -> None:
-        call = self.calls.pop(self.rng.randrange(len(self.calls)))
-        now = self.up.get(call.server_id)
-        if now is None or now.incarnation != call.incarnation or now.state is DEAD:
-            return
-        if call.placement.epoch < now.epoch:  # The server refuses it.
-            assert not self.planner.is_wanted(call)
-            return
-        self.up[call.server_id] = replace(now, state=SERVING, epoch=call.placement.epoch)
-        self.take(self.planner.applied(call))
-
-    def run(self) -> None:
-        for step in range(60):
-            name = self.rng.choice(self.NAMES)
-            if self.calls and self.rng.random() < 0.5:
-                self.answer_a_call()
-            elif not self.alive(name):
-                self.start(name)
-            elif step < 40 and self.rng.random() < 0.3:
-                self.up[name] = replace(self.up[name], state=DEAD)
-            self.take(self.planner.observe(self.up))
-        for name in self.NAMES:
-            if not self.alive(name):
-                self.start(name)
-        self.take(self.planner.observe(self.up))
-        while self.calls:
-            self.answer_a_call()
-            self.take(self.planner.observe(self.up))
+# -- a server joins --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("block", range(10))
-def test_random_histories_end_placed_published_and_applied(block: int) -> None:
-    for seed in range(block * 100, block * 100 + 100):
-        history = History(seed)
-        history.run()
-        assert history.epochs, f"seed {seed}"
-        assert {m.state for m in history.up.values()} == {SERVING}, f"seed {seed}"
-        assert {m.epoch for m in history.up.values()} == {history.epochs[-1]}, f"seed {seed}"
+def test_a_server_that_joins_gets_a_share_with_the_least_loads() -> None:
+    world = settled("s1", "s2", "s3")
+    world.loads = 0
+    world.start("s4")
+    assert kinds(world) == sorted(((Prepare, f"s{i}") for i in (1, 2, 3, 4)), key=str)
+    while world.calls:
+        world.answer()
+    assert world.published.epoch == 2
+    assert world.published.servers == ("s1", "s2", "s3", "s4")
+    # Nobody but the new one loads anything, and the client still has its replicas everywhere.
+    assert world.loads == world.stores["s4"].sum() == 2 * 6 * 2 / 4
+    assert world.covered(world.follows["c"]).all()
+    world.settle()
+    world.assert_settled()
+
+
+def test_nothing_is_retired_before_every_client_follows_or_its_time_is_over() -> None:
+    world = settled("s1", "s2", clients=("c", "d"))
+    world.start("s3")
+    while world.calls:
+        world.answer()
+    world.follow("c")
+    assert kinds(world) == []
+    world.wait(ACK_S - 0.1)
+    assert kinds(world) == []
+    assert world.planner.wake_at(world.now) == pytest.approx(world.now + 0.1)
+    del world.follows["d"]  # From here on it is nobody's fault.
+    world.wait(0.2)
+    assert kinds(world) == sorted(((Retire, f"s{i}") for i in (1, 2, 3)), key=str)
+    world.settle()
+    world.assert_settled()
+
+
+def test_a_client_that_dies_is_not_waited_for() -> None:
+    world = settled("s1", "s2", clients=("c", "d"))
+    world.start("s3")
+    while world.calls:
+        world.answer()
+    world.follow("c")
+    assert kinds(world) == []
+    del world.follows["d"]
+    world.members["d"] = client("d", 1, DEAD)
+    world.tell()
+    assert len(world.calls) == 3
+
+
+def test_a_suspected_server_keeps_its_share_and_gets_nothing_new() -> None:
+    world = settled("s1", "s2", "s3")
+    world.members["s1"] = replace(world.members["s1"], state=SUSPECT)
+    world.tell()
+    assert world.calls == []
+    world.die("s2")
+    world.die("s3")
+    assert world.calls == [], "there is nobody that is able"
+
+
+# -- a server dies ---------------------------------------------------------------------------------
+
+
+def test_a_server_that_comes_back_in_time_gets_its_share_again() -> None:
+    world = settled("s1", "s2", "s3")
+    before = world.published
+    world.die("s2")
+    world.settle()
+    world.wait(GRACE_S - 1)
+    world.start("s2")
+    world.settle()
+    world.assert_settled()
+    assert world.published is before
+
+
+def test_a_server_that_woke_with_its_weights_is_left_alone() -> None:
+    world = settled("s1", "s2")
+    world.members["s2"] = replace(world.members["s2"], incarnation=2)
+    world.tell()
+    assert all(isinstance(call, Retire) for _, call in world.calls)
+    world.settle()
+    world.assert_settled()
+
+
+def test_a_server_dead_for_longer_than_the_grace_is_replaced() -> None:
+    world = settled("s1", "s2", "s3")
+    world.die("s3")
+    assert world.calls == []
+    assert world.planner.wake_at(world.now) == world.now + GRACE_S
+    world.wait(GRACE_S)
+    world.settle()
+    world.assert_settled()
+    assert world.published.servers == ("s1", "s2")
+
+
+def test_orphans_are_restored_at_once_and_alone() -> None:
+    world = settled("s1", "s2", "s3", redundancy=1)
+    lost = int(world.stores["s3"].sum())
+    world.loads = 0
+    world.die("s3")
+    while world.calls:
+        world.answer()
+    assert world.loads == lost
+    assert world.covered(world.published).all()
+    # Its return is still waited for; then it takes its old share back.
+    assert "s3" in world.published.servers
+    world.settle()
+    world.start("s3")
+    world.settle()
+    world.assert_settled()
+
+
+def test_orphans_do_not_wait_for_a_roll_out() -> None:
+    world = settled("s1", "s2", "s3", redundancy=1)
+    world.start("s4")
+    slow = world.calls
+    world.calls = []
+    world.die("s3")
+    asked = {c.placement.epoch for _, c in world.calls}
+    assert asked == {3}
+    world.calls = world.calls + slow
+    while world.calls:
+        world.answer()
+    assert world.covered(world.published).all()
+    world.wait(GRACE_S)
+    world.settle()
+    world.assert_settled()
+
+
+# -- a server leaves, or cannot load ---------------------------------------------------------------
+
+
+def test_a_draining_server_serves_until_others_have_its_experts() -> None:
+    world = settled("s1", "s2", "s3", redundancy=1)
+    held_LE = world.stores["s3"].copy()
+    world.drain("s3")
+    while world.calls:
+        assert (world.stores["s3"] == held_LE).all()
+        world.answer()
+    assert world.published.servers == ("s1", "s2")
+    world.follow("c")
+    world.settle()
+    assert "s3" not in world.stores
+    world.assert_settled()
+
+
+def test_what_speaks_against_a_drain() -> None:
+    world = settled("s1", "s2")
+    assert world.planner.why_not_drain("s1") is None
+    world.drain("s2")
+    assert "s1 is the last server that can hold experts" in world.planner.why_not_drain("s1")
+    assert world.planner.member("s1").id == "s1"
+    assert world.planner.member("nobody") is None
+
+
+def test_a_server_that_cannot_load_is_given_up_and_others_take_its_share() -> None:
+    world = settled("s1", "s2")
+    world.start("s3")
+    for _ in range(50):
+        if not world.calls:
+            break
+        world.answer(fail=world.calls[0][1].server_id == "s3")
+    (refusal,) = world.refusals
+    assert refusal.server_id == "s3"
+    world.settle()
+    assert world.published.servers == ("s1", "s2")
+    # Another life is another chance.
+    world.die("s3")
+    world.start("s3")
+    world.settle()
+    world.assert_settled()
+
+
+def test_before_the_first_placement_nobody_is_given_up() -> None:
+    planner = Planner(2, 1)
+    asked = prepares(planner.observe(view(server("s1"), server("s2")), 0.0))
+    for _ in range(20):
+        assert planner.failed(asked["s1"], 0.0) == []
+        assert planner.is_wanted(asked["s1"])
+
+
+# -- another balancer ------------------------------------------------------------------------------
+
+
+def test_a_balancer_that_starts_in_a_running_cluster_asks_and_changes_nothing() -> None:
+    world = settled("s1", "s2", "s3")
+    before = world.published
+    world.loads = 0
+    world.start_balancer()
+    assert kinds(world) == sorted(((Inspect, f"s{i}") for i in (1, 2, 3)), key=str)
+    world.settle()
+    world.assert_settled()
+    assert world.published.epoch == 1001
+    assert world.loads == 0
+    assert (world.published.holds_LSE == before.holds_LSE).all()
+
+
+def test_it_goes_above_every_epoch_that_anybody_knows() -> None:
+    members = view(server("s1", SERVING, epoch=4), client("c", epoch=7))
+    planner = Planner(1, 1)
+    (ask,) = planner.observe(members, 0.0)
+    assert isinstance(ask, Inspect)
+    (prepare,) = planner.succeeded(ask, 0.0, np.ones(FULL, dtype=bool))
+    assert prepare.placement.epoch == 8
+
+
+def test_it_waits_a_while_for_servers_that_a_restarted_monitor_does_not_know_yet() -> None:
+    world = settled("s1", "s2", "s3")
+    late = {name: world.members.pop(name) for name in ("s2", "s3")}
+    world.start_balancer()
+    assert world.calls == []
+    world.members |= late
+    world.tell()
+    assert len(world.calls) == 3
+    world.settle()
+    world.assert_settled()
+
+
+def test_it_goes_on_without_servers_that_never_come() -> None:
+    world = settled("s1", "s2", "s3")
+    world.die("s3")
+    del world.members["s3"]
+    world.start_balancer()
+    assert world.calls == []
+    world.wait(60.0)
+    world.settle()
+    world.assert_settled()

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from eaas.bench.dispatch import Plan, caller, layer, make_plan, run, upkeep
+from eaas.bench.dispatch import Plan, caller, layer, make_plan, run
 from eaas.bench.dispatch.cell import Round, cell_row
 from eaas.bench.dispatch.scan import bench_scan
 from eaas.bench.dispatch.turns import WARM_CALLS, Turn, figure, summary, take_turn
-from eaas.bench.dispatch.worker import Worker, working
 from eaas.bench.experts.plan import Shape
+from eaas.bench.machine import processor_s
+from eaas.bench.worker import Worker, working
 from eaas.cli import app
 from eaas.errors import ClusterError, ConfigError
 
@@ -137,7 +138,7 @@ def test_the_stopwatch_adds_up_what_is_spent_inside() -> None:
 
 def test_the_processor_time_of_a_process() -> None:
     before = time.process_time()
-    ours = upkeep.processor_s(os.getpid())
+    ours = processor_s(os.getpid())
     assert before <= ours <= time.process_time()
 
 
@@ -155,7 +156,7 @@ def test_the_layer_needs_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_child_that_fails_is_quoted() -> None:
     def start() -> Worker:
-        return Worker("broken", "crowd_process")
+        return Worker("broken", "eaas.bench.dispatch.crowd_process")
 
     with pytest.raises(ClusterError, match=r"broken ended .* KeyError: 'tokens'"), working([start]):
         pass

@@ -21,7 +21,7 @@ from eaas.rpc.v1 import balancer_pb2, balancer_pb2_grpc
 NAME = "eaas.rpc.v1.BalancerService"
 
 
-class Answers:
+class Answers(balancer_pb2_grpc.BalancerServiceServicer):
     """A BalancerService whose streams say `epochs` and then nothing more."""
 
     def __init__(self, *epochs: int) -> None:
@@ -32,6 +32,11 @@ class Answers:
     def GetPlacement(self, request: Any, context: Any) -> balancer_pb2.GetPlacementResponse:
         self.time_left = context.time_remaining()
         return balancer_pb2.GetPlacementResponse()
+
+    def unused(self, request: Any, context: Any) -> None:
+        raise AssertionError("nobody calls it here")
+
+    DrainServer = Scale = GetScale = WatchScale = unused
 
     def WatchPlacement(
         self, request: Any, context: Any

@@ -42,6 +42,7 @@ MEMBERS = st.builds(
     transports=st.lists(NAMES, max_size=3).map(tuple),
     silence_s=FLOATS,
     epoch=COUNTS,
+    busy_s=FLOATS,
 )
 
 

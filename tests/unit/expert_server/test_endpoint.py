@@ -16,7 +16,9 @@ from eaas.rpc.v1 import expert_pb2_grpc
 from eaas.types import ModelShape
 from eaas.wire import Arena, RequestHeader, SlotState
 from eaas.wire.header import WireDtype
+from expert_server.placements import PlacementHandler
 from expert_server.service import SERVICE, ExpertService, add_expert_service
+from expert_server.sharing import CheckpointSharer
 from expert_server.slots import Grant, SlotTable
 
 SHAPE = ModelShape("tiny", 4, 8, 2, ("layer.0",), "float32", "digest")
@@ -33,7 +35,14 @@ class Endpoint:
     def __init__(self) -> None:
         self.arena = Arena.create_local(4, 512, 512, 1)
         self.table = SlotTable(self.arena)
-        service = ExpertService(self.arena, self.table, None, SHAPE, lambda epoch: None)
+        service = ExpertService(
+            self.arena,
+            self.table,
+            SHAPE,
+            PlacementHandler(None, SHAPE, print, print),
+            CheckpointSharer(None, 1),
+            lambda: None,
+        )
         self.server = serve([Service(SERVICE, add_expert_service, service)], "127.0.0.1", 0)
         self.channel = channel(self.server.address)
         self.stub = expert_pb2_grpc.ExpertServiceStub(self.channel)

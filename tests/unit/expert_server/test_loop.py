@@ -21,6 +21,7 @@ from eaas.wire.header import (
     WireDtype,
     payload_layout,
 )
+from eaas.wire.slot import DOORBELL
 from expert_server.slots import Grant
 
 HIDDEN, TOP_K, EXPERTS, TOKENS, SLOTS = 8, 2, 4, 4, 6
@@ -36,6 +37,26 @@ def test_one_batch_per_layer_and_each_client_its_rows(bench) -> None:
     assert sorted(bench.kernel.batches) == [(0, 5), (1, 2)]
     for slot, x, tokens in zip(slots, (2, 3, 5), (1, 2, 4), strict=True):
         assert (bench.rows(slot) == np.full((tokens, HIDDEN), x * 2 * TOP_K)).all()
+
+
+def test_busy_is_the_time_that_is_not_waited(bench) -> None:
+    bench.loop._clock = time.monotonic
+    bench.kernel.meanwhile = lambda: time.sleep(0.05)
+    grant = bench.grant("a")
+    written_at = []
+
+    def write() -> None:
+        written_at.append(time.monotonic())
+        bench.write(grant, 2)
+        bench.arena.flags.ring(DOORBELL)
+
+    writer = threading.Timer(0.2, write)
+    writer.start()
+    while not bench.kernel.batches:
+        bench.loop.step(bench.arena.flags.seq(DOORBELL))
+    ended_at = time.monotonic()
+    writer.join()
+    assert 0.05 <= bench.loop.busy_s <= ended_at - written_at[0]
 
 
 def test_the_unknown_expert_of_one_is_not_the_others_fault(bench) -> None:

@@ -21,7 +21,9 @@ from eaas.wire import Arena, RequestHeader, ResultHeader, SlotState
 from eaas.wire.header import WireDtype
 from eaas.wire.slot import Status
 from expert_server import nixl_endpoint
+from expert_server.placements import PlacementHandler
 from expert_server.service import SERVICE, ExpertService, add_expert_service
+from expert_server.sharing import CheckpointSharer
 from expert_server.slots import Grant, SlotTable
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "there")
@@ -40,7 +42,14 @@ class Endpoint:
     def __init__(self) -> None:
         self.arena = Arena.create_local(4, 512, 512, time.monotonic_ns())
         self.table = SlotTable(self.arena)
-        self.service = ExpertService(self.arena, self.table, None, SHAPE, lambda epoch: None)
+        self.service = ExpertService(
+            self.arena,
+            self.table,
+            SHAPE,
+            PlacementHandler(None, SHAPE, print, print),
+            CheckpointSharer(None, 1),
+            lambda: None,
+        )
         self.server = serve([Service(SERVICE, add_expert_service, self.service)], "127.0.0.1", 0)
         self.channel = channel(self.server.address)
         self.stub = expert_pb2_grpc.ExpertServiceStub(self.channel)

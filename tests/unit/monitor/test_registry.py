@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass, replace
-
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from eaas.types import Member, MemberState, Role
+from membership_sim import Watcher
 from monitor.registry import IdTakenError, Registry, UnknownLifeError
 
-LEASE_S = 2.0
+LEASE_S, HEARTBEAT_S = 2.0, 0.9
 TICK_S = LEASE_S / 8
 SERVING = MemberState.SERVING
 
@@ -37,7 +35,7 @@ def tick_until(registry: Registry, start: float, end: float) -> list[tuple[str, 
 
 
 def test_a_silent_member_is_suspect_then_dead() -> None:
-    registry = Registry(LEASE_S, 0.0)
+    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
     registry.register(member(), 0, 0.0)
     assert tick_until(registry, 0.0, 1.25) == []
     assert tick_until(registry, 1.25, 1.5) == [("a", MemberState.SUSPECT)]
@@ -47,8 +45,16 @@ def test_a_silent_member_is_suspect_then_dead() -> None:
         registry.heartbeat("a", 1, 2.1, state=SERVING)
 
 
+def test_a_silent_member_is_suspect_first_though_nobody_looked_in_between() -> None:
+    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
+    registry.register(member(), 0, 0.0)
+    assert tick_until(registry, 0.0, 1.25) == []
+    states = [event.member.state for event in registry.tick(2.1)]
+    assert states == [MemberState.SUSPECT, MemberState.DEAD]
+
+
 def test_a_suspect_that_is_heard_is_what_it_reports() -> None:
-    registry = Registry(LEASE_S, 0.0)
+    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
     registry.register(member(), 0, 0.0)
     registry.heartbeat("a", 1, 0.0, state=MemberState.DRAINING)
     tick_until(registry, 0.0, 1.5)
@@ -59,17 +65,18 @@ def test_a_suspect_that_is_heard_is_what_it_reports() -> None:
 
 
 def test_load_makes_no_events_but_is_in_snapshots() -> None:
-    registry = Registry(LEASE_S, 0.0)
+    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
     registry.register(member(state=SERVING), 0, 0.0)
-    assert registry.heartbeat("a", 1, 0.5, state=SERVING, in_flight=7, progress=9) == []
+    beat = {"state": SERVING, "in_flight": 7, "progress": 9, "busy_s": 1.5}
+    assert registry.heartbeat("a", 1, 0.5, **beat) == []
     (now,) = registry.members(0.75)
-    assert (now.in_flight, now.progress, now.silence_s) == (7, 9, 0.25)
+    assert (now.in_flight, now.progress, now.busy_s, now.silence_s) == (7, 9, 1.5, 0.25)
     (event,) = registry.heartbeat("a", 1, 1.0, state=SERVING, experts=3, epoch=1)
     assert (event.member.experts, event.member.epoch) == (3, 1)
 
 
 def test_a_dead_member_stays_as_a_tombstone_until_it_registers_again() -> None:
-    registry = Registry(LEASE_S, 0.0)
+    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
     registry.register(member(), 0, 0.0)
     (event,) = registry.deregister("a", 1, "")
     assert event.member.state is MemberState.DEAD
@@ -82,7 +89,7 @@ def test_a_dead_member_stays_as_a_tombstone_until_it_registers_again() -> None:
 
 
 def test_tombstones_are_bounded_and_forgotten_incarnations_are_not_given_again() -> None:
-    registry = Registry(LEASE_S, 0.0)
+    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
     for life in range(1, 4):
         assert registry.register(member("first"), 0, 0.0)[0] == life
         registry.deregister("first", life, "")
@@ -95,7 +102,7 @@ def test_tombstones_are_bounded_and_forgotten_incarnations_are_not_given_again()
 
 
 def test_a_live_id_is_not_given_to_another_process() -> None:
-    registry = Registry(LEASE_S, 0.0)
+    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
     registry.register(member(pid=1), 0, 0.0)
     with pytest.raises(IdTakenError, match="process 1 on h"):
         registry.register(member(pid=2), 0, 0.1)
@@ -111,25 +118,25 @@ def test_a_live_id_is_not_given_to_another_process() -> None:
 @pytest.mark.parametrize(("previous", "expected"), [(1, 1), (0, 2), (5, 6)])
 def test_the_same_process_registers_again(previous: int, expected: int) -> None:
     # Previous 0 with the same pid is a new process all the same: in containers all pids are 1.
-    registry = Registry(LEASE_S, 0.0)
+    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
     registry.register(member(), 0, 0.0)
     assert registry.register(member(), previous, 0.1)[0] == expected
 
 
 def test_going_on_with_a_life_that_did_not_change_is_no_event() -> None:
-    registry = Registry(LEASE_S, 0.0)
+    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
     registry.register(member(), 0, 0.0)
     assert registry.register(member(), 1, 0.1) == (1, [])
 
 
 def test_a_restarted_monitor_lets_lives_go_on() -> None:
-    registry = Registry(LEASE_S, 0.0)
+    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
     assert registry.register(member(), 7, 0.0)[0] == 7
 
 
 @pytest.mark.parametrize("state", [MemberState.SUSPECT, MemberState.DEAD])
 def test_only_the_monitor_suspects(state: MemberState) -> None:
-    registry = Registry(LEASE_S, 0.0)
+    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
     with pytest.raises(ValueError, match="does not report"):
         registry.register(member(state=state), 0, 0.0)
     registry.register(member(), 0, 0.0)
@@ -142,7 +149,7 @@ def test_only_the_monitor_suspects(state: MemberState) -> None:
 @pytest.mark.parametrize("pause_s", [1.1, 10.0, 3600.0])
 def test_a_paused_monitor_declares_nobody_dead(pause_s: float) -> None:
     """10: monitor paused 10 s: on waking it declares no healthy member dead."""
-    registry = Registry(LEASE_S, 0.0)
+    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
     registry.register(member("alive"), 0, 0.0)
     registry.register(member("gone"), 0, 0.0)
     tick_until(registry, 0.0, 0.5)
@@ -159,7 +166,7 @@ def test_a_paused_monitor_declares_nobody_dead(pause_s: float) -> None:
 
 
 def test_history_is_bounded() -> None:
-    registry = Registry(LEASE_S, 0.0)
+    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
     registry.register(member(), 0, 0.0)
     for epoch in range(1, 2000):
         registry.heartbeat("a", 1, 0.0, state=SERVING, epoch=epoch)
@@ -171,117 +178,6 @@ def test_history_is_bounded() -> None:
     assert registry.since(2000 - 1025) is None
     assert registry.since(2001) is None
     assert registry.since(-1) is None
-
-
-# -- seeded schedules ------------------------------------------------------------------------------
-
-
-@dataclass
-class Process:
-    id: str
-    pid: int
-    incarnation: int
-    due: float
-    heard: float
-    killed: bool = False
-
-
-class Watcher:
-    """Rebuilds the membership from events, and takes a snapshot where it has to."""
-
-    def __init__(self) -> None:
-        self.revision = -1
-        self.members: dict[str, Member] = {}
-        self.seen: list[int] = []
-
-    def catch_up(self, registry: Registry, now: float) -> None:
-        events = registry.since(self.revision)
-        if events is None:
-            self.members = {m.id: m for m in registry.members(now)}
-            self.revision = registry.revision
-            self.seen.clear()
-            return
-        for event in events:
-            self.members[event.member.id] = event.member
-            self.seen.append(event.revision)
-            self.revision = event.revision
-
-    def check(self, registry: Registry, now: float) -> None:
-        assert self.seen == sorted(set(self.seen))
-        if self.seen:
-            assert self.seen == list(range(self.seen[0], self.seen[-1] + 1))
-        told = {m.id: comparable(m) for m in registry.members(now)}
-        assert {i: comparable(m) for i, m in self.members.items() if i in told} == told
-
-
-def comparable(m: Member) -> Member:
-    return replace(m, silence_s=0.0, in_flight=0, progress=0)
-
-
-def run_schedule(seed: int) -> tuple[int, int]:
-    """One cluster for 20 s of simulated time; returns (kills, deaths)."""
-    rng = random.Random(seed)
-    registry = Registry(LEASE_S, 0.0)
-    processes: dict[str, Process] = {}
-    incarnations: dict[str, int] = {}
-    pids = iter(range(1, 10_000))
-    watchers = [Watcher() for _ in range(3)]
-    kills = deaths = 0
-    now = next_tick = 0.0
-
-    def start(process_id: str) -> None:
-        pid = next(pids)
-        incarnation, _ = registry.register(member(process_id, pid), 0, now)
-        assert incarnation > incarnations.get(process_id, 0)
-        incarnations[process_id] = incarnation
-        processes[process_id] = Process(process_id, pid, incarnation, now + 0.5, now)
-
-    for i in range(rng.randint(1, 6)):
-        start(f"m{i}")
-    while now < 20.0:
-        beats = [p.due for p in processes.values() if not p.killed]
-        now = min([next_tick, *beats])
-        if now == next_tick:
-            for event in registry.tick(now):
-                process = processes[event.member.id]
-                silence = now - process.heard
-                if event.member.state is MemberState.DEAD:
-                    deaths += 1
-                    assert process.killed, f"seed {seed}: {event}"
-                    assert LEASE_S <= silence <= LEASE_S + TICK_S + 1e-9
-                else:
-                    assert silence >= LEASE_S / 2
-            next_tick = now + TICK_S
-            for watcher in watchers:
-                if rng.random() < 0.1:
-                    watcher.catch_up(registry, now)
-                    watcher.check(registry, now)
-            states = {m.id: m.state for m in registry.members(now)}
-            for process in list(processes.values()):
-                state = states[process.id]
-                if process.killed and state is MemberState.DEAD and rng.random() < 0.2:
-                    start(process.id)
-                elif not process.killed and rng.random() < 0.01:
-                    process.killed = True
-                    kills += 1
-            continue
-        for process in processes.values():
-            if not process.killed and process.due == now:
-                state = rng.choice([SERVING, MemberState.DRAINING])
-                registry.heartbeat(process.id, process.incarnation, now, state=state)
-                process.heard = now
-                # Sent each 0.5 s, delayed by up to half a lease.
-                process.due = now + 0.5 + rng.uniform(0, LEASE_S / 2)
-    return kills, deaths
-
-
-def test_two_thousand_schedules() -> None:
-    outcomes = [run_schedule(seed) for seed in range(2000)]
-    kills = sum(k for k, _ in outcomes)
-    deaths = sum(d for _, d in outcomes)
-    assert kills > 2000
-    # All but those killed in the last lease of their schedule.
-    assert kills * 0.8 < deaths <= kills
 
 
 # -- random calls ----------------------------------------------------------------------------------
@@ -297,7 +193,7 @@ class RegistryMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.registry = Registry(LEASE_S, self.now)
+        self.registry = Registry(LEASE_S, HEARTBEAT_S, self.now)
         self.given: dict[str, int] = {}
         self.watcher = Watcher()
         self.revision = 0

@@ -9,7 +9,7 @@ from monitor.life import MemberEvent
 from monitor.outcomes import Said
 from monitor.registry import IdTakenError, Registry, UnknownLifeError
 
-LEASE_S = 2.0
+LEASE_S, HEARTBEAT_S = 2.0, 0.9
 TICK_S = LEASE_S / 8
 SERVING, SUSPECT, DEAD = MemberState.SERVING, MemberState.SUSPECT, MemberState.DEAD
 MEMORY_S = 20.0
@@ -19,7 +19,7 @@ class World:
     """A server "s" and clients that send heartbeats in time, unless the test says otherwise."""
 
     def __init__(self, *clients: str) -> None:
-        self.registry = Registry(LEASE_S, 0.0)
+        self.registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
         self.now = 0.0
         self.silent: set[str] = set()
         self.state = SERVING

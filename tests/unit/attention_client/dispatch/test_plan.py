@@ -27,7 +27,7 @@ def situations(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray, Loa
     return ids_TK, wanted_TK, shares_SE, load, [draw(st.integers(1, 50)) for _ in range(servers)]
 
 
-@pytest.mark.parametrize("name", ["least_loaded", "weights", "round_robin", "random"])
+@pytest.mark.parametrize("name", ["least_loaded", "split", "weights", "round_robin", "random"])
 @settings(deadline=None)
 @given(drawn=situations())
 def test_a_plan_is_what_its_steps_give_one_after_another(name: str, drawn) -> None:

@@ -11,7 +11,7 @@ from attention_client.dispatch import Load, dispatch_policy
 from attention_client.dispatch.parts import CHUNK_PAIRS, NOWHERE, Chunks, group
 from eaas.errors import ConfigError
 
-POLICIES = ("least_loaded", "weights", "round_robin", "random")
+POLICIES = ("least_loaded", "split", "weights", "round_robin", "random")
 
 
 def chunks_of(experts: list[int], pairs: int = 1) -> Chunks:
@@ -78,11 +78,12 @@ def test_shares_hold_within_a_call() -> None:
     assert np.abs(np.bincount(server_C) / 200 - [0.6, 0.3, 0.1]).max() < 0.02
 
 
+@pytest.mark.parametrize("name", ["least_loaded", "split"])
 @settings(deadline=None)
 @given(situations())
-def test_least_loaded_cannot_be_bettered_by_one_move(drawn) -> None:
+def test_levelled_it_cannot_be_bettered_by_one_move(name: str, drawn) -> None:
     chunks, shares_SE, load = drawn
-    server_C = dispatch_policy("least_loaded").choose(chunks, shares_SE, load)
+    server_C = dispatch_policy(name).choose(chunks, shares_SE, load)
     placed_C = np.flatnonzero(server_C != NOWHERE)
     if not placed_C.size:
         return
@@ -114,6 +115,26 @@ def test_least_loaded_counts_what_is_in_flight() -> None:
     assert (server_C == 1).all()
 
 
+def test_split_passes_load_on_by_way_of_servers_between() -> None:
+    # Server i shares expert i with server i + 1, and nobody else: what is too much for the first can only
+    # reach the last through all others.
+    servers = 8
+    shares_SE = np.zeros((servers, servers - 1), dtype=np.float32)
+    for expert in range(servers - 1):
+        shares_SE[expert, expert] = shares_SE[expert + 1, expert] = 0.5
+    chunks, load = chunks_of([0] * 30 + [e for e in range(1, 7) for _ in range(15)]), idle(servers)
+    ends = {
+        name: max(
+            ends_of(dispatch_policy(name).choose(chunks, shares_SE, load), chunks, load).max()
+            for _ in range(5)
+        )
+        for name in ("split", "least_loaded")
+    }
+    best = chunks.work_C.sum() / servers
+    assert ends["split"] <= best * 1.1
+    assert ends["split"] <= ends["least_loaded"]
+
+
 def test_round_robin_takes_the_replicas_in_turn() -> None:
     shares_SE = np.array([[1], [0], [1], [1]], dtype=np.float32)
     policy = dispatch_policy("round_robin")
@@ -134,5 +155,7 @@ def test_few_pairs_of_an_expert_stay_together_and_many_are_spread() -> None:
 
 
 def test_an_unknown_policy_is_an_error_that_names_those_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"fastest.*least_loaded, weights, round_robin, random"):
+    with pytest.raises(
+        ConfigError, match=r"fastest.*least_loaded, split, weights, round_robin, random"
+    ):
         dispatch_policy("fastest")

@@ -24,7 +24,7 @@ class Worker(ChildProcess):
 
     Args:
         name: For people.
-        module: Of this package; its main gets the arguments as one JSON object.
+        module: Its full name; its main gets the arguments as one JSON object.
         arguments: What the object holds, beside `control`: where the child is to call.
     """
 
@@ -40,7 +40,7 @@ class Worker(ChildProcess):
                 name,
                 [json.dumps(arguments | {"control": control})],
                 None,
-                module=f"eaas.bench.dispatch.{module}",
+                module=module,
             )
         except BaseException:
             self._listener.close()

@@ -1,0 +1,272 @@
+"""The decision: a state machine without I/O and without a clock, so that it runs live and in simulation.
+
+What is kept near its target is the utilisation: the part of the time for which servers are busy. `work` is
+the sum of theirs, in servers: 4 that are busy 75 % of the time do the work of 3. How many there are does not
+change it, so n servers would be busy work / n, and with target t and tolerance d (a part of t)
+
+        too few              right, nothing changes               too many
+    ------------------|--------------------|----------------------|---------------> servers
+         work / (t * (1 + d))          work / t           work / (t * (1 - d))
+
+Beyond an edge servers come or go, one at a time, until their number is work / t (rounded up). So while work
+moves by no more than d of itself there are never changes in both directions.
+
+Latency only ever speaks for more servers: one more while it is missed and the servers are what is slow, none
+fewer while it is close. Servers that are busy for less than half of the target are not what is slow. How much
+work so many servers were late with is remembered for an hour, since a server that is taken away for lack of
+use would otherwise come back at once, and go again.
+
+What is not known counts against a change, as in Kubernetes' Horizontal Pod Autoscaler: a server that was not
+measured does nothing where servers are to come, and is always busy where one is to go. Where one is to go,
+what counts is the most work of a whole window of time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+from eaas.config import AutoscalerConfig
+
+__all__ = ["Autoscaler", "Decision", "Reading"]
+
+# A change that is not through after this long is not waited for any more: as long as servers have to load
+# their experts (balancer.apply_timeout_s).
+_PATIENCE_S = 300.0
+_REMEMBER_S = 3600.0
+# Servers whose busiest is so for less than this part of the target are not what makes tokens late.
+_BUSY_ENOUGH = 0.5
+# Of sums of floats.
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What was measured of a cluster since the reading before.
+
+    Attributes:
+        now: Monotonic seconds.
+        servers: Expert servers that live and do not leave.
+        work: Sum of the utilisations (0 to 1) of those that were measured.
+        unmeasured: How many of them were not.
+        busiest: Highest utilisation of one.
+        fewest: Servers that it takes to hold every expert as often as is wanted.
+        token_s: Mean seconds between two tokens of a request; None where there were none.
+        changing: Which server comes or goes at the moment, for people; empty where none does.
+    """
+
+    now: float
+    servers: int
+    work: float
+    unmeasured: int = 0
+    busiest: float = 0.0
+    fewest: int = 1
+    token_s: float | None = None
+    changing: str = ""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How many servers there are to be next.
+
+    Attributes:
+        before: How many there are.
+        servers: That number, or one more, or one fewer.
+        goal: The number that all would be well with; `servers` is on the way there.
+        reason: Why, for people.
+    """
+
+    before: int
+    servers: int
+    goal: int
+    reason: str
+
+    def __str__(self) -> str:
+        step = (
+            f"{self.before} -> {self.servers}" if self.servers != self.before else f"{self.before}"
+        )
+        return f"servers: {step}: {self.reason}"
+
+
+class Autoscaler:
+    """Decides after each reading (see the module's head).
+
+    Args:
+        config: Target, limits and times.
+
+    Raises:
+        ValueError: min_servers is above max_servers.
+    """
+
+    def __init__(self, config: AutoscalerConfig) -> None:
+        if config.min_servers > config.max_servers:
+            raise ValueError(
+                f"min_servers {config.min_servers} is above max_servers {config.max_servers}"
+            )
+        self._config = config
+        # (when, most work that it can have been), over the scale-in window.
+        self._work: deque[tuple[float, float]] = deque()
+        self._watched_from: float | None = None
+        # The way to `work / t`, once it was begun: +1, -1, or 0 where nothing is to change.
+        self._heading = 0
+        self._changed_at = -math.inf
+        self._asked_for: int | None = None
+        self._changing_from: float | None = None
+        # Servers that were late -> (when, the least work that so many were late with).
+        self._late: dict[int, tuple[float, float]] = {}
+
+    def decide(self, reading: Reading) -> Decision:
+        """What is to be done now. Whoever does it says so with `changed`."""
+        goal, why = self._goal(reading)
+        step = (goal > reading.servers) - (goal < reading.servers)
+        wait = self._why_wait(reading, step) if step else ""
+        if wait:
+            why, step = f"{why}; {wait}", 0
+        return Decision(reading.servers, reading.servers + step, goal, f"{_state(reading)}; {why}")
+
+    def changed(self, decision: Decision, now: float) -> None:
+        """A decision is being carried out."""
+        self._changed_at, self._asked_for = now, decision.servers
+        self._changing_from = now
+
+    # -- how many ---------------------------------------------------------------------------------------
+
+    def _goal(self, reading: Reading) -> tuple[int, str]:
+        """The number that would be right, within the limits, and why."""
+        goal, why = self._by_work(reading)
+        late_goal, late_why = self._by_latency(reading, goal)
+        if late_why:
+            goal, why = late_goal, late_why
+        fewest = max(reading.fewest, self._config.min_servers)
+        most = max(fewest, self._config.max_servers)
+        if goal < fewest:
+            what = "every expert's replicas need" if fewest == reading.fewest else "min_servers is"
+            goal, why = fewest, f"{why}, but {what} {fewest}"
+        elif goal > most:
+            goal, why = most, f"{why}, but max_servers is {most}"
+        return goal, why
+
+    def _by_work(self, reading: Reading) -> tuple[int, str]:
+        least, most = self._record(reading)
+        servers, target = reading.servers, self._config.target_utilization
+        high, low = (target * (1 + sign * self._config.tolerance) for sign in (1, -1))
+        enough, needed = _servers(least, target), _servers(most, target)
+        if servers < _servers(least, high):
+            self._heading = 1
+        elif servers > _servers(most, low):
+            self._heading = -1
+        elif (self._heading > 0 and servers >= enough) or (self._heading < 0 and servers <= needed):
+            self._heading = 0
+        if self._heading > 0:
+            return enough, f"to be busy {_percent(target)} takes {enough}"
+        if self._heading < 0:
+            peak = f"the most work of the last {self._config.scale_in_window_s:g} s"
+            return (
+                needed,
+                f"{peak}, {most:.1f} servers', takes {needed} to be busy {_percent(target)}",
+            )
+        if reading.unmeasured == servers:
+            return servers, "nothing to go by"
+        return servers, f"as many as are right for {_percent(low)} to {_percent(high)}"
+
+    def _record(self, reading: Reading) -> tuple[float, float]:
+        """The least and the most work that there may be."""
+        most = reading.work + reading.unmeasured
+        if self._watched_from is None:
+            self._watched_from = reading.now
+        self._work.append((reading.now, most))
+        while self._work[0][0] < reading.now - self._config.scale_in_window_s:
+            self._work.popleft()
+        return reading.work, max(work for _, work in self._work)
+
+    def _by_latency(self, reading: Reading, goal: int) -> tuple[int, str]:
+        """The number that latency asks for, and why; no reason where it asks for nothing."""
+        target_ms = self._config.latency_target_ms
+        now, servers, work = reading.now, reading.servers, reading.work
+        if not target_ms:
+            return goal, ""
+        self._late = {n: seen for n, seen in self._late.items() if now - seen[0] < _REMEMBER_S}
+        token_ms = 1000 * (reading.token_s or 0.0)
+        idle = reading.busiest < _BUSY_ENOUGH * self._config.target_utilization
+        if token_ms > target_ms and not idle:
+            least = min(work, self._late.get(servers, (now, work))[1])
+            self._late[servers] = (now, least)
+            why = f"a token takes longer than {target_ms:g} ms"
+            return (servers + 1, why) if goal <= servers else (goal, "")
+        if token_ms > target_ms and goal == servers:
+            why = f"a token takes longer than {target_ms:g} ms, but these are mostly idle"
+            return goal, f"{why}: more would not help"
+        if goal >= servers:
+            return goal, ""
+        near_ms = target_ms * (1 - self._config.tolerance)
+        if token_ms > near_ms and not idle:
+            return servers, f"no fewer while a token takes longer than {near_ms:.3g} ms"
+        return self._not_late(servers, goal)
+
+    def _not_late(self, servers: int, goal: int) -> tuple[int, str]:
+        """Not so few that they would be late: that is what fewer than were late are, with as much work."""
+        most = max(work for _, work in self._work)
+        safe = most / (1 - self._config.tolerance)
+        refuted = [n for n, (_, work) in self._late.items() if work < safe and n >= goal]
+        if not refuted:
+            return goal, ""
+        fewest, work = min(servers, max(refuted) + 1), self._late[max(refuted)][1]
+        return fewest, f"{max(refuted)} servers were late with {work:.1f} servers' work"
+
+    # -- when -------------------------------------------------------------------------------------------
+
+    def _why_wait(self, reading: Reading, step: int) -> str:
+        """Why a change is not to be made yet; empty where it is."""
+        now = reading.now
+        under_way = self._under_way(reading)
+        if under_way:
+            return f"waits: {under_way}"
+        since_s, cooldown_s = now - self._changed_at, self._config.cooldown_s
+        if since_s < cooldown_s:
+            return f"waits: last change {since_s:.0f} s ago, cooldown {cooldown_s:g} s"
+        assert self._watched_from is not None
+        watched_s = now - self._watched_from
+        window_s = self._config.scale_in_window_s
+        if step < 0 and watched_s < window_s and reading.servers <= self._config.max_servers:
+            return f"waits: watched for {watched_s:.0f} s of {window_s:g} s"
+        return ""
+
+    def _under_way(self, reading: Reading) -> str:
+        """Which change is to be waited for."""
+        what = reading.changing
+        if self._asked_for == reading.servers:
+            self._asked_for = None
+        if not what and self._asked_for is not None:
+            what = f"{self._asked_for} servers were asked for"
+        if not what:
+            self._changing_from = None
+            return ""
+        if self._changing_from is None:
+            self._changing_from = reading.now
+        if reading.now - self._changing_from < _PATIENCE_S:
+            return what
+        self._asked_for = None
+        return ""
+
+
+def _servers(work: float, utilization: float) -> int:
+    """Servers that are busy for no more than this with so much work; one at least."""
+    return max(1, math.ceil(work / utilization - _ROUNDING))
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _state(reading: Reading) -> str:
+    """What was measured, in words."""
+    measured = reading.servers - reading.unmeasured
+    text = "no server was measured"
+    if measured > 0:
+        text = f"busy {_percent(reading.work / measured)}, the busiest {_percent(reading.busiest)}"
+        if reading.unmeasured:
+            text += f", {reading.unmeasured} not measured"
+    if reading.token_s is not None:
+        text += f", {1000 * reading.token_s:.3g} ms a token"
+    return text

@@ -1,0 +1,222 @@
+"""CRAFT: replicas only in the layers where they help (CRAFT, 2026; algorithms of its appendix A).
+
+balancedness   mean / maximum of the servers' loads in a batch: 1 is perfect, 1 / PAR
+gain           a layer's balancedness with r replicas less that without
+R              replication factor: replicas per server, over all layers
+capacity       how many experts of a layer a server is to hold
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from balancer.policies import _planning
+from balancer.policies.compact import place, refine, replicate, usable_slots
+from balancer.policies.problem import checked_window
+from balancer.policies.types import Float, Int, Layout, Problem
+
+__all__ = [
+    "Benefit",
+    "allocate",
+    "automatic_factor",
+    "craft",
+    "interleave",
+    "replication_benefit",
+]
+
+
+def craft(
+    problem: Problem,
+    *,
+    window_WLE: npt.NDArray[np.number] | None = None,
+    replication_factor: int | Literal["auto"] = 8,
+    printed: bool = False,
+    refinement: int = 1,
+) -> Layout:
+    """Estimates gains by replay, allots replicas to layers, spreads them over servers, packs.
+
+    The problem's slots are a ceiling: a layer gets what pays within a budget of R * S replicas over
+    all layers. `current` is not looked at. All replicas of an expert have equal shares.
+
+    Args:
+        problem: What to plan. Speeds count in the packing, not in the estimate.
+        window_WLE: (W, L, E) loads by batch, to replay; without it the load is one batch.
+        replication_factor: R; 8 served best in the paper; "auto": see `automatic_factor`.
+        printed: Allot as Algorithm 2 is printed; see `allocate`.
+        refinement: So many exchanges per server and layer follow the paper's greedy placement
+            (`compact.refine`): with few replicas more than slots, greedy is stuck with what the last
+            free slots allow. 0 for the paper's placement as it is.
+
+    Raises:
+        ValueError: A knob is out of its range; the message names it.
+
+    Time O(K * L * (E + P) * (log S + W / 16) + L * R * S * K) with K = 1 + log2 S replica counts.
+    """
+    if replication_factor != "auto" and replication_factor < 0:
+        raise ValueError(f"replication_factor is {replication_factor}, must be at least 0 or auto")
+    servers, experts = problem.servers, problem.experts
+    if refinement < 0:
+        raise ValueError(f"refinement is {refinement}, must be at least 0")
+    if window_WLE is None:
+        window_WLE = problem.load_LE[None]
+    else:
+        window_WLE = checked_window("window_WLE", window_WLE, (problem.layers, experts))
+    # Step 1 and 2: gains, and the budget.
+    benefit = replication_benefit(problem, window_WLE)
+    if replication_factor == "auto":
+        replication_factor = automatic_factor(benefit, servers)
+    # Step 3: replicas of each layer.
+    extra_L = allocate(benefit, replication_factor * servers, printed=printed)
+    # Step 4: capacities, the same for all servers over all layers as far as can be.
+    slots_LS = np.minimum(problem.slots_LS, experts)
+    capacity_LS = interleave(experts + extra_L, slots_LS)
+    # Step 5: greedy placement within those.
+    count_LE = replicate(problem.load_LE, experts + extra_L, servers)
+    placed = place(problem.load_LE, count_LE, capacity_LS, problem.speeds_S)
+    # Step 6, not in the paper.
+    budget = refinement * servers
+    return refine(placed, problem.load_LE, problem.speeds_S, budget).layout()
+
+
+@dataclass(frozen=True, eq=False)
+class Benefit:
+    """What replicas would bring, by layer.
+
+    Attributes:
+        replicas_K: int64 (K), ascending: the replica counts tried, 1, 2, 4, ... up to S.
+        gain_KL: float64 (K, L): balancedness with so many less that without, mean over batches.
+        base_L: float64 (L): balancedness by placement alone.
+        limit_L: int64 (L): replicas that the layer's slots have room for.
+    """
+
+    replicas_K: Int
+    gain_KL: Float
+    base_L: Float
+    limit_L: Int
+
+
+def replication_benefit(problem: Problem, window_BLE: npt.NDArray[np.number]) -> Benefit:
+    """Algorithm 1: places the summed load with each count of replicas, and replays the batches.
+
+    Counts beyond every layer's slots are not tried; a layer whose own slots are fewer is tried with
+    as many as it has.
+
+    Args:
+        problem: Its load is what placements are made for.
+        window_BLE: (B, L, E) loads by batch.
+
+    Time O(K * L * (E + P) * (log S + B / 16)); batches are replayed in float32.
+    """
+    layers, experts, servers = problem.layers, problem.experts, problem.servers
+    slots_LS = np.minimum(problem.slots_LS, experts)
+    limit_L = usable_slots(slots_LS, experts) - experts
+    # An expert has S replicas at most.
+    limit_L = np.minimum(limit_L, experts * (servers - 1))
+    most = int(limit_L.max())
+    tried = [0, *(1 << k for k in range(servers.bit_length()) if 1 << k <= min(servers, most))]
+    # Replicas are handed out one by one: counts of r replicas are a beginning of those of more.
+    width = tried[-1]
+    picks_LX = np.empty((layers, width), dtype=np.int64)
+    count_LE = np.empty((layers, experts), dtype=np.int64)
+    _planning.replicate(
+        *(problem.load_LE, np.full(layers, width), layers, experts, servers),
+        False,
+        *(count_LE, picks_LX, width),
+    )
+    count_KLE = np.ones((len(tried), layers, experts), dtype=np.int64)
+    slots_KLS = np.empty((len(tried), layers, servers), dtype=np.int64)
+    layer_L1 = np.arange(layers)[:, None]
+    for k, replicas in enumerate(tried):
+        if k:
+            count_KLE[k] = count_KLE[k - 1]
+            used_LX = np.arange(tried[k - 1], replicas) < limit_L[:, None]
+            picked_LX = picks_LX[:, tried[k - 1] : replicas]
+            np.add.at(count_KLE[k], (layer_L1, picked_LX), used_LX)
+        slots_KLS[k] = interleave(experts + np.minimum(replicas, limit_L), slots_LS)
+    server_KLP = np.full((len(tried), layers, experts + width), -1, dtype=np.int32)
+    shape = (len(tried), layers, experts, servers, experts + width)
+    _planning.place(problem.load_LE, count_KLE, slots_KLS, problem.speeds_S, *shape, server_KLP)
+    sum_KL = np.zeros((len(tried), layers))
+    window = np.ascontiguousarray(window_BLE, dtype=np.float32)
+    _planning.replay(window, count_KLE, server_KLP, len(tried), len(window), *shape[1:], sum_KL)
+    balancedness_KL = sum_KL / len(window)
+    return Benefit(
+        replicas_K=np.array(tried[1:], dtype=np.int64),
+        gain_KL=balancedness_KL[1:] - balancedness_KL[0],
+        base_L=balancedness_KL[0],
+        limit_L=limit_L,
+    )
+
+
+def allocate(benefit: Benefit, budget: int, *, printed: bool = False) -> Int:
+    """Algorithm 2: int64 (L), replicas of each layer, `budget` over all at most.
+
+    A multiple-choice knapsack by dynamic programming: the greatest sum of gains. As printed in the
+    paper the algorithm adds r * T[r] instead of T[r], which favours layers that take many replicas
+    over those that gain from few: with gains of 0.5 by 1 replica and 0.3 by 4 in two layers and a
+    budget of 4 it takes the 4 (1.2 against 0.5). `printed` does that.
+
+    Time O(L * budget * K).
+    """
+    gain_LK = benefit.gain_KL.T
+    if printed:
+        gain_LK = gain_LK * benefit.replicas_K
+    layers, choices = gain_LK.shape
+    chosen_L = np.zeros(layers, dtype=np.int64)
+    # More than all layers together can take is no help.
+    budget = min(budget, int(np.minimum(benefit.limit_L, 1 << 30).sum()))
+    _planning.allocate(
+        *(np.ascontiguousarray(gain_LK), benefit.replicas_K, benefit.limit_L),
+        *(layers, choices, budget),
+        chosen_L,
+    )
+    return chosen_L
+
+
+def automatic_factor(benefit: Benefit, servers: int) -> int:
+    """R with the highest gain per replica, of 1, 2, 4, ... (section 4.2.1, step 2).
+
+    Gains diminish, so that this is most often the smallest: it says where replicas are used best,
+    not how many are worth their memory.
+    """
+    best, factor = 0.0, 0
+    candidate = 1
+    most = int(benefit.limit_L.sum())
+    while benefit.replicas_K.size and (candidate - 1) * servers < most:
+        extra_L = allocate(benefit, candidate * servers)
+        used = int(extra_L.sum())
+        gain = gain_of(benefit, extra_L)
+        if used and gain / used > best * (1 + 1e-12):
+            best, factor = gain / used, candidate
+        candidate *= 2
+    return factor
+
+
+def gain_of(benefit: Benefit, extra_L: Int) -> float:
+    """Sum over layers of the gains of those replicas, each 0 or one of those tried."""
+    at_L = np.searchsorted(benefit.replicas_K, extra_L)
+    layers = np.flatnonzero(extra_L > 0)
+    return float(benefit.gain_KL[at_L[layers], layers].sum())
+
+
+def interleave(total_L: Int, slots_LS: Int) -> Int:
+    """Algorithm 3: int64 (L, S), how many of a layer's replicas each server is to hold.
+
+    Within a layer servers differ by 1 at most, and so they do over all layers; those that get one
+    more are evenly spaced among those that could. Servers with fewer slots than that are filled.
+
+    Args:
+        total_L: int64 (L): replicas, the first ones of experts included.
+        slots_LS: int64 (L, S): room; at least total in each layer.
+
+    Time O(L * S * (1 + total / S)).
+    """
+    layers, servers = slots_LS.shape
+    assigned_LS = np.empty_like(slots_LS)
+    total_L, slots_LS = np.ascontiguousarray(total_L), np.ascontiguousarray(slots_LS)
+    _planning.interleave(total_L, slots_LS, layers, servers, assigned_LS)
+    return assigned_LS

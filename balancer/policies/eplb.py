@@ -1,0 +1,239 @@
+"""EPLB: redundant replicas for hot experts, packed heaviest first (DeepSeek-AI, EPLB, 2025).
+
+    logical expert   one of a layer's E experts
+    physical expert  a replica: physical ids 0 to P-1 count servers' slots, server after server
+    redundant        a replica beyond an expert's first
+    group            experts that the router chooses together; whole groups go to a node
+
+Two policies: the global one replicates and packs over all servers; the hierarchical one packs groups
+to nodes first, then does the same within each node. Both give what DeepSeek's program gives wherever
+that takes the input, replica counts and loads of servers, with float32 as it has it. Beyond it: any
+number of slots, servers of different sizes and speeds, and replicas of one expert on servers of their
+own.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from balancer.policies import _planning
+from balancer.policies.compact import Compact, place, replicate, usable_slots
+from balancer.policies.types import Float, Int, Layout, Problem
+
+__all__ = ["eplb", "eplb_hierarchical", "physical_experts"]
+
+
+def eplb(problem: Problem) -> Layout:
+    """The global policy.
+
+    Where every server has the same slots in all layers and the same speed, the loads of servers are
+    those of DeepSeek's program. It may put two replicas of an expert on a server; those that an
+    exchange of equal loads can part are parted, others count as one replica with the sum of their
+    shares (their second slot stays empty).
+
+    Elsewhere replicas of one expert never meet (`compact.place`), all have equal shares, and the
+    least loaded server is the one with the least load / speed.
+
+    Time O(L * (E + P) * log(E + S)), memory O(L * S * E).
+    """
+    slots_LS = problem.slots_LS
+    if (slots_LS == slots_LS[0, 0]).all() and _alike(problem.speeds_S):
+        replicas = int(slots_LS[0].sum())
+        expert_LP, _, count_LE = physical_experts(problem.load_LE, replicas, 1, 1, problem.servers)
+        return _from_physical(expert_LP, count_LE, problem.servers)
+    return _place_any(problem.load_LE, slots_LS, problem.speeds_S).layout()
+
+
+def eplb_hierarchical(
+    problem: Problem, *, groups: int | None = None, nodes: int | None = None
+) -> Layout:
+    """The hierarchical policy: groups to nodes, then the global policy within each node.
+
+    Where `nodes` does not divide `groups` this is the global policy, as in DeepSeek's program.
+    Servers are numbered node after node.
+
+    Args:
+        problem: What to plan.
+        groups: Expert groups (of E / groups experts each); the greatest common divisor of 8 (that
+            of DeepSeek-V3) and E by default.
+        nodes: Nodes (of S / nodes servers each); the most that divide both groups and servers and
+            whose servers have enough slots by default.
+
+    Raises:
+        ValueError: groups does not divide E, nodes not S, or a node has too few slots.
+
+    Time and memory as for `eplb`.
+    """
+    experts, servers, slots_LS = problem.experts, problem.servers, problem.slots_LS
+    if groups is None:
+        groups = math.gcd(8, experts)
+    if groups < 1 or experts % groups:
+        raise ValueError(f"groups is {groups}, must divide {experts} experts")
+    if nodes is None:
+        nodes = next(n for n in range(groups, 0, -1) if _fits(problem, groups, n))
+    if nodes < 1 or servers % nodes:
+        raise ValueError(f"nodes is {nodes}, must divide {servers} servers")
+    if groups % nodes:
+        return eplb(problem)
+    if not _fits(problem, groups, nodes):
+        raise ValueError(f"slots: a node of {nodes} cannot cover {experts // nodes} experts")
+    if (slots_LS == slots_LS[0, 0]).all() and _alike(problem.speeds_S):
+        replicas = int(slots_LS[0].sum())
+        expert_LP, _, count_LE = physical_experts(problem.load_LE, replicas, groups, nodes, servers)
+        return _from_physical(expert_LP, count_LE, servers)
+    return _place_in_nodes(problem, groups, nodes)
+
+
+def physical_experts(
+    load_LE: Float, replicas: int, groups: int, nodes: int, servers: int
+) -> tuple[Int, Int, Int]:
+    """DeepSeek's hierarchical algorithm; with one group and one node it is the global one.
+
+    Args:
+        load_LE: float64 (L, E).
+        replicas: P, a multiple of servers.
+        groups: A divisor of E.
+        nodes: A divisor of groups and of servers.
+        servers: S.
+
+    Returns:
+        expert_LP: int64 (L, P): whose replica each physical expert is.
+        rank_LP: int64 (L, P): the how many-th of that expert's.
+        count_LE: int64 (L, E).
+    """
+    layers, experts = load_LE.shape
+    in_group, in_node = experts // groups, experts // nodes
+    rows = layers * nodes
+    # The reference counts in float32, and so fall its ties.
+    load_LE = load_LE.astype(np.float32).astype(np.float64)
+
+    # Step 1: groups to nodes.
+    of_group = load_LE.reshape(layers, groups, in_group).sum(axis=2)
+    node_LG, place_LG = _pack(of_group.astype(np.float32).astype(np.float64), nodes)
+    # In the order of nodes: which expert comes at each place.
+    first_LG = (node_LG * (groups // nodes) + place_LG) * in_group
+    at_LE = (first_LG[:, :, None] + np.arange(in_group)).reshape(layers, experts)
+    expert_at_LE = _inverse(at_LE)
+
+    # Step 2: replicas within each node.
+    load_NE = np.ascontiguousarray(np.take_along_axis(load_LE, expert_at_LE, 1)).reshape(rows, -1)
+    extra = (replicas - experts) // nodes
+    count_NE = np.empty((rows, in_node), dtype=np.int64)
+    picks_NX = np.empty((rows, extra), dtype=np.int64)
+    extra_N = np.full(rows, extra)
+    _planning.replicate(load_NE, extra_N, rows, in_node, replicas, True, count_NE, picks_NX, extra)
+    whose_NP = np.concatenate([np.tile(np.arange(in_node), (rows, 1)), picks_NX], axis=1)
+    rank_NP = _ranks(picks_NX, in_node)
+
+    # Step 3: replicas to servers.
+    value_NE = (load_NE.astype(np.float32) / count_NE.astype(np.float32)).astype(np.float64)
+    value_NP = np.ascontiguousarray(np.take_along_axis(value_NE, whose_NP, 1))
+    in_server = replicas // servers
+    server_NP, place_NP = _pack(value_NP, servers // nodes, whose_NP, in_node)
+    order_NP = _inverse(server_NP * in_server + place_NP)
+    expert_NP = np.take_along_axis(whose_NP, order_NP, 1).reshape(layers, nodes, -1)
+    expert_LP = (expert_NP + np.arange(nodes)[:, None] * in_node).reshape(layers, -1)
+    return (
+        np.take_along_axis(expert_at_LE, expert_LP, 1),
+        np.take_along_axis(rank_NP, order_NP, 1).reshape(layers, -1),
+        np.take_along_axis(count_NE.reshape(layers, -1), at_LE, 1),
+    )
+
+
+def _pack(
+    value_NP: Float, packs: int, whose_NP: Int | None = None, experts: int = 0
+) -> tuple[Int, Int]:
+    """(N, P) twice: the pack of each item, all packs of one size, and its place there.
+
+    Heaviest first, each to the lightest pack with room, the first of equals. With `whose` items of
+    one owner in one pack are parted by exchanges of equal values.
+    """
+    rows, items = value_NP.shape
+    each = items // packs
+    if each == 1:
+        return np.tile(np.arange(items), (rows, 1)), np.zeros((rows, items), dtype=np.int64)
+    order_NP = np.argsort(-value_NP.astype(np.float32), axis=1, kind="stable")
+    pack_NP, place_NP = np.empty((2, rows, items), dtype=np.int64)
+    _planning.pack(value_NP, order_NP, rows, items, packs, True, pack_NP, place_NP)
+    if whose_NP is not None:
+        _planning.separate(
+            *(value_NP, whose_NP, rows, items, packs, experts, pack_NP, place_NP),
+        )
+    return pack_NP, place_NP
+
+
+def _ranks(picks_NX: Int, experts: int) -> Int:
+    """(N, experts + X): the rank of each replica among its expert's, in the order of creation."""
+    rows, extra = picks_NX.shape
+    order_NX = np.argsort(picks_NX, axis=1, kind="stable")
+    sorted_NX = np.take_along_axis(picks_NX, order_NX, 1)
+    step = np.arange(extra)
+    begins_NX = np.zeros_like(sorted_NX)
+    if extra:
+        begins_NX[:, 1:] = np.where(sorted_NX[:, 1:] != sorted_NX[:, :-1], step[1:], 0)
+    rank_NX = np.empty_like(picks_NX)
+    ranks = 1 + step - np.maximum.accumulate(begins_NX, axis=1)
+    np.put_along_axis(rank_NX, order_NX, ranks, 1)
+    return np.concatenate([np.zeros((rows, experts), dtype=np.int64), rank_NX], axis=1)
+
+
+def _inverse(permutation_NP: Int) -> Int:
+    inverse_NP = np.empty_like(permutation_NP)
+    positions = np.broadcast_to(np.arange(permutation_NP.shape[1]), permutation_NP.shape)
+    np.put_along_axis(inverse_NP, permutation_NP, positions, 1)
+    return inverse_NP
+
+
+def _from_physical(expert_LP: Int, count_LE: Int, servers: int) -> Layout:
+    layers, experts = count_LE.shape
+    holds_LSE = np.zeros((layers, servers, experts), dtype=np.bool_)
+    shares_LSE = np.zeros(holds_LSE.shape)
+    _planning.scatter_physical(
+        *(count_LE, expert_LP, layers, experts, servers, expert_LP.shape[1]),
+        holds_LSE,
+        shares_LSE,
+    )
+    return holds_LSE, shares_LSE
+
+
+def _place_any(load_LE: Float, slots_LS: Int, speeds_S: Float) -> Compact:
+    experts = load_LE.shape[1]
+    count_LE = replicate(load_LE, usable_slots(slots_LS, experts), len(speeds_S))
+    return place(load_LE, count_LE, slots_LS, speeds_S)
+
+
+def _place_in_nodes(problem: Problem, groups: int, nodes: int) -> Layout:
+    layers, experts, servers = problem.layers, problem.experts, problem.servers
+    in_group, in_node, per_node = experts // groups, experts // nodes, servers // nodes
+    holds_LSE = np.zeros((layers, servers, experts), dtype=np.bool_)
+    shares_LSE = np.zeros(holds_LSE.shape)
+    node_LG, place_LG = _pack(problem.load_LE.reshape(layers, groups, in_group).sum(axis=2), nodes)
+    first_LG = (node_LG * (groups // nodes) + place_LG) * in_group
+    at_LE = (first_LG[:, :, None] + np.arange(in_group)).reshape(layers, experts)
+    expert_LNE = _inverse(at_LE).reshape(layers, nodes, in_node)
+    layer_L11, server_S = np.arange(layers)[:, None, None], np.arange(per_node)
+    for node in range(nodes):
+        here = slice(node * per_node, (node + 1) * per_node)
+        expert_LE = expert_LNE[:, node]
+        part = _place_any(
+            np.ascontiguousarray(np.take_along_axis(problem.load_LE, expert_LE, 1)),
+            np.ascontiguousarray(problem.slots_LS[:, here]),
+            np.ascontiguousarray(problem.speeds_S[here]),
+        ).layout()
+        where = (layer_L11, (node * per_node + server_S)[:, None], expert_LE[:, None, :])
+        holds_LSE[where], shares_LSE[where] = part
+    return holds_LSE, shares_LSE
+
+
+def _alike(speeds_S: Float) -> bool:
+    return bool((speeds_S == speeds_S[0]).all())
+
+
+def _fits(problem: Problem, groups: int, nodes: int) -> bool:
+    if groups % nodes or problem.servers % nodes:
+        return False
+    in_node = problem.experts // nodes
+    slots_LNS = problem.slots_LS.reshape(problem.layers, nodes, -1)
+    return bool((np.minimum(slots_LNS, in_node).sum(axis=2) >= in_node).all())

@@ -1,0 +1,91 @@
+"""EPLB under the name, with the arguments and in the shapes of DeepSeek's program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from balancer.policies.compact import place, replicate, usable_slots
+from balancer.policies.eplb import physical_experts
+from balancer.policies.problem import checked_load
+from balancer.policies.types import Float, Int
+
+__all__ = ["rebalance_experts"]
+
+
+def rebalance_experts(
+    weight: npt.ArrayLike, num_replicas: int, num_groups: int, num_nodes: int, num_gpus: int
+) -> tuple[Int, Int, Int]:
+    """Replica counts and loads of GPUs as by DeepSeek's `rebalance_experts`.
+
+    Hierarchical where num_nodes divides num_groups, else global, as there. Two replicas of an expert
+    share a GPU only where no exchange of equal loads parts them. Where num_gpus does not divide
+    num_replicas, which DeepSeek's does not take, the policy is global, the first GPUs hold one
+    replica more, and replicas of one expert never meet.
+
+    Args:
+        weight: (L, E) loads; anything that numpy reads (so a torch tensor on the CPU).
+        num_replicas: P, at least E; physical experts count GPU after GPU.
+        num_groups: Expert groups.
+        num_nodes: Nodes.
+        num_gpus: S.
+
+    Returns:
+        phy2log: int64 (L, P): the expert of each physical expert.
+        log2phy: int64 (L, E, X): the physical experts of each expert, X the highest count; -1 behind
+            the last one.
+        logcnt: int64 (L, E): replicas of each expert.
+
+    Raises:
+        ValueError: Shapes or numbers are wrong; the message names the argument.
+    """
+    load_LE = checked_load("weight", weight, 2)
+    experts = load_LE.shape[1]
+    _check(experts, num_replicas, num_groups, num_nodes, num_gpus)
+    if num_replicas % num_gpus:
+        return _any_number(load_LE, num_replicas, num_gpus)
+    groups, nodes = (num_groups, num_nodes) if num_groups % num_nodes == 0 else (1, 1)
+    phy2log, rank_LP, logcnt = physical_experts(load_LE, num_replicas, groups, nodes, num_gpus)
+    return phy2log, _physical_of(phy2log, rank_LP, logcnt), logcnt
+
+
+def _check(experts: int, replicas: int, groups: int, nodes: int, gpus: int) -> None:
+    numbers: dict[str, Any] = {"num_groups": groups, "num_nodes": nodes, "num_gpus": gpus}
+    for name, value in numbers.items():
+        if value < 1:
+            raise ValueError(f"{name} is {value}, must be at least 1")
+    if replicas < experts:
+        raise ValueError(f"num_replicas: {replicas} replicas cannot cover {experts} experts")
+    if groups % nodes == 0 and experts % groups:
+        raise ValueError(f"num_groups is {groups}, must divide {experts} experts")
+    if groups % nodes == 0 and gpus % nodes:
+        raise ValueError(f"num_nodes is {nodes}, must divide {gpus} GPUs")
+
+
+def _any_number(load_LE: Float, replicas: int, gpus: int) -> tuple[Int, Int, Int]:
+    layers, experts = load_LE.shape
+    if replicas > experts * gpus:
+        raise ValueError(f"num_replicas is {replicas}: {gpus} GPUs have {experts * gpus} at most")
+    slots_S = np.full(gpus, replicas // gpus) + (np.arange(gpus) < replicas % gpus)
+    slots_LS = np.tile(np.minimum(slots_S, experts), (layers, 1))
+    total_L = usable_slots(slots_LS, experts)
+    if total_L[0] < replicas:
+        raise ValueError(f"num_replicas is {replicas}: more than {experts} experts on a GPU")
+    placed = place(load_LE, replicate(load_LE, total_L, gpus), slots_LS, np.ones(gpus))
+    phy2log = placed.holds().nonzero()[2].reshape(layers, replicas)
+    rank_LP = np.zeros_like(phy2log)
+    order_LP = np.argsort(phy2log, axis=1, kind="stable")
+    first_LE = np.cumsum(placed.count_LE, axis=1) - placed.count_LE
+    sorted_LP = np.take_along_axis(phy2log, order_LP, 1)
+    ranks_LP = np.arange(replicas) - np.take_along_axis(first_LE, sorted_LP, 1)
+    np.put_along_axis(rank_LP, order_LP, ranks_LP, 1)
+    return phy2log, _physical_of(phy2log, rank_LP, placed.count_LE), placed.count_LE
+
+
+def _physical_of(expert_LP: Int, rank_LP: Int, count_LE: Int) -> Int:
+    layers, replicas = expert_LP.shape
+    physical_LEX = np.full((*count_LE.shape, int(count_LE.max())), -1)
+    physical_LEX[np.arange(layers)[:, None], expert_LP, rank_LP] = np.arange(replicas)
+    return physical_LEX

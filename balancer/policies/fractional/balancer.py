@@ -1,0 +1,85 @@
+"""`fractional` with a memory: longer forecasts than one window allows."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from balancer.policies.fractional.forecast import block_means, forecast, scenarios
+from balancer.policies.fractional.layout import (
+    EXPERT_BYTES,
+    LINK_BYTES_PER_S,
+    SCENARIOS,
+    checked_nodes,
+    lay_out,
+)
+from balancer.policies.problem import checked_window, make_problem
+from balancer.policies.types import Float, Plan, make_plan
+
+__all__ = ["FractionalBalancer"]
+
+_WINDOWS_KEPT = 3
+
+
+class FractionalBalancer:
+    """Keeps a placement up, window after window: `step(hotness_WLE) -> Plan`.
+
+    The knobs are those of `fractional`. A plan's PAR is that of the loads that are forecast, under its
+    shares; with the split of each batch, which the plan is made for, a batch's PAR is lower.
+
+    Args:
+        servers: S.
+        slots: Replicas per layer, or (S,), or (L, S), as for `plan`.
+        current: What is held before the first step, as for `plan`.
+    """
+
+    def __init__(
+        self,
+        servers: int,
+        slots: int | npt.ArrayLike,
+        *,
+        current: Plan | npt.ArrayLike | None = None,
+        speeds_S: npt.ArrayLike | None = None,
+        expert_bytes: float = EXPERT_BYTES,
+        link_bytes_per_s: float = LINK_BYTES_PER_S,
+        stall_s: float = 0.0,
+        horizon_s: float = 60.0,
+        least_gain: float = 0.002,
+        nodes_S: npt.ArrayLike | None = None,
+        cross_node_replicas: int | None = None,
+    ) -> None:
+        self._servers, self._slots, self._speeds_S = servers, slots, speeds_S
+        self._current = current
+        self._cost_s = expert_bytes / link_bytes_per_s + stall_s
+        self._horizon_s, self._least_gain = horizon_s, least_gain
+        self._nodes = checked_nodes(nodes_S, cross_node_replicas, servers)
+        self._blocks_NLE: Float | None = None
+
+    def step(self, hotness_WLE: npt.ArrayLike) -> Plan:
+        """Plan for as long a time as the window.
+
+        Args:
+            hotness_WLE: (W, L, E) loads by iteration, oldest first, at least 0.
+
+        Raises:
+            ValueError: An argument is wrong, here or at the construction; named in the message.
+        """
+        window_WLE = checked_window("hotness_WLE", hotness_WLE)
+        blocks_NLE = block_means(window_WLE)
+        known_NLE = blocks_NLE
+        if self._blocks_NLE is not None and self._blocks_NLE.shape[1:] == blocks_NLE.shape[1:]:
+            known_NLE = np.concatenate([self._blocks_NLE, blocks_NLE])
+        said_BLE = forecast(known_NLE, len(blocks_NLE), SCENARIOS)
+        problem = make_problem(
+            said_BLE.mean(axis=0), self._servers, self._slots, self._current, self._speeds_S
+        )
+        layout = lay_out(
+            problem,
+            scenarios(window_WLE, blocks_NLE, said_BLE),
+            max(self._least_gain, self._cost_s * problem.layers / self._horizon_s),
+            *self._nodes,
+        )
+        plan = make_plan("fractional", problem, *layout)
+        self._blocks_NLE = known_NLE[-_WINDOWS_KEPT * len(blocks_NLE) :]
+        self._current = plan
+        return plan

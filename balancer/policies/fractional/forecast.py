@@ -1,0 +1,107 @@
+"""What the next window's loads will be: of several ways to say it, the one that was right the last times.
+
+Every forecast is a weighted sum of *blocks* (means over a part of a window): means of the last few, for loads
+that jump about; of all there are, for loads that stay; straight lines through them, for loads that drift.
+Which one it is is found out layer by layer, by forecasting what is already known.
+Shape suffixes: N blocks, M forecasts (models), W window, B scenarios, L layers, E logical experts.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["BLOCKS", "block_means", "forecast", "scenarios"]
+
+Float = npt.NDArray[np.float64]
+
+BLOCKS = 16
+"""Blocks of a window."""
+
+_MEANS = (2, 4, 8, 16, 32)
+_LINES = (8, 16, 32)
+# A line is not believed in further than that part of the load at its end.
+_LEAST_PART = 0.25
+
+
+def block_means(window_WLE: npt.NDArray[Any]) -> Float:
+    """float64 (N, L, E): the window in `BLOCKS` parts as even as can be, or in single iterations."""
+    iterations = len(window_WLE)
+    edges = np.linspace(0, iterations, min(BLOCKS, iterations) + 1).astype(np.int64)
+    return np.stack(
+        [
+            window_WLE[begin:end].mean(axis=0, dtype=np.float64)
+            for begin, end in pairwise(edges.tolist())
+        ]
+    )
+
+
+def forecast(blocks_NLE: Float, ahead: int, parts: int) -> Float:
+    """Mean loads in parts of the time to come.
+
+    Args:
+        blocks_NLE: What was, oldest first.
+        ahead: How many blocks the time to come is long.
+        parts: How many parts of it are asked for.
+
+    Returns:
+        float64 (parts, L, E), at least 0.
+    """
+    count, layers, experts = blocks_NLE.shape
+    flat_NX = blocks_NLE.reshape(count, -1)
+    # Step 1: Every model's forecasts of what is known by now.
+    starts = [n for n in range(count // 2, count) if n >= 4]
+    error_ML = np.zeros((len(_MEANS) + len(_LINES), layers))
+    for start in starts[:: max(1, len(starts) // 6)]:
+        span = min(ahead, count - start)
+        truth_LE = blocks_NLE[start : start + span].mean(axis=0)
+        weights_MN = np.stack([model[0] for model in _models(start, span, 1)])
+        guess_MLE = (weights_MN @ flat_NX[:start]).reshape(-1, layers, experts)
+        # Long forecasts are what is wanted; short ones are all there is at first.
+        error_ML += span * ((guess_MLE - truth_LE) ** 2).sum(axis=2)
+    # Step 2: The best model of each layer.
+    best_L = error_ML.argmin(axis=0)
+    models = _models(count, ahead, parts)
+    said_PLE = np.empty((parts, layers, experts))
+    for model in np.unique(best_L):
+        mine_L = best_L == model
+        said_PLE[:, mine_L] = np.tensordot(models[model], blocks_NLE[:, mine_L], 1)
+    # Step 3: No load falls to nothing on a line's word.
+    least_LE = _LEAST_PART * blocks_NLE[-2:].mean(axis=0)
+    return np.asarray(np.maximum(said_PLE, least_LE))
+
+
+def scenarios(window_WLE: npt.NDArray[Any], blocks_NLE: Float, said_BLE: Float) -> Float:
+    """float64 (B, L, E): forecasts with the noise of single iterations of the window on them."""
+    iterations, count = len(window_WLE), len(said_BLE)
+    chosen_B = ((np.arange(count) + 0.5) * iterations / count).astype(np.int64)
+    block_B = chosen_B * len(blocks_NLE) // iterations
+    usual_BLE = blocks_NLE[block_B]
+    noise_BLE = np.divide(
+        window_WLE[chosen_B], usual_BLE, out=np.zeros_like(usual_BLE), where=usual_BLE > 0
+    )
+    return np.asarray(said_BLE * noise_BLE)
+
+
+def _models(count: int, ahead: int, parts: int) -> list[Float]:
+    """Weights of `count` blocks for each part of the time to come, (parts, count), by model."""
+    centre_P = (np.arange(parts) + 0.5) * ahead / parts - 0.5
+    weights = []
+    for length in _MEANS:
+        used = min(length, count)
+        mean_N = np.zeros(count)
+        mean_N[count - used :] = 1 / used
+        weights.append(np.tile(mean_N, (parts, 1)))
+    for length in _LINES:
+        used = min(length, count)
+        x_N = np.arange(used) - (used - 1) / 2
+        # Least squares: the mean, and the slope times the way from the middle.
+        slope_N = x_N / max(1.0, float(x_N @ x_N))
+        way_P = centre_P + (used + 1) / 2
+        line_PN = np.zeros((parts, count))
+        line_PN[:, count - used :] = 1 / used + way_P[:, None] * slope_N
+        weights.append(line_PN)
+    return weights

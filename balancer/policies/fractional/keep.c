@@ -1,0 +1,161 @@
+#include "layer.h"
+
+#include <math.h>
+
+/* Of what a server holds: what can go best. That is a replica of what others hold too, the least loaded one; else what
+ * has the least load. NONE where a server holds nothing, or (with `covered`) nothing that others hold too. */
+static int32_t
+most_dispensable(const Layer *layer, int32_t server, const int32_t *count_E, bool covered)
+{
+    const Flow *flow = &layer->flow_B[0];
+    int32_t best = NONE;
+    double best_loss = INFINITY;
+    for (int32_t n = flow->first_S[server]; n < flow->first_S[server + 1]; n++) {
+        int32_t e = flow->expert_N[n];
+        if (e != NONE && count_E[e] > 1 && layer->load_E[e] / count_E[e] < best_loss) {
+            best_loss = layer->load_E[e] / count_E[e];
+            best = n;
+        }
+    }
+    for (int32_t n = flow->first_S[server]; best == NONE && !covered && n < flow->first_S[server + 1]; n++) {
+        int32_t e = flow->expert_N[n];
+        if (e != NONE && (best == NONE || layer->load_E[e] < layer->load_E[flow->expert_N[best]])) {
+            best = n;
+        }
+    }
+    return best;
+}
+
+void
+keep(Layer *layer, const uint8_t *holds_SE)
+{
+    Flow *flow = &layer->flow_B[0];
+    int32_t *count_E = layer->counts;
+    for (int32_t e = 0; e < layer->experts; e++) {
+        count_E[e] = 0;
+        for (int32_t s = 0; s < layer->servers; s++) {
+            count_E[e] += holds_SE[(size_t)s * (size_t)layer->experts + (size_t)e] != 0;
+        }
+    }
+    for (int32_t s = 0; s < layer->servers; s++) {
+        const uint8_t *holds_E = holds_SE + (size_t)s * (size_t)layer->experts;
+        for (int32_t e = 0; e < layer->experts; e++) {
+            if (!holds_E[e]) {
+                continue;
+            }
+            int32_t slot = free_slot(flow, s);
+            if (slot == NONE) {
+                /* Fewer slots than there were: the newcomer's, or another's, goes. */
+                slot = most_dispensable(layer, s, count_E, false);
+                if (slot == NONE) {
+                    count_E[e]--;
+                    continue;
+                }
+                int32_t other = flow->expert_N[slot];
+                bool newcomer_goes = count_E[e] > 1
+                                         ? count_E[other] <= 1 ||
+                                               layer->load_E[e] * count_E[other] <= layer->load_E[other] * count_E[e]
+                                         : count_E[other] <= 1 && layer->load_E[e] <= layer->load_E[other];
+                count_E[newcomer_goes ? e : other]--;
+                if (newcomer_goes) {
+                    continue;
+                }
+                take_everywhere(layer, slot);
+            }
+            put_everywhere(layer, slot, e);
+            flow->flow_N[slot] = 1;
+        }
+    }
+    cover(layer);
+}
+
+void
+cover(Layer *layer)
+{
+    Flow *flow = &layer->flow_B[0];
+    int32_t *count_E = layer->counts;
+    for (int32_t e = 0; e < layer->experts; e++) {
+        count_E[e] = replicas(flow, e);
+    }
+    for (;;) {
+        /* The hottest first; nearly always there is none. */
+        int32_t expert = NONE, slot = NONE;
+        for (int32_t e = 0; e < layer->experts; e++) {
+            if (count_E[e] == 0 && (expert == NONE || layer->load_E[e] > layer->load_E[expert])) {
+                expert = e;
+            }
+        }
+        if (expert == NONE) {
+            return;
+        }
+        double least = INFINITY;
+        bool found_free = false;
+        for (int32_t s = 0; s < layer->servers; s++) {
+            int32_t empty = free_slot(flow, s);
+            int32_t one = empty != NONE ? empty : most_dispensable(layer, s, count_E, true);
+            double full = 0;
+            for (int32_t n = flow->first_S[s]; n < flow->first_S[s + 1]; n++) {
+                full += flow->expert_N[n] == NONE ? 0 : layer->load_E[flow->expert_N[n]] / count_E[flow->expert_N[n]];
+            }
+            full /= layer->speed_S[s];
+            if (one != NONE && ((empty != NONE) > found_free || ((empty != NONE) == found_free && full < least))) {
+                slot = one;
+                least = full;
+                found_free = empty != NONE;
+            }
+        }
+        /* There are at least as many slots as experts: one is free, or an expert has two. */
+        if (flow->expert_N[slot] != NONE) {
+            count_E[flow->expert_N[slot]]--;
+            take_everywhere(layer, slot);
+        }
+        put_everywhere(layer, slot, expert);
+        flow->flow_N[slot] = 1;
+        count_E[expert] = 1;
+    }
+}
+
+/* Of the servers that hold an expert, how many are of a node. */
+static int32_t
+replicas_at(const Layer *layer, int32_t expert, int32_t node)
+{
+    const Flow *flow = &layer->flow_B[0];
+    int32_t count = 0;
+    for (int32_t n = flow->head_E[expert]; n != NONE; n = flow->next_N[n]) {
+        count += layer->node_S[flow->server_N[n]] == node;
+    }
+    return count;
+}
+
+void
+limit_abroad(Layer *layer)
+{
+    Flow *flow = &layer->flow_B[0];
+    int64_t abroad = 0;
+    for (int32_t e = 0; layer->node_S != NULL && e < layer->experts; e++) {
+        abroad += count_abroad(layer, e);
+    }
+    while (layer->node_S != NULL && abroad > layer->most_abroad) {
+        /* The coldest of them, and there the node with the fewest replicas. */
+        int32_t coldest = NONE, smallest = NONE;
+        for (int32_t e = 0; e < layer->experts; e++) {
+            if ((coldest == NONE || layer->load_E[e] < layer->load_E[coldest]) && count_abroad(layer, e) > 0) {
+                coldest = e;
+            }
+        }
+        for (int32_t n = flow->head_E[coldest]; n != NONE; n = flow->next_N[n]) {
+            int32_t node = layer->node_S[flow->server_N[n]];
+            if (smallest == NONE || replicas_at(layer, coldest, node) < replicas_at(layer, coldest, smallest)) {
+                smallest = node;
+            }
+        }
+        for (int32_t n = flow->head_E[coldest]; n != NONE;) {
+            int32_t next = flow->next_N[n];
+            if (layer->node_S[flow->server_N[n]] == smallest) {
+                take_everywhere(layer, n);
+            }
+            n = next;
+        }
+        abroad--;
+    }
+}

@@ -1,0 +1,164 @@
+"""From one layout to another, one replica at a time, without an expert ever having no server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Move", "ordered_moves"]
+
+_Bool = npt.NDArray[np.bool_]
+_Int = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One replica comes or goes.
+
+    Attributes:
+        layer: Index of the layer.
+        expert: Its expert.
+        server: Where.
+        kind: "load" or "unload".
+    """
+
+    layer: int
+    expert: int
+    server: int
+    kind: Literal["load", "unload"]
+
+
+def ordered_moves(
+    current_LSE: _Bool, holds_LSE: _Bool, slots_LS: npt.NDArray[np.int64]
+) -> tuple[Move, ...]:
+    """Loads and unloads, layer after layer, that turn `current` into `holds`.
+
+    An expert that has a server now has one after each move. A server holds more than its slots only
+    while it did so from the start (its loads then wait for its unloads), with one exception: where
+    servers without a free slot are to exchange experts of which there is no second replica, and the
+    layer has neither a free slot nor a spare replica to make one. There a server holds one expert
+    too many until its next move, as the only other way would leave an expert uncovered.
+
+    Where such an exchange finds a free slot, or a spare replica whose slot can be borrowed, on a
+    server that is done, an expert waits there: that takes moves beyond the difference of the two.
+
+    Args:
+        current_LSE: bool (L, S, E); experts may have no server.
+        holds_LSE: bool (L, S, E); each expert has one.
+        slots_LS: int64 (L, S); holds has no more than that.
+
+    Time O(L * (S * E + moves * S)) at worst, O(L * S * E + moves) where nothing is exchanged.
+    """
+    found: list[Move] = []
+    for layer in np.flatnonzero((current_LSE != holds_LSE).any(axis=(1, 2))):
+        walk = _Layer(current_LSE[layer], holds_LSE[layer], slots_LS[layer])
+        found += (Move(int(layer), expert, server, kind) for server, expert, kind in walk.steps())
+    return tuple(found)
+
+
+_Step = tuple[int, int, Literal["load", "unload"]]
+
+
+class _Layer:
+    """What a layer's servers hold by now, and what they have still to do."""
+
+    def __init__(self, now_SE: _Bool, then_SE: _Bool, slots_S: _Int) -> None:
+        self.holds_SE = now_SE.copy()
+        self.then_SE = then_SE
+        self.free: list[int] = (slots_S - now_SE.sum(axis=1)).tolist()
+        self.cover: list[int] = now_SE.sum(axis=0).tolist()
+        self.loads: dict[int, list[int]] = {}
+        self.unloads: dict[int, list[int]] = {}
+        for todo, mask_SE in ((self.loads, then_SE & ~now_SE), (self.unloads, now_SE & ~then_SE)):
+            for server, expert in zip(*(axis.tolist() for axis in mask_SE.nonzero()), strict=True):
+                todo.setdefault(server, []).append(expert)
+        # By server: the expert that waits there for its own place.
+        self.guests: dict[int, int] = {}
+
+    def steps(self) -> Iterator[_Step]:
+        while self.loads or self.unloads:
+            stuck = True
+            for server in sorted(self.loads.keys() | self.unloads.keys()):
+                for step in self._what_is_safe(server):
+                    stuck = False
+                    yield step
+            if stuck:
+                yield from self._break_cycle()
+
+    def _what_is_safe(self, server: int) -> Iterator[_Step]:
+        loads, unloads = self.loads.get(server, []), self.unloads.get(server, [])
+        while loads and self.free[server] > 0:
+            yield self._load(server, loads.pop(0))
+        blocked = []
+        for expert in unloads:
+            if self.cover[expert] == 1 or self._waits(server, expert):
+                blocked.append(expert)
+                continue
+            yield self._unload(server, expert)
+            while loads and self.free[server] > 0:
+                yield self._load(server, loads.pop(0))
+        for todo, rest in ((self.loads, loads), (self.unloads, blocked)):
+            if rest:
+                todo[server] = rest
+            else:
+                todo.pop(server, None)
+        if self.guests.get(server) not in blocked:
+            self.guests.pop(server, None)
+
+    def _waits(self, server: int, expert: int) -> bool:
+        """A guest, and none of the servers that are to have it in the end has it yet."""
+        if self.guests.get(server) != expert:
+            return False
+        return not (self.holds_SE[:, expert] & self.then_SE[:, expert]).any()
+
+    def _break_cycle(self) -> Iterator[_Step]:
+        """All servers with loads are full, and all that could go has no second replica."""
+        own = [
+            (server, expert)
+            for server, experts in self.unloads.items()
+            for expert in experts
+            if server in self.loads and self.guests.get(server) != expert
+        ]
+        if own:
+            expert = own[0][1]
+            for host in np.flatnonzero(~self.holds_SE[:, expert]).tolist():
+                if host in self.loads or self.free[host] < 0:
+                    continue
+                if self.free[host] == 0:
+                    lent = self._spare(host)
+                    if lent is None:
+                        continue
+                    yield self._unload(host, lent)
+                    self.loads[host] = [lent]
+                yield self._load(host, expert)
+                self.guests[host] = expert
+                self.unloads.setdefault(host, []).append(expert)
+                return
+        # No place to wait: one expert too many, on the server that is least above its slots.
+        server = max(self.loads, key=lambda s: (self.free[s], -s))
+        yield self._load(server, self.loads[server].pop(0))
+        if not self.loads[server]:
+            del self.loads[server]
+
+    def _spare(self, host: int) -> int | None:
+        """An expert of the host that has another server, too."""
+        for expert in np.flatnonzero(self.holds_SE[host]).tolist():
+            if self.cover[expert] > 1:
+                return int(expert)
+        return None
+
+    def _load(self, server: int, expert: int) -> _Step:
+        self.holds_SE[server, expert] = True
+        self.free[server] -= 1
+        self.cover[expert] += 1
+        return server, expert, "load"
+
+    def _unload(self, server: int, expert: int) -> _Step:
+        self.holds_SE[server, expert] = False
+        self.free[server] += 1
+        self.cover[expert] -= 1
+        return server, expert, "unload"

@@ -1,0 +1,207 @@
+/* What only ScalpeLB and CRAFT need. For each function: checks, scratch memory, and a loop over layers. */
+#include "bind.h"
+
+PyObject *
+py_swap_hottest(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *o[4], *result = NULL;
+    Py_ssize_t layers, servers, experts;
+    long long budget;
+    if (!PyArg_ParseTuple(args, "OOnnnLOO", &o[0], &o[1], &layers, &servers, &experts, &budget, &o[2], &o[3])) {
+        return NULL;
+    }
+    Array a[4] = {0};
+    double *filled = NULL;
+    if (!IN(0, "load", layers * experts, double) || !IN(1, "speed", servers, double)
+        || !OUT(2, "holds", layers * servers * experts, uint8_t) || !OUT(3, "swaps", layers, int64_t)) {
+        goto done;
+    }
+    filled = malloc((size_t)(servers + experts) * sizeof(*filled) + 1);
+    if (filled == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    int64_t *count = (int64_t *)(filled + servers);
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t l = 0; l < layers; l++) {
+        Layer layer = {experts, servers, (double *)DATA(0) + l * experts, DATA(1)};
+        ((int64_t *)DATA(3))[l] =
+            swap_hottest(&layer, (uint8_t *)DATA(2) + l * servers * experts, budget, filled, count);
+    }
+    Py_END_ALLOW_THREADS
+    result = Py_NewRef(Py_None);
+done:
+    free(filled);
+    close_arrays(a, COUNT_OF(a));
+    return result;
+}
+
+PyObject *
+py_match(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *o[5], *result = NULL;
+    Py_ssize_t layers, servers, experts, replicas;
+    int optimal;
+    if (!PyArg_ParseTuple(args, "OOOOnnnnpO", &o[0], &o[1], &o[2], &o[3], &layers, &servers, &experts, &replicas,
+                          &optimal, &o[4])) {
+        return NULL;
+    }
+    Array a[5] = {0};
+    char *memory = NULL;
+    if (!IN(0, "count", layers * experts, int64_t) || !IN(1, "server", layers * replicas, int32_t)
+        || !IN(2, "current", layers * servers * experts, uint8_t) || !IN(3, "kind", layers * servers, int64_t)
+        || !OUT(4, "server_of", layers * servers, int64_t) || !counts_fit(DATA(0), layers, experts, replicas)
+        || !servers_fit(DATA(1), layers * replicas, servers)) {
+        goto done;
+    }
+    size_t n = (size_t)servers, cells = n * n;
+    size_t work = optimal ? (n + 1) * 3 * (sizeof(double) + sizeof(int64_t)) : cells * 2 * sizeof(Entry);
+    memory = malloc(work + (size_t)experts * sizeof(ptrdiff_t) + cells * sizeof(int32_t) + 1);
+    if (memory == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    ptrdiff_t *start = (ptrdiff_t *)(memory + work);
+    int32_t *overlap = (int32_t *)(start + experts);
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t l = 0; l < layers; l++) {
+        const int64_t *count = (int64_t *)DATA(0) + l * experts;
+        const int32_t *server = (int32_t *)DATA(1) + l * replicas;
+        const uint8_t *current = (uint8_t *)DATA(2) + l * servers * experts;
+        const int64_t *kind = (int64_t *)DATA(3) + l * servers;
+        int64_t *server_of = (int64_t *)DATA(4) + l * servers;
+        count_overlap(servers, experts, count, server, current, start, overlap);
+        if (optimal) {
+            double *doubles = (double *)memory;
+            match_optimal(servers, overlap, kind, server_of, doubles, (int64_t *)(doubles + 3 * (n + 1)));
+        } else {
+            match_greedy(servers, overlap, kind, server_of, (Entry *)memory, (Entry *)memory + cells);
+        }
+    }
+    Py_END_ALLOW_THREADS
+    result = Py_NewRef(Py_None);
+done:
+    free(memory);
+    close_arrays(a, COUNT_OF(a));
+    return result;
+}
+
+PyObject *
+py_replay(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *o[4], *result = NULL;
+    Py_ssize_t plans, batches, layers, experts, servers, replicas;
+    if (!PyArg_ParseTuple(args, "OOOnnnnnnO", &o[0], &o[1], &o[2], &plans, &batches, &layers, &experts, &servers,
+                          &replicas, &o[3])) {
+        return NULL;
+    }
+    Array a[4] = {0};
+    float *block = NULL;
+    if (!IN(0, "load", batches * layers * experts, float) || !IN(1, "count", plans * layers * experts, int64_t)
+        || !IN(2, "server", plans * layers * replicas, int32_t) || !OUT(3, "sum", plans * layers, double)
+        || !counts_fit(DATA(1), plans * layers, experts, replicas)
+        || !servers_fit(DATA(2), plans * layers * replicas, servers)) {
+        goto done;
+    }
+    int wide = batches == 1 ? 1 : LANES;
+    block = malloc((size_t)(experts + servers) * (size_t)wide * sizeof(*block) + 1);
+    if (block == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t l = 0; l < layers; l++) {
+        for (Py_ssize_t first = 0; first < batches; first += wide) {
+            Py_ssize_t lanes = batches - first < wide ? batches - first : wide;
+            memset(block, 0, (size_t)(experts * wide) * sizeof(*block));
+            for (Py_ssize_t b = 0; b < lanes; b++) {
+                const float *load = (float *)DATA(0) + ((first + b) * layers + l) * experts;
+                for (Py_ssize_t e = 0; e < experts; e++) {
+                    block[e * wide + b] = load[e];
+                }
+            }
+            for (Py_ssize_t p = 0; p < plans; p++) {
+                Py_ssize_t at = p * layers + l;
+                replay(block, lanes, wide, experts, servers, (int64_t *)DATA(1) + at * experts,
+                       (int32_t *)DATA(2) + at * replicas, block + experts * wide, (double *)DATA(3) + at);
+            }
+        }
+    }
+    Py_END_ALLOW_THREADS
+    result = Py_NewRef(Py_None);
+done:
+    free(block);
+    close_arrays(a, COUNT_OF(a));
+    return result;
+}
+
+PyObject *
+py_allocate(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *o[4], *result = NULL;
+    Py_ssize_t layers, choices;
+    long long budget;
+    if (!PyArg_ParseTuple(args, "OOOnnLO", &o[0], &o[1], &o[2], &layers, &choices, &budget, &o[3])) {
+        return NULL;
+    }
+    Array a[4] = {0};
+    double *memory = NULL;
+    if (!IN(0, "gain", layers * choices, double) || !IN(1, "replicas", choices, int64_t)
+        || !IN(2, "limit", layers, int64_t) || !OUT(3, "chosen", layers, int64_t)
+        || !within(DATA(1), choices, 1, INT32_MAX, "replicas")) {
+        goto done;
+    }
+    if (budget < 0 || choices > INT8_MAX) {
+        PyErr_SetString(PyExc_ValueError, "budget is negative, or too many choices");
+        goto done;
+    }
+    size_t width = (size_t)budget + 1;
+    memory = malloc(width * (2 * sizeof(double) + (size_t)layers));
+    if (memory == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    allocate(DATA(0), DATA(1), DATA(2), layers, choices, budget, DATA(3), memory, memory + width,
+             (int8_t *)(memory + 2 * width));
+    Py_END_ALLOW_THREADS
+    result = Py_NewRef(Py_None);
+done:
+    free(memory);
+    close_arrays(a, COUNT_OF(a));
+    return result;
+}
+
+PyObject *
+py_interleave(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *o[3], *result = NULL;
+    Py_ssize_t layers, servers;
+    if (!PyArg_ParseTuple(args, "OOnnO", &o[0], &o[1], &layers, &servers, &o[2])) {
+        return NULL;
+    }
+    Array a[3] = {0};
+    int64_t *sum = NULL;
+    if (!IN(0, "total", layers, int64_t) || !IN(1, "slots", layers * servers, int64_t)
+        || !OUT(2, "assigned", layers * servers, int64_t)) {
+        goto done;
+    }
+    sum = malloc((size_t)servers * (sizeof(int64_t) + sizeof(int32_t)) + 1);
+    if (sum == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    interleave(DATA(0), DATA(1), layers, servers, DATA(2), sum, (int32_t *)(sum + servers));
+    Py_END_ALLOW_THREADS
+    result = Py_NewRef(Py_None);
+done:
+    free(sum);
+    close_arrays(a, COUNT_OF(a));
+    return result;
+}

@@ -1,0 +1,280 @@
+/* Packing for any slots, heaviest first, with all replicas of an expert on servers of their own. */
+#include "planning.h"
+
+#include <math.h>
+#include <string.h>
+
+void
+sort_by_load(const Layer *layer, PlaceRoom *room)
+{
+    for (ptrdiff_t e = 0; e < layer->experts; e++) {
+        room->by_load[e] = (Entry){-layer->load[e], (int32_t)e};
+    }
+    sort_entries(room->by_load, room->sorting, layer->experts);
+}
+
+/* Experts by load per replica, the highest first. Those with one replica are in order already. */
+static void
+sort_by_replica(const Layer *layer, const int64_t *count, PlaceRoom *room)
+{
+    Entry *order = room->order, *many = room->sorting;
+    ptrdiff_t several = 0, out = 0, next = 0;
+    for (ptrdiff_t i = 0; i < layer->experts; i++) {
+        int32_t e = room->by_load[i].item;
+        if (count[e] > 1) {
+            many[several++] = (Entry){-layer->load[e] / (double)count[e], e};
+        }
+    }
+    sort_entries(many, order, several);
+    for (ptrdiff_t i = 0; i < layer->experts; i++) {
+        Entry one = room->by_load[i];
+        if (count[one.item] > 1) {
+            continue;
+        }
+        while (next < several && before(many[next], one)) {
+            order[out++] = many[next++];
+        }
+        order[out++] = one;
+    }
+    while (next < several) {
+        order[out++] = many[next++];
+    }
+}
+
+/* A server and how filled it is in one number, for comparisons without branches: the bits of a double that is not
+ * negative are in its order, and the lowest of them make room for the server. Differences below 1e-11 are none. */
+#define SERVER_BITS ((UINT64_C(1) << PLACE_SERVER_BITS) - 1)
+
+static inline uint64_t
+key_of(const Layer *layer, const PlaceRoom *room, int32_t s)
+{
+    double filled = room->filled[s] / layer->speed[s];
+    uint64_t bits;
+    memcpy(&bits, &filled, sizeof(bits));
+    return (bits & ~SERVER_BITS) | (uint64_t)s;
+}
+
+static inline int32_t
+server_of(uint64_t key)
+{
+    return (int32_t)(key & SERVER_BITS);
+}
+
+static void
+rise(uint64_t *heap, ptrdiff_t at, uint64_t key)
+{
+    while (at > 0 && key < heap[(at - 1) / 2]) {
+        heap[at] = heap[(at - 1) / 2];
+        at = (at - 1) / 2;
+    }
+    heap[at] = key;
+}
+
+/* The top gets another key. Down to a leaf without looking at it, then up: a server that has just got a replica
+ * belongs near the end. */
+static void
+replace_top(uint64_t *heap, ptrdiff_t size, uint64_t key)
+{
+    ptrdiff_t at = 0, child = 1;
+    for (; child + 1 < size; child = 2 * at + 1) {
+        child += heap[child + 1] < heap[child];
+        heap[at] = heap[child];
+        at = child;
+    }
+    if (child < size) {
+        heap[at] = heap[child];
+        at = child;
+    }
+    rise(heap, at, key);
+}
+
+/* Servers with room, the least filled first. While values fall and servers are alike, the servers that have one
+ * replica are in order without a heap: `queue`, the last one first; only those with more are in the heap. */
+typedef struct {
+    ptrdiff_t fresh;  /* servers from here on are empty; servers where that phase is over */
+    ptrdiff_t queued; /* servers with one replica, in the order of filling */
+    ptrdiff_t heaped;
+} Lightest;
+
+static void
+drop_top(Lightest *from, PlaceRoom *room)
+{
+    from->heaped--;
+    replace_top(room->heap, from->heaped, room->heap[from->heaped]);
+}
+
+static int32_t
+take_lightest(Lightest *from, const Layer *layer, PlaceRoom *room)
+{
+    while (from->fresh < layer->servers) {
+        ptrdiff_t s = from->fresh++;
+        if (room->left[s] > 0) {
+            return (int32_t)s;
+        }
+    }
+    /* Filled in falling order: the last one has the least. */
+    if (from->queued > 0 && (from->heaped == 0 || room->queue[from->queued - 1] < room->heap[0])) {
+        return server_of(room->queue[--from->queued]);
+    }
+    if (from->heaped == 0) {
+        return -1;
+    }
+    int32_t s = server_of(room->heap[0]);
+    drop_top(from, room);
+    return s;
+}
+
+static void
+give_back(Lightest *to, int32_t s, bool first, const Layer *layer, PlaceRoom *room)
+{
+    if (room->left[s] == 0) {
+        return;
+    }
+    uint64_t key = key_of(layer, room, s);
+    if (first) {
+        room->queue[to->queued++] = key;
+    } else {
+        rise(room->heap, to->heaped++, key);
+    }
+}
+
+/* The usual case of one replica, and the lightest server is in the heap: it stays there with a new key. */
+static bool
+place_one(Lightest *from, const Layer *layer, double value, int32_t *server, PlaceRoom *room)
+{
+    if (from->fresh < layer->servers || from->heaped == 0
+        || (from->queued > 0 && room->queue[from->queued - 1] < room->heap[0])) {
+        return false;
+    }
+    int32_t s = server_of(room->heap[0]);
+    *server = s;
+    room->filled[s] += value;
+    if (--room->left[s] == 0) {
+        drop_top(from, room);
+    } else {
+        replace_top(room->heap, from->heaped, key_of(layer, room, s));
+    }
+    return true;
+}
+
+typedef struct {
+    int32_t *replica; /* of another expert; NULL where there is no way */
+    int32_t from;
+    int32_t to;
+    double value;
+} Shift;
+
+/* No server with room lacks the expert: a replica of another one may go from a server that does to one with room.
+ * Of all such ways the one with the lowest peak of the two servers. */
+static Shift
+find_shift(const Layer *layer, int32_t expert, double value, const int64_t *count, int32_t *server,
+           const ptrdiff_t *start, PlaceRoom *room)
+{
+    ptrdiff_t experts = layer->experts;
+    memset(room->held, 0, (size_t)(layer->servers * experts));
+    for (ptrdiff_t e = 0; e < experts; e++) {
+        for (int64_t i = 0; i < count[e]; i++) {
+            int32_t s = server[start[e] + i];
+            if (s >= 0) {
+                room->held[s * experts + e] = 1;
+            }
+        }
+    }
+    Shift best = {NULL, -1, -1, 0};
+    double lowest = INFINITY;
+    for (ptrdiff_t e = 0; e < experts; e++) {
+        double part = layer->load[e] / (double)count[e];
+        for (int64_t i = 0; i < count[e]; i++) {
+            int32_t s = server[start[e] + i];
+            if (s < 0 || room->held[s * experts + expert]) {
+                continue;
+            }
+            double here = (room->filled[s] - part + value) / layer->speed[s];
+            for (ptrdiff_t t = 0; t < layer->servers; t++) {
+                if (room->left[t] == 0 || room->held[t * experts + e]) {
+                    continue;
+                }
+                double peak = fmax(here, (room->filled[t] + part) / layer->speed[t]);
+                if (peak < lowest) {
+                    lowest = peak;
+                    best = (Shift){server + start[e] + i, s, (int32_t)t, part};
+                }
+            }
+        }
+    }
+    return best;
+}
+
+/* The servers of all replicas; `sort_by_load` comes before, once for any number of counts. Each expert has a
+ * server if the slots, counted up to one per expert and server, are as many as the replicas. */
+void
+place(const Layer *layer, const int64_t *count, const int64_t *slots, int32_t *server, PlaceRoom *room)
+{
+    Lightest lightest = {0, 0, 0};
+    bool alike = true;
+    ptrdiff_t replicas = 0;
+    /* Where each expert's replicas begin: in the room of the sorting, which is over by then. */
+    ptrdiff_t *start = (ptrdiff_t *)room->sorting;
+    sort_by_replica(layer, count, room);
+    for (ptrdiff_t e = 0; e < layer->experts; e++) {
+        start[e] = replicas;
+        replicas += count[e];
+    }
+    memset(server, 0xff, (size_t)replicas * sizeof(*server));
+    for (ptrdiff_t s = 0; s < layer->servers; s++) {
+        room->filled[s] = 0;
+        room->left[s] = slots[s];
+        alike &= layer->speed[s] == layer->speed[0];
+    }
+    if (!alike) {
+        lightest.fresh = layer->servers;
+        for (ptrdiff_t s = 0; s < layer->servers; s++) {
+            if (slots[s] > 0) {
+                room->heap[lightest.heaped++] = (uint64_t)s;
+            }
+        }
+    }
+    for (ptrdiff_t i = 0; i < layer->experts; i++) {
+        int32_t e = room->order[i].item;
+        double value = -room->order[i].key;
+        int32_t *mine = server + start[e];
+        if (count[e] == 1 && place_one(&lightest, layer, value, mine, room)) {
+            continue;
+        }
+        ptrdiff_t before_queue = lightest.queued, before_heap = lightest.heaped;
+        bool fresh = lightest.fresh < layer->servers;
+        int64_t got = 0;
+        for (; got < count[e]; got++) {
+            int32_t s = take_lightest(&lightest, layer, room);
+            if (s < 0) {
+                break;
+            }
+            mine[got] = s;
+        }
+        /* Given back only once all are taken: no server is taken twice. */
+        bool first = fresh && lightest.queued == before_queue && lightest.heaped == before_heap;
+        for (int64_t j = 0; j < got; j++) {
+            room->filled[mine[j]] += value;
+            room->left[mine[j]]--;
+            give_back(&lightest, mine[j], first, layer, room);
+        }
+        for (; got < count[e]; got++) {
+            Shift shift = find_shift(layer, e, value, count, server, start, room);
+            if (shift.replica == NULL) {
+                break;
+            }
+            *shift.replica = shift.to;
+            mine[got] = shift.from;
+            room->filled[shift.from] += value - shift.value;
+            room->filled[shift.to] += shift.value;
+            room->left[shift.to]--;
+            /* Keys have changed: all servers with room anew, in the heap. */
+            lightest = (Lightest){layer->servers, 0, 0};
+            for (ptrdiff_t t = 0; t < layer->servers; t++) {
+                if (room->left[t] > 0) {
+                    rise(room->heap, lightest.heaped++, key_of(layer, room, (int32_t)t));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,108 @@
+/* Exchanges between the server with the peak and others, after a greedy packing. */
+#include "planning.h"
+
+#include <math.h>
+
+#define ASKED 16 /* servers, the least filled ones, before an exchange is given up */
+
+static bool
+holds_expert(const RefineRoom *room, int32_t s, int32_t expert)
+{
+    for (int32_t i = room->start[s]; i < room->start[s + 1]; i++) {
+        if (room->owner[room->listed[i]] == expert) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The exchange of a replica of `hot` for one of `cold` after which the higher of the two is lowest. */
+static double
+best_exchange(const Layer *layer, const RefineRoom *room, int32_t hot, int32_t cold, int32_t *given, int32_t *got)
+{
+    double lowest = INFINITY;
+    for (int32_t i = room->start[hot]; i < room->start[hot + 1]; i++) {
+        for (int32_t j = room->start[cold]; j < room->start[cold + 1]; j++) {
+            int32_t a = room->listed[i], b = room->listed[j];
+            double less = room->value[a] - room->value[b];
+            double here = (room->filled[hot] - less) / layer->speed[hot];
+            double there = (room->filled[cold] + less) / layer->speed[cold];
+            double peak = here > there ? here : there;
+            if (less > 0 && peak < lowest && !holds_expert(room, cold, room->owner[a])
+                && !holds_expert(room, hot, room->owner[b])) {
+                lowest = peak;
+                *given = i;
+                *got = j;
+            }
+        }
+    }
+    return lowest;
+}
+
+/* Up to `budget` times: the peak's server exchanges a replica with another one, the least filled of those with which
+ * that lowers the higher of the two. Ends where that is none of the first few. */
+void
+refine(const Layer *layer, const int64_t *count, int32_t *server, int64_t budget, RefineRoom *room)
+{
+    ptrdiff_t servers = layer->servers, replicas = 0;
+    for (ptrdiff_t s = 0; s < servers; s++) {
+        room->filled[s] = 0;
+        room->start[s + 1] = 0;
+    }
+    for (ptrdiff_t e = 0; e < layer->experts; e++) {
+        int64_t placed = 0;
+        for (int64_t i = 0; i < count[e]; i++) {
+            placed += server[replicas + i] >= 0;
+        }
+        for (int64_t i = 0; i < count[e]; i++, replicas++) {
+            room->owner[replicas] = (int32_t)e;
+            room->value[replicas] = layer->load[e] / (double)placed;
+            int32_t s = server[replicas];
+            if (s >= 0) {
+                room->filled[s] += room->value[replicas];
+                room->start[s + 1]++;
+            }
+        }
+    }
+    room->start[0] = 0;
+    for (ptrdiff_t s = 0; s < servers; s++) {
+        room->start[s + 1] += room->start[s];
+        room->next[s] = room->start[s];
+    }
+    for (ptrdiff_t r = 0; r < replicas; r++) {
+        if (server[r] >= 0) {
+            room->listed[room->next[server[r]]++] = (int32_t)r;
+        }
+    }
+    for (int64_t done = 0; done < budget; done++) {
+        int32_t hot = 0, cold = 0, given, got;
+        for (int32_t s = 0; s < servers; s++) {
+            room->order[s] = (Entry){room->filled[s] / layer->speed[s], s};
+            hot = room->order[s].key > room->order[hot].key ? s : hot;
+            cold = room->order[s].key < room->order[cold].key ? s : cold;
+        }
+        /* Rounding alone is no gain. */
+        double below = room->order[hot].key * (1 - 1e-9);
+        bool found = best_exchange(layer, room, hot, cold, &given, &got) < below;
+        if (!found) {
+            ptrdiff_t size = servers;
+            for (ptrdiff_t at = size / 2; at-- > 0;) {
+                sift_down(room->order, size, at);
+            }
+            for (int asked = 0; !found && asked < ASKED && size > 0; asked++) {
+                cold = pop(room->order, &size).item;
+                found = cold != hot && best_exchange(layer, room, hot, cold, &given, &got) < below;
+            }
+        }
+        if (!found) {
+            break;
+        }
+        int32_t a = room->listed[given], b = room->listed[got];
+        room->listed[given] = b;
+        room->listed[got] = a;
+        server[a] = cold;
+        server[b] = hot;
+        room->filled[hot] += room->value[b] - room->value[a];
+        room->filled[cold] += room->value[a] - room->value[b];
+    }
+}

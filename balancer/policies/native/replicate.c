@@ -1,0 +1,41 @@
+/* How many replicas each expert gets. */
+#include "planning.h"
+
+/* In single precision a load per replica is what torch's float32 makes of it: ties fall as they do there. */
+static inline double
+per_replica(double load, int64_t count, bool single)
+{
+    return single ? (double)((float)load / (float)count) : load / (double)count;
+}
+
+/* One replica for each expert, then `extra` more, each to the expert with the highest load per replica (of
+ * equal ones the first) that has fewer than `cap`. `picks`, where not NULL, gets whose each of them is. */
+void
+replicate(const double *load, ptrdiff_t experts, ptrdiff_t extra, int64_t cap, bool single, int64_t *count,
+          int64_t *picks, Entry *heap)
+{
+    ptrdiff_t size = experts;
+    for (ptrdiff_t e = 0; e < experts; e++) {
+        count[e] = 1;
+        heap[e] = (Entry){-load[e], (int32_t)e};
+    }
+    for (ptrdiff_t at = size / 2; at-- > 0;) {
+        sift_down(heap, size, at);
+    }
+    if (cap <= 1) {
+        return;
+    }
+    for (ptrdiff_t i = 0; i < extra && size > 0; i++) {
+        int32_t e = heap[0].item;
+        count[e]++;
+        if (picks != NULL) {
+            picks[i] = e;
+        }
+        if (count[e] >= cap) {
+            pop(heap, &size);
+        } else {
+            heap[0].key = -per_replica(load[e], count[e], single);
+            sift_down(heap, size, 0);
+        }
+    }
+}

@@ -1,0 +1,109 @@
+/* Replicas without statistics: which servers share experts varies, so that all share a lost server's load. */
+#include "planning.h"
+
+static int32_t
+lowest(const int32_t *total, ptrdiff_t servers, ptrdiff_t *how_many)
+{
+    int32_t least = INT32_MAX;
+    for (ptrdiff_t s = 0; s < servers; s++) {
+        least = total[s] < least ? total[s] : least;
+    }
+    *how_many = 0;
+    for (ptrdiff_t s = 0; s < servers; s++) {
+        *how_many += total[s] == least;
+    }
+    return least;
+}
+
+/* Servers with the most room, in turn. */
+static ptrdiff_t
+emptiest(const int32_t *left, ptrdiff_t servers, ptrdiff_t first, int32_t *list)
+{
+    int32_t most = 1;
+    for (ptrdiff_t s = 0; s < servers; s++) {
+        most = left[s] > most ? left[s] : most;
+    }
+    ptrdiff_t size = 0;
+    for (ptrdiff_t i = 0; i < servers; i++) {
+        ptrdiff_t s = first + i < servers ? first + i : first + i - servers;
+        if (left[s] == most) {
+            list[size++] = (int32_t)s;
+        }
+    }
+    return size;
+}
+
+/* Each replica goes to the emptiest server without its expert; of those to one that is not ahead over all layers;
+ * of those to the one that shares the fewest experts with the servers of this one; then by total, then in turn,
+ * which begins with server `first`. `total` (by server) and `pairs` (by two servers) go on from layer to layer. */
+void
+spread(ptrdiff_t experts, ptrdiff_t servers, const int64_t *count, const int64_t *slots, ptrdiff_t first,
+       uint8_t *holds, double *shares, SpreadRoom *room)
+{
+    int32_t *left = room->left, *total = room->total, *shared = room->shared, *taken_by = room->taken_by;
+    for (ptrdiff_t s = 0; s < servers; s++) {
+        left[s] = (int32_t)slots[s];
+        taken_by[s] = -1;
+    }
+    ptrdiff_t at_least, size = 0;
+    int32_t least = lowest(total, servers, &at_least);
+    for (ptrdiff_t e = 0; e < experts; e++) {
+        for (ptrdiff_t s = 0; s < servers; s++) {
+            shared[s] = 0;
+        }
+        int64_t copy = 0;
+        for (; copy < count[e]; copy++) {
+            ptrdiff_t best = -1;
+            if (size == 0) {
+                size = emptiest(left, servers, first, room->list);
+            }
+            int64_t best_key = INT64_MAX;
+            for (ptrdiff_t i = 0; i < size; i++) {
+                int32_t s = room->list[i];
+                int64_t ahead = total[s] > least + 1;
+                int64_t key = ahead << 62 | (int64_t)shared[s] << 32 | total[s];
+                if (key < best_key && taken_by[s] != e) {
+                    best_key = key;
+                    best = i;
+                }
+            }
+            int32_t s = -1;
+            if (best >= 0) {
+                s = room->list[best];
+                for (ptrdiff_t i = best + 1; i < size; i++) {
+                    room->list[i - 1] = room->list[i];
+                }
+                size--;
+            } else {
+                /* The emptiest have it. */
+                for (ptrdiff_t i = 0; i < servers; i++) {
+                    if (taken_by[i] != e && left[i] > (s < 0 ? 0 : left[s])) {
+                        s = (int32_t)i;
+                    }
+                }
+                if (s < 0) {
+                    break;
+                }
+            }
+            for (int64_t i = 0; i < copy; i++) {
+                room->pairs[s * servers + room->chosen[i]]++;
+                room->pairs[room->chosen[i] * servers + s]++;
+            }
+            room->chosen[copy] = s;
+            taken_by[s] = (int32_t)e;
+            holds[s * experts + e] = 1;
+            left[s]--;
+            const int32_t *with = room->pairs + s * servers;
+            for (ptrdiff_t i = 0; copy + 1 < count[e] && i < servers; i++) {
+                shared[i] += with[i];
+            }
+        }
+        for (int64_t i = 0; i < copy; i++) {
+            int32_t s = room->chosen[i];
+            shares[s * experts + e] = 1.0 / (double)copy;
+            if (total[s]++ == least && --at_least == 0) {
+                least = lowest(total, servers, &at_least);
+            }
+        }
+    }
+}

@@ -1,0 +1,116 @@
+"""Arguments become a Problem, or a ValueError that names the argument."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from balancer.policies.types import Float, Holds, Int, Plan, Problem
+
+__all__ = ["checked_load", "checked_window", "make_problem"]
+
+
+def make_problem(
+    load_LE: npt.ArrayLike,
+    servers: int,
+    slots: int | npt.ArrayLike,
+    current: Plan | npt.ArrayLike | None = None,
+    speeds_S: npt.ArrayLike | None = None,
+) -> Problem:
+    """Checks what `plan` was given.
+
+    Args:
+        load_LE: (L, E) numbers, finite and at least 0.
+        servers: S, at least 1.
+        slots: Replicas per layer, dealt to the servers as evenly as can be (the first ones get one
+            more); or (S,) or (L, S): how many experts of a layer each server may hold.
+        current: What is held now: a plan, or bool (L, S, E).
+        speeds_S: (S,) finite and above 0; all equal by default.
+
+    Raises:
+        ValueError: An argument is no such thing, or the slots do not cover the experts.
+    """
+    load = checked_load("load_LE", load_LE, 2)
+    if servers != int(servers) or servers < 1:
+        raise ValueError(f"servers is {servers}, must be a whole number of at least 1")
+    return Problem(
+        load_LE=load,
+        slots_LS=_slots(slots, load.shape[0], int(servers), load.shape[1]),
+        speeds_S=_speeds(speeds_S, int(servers)),
+        current_LSE=_current(current, (load.shape[0], int(servers), load.shape[1])),
+    )
+
+
+def checked_load(name: str, given: npt.ArrayLike, dimensions: int) -> Float:
+    """Loads as float64. Raises ValueError with the argument's name."""
+    load: Float = np.ascontiguousarray(_checked(name, given, dimensions), dtype=np.float64)
+    return load
+
+
+def checked_window(
+    name: str, given: npt.ArrayLike, shape_LE: tuple[int, int] | None = None
+) -> npt.NDArray[np.number]:
+    """Loads by step, in the type that they have. Raises ValueError with the argument's name."""
+    window_WLE = _checked(name, given, 3)
+    if shape_LE is not None and window_WLE.shape[1:] != shape_LE:
+        raise ValueError(
+            f"{name} has shape {window_WLE.shape}, wanted (W, {shape_LE[0]}, {shape_LE[1]})"
+        )
+    return window_WLE
+
+
+def _checked(name: str, given: npt.ArrayLike, dimensions: int) -> npt.NDArray[np.number]:
+    try:
+        load = np.asarray(given)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+    if not (np.issubdtype(load.dtype, np.floating) or np.issubdtype(load.dtype, np.integer)):
+        raise ValueError(f"{name} has {load.dtype}, wanted numbers")
+    if load.ndim != dimensions or load.size == 0:
+        wanted = ("layers x experts", "window x layers x experts")[dimensions - 2]
+        raise ValueError(f"{name} has shape {load.shape}, wanted {wanted}, none of them 0")
+    # A NaN is not at least 0, and infinity is not below it.
+    if not (load.min() >= 0 and load.max() < np.inf):
+        raise ValueError(f"{name} has numbers that are negative, NaN or infinite")
+    return load
+
+
+def _slots(slots: int | npt.ArrayLike, layers: int, servers: int, experts: int) -> Int:
+    given = np.asarray(slots)
+    if not np.issubdtype(given.dtype, np.integer):
+        raise ValueError(f"slots must be whole numbers, not {given.dtype}")
+    if given.ndim == 0:
+        each, more = divmod(int(given), servers)
+        given = np.full(servers, each) + (np.arange(servers) < more)
+    if given.shape not in ((servers,), (layers, servers)):
+        raise ValueError(
+            f"slots has shape {given.shape}, wanted one number, ({servers},) or ({layers}, {servers})"
+        )
+    if given.min() < 0:
+        raise ValueError("slots has numbers below 0")
+    slots_LS = np.ascontiguousarray(np.broadcast_to(given, (layers, servers)), dtype=np.int64)
+    # A second replica of an expert on one server is of no use.
+    usable = int(np.minimum(slots_LS, experts).sum(axis=1).min())
+    if usable < experts:
+        raise ValueError(f"slots: {usable} replicas per layer cannot cover {experts} experts")
+    return slots_LS
+
+
+def _speeds(speeds_S: npt.ArrayLike | None, servers: int) -> Float:
+    if speeds_S is None:
+        return np.ones(servers)
+    speeds = np.ascontiguousarray(speeds_S, dtype=np.float64)
+    if speeds.shape != (servers,):
+        raise ValueError(f"speeds_S has shape {speeds.shape}, wanted ({servers},)")
+    if not (speeds.min() > 0 and speeds.max() < np.inf):
+        raise ValueError("speeds_S must be finite and above 0")
+    return speeds
+
+
+def _current(current: Plan | npt.ArrayLike | None, shape: tuple[int, int, int]) -> Holds | None:
+    if current is None:
+        return None
+    holds = current.holds_LSE if isinstance(current, Plan) else np.asarray(current)
+    if holds.shape != shape or holds.dtype != np.bool_:
+        raise ValueError(f"current has {holds.dtype} {holds.shape}, wanted bool {shape}")
+    return np.ascontiguousarray(holds)

@@ -1,0 +1,52 @@
+"""Policies by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from balancer.policies.craft import craft
+from balancer.policies.eplb import eplb, eplb_hierarchical
+from balancer.policies.fractional import fractional
+from balancer.policies.scalpel import scalpel
+from balancer.policies.spread import spread_evenly
+from balancer.policies.types import Layout
+
+__all__ = ["DEFAULT_POLICY", "checked_knobs", "find", "names"]
+
+# What `plan` is asked for where nobody has a reason to ask for another one.
+DEFAULT_POLICY = "fractional"
+
+_POLICIES: dict[str, Callable[..., Layout]] = {
+    "spread": spread_evenly,
+    "eplb": eplb,
+    "eplb-hierarchical": eplb_hierarchical,
+    "scalpel": scalpel,
+    "craft": craft,
+    "fractional": fractional,
+}
+
+
+def names() -> tuple[str, ...]:
+    """The names that `plan` takes."""
+    return tuple(_POLICIES)
+
+
+def find(policy: str) -> Callable[..., Layout]:
+    """The function of that name. Raises ValueError that lists the names."""
+    try:
+        return _POLICIES[policy]
+    except KeyError:
+        raise ValueError(f"policy {policy!r} is none of {', '.join(_POLICIES)}") from None
+
+
+def checked_knobs(policy: str, knobs: dict[str, Any]) -> dict[str, Any]:
+    """The same; raises ValueError for one that the policy does not have."""
+    parameters = inspect.signature(find(policy)).parameters.values()
+    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    for name in knobs:
+        if name not in known:
+            there = ", ".join(known) or "none"
+            raise ValueError(f"{name} is no knob of {policy}; it has: {there}")
+    return knobs

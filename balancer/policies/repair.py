@@ -1,0 +1,151 @@
+"""The next placement with as few loads as there can be: what is in place stays, where that is fair."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["even_shares", "repair", "restore"]
+
+Holds = npt.NDArray[np.bool_]
+
+
+def repair(holds_LSE: Holds, redundancy: int) -> Holds:
+    """Gives each expert its replicas again, levelled over the servers, and moves no more than needed.
+
+    In each layer the servers' replica counts differ by at most 1 afterwards, and over the layers the
+    totals are levelled, too. Within that, which servers hold one more than others is chosen so that few
+    replicas are loaded: rarely one or two more in a layer than in the best of all even layouts, mostly none.
+    What is right already stays as it is.
+
+    Args:
+        holds_LSE: bool (L, S, E), of the servers that there are to be: new ones hold nothing, and those
+            that are to go are not among them.
+        redundancy: Servers that hold each expert (R); all of them where there are fewer.
+
+    Returns:
+        holds_LSE: bool (L, S, E); every expert min(R, S) times.
+
+    Time O(L * E * R * S), memory O(L * S * E).
+    """
+    num_layers, servers, num_experts = holds_LSE.shape
+    replicas = min(redundancy, servers)
+    next_LSE = holds_LSE.copy()
+    if _is_level(holds_LSE, replicas):
+        return next_LSE
+    total_S = np.zeros(servers, dtype=np.int64)
+    pairs_SS = np.zeros((servers, servers), dtype=np.int64)
+    for layer in range(num_layers):
+        now_SE, had_SE = next_LSE[layer], holds_LSE[layer]
+        target_S = _targets(had_SE.sum(axis=1), num_experts * replicas, total_S)
+        _drop_surplus(now_SE, replicas, target_S)
+        _add_missing(now_SE, replicas, target_S, pairs_SS)
+        _level(now_SE, had_SE, target_S)
+        total_S += target_S
+        pairs_SS += now_SE.astype(np.int64) @ now_SE.T.astype(np.int64)
+    return next_LSE
+
+
+def restore(holds_LSE: Holds, alive_S: Holds, able_S: Holds) -> Holds:
+    """Puts each expert that no living server holds onto one that is able; nothing else changes.
+
+    Args:
+        holds_LSE: bool (L, S, E).
+        alive_S: bool (S); servers that answer.
+        able_S: bool (S); servers that may be given experts, at least one.
+
+    Returns:
+        holds_LSE: bool (L, S, E).
+    """
+    next_LSE = holds_LSE.copy()
+    count_S = holds_LSE.sum(axis=(0, 2))
+    for layer, expert in np.argwhere(~holds_LSE[:, alive_S].any(axis=1)):
+        server = min(np.flatnonzero(able_S), key=lambda s: (count_S[s], s))
+        next_LSE[layer, server, expert] = True
+        count_S[server] += 1
+    return next_LSE
+
+
+def even_shares(holds_LSE: Holds) -> npt.NDArray[np.float32]:
+    """Each replica takes the same share of its expert's tokens: float32 (L, S, E)."""
+    replicas_LE = holds_LSE.sum(axis=1, keepdims=True)
+    shares_LSE: npt.NDArray[np.float32] = (holds_LSE / np.maximum(replicas_LE, 1)).astype(
+        np.float32
+    )
+    return shares_LSE
+
+
+def _is_level(holds_LSE: Holds, replicas: int) -> bool:
+    """Whether nothing is to be done: as even as `spread` makes it, in which order it ever came about."""
+    count_LS = holds_LSE.sum(axis=2)
+    return bool(
+        (holds_LSE.sum(axis=1) == replicas).all()
+        and (np.ptp(count_LS, axis=1) <= 1).all()
+        and np.ptp(count_LS.sum(axis=0)) <= 2
+    )
+
+
+def _targets(
+    count_S: npt.NDArray[np.int64], replicas: int, total_S: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Replicas of each server in a layer: the mean rounded down, or one more.
+
+    First come servers that are not ahead over the layers before. Of those the ones that hold more than
+    the mean rounded down already: the others would have to load one. Then those with the fewest so far.
+    """
+    low, extra = divmod(replicas, len(count_S))
+    ahead_S = total_S > total_S.min() + 1
+    target_S = np.full(len(count_S), low, dtype=np.int64)
+    target_S[np.lexsort((total_S, count_S <= low, ahead_S))[:extra]] += 1
+    return target_S
+
+
+def _drop_surplus(now_SE: Holds, replicas: int, target_S: npt.NDArray[np.int64]) -> None:
+    """Takes replicas beyond the wanted number from the servers that are the most above their target."""
+    for expert in np.flatnonzero(now_SE.sum(axis=0) > replicas):
+        while now_SE[:, expert].sum() > replicas:
+            above_S = np.where(now_SE[:, expert], now_SE.sum(axis=1) - target_S, np.iinfo(int).min)
+            now_SE[int(above_S.argmax()), expert] = False
+
+
+def _add_missing(
+    now_SE: Holds,
+    replicas: int,
+    target_S: npt.NDArray[np.int64],
+    pairs_SS: npt.NDArray[np.int64],
+) -> None:
+    """Gives what is missing to the servers that are the most below their target.
+
+    Experts with the fewest replicas come first; among equal servers the one that shares the fewest
+    experts with the others of this one, so that a lost server's load falls on all.
+    """
+    pairs_SS = pairs_SS + now_SE.astype(np.int64) @ now_SE.T.astype(np.int64)
+    count_S, held_E = now_SE.sum(axis=1), now_SE.sum(axis=0)
+    for expert in np.argsort(held_E, kind="stable"):
+        for _ in range(replicas - held_E[expert]):
+            taken_S = now_SE[:, expert].copy()
+            shared_S = pairs_SS[taken_S].sum(axis=0)
+            server = int(np.lexsort((shared_S, count_S - target_S, taken_S))[0])
+            now_SE[server, expert] = True
+            pairs_SS[taken_S, server] += 1
+            pairs_SS[server, taken_S] += 1
+            count_S[server] += 1
+
+
+def _level(now_SE: Holds, had_SE: Holds, target_S: npt.NDArray[np.int64]) -> None:
+    """Moves replicas from servers above their target to servers below it.
+
+    There always is one to move: a server above its target holds more experts than one below, so it
+    holds one that the other does not. What was not there before goes first: to move it costs nothing.
+    """
+    while True:
+        above_S = now_SE.sum(axis=1) - target_S
+        source, sink = int(above_S.argmax()), int(above_S.argmin())
+        if above_S[source] <= 0:
+            return
+        movable_E = now_SE[source] & ~now_SE[sink]
+        cost_E = had_SE[source].astype(np.int64) - had_SE[sink]
+        candidates = np.flatnonzero(movable_E)
+        expert = int(candidates[cost_E[candidates].argmin()])
+        now_SE[source, expert] = False
+        now_SE[sink, expert] = True

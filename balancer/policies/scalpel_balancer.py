@@ -1,0 +1,174 @@
+"""ScalpeLB with a memory: cycle after cycle, and as the competition's `rebalance`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import MutableMapping
+
+import numpy as np
+import numpy.typing as npt
+
+from balancer.policies.measure import held_load, peak_to_mean
+from balancer.policies.problem import checked_window, make_problem
+from balancer.policies.scalpel import Matching, scalpel
+from balancer.policies.types import Float, Int, Plan, make_plan
+
+__all__ = ["ScalpelBalancer", "rebalance"]
+
+_LOG = logging.getLogger(__name__)
+
+
+class ScalpelBalancer:
+    """Keeps a placement up over cycles: `step(hotness_WLE) -> Plan`.
+
+    The knobs are those of `scalpel`.
+
+    Args:
+        servers: S.
+        slots: Replicas per layer, or (S,), or (L, S), as for `plan`.
+    """
+
+    def __init__(
+        self,
+        servers: int,
+        slots: int | npt.ArrayLike,
+        *,
+        k: float | None = None,
+        shift_tv: float = 0.2,
+        budget: int = 8,
+        drift_tol: float = 0.2,
+        heavy_frac: float = 0.5,
+        matching: Matching = "greedy",
+        speeds_S: npt.ArrayLike | None = None,
+    ) -> None:
+        self._servers, self._slots, self._speeds_S = servers, slots, speeds_S
+        self._k, self._shift_tv, self._budget = k, shift_tv, budget
+        self._drift_tol, self._heavy_frac = drift_tol, heavy_frac
+        self._matching: Matching = matching
+        self._plan: Plan | None = None
+
+    @property
+    def plan(self) -> Plan | None:
+        """The last one."""
+        return self._plan
+
+    def step(self, hotness_WLE: npt.ArrayLike) -> Plan:
+        """One cycle.
+
+        Args:
+            hotness_WLE: (W, L, E) loads by step, oldest first, at least 0.
+
+        Raises:
+            ValueError: An argument is wrong, here or at the construction; named in the message.
+        """
+        window_WLE = checked_window("hotness_WLE", hotness_WLE)
+        problem = make_problem(
+            window_WLE.sum(axis=0, dtype=np.float64),
+            self._servers,
+            self._slots,
+            current=self._plan,
+            speeds_S=self._speeds_S,
+        )
+        layout = scalpel(
+            problem,
+            window_WLE=window_WLE,
+            k=self._k,
+            shift_tv=self._shift_tv,
+            budget=self._budget,
+            drift_tol=self._drift_tol,
+            heavy_frac=self._heavy_frac,
+            matching=self._matching,
+        )
+        self._plan = make_plan("scalpel", problem, *layout)
+        return self._plan
+
+
+class _Tables:
+    """A balancer, and which slot of a device holds which expert: that stays where it can."""
+
+    def __init__(self, servers: int, slots: int) -> None:
+        self.balancer = ScalpelBalancer(servers, slots)
+        self.table_LSP: Int | None = None
+
+    def step(self, hotness_WLE: npt.ArrayLike) -> Int:
+        """int64: layers that changed, the one that gains most first."""
+        before, old_LSP = self.balancer.plan, self.table_LSP
+        plan = self.balancer.step(hotness_WLE)
+        holds_LSE = plan.holds_LSE
+        if before is None or old_LSP is None:
+            # Row by row the experts held: all devices hold the same number.
+            expert = holds_LSE.nonzero()[2]
+            self.table_LSP = expert.reshape(*holds_LSE.shape[:2], -1)
+            return np.arange(len(holds_LSE))
+        stays_LSP = np.take_along_axis(holds_LSE, old_LSP, 2)
+        self.table_LSP = old_LSP.copy()
+        self.table_LSP[~stays_LSP] = (holds_LSE & ~before.holds_LSE).nonzero()[2]
+        changed_L = np.flatnonzero(~stays_LSP.all(axis=(1, 2)))
+        gain_L = _par_of(before, plan) - plan.par_L
+        order: Int = changed_L[np.argsort(-gain_L[changed_L], kind="stable")]
+        return order
+
+
+_STATE: dict[tuple[int, int, int, int], _Tables] = {}
+
+
+def rebalance(
+    hotness: npt.ArrayLike,
+    n_device: int,
+    n_red_expert: int,
+    *,
+    state: MutableMapping[tuple[int, int, int, int], _Tables] | None = None,
+) -> tuple[bool, Int, Int, Plan | None]:
+    """ScalpeLB's entry point in the competition: called once a cycle, it remembers its placement.
+
+    Args:
+        hotness: (W, L, E) loads by step, oldest first.
+        n_device: S.
+        n_red_expert: Replicas per layer beyond the experts; with them a multiple of n_device.
+        state: Where to remember, by shape; this process's own by default. An empty one starts anew.
+
+    Returns:
+        success: False where the hotness cannot be used (numbers that are negative, NaN or infinite):
+            the placement is the last one then, or a round-robin one where there is none.
+        layer_indices: int64: layers whose placement changed, the highest gain in PAR first.
+        placement: int64 (L, S, P): the expert in each slot. An expert that stays on a device stays
+            in its slot.
+        plan: The plan behind it; None with the round-robin placement.
+
+    Raises:
+        ValueError: Numbers or shapes are wrong; the message names the argument.
+    """
+    shape = np.shape(hotness)
+    if len(shape) != 3 or 0 in shape:
+        raise ValueError(f"hotness has shape {shape}, wanted window x layers x experts, none 0")
+    _, layers, experts = shape
+    if n_device < 1:
+        raise ValueError(f"n_device is {n_device}, must be at least 1")
+    slots = experts + n_red_expert
+    if n_red_expert < 0 or slots % n_device or slots > experts * n_device:
+        raise ValueError(
+            f"n_red_expert is {n_red_expert}: {experts} + that must be a multiple of {n_device} "
+            f"devices, of {experts} per device at most"
+        )
+    remembered = _STATE if state is None else state
+    key = (n_device, n_red_expert, layers, experts)
+    tables = remembered.setdefault(key, _Tables(n_device, slots))
+    try:
+        changed_L = tables.step(hotness)
+    except ValueError as error:
+        _LOG.warning("cycle without a new placement: %s", error)
+        last_LSP = tables.table_LSP
+        if last_LSP is None:
+            last_LSP = np.tile(np.arange(slots) % experts, (layers, 1)).reshape(
+                layers, n_device, -1
+            )
+        return False, np.empty(0, dtype=np.int64), last_LSP, tables.balancer.plan
+    assert tables.table_LSP is not None
+    return True, changed_L, tables.table_LSP, tables.balancer.plan
+
+
+def _par_of(before: Plan, now: Plan) -> Float:
+    """PAR of the earlier layout under the loads of now."""
+    problem = now.problem
+    load_LS, _ = held_load(problem.load_LE, before.holds_LSE, problem.slots_LS)
+    return peak_to_mean(load_LS, problem.speeds_S)

@@ -1,0 +1,141 @@
+"""The expert servers as the planner sees them: who lives, who can be given experts, who is waited for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from eaas.types import Member, MemberState, ModelShape, Role
+
+__all__ = ["ServerPool"]
+
+# A server that is suspected keeps what it has, and is given nothing new.
+_ABLE = (MemberState.JOINING, MemberState.SERVING)
+# Attempts to load a share, half a second between two, before a life of a server counts as unable.
+_ATTEMPTS = 5
+
+
+class ServerPool:
+    """Facts about the members, no decisions. No I/O, no clock: `now` is monotonic seconds.
+
+    Args:
+        dead_grace_s: How long a dead server's return is waited for.
+    """
+
+    def __init__(self, dead_grace_s: float) -> None:
+        self._dead_grace_s = dead_grace_s
+        self._members: Mapping[str, Member] = {}
+        self._servers: dict[str, Member] = {}
+        self._dead_since: dict[str, float] = {}
+        self._refused: set[tuple[str, int]] = set()
+        self._failures: Counter[tuple[str, int]] = Counter()
+        # Of the cluster's model; empty until it is chosen.
+        self.digest = ""
+
+    def observe(self, members: Mapping[str, Member], now: float) -> None:
+        """The membership changed."""
+        self._members = members
+        self._servers = {m.id: m for m in members.values() if m.role is Role.EXPERT_SERVER}
+        dead = {s for s, m in self._servers.items() if m.state is MemberState.DEAD}
+        self._dead_since = {s: self._dead_since.get(s, now) for s in sorted(dead)}
+
+    def choose_model(self) -> ModelShape | None:
+        """The model of most servers that could be given experts becomes the cluster's."""
+        models = [m.model for _, m in sorted(self._servers.items()) if m.state in _ABLE and m.model]
+        if not models:
+            return None
+        counts = Counter(model.digest for model in models)
+        # Among equals the one of the first server by id.
+        self.digest = counts.most_common(1)[0][0]
+        return next(model for model in models if model.digest == self.digest)
+
+    @property
+    def alive(self) -> dict[str, Member]:
+        """Servers of the cluster's model that are not DEAD, by id."""
+        return {
+            s: m
+            for s, m in sorted(self._servers.items())
+            if m.state is not MemberState.DEAD and self._is_ours(m)
+        }
+
+    @property
+    def willing(self) -> dict[str, Member]:
+        """Of those the ones that do what they are told: they did not fail to load too often."""
+        return {s: m for s, m in self.alive.items() if not self.is_unable(m)}
+
+    @property
+    def staying(self) -> dict[str, Member]:
+        """Of those the ones that do not leave."""
+        return {s: m for s, m in self.willing.items() if m.state is not MemberState.DRAINING}
+
+    @property
+    def able(self) -> dict[str, Member]:
+        """Of those the ones that can be given experts now: they are not suspected."""
+        return {s: m for s, m in self.staying.items() if m.state in _ABLE}
+
+    @property
+    def holders(self) -> dict[str, Member]:
+        """Live servers that have their share, or are loading it with some hope."""
+        return {
+            s: m
+            for s, m in self.alive.items()
+            if m.state is not MemberState.JOINING or not self.is_unable(m)
+        }
+
+    def new_refusals(self) -> list[tuple[str, str]]:
+        """Servers of another model than the cluster's, or of none, and why; each life of one once."""
+        refusals = []
+        for m in self._servers.values():
+            life = (m.id, m.incarnation)
+            if not self.digest or m.state not in _ABLE or self._is_ours(m) or life in self._refused:
+                continue
+            self._refused.add(life)
+            what = f"model {m.model.digest[:12]}" if m.model else "no model"
+            refusals.append((m.id, f"it serves {what}, the cluster serves {self.digest[:12]}"))
+        return refusals
+
+    @property
+    def highest_epoch(self) -> int:
+        """Of all that any member ever told."""
+        return max((m.epoch for m in self._members.values()), default=0)
+
+    @property
+    def balancer_life(self) -> int:
+        """Which life of the balancer this is, as the monitor counts them."""
+        lives = (m.incarnation for m in self._members.values() if m.role is Role.BALANCER)
+        return max(lives, default=1)
+
+    def is_awaited(self, server_id: str, now: float) -> bool:
+        """Whether a server is dead, and for so short a time that its return is waited for."""
+        since = self._dead_since.get(server_id)
+        return since is not None and now < since + self._dead_grace_s
+
+    def grace_ends(self, server_ids: tuple[str, ...]) -> list[float]:
+        """When the return of those that are dead is no longer waited for."""
+        dead = (s for s in server_ids if s in self._dead_since)
+        return [self._dead_since[s] + self._dead_grace_s for s in dead]
+
+    def clients_behind(self, epoch: int) -> bool:
+        """Whether a live client uses an older placement. One that has none will get the newest."""
+        return any(
+            m.role is Role.ATTENTION_CLIENT
+            and m.state is not MemberState.DEAD
+            and 0 < m.epoch < epoch
+            for m in self._members.values()
+        )
+
+    def count_failure(self, server_id: str, incarnation: int) -> bool:
+        """A life of a server failed to load its share. Says whether that was once too often."""
+        self._failures[server_id, incarnation] += 1
+        return self._failures[server_id, incarnation] == _ATTEMPTS
+
+    def forgive(self, server_id: str, incarnation: int) -> None:
+        """It did load one."""
+        self._failures.pop((server_id, incarnation), None)
+
+    def is_unable(self, member: Member) -> bool:
+        """Whether this life failed to load its share too often."""
+        return self._failures[member.id, member.incarnation] >= _ATTEMPTS
+
+    def _is_ours(self, member: Member) -> bool:
+        return member.model is not None and member.model.digest == self.digest

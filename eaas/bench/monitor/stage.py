@@ -1,0 +1,157 @@
+"""A monitor's process and its simulated members, and what is asked of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from eaas.bench.dispatch.turns import figure
+from eaas.bench.machine import processor_s
+from eaas.bench.monitor.plan import Plan
+from eaas.bench.worker import Worker, working
+from eaas.errors import ClusterError
+from eaas.grpc_client import channel
+from eaas.local.process import ChildProcess, stop_all, wait_ready
+from eaas.rpc.v1 import common_pb2, monitor_pb2_grpc
+from eaas.rpc.v1 import monitor_pb2 as pb
+
+__all__ = ["Stage", "percentiles_ms", "stage"]
+
+_START_S = 30.0
+_SNAPSHOT_S = 60.0
+
+
+class Stage:
+    """A monitor with so many members. Only `stage` makes one.
+
+    Attributes:
+        members: How many.
+        address: Of the monitor.
+        size_of_last: How many of them are the last process's.
+    """
+
+    def __init__(self, monitor: ChildProcess, workers: Sequence[Worker], plan: Plan, members: int):
+        assert monitor.address is not None
+        self._monitor = monitor
+        self._workers = workers
+        self._plan = plan
+        self.members = members
+        self.address = monitor.address
+        self.size_of_last = members - members * (len(workers) - 1) // len(workers)
+
+    def ask(self, *command: object) -> list[Any]:
+        """The same of each process, at the same time; the answers in their order."""
+        return self.ask_each([command] * len(self._workers))
+
+    def ask_each(self, commands: Sequence[Sequence[object]]) -> list[Any]:
+        """A command for each process; the answers in their order."""
+        for worker, command in zip(self._workers, commands, strict=True):
+            worker.tell(command, self._plan.patience_s)
+        return [worker.hear() for worker in self._workers]
+
+    def ask_last(self, *command: object) -> Any:
+        """Of the last process only."""
+        self._workers[-1].tell(command, self._plan.patience_s)
+        return self._workers[-1].hear()
+
+    def snapshot(self) -> tuple[pb.Snapshot, float]:
+        """What the monitor tells a new watcher, and how long that takes."""
+        began = time.monotonic()
+        with channel(self.address) as line:
+            call = monitor_pb2_grpc.MonitorServiceStub(line).Watch(
+                pb.WatchRequest(), timeout=_SNAPSHOT_S
+            )
+            snapshot = next(iter(call)).snapshot
+            call.cancel()
+        return snapshot, time.monotonic() - began
+
+    def watch(self, count: int) -> None:
+        """So many members watch from now on, as one does that knows the present (after a reconnect, say)."""
+        snapshot, _ = self.snapshot()
+        self.ask_each([("watch", n, snapshot.revision, snapshot.life) for n in self.shares(count)])
+
+    def shares(self, count: int) -> list[int]:
+        """How many of `count` are each process's."""
+        processes = len(self._workers)
+        return [count // processes + (n < count % processes) for n in range(processes)]
+
+    def measure(self) -> dict[str, Any]:
+        """The monitor while its members do what they do."""
+        time.sleep(self._plan.settle_s)
+        self.ask("figures")
+        began, ran_s = time.monotonic(), processor_s(self._monitor.pid)
+        time.sleep(self._plan.seconds)
+        found = self.ask("figures")
+        ran_s = processor_s(self._monitor.pid) - ran_s
+        took_s = time.monotonic() - began
+        delays_us = [us for one in found for us in one["delays_us"]]
+        total = {key: sum(one[key] for one in found) for key in found[0] if key != "delays_us"}
+        turns = max(1, total["sent"] + total["late"])
+        return {
+            "cpu_cores": figure(ran_s / took_s),
+            "cpu_us_per_heartbeat": figure(1e6 * ran_s / max(1, len(delays_us))),
+            "rss_mb": self._rss_mb(),
+            "heartbeats_per_s": figure(len(delays_us) / took_s),
+            "taken": figure(min(1.0, len(delays_us) / turns)),
+            "late": total["late"],
+            "ended": total["ended"],
+            "answer_ms": percentiles_ms(delays_us),
+            "watched_per_s": figure(total["watched"] / took_s),
+            "signs_per_s": figure(total["signs"] / took_s),
+            "out_of_turn": total["gaps"],
+        }
+
+    def _rss_mb(self) -> float:
+        status = Path(f"/proc/{self._monitor.pid}/status").read_text()
+        return figure(int(status.partition("VmRSS:")[2].split()[0]) / 1024)
+
+    def dead(self) -> int:
+        """Members that the monitor takes for dead at the moment (it remembers the last 64)."""
+        snapshot, _ = self.snapshot()
+        return sum(m.state == common_pb2.MEMBER_STATE_DEAD for m in snapshot.members)
+
+
+@contextmanager
+def stage(plan: Plan, members: int) -> Iterator[Stage]:
+    """A monitor with its default settings and processes of members that have not joined yet.
+
+    Raises:
+        EaasError: A process did not start.
+    """
+    monitor = ChildProcess("monitor", ["monitor", "--host", "127.0.0.1", "--port", "0"], None)
+    try:
+        wait_ready([monitor], _START_S)
+        loaders = min(plan.loaders, members)
+        ends = [members * n // loaders for n in range(loaders + 1)]
+        starts = [
+            partial(
+                Worker,
+                f"members-{n}",
+                "eaas.bench.monitor.crowd_process",
+                address=monitor.address,
+                numbers=ends[n : n + 2],
+                lines=-(-(ends[n + 1] - ends[n]) // plan.per_connection),
+                interval_s=plan.interval_s,
+            )
+            for n in range(loaders)
+        ]
+        with working(starts) as workers:
+            yield Stage(monitor, workers, plan, members)
+    except ClusterError as error:
+        raise ClusterError(f"{error}; the monitor's: {monitor.last_words()}") from error
+    finally:
+        stop_all([monitor])
+
+
+def percentiles_ms(delays_us: Sequence[int]) -> dict[str, float] | None:
+    """p50, p99 and the longest; None of none."""
+    if not delays_us:
+        return None
+    ordered = sorted(delays_us)
+    places = {"p50": 0.5, "p99": 0.99, "max": 1.0}
+    last = len(ordered) - 1
+    return {name: figure(ordered[round(share * last)] / 1e3) for name, share in places.items()}

@@ -1,0 +1,74 @@
+"""`eaas autoscale`: as many expert servers as the load of a running cluster takes."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from eaas.cli.options import ConfigFile, Join
+from eaas.config import load_config
+from eaas.errors import ClusterError
+
+if TYPE_CHECKING:
+    from balancer.autoscaler.live import LiveAutoscaler
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("autoscale")(autoscale)
+
+
+def autoscale(
+    join: Join,
+    least: Annotated[
+        int | None, typer.Option("--min-servers", help="Fewest servers.", show_default="1")
+    ] = None,
+    most: Annotated[
+        int | None, typer.Option("--max-servers", help="Most servers.", show_default="8")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be done and why; do nothing.")
+    ] = False,
+    config: ConfigFile = None,
+) -> None:
+    """Start and end expert servers of a cluster, one at a time, as its load rises and falls.
+
+    Like `eaas scale`, it needs somebody who starts servers: `eaas up` does. Ctrl-C ends it; the servers
+    that there are then stay.
+    """
+    from balancer.autoscaler.live import LiveAutoscaler
+    from eaas.local.interrupt import Interrupt, Interrupted
+    from eaas.log import configure_logging
+
+    configure_logging("autoscaler")
+    # A line for each request would hide the others.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    limits: dict[str, Any] = {"min_servers": least, "max_servers": most}
+    loaded = load_config(config, autoscaler=limits).autoscaler
+    with Interrupt() as interrupt:
+        autoscaler = LiveAutoscaler(loaded, join, dry_run)
+        try:
+            # The first look is the one that may fail: a wrong address is to be said at once.
+            _say(autoscaler.look())
+            while True:
+                interrupt.wait(loaded.interval_s)
+                _say(_look(autoscaler))
+        except Interrupted:
+            return
+        finally:
+            autoscaler.close()
+
+
+def _look(autoscaler: LiveAutoscaler) -> str:
+    try:
+        return autoscaler.look()
+    except ClusterError as error:
+        return f"{error}; trying on"
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

@@ -1,0 +1,93 @@
+"""Commands that change how many expert servers a running cluster has."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from eaas.cli.client import DEFAULT_ENDPOINT, fetch_status
+from eaas.cli.options import Endpoint
+from eaas.errors import ClusterError
+
+__all__ = ["register"]
+
+_LOOK_S = 0.2
+# For each server that comes or goes: it loads its experts, or others load them.
+_SERVER_S = 300.0
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("scale")(scale)
+    app.command("drain")(drain)
+
+
+def scale(
+    servers: Annotated[int, typer.Argument(help="Expert servers that there are to be.")],
+    endpoint: Endpoint = DEFAULT_ENDPOINT,
+) -> None:
+    """Start expert servers of a cluster of `eaas up`, or have some leave, one at a time; requests go on."""
+    from eaas.local.scaling import scale_servers
+
+    document = fetch_status(endpoint)
+    before = len(_servers(document))
+    scale_servers(_balancer(document), servers)
+
+    def has_so_many(document: dict[str, Any]) -> bool:
+        members = _servers(document)
+        return len(members) == servers and all(
+            m["state"] == "SERVING" and m["experts"] for m in members
+        )
+
+    _wait(endpoint, has_so_many, f"there are not {servers} servers", 1 + abs(servers - before))
+
+
+def drain(
+    server: Annotated[str, typer.Argument(help="Its name in `eaas status`.", show_default=False)],
+    endpoint: Endpoint = DEFAULT_ENDPOINT,
+) -> None:
+    """Have an expert server leave: others take its experts over, then it ends; requests go on."""
+    from eaas.local.scaling import drain_server
+
+    drain_server(_balancer(fetch_status(endpoint)), server)
+
+    def has_left(document: dict[str, Any]) -> bool:
+        return server not in {m["id"] for m in _servers(document)}
+
+    _wait(endpoint, has_left, f"{server} has not left", 1)
+
+
+def _servers(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """The expert servers that live."""
+    members = document["members"]
+    return [m for m in members if m["role"] == "expert-server" and m["state"] != "DEAD"]
+
+
+def _balancer(document: dict[str, Any]) -> str:
+    for member in document["members"]:
+        if member["role"] == "balancer" and member["state"] != "DEAD":
+            return str(member["address"])
+    raise ClusterError("no balancer lives in this cluster: start one with `eaas balancer --join`")
+
+
+def _wait(
+    endpoint: str, is_done: Callable[[dict[str, Any]], bool], otherwise: str, servers: int
+) -> None:
+    """Print what members come to until it is done."""
+    deadline = time.monotonic() + servers * _SERVER_S
+    told: dict[str, str] = {}
+    while True:
+        document = fetch_status(endpoint)
+        for member in document["members"]:
+            name, state = member["id"], member["state"]
+            if told.setdefault(name, state) != state:
+                typer.echo(f"{name}: {state}")
+                told[name] = state
+        if is_done(document):
+            return
+        if time.monotonic() > deadline:
+            raise ClusterError(f"after {servers * _SERVER_S:.0f} s {otherwise}: see `eaas status`")
+        time.sleep(_LOOK_S)

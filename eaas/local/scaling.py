@@ -1,0 +1,178 @@
+"""How many servers a local cluster is to have: who is told, and what follows, one server at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from eaas.errors import ClusterError, EaasError
+from eaas.grpc_client import STREAM_SILENCE_S, Backoff, channel, responses
+from eaas.log import get_logger
+from eaas.rpc.v1 import balancer_pb2, balancer_pb2_grpc
+
+if TYPE_CHECKING:
+    from eaas.local.cluster import LocalCluster
+    from eaas.local.process import ChildProcess
+
+__all__ = ["ScaleWatch", "Scaler", "drain_server", "scale_servers"]
+
+_log = get_logger(__name__)
+_CALL_S = 10.0
+_JOIN_S = 3.0
+
+
+class ScaleWatch:
+    """Follows the balancer's word on how many servers are wanted, from a daemon thread.
+
+    Args:
+        balancer_address: host:port of the balancer now; None while there is none.
+        on_wanted: Called with each new number, on that thread.
+    """
+
+    def __init__(
+        self, balancer_address: Callable[[], str | None], on_wanted: Callable[[int], None]
+    ) -> None:
+        self._balancer_address = balancer_address
+        self._on_wanted = on_wanted
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self._call: Any = None
+        self._thread = threading.Thread(target=self._follow, name="scale-watch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread. Idempotent."""
+        with self._lock:
+            self._closed.set()
+            if self._call is not None:
+                self._call.cancel()
+        self._thread.join(_JOIN_S)
+
+    def _follow(self) -> None:
+        backoff = Backoff()
+        while not self._closed.is_set():
+            address = self._balancer_address()
+            if address is not None:
+                with channel(address) as line:
+                    try:
+                        self._watch(balancer_pb2_grpc.BalancerServiceStub(line), backoff)
+                    except (grpc.RpcError, TimeoutError) as error:
+                        _log.debug("the balancer is not heard, trying on: %s", error)
+            self._closed.wait(backoff.next_s())
+
+    def _watch(self, stub: Any, backoff: Backoff) -> None:
+        with self._lock:
+            if self._closed.is_set():
+                return
+            self._call = stub.WatchScale(balancer_pb2.WatchScaleRequest())
+        for response in responses(self._call, STREAM_SILENCE_S):
+            backoff.reset()
+            if response.servers:
+                self._on_wanted(response.servers)
+
+
+class Scaler:
+    """Takes a local cluster to a number of servers, one at a time. For one thread, but for `want`.
+
+    A server that is started counts as there once it serves. One that is to go leaves by itself, once its
+    experts are elsewhere.
+
+    Args:
+        cluster: Whose servers.
+        others: How many of those that are wanted live already, and were not started by this cluster.
+    """
+
+    def __init__(self, cluster: LocalCluster, others: Callable[[], int] = lambda: 0) -> None:
+        self._cluster = cluster
+        self._others = others
+        self._wanted: int | None = None
+        self._starting: ChildProcess | None = None
+        self._leaving: ChildProcess | None = None
+
+    def want(self, servers: int) -> None:
+        """There are to be so many. From any thread."""
+        self._wanted = servers
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is more to do."""
+        return bool(self._starting or self._leaving or self._wanted is not None)
+
+    def step(self) -> list[str]:
+        """Do what can be done without waiting; gives what is to be said to people.
+
+        Raises:
+            EaasError: A server could not be started, or does not leave; nothing is wanted any more.
+        """
+        try:
+            return self._step()
+        except EaasError:
+            self._wanted = self._starting = self._leaving = None
+            raise
+
+    def _step(self) -> list[str]:
+        if child := self._starting:
+            child.read()
+            if child.address is None:
+                return []
+            self._starting = None
+            return [f"{child.name} (pid {child.pid}) serves"]
+        if child := self._leaving:
+            if child.running:
+                return []
+            self._leaving = None
+            self._cluster.forget(child.name)
+            return [f"{child.name} (pid {child.pid}) has left"]
+        wanted, running = self._wanted, self._cluster.running_servers()
+        if wanted is None:
+            return []
+        own = wanted - self._others()
+        if own < 0:
+            raise ClusterError(
+                f"{wanted - own} servers were started by hand: take some out with `eaas drain`"
+            )
+        if len(running) < own:
+            self._starting = self._cluster.add_server()
+            return [f"{self._starting.name} (pid {self._starting.pid}) starts"]
+        if len(running) > own:
+            last = running[-1]
+            drain_server(self._cluster.children["balancer"].address or "", last.name)
+            self._leaving = last
+            return [f"{last.name} (pid {last.pid}) leaves"]
+        # Another number may have come since it was looked at.
+        if self._wanted == wanted:
+            self._wanted = None
+        return []
+
+
+def drain_server(balancer_address: str, server_id: str) -> None:
+    """Have a server leave; its experts are moved first. Returns at once.
+
+    Raises:
+        ClusterError: The balancer refuses, in its words, or cannot be reached.
+    """
+    with channel(balancer_address) as line:
+        try:
+            balancer_pb2_grpc.BalancerServiceStub(line).DrainServer(
+                balancer_pb2.DrainServerRequest(server_id=server_id), timeout=_CALL_S
+            )
+        except grpc.RpcError as error:
+            raise ClusterError(f"{server_id} does not leave: {error.details()}") from error
+
+
+def scale_servers(balancer_address: str, servers: int) -> None:
+    """Have a launcher start or end servers until there are so many. Returns at once.
+
+    Raises:
+        ClusterError: The balancer refuses, in its words, or cannot be reached.
+    """
+    with channel(balancer_address) as line:
+        try:
+            balancer_pb2_grpc.BalancerServiceStub(line).Scale(
+                balancer_pb2.ScaleRequest(servers=max(0, servers)), timeout=_CALL_S
+            )
+        except grpc.RpcError as error:
+            raise ClusterError(f"not {servers} servers: {error.details()}") from error

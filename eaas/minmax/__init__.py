@@ -1,0 +1,5 @@
+"""The min-max split of load over replicas, for the balancer and for clients."""
+
+from eaas.minmax.split import levels_of, split_of
+
+__all__ = ["levels_of", "split_of"]

@@ -1,0 +1,302 @@
+/* The min-max split of batches over a fixed placement: checked arrays in, `flow.c` between, arrays out.
+ *
+ * Letters: B batches, E experts, S servers.
+ */
+#ifndef Py_LIMITED_API
+#define Py_LIMITED_API 0x030B0000
+#endif
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "flow.h"
+
+#define EXACT 1e-9
+
+typedef struct {
+    Py_buffer view;
+    bool open;
+} Array;
+
+/* Opens a contiguous buffer of `count` items of `size` bytes, or sets an exception. */
+static bool
+open_array(Array *array, PyObject *object, const char *name, Py_ssize_t count, Py_ssize_t size, bool writable)
+{
+    int flags = PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0);
+    if (PyObject_GetBuffer(object, &array->view, flags) < 0) {
+        return false;
+    }
+    array->open = true;
+    if (array->view.itemsize != size || array->view.len / size < count) {
+        PyErr_Format(PyExc_ValueError, "%s: %zd bytes in items of %zd, wanted %zd items of %zd", name,
+                     array->view.len, array->view.itemsize, count, size);
+        return false;
+    }
+    return true;
+}
+
+/* ---- a placement ------------------------------------------------------------------------------------------ */
+
+typedef struct {
+    Py_ssize_t servers, experts;
+    const double *shares_SE, *speed_S, *backlog_S; /* backlog_S: NULL for none */
+    int32_t *first_S;
+    void *block; /* the flow's arrays, then share_N */
+    double *share_N;
+    bool infinite; /* a share */
+    Flow flow;
+} Placement;
+
+#define BLOCK 8
+
+/* Whether a block of shares has one above 0: most have none. Without a branch inside, so that it is vectorised. */
+static inline bool
+any_share(const double *share_E)
+{
+    int found = 0;
+    for (int i = 0; i < BLOCK; i++) {
+        found |= share_E[i] > 0;
+    }
+    return found;
+}
+
+/* Puts an expert into a slot for each share above 0 (counts them only, where `put` is false). */
+static int32_t
+scan_shares(Placement *p, bool put)
+{
+    int32_t n = 0;
+    for (Py_ssize_t s = 0; s < p->servers; s++) {
+        const double *share_E = p->shares_SE + s * p->experts;
+        p->first_S[s] = n;
+        for (Py_ssize_t block = 0; block < p->experts; block += BLOCK) {
+            Py_ssize_t end = block + BLOCK < p->experts ? block + BLOCK : p->experts;
+            if (end - block == BLOCK && !any_share(share_E + block)) {
+                continue;
+            }
+            for (Py_ssize_t e = block; e < end; e++) {
+                if (share_E[e] > 0) {
+                    p->infinite |= isinf(share_E[e]);
+                    if (put) {
+                        p->share_N[n] = share_E[e];
+                        flow_put(&p->flow, n, (int32_t)e);
+                    }
+                    n++;
+                }
+            }
+        }
+    }
+    p->first_S[p->servers] = n;
+    return n;
+}
+
+/* False: out of memory, or a share is infinite. */
+static bool
+lay_out(Placement *p)
+{
+    int32_t servers = (int32_t)p->servers, experts = (int32_t)p->experts;
+    p->first_S = malloc(((size_t)servers + 1) * sizeof(int32_t));
+    if (p->first_S == NULL) {
+        return false;
+    }
+    int32_t slots = scan_shares(p, false);
+    p->block = malloc((size_t)slots * sizeof(double) + flow_bytes(servers, experts, slots));
+    if (p->block == NULL || p->infinite) {
+        return false;
+    }
+    p->share_N = p->block;
+    flow_init(&p->flow, p->share_N + slots, servers, experts, p->first_S, p->speed_S);
+    scan_shares(p, true);
+    /* Of each expert to 1, whatever they were: of what is left where a server is gone. */
+    for (int32_t e = 0; e < experts; e++) {
+        double sum = 0;
+        for (int32_t n = p->flow.head_E[e]; n != NONE; n = p->flow.next_N[n]) {
+            sum += p->share_N[n];
+        }
+        for (int32_t n = p->flow.head_E[e]; n != NONE; n = p->flow.next_N[n]) {
+            p->share_N[n] /= sum;
+        }
+    }
+    return true;
+}
+
+/* The fullness of the fullest server with the best split of a batch. */
+static double
+level_batch(Placement *p, const double *load_E, bool all_levels)
+{
+    Flow *flow = &p->flow;
+    for (int32_t s = 0; s < flow->servers; s++) {
+        double load = p->backlog_S == NULL ? 0 : p->backlog_S[s];
+        for (int32_t n = flow->first_S[s]; n < flow->first_S[s + 1]; n++) {
+            flow->flow_N[n] = load_E[flow->expert_N[n]] * p->share_N[n];
+            load += flow->flow_N[n];
+        }
+        flow->load_S[s] = load;
+    }
+    return flow_level(flow, EXACT, all_levels);
+}
+
+/* Finite, and none below `least` (which itself is out of range where `above`). */
+static bool
+check_range(const double *values, Py_ssize_t count, const char *name, bool above)
+{
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (!(above ? values[i] > 0 : values[i] >= 0) || isinf(values[i])) {
+            PyErr_Format(PyExc_ValueError, "%s: item %zd is not a finite number %s 0", name, i,
+                         above ? "above" : "of at least");
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool
+check_sizes(Py_ssize_t servers, Py_ssize_t experts)
+{
+    if (servers < 1 || experts < 1 || servers > INT32_MAX / 16 / experts) {
+        PyErr_SetString(PyExc_ValueError, "servers and experts must be positive and their product below 2**27");
+        return false;
+    }
+    return true;
+}
+
+enum { SHARES, SPEEDS, BACKLOG, LOADS, OUT, ARRAYS };
+
+static void
+finish(Placement *p, Array *arrays)
+{
+    free(p->block);
+    free(p->first_S);
+    for (int i = 0; i < ARRAYS; i++) {
+        if (arrays[i].open) {
+            PyBuffer_Release(&arrays[i].view);
+        }
+    }
+}
+
+static bool
+open_placement(Placement *p, Array *arrays, PyObject *shares, PyObject *speeds, PyObject *backlog)
+{
+    if (!check_sizes(p->servers, p->experts) ||
+        !open_array(&arrays[SHARES], shares, "shares", p->servers * p->experts, sizeof(double), false) ||
+        !open_array(&arrays[SPEEDS], speeds, "speeds", p->servers, sizeof(double), false) ||
+        (backlog != Py_None &&
+         !open_array(&arrays[BACKLOG], backlog, "backlog", p->servers, sizeof(double), false))) {
+        return false;
+    }
+    p->shares_SE = arrays[SHARES].view.buf;
+    p->speed_S = arrays[SPEEDS].view.buf;
+    p->backlog_S = arrays[BACKLOG].open ? arrays[BACKLOG].view.buf : NULL;
+    return check_range(p->speed_S, p->servers, "speeds", true) &&
+           (p->backlog_S == NULL || check_range(p->backlog_S, p->servers, "backlog", false));
+}
+
+static PyObject *
+why_not(const Placement *p)
+{
+    if (p->infinite) {
+        PyErr_SetString(PyExc_ValueError, "shares must be finite");
+        return NULL;
+    }
+    return PyErr_NoMemory();
+}
+
+/* ---- split ------------------------------------------------------------------------------------------------ */
+
+static void
+write_shares(const Placement *p, const double *load_E, double *out_SE)
+{
+    const Flow *flow = &p->flow;
+    memset(out_SE, 0, (size_t)p->servers * (size_t)p->experts * sizeof(double));
+    for (int32_t n = 0; n < flow->slots; n++) {
+        int32_t e = flow->expert_N[n];
+        out_SE[(size_t)flow->server_N[n] * (size_t)p->experts + (size_t)e] =
+            load_E[e] > 0 ? flow->flow_N[n] / load_E[e] : p->share_N[n];
+    }
+}
+
+static PyObject *
+minmax_split(PyObject *self, PyObject *args)
+{
+    (void)self;
+    PyObject *load, *shares, *speeds, *backlog, *out;
+    Placement p = {0};
+    if (!PyArg_ParseTuple(args, "OOnnOOO:split", &load, &shares, &p.servers, &p.experts, &speeds, &backlog, &out)) {
+        return NULL;
+    }
+    Array arrays[ARRAYS] = {0};
+    PyObject *answer = NULL;
+    if (open_placement(&p, arrays, shares, speeds, backlog) &&
+        open_array(&arrays[LOADS], load, "load", p.experts, sizeof(double), false) &&
+        open_array(&arrays[OUT], out, "out", p.servers * p.experts, sizeof(double), true) &&
+        check_range(arrays[LOADS].view.buf, p.experts, "load", false)) {
+        const double *load_E = arrays[LOADS].view.buf;
+        if (lay_out(&p)) {
+            double level = level_batch(&p, load_E, p.backlog_S != NULL);
+            write_shares(&p, load_E, arrays[OUT].view.buf);
+            answer = PyFloat_FromDouble(level);
+        } else {
+            answer = why_not(&p);
+        }
+    }
+    finish(&p, arrays);
+    return answer;
+}
+
+/* ---- levels ----------------------------------------------------------------------------------------------- */
+
+static PyObject *
+minmax_levels(PyObject *self, PyObject *args)
+{
+    (void)self;
+    PyObject *load, *shares, *speeds, *out;
+    Placement p = {0};
+    Py_ssize_t batches;
+    if (!PyArg_ParseTuple(args, "OnOnnOO:levels", &load, &batches, &shares, &p.servers, &p.experts, &speeds, &out)) {
+        return NULL;
+    }
+    Array arrays[ARRAYS] = {0};
+    PyObject *answer = NULL;
+    if (open_placement(&p, arrays, shares, speeds, Py_None)) {
+        if (batches < 0 || batches > PY_SSIZE_T_MAX / 8 / p.experts) {
+            PyErr_SetString(PyExc_ValueError, "batches out of range");
+        } else if (open_array(&arrays[LOADS], load, "load", batches * p.experts, sizeof(double), false) &&
+                   open_array(&arrays[OUT], out, "out", batches, sizeof(double), true) &&
+                   check_range(arrays[LOADS].view.buf, batches * p.experts, "load", false)) {
+            const double *load_BE = arrays[LOADS].view.buf;
+            double *out_B = arrays[OUT].view.buf;
+            bool fits;
+            Py_BEGIN_ALLOW_THREADS;
+            fits = lay_out(&p);
+            for (Py_ssize_t b = 0; fits && b < batches; b++) {
+                out_B[b] = level_batch(&p, load_BE + b * p.experts, false);
+            }
+            Py_END_ALLOW_THREADS;
+            answer = fits ? Py_NewRef(Py_None) : why_not(&p);
+        }
+    }
+    finish(&p, arrays);
+    return answer;
+}
+
+/* ---- the module ------------------------------------------------------------------------------------------- */
+
+static PyMethodDef methods[] = {
+    {"split", minmax_split, METH_VARARGS, NULL},
+    {"levels", minmax_levels, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyModuleDef_Slot slots[] = {{0, NULL}};
+
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, .m_name = "_minmax", .m_size = 0, .m_methods = methods, .m_slots = slots,
+};
+
+PyMODINIT_FUNC
+PyInit__minmax(void)
+{
+    return PyModuleDef_Init(&module);
+}

@@ -1,0 +1,127 @@
+"""Traces of others: NumPy arrays, CSV, and what SGLang's expert-distribution recorder dumps.
+
+CSV has a header and comes in two forms, told apart by it:
+
+    iteration,layer,0,1,...,E-1        wide: a row for each iteration and layer
+    iteration,layer,expert,count       long: cells without a row are 0
+
+Numbers begin at 0. Each iteration and layer has to be there: one without a row is a hole, not a zero.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from eaas.errors import TraceError
+from eaas.trace.file import read_npz
+from eaas.trace.sglang import read_sglang
+from eaas.trace.trace import Trace, checked_counts
+
+__all__ = ["read_trace"]
+
+_LONG = ["iteration", "layer", "expert", "count"]
+
+
+def read_trace(path: str | os.PathLike[str]) -> Trace:
+    """Read a trace; the name's end says how: .npz, .npy, .csv or .pt (SGLang's).
+
+    Raises:
+        TraceError: The file is not there, is none of these, or has holes, negatives or a wrong shape; the
+            message names the place.
+    """
+    source = Path(path)
+    if not source.is_file():
+        what = "is a directory" if source.is_dir() else "does not exist"
+        raise TraceError(f"{source} {what}: give the file of a trace")
+    readers = {".npz": read_npz, ".npy": _read_npy, ".csv": _read_csv, ".pt": read_sglang}
+    if source.suffix not in readers:
+        raise TraceError(f"{source}: only {', '.join(readers)} are read: convert it first")
+    return readers[source.suffix](source)
+
+
+def _read_npy(path: Path) -> Trace:
+    try:
+        values = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise TraceError(f"{path} is no NumPy array ({error}): save it with numpy.save") from error
+    return Trace(checked_counts(values, path), {"source": path.name})
+
+
+def _read_csv(path: Path) -> Trace:
+    try:
+        with path.open(encoding="utf-8") as file:
+            header = [word.strip() for word in file.readline().rstrip("\n").split(",")]
+            if header[:2] != ["iteration", "layer"] or len(header) < 3:
+                raise TraceError(
+                    f"{path}: the header is not iteration,layer,0,1,... or {','.join(_LONG)}"
+                )
+            rows = np.loadtxt(file, delimiter=",", dtype=np.int64, ndmin=2)
+    except ValueError as error:
+        raise TraceError(f"{path}: {error}: give whole numbers, and none left out") from error
+    if rows.size == 0 or rows.shape[1] != len(header):
+        raise TraceError(f"{path}: has rows of {rows.shape[1]} numbers, the header {len(header)}")
+    counts = _from_long(rows, path) if header == _LONG else _from_wide(rows, path)
+    return Trace(checked_counts(counts, path), {"source": path.name})
+
+
+def _from_wide(rows: npt.NDArray[np.int64], path: Path) -> npt.NDArray[np.int64]:
+    iterations, layers = _extent(rows[:, :2], path)
+    counts = np.zeros((iterations * layers, rows.shape[1] - 2), np.int64)
+    place = rows[:, 0] * layers + rows[:, 1]
+    _check_rows(place, layers, path)
+    counts[place] = rows[:, 2:]
+    return counts.reshape(iterations, layers, -1)
+
+
+def _from_long(rows: npt.NDArray[np.int64], path: Path) -> npt.NDArray[np.int64]:
+    iterations, layers, experts = _extent(rows[:, :3], path)
+    seen_IL = np.zeros((iterations, layers), np.bool_)
+    seen_IL[rows[:, 0], rows[:, 1]] = True
+    _check_holes(seen_IL, path)
+    counts = np.zeros(iterations * layers * experts, np.int64)
+    place = (rows[:, 0] * layers + rows[:, 1]) * experts + rows[:, 2]
+    first, repeats = np.unique(place, return_counts=True)
+    if (repeats > 1).any():
+        layer_place, expert = divmod(int(first[repeats.argmax()]), experts)
+        iteration, layer = divmod(layer_place, layers)
+        raise TraceError(
+            f"{path}: iteration {iteration}, layer {layer}, expert {expert} is there twice: "
+            "give each once"
+        )
+    counts[place] = rows[:, 3]
+    return counts.reshape(iterations, layers, experts)
+
+
+def _extent(places: npt.NDArray[np.int64], path: Path) -> list[int]:
+    """How many of each: one more than the highest number."""
+    if places.min() < 0:
+        raise TraceError(f"{path}: {int(places.min())} is no number of a row: count from 0")
+    extent: list[int] = (places.max(axis=0) + 1).tolist()
+    # One row cannot ask for more memory than the rows have bytes by much.
+    if np.prod([float(size) for size in extent[:2]]) > len(places):
+        raise TraceError(
+            f"{path}: {len(places)} rows for {extent[0]} iterations of {extent[1]} layers: "
+            "some are missing: give a row for each"
+        )
+    return extent
+
+
+def _check_rows(place: npt.NDArray[np.int64], layers: int, path: Path) -> None:
+    """Each (iteration, layer) has one row."""
+    rows_P = np.bincount(place)
+    if (rows_P > 1).any():
+        iteration, layer = divmod(int((rows_P > 1).argmax()), layers)
+        raise TraceError(
+            f"{path}: iteration {iteration}, layer {layer} is there twice: give each once"
+        )
+    _check_holes((rows_P > 0).reshape(-1, layers), path)
+
+
+def _check_holes(seen_IL: npt.NDArray[np.bool_], path: Path) -> None:
+    if not seen_IL.all():
+        iteration, layer = divmod(int((~seen_IL).argmax()), seen_IL.shape[1])
+        raise TraceError(f"{path}: iteration {iteration}, layer {layer} has no row: give each")

@@ -1,0 +1,84 @@
+"""A trace: counts, and notes on where they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from eaas.errors import TraceError
+
+__all__ = ["Counts", "Trace", "checked_counts"]
+
+Counts = npt.NDArray[np.unsignedinteger[Any]]
+_AXES = ("iteration", "layer", "expert")
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """Tokens of each iteration that went to each expert; made by `checked_counts` or a generator.
+
+    Attributes:
+        counts_ILE: Unsigned integers (I, L, E), of the smallest type that holds them.
+        notes: Where it comes from: plain JSON values.
+    """
+
+    counts_ILE: Counts
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def iterations(self) -> int:
+        """I."""
+        return int(self.counts_ILE.shape[0])
+
+    @property
+    def layers(self) -> int:
+        """L."""
+        return int(self.counts_ILE.shape[1])
+
+    @property
+    def experts(self) -> int:
+        """E."""
+        return int(self.counts_ILE.shape[2])
+
+
+def checked_counts(values: npt.NDArray[Any], source: object) -> Counts:
+    """Counts as a trace holds them.
+
+    Args:
+        values: (I, L, E) of any number type.
+        source: For messages: the file that they come from.
+
+    Raises:
+        TraceError: Not three dimensions, an empty one, or a value that is no count (negative, broken, NaN);
+            the message names the place.
+    """
+    if values.dtype.kind not in "iuf":
+        raise TraceError(f"{source}: holds {values.dtype}, give whole numbers")
+    if values.ndim != 3 or 0 in values.shape:
+        raise TraceError(
+            f"{source}: has the shape {values.shape}, give (iterations, layers, experts)"
+        )
+    if values.dtype.kind == "f":
+        _refuse(values, ~(values == np.floor(values)), "no whole number", source)
+    if values.dtype.kind != "u":
+        _refuse(values, values < 0, "negative", source)
+    peak = int(values.max())
+    if peak > np.iinfo(np.uint32).max:
+        _refuse(values, values == values.max(), "more than 4 bytes hold", source)
+    return np.ascontiguousarray(values, dtype=np.min_scalar_type(peak))
+
+
+def _refuse(
+    values: npt.NDArray[Any], wrong: npt.NDArray[np.bool_], what: str, source: object
+) -> None:
+    """Name the first wrong place, if there is one."""
+    if wrong.any():
+        place = np.unravel_index(int(wrong.argmax()), wrong.shape)
+        where = ", ".join(f"{axis} {i}" for axis, i in zip(_AXES, place, strict=True))
+        raise TraceError(
+            f"{source}: the count of {where} is {values[place]}, {what}: give counts of tokens"
+        )

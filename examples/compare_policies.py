@@ -1,0 +1,36 @@
+"""Make a load that changes, plan for it, and replay three policies over it. Takes some seconds.
+
+    python examples/compare_policies.py
+
+`eaas trace compare` does the last part with any recorded trace.
+"""
+
+from balancer.policies import plan
+from eaas.trace import Trace, generate_trace
+from simulator import Comparison, compare
+
+SERVERS = 16
+POLICIES = ("eplb", "scalpel", "fractional+split")
+
+
+def main() -> Comparison:
+    """Print one plan's balance and one row for each policy; returns the comparison."""
+    trace: Trace = generate_trace("drift", iterations=1500, layers=6, experts=64, tokens=512)
+    slots = trace.experts + SERVERS
+
+    # One plan, for the load of the first 200 iterations.
+    made = plan("fractional", trace.counts_ILE[:200].sum(axis=0), SERVERS, slots)
+    print(f"planned PAR {made.par_L.mean():.4f}, no plan is below {made.bound_L.mean():.4f}")
+
+    # Many plans, and what the batches that came next made of them.
+    comparison = compare(trace, POLICIES, servers=[SERVERS], intervals=[200])
+    for run in comparison.replays:
+        print(
+            f"{run.policy:>18}: PAR {run.par_mean:.3f}, {run.loaded:4} replicas loaded, "
+            f"score {comparison.score(run):.1f}"
+        )
+    return comparison
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""How an expert server leaves: its experts go elsewhere first, as long as somebody can take them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from eaas.grpc_client import STREAM_SILENCE_S
+from eaas.log import get_logger
+from eaas.membership import MembershipView
+from eaas.types import MemberState, Role
+
+__all__ = ["Leaving", "can_be_relieved"]
+
+_log = get_logger(__name__)
+_LOOK_S = 0.05
+# For requests that are in flight when nothing else is waited for any more.
+_LAST_REQUESTS_S = 1.0
+
+
+def can_be_relieved(view: MembershipView, server_id: str, now: float) -> bool:
+    """Whether it helps anybody to wait: there are clients, a balancer, and another server that stays.
+
+    With the monitor away nobody learns that this server leaves.
+    """
+    others = (m for m in view.live(Role.EXPERT_SERVER) if m.id != server_id)
+    return bool(
+        view.age_s(now) < STREAM_SILENCE_S
+        and view.live(Role.ATTENTION_CLIENT)
+        and view.live(Role.BALANCER)
+        and any(m.state is not MemberState.DRAINING for m in others)
+    )
+
+
+class Leaving:
+    """One drain, begun once, whoever asks for it.
+
+    Args:
+        server_id: This server.
+        view: The members.
+        held: Replicas held.
+        in_flight: Requests admitted and not answered.
+        begin: Makes the server's DRAINING known.
+        end: Ends the server.
+        timeout_s: Longest that others are waited for.
+    """
+
+    def __init__(
+        self,
+        server_id: str,
+        view: Callable[[], MembershipView],
+        held: Callable[[], int],
+        in_flight: Callable[[], int],
+        begin: Callable[[], None],
+        end: Callable[[], None],
+        timeout_s: float,
+    ) -> None:
+        self._server_id = server_id
+        self._view = view
+        self._held = held
+        self._in_flight = in_flight
+        self._begin = begin
+        self._end = end
+        self._timeout_s = timeout_s
+        self._begun = threading.Lock()
+
+    def start(self) -> None:
+        """Begin to leave; returns at once. Idempotent."""
+        if self._begun.acquire(blocking=False):
+            threading.Thread(target=self._leave, name="leaving", daemon=True).start()
+
+    def _leave(self) -> None:
+        self._begin()
+        _log.info("leaving: %d experts are to go elsewhere", self._held())
+        relieved = self._wait(self._is_relieved, self._timeout_s)
+        # Nobody has a reason to send anything now, or nobody else can do it.
+        self._wait(lambda: not self._in_flight(), _LAST_REQUESTS_S)
+        _log.info("left with %d experts%s", self._held(), "" if relieved else ": the time is over")
+        self._end()
+
+    def _is_relieved(self) -> bool:
+        return not self._held() or not can_be_relieved(
+            self._view(), self._server_id, time.monotonic()
+        )
+
+    @staticmethod
+    def _wait(condition: Callable[[], bool], timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        while not (met := condition()) and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        return met

@@ -1,0 +1,238 @@
+"""A checkpoint that other servers have: its headers here, its tensors streamed when they are read."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+
+from eaas.checkpoint import Checkpoint
+from eaas.checkpoint.files import CONFIG, INDEX, sampled
+from eaas.checkpoint.shard import Shard, ShardHeader
+from eaas.errors import ClusterError, CorruptShardError
+from eaas.grpc_client import Backoff, channel
+from eaas.log import get_logger
+from eaas.rpc.v1 import expert_pb2 as pb
+from eaas.rpc.v1 import expert_pb2_grpc, monitor_pb2, monitor_pb2_grpc
+from eaas.types import Member, MemberState, Role
+from expert_server.background import step_back
+
+__all__ = ["PeerReader", "checkpoint_of_peers", "serving_peers"]
+
+_log = get_logger(__name__)
+
+_CALL_S = 10.0
+# Of one stream. What came in this time stays, and the next peer is asked for the rest.
+_STREAM_S = 5.0
+# Of all peers, without one new byte; with the pauses between them it is longer than gRPC waits before it
+# tries an address again that refused it once.
+_ROUNDS = 5
+_LENGTH_BYTES = 8
+# Of a shard, at first: nearly always all of its header.
+_BEGIN_BYTES = 64 << 10
+# Reads at a time.
+_TOGETHER = 4
+
+
+def serving_peers(monitor_address: str) -> list[Member]:
+    """The expert servers that serve now, as the monitor says.
+
+    Raises:
+        ClusterError: It does not answer.
+    """
+    with channel(monitor_address) as line:
+        call = monitor_pb2_grpc.MonitorServiceStub(line).Watch(
+            monitor_pb2.WatchRequest(), timeout=_CALL_S
+        )
+        try:
+            snapshot = next(response.snapshot for response in call)
+        except grpc.RpcError as error:
+            raise ClusterError(
+                f"the monitor at {monitor_address} does not answer: {error.details()}; "
+                "check the address and that the monitor runs"
+            ) from error
+        finally:
+            call.cancel()
+    members = [Member.from_proto(message) for message in snapshot.members]
+    return [m for m in members if m.role is Role.EXPERT_SERVER and m.state is MemberState.SERVING]
+
+
+class PeerReader:
+    """Reads bytes of shards from whichever peer has them. Any thread may call it.
+
+    Args:
+        addresses: host:port of the peers now, the one to be asked first at the front.
+    """
+
+    def __init__(self, addresses: Callable[[], Sequence[str]]) -> None:
+        self._addresses = addresses
+        self._lines_lock = threading.Lock()
+        self._lines: dict[str, grpc.Channel] = {}
+        # What is asked for one after the other is sent together: most tensors are small beside the time
+        # that it takes to ask.
+        self._ahead = ThreadPoolExecutor(_TOGETHER, "peers", step_back)
+
+    def close(self) -> None:
+        """Lets go of the peers, and ends what is being read."""
+        self._ahead.shutdown(wait=False, cancel_futures=True)
+        with self._lines_lock:
+            lines, self._lines = self._lines, {}
+        for line in lines.values():
+            line.close()
+
+    def start(self, work: Callable[..., None], *arguments: object) -> Future[None]:
+        """Calls it in one of a few threads that step back behind the experts."""
+        return self._ahead.submit(work, *arguments)
+
+    def read(self, shard: str, begin: int, buffer: memoryview) -> None:
+        """Fills the buffer from a place of a shard. Goes on at another peer where one breaks off.
+
+        Raises:
+            ConnectionError: No peer has it, or none sends any more of it.
+        """
+        done, vain, why = 0, 0, "there is no peer"
+        digest = hashlib.sha256()
+        backoff = Backoff()
+        while vain < _ROUNDS:
+            if vain:
+                time.sleep(backoff.next_s())
+            before = done
+            for address in self._addresses():
+                try:
+                    for response in self._stream(address, shard, begin, len(buffer), done):
+                        buffer[done : done + len(response.data)] = response.data
+                        done += len(response.data)
+                        digest.update(response.data)
+                        if response.digest:
+                            if response.digest == digest.digest():
+                                return
+                            raise ValueError("its bytes do not have the digest that it states")
+                except grpc.RpcError as error:
+                    why = f"{address}: {error.details()}"
+                except ValueError as error:
+                    # Which of the bytes are wrong is not known.
+                    why, done, digest = f"{address}: {error}", 0, hashlib.sha256()
+                self._leave(address)
+                _log.info("%s, byte %d: %s", shard, begin + done, why)
+            vain = 0 if done > before else vain + 1
+        raise ConnectionError(f"no peer sends it ({why})")
+
+    def _stream(
+        self, address: str, shard: str, begin: int, count: int, done: int
+    ) -> Iterator[pb.ReadShardResponse]:
+        request = pb.ReadShardRequest(
+            shard=shard, begin=begin, end=begin + count, resume_at=begin + done
+        )
+        with self._lines_lock:
+            if address not in self._lines:
+                self._lines[address] = channel(address)
+            line = self._lines[address]
+        call = expert_pb2_grpc.ExpertServiceStub(line).ReadShard(request, timeout=_STREAM_S)
+        try:
+            for response in call:
+                at = response.offset - begin
+                if at != done or at + len(response.data) > count:
+                    raise ValueError(f"it sends byte {response.offset} out of turn")
+                done += len(response.data)
+                yield response
+        finally:
+            call.cancel()
+
+    def _leave(self, address: str) -> None:
+        """The next read connects anew."""
+        with self._lines_lock:
+            line = self._lines.pop(address, None)
+        if line is not None:
+            line.close()
+
+
+class _PeerShard(Shard):
+    """A shard of which only the header is here. One thread at a time."""
+
+    def __init__(self, path: Path, header: ShardHeader, reader: PeerReader) -> None:
+        self.path = path
+        self.header = header
+        self._reader = reader
+        # By place: what was asked for and is not read yet.
+        self._coming: dict[tuple[int, int], tuple[Future[None], bytearray]] = {}
+
+    def prefetch(self, offset: int, count: int) -> None:
+        """Bytes that are read soon: they are asked for now."""
+        data = bytearray(count)
+        coming = self._reader.start(self._reader.read, self.path.name, offset, memoryview(data))
+        self._coming[offset, count] = (coming, data)
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fills the buffer from a place of the file. Raises OSError if it cannot."""
+        coming = self._coming.pop((offset, len(buffer)), None)
+        if coming is not None:
+            coming[0].result()
+            buffer[:] = coming[1]
+        elif len(buffer):
+            self._reader.read(self.path.name, offset, buffer)
+
+
+def checkpoint_of_peers(reader: PeerReader, addresses: Sequence[str]) -> Checkpoint:
+    """The checkpoint that these peers serve; its tensors stay with them until they are read.
+
+    Raises:
+        ClusterError: None of them has a checkpoint.
+        CheckpointError: It cannot be served, or not be read (see its subclasses).
+    """
+    described = _describe(addresses)
+    with tempfile.TemporaryDirectory(prefix="eaas-checkpoint-") as name:
+        directory = Path(name)
+        (directory / CONFIG).write_bytes(described.config)
+        if described.index:
+            (directory / INDEX).write_bytes(described.index)
+        coming = [
+            (f.name, reader.start(_write_header, directory / Path(f.name).name, f.bytes, reader))
+            for f in described.shards
+        ]
+        for shard, written in coming:
+            try:
+                written.result()
+            except OSError as error:
+                raise CorruptShardError(f"{shard}: its header cannot be read: {error}") from error
+        checkpoint = Checkpoint.open(directory)
+        headers = {path: Shard(path).header for path in set(checkpoint.keys.values())}
+    checkpoint.open_shard = lambda path, known: _PeerShard(path, headers[path], reader)
+    return checkpoint
+
+
+def _describe(addresses: Sequence[str]) -> pb.DescribeCheckpointResponse:
+    why = "none serves"
+    for address in addresses:
+        with channel(address) as line:
+            try:
+                described: pb.DescribeCheckpointResponse = expert_pb2_grpc.ExpertServiceStub(
+                    line
+                ).DescribeCheckpoint(pb.DescribeCheckpointRequest(), timeout=_CALL_S)
+                return described
+            except grpc.RpcError as error:
+                why = f"{address}: {error.details()}"
+    raise ClusterError(f"no server of the cluster has a checkpoint to share ({why}): give --model")
+
+
+def _write_header(path: Path, size: int, reader: PeerReader) -> None:
+    """A file of the shard's size that has its header, and what the checkpoint's digest looks at; the
+    rest are holes.
+    """
+    begin = bytearray(min(size, _BEGIN_BYTES))
+    reader.read(path.name, 0, memoryview(begin))
+    header_end = min(_LENGTH_BYTES + int.from_bytes(begin[:_LENGTH_BYTES], "little"), size)
+    with path.open("wb") as file:
+        file.truncate(size)
+        file.write(begin)
+        for first, last in [(len(begin), max(len(begin), header_end)), *sampled(size)]:
+            data = bytearray(last - first)
+            if data:
+                reader.read(path.name, first, memoryview(data))
+            file.seek(first)
+            file.write(data)

@@ -1,0 +1,131 @@
+"""What the balancer tells an expert server: load these experts, unload those.
+
+A placement comes in two steps: first its share is loaded beside what is here already (prepare), later,
+once no client uses an older placement, everything else is unloaded (retire). Requests are served all the
+while; one for an expert that was just unloaded is answered STALE_PLACEMENT, and goes elsewhere.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import grpc
+
+from eaas.errors import CheckpointError
+from eaas.log import get_logger
+from eaas.rpc.v1 import common_pb2
+from eaas.rpc.v1 import expert_pb2 as pb
+from eaas.types import ModelShape
+from expert_server.store import ExpertStore
+
+__all__ = ["PlacementHandler"]
+
+_log = get_logger(__name__)
+
+
+class PlacementHandler:
+    """The calls of `expert.proto` that are the balancer's. Any thread may call it.
+
+    Args:
+        store: Weights.
+        shape: Of the model.
+        on_prepared: Called with the epoch once a share is loaded.
+        on_retired: Called with the epoch once everything else is unloaded.
+    """
+
+    CALLS: ClassVar = ("PreparePlacement", "RetirePlacement", "ListExperts")
+
+    def __init__(
+        self,
+        store: ExpertStore,
+        shape: ModelShape,
+        on_prepared: Callable[[int], None],
+        on_retired: Callable[[int], None],
+    ) -> None:
+        self._store = store
+        self._shape = shape
+        self._on_prepared = on_prepared
+        self._on_retired = on_retired
+        self._changing = threading.Lock()
+        # Of the newest placement that was told, be it not loaded yet.
+        self._told = 0
+        self._epoch = 0
+
+    @property
+    def epoch(self) -> int:
+        """Of the last placement whose share was loaded."""
+        return self._epoch
+
+    def PreparePlacement(
+        self, request: pb.PreparePlacementRequest, context: grpc.ServicerContext
+    ) -> pb.PreparePlacementResponse:
+        """Load what the balancer placed here, beside what is here."""
+        wanted = self._experts(request.layers, context)
+        epoch = request.epoch
+        # Before the lock: what an older placement is loading is wanted no more.
+        self._told = max(self._told, epoch)
+        with self._changing:
+            self._refuse_older(epoch, context)
+            try:
+                loaded = self._store.load(wanted, lambda: self._told > epoch)
+            except CheckpointError as error:
+                _log.error("%s", error)
+                context.abort(grpc.StatusCode.DATA_LOSS, str(error))
+            if self._told > epoch:
+                context.abort(grpc.StatusCode.ABORTED, f"epoch {self._told} is newer than {epoch}")
+            self._epoch = epoch
+        _log.info("epoch %d: %d experts, %.1f MB read", epoch, self._store.count, loaded / 1e6)
+        self._on_prepared(epoch)
+        return pb.PreparePlacementResponse(
+            epoch=epoch, experts=self._store.count, bytes_loaded=loaded
+        )
+
+    def RetirePlacement(
+        self, request: pb.RetirePlacementRequest, context: grpc.ServicerContext
+    ) -> pb.RetirePlacementResponse:
+        """Unload what is not of this server's share."""
+        kept = self._experts(request.layers, context)
+        with self._changing:
+            self._refuse_older(request.epoch, context)
+            self._told = self._epoch = request.epoch
+            held = self._store.held()
+            self._store.unload({layer: set(held[layer]) - set(kept[layer]) for layer in held})
+        _log.info("epoch %d: %d experts are kept", request.epoch, self._store.count)
+        self._on_retired(request.epoch)
+        return pb.RetirePlacementResponse(experts=self._store.count)
+
+    def ListExperts(
+        self, request: pb.ListExpertsRequest, context: grpc.ServicerContext
+    ) -> pb.ListExpertsResponse:
+        """What is held."""
+        held = self._store.held()
+        return pb.ListExpertsResponse(
+            epoch=self._epoch,
+            layers=[common_pb2.Holding(experts=held[layer]) for layer in sorted(held)],
+        )
+
+    def _experts(
+        self, layers: Sequence[common_pb2.Holding], context: grpc.ServicerContext
+    ) -> dict[int, list[int]]:
+        """MoE layer -> logical experts, of a request."""
+        if len(layers) != self._shape.num_layers:
+            context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"{len(layers)} layers, the model has {self._shape.num_layers}",
+            )
+        wanted = {layer: list(holding.experts) for layer, holding in enumerate(layers)}
+        if any(e >= self._shape.num_experts for experts in wanted.values() for e in experts):
+            context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"an expert beyond {self._shape.num_experts - 1}",
+            )
+        return wanted
+
+    def _refuse_older(self, epoch: int, context: grpc.ServicerContext) -> None:
+        if epoch < self._told:
+            context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"epoch {epoch} is older than {self._told}",
+            )

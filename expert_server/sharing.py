@@ -1,0 +1,140 @@
+"""A checkpoint for servers that have none: its files, read here and streamed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import ClassVar
+
+import grpc
+
+from eaas.checkpoint.files import CONFIG, INDEX, SINGLE
+from eaas.rpc.v1 import expert_pb2 as pb
+from expert_server.background import step_back
+
+__all__ = ["CheckpointSharer", "Pace"]
+
+_CHUNK_BYTES = 1 << 20
+
+
+class Pace:
+    """Keeps the sum of all streams below a rate. Any thread may call it.
+
+    Args:
+        bytes_per_s: The rate.
+        clock: Monotonic seconds.
+        sleep: Waits for so many seconds.
+    """
+
+    def __init__(
+        self,
+        bytes_per_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._clock = clock
+        self._sleep = sleep
+        self._lock = threading.Lock()
+        self._free_at = clock()
+
+    def take(self, count: int) -> None:
+        """Wait until so many bytes may be sent."""
+        with self._lock:
+            now = self._clock()
+            begin = max(now, self._free_at)
+            self._free_at = begin + count / self._bytes_per_s
+        if begin > now:
+            self._sleep(begin - now)
+
+
+class CheckpointSharer:
+    """The calls of `expert.proto` that are other servers'. Any thread may call it.
+
+    Args:
+        path: The checkpoint's directory; None where this server has none.
+        bytes_per_s: The most that all streams together send.
+    """
+
+    CALLS: ClassVar = ("DescribeCheckpoint",)
+
+    def __init__(self, path: Path | None, bytes_per_s: float) -> None:
+        self._path = path
+        self._pace = Pace(bytes_per_s)
+
+    def DescribeCheckpoint(
+        self, request: pb.DescribeCheckpointRequest, context: grpc.ServicerContext
+    ) -> pb.DescribeCheckpointResponse:
+        """What files there are."""
+        path = self._directory(context)
+        index = path / INDEX
+        single = (path / SINGLE).is_file()
+        return pb.DescribeCheckpointResponse(
+            config=(path / CONFIG).read_bytes(),
+            index=b"" if single else index.read_bytes(),
+            shards=[
+                pb.ShardFile(name=shard.name, bytes=shard.stat().st_size)
+                for shard in ([path / SINGLE] if single else sorted(path.glob("*.safetensors")))
+            ],
+        )
+
+    def ReadShard(
+        self, request: pb.ReadShardRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.ReadShardResponse]:
+        """Bytes of a shard, and their digest."""
+        path = self._directory(context) / request.shard
+        # A plain name: nobody reads what is not a shard of this checkpoint.
+        if os.path.basename(request.shard) != request.shard or path.suffix != ".safetensors":
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{request.shard!r} is no shard")
+        try:
+            with path.open("rb", buffering=0) as file:
+                size = os.fstat(file.fileno()).st_size
+                if not request.begin <= request.resume_at <= request.end <= size:
+                    context.abort(
+                        grpc.StatusCode.INVALID_ARGUMENT,
+                        f"bytes {request.begin} to {request.end} of {size}, from {request.resume_at}",
+                    )
+                yield from self._read(file.fileno(), request, context)
+        except OSError as error:
+            context.abort(grpc.StatusCode.DATA_LOSS, f"{path.name}: {error.strerror}")
+
+    def _read(
+        self, fd: int, request: pb.ReadShardRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.ReadShardResponse]:
+        digest = hashlib.sha256()
+
+        def read(offset: int) -> bytes:
+            # The caller has what is before: it is in the digest, and not sent again.
+            limit = request.resume_at if offset < request.resume_at else request.end
+            data = os.pread(fd, min(_CHUNK_BYTES, limit - offset), offset)
+            digest.update(data)
+            return data
+
+        offset = request.begin
+        # A thread of its own: it steps back behind the experts, and it is a chunk ahead of what is sent.
+        with ThreadPoolExecutor(1, "share", step_back) as ahead:
+            coming = ahead.submit(read, offset)
+            while offset < request.end and context.is_active():
+                data, begin = coming.result(), offset
+                if not data:
+                    context.abort(
+                        grpc.StatusCode.DATA_LOSS, f"{request.shard} ends at byte {offset}"
+                    )
+                offset += len(data)
+                coming = ahead.submit(read, offset)
+                if begin >= request.resume_at:
+                    self._pace.take(len(data))
+                    yield pb.ReadShardResponse(offset=begin, data=data)
+            coming.result()
+        yield pb.ReadShardResponse(offset=offset, digest=digest.digest())
+
+    def _directory(self, context: grpc.ServicerContext) -> Path:
+        if self._path is None:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this server has no checkpoint")
+        assert self._path is not None  # abort raises
+        return self._path

@@ -1,0 +1,103 @@
+"""What all watchers are sent, made once, and their waking.
+
+A watcher is a coroutine that sleeps here. It is woken when something happened, or after a silence that its
+member would take for the monitor's end. What it sends are bytes that all watchers share: a message that
+is serialized for each of ten thousand would cost more than all that it says is worth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+
+from eaas.rpc.v1 import monitor_pb2 as pb
+from monitor.life import MemberEvent
+
+__all__ = ["Fanout"]
+
+
+# Messages: who is further behind than most has his made anew.
+_KEPT = 256
+# Seconds by which a sign of life may come late, so that many come due together.
+_REMIND_S = 0.05
+
+
+class Fanout:
+    """Sleepers, and the messages of the last events. Used in the loop's thread, but for `stir`.
+
+    Args:
+        loop: Runs the watchers.
+        sign_s: Longest sleep.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, sign_s: float) -> None:
+        self._loop = loop
+        self._sign_s = sign_s
+        # In the order in which they fell asleep, with the end of the longest sleep.
+        self._sleepers: OrderedDict[asyncio.Future[bool], float] = OrderedDict()
+        # Those that nothing but an event wakes.
+        self._sound: set[asyncio.Future[bool]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._stirred = False
+        self._made: OrderedDict[int, bytes] = OrderedDict()
+
+    def stir(self) -> None:
+        """Something happened; any thread may say so. Everybody wakes, soon after."""
+        if not self._stirred:
+            self._stirred = True
+            self._loop.call_soon_threadsafe(self._wake)
+
+    async def sleep(self, *, soundly: bool = False) -> bool:
+        """Until something happened (True), or for as long as a watcher may be silent (False).
+
+        Args:
+            soundly: It may be silent for ever.
+        """
+        sleeper: asyncio.Future[bool] = self._loop.create_future()
+        if soundly:
+            self._sound.add(sleeper)
+        else:
+            self._sleepers[sleeper] = self._loop.time() + self._sign_s
+            if self._timer is None:
+                self._timer = self._loop.call_later(self._sign_s, self._remind)
+        try:
+            return await sleeper
+        finally:
+            self._sleepers.pop(sleeper, None)
+            self._sound.discard(sleeper)
+
+    def _wake(self) -> None:
+        # First: what happens from now on may not be seen by those that wake.
+        self._stirred = False
+        sleepers = (*self._sleepers, *self._sound)
+        self._sleepers.clear()
+        self._sound.clear()
+        for sleeper in sleepers:
+            if not sleeper.done():
+                sleeper.set_result(True)
+
+    def _remind(self) -> None:
+        now = self._loop.time()
+        self._timer = None
+        while self._sleepers:
+            sleeper, until = self._sleepers.popitem(last=False)
+            if until > now:
+                self._sleepers[sleeper] = until
+                self._sleepers.move_to_end(sleeper, last=False)
+                self._timer = self._loop.call_at(max(until, now + _REMIND_S), self._remind)
+                return
+            if not sleeper.done():
+                sleeper.set_result(False)
+
+    def message(self, event: MemberEvent) -> bytes:
+        """An event as watchers are sent it."""
+        made = self._made.get(event.revision)
+        if made is None:
+            made = self._made[event.revision] = pb.WatchResponse(
+                event=pb.MemberEvent(
+                    revision=event.revision, member=event.member.to_proto(), reason=event.reason
+                )
+            ).SerializeToString()
+            if len(self._made) > _KEPT:
+                self._made.popitem(last=False)
+        return made

@@ -1,0 +1,169 @@
+"""The embedded store: one SQLite file, written by one monitor at a time."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+
+from eaas.errors import StoreError
+from monitor.store.kept import (
+    Change,
+    Kept,
+    StoreLostError,
+    event_from_bytes,
+    event_to_bytes,
+    new_life,
+)
+
+__all__ = ["EmbeddedStore"]
+
+_FILE = "monitor.db"
+# Of the tables below; SQLite keeps it in the file's head.
+_SCHEMA = 1
+_HISTORY = """
+CREATE TABLE history (
+    only INTEGER PRIMARY KEY CHECK (only = 1),
+    life INTEGER NOT NULL,
+    revision INTEGER NOT NULL,
+    forgotten_incarnation INTEGER NOT NULL
+)
+"""
+_MEMBERS = """
+CREATE TABLE members (
+    id TEXT PRIMARY KEY,
+    revision INTEGER NOT NULL,
+    event BLOB NOT NULL -- eaas.rpc.v1.MemberEvent
+)
+"""
+
+
+class EmbeddedStore:
+    """Opens the store of a directory, or begins one there.
+
+    Args:
+        directory: Made where it is missing. It belongs to one monitor at a time.
+
+    Raises:
+        StoreError: It cannot be made, read or written, another monitor uses it, or its file is damaged
+            or of a newer version.
+    """
+
+    leads_until = math.inf
+    """For as long as it is open: the file is locked."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / _FILE
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(
+                f"monitor.data_dir {directory}: {error.strerror}; give another directory"
+            ) from error
+        try:
+            # Opened by one thread, written by another.
+            self._file = sqlite3.connect(
+                self._path, timeout=0.0, isolation_level=None, check_same_thread=False
+            )
+        except sqlite3.Error as error:
+            raise self._unusable(error) from error
+        try:
+            self.kept = self._open()
+        except sqlite3.Error as error:
+            self._file.close()
+            raise self._unusable(error) from error
+        except (DecodeError, ValueError) as error:
+            self._file.close()
+            raise self._damaged(str(error)) from error
+        except StoreError:
+            self._file.close()
+            raise
+
+    def _open(self) -> Kept:
+        # Held until the file is closed or the process ends, however that happens.
+        self._file.execute("PRAGMA locking_mode = EXCLUSIVE")
+        self._file.execute("PRAGMA journal_mode = WAL")
+        # Each write reaches the disk before it counts: a revision that watchers were told of is never given
+        # to another event, whatever fails. Writes are few, and nobody's heartbeat waits for them.
+        self._file.execute("PRAGMA synchronous = FULL")
+        self._file.execute("BEGIN IMMEDIATE")
+        (version,) = self._file.execute("PRAGMA user_version").fetchone()
+        if version > _SCHEMA:
+            raise StoreError(
+                f"{self._path} was written by a newer version (schema {version}, this one knows {_SCHEMA}): "
+                "start that version, or give another --data-dir"
+            )
+        if version == 0:
+            return self._begin()
+        (verdict,) = self._file.execute("PRAGMA quick_check(1)").fetchone()
+        if verdict != "ok":
+            raise self._damaged(verdict)
+        kept = self._read()
+        self._file.execute("COMMIT")
+        return kept
+
+    def _begin(self) -> Kept:
+        kept = Kept(life=new_life())
+        self._file.execute(_HISTORY)
+        self._file.execute(_MEMBERS)
+        self._file.execute("INSERT INTO history VALUES (1, ?, 0, 0)", (kept.life,))
+        self._file.execute(f"PRAGMA user_version = {_SCHEMA}")
+        self._file.execute("COMMIT")
+        return kept
+
+    def _read(self) -> Kept:
+        row = self._file.execute(
+            "SELECT life, revision, forgotten_incarnation FROM history"
+        ).fetchone()
+        if row is None:
+            raise self._damaged("it has no history")
+        rows = self._file.execute("SELECT event FROM members ORDER BY revision")
+        life, revision, forgotten = row
+        return Kept(life, revision, forgotten, tuple(event_from_bytes(data) for (data,) in rows))
+
+    def write(self, change: Change) -> None:
+        """Returns when the change is on the disk. Raises StoreLostError."""
+        try:
+            self._file.execute("BEGIN IMMEDIATE")
+            self._file.executemany(
+                "INSERT OR REPLACE INTO members VALUES (?, ?, ?)",
+                ((e.member.id, e.revision, event_to_bytes(e)) for e in change.events),
+            )
+            self._file.executemany(
+                "DELETE FROM members WHERE id = ?", ((member_id,) for member_id in change.removed)
+            )
+            self._file.execute(
+                "UPDATE history SET revision = ?, forgotten_incarnation = ?",
+                (change.revision, change.forgotten_incarnation),
+            )
+            self._file.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise StoreLostError(
+                f"{self._path} cannot be written: {error}; make room or mend the disk, "
+                "then start the monitor again"
+            ) from error
+
+    def close(self) -> None:
+        """Gives the file free."""
+        self._file.close()
+
+    def _unusable(self, error: sqlite3.Error) -> StoreError:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            return StoreError(
+                f"{self._path} is in use by another monitor: stop that one, or give another --data-dir"
+            )
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):
+            return self._damaged(str(error))
+        return StoreError(
+            f"{self._path} cannot be opened: {error}; give this user the right to write there, "
+            "or another --data-dir"
+        )
+
+    def _damaged(self, how: str) -> StoreError:
+        return StoreError(
+            f"{self._path} is damaged ({' '.join(how.split())}): move it away and start again; "
+            "members that live register anew and keep their incarnations"
+        )

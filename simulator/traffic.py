@@ -1,0 +1,141 @@
+"""Traffic traces: when requests came, how long their prompts were, how much was generated.
+
+Two published formats are read, told apart by their first line:
+
+  Azure LLM inference traces (CSV)   TIMESTAMP,ContextTokens,GeneratedTokens
+  Mooncake traces (JSON lines)       {"timestamp": ms, "input_length": n, "output_length": n, ...}
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from eaas.errors import TrafficError
+
+__all__ = ["Traffic", "read_traffic"]
+
+_AZURE = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
+_MOONCAKE = ["timestamp", "input_length", "output_length"]
+# Between two reports of how far it is.
+_LINES = 20_000
+
+_Row = tuple[float, int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Traffic:
+    """R requests in the order of their arrival.
+
+    Attributes:
+        name: For people.
+        arrival_s_R: float64; seconds, the first at 0, none before the one before it.
+        prompt_R: int64; tokens.
+        output_R: int64; tokens.
+        span_s: For how long it is looked at; from the first arrival to the last where it is a trace.
+    """
+
+    name: str
+    arrival_s_R: npt.NDArray[np.float64] = field(repr=False)
+    prompt_R: npt.NDArray[np.int64] = field(repr=False)
+    output_R: npt.NDArray[np.int64] = field(repr=False)
+    span_s: float
+
+    @property
+    def requests(self) -> int:
+        """R."""
+        return len(self.arrival_s_R)
+
+
+def read_traffic(path: Path, progress: Callable[[int], None] = lambda line: None) -> Traffic:
+    """Reads a trace.
+
+    Args:
+        path: A CSV or JSON lines file of the formats above.
+        progress: Called now and then with the line that was read last.
+
+    Raises:
+        TrafficError: There is no such file, its format is another one, or a line has a hole or is wrong;
+            names the file and the line.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        what = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise TrafficError(f"{path}: {what}; give a trace of Azure or Mooncake") from error
+    if not lines:
+        raise TrafficError(f"{path}: it is empty; give a trace of Azure or Mooncake")
+    parse = _mooncake if lines[0].lstrip().startswith("{") else _azure
+    rows: list[_Row] = []
+    for number, row in enumerate(parse(path, lines), start=1):
+        # Azure's first line is the header.
+        line = number + (parse is _azure)
+        if min(row[1:]) < 0:
+            raise _wrong(path, line, f"{min(row[1:])} tokens")
+        if rows and row[0] < rows[-1][0]:
+            raise _wrong(path, line, "it is earlier than the line before")
+        rows.append(row)
+        if number % _LINES == 0:
+            progress(line)
+    if len(rows) < 2:
+        raise TrafficError(f"{path}: {len(rows)} requests; a trace has two at least")
+    arrival_s, prompt, output = zip(*rows, strict=True)
+    arrival_s_R = np.array(arrival_s) - arrival_s[0]
+    return Traffic(
+        path.name,
+        arrival_s_R,
+        np.array(prompt, dtype=np.int64),
+        np.array(output, dtype=np.int64),
+        float(arrival_s_R[-1]),
+    )
+
+
+def _wrong(path: Path, line: int, what: str) -> TrafficError:
+    return TrafficError(f"{path}, line {line}: {what}")
+
+
+def _azure(path: Path, lines: list[str]) -> Iterator[_Row]:
+    columns = next(csv.reader(lines[:1]), [])
+    if columns != _AZURE:
+        raise _wrong(
+            path,
+            1,
+            f"columns {','.join(columns)}; they are to be {','.join(_AZURE)} (or JSON lines)",
+        )
+    for number, line in enumerate(lines[1:], start=2):
+        cells = next(csv.reader([line]), [])
+        if len(cells) != len(_AZURE) or not all(cells):
+            raise _wrong(path, number, f"{line!r} is not {','.join(_AZURE)}")
+        try:
+            at = datetime.fromisoformat(cells[0])
+            # Without a zone it is taken for one that has no summer time: only differences count.
+            yield at.replace(tzinfo=at.tzinfo or UTC).timestamp(), int(cells[1]), int(cells[2])
+        except ValueError as error:
+            raise _wrong(path, number, str(error)) from error
+
+
+def _mooncake(path: Path, lines: list[str]) -> Iterator[_Row]:
+    for number, line in enumerate(lines, start=1):
+        try:
+            document = json.loads(line)
+        except ValueError as error:
+            raise _wrong(path, number, f"no JSON: {error}") from error
+        if not isinstance(document, dict):
+            raise _wrong(path, number, "no JSON object")
+        values = [_number(path, number, key, document.get(key)) for key in _MOONCAKE]
+        yield values[0] / 1000, int(values[1]), int(values[2])
+
+
+def _number(path: Path, line: int, key: str, value: object) -> float:
+    # True is an int to Python, NaN a number to its JSON.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise _wrong(path, line, f"{key} is {json.dumps(value)}, not a number")
+    return value

@@ -1,0 +1,145 @@
+"""What servers do about clients that die, or sleep for longer than their lease."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eaas.types import MemberState
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
+SERVING, SUSPECT, DEAD = MemberState.SERVING, MemberState.SUSPECT, MemberState.DEAD
+LONE, SERVER = "lone-client", "expert-server-0"
+# The detection window, and what a busy machine adds to it.
+W_S, NEWS_S = 2.0, 1.25
+# Of a process with torch, on a busy machine.
+START_S = 120.0
+
+
+class LoneClient:
+    """`lone_client`, as a process."""
+
+    def __init__(self, cluster: Any, transport: str, how: str, log: Path) -> None:
+        self._log = log
+        self._file = log.open("wb")
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "lone_client"),
+                *(cluster.monitor_address, str(cluster.model), transport, how),
+            ],
+            stdout=self._file,
+        )
+
+    def wait_ready(self) -> None:
+        deadline = time.monotonic() + START_S
+        while "ready" not in self._log.read_text():
+            assert self.process.poll() is None, "it has ended"
+            assert time.monotonic() < deadline, "it does not start"
+            time.sleep(0.1)
+
+    @property
+    def answers(self) -> int:
+        return self._log.read_text().count("answer\n")
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._file.close()
+
+
+@pytest.fixture
+def lone_client(tmp_path: Path) -> Iterator[Callable[..., LoneClient]]:
+    """Starts one, which ends with the test."""
+    with ExitStack() as stack:
+
+        def start(cluster: Any, transport: str, how: str) -> LoneClient:
+            client = LoneClient(cluster, transport, how, tmp_path / "lone-client.log")
+            stack.callback(client.end)
+            client.wait_ready()
+            return client
+
+        yield start
+
+
+@pytest.mark.parametrize("transport", ["shm", "grpc"])
+def test_row_13_a_client_killed_while_it_holds_slots(
+    checkpoint: Callable[..., Path],
+    faulty_cluster: Callable[..., Any],
+    throttles: Callable[[str], Any],
+    join: Callable[..., Any],
+    story: Callable[..., Any],
+    lone_client: Callable[..., LoneClient],
+    transport: str,
+) -> None:
+    """Row 13: a client dies holding slots: flag 3 and reclaimed within W, generation + 1."""
+    cluster = faulty_cluster(checkpoint(), servers=1, redundancy=1, options=("--slots", "4"))
+    throttle = throttles(SERVER)
+    throttle.hang()
+    told = story(cluster)
+    lone = lone_client(cluster, transport, "at-once")
+    waiting = join(cluster, 0)
+    # One is computed, two wait in their slots; and there is no slot for anybody else.
+    waiting.until(lambda: throttle.computing)
+    time.sleep(0.5)
+    waiting.until(lambda: "no 4 free slots of 4" in waiting.cluster.missing())
+    began = throttle.batches[0]
+    lone.process.kill()
+    killed_at = time.monotonic()
+    dead_at = waiting.until(lambda: told.when(LONE, 1, DEAD))
+    assert dead_at - killed_at < W_S + NEWS_S
+    # The batch at hand keeps its slot from being handed out; what waited behind it is never computed.
+    throttle.slow(0.0)
+    waiting.wait(1)
+    assert throttle.batches == (began, began), "its work was dropped"
+    (connection,) = waiting.cluster.view().connections
+    assert connection._link.generation == 2
+    waiting.layer()
+    assert throttle.batches == (began + 1, began + 1)
+    waiting.until(lambda: in_flight(waiting) == 0)
+
+
+def in_flight(client: Any) -> int:
+    """Requests that the server has, as it tells the monitor."""
+    return client.cluster.session.ask_members(5.0)[SERVER].in_flight
+
+
+@pytest.mark.parametrize("transport", ["shm", "grpc"])
+def test_a_client_that_slept_for_longer_than_its_lease_goes_on(
+    checkpoint: Callable[..., Path],
+    faulty_cluster: Callable[..., Any],
+    join: Callable[..., Any],
+    story: Callable[..., Any],
+    calling: Callable[..., Any],
+    lone_client: Callable[..., LoneClient],
+    transport: str,
+) -> None:
+    """Its slots are others' by then: it writes into none of them, and gets new ones as a new incarnation."""
+    cluster = faulty_cluster(checkpoint(), servers=2, redundancy=2, options=("--slots", "8"))
+    told = story(cluster)
+    lone = lone_client(cluster, transport, "on-and-on")
+    first = join(cluster, 2, transport=transport)
+    first.until(lambda: lone.answers > 20)
+    with calling(first):
+        lone.process.send_signal(signal.SIGSTOP)
+        first.until(lambda: told.when(LONE, 1, DEAD))
+        # There is room for two clients, so these are the slots that the sleeper had.
+        second = join(cluster, 2, transport=transport)
+        with calling(second) as calls:
+            second.until(lambda: len(calls.seconds) > 20)
+            lone.process.send_signal(signal.SIGCONT)
+            first.until(lambda: told.when(LONE, 2, SERVING))
+            made = len(calls.seconds)
+            second.until(lambda: len(calls.seconds) > made + 50)
+        second.cluster.close()
+        answers = lone.answers
+        first.until(lambda: lone.answers > answers + 20)
+    assert lone.process.poll() is None
+    assert told.of(LONE)[-1] is SERVING

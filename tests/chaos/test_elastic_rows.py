@@ -1,0 +1,106 @@
+"""Rows 2 and 35 of the fault contract with real processes, each quoted by its test."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from eaas.errors import ExpertsUnavailableError
+from eaas.types import MemberState
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
+DRAINING, DEAD = MemberState.DRAINING, MemberState.DEAD
+VICTIM = "expert-server-1"
+
+
+def call(client: Any, layer: int, experts: list[int]) -> torch.Tensor:
+    """Each token of a call wants these experts."""
+    x_TH = torch.randn(4, client.shape.hidden_size, generator=torch.Generator().manual_seed(2))
+    ids_TK = torch.tensor([experts] * 4)
+    return client.cluster.layer_call(layer, x_TH, ids_TK, torch.ones(4, len(experts)), None)
+
+
+def test_row_2_a_server_killed_and_no_replica(
+    checkpoint: Callable[..., Path],
+    faulty_cluster: Callable[..., Any],
+    throttles: Callable[[str], Any],
+    join: Callable[..., Any],
+) -> None:
+    """Row 2: the same, no replica (SIGKILL an expert server mid-batch): a typed error naming layer and
+    expert; the request fails alone; other requests go on; the balancer restores coverage by itself.
+    """
+    cluster = faulty_cluster(checkpoint(), redundancy=1)
+    hasty, patient = join(cluster, layer_timeout_s=0.5), join(cluster)
+    placement = hasty.cluster.view().placement
+    victim = placement.servers.index(VICTIM)
+    lost = np.flatnonzero(placement.holds_LSE[1, victim])[:2].tolist()
+    others = np.flatnonzero(~placement.holds_LSE[1, victim])[:2].tolist()
+    expected_lost_TH, expected_others_TH = call(patient, 1, lost), call(patient, 1, others)
+    throttles(VICTIM).slow(0.05)
+    answers: dict[str, Any] = {}
+
+    def ask(name: str, client: Any) -> None:
+        try:
+            answers[name] = call(client, 1, lost)
+        except ExpertsUnavailableError as error:
+            answers[name] = error
+
+    clients = {"hasty": hasty, "patient": patient}
+    threads = [threading.Thread(target=ask, args=item) for item in clients.items()]
+    for thread in threads:
+        thread.start()
+    hasty.until(lambda: throttles(VICTIM).computing)
+    os.kill(cluster.children[VICTIM].pid, signal.SIGKILL)
+    killed_at = time.monotonic()
+    # The request that cannot wait fails alone, and names what it lacks.
+    while threads[0].is_alive():
+        assert torch.allclose(call(patient, 1, others), expected_others_TH, rtol=1e-4, atol=1e-5)
+    error = answers["hasty"]
+    assert isinstance(error, ExpertsUnavailableError), error
+    assert (error.layer, list(error.experts)) == (1, lost)
+    assert [1, lost[0]] in [list(pair) for pair in hasty.cluster.uncovered()]
+    # One that can wait gets its answer: nobody did anything.
+    threads[1].join()
+    assert torch.allclose(answers["patient"], expected_lost_TH, rtol=1e-4, atol=1e-5)
+    assert time.monotonic() - killed_at < 10.0
+    hasty.until(lambda: not hasty.cluster.uncovered())
+    assert torch.allclose(call(hasty, 1, lost), expected_lost_TH, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("redundancy", [1, 2])
+def test_row_35_sigterm_is_a_drain(
+    checkpoint: Callable[..., Path],
+    faulty_cluster: Callable[..., Any],
+    join: Callable[..., Any],
+    story: Callable[..., Any],
+    calling: Callable[..., Any],
+    redundancy: int,
+) -> None:
+    """Row 35: SIGTERM (drain): no new admissions; in-flight work ends; 0 failed calls."""
+    cluster = faulty_cluster(checkpoint(), redundancy=redundancy)
+    clients = [join(cluster), join(cluster)]
+    told = story(cluster)
+    leaver = cluster.children[VICTIM]
+    with calling(*clients) as calls:
+        clients[0].until(lambda: len(calls.seconds) > 20)
+        os.kill(leaver.pid, signal.SIGTERM)
+        assert leaver.reap(60)
+        after = len(calls.seconds)
+        clients[0].until(lambda: len(calls.seconds) > after + 20)
+    assert leaver.process.returncode == 0
+    clients[0].until(lambda: told.of(VICTIM)[-2:] == [DRAINING, DEAD])
+    for client in clients:
+        placement = client.cluster.view().placement
+        assert VICTIM not in placement.servers
+        assert placement.holds_LSE.any(axis=1).all()
+        # It ended what it had, and was asked for nothing when it went.
+        assert not client.count("eaas_failovers_total", reason="lost")

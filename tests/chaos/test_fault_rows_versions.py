@@ -1,0 +1,117 @@
+"""The row of the fault contract about releases that serve together, quoted by its tests.
+
+The next release is this one, told to speak one version more: what will differ is not known yet, how two
+releases agree is.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eaas import versions
+from eaas.types import MemberState
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
+SERVERS = tuple(f"expert-server-{i}" for i in range(3))
+NOW = versions.CONTROL_PLANE.newest
+NEXT = versions.Versions(NOW, NOW + 1)
+UNKNOWN = versions.Versions(NOW + 6, NOW + 6)
+
+
+def speaking(monkeypatch: pytest.MonkeyPatch, spoken: versions.Versions) -> None:
+    """From now on processes that are started, and clients in this one, speak these versions."""
+    monkeypatch.setenv("SPOKEN_VERSIONS", f"{spoken.oldest}-{spoken.newest}")
+    for contract in ("CONTROL_PLANE", "SLOTS"):
+        monkeypatch.setattr(versions, contract, spoken)
+
+
+def test_row_30_releases_with_other_versions_in_a_rolling_upgrade(
+    checkpoint: Callable[..., Path],
+    faulty_cluster: Callable[..., Any],
+    throttles: Callable[[str], Any],
+    join: Callable[..., Any],
+    calling: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    free_port: int,
+    tmp_path: Path,
+) -> None:
+    """Row 30: rolling upgrade N / N+1: negotiated, 0 failed calls. One process after another."""
+    settings = tmp_path / "cluster.yaml"
+    settings.write_text(f"monitor:\n  port: {free_port}\n  data_dir: {tmp_path / 'monitor'}\n")
+    cluster = faulty_cluster(checkpoint(), config_file=settings)
+    old = join(cluster, dispatch="round_robin")
+
+    def upgrade(name: str, how: signal.Signals) -> None:
+        child = cluster.children[name]
+        os.kill(child.pid, how)
+        assert child.reap(60)
+        cluster.restart(name)
+
+    def serves(name: str) -> None:
+        batches = throttles(name).batches[1]
+        old.until(lambda: throttles(name).batches[1] > batches + 5)
+
+    with calling(old) as calls:
+        with monkeypatch.context() as patch:
+            patch.setenv("SPOKEN_VERSIONS", f"{NEXT.oldest}-{NEXT.newest}")
+            # At first the next release's server with this one's monitor and client.
+            upgrade(SERVERS[0], signal.SIGTERM)
+            serves(SERVERS[0])
+            upgrade("monitor", signal.SIGKILL)
+            upgrade(SERVERS[1], signal.SIGTERM)
+            serves(SERVERS[1])
+            upgrade("balancer", signal.SIGKILL)
+            upgrade(SERVERS[2], signal.SIGTERM)
+            serves(SERVERS[2])
+        old.wait(3)
+        # A client of the next release, while the other one goes on.
+        with monkeypatch.context() as patch:
+            speaking(patch, NEXT)
+            new = join(cluster)
+        before = len(calls.seconds)
+        with calling(new):
+            old.until(lambda: len(calls.seconds) > before + 20)
+    lives = {m.id: m for m in old.cluster.session.ask_members(5.0).values()}
+    assert all(lives[name].state is MemberState.SERVING for name in SERVERS)
+    assert [lives[name].incarnation for name in SERVERS] == [2, 2, 2]
+
+
+def test_row_30_an_unknown_major_version_is_refused_at_the_handshake(
+    checkpoint: Callable[..., Path],
+    faulty_cluster: Callable[..., Any],
+    join: Callable[..., Any],
+    calling: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Row 30: unknown major version: refused at the handshake."""
+    cluster = faulty_cluster(checkpoint(), servers=2, redundancy=2)
+    client = join(cluster, 2)
+    server = cluster.children[SERVERS[0]]
+    arguments = ["late-server" if word == SERVERS[0] else word for word in server.arguments]
+    with calling(client):
+        with monkeypatch.context() as patch:
+            patch.setenv("SPOKEN_VERSIONS", f"{UNKNOWN.oldest}-{UNKNOWN.newest}")
+            ended = subprocess.run(
+                [sys.executable, "-m", "faulty_server", *arguments],
+                capture_output=True,
+                text=True,
+                timeout=60,
+            )
+        assert ended.returncode != 0
+        why = f"in version {UNKNOWN.newest} of the control plane, this monitor speaks version {NOW}"
+        assert why in " ".join(ended.stderr.split())
+        # A client whose slots alone are of another version: it is a member, and gets none.
+        with monkeypatch.context() as patch:
+            patch.setattr(versions, "SLOTS", UNKNOWN)
+            refused = join(cluster, 0).cluster
+            why = f"in version {UNKNOWN.newest} of the slots, this server speaks version {NOW}"
+            client.until(lambda: why in refused.missing())
+            refused.close()

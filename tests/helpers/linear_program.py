@@ -1,0 +1,40 @@
+"""The least fullness of the fullest server, by HiGHS: an oracle that shares no line with the code."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.optimize import linprog
+from scipy.sparse import coo_matrix
+
+__all__ = ["least_fullness"]
+
+
+def least_fullness(
+    load_E: np.ndarray, holds_SE: np.ndarray, speeds_S: np.ndarray, backlog_S: np.ndarray
+) -> float:
+    """min t, with flows of each expert over its holders, load + backlog <= t * speed on each server."""
+    servers, experts = holds_SE.shape
+    server_N, expert_N = np.nonzero(holds_SE)
+    flows = len(server_N)
+    each_N = np.arange(flows)
+    most = coo_matrix(
+        (
+            np.concatenate([np.ones(flows), -speeds_S]),
+            (
+                np.concatenate([server_N, np.arange(servers)]),
+                np.concatenate([each_N, np.full(servers, flows)]),
+            ),
+        ),
+        shape=(servers, flows + 1),
+    )
+    all_of_it = coo_matrix((np.ones(flows), (expert_N, each_N)), shape=(experts, flows + 1))
+    answer = linprog(
+        np.append(np.zeros(flows), 1.0),
+        A_ub=most.tocsr(),
+        b_ub=-backlog_S,
+        A_eq=all_of_it.tocsr(),
+        b_eq=load_E,
+        method="highs",
+    )
+    assert answer.status == 0
+    return float(answer.fun)

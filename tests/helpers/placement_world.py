@@ -1,0 +1,221 @@
+"""A cluster in which every step of a roll-out can be put off, lost or cut short; no I/O, no clock."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from balancer.actions import Action, Call, Inspect, Prepare, Publish, Retire
+from balancer.planner import Planner
+from eaas.types import Member, MemberState, ModelShape, Placement, Role
+
+JOINING, SERVING, DEAD = MemberState.JOINING, MemberState.SERVING, MemberState.DEAD
+DRAINING, SUSPECT = MemberState.DRAINING, MemberState.SUSPECT
+SHAPE = ModelShape("tiny", 6, 64, 2, ("l0", "l1"), "float32", "digest-a")
+FULL = (SHAPE.num_layers, SHAPE.num_experts)
+GRACE_S, ACK_S = 30.0, 10.0
+
+
+def server(
+    name: str,
+    state: MemberState = JOINING,
+    incarnation: int = 1,
+    model: ModelShape | None = SHAPE,
+    epoch: int = 0,
+) -> Member:
+    role = Role.EXPERT_SERVER
+    return Member(
+        name, role, 1, "h", f"{name}:1", state, incarnation=incarnation, model=model, epoch=epoch
+    )
+
+
+def client(name: str, epoch: int = 0, state: MemberState = SERVING) -> Member:
+    role = Role.ATTENTION_CLIENT
+    return Member(name, role, 1, "h", f"{name}:1", state, incarnation=1, model=SHAPE, epoch=epoch)
+
+
+class World:
+    """Servers and clients as they are, and the balancer of the moment, which is told at once.
+
+    Attributes:
+        stores: What each live server holds, bool (L, E).
+        calls: On their way to servers, of the balancer of the moment and of those before.
+        follows: The placement that each client follows.
+        published: Of the balancer of the moment; None: none yet.
+    """
+
+    def __init__(self, expected: int, redundancy: int) -> None:
+        self.expected, self.redundancy = expected, redundancy
+        self.now = 1000.0
+        self.members: dict[str, Member] = {}
+        self.stores: dict[str, np.ndarray] = {}
+        self.told: dict[str, int] = {}
+        self.calls: list[tuple[Planner, Call]] = []
+        self.follows: dict[str, Placement] = {}
+        self.placements: dict[int, Placement] = {}
+        self.loads = 0
+        self.start_balancer()
+
+    # -- the balancer -----------------------------------------------------------------------------
+
+    def start_balancer(self) -> None:
+        """Whatever was before is gone, but for calls that are on their way."""
+        self.planner = Planner(self.expected, self.redundancy, GRACE_S, ACK_S)
+        self.published: Placement | None = None
+        self.refusals: list[Any] = []
+        before = self.members.get("balancer")
+        life = before.incarnation + 1 if before else 1
+        self.members["balancer"] = Member(
+            "balancer", Role.BALANCER, life, "h", "b:1", SERVING, incarnation=life
+        )
+        self.tell()
+
+    def tell(self) -> None:
+        self.take(self.planner.observe(dict(self.members), self.now))
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.take(self.planner.tick(self.now))
+
+    def take(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Publish):
+                placement = action.placement
+                assert placement.epoch not in self.placements
+                assert placement.epoch > max(self.placements, default=0)
+                assert self.covered(placement).all(), "published what nobody holds"
+                assert np.allclose(placement.shares_LSE.sum(axis=1), 1)
+                self.placements[placement.epoch] = self.published = placement
+            elif isinstance(action, Inspect | Prepare | Retire):
+                self.calls.append((self.planner, action))
+            else:
+                self.refusals.append(action)
+
+    def covered(self, placement: Placement) -> np.ndarray:
+        """Experts that a server has which a follower of the placement would ask: bool (L, E)."""
+        found_LE = np.zeros(FULL, dtype=bool)
+        for s, name in enumerate(placement.servers):
+            if name in self.stores:
+                found_LE |= placement.holds_LSE[:, s] & self.stores[name]
+        return found_LE
+
+    # -- servers ----------------------------------------------------------------------------------
+
+    def up(self) -> list[str]:
+        return sorted(self.stores)
+
+    def start(self, name: str) -> None:
+        before = self.members.get(name)
+        life = before.incarnation + 1 if before else 1
+        self.members[name] = server(name, incarnation=life)
+        self.stores[name] = np.zeros(FULL, dtype=bool)
+        self.told[name] = 0
+        self.tell()
+
+    def die(self, name: str) -> None:
+        self.members[name] = replace(self.members[name], state=DEAD)
+        del self.stores[name]
+        self.tell()
+
+    def drain(self, name: str) -> None:
+        self.members[name] = replace(self.members[name], state=DRAINING)
+        self.tell()
+
+    def leave_where_empty(self) -> None:
+        for name in self.up():
+            if self.members[name].state is DRAINING and not self.stores[name].any():
+                self.die(name)
+
+    def answer(self, place: int = 0, *, fail: bool = False) -> None:
+        """One of the calls on their way is carried out, or fails, and its balancer is told, if it lives."""
+        planner, call = self.calls.pop(place)
+        member = self.members[call.server_id]
+        arrived = call.server_id in self.stores and member.incarnation == call.incarnation
+        holds_LE = self.stores[call.server_id].copy() if arrived else None
+        done = arrived and not fail and self.carry_out(call)
+        self.tell()
+        if planner is not self.planner:
+            return
+        if done:
+            self.take(planner.succeeded(call, self.now, holds_LE))
+        else:
+            self.take(planner.failed(call, self.now))
+            if planner.is_wanted(call):
+                self.calls.append((planner, call))
+
+    def carry_out(self, call: Call) -> bool:
+        """What a server does; False where it refuses an older epoch."""
+        name = call.server_id
+        if isinstance(call, Inspect):
+            return True
+        if call.placement.epoch < self.told[name]:
+            return False
+        self.told[name] = call.placement.epoch
+        share_LE = np.zeros(FULL, dtype=bool)
+        if name in call.placement.servers:
+            share_LE = call.placement.holds_LSE[:, call.placement.servers.index(name)]
+        state = self.members[name].state
+        if isinstance(call, Prepare):
+            self.loads += int((share_LE & ~self.stores[name]).sum())
+            self.stores[name] |= share_LE
+            state = SERVING if state is JOINING else state
+        else:
+            before = {c: self.covered(p) for c, p in self.follows.items()}
+            self.stores[name] &= share_LE
+            for c, covered_LE in before.items():
+                lost_LE = covered_LE & ~self.covered(self.follows[c])
+                assert not lost_LE.any(), f"{c} lost experts to a retirement"
+        self.members[name] = replace(self.members[name], state=state, epoch=self.told[name])
+        return True
+
+    # -- clients ----------------------------------------------------------------------------------
+
+    def follow(self, name: str) -> None:
+        """A client hears of the newest placement of the balancer, and says so."""
+        if self.published is not None:
+            self.follows[name] = self.published
+            self.members[name] = client(name, self.published.epoch)
+            self.tell()
+
+    # -- until nothing is left to do --------------------------------------------------------------
+
+    def settle(self) -> None:
+        for _ in range(1000):
+            if self.calls:
+                self.answer()
+            else:
+                epochs = {p.epoch for p in self.follows.values()}
+                self.leave_where_empty()
+                for name in tuple(self.follows):
+                    self.follow(name)
+                if not self.calls and {p.epoch for p in self.follows.values()} == epochs:
+                    return
+        raise AssertionError("it never ends")
+
+    def assert_settled(self) -> None:
+        """All that live hold their shares and nothing else, evenly, and everybody follows that."""
+        placement = self.published
+        assert placement is not None
+        assert placement.servers == tuple(self.up())
+        replicas = min(self.redundancy, len(self.stores))
+        assert (placement.holds_LSE.sum(axis=1) == replicas).all()
+        for s, name in enumerate(placement.servers):
+            assert (self.stores[name] == placement.holds_LSE[:, s]).all()
+            assert self.members[name].state is SERVING
+        assert {p.epoch for p in self.follows.values()} <= {placement.epoch}
+
+
+def settled(*names: str, redundancy: int = 2, clients: tuple[str, ...] = ("c",)) -> World:
+    """A world with a published placement that all follow."""
+    world = World(len(names), redundancy)
+    for name in names:
+        world.start(name)
+    while world.calls:
+        world.answer()
+    for name in clients:
+        world.follow(name)
+    world.settle()
+    world.assert_settled()
+    return world

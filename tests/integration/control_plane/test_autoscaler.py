@@ -1,0 +1,212 @@
+"""The autoscaler at a monitor and a balancer; servers only pretend to work."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from attention_client.serve.metrics import ServeMetrics
+from balancer.autoscaler.live import LiveAutoscaler
+from balancer.main import Balancer
+from control_plane import PATIENCE_S, SERVING, FakeExpertServer, eventually
+from eaas.config import AutoscalerConfig
+from eaas.errors import ClusterError, ConfigError
+from eaas.local.scaling import ScaleWatch, scale_servers
+from eaas.session import MemberSession, Report
+from eaas.types import Member, Role
+from monitor.main import Monitor
+
+pytestmark = pytest.mark.integration
+
+BUSY, IDLE = 0.95, 0.0
+
+
+class Endpoint:
+    """The HTTP face of a client that serves nothing but its metrics."""
+
+    def __init__(self, monitor_address: str) -> None:
+        registry = CollectorRegistry()
+        self.metrics = ServeMetrics(registry)
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(generate_latest(registry))
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+        address = f"127.0.0.1:{self._server.server_address[1]}"
+        self._session = MemberSession(
+            monitor_address,
+            Member("client", Role.ATTENTION_CLIENT, os.getpid(), "here", address, SERVING),
+            report=lambda: Report(SERVING),
+        )
+
+    def close(self) -> None:
+        self._session.close()
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class Cluster:
+    """Two servers, the least that redundancy allows, and somebody who starts and ends servers."""
+
+    def __init__(
+        self,
+        monitor: Monitor,
+        balancer: Balancer,
+        start_server: Callable[..., FakeExpertServer],
+        cleanup: ExitStack,
+    ) -> None:
+        self.monitor, self.balancer = monitor, balancer
+        self.wanted: list[int] = []
+        self._start, self._cleanup = start_server, cleanup
+        self.servers = [start_server(monitor.address, f"s{n}") for n in range(2)]
+        eventually(lambda: all(s.state is SERVING for s in self.servers))
+
+    def launch(self) -> None:
+        """From now on somebody starts servers."""
+        watch = ScaleWatch(lambda: self.balancer.address, self.wanted.append)
+        self._cleanup.callback(watch.close)
+        eventually(lambda: self.balancer._service._scalers)
+
+    def start(self) -> None:
+        self.servers.append(self._start(self.monitor.address, f"s{len(self.servers)}"))
+        eventually(lambda: self.servers[-1].state is SERVING)
+
+    def end_last(self) -> None:
+        self.servers.pop().close()
+
+    def work(self, busy: float) -> None:
+        for server in self.servers:
+            server.busy = busy
+
+    def autoscaler(self, dry_run: bool = False, **fields: Any) -> LiveAutoscaler:
+        config = AutoscalerConfig(**({"cooldown_s": 0.1, "scale_in_window_s": 1.0} | fields))
+        autoscaler = LiveAutoscaler(config, self.monitor.address, dry_run)
+        self._cleanup.callback(autoscaler.close)
+        return autoscaler
+
+
+@pytest.fixture
+def cluster(
+    start_monitor: Callable[..., Monitor],
+    start_balancer: Callable[..., Balancer],
+    start_server: Callable[..., FakeExpertServer],
+    cleanup: ExitStack,
+) -> Cluster:
+    monitor = start_monitor(lease_s=5.0, heartbeat_s=0.1)
+    return Cluster(monitor, start_balancer(monitor.address), start_server, cleanup)
+
+
+def look_until(autoscaler: LiveAutoscaler, said: str) -> str:
+    deadline = time.monotonic() + PATIENCE_S
+    while said not in (line := autoscaler.look()):
+        assert time.monotonic() < deadline, line
+        time.sleep(0.3)
+    return line
+
+
+def test_a_server_comes_with_work_and_goes_without(cluster: Cluster) -> None:
+    cluster.launch()
+    autoscaler = cluster.autoscaler(max_servers=3)
+    assert autoscaler.look() == "servers: 2: no server was measured; nothing to go by"
+    cluster.work(BUSY)
+    line = look_until(autoscaler, "2 -> 3")
+    assert "to be busy 60 % takes " in line
+    look_until(autoscaler, "waits: 3 servers were asked for")
+    eventually(lambda: cluster.wanted == [3])
+    cluster.start()
+    cluster.work(0.55)
+    look_until(autoscaler, "as many as are right")
+    cluster.work(IDLE)
+    look_until(autoscaler, "3 -> 2")
+    eventually(lambda: cluster.wanted == [3, 2])
+    cluster.end_last()
+    line = look_until(autoscaler, "but every expert's replicas need 2")
+    assert line.startswith("servers: 2: busy 0 %")
+    assert cluster.wanted == [3, 2]
+
+
+def test_a_dry_run_explains_itself_and_does_nothing(cluster: Cluster) -> None:
+    cluster.launch()
+    autoscaler = cluster.autoscaler(dry_run=True)
+    cluster.work(BUSY)
+    for _ in range(2):
+        line = look_until(autoscaler, "2 -> 3")
+        assert line.endswith("(nothing is done: this is a dry run)")
+        time.sleep(0.3)
+    assert cluster.wanted == []
+
+
+def test_latency_comes_from_the_endpoints(cluster: Cluster, cleanup: ExitStack) -> None:
+    endpoint = Endpoint(cluster.monitor.address)
+    cleanup.callback(endpoint.close)
+    autoscaler = cluster.autoscaler(dry_run=True, latency_target_ms=50)
+    cluster.work(0.6)
+    endpoint.metrics.inter_token_latency.observe(10.0)
+    assert "a token" not in autoscaler.look()
+    time.sleep(0.5)
+    for seconds in (0.05, 0.07, 0.09):
+        endpoint.metrics.inter_token_latency.observe(seconds)
+    line = autoscaler.look()
+    assert "70 ms a token; a token takes longer than 50 ms" in line
+    # One that does not answer, or answers nonsense, is left out.
+    endpoint._server.shutdown()
+    endpoint._server.server_close()
+    assert "a token" not in autoscaler.look()
+
+
+def test_nobody_starts_servers(cluster: Cluster) -> None:
+    autoscaler = cluster.autoscaler(cooldown_s=3600)
+    cluster.work(BUSY)
+    with pytest.raises(ClusterError, match="not 3 servers: nobody starts servers for this cluster"):
+        look_until(autoscaler, "2 -> 3")
+    # What was refused was no change: it does not wait for a cooldown.
+    cluster.launch()
+    look_until(autoscaler, "2 -> 3")
+
+
+def test_the_same_number_is_said_again(cluster: Cluster) -> None:
+    """A server that was asked for did not come, or died: the launcher hears of it again."""
+    cluster.launch()
+    for _ in range(2):
+        scale_servers(cluster.balancer.address, 3)
+    eventually(lambda: cluster.wanted == [3, 3])
+
+
+def test_who_is_not_there_is_named(
+    start_monitor: Callable[..., Monitor], cleanup: ExitStack, unused_port: int
+) -> None:
+    config = AutoscalerConfig()
+    address = f"127.0.0.1:{unused_port}"
+    alone = LiveAutoscaler(config, address)
+    cleanup.callback(alone.close)
+    with pytest.raises(ClusterError, match=f"the monitor at {address} does not answer: .*; check"):
+        alone.look()
+    no_balancer = LiveAutoscaler(config, start_monitor().address)
+    cleanup.callback(no_balancer.close)
+    with pytest.raises(ClusterError, match="no balancer lives in this cluster"):
+        no_balancer.look()
+    with pytest.raises(ConfigError, match="autoscaler: min_servers 9 is above max_servers 8"):
+        LiveAutoscaler(AutoscalerConfig(min_servers=9), address)
+
+
+@pytest.fixture
+def unused_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

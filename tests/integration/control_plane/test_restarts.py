@@ -1,0 +1,188 @@
+"""A monitor that ends, in whatever way, and one that goes on from what it kept."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import grpc
+import pytest
+
+from control_plane import DEAD, SERVING, Observer, eventually, has_state, monitor_process, port_of
+from eaas.config import MonitorConfig
+from eaas.errors import StoreError
+from eaas.grpc_client import channel
+from eaas.rpc.v1 import monitor_pb2 as pb
+from eaas.rpc.v1 import monitor_pb2_grpc
+from eaas.session import PROTOCOL_VERSION
+from eaas.types import Member, Role
+from monitor.main import Monitor
+
+pytestmark = pytest.mark.integration
+CALL_S = 10.0
+
+
+def first_word(address: str, position: pb.WatchRequest) -> pb.WatchResponse:
+    with channel(address) as line:
+        # The process's other channels may just have found nobody there, and gRPC shares what they know.
+        stub = monitor_pb2_grpc.MonitorServiceStub(line)
+        call = stub.Watch(position, timeout=CALL_S, wait_for_ready=True)
+        response = next(call)
+        call.cancel()
+        return response
+
+
+def test_a_restarted_monitor_knows_its_members_and_its_revision(
+    tmp_path: Path, start_monitor: Callable[..., Monitor], observe: Callable[..., Observer]
+) -> None:
+    first = Monitor(MonitorConfig(data_dir=str(tmp_path)))
+    a, b = observe(first.address, "a"), observe(first.address, "b")
+    silent = Observer(first.address, "silent")
+    for observer in (a, b):
+        observer.wait(lambda v: all(has_state(n, SERVING)(v) for n in ("a", "b", "silent")))
+    silent.session.close(deregister=False)
+    position = a.session._fold.position
+    first.stop()
+    eventually(lambda: a.session.view.age_s(time.monotonic()) > 1.5)
+    changes = len(a.views)
+
+    second = start_monitor(port=port_of(first.address), data_dir=str(tmp_path))
+    # Who came in time goes on where it was: the first word is what happened next.
+    word = first_word(second.address, position)
+    assert word.WhichOneof("kind") == "event"
+    assert word.event.revision == position.from_revision + 1
+    assert (word.event.member.id, word.event.member.incarnation) == ("monitor", 2)
+    # Who comes from before what is remembered gets everybody, in the same history.
+    word = first_word(second.address, pb.WatchRequest(from_revision=1, life=position.life))
+    assert word.snapshot.life == position.life
+    assert {m.id for m in word.snapshot.members} >= {"a", "b", "silent", "monitor"}
+
+    a.wait(lambda v: v.members["monitor"].incarnation == 2)
+    assert a.session._fold.position.life == position.life
+    # Known by the monitor alone, and found dead in its time; nobody else was.
+    a.wait(has_state("silent", DEAD))
+    for view in a.views[changes:]:
+        assert view.members["a"].state is view.members["b"].state is SERVING
+    assert (a.session.incarnation, b.session.incarnation) == (1, 1)
+    assert a.incarnations == b.incarnations == []
+    revisions = [view.revision for view in a.views]
+    assert revisions == sorted(revisions)
+
+
+class Crowd:
+    """Members that come and go, and what the monitor said to them."""
+
+    def __init__(self, seed: int) -> None:
+        self._dice = random.Random(seed)
+        self._over = threading.Event()
+        # By id: the incarnation that it was given last.
+        self.given: dict[str, int] = {}
+        self.revision = 0
+        self.answers = 0
+
+    def run(self, address: str, number: int) -> None:
+        with channel(address) as line:
+            stub = monitor_pb2_grpc.MonitorServiceStub(line)
+            try:
+                while not self._over.is_set():
+                    self._one(stub, f"m{number}-{self._dice.randrange(10)}")
+            except grpc.RpcError:
+                return
+
+    def _one(self, stub: monitor_pb2_grpc.MonitorServiceStub, name: str) -> None:
+        member = Member(name, Role.BALANCER, 1, "h", "", SERVING)
+        request = pb.RegisterRequest(member=member.to_proto(), protocol_version=PROTOCOL_VERSION)
+        answer = stub.Register(request, timeout=CALL_S)
+        assert answer.incarnation > self.given.get(name, 0)
+        self.given[name] = answer.incarnation
+        self.revision = max(self.revision, answer.revision)
+        self.answers += 1
+        if self._dice.random() < 0.3:
+            stub.Deregister(
+                pb.DeregisterRequest(id=name, incarnation=answer.incarnation), timeout=CALL_S
+            )
+
+    def stop(self) -> None:
+        self._over.set()
+
+
+def test_a_monitor_killed_at_any_moment_has_lost_nothing_that_it_said(
+    tmp_path: Path, cleanup: ExitStack
+) -> None:
+    crowd = Crowd(seed=1)
+    dice = random.Random(2)
+    port = 0
+    for _ in range(6):
+        process, address = monitor_process(cleanup, data_dir=str(tmp_path), port=port)
+        port = port_of(address)
+        word = first_word(address, pb.WatchRequest())
+        assert word.snapshot.revision >= crowd.revision
+        known = {m.id: m.incarnation for m in word.snapshot.members}
+        assert all(known[name] >= given for name, given in crowd.given.items())
+        before = crowd.answers
+        threads = [threading.Thread(target=crowd.run, args=(address, i)) for i in range(3)]
+        for thread in threads:
+            thread.start()
+        wanted = dice.randrange(1, 60)
+        eventually(lambda before=before, wanted=wanted: crowd.answers >= before + wanted)
+        process.kill()
+        for thread in threads:
+            thread.join()
+        process.wait()
+    assert crowd.answers > 20
+
+
+def test_two_monitors_do_not_share_a_directory(
+    tmp_path: Path, start_monitor: Callable[..., Monitor]
+) -> None:
+    start_monitor(data_dir=str(tmp_path))
+    with pytest.raises(StoreError, match="in use by another monitor"):
+        Monitor(MonitorConfig(data_dir=str(tmp_path)))
+
+
+def test_a_monitor_that_cannot_keep_anything_ends(
+    tmp_path: Path, cleanup: ExitStack, observe: Callable[..., Observer]
+) -> None:
+    failures: list[str] = []
+    monitor = Monitor(MonitorConfig(data_dir=str(tmp_path)), failures.append)
+    cleanup.callback(monitor.stop)
+    a = observe(monitor.address, "a")
+    a.wait(has_state("a", SERVING))
+    assert monitor._store is not None
+    monitor._store._file.execute("PRAGMA max_page_count = 1")
+    told = a.session.view.members
+    a.session.close(deregister=False)
+    # It says nothing that the next one would not know.
+    with channel(monitor.address) as line:
+        stub = monitor_pb2_grpc.MonitorServiceStub(line)
+        codes = set()
+        for i in range(100):
+            member = Member(f"m{i}" + 200 * "x", Role.BALANCER, 1, "h", "", SERVING)
+            request = pb.RegisterRequest(
+                member=member.to_proto(), protocol_version=PROTOCOL_VERSION
+            )
+            try:
+                stub.Register(request, timeout=CALL_S)
+            except grpc.RpcError as error:
+                codes.add(error.code())
+                break
+    assert codes == {grpc.StatusCode.UNAVAILABLE}
+    eventually(lambda: failures)
+    assert f"{tmp_path}/monitor.db cannot be written" in failures[0]
+    assert told["a"].state is SERVING
+
+
+def test_sigterm_keeps_what_was_known(tmp_path: Path, cleanup: ExitStack) -> None:
+    process, address = monitor_process(cleanup, data_dir=str(tmp_path))
+    known = Observer(address, "known")
+    known.session.close(deregister=False)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(CALL_S) == 0
+    _, address = monitor_process(cleanup, data_dir=str(tmp_path))
+    word = first_word(address, pb.WatchRequest())
+    assert "known" in {m.id for m in word.snapshot.members}

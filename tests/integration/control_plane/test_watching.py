@@ -1,0 +1,145 @@
+"""Watch streams in number: what they cost, signs of life, and watchers that are slow."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import selectors
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from control_plane import PATIENCE_S, SERVING, Observer, eventually
+from eaas.bench.monitor.crowd import Crowd
+from eaas.bench.monitor.line import Line
+from eaas.grpc_client import STREAM_SIGN_S, STREAM_SILENCE_S, channel
+from eaas.rpc.v1 import monitor_pb2 as pb
+from eaas.rpc.v1 import monitor_pb2_grpc
+from eaas.session import PROTOCOL_VERSION
+from eaas.types import Member, Role
+from monitor.main import Monitor
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def stub(start_monitor: Callable[..., Monitor]) -> Iterator[monitor_pb2_grpc.MonitorServiceStub]:
+    with channel(start_monitor().address) as line:
+        yield monitor_pb2_grpc.MonitorServiceStub(line)
+
+
+def register(stub: Any, member_id: str) -> None:
+    member = Member(member_id, Role.EXPERT_SERVER, 1, "h", "", SERVING)
+    stub.Register(pb.RegisterRequest(member=member.to_proto(), protocol_version=PROTOCOL_VERSION))
+
+
+def snapshot_of(address: str) -> pb.Snapshot:
+    with channel(address) as line:
+        stub = monitor_pb2_grpc.MonitorServiceStub(line)
+        return next(iter(stub.Watch(pb.WatchRequest(), timeout=PATIENCE_S))).snapshot
+
+
+def test_members_cost_no_threads(start_monitor: Callable[..., Monitor]) -> None:
+    """600 members with two streams each: more than the threads that any pool of ours has."""
+    # A busy machine is not to end a lease.
+    monitor = start_monitor(lease_s=20.0)
+    with selectors.DefaultSelector() as selector:
+        before = threading.active_count()
+        with contextlib.closing(Crowd(monitor.address, range(600), 20, 0.5, selector)) as crowd:
+            crowd.join()
+            watching = False
+            deadline = time.monotonic() + PATIENCE_S
+            figures = {"sent": 0, "watched": 0}
+            while figures["sent"] < 1800 or figures["watched"] < 600:
+                assert time.monotonic() < deadline, figures
+                for key, _ in selector.select(min(0.01, crowd.turn(time.monotonic()))):
+                    assert isinstance(key.data, Line)
+                    crowd.ready(key.data)
+                if crowd.joined and not watching:
+                    watching = True
+                    now = snapshot_of(monitor.address)
+                    crowd.watch(600, now.revision, now.life)
+                found = crowd.take_figures()
+                assert (found["ended"], found["gaps"]) == (0, 0)
+                figures = {name: figures[name] + found[name] for name in figures}
+            assert threading.active_count() <= before + 4
+            assert monitor._service is not None
+            assert monitor._service._watchers == 600
+    eventually(lambda: monitor._service is not None and monitor._service._watchers == 0)
+
+
+@pytest.mark.parametrize("heartbeats_tell", [False, True])
+def test_signs_of_life_are_for_those_that_have_no_other(stub: Any, heartbeats_tell: bool) -> None:
+    snapshot = next(iter(stub.Watch(pb.WatchRequest(), timeout=PATIENCE_S))).snapshot
+    position = pb.WatchRequest(
+        from_revision=snapshot.revision, life=snapshot.life, heartbeats_tell=heartbeats_tell
+    )
+    began = time.monotonic()
+    call = stub.Watch(position, timeout=3 * STREAM_SIGN_S)
+    told = []
+    with contextlib.suppress(grpc.RpcError):
+        for response in call:
+            told.append(time.monotonic() - began)
+            assert response.still_at_revision == snapshot.revision
+    if heartbeats_tell:
+        # That its stream has begun.
+        (first,) = told
+        assert first < STREAM_SIGN_S / 2
+    else:
+        assert len(told) == 2
+        assert told[0] >= STREAM_SIGN_S
+
+
+def test_a_view_stays_fresh_without_signs(
+    start_monitor: Callable[..., Monitor], observe: Callable[..., Observer]
+) -> None:
+    member = observe(start_monitor().address, "member")
+    member.wait(lambda v: v.members.keys() == {"member", "monitor"})
+    streams = []
+    original = member.session._monitors.now.stub.Watch
+    member.session._monitors.now.stub.Watch = lambda *a: streams.append(a) or original(*a)
+    deadline = time.monotonic() + STREAM_SILENCE_S + 1
+    while time.monotonic() < deadline:
+        assert member.session.view.age_s(time.monotonic()) < 1.9
+        time.sleep(0.05)
+    # All that time over the one stream.
+    assert streams == []
+
+
+def test_a_watcher_that_does_not_read_is_sent_a_snapshot_of_what_it_missed(stub: Any) -> None:
+    register(stub, "busy")
+    watched = stub.Watch(pb.WatchRequest())
+    stream = iter(watched)
+    first = next(stream).snapshot
+    assert {m.id for m in first.members} == {"busy", "monitor"}
+    # Each is an event, of 80 bytes: far more than the stream's window and the history hold.
+    changes = 6000
+    beats = (
+        pb.HeartbeatRequest(id="busy", incarnation=1, state=SERVING.number, experts=n)
+        for n in range(1, changes + 1)
+    )
+    answers = list(stub.Heartbeat(beats))
+    assert len(answers) == changes
+    last = answers[-1].revision
+    assert last == first.revision + changes
+    kinds, seen = [], first.revision
+    for response in itertools.islice(stream, changes + 1):
+        kinds.append(response.WhichOneof("kind"))
+        if kinds[-1] == "snapshot":
+            assert response.snapshot.revision > seen
+            seen = response.snapshot.revision
+            found = {m.id: m for m in response.snapshot.members}["busy"].experts
+        else:
+            assert response.event.revision == seen + 1
+            seen = response.event.revision
+            found = response.event.member.experts
+        if seen == last:
+            break
+    watched.cancel()
+    assert (seen, found) == (last, changes)
+    assert kinds.count("snapshot") >= 1
+    assert len(kinds) < changes

@@ -1,0 +1,443 @@
+"""Several monitors with a real ZooKeeper: one leads, and what it said stands whoever leads next."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import pytest
+from kazoo.client import KazooClient
+
+from control_plane import SERVING, Observer, eventually, has_state, monitor_process, port_of
+from eaas.config import MonitorConfig
+from eaas.errors import ClusterError, ConfigError, StoreError
+from eaas.grpc_client import channel
+from eaas.monitors import LEADER_KEY
+from eaas.rpc.v1 import monitor_pb2 as pb
+from eaas.rpc.v1 import monitor_pb2_grpc
+from eaas.session import PROTOCOL_VERSION
+from eaas.types import Member, MemberState, Role
+from monitor.life import MemberEvent
+from monitor.main import Monitor
+from monitor.store import Change, StoreLostError
+from monitor.store.zookeeper import ZooKeeperStore
+from zookeeper_box import ZooKeeperBox, missing
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(missing() is not None, reason=str(missing())),
+]
+SESSION_S = 2.0
+CALL_S = 3.0
+# For a takeover after a session ended, on a busy machine; the figures are printed.
+MARGIN_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperBox]:
+    box = ZooKeeperBox(tmp_path_factory.mktemp("zookeeper") / "data")
+    yield box
+    box.stop()
+
+
+@pytest.fixture
+def settings(zookeeper: ZooKeeperBox, request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Of the monitors of one test."""
+    root = "".join(c if c.isalnum() else "-" for c in request.node.name)
+    return {
+        "store": "zookeeper",
+        "zookeeper_hosts": zookeeper.hosts,
+        "zookeeper_root": f"/{root}",
+        "zookeeper_session_s": SESSION_S,
+    }
+
+
+@pytest.fixture
+def connect(zookeeper: ZooKeeperBox) -> Iterator[Callable[[], KazooClient]]:
+    clients: list[KazooClient] = []
+
+    def start() -> KazooClient:
+        clients.append(KazooClient(zookeeper.hosts, timeout=SESSION_S))
+        clients[-1].start(10)
+        return clients[-1]
+
+    yield start
+    for client in clients:
+        client.stop()
+        client.close()
+
+
+def register(stub: Any, name: str) -> pb.RegisterResponse:
+    member = Member(name, Role.BALANCER, 1, "h", "", SERVING)
+    return stub.Register(
+        pb.RegisterRequest(member=member.to_proto(), protocol_version=PROTOCOL_VERSION),
+        timeout=CALL_S,
+    )
+
+
+def refusal(address: str) -> grpc.RpcError | None:
+    """What a monitor answers who would register; None: it takes them."""
+    with channel(address) as line:
+        try:
+            register(monitor_pb2_grpc.MonitorServiceStub(line), "visitor")
+        except grpc.RpcError as error:
+            return error
+    return None
+
+
+def members(address: str) -> dict[str, pb.Member]:
+    with channel(address) as line:
+        call = monitor_pb2_grpc.MonitorServiceStub(line).Watch(pb.WatchRequest(), timeout=CALL_S)
+        snapshot = next(call).snapshot
+        call.cancel()
+    return {member.id: member for member in snapshot.members}
+
+
+# -- the store ----------------------------------------------------------------------------------------
+
+
+def event(revision: int, member_id: str, state: MemberState = SERVING) -> MemberEvent:
+    return MemberEvent(revision, Member(member_id, Role.EXPERT_SERVER, 1, "h", "h:1", state), "")
+
+
+def test_what_was_written_is_read(connect: Callable[[], KazooClient]) -> None:
+    store = ZooKeeperStore(connect(), "/read", 10.0)
+    assert (store.epoch, store.kept.revision, store.kept.events) == (1, 0, ())
+    names = ["a", "..", ".", "a/b", "ü%", "m" * 300, " "]
+    events = tuple(event(i + 1, name) for i, name in enumerate(names))
+    store.write(Change(7, 4, events))
+    store.write(Change(9, 5, (event(9, "a"),), removed=("..", "never there")))
+    after = ZooKeeperStore(connect(), "/read", 10.0)
+    assert after.epoch == 2
+    assert after.kept.life == store.kept.life
+    assert (after.kept.revision, after.kept.forgotten_incarnation) == (9, 5)
+    assert after.kept.events == (*events[2:], event(9, "a"))
+
+
+def test_whoever_was_deposed_writes_nothing(connect: Callable[[], KazooClient]) -> None:
+    first = ZooKeeperStore(connect(), "/deposed", 10.0)
+    first.write(Change(1, 0, (event(1, "a"),)))
+    first.confirm()
+    second = ZooKeeperStore(connect(), "/deposed", 10.0)
+    # Its session lives, and it does not know.
+    with pytest.raises(StoreLostError, match="another monitor has taken the lead"):
+        first.write(Change(2, 0, (event(2, "b"), event(2, "a", MemberState.DEAD))))
+    with pytest.raises(StoreLostError, match="another monitor has taken the lead"):
+        first.confirm()
+    second.write(Change(2, 0, (event(2, "c"),)))
+    third = ZooKeeperStore(connect(), "/deposed", 10.0)
+    assert [e.member.id for e in third.kept.events] == ["a", "c"]
+
+
+def test_the_lead_is_confirmed_while_somebody_writes(connect: Callable[[], KazooClient]) -> None:
+    """Two threads: the journal's writes, the candidate confirms."""
+    store = ZooKeeperStore(connect(), "/confirmed", 10.0)
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(
+            lambda: [store.write(Change(n, 0, (event(n, "a"),))) for n in range(1, 301)]
+        )
+        while not writing.done():
+            store.confirm()
+        writing.result()
+    assert ZooKeeperStore(connect(), "/confirmed", 10.0).kept.revision == 300
+
+
+def test_a_thousand_members_with_long_models(connect: Callable[[], KazooClient]) -> None:
+    store = ZooKeeperStore(connect(), "/many", 20.0)
+    events = tuple(
+        MemberEvent(i, Member(f"m{i}", Role.BALANCER, 1, "h" * 2000, "", SERVING), "")
+        for i in range(1, 1001)
+    )
+    store.write(Change(1000, 0, events))
+    assert ZooKeeperStore(connect(), "/many", 20.0).kept.events == events
+
+
+@pytest.mark.parametrize(
+    ("path", "data", "says"),
+    [
+        ("state", b"{", "is damaged"),
+        ("state", b"[1]", "is damaged"),
+        ("state", b'{"schema": 1}', "is damaged"),
+        ("state", b'{"schema": 2}', "newer version .schema 2, this one knows 1"),
+        ("members/m-a", b"\xff\xff", "is damaged"),
+    ],
+)
+def test_what_cannot_be_read_is_named(
+    connect: Callable[[], KazooClient], settings: dict[str, Any], path: str, data: bytes, says: str
+) -> None:
+    client, root = connect(), settings["zookeeper_root"]
+    ZooKeeperStore(client, root, 10.0).write(Change(1, 0, (event(1, "a"),)))
+    client.set(f"{root}/monitor/{path}", data)
+    with pytest.raises(StoreError, match=f"ZooKeeper's {root}/monitor.* {says}"):
+        ZooKeeperStore(client, root, 10.0)
+    failures: list[str] = []
+    monitor = Monitor(MonitorConfig(**settings), failures.append)
+    eventually(lambda: failures)
+    monitor.stop()
+    assert says.split(" .")[0] in failures[0]
+
+
+# -- the election -------------------------------------------------------------------------------------
+
+
+def test_no_zookeeper_is_an_error_that_names_it(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("monitor.store.candidate._CONNECT_S", 0.5)
+    wrong = settings | {"zookeeper_hosts": "127.0.0.1:1"}
+    with pytest.raises(ClusterError, match=r"cannot reach ZooKeeper at 127.0.0.1:1: .*; check"):
+        Monitor(MonitorConfig(**wrong))
+
+
+def test_one_leads_and_the_other_names_it(
+    start_monitor: Callable[..., Monitor],
+    observe: Callable[..., Observer],
+    settings: dict[str, Any],
+) -> None:
+    first = start_monitor(**settings)
+    eventually(lambda: first._service)
+    second = start_monitor(**settings)
+
+    def named() -> bool:
+        error = refusal(second.address)
+        assert error is not None
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        return (LEADER_KEY, first.address) in error.trailing_metadata()
+
+    eventually(named)
+    member = observe(f"{second.address},{first.address}", "member")
+    member.wait(has_state("member", SERVING))
+    with pytest.raises(ClusterError, match=f"the one at {first.address} leads: give both"):
+        Observer(second.address, "lost", register_timeout_s=0.5)
+
+    # The end of the leader is no matter of time-outs.
+    began = time.monotonic()
+    first.stop()
+    member.wait(lambda v: v.members["monitor"].address == second.address)
+    print(f"handed over in {time.monotonic() - began:.2f} s")
+    assert member.session.incarnation == 1
+    assert member.session.view.members["monitor"].incarnation == 2
+
+
+def test_a_killed_leader_is_followed_by_the_other(
+    cleanup: ExitStack, observe: Callable[..., Observer], settings: dict[str, Any]
+) -> None:
+    leader, one = monitor_process(cleanup, **settings)
+    eventually(lambda: refusal(one) is None)
+    _, other = monitor_process(cleanup, **settings)
+    crowd = [observe(f"{one},{other}", f"m{i}", pid=100 + i) for i in range(8)]
+    for member in crowd:
+        member.wait(lambda v: sum(m.state is SERVING for m in v.members.values()) >= 9)
+    positions = [member.session._fold.position for member in crowd]
+    began = time.monotonic()
+    leader.kill()
+    for member in crowd:
+        member.wait(lambda v: v.members["monitor"].address == other)
+        assert member.session.wait_for(
+            lambda v: v.age_s(time.monotonic()) < 1.0, SESSION_S + MARGIN_S
+        )
+    took = time.monotonic() - began
+    print(f"takeover in {took:.2f} s, of which the session's end {SESSION_S:g} s")
+    assert took < SESSION_S + MARGIN_S
+    eventually(lambda: all(m.silence_s < 1.5 for i, m in members(other).items() if i[1:].isdigit()))
+    for member, before in zip(crowd, positions, strict=True):
+        # The same history goes on; nobody died, and nobody began a new life.
+        assert member.session._fold.position.life == before.life
+        assert member.session._fold.position.from_revision > before.from_revision
+        assert (member.session.incarnation, member.incarnations) == (1, [])
+        states = [
+            v.members[f"m{i}"].state for v in member.views for i in range(8) if f"m{i}" in v.members
+        ]
+        assert MemberState.DEAD not in states
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A registration that a monitor said yes to."""
+
+    asked_at: float
+    answered_at: float
+    address: str
+    name: str
+    answer: pb.RegisterResponse
+
+
+class Visitors:
+    """New members that register, one after another, at one monitor whatever it is."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.accepted: list[Accepted] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with channel(self.address) as line:
+            stub = monitor_pb2_grpc.MonitorServiceStub(line)
+            for number in itertools.count():
+                if self._over.wait(0.02):
+                    return
+                name = f"{port_of(self.address)}-{number}"
+                began = time.monotonic()
+                try:
+                    answer = register(stub, name)
+                except grpc.RpcError:
+                    continue
+                self.accepted.append(Accepted(began, time.monotonic(), self.address, name, answer))
+
+    def since(self, moment: float) -> list[Accepted]:
+        """Those that began after a moment."""
+        return [one for one in tuple(self.accepted) if one.asked_at > moment]
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join(2 * CALL_S)
+
+
+def check_one_history(visitors: list[Visitors], leader: str) -> None:
+    """Whoever accepted, nothing is lost, and all agree on the order: never did two lead at a time."""
+    accepted = sorted(
+        (one for v in visitors for one in v.accepted), key=lambda one: one.answer.revision
+    )
+    assert accepted
+    revisions = [one.answer.revision for one in accepted]
+    assert len(set(revisions)) == len(revisions)
+    latest = 0.0
+    for one in accepted:
+        # Whoever was answered before another one asked has the lower revision.
+        assert one.answered_at > latest
+        latest = max(latest, one.asked_at)
+    known = members(leader)
+    assert {one.name for one in accepted if one.name not in known} == set()
+
+
+# Visitors stay members (for 7 s, or until the end of the test), so that those accepted can be looked for.
+LONG = {"lease_s": 300.0}
+
+
+def test_a_leader_that_was_stopped_accepts_nothing_when_it_wakes(
+    cleanup: ExitStack, settings: dict[str, Any]
+) -> None:
+    processes = {}
+    for _ in range(2):
+        process, address = monitor_process(cleanup, **settings, **LONG)
+        processes[address] = process
+    one, other = processes
+    eventually(lambda: refusal(one) is None)
+    visitors = [Visitors(address) for address in processes]
+    for v in visitors:
+        cleanup.callback(v.stop)
+    for leader, heir, heirs in ((one, other, visitors[1]), (other, one, visitors[0])):
+        eventually(lambda leader=leader: refusal(leader) is None)
+        began = time.monotonic()
+        processes[leader].send_signal(signal.SIGSTOP)
+        eventually(lambda heirs=heirs, began=began: heirs.since(began))
+        print(f"{heir} leads after {heirs.since(began)[0].answered_at - began:.2f} s")
+        time.sleep(0.5)
+        woken = time.monotonic()
+        processes[leader].send_signal(signal.SIGCONT)
+        eventually(lambda leader=leader: LEADER_KEY in dict(_metadata(refusal(leader))))
+        assert heirs.since(woken)
+    for v in visitors:
+        v.stop()
+    check_one_history(visitors, one)
+
+
+def _metadata(error: grpc.RpcError | None) -> Any:
+    return () if error is None else error.trailing_metadata() or ()
+
+
+def test_without_zookeeper_nobody_leads_and_with_it_one_does(
+    cleanup: ExitStack, settings: dict[str, Any], zookeeper: ZooKeeperBox
+) -> None:
+    addresses = [monitor_process(cleanup, **settings, **LONG)[1] for _ in range(2)]
+    eventually(lambda: any(refusal(address) is None for address in addresses))
+    visitors = [Visitors(address) for address in addresses]
+    for v in visitors:
+        cleanup.callback(v.stop)
+    eventually(lambda: sum(len(v.accepted) for v in visitors) > 5)
+    cleanup.callback(zookeeper.resume)
+    began = time.monotonic()
+    zookeeper.pause()
+    eventually(lambda: time.monotonic() > began + SESSION_S + 1.0)
+    # It stopped serving though ZooKeeper told it nothing.
+    assert all(refusal(address) is not None for address in addresses)
+    late = [one for v in visitors for one in v.accepted if one.answered_at > began + SESSION_S]
+    assert late == []
+    woken = time.monotonic()
+    zookeeper.resume()
+    eventually(lambda: any(v.since(woken) for v in visitors))
+    first = min(one.answered_at for v in visitors for one in v.since(woken))
+    print(f"a monitor leads {first - woken:.2f} s after ZooKeeper woke")
+    time.sleep(1.0)
+    for v in visitors:
+        v.stop()
+    leaders = [address for address in addresses if refusal(address) is None]
+    assert len(leaders) == 1
+    check_one_history(visitors, leaders[0])
+
+
+def test_a_lost_connection_is_no_lost_member(
+    start_monitor: Callable[..., Monitor],
+    observe: Callable[..., Observer],
+    settings: dict[str, Any],
+    connect: Callable[[], KazooClient],
+) -> None:
+    monitor = start_monitor(**settings)
+    eventually(lambda: monitor._service)
+    member = observe(monitor.address, "member")
+    member.wait(has_state("member", SERVING))
+    former = monitor._service
+    assert monitor._candidate is not None
+    client = connect()
+    election = f"{settings['zookeeper_root']}/monitor/election"
+    (node,) = client.get_children(election)
+    # As if its session had ended: its place in the line is gone, and somebody else's epoch came.
+    client.delete(f"{election}/{node}")
+    state, _ = client.get(f"{settings['zookeeper_root']}/monitor/state")
+    epoch = json.loads(state)["epoch"]
+    client.set(f"{settings['zookeeper_root']}/monitor/state", state)
+    eventually(lambda: monitor._service not in (None, former))
+    member.wait(lambda v: v.members["monitor"].incarnation == 2)
+    state, _ = client.get(f"{settings['zookeeper_root']}/monitor/state")
+    assert json.loads(state)["epoch"] == epoch + 1
+    assert (member.session.incarnation, member.incarnations) == (1, [])
+    assert all(v.members["member"].state is SERVING for v in member.views)
+
+
+def test_monitors_leave_nothing_behind(settings: dict[str, Any]) -> None:
+    def once() -> tuple[int, int]:
+        monitor = Monitor(MonitorConfig(**settings))
+        eventually(lambda: monitor._service)
+        monitor.stop()
+        return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    once()
+    threads, files = once()
+    for _ in range(5):
+        last = once()
+    assert last[0] <= threads + 2
+    assert last[1] <= files + 4
+
+
+def test_kazoo_that_is_not_there(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]) -> None:
+    for name in ("monitor.store.candidate", "monitor.store.zookeeper"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "kazoo", None)
+    for name in [name for name in sys.modules if name.startswith("kazoo.")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(ConfigError, match=r"pip install 'expert-as-a-service\[zookeeper\]'"):
+        Monitor(MonitorConfig(**settings))

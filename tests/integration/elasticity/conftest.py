@@ -1,0 +1,143 @@
+"""Clusters that change under a client that decodes all the while."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import attention_client
+from eaas.config import AttentionClientConfig, load_config
+from eaas.local import LocalCluster
+from eaas.types import Member, MemberState, Role
+
+PATIENCE_S = 90.0
+
+
+def until(wanted: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while not (found := wanted()):
+        assert time.monotonic() < deadline, "did not happen"
+        time.sleep(0.02)
+    return found
+
+
+class Client:
+    """A model whose experts are in the cluster, and what it decodes greedily."""
+
+    def __init__(self, path: Path, monitor_address: str, expected: torch.Tensor) -> None:
+        self.model = attention_client.load(path, monitor_address, config=AttentionClientConfig())
+        modules = self.model.modules()
+        self.cluster = next(m._eaas_cluster for m in modules if hasattr(m, "_eaas_cluster"))
+        self._expected = expected
+        self.rounds = 0
+
+    def decode(self) -> None:
+        tokens = generate(self.model, self._expected.shape[1])
+        assert torch.equal(tokens, self._expected)
+        self.rounds += 1
+
+    @contextlib.contextmanager
+    def decoding(self) -> Iterator[None]:
+        """While this lasts a thread decodes; nothing may fail, and every token must be right."""
+        over = threading.Event()
+
+        def work() -> None:
+            while not over.is_set():
+                self.decode()
+
+        with ThreadPoolExecutor(1) as pool:
+            decoding = pool.submit(work)
+            try:
+                self.more_rounds(1)
+                yield
+                self.more_rounds(2)
+            finally:
+                over.set()
+            decoding.result()
+
+    def more_rounds(self, count: int) -> None:
+        wanted = self.rounds + count
+        deadline = time.monotonic() + PATIENCE_S
+        while self.rounds < wanted and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+    def servers(self) -> dict[str, Member]:
+        """Those that live."""
+        return {m.id: m for m in self.cluster.session.view.live(Role.EXPERT_SERVER)}
+
+    def settled(self, *names: str, replicas: int = 2) -> bool:
+        """These servers, and no others, hold all experts, so often each, and this client asks them all."""
+        placement, members = self.cluster.placement, self.servers()
+        if placement is None or set(placement.servers) != set(names) or set(members) != set(names):
+            return False
+        held_S = placement.holds_LSE.sum(axis=(0, 2))
+        return bool(
+            all(m.state is MemberState.SERVING for m in members.values())
+            and (placement.holds_LSE.sum(axis=1) == replicas).all()
+            and self.cluster.view().usable_S().all()
+            and all(
+                members[s].experts == held
+                for s, held in zip(placement.servers, held_S, strict=True)
+            )
+        )
+
+    def wait_settled(self, *names: str, replicas: int = 2) -> None:
+        until(lambda: self.settled(*names, replicas=replicas))
+
+
+def generate(model: Any, length: int) -> torch.Tensor:
+    ids_BT = torch.randint(20, 250, (2, 12), generator=torch.Generator().manual_seed(5))
+    inputs = {"input_ids": ids_BT, "attention_mask": torch.ones_like(ids_BT)}
+    return model.generate(**inputs, max_new_tokens=length - 12, do_sample=False)
+
+
+@pytest.fixture(scope="session")
+def expected(checkpoint: Callable[..., Path]) -> torch.Tensor:
+    torch.set_num_threads(1)
+    path = checkpoint("qwen3_moe")
+    model = AutoModelForCausalLM.from_pretrained(path, experts_implementation="eager").eval()
+    return generate(model, 24)
+
+
+@pytest.fixture
+def elastic(
+    checkpoint: Callable[..., Path],
+    start_cluster: Callable[..., LocalCluster],
+    expected: torch.Tensor,
+    tmp_path: Path,
+) -> Callable[..., tuple[LocalCluster, Client]]:
+    """Starts a cluster, and a client in this process."""
+
+    def start(dead_grace_s: float = 60.0, **options: Any) -> tuple[LocalCluster, Client]:
+        path = checkpoint("qwen3_moe")
+        config = tmp_path / "cluster.yaml"
+        config.write_text(f"balancer: {{dead_grace_s: {dead_grace_s}}}")
+        cluster = start_cluster(
+            path, attention_client=False, config_file=config, config=load_config(config), **options
+        )
+        client = Client(path, cluster.monitor_address, expected)
+        client.wait_settled(
+            *sorted(c.name for c in cluster.running_servers()), replicas=cluster.redundancy
+        )
+        return cluster, client
+
+    return start
+
+
+@pytest.fixture
+def kill() -> Callable[[LocalCluster, str], None]:
+    def strike(cluster: LocalCluster, name: str) -> None:
+        os.kill(cluster.children[name].pid, signal.SIGKILL)
+
+    return strike

@@ -1,0 +1,119 @@
+"""`eaas autoscale` beside a cluster: servers come with load, go without it, and no answer changes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from eaas.local import LocalCluster
+from eaas.local.scaling import Scaler, ScaleWatch
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+# However fast a machine is, a token takes longer than this, and servers at work are busy for more than half
+# of the target. So load calls for one more, and no load for as few as there may be.
+CONFIG = """
+autoscaler:
+  target_utilization: 0.05
+  latency_target_ms: 0.001
+  max_servers: 3
+  interval_s: 1.0
+  cooldown_s: 1.0
+  scale_in_window_s: 3.0
+"""
+CLIENTS = 4
+PATIENCE_S = 90.0
+
+
+class Launcher:
+    """What `eaas up` does for a cluster: it starts and ends servers as the balancer says."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self._cluster = cluster
+        self._scaler = Scaler(cluster)
+        self._watch = ScaleWatch(lambda: cluster.children["balancer"].address, self._scaler.want)
+
+    def close(self) -> None:
+        self._watch.close()
+
+    def wait_for(self, servers: int) -> None:
+        """Until so many serve, and no others live."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not self._serve(servers):
+            assert time.monotonic() < deadline, f"not {servers} servers"
+            self._scaler.step()
+            time.sleep(0.05)
+
+    def _serve(self, servers: int) -> bool:
+        url = f"{self._cluster.endpoint}/eaas/v1/status"
+        members = httpx.get(url, timeout=10).json()["members"]
+        alive = [m for m in members if m["role"] == "expert-server" and m["state"] != "DEAD"]
+        serving = [m for m in alive if m["state"] == "SERVING" and m["experts"]]
+        return len(alive) == len(serving) == servers
+
+
+def completion(endpoint: str) -> str:
+    body = {"prompt": "Once", "max_tokens": 40, "temperature": 0, "ignore_eos": True}
+    response = httpx.post(f"{endpoint}/v1/completions", json=body, timeout=60)
+    assert response.status_code == 200, response.text
+    return str(response.json()["choices"][0]["text"])
+
+
+def test_servers_come_with_load_and_go_without(
+    checkpoint: Callable[..., Path],
+    start_cluster: Callable[..., LocalCluster],
+    tmp_path: Path,
+) -> None:
+    cluster = start_cluster(checkpoint("qwen3_moe"), servers=2)
+    config, said = tmp_path / "cluster.yaml", tmp_path / "said.txt"
+    config.write_text(CONFIG)
+    expected = completion(cluster.endpoint)
+    over = threading.Event()
+
+    def ask() -> set[str]:
+        texts = set()
+        while not over.is_set():
+            texts.add(completion(cluster.endpoint))
+        return texts
+
+    with ExitStack() as cleanup:
+        launcher = Launcher(cluster)
+        cleanup.callback(launcher.close)
+        command = [sys.executable, "-m", "eaas", "autoscale", "--config", str(config)]
+        process = subprocess.Popen(
+            [*command, "--join", cluster.monitor_address],
+            stdout=cleanup.enter_context(said.open("w")),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        cleanup.enter_context(process)
+        cleanup.callback(process.kill)
+        with ThreadPoolExecutor(CLIENTS) as pool:
+            asking = [pool.submit(ask) for _ in range(CLIENTS)]
+            try:
+                launcher.wait_for(3)
+            finally:
+                over.set()
+            assert set().union(*(a.result() for a in asking)) <= {expected}
+        launcher.wait_for(2)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+        assert process.returncode == 0, errors
+        # Not before: even one request calls for a server.
+        assert completion(cluster.endpoint) == expected
+    lines = said.read_text().splitlines()
+    changes = [line for line in lines if "->" in line]
+    # Once up and once down; again only where the machine stood still meanwhile.
+    steps = [line.removeprefix("servers: ").partition(":")[0] for line in changes]
+    assert steps == ["2 -> 3", "3 -> 2"] * (len(steps) // 2)
+    assert "but every expert's replicas need 2" in changes[-1]

@@ -1,0 +1,64 @@
+"""What will be, from what was."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from balancer.policies.fractional.forecast import BLOCKS, block_means, forecast, scenarios
+
+
+def test_blocks_cover_the_window_evenly() -> None:
+    window_WLE = np.arange(100.0)[:, None, None] * np.ones((1, 2, 3))
+    blocks_NLE = block_means(window_WLE)
+    assert blocks_NLE.shape == (BLOCKS, 2, 3)
+    assert (np.diff(blocks_NLE[:, 0, 0]) > 0).all()
+    assert blocks_NLE.mean() == pytest.approx(49.5, rel=0.02)
+
+
+def test_a_window_shorter_than_that_is_taken_as_it_is() -> None:
+    window_WLE = np.random.default_rng(0).random((3, 2, 4))
+    np.testing.assert_allclose(block_means(window_WLE), window_WLE)
+    assert forecast(block_means(window_WLE), 3, 2).shape == (2, 2, 4)
+
+
+def test_loads_that_stay_are_forecast_by_a_long_mean() -> None:
+    rng = np.random.default_rng(1)
+    usual_LE = rng.lognormal(0, 1, (2, 64))
+    blocks_NLE = usual_LE * rng.uniform(0.8, 1.2, (48, 2, 64))
+    said_PLE = forecast(blocks_NLE, 16, 3)
+    error = np.abs(said_PLE / usual_LE - 1).mean()
+    assert error < np.abs(blocks_NLE[-2:].mean(axis=0) / usual_LE - 1).mean()
+
+
+def test_a_straight_drift_goes_on() -> None:
+    time_N = np.arange(32.0)[:, None, None]
+    slope_LE = np.random.default_rng(2).uniform(-1, 1, (2, 32))
+    blocks_NLE = 100 + time_N * slope_LE
+    said_PLE = forecast(blocks_NLE, 16, 2)
+    np.testing.assert_allclose(said_PLE[0], 100 + (32 + 3.5) * slope_LE, rtol=1e-6)
+    np.testing.assert_allclose(said_PLE[1], 100 + (32 + 11.5) * slope_LE, rtol=1e-6)
+
+
+def test_after_a_jump_only_the_new_counts() -> None:
+    rng = np.random.default_rng(3)
+    old_LE, new_LE = rng.lognormal(0, 1, (2, 1, 64))
+    blocks_NLE = np.concatenate([np.tile(old_LE, (20, 1, 1)), np.tile(new_LE, (12, 1, 1))])
+    np.testing.assert_allclose(forecast(blocks_NLE, 16, 1)[0], new_LE, rtol=0.3)
+
+
+def test_no_line_takes_a_load_below_nothing() -> None:
+    blocks_NLE = np.linspace(100, 1, 16)[:, None, None] * np.ones((1, 1, 4))
+    assert (forecast(blocks_NLE, 32, 4) > 0).all()
+
+
+def test_scenarios_have_the_noise_of_iterations_around_the_forecast() -> None:
+    rng = np.random.default_rng(4)
+    usual_LE = rng.uniform(20, 40, (1, 400))
+    window_WLE = rng.poisson(usual_LE, (160, 1, 400))
+    blocks_NLE = block_means(window_WLE)
+    said_BLE = np.tile(2 * usual_LE, (6, 1, 1))
+    loads_BLE = scenarios(window_WLE, blocks_NLE, said_BLE)
+    assert loads_BLE.mean() == pytest.approx(said_BLE.mean(), rel=0.02)
+    assert (loads_BLE / said_BLE).std() == pytest.approx((usual_LE**-0.5).mean(), rel=0.2)
+    assert (scenarios(0 * window_WLE, 0 * blocks_NLE, said_BLE) == 0).all()

@@ -1,0 +1,252 @@
+"""The policy that places for the split."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from balancer.policies import DEFAULT_POLICY, FractionalBalancer, Plan, plan
+from balancer.policies.bounds import split_bound
+
+Situation = tuple[np.ndarray, int, np.ndarray, np.ndarray]
+
+
+def loads_of(kind: str, rng: np.random.Generator, layers: int, experts: int) -> np.ndarray:
+    if kind == "even":
+        return np.ones((layers, experts))
+    if kind == "zipf":
+        ranks = 1 / np.arange(1, experts + 1) ** 1.6
+        return np.stack([rng.permutation(ranks) for _ in range(layers)])
+    if kind == "sparse":
+        return rng.lognormal(0, 2, (layers, experts)) * (rng.random((layers, experts)) < 0.1)
+    if kind == "one":
+        return np.eye(layers, experts)
+    if kind == "counts":
+        return rng.poisson(3, (layers, experts)).astype(float)
+    return rng.lognormal(0, 1, (layers, experts))
+
+
+KINDS = ("lognormal", "even", "zipf", "sparse", "one", "counts")
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> Situation:
+    """Loads (L, E), servers, slots (S), speeds (S)."""
+    experts, servers = draw(st.integers(1, 24)), draw(st.integers(1, 9))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    slots_S = rng.integers(0, draw(st.integers(1, 8)) + 1, servers)
+    while np.minimum(slots_S, experts).sum() < experts:
+        slots_S[rng.integers(servers)] += 1
+    speeds_S = rng.uniform(0.2, 4, servers) if draw(st.booleans()) else np.ones(servers)
+    return loads_of(draw(st.sampled_from(KINDS)), rng, 2, experts), servers, slots_S, speeds_S
+
+
+def check(planned: Plan, slots_S: np.ndarray) -> None:
+    assert (planned.holds_LSE.sum(axis=2) <= slots_S).all()
+    assert planned.holds_LSE.any(axis=1).all()
+    np.testing.assert_allclose(planned.shares_LSE.sum(axis=1), 1)
+    assert ((planned.shares_LSE > 0) == planned.holds_LSE).all()
+    assert np.isfinite(planned.par_L).all()
+    assert (planned.par_L >= planned.bound_L - 1e-9).all()
+
+
+@settings(deadline=None, max_examples=200)
+@given(situations())
+def test_a_plan_from_nothing_keeps_the_rules(drawn: Situation) -> None:
+    load_LE, servers, slots_S, speeds_S = drawn
+    planned = plan("fractional", load_LE, servers, slots_S, speeds_S=speeds_S)
+    check(planned, slots_S)
+    again = plan("fractional", load_LE, servers, slots_S, speeds_S=speeds_S)
+    assert (again.holds_LSE == planned.holds_LSE).all()
+    assert (again.shares_LSE == planned.shares_LSE).all()
+
+
+@settings(deadline=None, max_examples=200)
+@given(situations(), st.integers(0, 2**32))
+def test_a_plan_from_any_holds_keeps_the_rules(drawn: Situation, seed: int) -> None:
+    load_LE, servers, slots_S, speeds_S = drawn
+    rng = np.random.default_rng(seed)
+    # Too many on some servers, none of some experts: as after servers came and went.
+    shape = (2, servers, load_LE.shape[1])
+    current_LSE = rng.random(shape) < rng.uniform(0, 0.8)
+    planned = plan("fractional", load_LE, servers, slots_S, speeds_S=speeds_S, current=current_LSE)
+    check(planned, slots_S)
+    assert planned.transit == np.count_nonzero(planned.holds_LSE & ~current_LSE)
+
+
+@settings(deadline=None, max_examples=150)
+@given(situations())
+def test_shares_are_the_best_split(drawn: Situation) -> None:
+    load_LE, servers, slots_S, speeds_S = drawn
+    planned = plan("fractional", load_LE, servers, slots_S, speeds_S=speeds_S)
+    best_L = split_bound(load_LE, planned.holds_LSE, speeds_S)
+    # A replica that is not needed has a share of a millionth all the same.
+    np.testing.assert_allclose(planned.par_L, best_L, rtol=2e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("servers", "slots", "experts"),
+    [(32, 288, 256), (64, 320, 256), (256, 512, 256), (288, 576, 256), (7, 44, 37), (3, 11, 8)],
+)
+def test_par_is_one_wherever_servers_have_a_slot_to_spare(
+    kind: str, servers: int, slots: int, experts: int
+) -> None:
+    load_LE = loads_of(kind, np.random.default_rng(7), 3, experts)
+    planned = plan("fractional", load_LE, servers, slots)
+    assert planned.par_L.max() <= 1.001
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.integers(0, 2**32), st.integers(1, 9), st.integers(2, 5), st.sampled_from(KINDS))
+def test_par_is_one_in_every_such_case(seed: int, servers: int, slots: int, kind: str) -> None:
+    rng = np.random.default_rng(seed)
+    experts = int(rng.integers(1, (slots - 1) * servers + 1))
+    load_LE = loads_of(kind, rng, 2, experts)
+    assert plan("fractional", load_LE, servers, servers * slots).par_L.max() <= 1.001
+
+
+def test_it_beats_eplb_on_heavy_tails_with_the_same_slots() -> None:
+    load_LE = loads_of("zipf", np.random.default_rng(0), 2, 256)
+    own, theirs = (plan(name, load_LE, 64, 320) for name in ("fractional", "eplb"))
+    assert own.par_L.max() < 1.001 < 1.2 < theirs.par_L.min()
+
+
+def test_nothing_moves_where_nothing_changes() -> None:
+    load_LE = np.random.default_rng(1).lognormal(0, 1, (4, 64))
+    first = plan("fractional", load_LE, 16, 96)
+    assert plan("fractional", load_LE, 16, 96, current=first).transit == 0
+
+
+def test_what_does_not_pay_back_is_not_moved() -> None:
+    rng = np.random.default_rng(2)
+    before_LE = rng.lognormal(0, 1, (4, 64))
+    after_LE = before_LE * rng.lognormal(0, 0.4, (4, 64))
+    first = plan("fractional", before_LE, 16, 96)
+    free, priced, too_dear = (
+        plan("fractional", after_LE, 16, 96, current=first, stall_s=stall_s, horizon_s=60.0)
+        for stall_s in (0.0, 0.05, 1e6)
+    )
+    assert free.par_L.mean() < 1.01
+    assert too_dear.transit == 0
+    assert 0 < priced.transit < free.transit
+    assert free.par_L.mean() <= priced.par_L.mean() < too_dear.par_L.mean()
+    # What was moved is worth it: 60 s of service in 4 layers against 0.05 s for each load.
+    saved_s = (too_dear.par_L.mean() - priced.par_L.mean()) * 60.0
+    assert saved_s > priced.transit * 0.05
+
+
+def test_speeds_are_followed() -> None:
+    load_LE = np.random.default_rng(3).lognormal(0, 1, (3, 64))
+    speeds_S = np.repeat([1.0, 2.0], 8)
+    planned = plan("fractional", load_LE, 16, 96, speeds_S=speeds_S)
+    load_LS = np.matvec(planned.shares_LSE, load_LE)
+    np.testing.assert_allclose(load_LS[:, 8:] / load_LS[:, :1], 2.0, rtol=0.02)
+
+
+@settings(deadline=None, max_examples=100)
+@given(situations(), st.integers(1, 4), st.integers(0, 6), st.booleans())
+def test_no_more_replicas_abroad_than_may_be(
+    drawn: Situation, nodes: int, limit: int, from_something: bool
+) -> None:
+    load_LE, servers, slots_S, speeds_S = drawn
+    nodes_S = np.arange(servers) % nodes
+    current = plan("spread", load_LE, servers, slots_S) if from_something else None
+    planned = plan(
+        "fractional", load_LE, servers, slots_S,
+        speeds_S=speeds_S, current=current, nodes_S=nodes_S, cross_node_replicas=limit,
+    )  # fmt: skip
+    check(planned, slots_S)
+    held_LNE = np.stack(
+        [planned.holds_LSE[:, nodes_S == node].any(axis=1) for node in range(nodes)], axis=1
+    )
+    abroad_LE = held_LNE.sum(axis=1) - 1
+    assert (abroad_LE.sum(axis=1) <= limit).all()
+
+
+def test_one_expert_per_node_border_is_enough_for_balance() -> None:
+    load_LE = np.random.default_rng(4).lognormal(0, 1, (3, 256))
+    planned = plan(
+        "fractional", load_LE, 64, 320, nodes_S=np.arange(64) // 8, cross_node_replicas=7
+    )
+    assert planned.par_L.max() <= 1.001
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"expert_bytes": -1.0},
+        {"link_bytes_per_s": 0.0},
+        {"stall_s": np.nan},
+        {"horizon_s": 0.0},
+        {"least_gain": -0.1},
+        {"cross_node_replicas": 1},
+        {"cross_node_replicas": -1, "nodes_S": [0, 0]},
+        {"cross_node_replicas": 1, "nodes_S": [0]},
+        {"window_WLE": np.ones((3, 1, 5))},
+    ],
+)
+def test_wrong_knobs_are_named(knobs) -> None:
+    name = next(iter(knobs)) if len(knobs) > 1 or "cross_node_replicas" not in knobs else "nodes_S"
+    with pytest.raises(ValueError, match=f"{name}|nodes_S"):
+        plan("fractional", np.ones((1, 4)), 2, 4, **knobs)
+
+
+def test_it_is_the_default() -> None:
+    assert DEFAULT_POLICY == "fractional"
+
+
+def drifting(rng: np.random.Generator, windows: int, layers: int = 3) -> np.ndarray:
+    """(windows, W, L, E) counts whose popularity turns steadily."""
+    first, second = rng.standard_normal((2, layers, 64))
+    angles = np.linspace(0, 2, windows * 64)
+    rates_ILE = np.exp(
+        np.cos(angles)[:, None, None] * first + np.sin(angles)[:, None, None] * second
+    )
+    return rng.poisson(30 * rates_ILE).reshape(windows, 64, layers, 64)
+
+
+def test_steps_follow_a_drift_with_few_loads_and_beat_stale_plans() -> None:
+    windows = drifting(np.random.default_rng(8), 6)
+    balancer = FractionalBalancer(16, 96)
+    own, stale = [], []
+    first = previous = balancer.step(windows[0])
+    for past, now in pairwise(windows[1:]):
+        planned = balancer.step(past)
+        assert planned.transit == np.count_nonzero(planned.holds_LSE & ~previous.holds_LSE)
+        assert 0 < planned.transit < 3 * 96 / 2
+        previous = planned
+        for load_LE in now[::16]:
+            own.append(split_bound(load_LE, planned.holds_LSE).mean())
+            stale.append(split_bound(load_LE, first.holds_LSE).mean())
+    assert np.mean(own) < np.mean(stale) - 0.05
+
+
+def test_a_window_is_planned_for_what_comes_next() -> None:
+    windows = drifting(np.random.default_rng(9), 3)
+    past, now = windows[1], windows[2]
+    ahead = plan("fractional", past.sum(axis=0), 16, 96, window_WLE=past)
+    behind = plan("fractional", past.sum(axis=0), 16, 96)
+    later = [
+        np.mean([split_bound(load_LE, planned.holds_LSE).mean() for load_LE in now[::8]])
+        for planned in (ahead, behind)
+    ]
+    assert later[0] < later[1]
+
+
+def test_a_steady_window_needs_one_plan() -> None:
+    window_WLE = np.tile(np.random.default_rng(10).lognormal(0, 1, (1, 3, 64)), (32, 1, 1))
+    balancer = FractionalBalancer(16, 96)
+    assert balancer.step(window_WLE).par_L.max() <= 1.001
+    second = balancer.step(window_WLE)
+    assert (second.transit, second.moves) == (0, ())
+
+
+@pytest.mark.parametrize("window", [np.ones((2, 3)), -np.ones((2, 1, 4)), np.ones((0, 1, 4))])
+def test_a_wrong_window_is_named(window) -> None:
+    with pytest.raises(ValueError, match="hotness_WLE"):
+        FractionalBalancer(2, 5).step(window)

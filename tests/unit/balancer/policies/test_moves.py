@@ -1,0 +1,103 @@
+"""Moves: the target is reached, nothing is ever uncovered, and slots are kept."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from balancer.policies.moves import Move, ordered_moves
+
+Holds = npt.NDArray[np.bool_]
+
+
+def layout(draw: st.DrawFn, experts: int, slots: list[int]) -> Holds:
+    """(1, S, E): each expert has a server, no server more than its slots."""
+    holds_SE = np.zeros((len(slots), experts), dtype=np.bool_)
+    for expert in draw(st.permutations(range(experts))):
+        free = [s for s, room in enumerate(slots) if holds_SE[s].sum() < room]
+        holds_SE[draw(st.sampled_from(free)), expert] = True
+    for server, expert in draw(
+        st.lists(st.tuples(st.integers(0, len(slots) - 1), st.integers(0, experts - 1)))
+    ):
+        if holds_SE[server].sum() < slots[server]:
+            holds_SE[server, expert] = True
+    return holds_SE[None]
+
+
+@st.composite
+def ways(draw: st.DrawFn) -> tuple[Holds, Holds, npt.NDArray[np.int64]]:
+    experts, servers = draw(st.integers(1, 8)), draw(st.integers(1, 5))
+    slots = draw(st.lists(st.integers(0, experts), min_size=servers, max_size=servers))
+    slots[0] += max(0, experts + draw(st.integers(0, 2)) - sum(slots))
+    first, then = layout(draw, experts, slots), layout(draw, experts, slots)
+    return first, then, np.array([slots])
+
+
+@given(ways())
+@settings(deadline=None, max_examples=300)
+def test_every_step_is_safe(way: tuple[Holds, Holds, npt.NDArray[np.int64]]) -> None:
+    first_LSE, then_LSE, slots_LS = way
+    held_LSE = first_LSE.copy()
+    over = 0
+    for move in ordered_moves(first_LSE, then_LSE, slots_LS):
+        at = (move.layer, move.server, move.expert)
+        assert held_LSE[at] == (move.kind == "unload")
+        held_LSE[at] = move.kind == "load"
+        assert held_LSE.any(axis=1).all()
+        over = max(over, int((held_LSE.sum(axis=2) - slots_LS).max()))
+    assert (held_LSE == then_LSE).all()
+    assert over <= 1
+    # One too many only where no server that gets nothing has a place to wait.
+    done_LS = ~(then_LSE & ~first_LSE).any(axis=2)
+    assert not (over and (done_LS & (first_LSE.sum(axis=2) < slots_LS)).any())
+
+
+def test_a_load_comes_first_where_there_is_room() -> None:
+    first = np.array([[[True, False], [False, True]]])
+    then = np.array([[[True, True], [False, False]]])
+    moves = ordered_moves(first, then, np.array([[2, 2]]))
+    assert moves == (Move(0, 1, 0, "load"), Move(0, 1, 1, "unload"))
+
+
+def test_a_full_server_unloads_first_what_others_hold() -> None:
+    first = np.array([[[True, False], [True, True]]])
+    then = np.array([[[False, True], [True, True]]])
+    moves = ordered_moves(first, then, np.array([[1, 2]]))
+    assert [(m.kind, m.expert) for m in moves] == [("unload", 0), ("load", 1)]
+
+
+def test_an_exchange_of_full_servers_waits_on_a_third() -> None:
+    first = np.array([[[True, False], [False, True], [False, False]]])
+    then = first[:, [1, 0, 2]]
+    moves = ordered_moves(first, then, np.array([[1, 1, 1]]))
+    held_LSE = first.copy()
+    for move in moves:
+        held_LSE[0, move.server, move.expert] = move.kind == "load"
+        assert held_LSE.sum(axis=2).max() == 1
+        assert held_LSE.any(axis=1).all()
+    assert len(moves) == 6
+
+
+def test_an_exchange_borrows_the_slot_of_a_spare_replica() -> None:
+    first = np.array([[[1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 1]]], dtype=np.bool_)
+    then = first[:, [1, 0, 2, 3]]
+    held_LSE = first.copy()
+    for move in ordered_moves(first, then, np.ones((1, 4), dtype=np.int64)):
+        held_LSE[0, move.server, move.expert] = move.kind == "load"
+        assert held_LSE.sum(axis=2).max() == 1
+        assert held_LSE.any(axis=1).all()
+    assert (held_LSE == then).all()
+
+
+def test_without_any_spare_one_server_holds_one_too_many() -> None:
+    first = np.array([[[True, False], [False, True]]])
+    then = first[:, ::-1]
+    held_LSE, over = first.copy(), 0
+    for move in ordered_moves(first, then, np.array([[1, 1]])):
+        held_LSE[0, move.server, move.expert] = move.kind == "load"
+        assert held_LSE.any(axis=1).all()
+        over = max(over, int(held_LSE.sum(axis=2).max()) - 1)
+    assert (held_LSE == then).all()
+    assert over == 1

@@ -1,0 +1,221 @@
+"""A checkpoint that comes over the wire, from peers that break off, lie, or have none."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import torch
+
+from eaas.checkpoint import Checkpoint
+from eaas.errors import ClusterError
+from eaas.grpc_client import channel
+from eaas.grpc_server import Service, serve
+from eaas.rpc.v1 import expert_pb2 as pb
+from eaas.rpc.v1 import expert_pb2_grpc
+from expert_server.peers import PeerReader, checkpoint_of_peers
+from expert_server.sharing import CheckpointSharer, Pace
+from expert_server.weights import ExpertReader
+
+FAST = 1e12
+SHARD = "model.safetensors"
+
+
+class Peer:
+    """The two calls, as a peer of one's own making answers them."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.sharer = CheckpointSharer(path, FAST)
+        self.asked: list[tuple[int, int, int]] = []
+        self.spoil: Callable[[Iterator[Any]], Iterator[Any]] = iter
+
+    def DescribeCheckpoint(self, request: Any, context: Any) -> Any:
+        return self.sharer.DescribeCheckpoint(request, context)
+
+    def ReadShard(self, request: Any, context: Any) -> Iterator[Any]:
+        self.asked.append((request.begin, request.end, request.resume_at))
+        return self.spoil(self.sharer.ReadShard(request, context))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return None
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[Path | None], tuple[Peer, str]]]:
+    with ExitStack() as stack:
+
+        def begin(path: Path | None) -> tuple[Peer, str]:
+            peer = Peer(path)
+            add = expert_pb2_grpc.add_ExpertServiceServicer_to_server
+            server = serve([Service("eaas.rpc.v1.ExpertService", add, peer)], "127.0.0.1", 0)
+            stack.callback(server.stop, 0)
+            return peer, server.address
+
+        yield begin
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    (tmp_path / SHARD).write_bytes(bytes(range(256)) * (3 << 12))
+    return tmp_path
+
+
+def read(addresses: list[str], begin: int, count: int) -> bytes:
+    buffer = bytearray(count)
+    reader = PeerReader(lambda: addresses)
+    try:
+        reader.read(SHARD, begin, memoryview(buffer))
+    finally:
+        reader.close()
+    return bytes(buffer)
+
+
+def test_bytes_of_any_place(files: Path, start: Callable[..., Any]) -> None:
+    _, address = start(files)
+    whole = (files / SHARD).read_bytes()
+    for begin, count in ((0, 1), (5, 3), (17, 2_500_000), (len(whole) - 1, 1), (0, len(whole))):
+        assert read([address], begin, count) == whole[begin : begin + count]
+
+
+def test_a_reader_that_is_cut_off_goes_on_elsewhere(files: Path, start: Callable[..., Any]) -> None:
+    first, one = start(files)
+    second, two = start(files)
+
+    def break_off(responses: Iterator[Any]) -> Iterator[Any]:
+        yield next(responses)
+        raise RuntimeError("the disk is gone")
+
+    first.spoil = break_off
+    whole = (files / SHARD).read_bytes()
+    assert read([one, two], 7, 2_500_000) == whole[7 : 7 + 2_500_000]
+    assert first.asked == [(7, 2_500_007, 7)]
+    assert second.asked == [(7, 2_500_007, 7 + (1 << 20))]
+
+
+def test_wrong_bytes_are_read_again_elsewhere(files: Path, start: Callable[..., Any]) -> None:
+    first, one = start(files)
+    second, two = start(files)
+
+    def flip(responses: Iterator[Any]) -> Iterator[Any]:
+        for response in responses:
+            response.data = bytes(response.data).replace(b"\x07", b"\x06")
+            yield response
+
+    first.spoil = flip
+    assert read([one, two], 0, 3000) == (files / SHARD).read_bytes()[:3000]
+    assert second.asked == [(0, 3000, 0)]
+    with pytest.raises(ConnectionError, match="do not have the digest"):
+        read([one], 0, 3000)
+
+
+def test_chunks_out_of_turn_are_refused(files: Path, start: Callable[..., Any]) -> None:
+    peer, address = start(files)
+
+    def shift(responses: Iterator[Any]) -> Iterator[Any]:
+        for response in responses:
+            response.offset += 1
+            yield response
+
+    peer.spoil = shift
+    with pytest.raises(ConnectionError, match="out of turn"):
+        read([address], 0, 3000)
+
+
+def test_who_has_nothing_is_passed_over(files: Path, start: Callable[..., Any]) -> None:
+    _, without = start(None)
+    _, address = start(files)
+    assert read([without, address], 0, 10) == bytes(range(10))
+    with pytest.raises(ConnectionError, match="this server has no checkpoint"):
+        read([without], 0, 10)
+    with pytest.raises(ConnectionError, match="there is no peer"):
+        read([], 0, 10)
+    with pytest.raises(ClusterError, match=r"has a checkpoint to share .*: give --model"):
+        checkpoint_of_peers(PeerReader(lambda: [without]), [without])
+
+
+@pytest.mark.parametrize(
+    ("shard", "begin", "end", "resume_at", "code"),
+    [
+        ("../model.safetensors", 0, 1, 0, "INVALID_ARGUMENT"),
+        ("/etc/passwd", 0, 1, 0, "INVALID_ARGUMENT"),
+        ("config.json", 0, 1, 0, "INVALID_ARGUMENT"),
+        (SHARD, 0, 1 << 40, 0, "INVALID_ARGUMENT"),
+        (SHARD, 5, 4, 4, "INVALID_ARGUMENT"),
+        (SHARD, 5, 9, 4, "INVALID_ARGUMENT"),
+        (SHARD, 5, 9, 10, "INVALID_ARGUMENT"),
+        ("other.safetensors", 0, 1, 0, "DATA_LOSS"),
+    ],
+)
+def test_nothing_else_is_read(
+    files: Path,
+    start: Callable[..., Any],
+    shard: str,
+    begin: int,
+    end: int,
+    resume_at: int,
+    code: str,
+) -> None:
+    _, address = start(files)
+    request = pb.ReadShardRequest(shard=shard, begin=begin, end=end, resume_at=resume_at)
+    with channel(address) as line, pytest.raises(grpc.RpcError) as refusal:
+        list(expert_pb2_grpc.ExpertServiceStub(line).ReadShard(request, timeout=10))
+    assert refusal.value.code().name == code
+
+
+def test_the_digest_is_of_the_whole_also_where_a_part_is_sent(
+    files: Path, start: Callable[..., Any]
+) -> None:
+    _, address = start(files)
+    request = pb.ReadShardRequest(shard=SHARD, begin=1, end=9, resume_at=6)
+    with channel(address) as line:
+        *parts, last = expert_pb2_grpc.ExpertServiceStub(line).ReadShard(request, timeout=10)
+    assert [(p.offset, p.data) for p in parts] == [(6, bytes((6, 7, 8)))]
+    assert last.digest == hashlib.sha256(bytes(range(1, 9))).digest()
+
+
+def test_all_streams_together_keep_the_pace() -> None:
+    slept: list[float] = []
+    now = [0.0]
+    pace = Pace(1000.0, lambda: now[0], slept.append)
+    pace.take(500)
+    pace.take(500)
+    pace.take(1000)
+    assert slept == [0.5, 1.0]
+    # What was not used is not saved up.
+    now[0] = 60.0
+    pace.take(10)
+    pace.take(10)
+    assert slept[2:] == [pytest.approx(0.01)]
+
+
+@pytest.mark.parametrize("arch", ["qwen3_moe", "gpt_oss", "mixtral"])
+def test_a_checkpoint_of_peers_is_the_checkpoint(
+    arch: str, checkpoint: Callable[..., Path], start: Callable[..., Any]
+) -> None:
+    """Also where a tensor holds all experts, and where there are rules to convert them."""
+    path = checkpoint(arch)
+    peer, address = start(path)
+    here = Checkpoint.open(path)
+    reader = PeerReader(lambda: [address])
+    there = checkpoint_of_peers(reader, [address])
+    assert there.shape == here.shape
+    asked = len(peer.asked)
+    theirs, ours = ExpertReader(there), ExpertReader(here)
+    for layer in range(here.shape.num_layers):
+        pairs = zip(theirs.read(layer, [1, 5]), ours.read(layer, [1, 5]), strict=True)
+        for (expert, got), (_, wanted) in pairs:
+            assert expert in (1, 5)
+            assert torch.equal(got.up, wanted.up)
+            assert torch.equal(got.down, wanted.down)
+    assert len(peer.asked) > asked
+    # Two experts of eight: by far not the whole file.
+    moved = sum(end - begin for begin, end, _ in peer.asked[asked:])
+    assert moved < 0.3 * sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    reader.close()

@@ -1,0 +1,162 @@
+"""What a server does at the balancer's word, and what it refuses."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import grpc
+import pytest
+
+from eaas.errors import CorruptShardError
+from eaas.rpc.v1 import common_pb2
+from eaas.rpc.v1 import expert_pb2 as pb
+from eaas.types import ModelShape
+from expert_server.placements import PlacementHandler
+
+SHAPE = ModelShape("tiny", 4, 64, 2, ("l0", "l1"), "float32", "digest")
+
+
+class Store:
+    """Loads as fast as a test says."""
+
+    def __init__(self) -> None:
+        self.experts: dict[int, set[int]] = {0: set(), 1: set()}
+        self.meanwhile: Callable[[], None] = lambda: None
+        self.broken = False
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.experts.values()))
+
+    def held(self) -> dict[int, list[int]]:
+        return {layer: sorted(experts) for layer, experts in self.experts.items()}
+
+    def load(self, wanted: Mapping[int, Collection[int]], is_given_up: Callable[[], bool]) -> int:
+        if self.broken:
+            raise CorruptShardError("model.safetensors: tensor x is short")
+        for layer, experts in wanted.items():
+            for expert in experts:
+                self.experts[layer].add(expert)
+                self.meanwhile()
+                if is_given_up():
+                    return 0
+        return 0
+
+    def unload(self, unwanted: Mapping[int, Collection[int]]) -> None:
+        for layer, experts in unwanted.items():
+            self.experts[layer] -= set(experts)
+
+
+class Refused(Exception):
+    pass
+
+
+class Context:
+    def abort(self, code: grpc.StatusCode, details: str) -> None:
+        raise Refused(f"{code.name}: {details}")
+
+
+class Server:
+    def __init__(self) -> None:
+        self.store = Store()
+        self.told: list[tuple[str, int]] = []
+        self.handler: Any = PlacementHandler(
+            self.store,  # type: ignore[arg-type]
+            SHAPE,
+            lambda epoch: self.told.append(("prepared", epoch)),
+            lambda epoch: self.told.append(("retired", epoch)),
+        )
+
+    def prepare(self, epoch: int, *layers: list[int]) -> Any:
+        request = pb.PreparePlacementRequest(epoch=epoch, layers=_layers(layers))
+        return self.handler.PreparePlacement(request, Context())
+
+    def retire(self, epoch: int, *layers: list[int]) -> Any:
+        request = pb.RetirePlacementRequest(epoch=epoch, layers=_layers(layers))
+        return self.handler.RetirePlacement(request, Context())
+
+    def list(self) -> tuple[int, list[list[int]]]:
+        response = self.handler.ListExperts(pb.ListExpertsRequest(), Context())
+        return response.epoch, [list(layer.experts) for layer in response.layers]
+
+
+def _layers(layers: tuple[list[int], ...]) -> list[common_pb2.Holding]:
+    return [common_pb2.Holding(experts=experts) for experts in layers]
+
+
+def test_preparing_adds_and_retiring_takes_away() -> None:
+    server = Server()
+    assert server.list() == (0, [[], []])
+    assert server.prepare(1, [0, 1], [2]).experts == 3
+    assert server.prepare(2, [1, 3], []).experts == 4
+    assert server.list() == (2, [[0, 1, 3], [2]])
+    assert server.retire(2, [1, 3], []).experts == 2
+    assert server.list() == (2, [[1, 3], []])
+    assert server.told == [("prepared", 1), ("prepared", 2), ("retired", 2)]
+
+
+def test_an_older_epoch_is_refused_and_changes_nothing() -> None:
+    server = Server()
+    server.prepare(5, [0], [0])
+    for call in (server.prepare, server.retire):
+        with pytest.raises(Refused, match="FAILED_PRECONDITION: epoch 4 is older than 5"):
+            call(4, [1], [])
+    assert server.list() == (5, [[0], [0]])
+    # One that holds nothing any more hears of an epoch by its retirement.
+    server.retire(7, [], [])
+    assert server.list() == (7, [[], []])
+    with pytest.raises(Refused, match="epoch 6 is older than 7"):
+        server.prepare(6, [1], [])
+
+
+def test_a_load_that_is_overtaken_is_given_up() -> None:
+    server = Server()
+    entered, overtaken = threading.Event(), threading.Event()
+    refused: list[Exception] = []
+
+    def block() -> None:
+        entered.set()
+        overtaken.wait(10)
+
+    def slow() -> None:
+        try:
+            server.prepare(1, [0, 1, 2, 3], [])
+        except Refused as error:
+            refused.append(error)
+
+    server.store.meanwhile = block
+    first = threading.Thread(target=slow)
+    first.start()
+    assert entered.wait(10)
+    second = threading.Thread(target=server.prepare, args=(2, [], [3]))
+    second.start()
+    while server.handler._told < 2:
+        pass
+    overtaken.set()
+    first.join()
+    second.join()
+    assert "ABORTED: epoch 2 is newer than 1" in str(refused[0])
+    assert server.list() == (2, [[0], [3]])
+    assert server.told == [("prepared", 2)]
+
+
+def test_what_cannot_be_read_is_said_and_can_be_tried_again() -> None:
+    server = Server()
+    server.store.broken = True
+    with pytest.raises(Refused, match=r"DATA_LOSS: model.safetensors: tensor x is short"):
+        server.prepare(1, [0], [])
+    assert server.told == []
+    server.store.broken = False
+    assert server.prepare(1, [0], []).experts == 1
+
+
+@pytest.mark.parametrize(
+    ("layers", "what"),
+    [(([0],), "1 layers, the model has 2"), (([0], [4]), "an expert beyond 3")],
+)
+def test_a_share_of_another_model_is_refused(layers: tuple[list[int], ...], what: str) -> None:
+    for call in (Server().prepare, Server().retire):
+        with pytest.raises(Refused, match=f"INVALID_ARGUMENT: {what}"):
+            call(1, *layers)

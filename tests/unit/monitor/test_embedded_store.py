@@ -1,0 +1,136 @@
+"""The file of the embedded store: damaged, newer, in use, full."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from eaas.errors import StoreError
+from eaas.types import Member, MemberState, Role
+from monitor.life import MemberEvent
+from monitor.store import Change, StoreLostError
+from monitor.store.embedded import EmbeddedStore
+
+
+def event(revision: int, member_id: str) -> MemberEvent:
+    member = Member(member_id, Role.EXPERT_SERVER, 1, "h", "h:1", MemberState.SERVING)
+    return MemberEvent(revision, member, "why")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Of a store with two members."""
+    store = EmbeddedStore(tmp_path)
+    store.write(Change(2, 5, (event(1, "a"), event(2, "b"))))
+    store.close()
+    return tmp_path / "monitor.db"
+
+
+def test_what_was_written_is_read(file: Path) -> None:
+    store = EmbeddedStore(file.parent)
+    assert store.kept.revision == 2
+    assert store.kept.forgotten_incarnation == 5
+    assert store.kept.events == (event(1, "a"), event(2, "b"))
+    life = store.kept.life
+    store.write(Change(3, 6, (event(3, "a"),), removed=("b", "never there")))
+    store.close()
+    store = EmbeddedStore(file.parent)
+    assert (store.kept.life, store.kept.events) == (life, (event(3, "a"),))
+    store.close()
+
+
+def test_two_stores_are_two_histories(tmp_path: Path) -> None:
+    stores = [EmbeddedStore(tmp_path / name) for name in "ab"]
+    assert stores[0].kept.life != stores[1].kept.life
+    for store in stores:
+        store.close()
+
+
+def test_it_is_for_its_owner_alone(tmp_path: Path) -> None:
+    EmbeddedStore(tmp_path / "new").close()
+    assert (tmp_path / "new").stat().st_mode & 0o077 == 0
+
+
+def test_a_file_that_another_monitor_uses(file: Path) -> None:
+    first = EmbeddedStore(file.parent)
+    with pytest.raises(StoreError, match=f"{file} is in use by another monitor: stop that one"):
+        EmbeddedStore(file.parent)
+    first.close()
+    EmbeddedStore(file.parent).close()
+
+
+def test_a_newer_file(file: Path) -> None:
+    with sqlite3.connect(file) as line:
+        line.execute("PRAGMA user_version = 2")
+    line.close()
+    with pytest.raises(StoreError, match=rf"{file} was written by a newer version \(schema 2"):
+        EmbeddedStore(file.parent)
+
+
+@pytest.mark.parametrize("at", [0, 20, 4096])
+def test_a_damaged_file(file: Path, at: int) -> None:
+    data = bytearray(file.read_bytes())
+    data[at : at + 64] = os.urandom(64)
+    file.write_bytes(data)
+    with pytest.raises(StoreError, match=rf"{file} is damaged .*: move it away") as caught:
+        EmbeddedStore(file.parent)
+    assert "\n" not in str(caught.value)
+    # The remedy is one.
+    file.unlink()
+    store = EmbeddedStore(file.parent)
+    assert store.kept.events == ()
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE members SET event = X'FFFF' WHERE id = 'a'",
+        "UPDATE members SET event = X'1202106312' WHERE id = 'a'",
+        "DELETE FROM history",
+        "DROP TABLE members",
+    ],
+)
+def test_a_file_with_other_things_in_it(file: Path, statement: str) -> None:
+    with sqlite3.connect(file) as line:
+        line.execute(statement)
+    line.close()
+    with pytest.raises(StoreError, match=f"{file} is damaged"):
+        EmbeddedStore(file.parent)
+
+
+def test_a_truncated_file(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+    with pytest.raises(StoreError, match=f"{file} is damaged"):
+        EmbeddedStore(file.parent)
+
+
+def test_a_place_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match=r"monitor.data_dir .*/file: .*; give another directory"):
+        EmbeddedStore(tmp_path / "file")
+    (tmp_path / "monitor.db").mkdir()
+    with pytest.raises(StoreError, match=r"monitor.db cannot be opened: .*; give this user"):
+        EmbeddedStore(tmp_path)
+
+
+def test_a_full_disk(file: Path) -> None:
+    store = EmbeddedStore(file.parent)
+    (pages,) = store._file.execute("PRAGMA page_count").fetchone()
+    store._file.execute(f"PRAGMA max_page_count = {pages + 2}")
+
+    def fill() -> None:
+        for revision in range(3, 1000):
+            store.write(Change(revision, 0, (event(revision, f"m{revision}"),)))
+
+    with pytest.raises(StoreLostError, match=f"{file} cannot be written: .* full; make room"):
+        fill()
+    store.close()
+    again = EmbeddedStore(file.parent)
+    # What was taken is there, whole.
+    assert again.kept.revision > 3
+    assert [e.revision for e in again.kept.events] == list(range(1, again.kept.revision + 1))
+    again.close()

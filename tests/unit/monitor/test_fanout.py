@@ -1,0 +1,89 @@
+"""Watchers sleep together, wake together, and share their messages."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from eaas.rpc.v1 import monitor_pb2 as pb
+from eaas.types import Member, MemberState, Role
+from monitor.fanout import Fanout
+from monitor.life import MemberEvent
+
+SIGN_S = 0.05
+LONG_S = 30.0
+
+
+def event(revision: int) -> MemberEvent:
+    member = Member("m", Role.BALANCER, 1, "h", "", MemberState.SERVING, incarnation=revision)
+    return MemberEvent(revision, member, "because")
+
+
+def test_all_wake_when_another_thread_says_that_something_happened() -> None:
+    async def scenario() -> list[bool]:
+        fanout = Fanout(asyncio.get_running_loop(), LONG_S)
+        sleepers = [asyncio.create_task(fanout.sleep(soundly=n % 2 == 0)) for n in range(50)]
+        await asyncio.sleep(0)
+        # Twice: the second is told nobody, and does no harm.
+        stirring = threading.Thread(target=lambda: (fanout.stir(), fanout.stir()))
+        stirring.start()
+        async with asyncio.timeout(LONG_S / 2):
+            woken = await asyncio.gather(*sleepers)
+            again = asyncio.create_task(fanout.sleep(soundly=True))
+            await asyncio.sleep(0)
+            fanout.stir()
+            woken.append(await again)
+        stirring.join()
+        return woken
+
+    assert asyncio.run(scenario()) == [True] * 51
+
+
+def test_only_light_sleepers_are_reminded() -> None:
+    async def scenario() -> tuple[list[bool], bool]:
+        fanout = Fanout(asyncio.get_running_loop(), SIGN_S)
+        sound = asyncio.create_task(fanout.sleep(soundly=True))
+        light = [asyncio.create_task(fanout.sleep()) for _ in range(20)]
+        later = []
+        for _ in range(3):
+            await asyncio.sleep(SIGN_S / 3)
+            later.append(asyncio.create_task(fanout.sleep()))
+        async with asyncio.timeout(LONG_S):
+            reminded = await asyncio.gather(*light, *later)
+            # Nobody is left, and the next sleep is timed anew.
+            reminded.append(await fanout.sleep())
+        slept_on = not sound.done()
+        sound.cancel()
+        return reminded, slept_on
+
+    assert asyncio.run(scenario()) == ([False] * 24, True)
+
+
+def test_a_watcher_that_leaves_is_forgotten() -> None:
+    async def scenario() -> None:
+        fanout = Fanout(asyncio.get_running_loop(), SIGN_S)
+        gone = [asyncio.create_task(fanout.sleep(soundly=sound)) for sound in (True, False)]
+        await asyncio.sleep(0)
+        for task in gone:
+            task.cancel()
+        await asyncio.gather(*gone, return_exceptions=True)
+        assert not fanout._sleepers
+        assert not fanout._sound
+        fanout.stir()
+        await asyncio.sleep(2 * SIGN_S)
+
+    asyncio.run(scenario())
+
+
+def test_a_message_is_made_once_and_not_kept_for_ever() -> None:
+    loop = asyncio.new_event_loop()
+    fanout = Fanout(loop, LONG_S)
+    made = [fanout.message(event(revision)) for revision in range(1, 2001)]
+    assert fanout.message(event(2000)) is made[-1]
+    assert len(fanout._made) < 1000
+    # One that is no longer kept is made anew, the same.
+    assert fanout.message(event(1)) == made[0]
+    read = pb.WatchResponse.FromString(made[6])
+    assert (read.event.revision, read.event.reason) == (7, "because")
+    assert Member.from_proto(read.event.member) == event(7).member
+    loop.close()

@@ -1,0 +1,103 @@
+"""Comparisons: rows in the order asked for, scored against EPLB every 1,024 iterations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eaas.errors import ConfigError
+from eaas.trace import REGIMES, Trace, generate_trace
+from simulator import compare
+from simulator.calibration import deviations
+from simulator.plot import draw_plot
+
+KEYS = ["policy", "servers", "interval", "par_mean", "par_p99", "transit", "plan_ms", "score"]
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    return generate_trace("skewed", iterations=1200, layers=2, experts=16, tokens=128, top_k=2)
+
+
+def test_rows(trace: Trace) -> None:
+    told: list[tuple[str, float]] = []
+    comparison = compare(
+        trace,
+        ["static", "eplb"],
+        servers=[4, 2],
+        intervals=[100, 1024],
+        progress=lambda what, part: told.append((what, part)),
+    )
+    rows = comparison.document()["rows"]
+    assert all(list(row) == KEYS for row in rows)
+    assert [(row["servers"], row["policy"], row["interval"]) for row in rows] == [
+        (4, "static", 100),
+        (4, "eplb", 100),
+        (4, "eplb", 1024),
+        (2, "static", 100),
+        (2, "eplb", 100),
+        (2, "eplb", 1024),
+    ]
+    for row in rows:
+        base = comparison.baselines[row["servers"]]
+        base_s = 60 * base.par_mean + base.transit * 88_080_384 / 9e11
+        row_s = 60 * row["par_mean"] + row["transit"] * 88_080_384 / 9e11
+        assert row["score"] == pytest.approx(100 * base_s / row_s)
+        assert (row["interval"] == 1024) == (row["score"] == 100.0)
+        assert 1 <= row["par_mean"] <= row["par_p99"]
+        assert (row["plan_ms"] > 0) == (row["policy"] != "static")
+    parts = [part for _, part in told]
+    assert parts == sorted(parts)
+    assert told[-1] == ("eplb", 1.0)
+
+
+def test_the_baseline_need_not_be_asked_for(trace: Trace) -> None:
+    comparison = compare(trace, ["static"], servers=[4], intervals=[7])
+    assert [run.policy for run in comparison.replays] == ["static"]
+    assert comparison.baselines[4].interval == 1024
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"policies": ["eplb", "x"]}, "policy x"),
+        ({"intervals": [5, 1200]}, "interval 1200: the trace has only 1200"),
+        ({"slots": 15}, "slots 15"),
+    ],
+)
+def test_wrong_wishes_end_before_the_first_replay(
+    trace: Trace, wrong: dict[str, Any], named: str
+) -> None:
+    arguments: dict[str, Any] = {"policies": ["eplb"], "servers": [2], "intervals": [9], **wrong}
+    told: list[float] = []
+    with pytest.raises(ConfigError, match=named):
+        compare(trace, **arguments, progress=lambda _what, part: told.append(part))
+    assert told == []
+
+
+def test_plot(trace: Trace, tmp_path: Path) -> None:
+    comparison = compare(trace, ["static", "eplb"], servers=[2, 4], intervals=[100])
+    draw_plot(comparison, tmp_path / "x.png")
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("regime", "dataset"), [("skewed", "LmSys"), ("flips", "Mix")])
+def test_regimes_are_near_the_published_figures(regime: str, dataset: str) -> None:
+    # Without time for a plan: what popularity and noise give.
+    assert REGIMES[regime].dataset == dataset
+    found = deviations(generate_trace(regime, iterations=16), dataset)
+    assert [row["interval"] for row in found["rows"]] == [None] * 4
+    assert found["worst_off"] < 0.1
+    assert found["mean_off"] == pytest.approx(np.mean([abs(row["off"]) for row in found["rows"]]))
+
+
+def test_intervals_that_do_not_fit_into_the_trace_are_left_out() -> None:
+    found = deviations(generate_trace("skewed", iterations=300, layers=1, tokens=64), "LmSys")
+    rows = {(row["servers"], row["interval"]): row for row in found["rows"]}
+    assert set(rows) == {(s, i) for s in (32, 64, 128, 256) for i in (None, 256)}
+    assert all((row["transit"] > 0) == (interval == 256) for (_, interval), row in rows.items())
+    assert rows[64, 256]["published_par"] == 1.2865
+    assert rows[64, 256]["off"] == pytest.approx(rows[64, 256]["par"] / 1.2865 - 1)

@@ -1,0 +1,231 @@
+"""Replays: the fast one does what a loop over iterations does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from balancer.policies import Plan, make_plan
+from balancer.policies.problem import make_problem
+from eaas.errors import ConfigError
+from eaas.trace import Trace, generate_trace
+from eaas.trace.trace import checked_counts
+from simulator import replay
+from simulator.planners import first_layout, policy_names
+from simulator.slots import changed_slots, first_table, packed_table
+from simulator.timeline import Timeline
+
+LAYERS, SERVERS, EXPERTS, SLOTS = 3, 4, 10, 14
+
+
+@dataclass
+class Shuffler:
+    """Plans that change replicas of some layers and shares of others; takes down what it is asked."""
+
+    seed: int = 0
+    windows: list[Any] = field(default_factory=list)
+    plans: list[Plan] = field(default_factory=list)
+    currents: list[Any] = field(default_factory=list)
+
+    def step(self, counts_WLE: Any, load_LE: Any, current_LSE: Any) -> Callable[[], Plan]:
+        assert np.array_equal(counts_WLE.sum(axis=0, dtype=float), load_LE)
+        rng = np.random.default_rng([self.seed, len(self.plans)])
+        holds_LSE = current_LSE.copy()
+        shares_LSE = np.zeros(holds_LSE.shape)
+        for layer in range(LAYERS):
+            if rng.random() < 0.7:
+                holds_LSE[layer] = rng.random((SERVERS, EXPERTS)) < 0.4
+                holds_LSE[layer, rng.integers(SERVERS, size=EXPERTS), np.arange(EXPERTS)] = True
+            shares_LSE[layer] = rng.random((SERVERS, EXPERTS)) * holds_LSE[layer]
+        shares_LSE /= shares_LSE.sum(axis=1, keepdims=True)
+        problem = make_problem(load_LE, SERVERS, SERVERS * EXPERTS, current_LSE)
+        plan = make_plan("shuffler", problem, holds_LSE, shares_LSE)
+        self.windows.append(counts_WLE)
+        self.currents.append(current_LSE)
+        self.plans.append(plan)
+        return lambda: plan
+
+
+def small_trace(iterations: int = 200) -> Trace:
+    return generate_trace(
+        "flips", iterations=iterations, layers=LAYERS, experts=EXPERTS, tokens=64, top_k=2
+    )
+
+
+def ticking(seconds: float) -> Callable[[], float]:
+    """A clock whose every reading is so much later than the last."""
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += seconds
+        return now[0]
+
+    return clock
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.5])
+@pytest.mark.parametrize("interval", [1, 17, 100])
+def test_as_a_loop_over_iterations(interval: int, seconds: float) -> None:
+    trace, planner = small_trace(), Shuffler()
+    run = replay(
+        trace,
+        "shuffler",
+        servers=SERVERS,
+        interval=interval,
+        clock=ticking(seconds),
+        planner=planner,
+    )
+    holds, shares = first_layout(LAYERS, SERVERS, EXPERTS)
+    plans = iter(planner.plans)
+    finish, transit, waiting = 0, 0, []
+    busy_until = -1
+    think = max(1, int(np.ceil(seconds / 0.08)))
+    plan = None
+    for i in range(1, trace.iterations + 1):
+        for layer in range(LAYERS):
+            load = shares[layer] @ trace.counts_ILE[i - 1, layer].astype(float)
+            assert run.par_IL[i - 1, layer] == pytest.approx(load.max() / load.mean(), rel=1e-5)
+        if plan is not None and i >= busy_until:
+            if i == busy_until:
+                for layer in range(LAYERS):
+                    if layer not in waiting:
+                        shares[layer] = plan.shares_LSE[layer]
+            if waiting:
+                layer = waiting.pop(0)
+                transit += int((plan.holds_LSE[layer] & ~holds[layer]).sum())
+                holds[layer], shares[layer] = plan.holds_LSE[layer], plan.shares_LSE[layer]
+                if not waiting:
+                    finish, plan = i, None
+            elif i == busy_until:
+                plan = None
+        if plan is None and i == finish + interval + 1:
+            plan = next(plans)
+            waiting = [n for n in range(LAYERS) if (plan.holds_LSE[n] != holds[n]).any()]
+            busy_until = i + think
+            if not waiting:
+                finish = busy_until - 1
+    assert next(plans, None) is None
+    assert run.transit == run.loaded == transit > 0
+    assert run.plans == len(planner.plans)
+    assert run.plan_s == pytest.approx(seconds)
+
+
+def test_what_a_planner_is_given() -> None:
+    trace, planner = small_trace(60), Shuffler()
+    replay(trace, "shuffler", servers=SERVERS, interval=20, clock=ticking(0), planner=planner)
+    timeline, number = Timeline(20, 60), 0
+    held, _ = first_layout(LAYERS, SERVERS, EXPERTS)
+    while (done := timeline.next_plan) is not None:
+        assert np.array_equal(planner.windows[number], trace.counts_ILE[done - 20 : done])
+        assert np.array_equal(planner.currents[number], held)
+        plan = planner.plans[number]
+        changed = np.flatnonzero((plan.holds_LSE != held).any(axis=(1, 2))).tolist()
+        timeline.deploy(done, 0.0, changed)
+        held, number = plan.holds_LSE, number + 1
+    assert number == len(planner.plans) >= 2
+
+
+def test_no_load_is_perfect_balance() -> None:
+    counts = np.zeros((5, 2, 4), int)
+    counts[2, 1] = [6, 0, 0, 0]
+    trace = Trace(checked_counts(counts, "test"))
+    run = replay(trace, "static", servers=2, interval=9)
+    assert run.par_IL.tolist() == [[1, 1], [1, 1], [1, 2], [1, 1], [1, 1]]
+    assert (run.transit, run.plans, run.plan_s, run.time_s) == (0, 0, 0.0, 60 * 1.1)
+
+
+def test_p99_and_mean() -> None:
+    counts = np.ones((200, 1, 2), int)
+    counts[::40] = [[3, 1]]
+    run = replay(Trace(checked_counts(counts, "test")), "static", servers=2, interval=9)
+    assert run.par_mean == pytest.approx(1 + 0.5 * 5 / 200)
+    assert run.par_p99 == pytest.approx(1.5)
+
+
+def test_the_first_layout_fits_any_number_of_servers() -> None:
+    for servers in (1, 3, 4, 10, 16):
+        holds, shares = first_layout(2, servers, 10)
+        assert (holds.sum(axis=1) == 1).all()
+        assert (shares.sum(axis=1) == 1).all()
+        slots = 10 // servers + (np.arange(servers) < 10 % servers)
+        assert (holds.sum(axis=2) <= slots).all()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"policy": "nonsense"}, "policy nonsense: give one of static, "),
+        ({"policy": "nonsense+split"}, "nonsense"),
+        ({"servers": 0}, "servers 0"),
+        ({"interval": 0}, "interval 0"),
+        ({"slots": 9}, "slots 9: give at least 10"),
+    ],
+)
+def test_wrong_wishes(wrong: dict[str, Any], named: str) -> None:
+    arguments: dict[str, Any] = {"policy": "static", "servers": 2, "interval": 5, **wrong}
+    with pytest.raises(ConfigError, match=named):
+        replay(small_trace(10), **arguments)
+
+
+# -- slot tables ------------------------------------------------------------------------------------
+
+
+def test_slot_tables() -> None:
+    holds = np.array([[1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 0, 0]], bool)
+    first = first_table(holds, np.array([3, 2, 1]))
+    assert first.tolist() == [[0, 1, 1], [2, 3, -1], [-1, -1, -1]]
+    load = np.array([4.0, 9.0, 6.0, 1.0])
+    holds[2, 1] = True
+    packed = packed_table(holds, load, 3)
+    # 9 is shared by two: 4.5 each.
+    assert packed.tolist() == [[1, 0, -1], [2, 3, -1], [1, -1, -1]]
+    assert changed_slots(first, packed) == 3
+    assert changed_slots(packed, packed) == 0
+
+
+@pytest.mark.parametrize("policy", [name for name in policy_names() if name != "static"])
+def test_every_policy_can_be_replayed(policy: str) -> None:
+    trace = generate_trace("flips", iterations=300, layers=4, experts=32, tokens=256, top_k=4)
+    parts: list[float] = []
+    run = replay(trace, policy, servers=8, interval=64, progress=parts.append)
+    assert run.plans >= 3
+    assert run.transit >= run.loaded
+    assert run.par_mean >= 1
+    assert parts == sorted(parts)
+    assert parts[-1] == 1.0
+
+
+def test_the_split_of_each_batch_is_never_worse() -> None:
+    trace = generate_trace("flips", iterations=150, layers=3, experts=32, tokens=256, top_k=4)
+    shares, split = (
+        replay(trace, name, servers=8, interval=40, clock=ticking(0))
+        for name in ("eplb", "eplb+split")
+    )
+    assert split.policy == "eplb+split"
+    assert split.transit == shares.transit
+    assert (split.par_IL <= shares.par_IL + 1e-5).all()
+    assert split.par_mean < shares.par_mean
+
+
+def test_without_replicas_there_is_nothing_to_split() -> None:
+    counts = np.random.default_rng(0).integers(0, 5, (40, 2, 6))
+    counts[3] = 0
+    trace = Trace(checked_counts(counts, "test"))
+    plain, split = (
+        replay(trace, name, servers=3, interval=50) for name in ("static", "static+split")
+    )
+    assert np.allclose(plain.par_IL, split.par_IL, rtol=1e-5)
+
+
+def test_replicas_pay_on_a_skewed_load() -> None:
+    trace = generate_trace("skewed", iterations=300, layers=4, experts=64, tokens=2048)
+    static, eplb = (
+        replay(trace, name, servers=16, interval=64, clock=ticking(0))
+        for name in ("static", "eplb")
+    )
+    assert eplb.par_mean < 0.9 * static.par_mean
+    assert eplb.loaded < eplb.transit
