@@ -78,6 +78,8 @@ class _Layer:
                 todo.setdefault(server, []).append(expert)
         # By server: the expert that waits there for its own place.
         self.guests: dict[int, int] = {}
+        # Servers that lent a spare replica's slot to one of their own loads: once only, so the walk ends.
+        self.lenders: set[int] = set()
 
     def steps(self) -> Iterator[_Step]:
         while self.loads or self.unloads:
@@ -117,6 +119,16 @@ class _Layer:
 
     def _break_cycle(self) -> Iterator[_Step]:
         """All servers with loads are full, and all that could go has no second replica."""
+        for server in sorted(self.loads):
+            if server in self.lenders or self.free[server] != 0:
+                continue
+            lent = self._spare(server)
+            if lent is not None:
+                self.lenders.add(server)
+                yield self._unload(server, lent)
+                yield self._load(server, self.loads[server].pop(0))
+                self.loads[server].append(lent)
+                return
         own = [
             (server, expert)
             for server, experts in self.unloads.items()
@@ -145,8 +157,8 @@ class _Layer:
             del self.loads[server]
 
     def _spare(self, host: int) -> int | None:
-        """An expert of the host that has another server, too."""
-        for expert in np.flatnonzero(self.holds_SE[host]).tolist():
+        """An expert that the host keeps and that has another server, too."""
+        for expert in np.flatnonzero(self.holds_SE[host] & self.then_SE[host]).tolist():
             if self.cover[expert] > 1:
                 return int(expert)
         return None

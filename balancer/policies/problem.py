@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from balancer.policies.types import Float, Holds, Int, Plan, Problem
 
 __all__ = ["checked_load", "checked_window", "make_problem"]
+
+# Far above any count, and so low that sums and EPLB's float32 hold it.
+_MOST_LOAD = 1e30
 
 
 def make_problem(
@@ -31,7 +36,7 @@ def make_problem(
         ValueError: An argument is no such thing, or the slots do not cover the experts.
     """
     load = checked_load("load_LE", load_LE, 2)
-    if servers != int(servers) or servers < 1:
+    if not isinstance(servers, (int, np.integer)) or servers < 1:
         raise ValueError(f"servers is {servers}, must be a whole number of at least 1")
     return Problem(
         load_LE=load,
@@ -60,10 +65,7 @@ def checked_window(
 
 
 def _checked(name: str, given: npt.ArrayLike, dimensions: int) -> npt.NDArray[np.number]:
-    try:
-        load = np.asarray(given)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
+    load = _array(name, given)
     if not (np.issubdtype(load.dtype, np.floating) or np.issubdtype(load.dtype, np.integer)):
         raise ValueError(f"{name} has {load.dtype}, wanted numbers")
     if load.ndim != dimensions or load.size == 0:
@@ -72,11 +74,21 @@ def _checked(name: str, given: npt.ArrayLike, dimensions: int) -> npt.NDArray[np
     # A NaN is not at least 0, and infinity is not below it.
     if not (load.min() >= 0 and load.max() < np.inf):
         raise ValueError(f"{name} has numbers that are negative, NaN or infinite")
+    if load.max() > _MOST_LOAD:
+        raise ValueError(f"{name} has numbers above {_MOST_LOAD:g}: scale them down")
     return load
 
 
+def _array(name: str, given: Any, dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
+    """An array of whatever can be one. Raises ValueError with the argument's name."""
+    try:
+        return np.asarray(given, dtype)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
 def _slots(slots: int | npt.ArrayLike, layers: int, servers: int, experts: int) -> Int:
-    given = np.asarray(slots)
+    given = _array("slots", slots)
     if not np.issubdtype(given.dtype, np.integer):
         raise ValueError(f"slots must be whole numbers, not {given.dtype}")
     if given.ndim == 0:
@@ -99,7 +111,7 @@ def _slots(slots: int | npt.ArrayLike, layers: int, servers: int, experts: int) 
 def _speeds(speeds_S: npt.ArrayLike | None, servers: int) -> Float:
     if speeds_S is None:
         return np.ones(servers)
-    speeds = np.ascontiguousarray(speeds_S, dtype=np.float64)
+    speeds = np.ascontiguousarray(_array("speeds_S", speeds_S, np.float64))
     if speeds.shape != (servers,):
         raise ValueError(f"speeds_S has shape {speeds.shape}, wanted ({servers},)")
     if not (speeds.min() > 0 and speeds.max() < np.inf):
@@ -110,7 +122,7 @@ def _speeds(speeds_S: npt.ArrayLike | None, servers: int) -> Float:
 def _current(current: Plan | npt.ArrayLike | None, shape: tuple[int, int, int]) -> Holds | None:
     if current is None:
         return None
-    holds = current.holds_LSE if isinstance(current, Plan) else np.asarray(current)
+    holds = current.holds_LSE if isinstance(current, Plan) else _array("current", current)
     if holds.shape != shape or holds.dtype != np.bool_:
         raise ValueError(f"current has {holds.dtype} {holds.shape}, wanted bool {shape}")
     return np.ascontiguousarray(holds)

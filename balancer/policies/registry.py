@@ -37,7 +37,7 @@ def find(policy: str) -> Callable[..., Layout]:
     """The function of that name. Raises ValueError that lists the names."""
     try:
         return _POLICIES[policy]
-    except KeyError:
+    except (KeyError, TypeError):
         raise ValueError(f"policy {policy!r} is none of {', '.join(_POLICIES)}") from None
 
 

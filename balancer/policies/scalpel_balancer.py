@@ -138,7 +138,10 @@ def rebalance(
     Raises:
         ValueError: Numbers or shapes are wrong; the message names the argument.
     """
-    shape = np.shape(hotness)
+    try:
+        shape = np.shape(hotness)
+    except ValueError as error:
+        raise ValueError(f"hotness: {error}") from error
     if len(shape) != 3 or 0 in shape:
         raise ValueError(f"hotness has shape {shape}, wanted window x layers x experts, none 0")
     _, layers, experts = shape

@@ -86,6 +86,11 @@ class Plan:
         """float64 (L): par / bound; 1.0 is proven to be the best."""
         return self.par_L / self.bound_L
 
+    @property
+    def gap(self) -> Float:
+        """The same as `gap_L`."""
+        return self.gap_L
+
     @cached_property
     def moves(self) -> tuple[Move, ...]:
         """The way from `current`, in a safe order (see `ordered_moves`); empty without `current`."""

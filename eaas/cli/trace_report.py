@@ -46,6 +46,8 @@ def print_comparison(comparison: Comparison) -> None:
         "PAR: busiest server over the mean; transit: slots that change, loaded: replicas that move; "
         "score 100: EPLB every 1,024 iterations"
     )
+    if not all(baseline.plans for baseline in comparison.baselines.values()):
+        print("The trace ends before EPLB's first plan: score 100 is the layout at the start.")
 
 
 def print_summary(document: dict[str, Any]) -> None:

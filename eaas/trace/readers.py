@@ -24,6 +24,8 @@ from eaas.trace.trace import Trace, checked_counts
 __all__ = ["read_trace"]
 
 _LONG = ["iteration", "layer", "expert", "count"]
+# Far above any model's; one wrong number is not to ask for all memory there is.
+_MOST_EXPERTS = 1 << 16
 
 
 def read_trace(path: str | os.PathLike[str]) -> Trace:
@@ -79,6 +81,10 @@ def _from_wide(rows: npt.NDArray[np.int64], path: Path) -> npt.NDArray[np.int64]
 
 def _from_long(rows: npt.NDArray[np.int64], path: Path) -> npt.NDArray[np.int64]:
     iterations, layers, experts = _extent(rows[:, :3], path)
+    if experts > _MOST_EXPERTS:
+        raise TraceError(
+            f"{path}: expert {experts - 1}: numbers above {_MOST_EXPERTS - 1} are taken for a mistake"
+        )
     seen_IL = np.zeros((iterations, layers), np.bool_)
     seen_IL[rows[:, 0], rows[:, 1]] = True
     _check_holes(seen_IL, path)

@@ -11,6 +11,7 @@ from balancer.policies.fractional.layout import (
     LINK_BYTES_PER_S,
     SCENARIOS,
     checked_nodes,
+    checked_price,
     lay_out,
 )
 from balancer.policies.problem import checked_window, make_problem
@@ -50,10 +51,10 @@ class FractionalBalancer:
     ) -> None:
         self._servers, self._slots, self._speeds_S = servers, slots, speeds_S
         self._current = current
-        self._cost_s = expert_bytes / link_bytes_per_s + stall_s
-        self._horizon_s, self._least_gain = horizon_s, least_gain
+        self._price = checked_price(expert_bytes, link_bytes_per_s, stall_s, horizon_s, least_gain)
         self._nodes = checked_nodes(nodes_S, cross_node_replicas, servers)
         self._blocks_NLE: Float | None = None
+        self._span: tuple[int, ...] = ()
 
     def step(self, hotness_WLE: npt.ArrayLike) -> Plan:
         """Plan for as long a time as the window.
@@ -67,7 +68,8 @@ class FractionalBalancer:
         window_WLE = checked_window("hotness_WLE", hotness_WLE)
         blocks_NLE = block_means(window_WLE)
         known_NLE = blocks_NLE
-        if self._blocks_NLE is not None and self._blocks_NLE.shape[1:] == blocks_NLE.shape[1:]:
+        if self._blocks_NLE is not None and self._span == window_WLE.shape:
+            # Blocks of another length would be another time axis.
             known_NLE = np.concatenate([self._blocks_NLE, blocks_NLE])
         said_BLE = forecast(known_NLE, len(blocks_NLE), SCENARIOS)
         problem = make_problem(
@@ -76,10 +78,11 @@ class FractionalBalancer:
         layout = lay_out(
             problem,
             scenarios(window_WLE, blocks_NLE, said_BLE),
-            max(self._least_gain, self._cost_s * problem.layers / self._horizon_s),
+            self._price(problem.layers),
             *self._nodes,
         )
         plan = make_plan("fractional", problem, *layout)
+        self._span = window_WLE.shape
         self._blocks_NLE = known_NLE[-_WINDOWS_KEPT * len(blocks_NLE) :]
         self._current = plan
         return plan

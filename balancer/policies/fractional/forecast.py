@@ -75,7 +75,10 @@ def forecast(blocks_NLE: Float, ahead: int, parts: int) -> Float:
 
 
 def scenarios(window_WLE: npt.NDArray[Any], blocks_NLE: Float, said_BLE: Float) -> Float:
-    """float64 (B, L, E): forecasts with the noise of single iterations of the window on them."""
+    """float64 (B, L, E): forecasts with the noise of single iterations of the window on them.
+
+    Their mean is that of the forecasts: an expert that has no token in the few iterations is not forgotten.
+    """
     iterations, count = len(window_WLE), len(said_BLE)
     chosen_B = ((np.arange(count) + 0.5) * iterations / count).astype(np.int64)
     block_B = chosen_B * len(blocks_NLE) // iterations
@@ -83,7 +86,9 @@ def scenarios(window_WLE: npt.NDArray[Any], blocks_NLE: Float, said_BLE: Float) 
     noise_BLE = np.divide(
         window_WLE[chosen_B], usual_BLE, out=np.zeros_like(usual_BLE), where=usual_BLE > 0
     )
-    return np.asarray(said_BLE * noise_BLE)
+    mean_LE = noise_BLE.mean(axis=0)
+    level_BLE = np.divide(noise_BLE, mean_LE, out=np.ones_like(noise_BLE), where=mean_LE > 0)
+    return np.asarray(said_BLE * level_BLE)
 
 
 def _models(count: int, ahead: int, parts: int) -> list[Float]:

@@ -31,6 +31,7 @@ From what is held now (`improve.c`):
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -99,29 +100,19 @@ def fractional(
     Time from nothing O(L * S * (E + slots)); from `current` O(moves * (slots + E)) beside the flows, each
     O(slots) to O(slots * S), for each scenario.
     """
-    for name, value in (
-        ("expert_bytes", expert_bytes),
-        ("stall_s", stall_s),
-        ("least_gain", least_gain or 0.0),
-    ):
-        if not 0 <= value < np.inf:
-            raise ValueError(f"{name} is {value}, must be finite and at least 0")
-    for name, value in (("link_bytes_per_s", link_bytes_per_s), ("horizon_s", horizon_s)):
-        if not value > 0:
-            raise ValueError(f"{name} is {value}, must be above 0")
+    if least_gain is None:
+        least_gain = 0.0 if window_WLE is None else 0.002
+    price = checked_price(expert_bytes, link_bytes_per_s, stall_s, horizon_s, least_gain)
     load_BLE = problem.load_LE[None]
     if window_WLE is not None:
         window_WLE = checked_window("window_WLE", window_WLE, (problem.layers, problem.experts))
         blocks_NLE = block_means(window_WLE)
         said_BLE = forecast(blocks_NLE, len(blocks_NLE), SCENARIOS)
         load_BLE = scenarios(window_WLE, blocks_NLE, said_BLE)
-    if least_gain is None:
-        least_gain = 0.0 if window_WLE is None else 0.002
-    cost_s = expert_bytes / link_bytes_per_s + stall_s
     return lay_out(
         problem,
         load_BLE,
-        max(least_gain, cost_s * problem.layers / horizon_s),
+        price(problem.layers),
         *checked_nodes(nodes_S, cross_node_replicas, problem.servers),
     )
 
@@ -158,6 +149,28 @@ def lay_out(
         shares_LSE,
     )
     return holds_LSE, shares_LSE
+
+
+def checked_price(
+    expert_bytes: float,
+    link_bytes_per_s: float,
+    stall_s: float,
+    horizon_s: float,
+    least_gain: float,
+) -> Callable[[int], float]:
+    """What a load must lower its layer's PAR by, from the number of layers. Raises ValueError."""
+    for name, value in (
+        ("expert_bytes", expert_bytes),
+        ("stall_s", stall_s),
+        ("least_gain", least_gain),
+    ):
+        if not 0 <= value < np.inf:
+            raise ValueError(f"{name} is {value}, must be finite and at least 0")
+    for name, value in (("link_bytes_per_s", link_bytes_per_s), ("horizon_s", horizon_s)):
+        if not value > 0:
+            raise ValueError(f"{name} is {value}, must be above 0")
+    part = (expert_bytes / link_bytes_per_s + stall_s) / horizon_s
+    return lambda layers: max(least_gain, part * layers)
 
 
 def checked_nodes(

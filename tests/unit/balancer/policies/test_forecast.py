@@ -61,4 +61,15 @@ def test_scenarios_have_the_noise_of_iterations_around_the_forecast() -> None:
     loads_BLE = scenarios(window_WLE, blocks_NLE, said_BLE)
     assert loads_BLE.mean() == pytest.approx(said_BLE.mean(), rel=0.02)
     assert (loads_BLE / said_BLE).std() == pytest.approx((usual_LE**-0.5).mean(), rel=0.2)
-    assert (scenarios(0 * window_WLE, 0 * blocks_NLE, said_BLE) == 0).all()
+    # Where the window says nothing, the forecast stands.
+    assert (scenarios(0 * window_WLE, 0 * blocks_NLE, said_BLE) == said_BLE).all()
+
+
+def test_an_expert_without_a_token_in_the_chosen_iterations_is_not_forgotten() -> None:
+    """Every other iteration is empty, and those are the ones that are looked at."""
+    window_WLE = np.zeros((12, 1, 16))
+    window_WLE[::2, 0] = 1000 / np.arange(1, 17) ** 1.6
+    blocks_NLE = block_means(window_WLE)
+    said_BLE = np.tile(blocks_NLE.mean(axis=0), (6, 1, 1))
+    loads_BLE = scenarios(window_WLE, blocks_NLE, said_BLE)
+    np.testing.assert_allclose(loads_BLE.mean(axis=0), said_BLE.mean(axis=0))

@@ -250,3 +250,15 @@ def test_a_steady_window_needs_one_plan() -> None:
 def test_a_wrong_window_is_named(window) -> None:
     with pytest.raises(ValueError, match="hotness_WLE"):
         FractionalBalancer(2, 5).step(window)
+
+
+@pytest.mark.parametrize(
+    ("knob", "value"),
+    [
+        *(("horizon_s", 0.0), ("horizon_s", -1.0), ("link_bytes_per_s", 0.0)),
+        *(("stall_s", float("nan")), ("expert_bytes", -1.0), ("least_gain", float("nan"))),
+    ],
+)
+def test_a_wrong_price_is_named_at_once(knob: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"{knob} is"):
+        FractionalBalancer(4, 20, **{knob: value})

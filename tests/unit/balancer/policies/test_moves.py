@@ -44,6 +44,10 @@ def test_every_step_is_safe(way: tuple[Holds, Holds, npt.NDArray[np.int64]]) -> 
     for move in ordered_moves(first_LSE, then_LSE, slots_LS):
         at = (move.layer, move.server, move.expert)
         assert held_LSE[at] == (move.kind == "unload")
+        if move.kind == "load" and held_LSE[at[:2]].sum() == slots_LS[at[:2]]:
+            # One too many only where the layer has neither a free slot nor a spare replica.
+            assert (held_LSE[move.layer].sum(axis=0) == 1).all()
+            assert not (held_LSE[move.layer].sum(axis=1) < slots_LS[move.layer]).any()
         held_LSE[at] = move.kind == "load"
         assert held_LSE.any(axis=1).all()
         over = max(over, int((held_LSE.sum(axis=2) - slots_LS).max()))
@@ -101,3 +105,16 @@ def test_without_any_spare_one_server_holds_one_too_many() -> None:
         over = max(over, int(held_LSE.sum(axis=2).max()) - 1)
     assert (held_LSE == then).all()
     assert over == 1
+
+
+def test_a_spare_replica_makes_room_for_an_exchange() -> None:
+    """Full servers exchange sole replicas: the second replica of expert 1 gives way for a while."""
+    first = np.array([[[0, 1, 1], [1, 1, 0]]], np.bool_)
+    then = np.array([[[1, 1, 0], [0, 1, 1]]], np.bool_)
+    slots = np.array([[2, 2]])
+    held = first.copy()
+    for move in ordered_moves(first, then, slots):
+        held[move.layer, move.server, move.expert] = move.kind == "load"
+        assert held.any(axis=1).all()
+        assert (held.sum(axis=2) <= slots).all()
+    assert (held == then).all()

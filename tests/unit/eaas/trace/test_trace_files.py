@@ -72,6 +72,7 @@ def test_long_csv(tmp_path: Path) -> None:
             "iteration 1, layer 1",
         ),
         ("iteration,layer,expert,count\n0,0,1,1\n0,0,1,2\n", "expert 1 is there twice"),
+        ("iteration,layer,expert,count\n0,0,1000000000000,1\n", "expert 1000000000000: "),
     ],
 )
 @pytest.mark.filterwarnings("ignore:loadtxt. input contained no data")
