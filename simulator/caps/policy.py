@@ -61,8 +61,8 @@ def judge(
     Returns:
         JSON: `config`; `rows`, each with arrivals, load, FCFS's P99 in ms and the P99 reductions against it
         in %, means over the seeds; and `verdict`, for loads as predicted and perfectly predicted: the worst
-        row in calm, and the least share of greedy's gain under overload; the prediction's correlation with the
-        truth.
+        row in calm, and the least share of greedy's gain under overload; and how well predictions correlate
+        with the truth.
     """
     entries = [
         (BASELINE, "true"),
