@@ -49,9 +49,8 @@ def run_cell(
         servers: How many share the experts evenly.
 
     Returns:
-        JSON: `figures` in the order of the entries, `events`, `seconds` (of the processor, for the
-            simulation alone),
-        and `correlation` of predicted and true loads, a mean over requests.
+        JSON: `figures` in the order of the entries, `events`, `seconds` (of the processor, for the simulation
+        alone), and `correlation` of predicted and true loads, a mean over requests.
     """
     if trace is not None:
         times_s = read_times(Path(trace))

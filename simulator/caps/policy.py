@@ -59,10 +59,10 @@ def judge(
         done: Called after each cell: see `cells`.
 
     Returns:
-        JSON: `config`; `rows`, each with arrivals, load, FCFS's P99 in ms and the P99 reductions against
-            it, in %, means
-        over the seeds; and `verdict`: the worst row in calm, the least share of greedy's gain under
-        overload (both perfectly predicted), the predictor's correlation.
+        JSON: `config`; `rows`, each with arrivals, load, FCFS's P99 in ms and the P99 reductions against it
+        in %, means over the seeds; and `verdict`, for loads as predicted and perfectly predicted: the worst
+        row in calm, and the least share of greedy's gain under overload; and how well predictions correlate
+        with the truth.
     """
     entries = [
         (BASELINE, "true"),

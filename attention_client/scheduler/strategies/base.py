@@ -65,7 +65,7 @@ class SelectionStrategy(ABC):
         [project.entry-points."eaas.strategies"]
         mine = "my_package:Mine"
 
-    It is then known everywhere by that name, in the simulator and live. It is made without arguments.
+    It is then known to every command by that name. It is made without arguments.
 
     Attributes:
         name: By which it is chosen.
@@ -82,8 +82,7 @@ class SelectionStrategy(ABC):
         """The requests of the next batch.
 
         Pure: no clock, no input or output, nothing kept from call to call but options; chance comes from
-            `rng` alone. So
-        a recorded queue gives the same choices again.
+        `rng` alone. So the same queue gives the same choices again.
 
         Args:
             window_WE: Predicted tokens of each waiting request on each expert, float64 (W, E),

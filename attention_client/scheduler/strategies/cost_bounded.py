@@ -26,12 +26,12 @@ class CostBounded(SelectionStrategy):
     together is for that model to say.
 
     Bound: each request is to be finished no later than first-come-first-served would have finished it, plus
-    a share of the time that it would have taken there. That share is what choosing freely is predicted to
-    save now, so that on balance nobody loses, and never more than `most_stretch`. The context carries the
-    predicted clock of that other schedule (`FcfsClock`), which falls behind as cheaper batches save time:
-    under overload, where much is saved, the bound leaves free hand; in calm, where every swap only makes
-    somebody late, it is first come, first served. A request that would break its bound if it were left out
-    once more is taken now, the oldest first.
+    a share of the time that it would have taken there. That share is most of what choosing freely is
+    predicted to save now, so that on balance nobody loses, and never more than `most_stretch`. The context
+    has the predicted clock of that other schedule (`FcfsClock`), which falls behind as cheaper batches save
+    time: under overload, where much is saved, the bound leaves free hand; in calm, where every swap only
+    makes somebody late, it is first come, first served. A request that would break its bound if it were
+    left out once more is taken now, the oldest first.
 
     Below a full window it is first come, first served too.
 

@@ -22,6 +22,14 @@ def eaas(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def test_a_worker_needs_neither_torch_nor_grpc() -> None:
+    code = "import sys, simulator.caps.worker; print({'torch', 'grpc', 'transformers'} & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100
+    )
+    assert (done.stdout, done.stderr) == ("set()\n", "")
+
+
 SMALL = ("caps", "--requests", "80", "--seeds", "1,2", "--rates", "150,200")
 
 
