@@ -66,6 +66,28 @@ def test_everybody_goes_once(name: str, steps: list[int], seed: int) -> None:
         queue.remove(0)
 
 
+@pytest.mark.parametrize("name", strategy_names())
+def test_the_same_history_gives_the_same_choices(name: str) -> None:
+    """What a recorded queue can be replayed by: arrivals, room and costs; no clock, no hidden state."""
+    rng = np.random.default_rng(9)
+    history = [(rng.integers(0, 9, (5, EXPERTS)).astype(float), rng.random()) for _ in range(40)]
+
+    def replay() -> list[list[int]]:
+        queue, choices = queue_of(strategy(name)), []
+        for came_NE, cost_s in history:
+            for load_E in came_NE:
+                queue.add(load_E)
+            choices.append(queue.take())
+            queue.observe(cost_s)
+        return choices
+
+    choices = replay()
+    assert replay() == choices
+    by_age = [ticket for choice in choices for ticket in choice]
+    if name != "cost_bounded":  # which is by age as long as that costs nothing
+        assert (by_age == sorted(by_age)) == (name == "fcfs")
+
+
 def test_a_long_queue_keeps_its_loads() -> None:
     """More requests than rows at the start: every load is still its own when it is chosen by."""
     queue = RequestQueue(strategy("lpt"), EXPERTS, batch_size=2, window_size=500, cost=COST, seed=1)
