@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from eaas.cli import simulate_caps, simulate_fit, simulate_policy
 from eaas.cli.options import ConfigFile, Json
 from eaas.config import AutoscalerConfig, load_config
 from eaas.errors import ConfigError, TrafficError
@@ -31,6 +32,8 @@ simulate = typer.Typer(
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
+    for command in (simulate_caps, simulate_policy, simulate_fit):
+        command.register(simulate)
     app.add_typer(simulate, name="simulate")
 
 
