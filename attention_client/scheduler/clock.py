@@ -41,10 +41,9 @@ class FcfsClock:
         self._waiting = 0
         self._work_s = 0.0
         self._usual_s = 0.0
-        # Of the last batch what was predicted, and whether it was the oldest requests. What was observed over
-        # what was predicted, of such batches and of the others: above 1 for the others where predictions are
-        # not perfect, since what is chosen is what was predicted too low.
-        self._predicted_s, self._oldest = 0.0, True
+        # What was observed over what was predicted, of batches of the oldest requests and of the others:
+        # above 1 for the others where predictions are not perfect, since what is chosen is what was predicted
+        # too low.
         self._bias_oldest = self._bias_chosen = 1.0
         # Of each row: the work when its request came, and its batch in this schedule.
         self._came_s_N = np.zeros(_FEW)
@@ -84,18 +83,21 @@ class FcfsClock:
 
     def dispatch(self, requests: int, batch_s: float, oldest: bool) -> None:
         """The real schedule has taken so many, the oldest or others, for a batch of that predicted time."""
-        self._predicted_s, self._oldest = batch_s, oldest
         batch_s *= self._bias_oldest if oldest else self._bias_chosen
         self._work_s += batch_s
         self._usual_s += (batch_s - self._usual_s) * (_FRESH if self._usual_s else 1.0)
         self.forget(requests)
 
-    def observe(self, batch_s: float) -> None:
-        """The last batch has taken that long."""
-        if not self._predicted_s:
+    def price(self, cost: CostModel) -> None:
+        """Batches that are filled from now on take what this model says."""
+        self._cost = cost
+
+    def observe(self, batch_s: float, predicted_s: float, oldest: bool) -> None:
+        """A batch, of the oldest requests or of others, has taken that long, not what was predicted."""
+        if not predicted_s:
             return
-        bias = batch_s / self._predicted_s
-        if self._oldest:
+        bias = batch_s / predicted_s
+        if oldest:
             self._bias_oldest += (bias - self._bias_oldest) * _FRESH
             self._bias_chosen += (self._bias_oldest - self._bias_chosen) * _FORGOTTEN
         else:

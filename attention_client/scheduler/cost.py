@@ -1,7 +1,7 @@
 """What a batch costs, as far as the experts' loads decide it. A strategy minimises it, a simulator takes it
 as the time.
 
-Letters: W requests of the window, E logical experts, S expert servers, R replicas.
+Letters: W requests of the window, E logical experts, L MoE layers, S expert servers, R replicas.
 """
 
 from __future__ import annotations
@@ -94,9 +94,10 @@ class ServerCost:
     share experts); where pairs do, complementary ones.
 
     Args:
-        shares_SE: The placement of a layer: the share of each expert's tokens that each server takes; over
-            S sums to 1.
-        fixed_s: Seconds of a step whatever the load.
+        shares: The placement: the share of each expert's tokens that each server takes, of one layer (S, E)
+            or of several (L, S, E); over S sums to 1. With several, a load has an entry for each expert of
+            each layer, (L E,), layer by layer.
+        fixed_s: Seconds of a layer's step whatever the load.
         load_s: Seconds per active expert of a server.
         pair_s: Seconds per pair of a server.
         steps: Tokens that a request's load is of.
@@ -106,48 +107,56 @@ class ServerCost:
     """
 
     def __init__(
-        self, shares_SE: Loads, *, fixed_s: float, load_s: float, pair_s: float, steps: int
+        self, shares: Loads, *, fixed_s: float, load_s: float, pair_s: float, steps: int
     ) -> None:
         if min(fixed_s, load_s, pair_s) < 0 or steps < 1:
             raise ConfigError(
                 f"cost model: fixed_s {fixed_s}, load_s {load_s}, pair_s {pair_s}, steps {steps}: "
                 "none may be negative, and there is at least one step"
             )
-        if shares_SE.ndim != 2 or not np.allclose(shares_SE.sum(axis=0), 1, atol=1e-4):
+        shares_LSE = np.asarray(shares[None] if shares.ndim == 2 else shares, dtype=np.float64)
+        if shares_LSE.ndim != 3 or not np.allclose(shares_LSE.sum(axis=1), 1, atol=1e-4):
             raise ConfigError(
                 "cost model: the shares of each expert over the servers must sum to 1"
             )
-        self.shares_SE = np.asarray(shares_SE, dtype=np.float64)
+        self.shares_LSE = shares_LSE
         self.fixed_s, self.load_s, self.pair_s, self.steps = fixed_s, load_s, pair_s, steps
-        server_R, expert_R = np.nonzero(self.shares_SE > 0)
-        self._expert_R = expert_R.astype(np.int32)
+        layers, servers, experts = shares_LSE.shape
+        layer_R, server_R, expert_R = np.nonzero(shares_LSE > 0)
+        self._expert_R = (layer_R * experts + expert_R).astype(np.int32)
         # Per step, so that a window needs no division.
-        self._share_R = self.shares_SE[server_R, expert_R] / steps
-        self._first_S = np.searchsorted(server_R, np.arange(len(shares_SE) + 1)).astype(np.int64)
+        self._share_R = shares_LSE[layer_R, server_R, expert_R] / steps
+        bounds = np.arange(layers * servers + 1)
+        self._first_S = np.searchsorted(layer_R * servers + server_R, bounds).astype(np.int64)
+        self._layers, self._servers = int(layers), int(layers * servers)
 
     def batch_s(self, load_E: Loads) -> float:
-        """See `CostModel`: `steps` steps of one layer."""
-        return self.steps * (self.fixed_s + self.step_s(load_E))
+        """See `CostModel`: `steps` steps of all layers."""
+        return self.steps * (self._layers * self.fixed_s + self.step_s(load_E))
 
     def step_s(self, load_E: Loads) -> float:
-        """What the slowest server takes for a step of that load (over all steps), in seconds."""
+        """What the slowest servers take for a step of that load (over all steps), in seconds."""
         return _select.step_time(
             load_E, len(load_E), self._expert_R, self._share_R, len(self._expert_R),
-            self._first_S, len(self.shares_SE), self.load_s, self.pair_s,
+            self._first_S, self._servers, self._layers, self.load_s, self.pair_s,
         )  # fmt: skip
 
     def imbalance(self, load_E: Loads) -> float:
-        """See `CostModel`: pairs of the busiest server over the mean (PAR)."""
-        pairs_S = self.shares_SE @ load_E
-        mean = float(pairs_S.mean())
-        return float(pairs_S.max()) / mean if mean > 0 else 1.0
+        """See `CostModel`: pairs of the busiest server over the mean (PAR), a mean over layers."""
+        load_LE = load_E.reshape(self._layers, -1)
+        pairs_LS = np.einsum("lse,le->ls", self.shares_LSE, load_LE)
+        mean_L = pairs_LS.mean(axis=1)
+        loaded_L = mean_L > 0
+        if not loaded_L.any():
+            return 1.0
+        return float(np.mean(pairs_LS.max(axis=1)[loaded_L] / mean_L[loaded_L]))
 
     def choose(self, window_WE: Loads, start_E: Loads | None, chosen: Indices, have: int) -> float:
-        """See `CostModel`: least time of the slowest server and of the mean one."""
+        """See `CostModel`: least time of the slowest servers and of the mean ones."""
         requests, experts = window_WE.shape
         step_s = _select.for_servers(
             window_WE, requests, experts, start_E, chosen, have, len(chosen),
             self._expert_R, self._share_R, len(self._expert_R), self._first_S,
-            len(self.shares_SE), self.load_s, self.pair_s,
+            self._servers, self._layers, self.load_s, self.pair_s,
         )  # fmt: skip
-        return self.steps * (self.fixed_s + step_s)
+        return self.steps * (self._layers * self.fixed_s + step_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,9 +12,33 @@ from attention_client.scheduler.cost import CostModel, Loads
 from attention_client.scheduler.strategies.base import Context, Indices, SelectionStrategy, first
 from eaas.errors import ConfigError
 
-__all__ = ["RequestQueue"]
+__all__ = ["Choice", "RequestQueue"]
 
 _FEW = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What was taken out at a time.
+
+    Attributes:
+        number: Of this choice in the life of the queue, from 0.
+        tickets: The chosen requests, in the order chosen.
+        window: Requests that there were to choose from (W).
+        passed_over: Requests of the window that wait on while a younger one goes.
+        predicted_s: The predicted time of the batch, in seconds; 0 unless the strategy `needs_fcfs`.
+    """
+
+    number: int
+    tickets: list[int]
+    window: int
+    passed_over: int
+    predicted_s: float
+
+    @property
+    def oldest(self) -> bool:
+        """Whether these are the oldest requests: nobody was passed over."""
+        return not self.passed_over
 
 
 class RequestQueue:
@@ -26,6 +51,9 @@ class RequestQueue:
         window_size: Of the oldest requests, how many the strategy may choose from.
         cost: Predicts the time of a batch, for the strategies that use it.
         seed: Of the strategy's chance.
+
+    Attributes:
+        choice: What was taken last; None before the first.
 
     Raises:
         ConfigError: The window is smaller than a batch, or a number is not positive.
@@ -59,6 +87,7 @@ class RequestQueue:
         self._tickets: list[int] = []
         self._rows: list[int] = []
         self._next = 0
+        self.choice: Choice | None = None
 
     def __len__(self) -> int:
         return len(self._tickets)
@@ -94,6 +123,16 @@ class RequestQueue:
         if self._clock is not None:
             self._clock.forget(1)
 
+    def price(self, cost: CostModel) -> None:
+        """From now on batches cost what this model says: the placement has changed."""
+        self._cost = cost
+        if self._clock is not None:
+            self._clock.price(cost)
+
+    def use(self, strategy: SelectionStrategy) -> None:
+        """From now on this one chooses; one that `needs_fcfs` only where the first one did."""
+        self._strategy = strategy
+
     def take(self, batch_size: int | None = None, running_E: Loads | None = None) -> list[int]:
         """Take the next batch out.
 
@@ -118,18 +157,29 @@ class RequestQueue:
         chosen = first(window) if all_go else self._choose(window_WE, rows_W, wanted, running_E)
         indices = chosen.tolist()
         tickets = [self._tickets[index] for index in indices]
+        predicted_s = 0.0
         if self._clock is not None:
-            batch_s = self._cost.choose(window_WE, running_E, chosen, wanted)
-            self._clock.dispatch(wanted, batch_s, oldest=max(indices) == wanted - 1)
+            # Without what runs already: that is other batches' time.
+            predicted_s = self._cost.choose(window_WE, None, chosen, wanted)
+            self._clock.dispatch(wanted, predicted_s, oldest=max(indices) == wanted - 1)
+        number = self.choice.number + 1 if self.choice is not None else 0
+        passed_over = max(indices) + 1 - wanted
+        self.choice = Choice(number, tickets, window, passed_over, predicted_s)
         for index in sorted(indices, reverse=True):
             del self._tickets[index]
             self._free.append(self._rows.pop(index))
         return tickets
 
-    def observe(self, batch_s: float) -> None:
-        """Say what the last batch has really cost: the cost model's seconds for its true load."""
-        if self._clock is not None:
-            self._clock.observe(batch_s)
+    def observe(self, batch_s: float, choice: Choice | None = None) -> None:
+        """Say what a batch has really cost: the cost model's seconds for its true load.
+
+        Args:
+            batch_s: See above.
+            choice: Which batch; None: the last one.
+        """
+        known = choice or self.choice
+        if self._clock is not None and known is not None:
+            self._clock.observe(batch_s, known.predicted_s, known.oldest)
 
     def _choose(
         self, window_WE: Loads, rows_W: Indices, wanted: int, running_E: Loads | None

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from eaas.cli import simulate_caps, simulate_fit, simulate_policy
+from eaas.cli import (
+    simulate_caps,
+    simulate_fit,
+    simulate_policy,
+    simulate_replay,
+    simulate_validate,
+)
 from eaas.cli.options import ConfigFile, Json
 from eaas.config import AutoscalerConfig, load_config
 from eaas.errors import ConfigError, TrafficError
@@ -32,7 +38,13 @@ simulate = typer.Typer(
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (simulate_caps, simulate_policy, simulate_fit):
+    for command in (
+        simulate_caps,
+        simulate_policy,
+        simulate_fit,
+        simulate_replay,
+        simulate_validate,
+    ):
         command.register(simulate)
     app.add_typer(simulate, name="simulate")
 

@@ -62,7 +62,7 @@ def policy(
     from eaas.errors import ConfigError
     from simulator.caps.policy import cells, judge
     from simulator.caps.report import print_judgement
-    from simulator.caps.trace import read_times
+    from simulator.traffic import read_arrivals
 
     name = strategy or DEFAULT
     strategy_named(name)  # an unknown one is an error before anything runs
@@ -76,7 +76,7 @@ def policy(
     times_us = step_us if step_us is None else _times(step_us)
     traces = once(trace or [])
     for path in traces:
-        read_times(path)
+        read_arrivals(path)
     steps = cells(len(seed_list), len(calm), len(over), len(traces))
     with progress("simulating", steps) as done:
         document = judge(

@@ -16,8 +16,8 @@ from eaas.errors import ConfigError
 from simulator.caps.engine import simulate
 from simulator.caps.fit import BATCH_SIZE, COST, DOMAINS, RULES, WARM_UP, WINDOW_SIZE
 from simulator.caps.metrics import figures
-from simulator.caps.trace import read_times
 from simulator.caps.workload import Workload, bursty, from_times, poisson
+from simulator.traffic import read_arrivals
 
 __all__ = ["run_cell"]
 
@@ -53,7 +53,7 @@ def run_cell(
         alone), and `correlation` of predicted and true loads, a mean over requests.
     """
     if trace is not None:
-        times_s = read_times(Path(trace))
+        times_s = read_arrivals(Path(trace))
         work = from_times(
             DOMAINS, times_s, rate, seed, predicted_pairs, clustered=arrivals == "bursty"
         )

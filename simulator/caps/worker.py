@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Any
 
-from eaas.errors import ConfigError
+from eaas.errors import EaasError
 from simulator.caps.cell import run_cell
 
 __all__ = ["main"]
@@ -21,7 +21,7 @@ def main() -> None:
     for line in sys.stdin:
         try:
             answer: dict[str, Any] = {"result": run_cell(**json.loads(line))}
-        except ConfigError as error:
+        except EaasError as error:
             answer = {"error": str(error)}
         try:
             print(json.dumps(answer), flush=True)

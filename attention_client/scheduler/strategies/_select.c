@@ -156,6 +156,10 @@ open_servers(Placed *placed, Py_ssize_t experts, PyObject *expert, PyObject *sha
         PyErr_SetString(PyExc_ValueError, "replicas or servers out of range");
         return false;
     }
+    if (servers->layers < 1 || servers->servers % servers->layers != 0) {
+        PyErr_SetString(PyExc_ValueError, "servers: must be as many in each layer");
+        return false;
+    }
     if (!open_array(&placed->expert, expert, "expert", servers->replicas, 4, false) ||
         !open_array(&placed->share, share, "share", servers->replicas, 8, false) ||
         !open_array(&placed->first, first, "first", servers->servers + 1, 8, false)) {
@@ -195,9 +199,10 @@ select_for_servers(PyObject *self, PyObject *args)
     PyObject *rows, *start, *chosen, *expert, *share, *first;
     Choice choice = {0};
     Placed placed = {0};
-    if (!PyArg_ParseTuple(args, "OnnOOnnOOnOndd:for_servers", &rows, &choice.window, &choice.experts, &start, &chosen,
+    if (!PyArg_ParseTuple(args, "OnnOOnnOOnOnndd:for_servers", &rows, &choice.window, &choice.experts, &start, &chosen,
                           &choice.have, &choice.take, &expert, &share, &placed.servers.replicas, &first,
-                          &placed.servers.servers, &placed.servers.load_s, &placed.servers.pair_s)) {
+                          &placed.servers.servers, &placed.servers.layers, &placed.servers.load_s,
+                          &placed.servers.pair_s)) {
         return NULL;
     }
     PyObject *answer = NULL;
@@ -227,8 +232,9 @@ select_step_time(PyObject *self, PyObject *args)
     PyObject *load, *expert, *share, *first;
     Py_ssize_t experts;
     Placed placed = {0};
-    if (!PyArg_ParseTuple(args, "OnOOnOndd:step_time", &load, &experts, &expert, &share, &placed.servers.replicas,
-                          &first, &placed.servers.servers, &placed.servers.load_s, &placed.servers.pair_s)) {
+    if (!PyArg_ParseTuple(args, "OnOOnOnndd:step_time", &load, &experts, &expert, &share, &placed.servers.replicas,
+                          &first, &placed.servers.servers, &placed.servers.layers, &placed.servers.load_s,
+                          &placed.servers.pair_s)) {
         return NULL;
     }
     Array row = {0};

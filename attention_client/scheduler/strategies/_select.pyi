@@ -59,13 +59,14 @@ def for_servers(
     replicas: int,
     first: _Int64,
     servers: int,
+    layers: int,
     load_s: float,
     pair_s: float,
     /,
 ) -> float:
     """Adds the request with which the slowest server, and the mean of all, take the least time. `expert`
     and `share` (R) are the replicas', sorted by server; server s has those from first[s] to before first[s
-    + 1]. Returns the `step_time` of all chosen."""
+    + 1], a layer's servers beside one another. Returns the `step_time` of all chosen."""
 
 def step_time(
     load: _Float64,
@@ -75,12 +76,14 @@ def step_time(
     replicas: int,
     first: _Int64,
     servers: int,
+    layers: int,
     load_s: float,
     pair_s: float,
     /,
 ) -> float:
     """The largest, over servers, of max(load_s * experts with tokens, pair_s * pairs), for so many pairs of
-    each expert; the experts with tokens are the expected number (Poisson)."""
+    each expert; the sum of it over `layers`, each of servers / layers servers; the experts with tokens are
+    the expected number (Poisson)."""
 
 def difference(
     window: _Float64, requests: int, experts: int, groups: int, group_out: _Int64, /

@@ -70,10 +70,12 @@ class SelectionStrategy(ABC):
     Attributes:
         name: By which it is chosen.
         needs_fcfs: Whether the context is to have `fcfs`, which takes a few microseconds a request.
+        needs_loads: Whether it looks at loads; if not, nobody predicts them.
     """
 
     name: ClassVar[str]
     needs_fcfs: ClassVar[bool] = False
+    needs_loads: ClassVar[bool] = True
 
     @abstractmethod
     def select(

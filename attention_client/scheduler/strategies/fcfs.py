@@ -19,6 +19,7 @@ class Fcfs(SelectionStrategy):
     """First come, first served. O(B)."""
 
     name = "fcfs"
+    needs_loads = False
 
     def select(
         self, window_WE: Loads, batch_size: int, rng: np.random.Generator, context: Context
@@ -31,6 +32,7 @@ class Random(SelectionStrategy):
     """The oldest and any others: what mixing alone is worth, without a prediction. O(W)."""
 
     name = "random"
+    needs_loads = False
 
     def select(
         self, window_WE: Loads, batch_size: int, rng: np.random.Generator, context: Context

@@ -241,13 +241,19 @@ dot_of_floats(const float *a, const float *b, ptrdiff_t n)
     return ((sum[0] + sum[4]) + (sum[1] + sum[5])) + ((sum[2] + sum[6]) + (sum[3] + sum[7])) + rest;
 }
 
-/* The largest time of a server plus the mean of all: the largest alone says nothing of what is added elsewhere. */
+/* Of each layer the largest time of a server plus the mean of all: the largest alone says nothing of what is added
+ * elsewhere. */
 static double
 worth(const Servers *servers, const float *pairs_S, const float *idle_R, const float *more_pairs_S,
       const float *more_idle_R)
 {
-    double largest = 0, sum = 0;
+    ptrdiff_t of_layer = servers->servers / servers->layers;
+    double largest = 0, all_largest = 0, sum = 0;
     for (ptrdiff_t s = 0; s < servers->servers; s++) {
+        if (s % of_layer == 0) {
+            all_largest += largest;
+            largest = 0;
+        }
         int64_t first = servers->first_S[s], count = servers->first_S[s + 1] - first;
         double active = (double)count - (double)dot_of_floats(idle_R + first, more_idle_R + first, count);
         double weights_s = servers->load_s * active;
@@ -256,7 +262,7 @@ worth(const Servers *servers, const float *pairs_S, const float *idle_R, const f
         largest = time_s > largest ? time_s : largest;
         sum += time_s;
     }
-    return largest + sum / (double)servers->servers;
+    return all_largest + largest + sum / (double)of_layer;
 }
 
 static void
@@ -307,8 +313,13 @@ choose_for_servers(const double *window_WE, ptrdiff_t window, ptrdiff_t experts,
 double
 step_time(const Servers *servers, const double *load_E)
 {
-    double largest = 0;
+    ptrdiff_t of_layer = servers->servers / servers->layers;
+    double largest = 0, all_largest = 0;
     for (ptrdiff_t s = 0; s < servers->servers; s++) {
+        if (s % of_layer == 0) {
+            all_largest += largest;
+            largest = 0;
+        }
         double pairs = 0, active = 0;
         for (int64_t r = servers->first_S[s]; r < servers->first_S[s + 1]; r++) {
             double here = servers->share_R[r] * load_E[servers->expert_R[r]];
@@ -319,7 +330,7 @@ step_time(const Servers *servers, const double *load_E)
         double time_s = weights_s > compute_s ? weights_s : compute_s;
         largest = time_s > largest ? time_s : largest;
     }
-    return largest;
+    return all_largest + largest;
 }
 
 /* ---- differencing -------------------------------------------------------------------------------------------- */

@@ -1,6 +1,6 @@
 /* The loops behind the selection strategies; no Python in here.
  *
- * Letters: W requests of the window, E experts, R replicas (sorted by server), S servers. Nothing is checked here: every
+ * Letters: W requests of the window, E experts (of all layers), R replicas (sorted by server), S servers (of all layers). Nothing is checked here: every
  * array is long enough, every index in range, 0 <= have <= take <= W; whoever calls has seen to it.
  *
  * `chosen` has room for `take` indices; its first `have` are given and distinct. `left` is scratch for W indices.
@@ -38,9 +38,11 @@ void choose_least_peak(const double *window_WE, ptrdiff_t window, ptrdiff_t expe
                        int64_t *left, int64_t *chosen, ptrdiff_t have, ptrdiff_t take);
 
 /* A placement's replicas: replica r of expert_R[r] takes share_R[r] of its load; server s has those from first_S[s] to
- * before first_S[s + 1]. A step takes the largest, over servers, of max(load_s * active experts, pair_s * pairs). */
+ * before first_S[s + 1]. A server is counted once for each of `layers`, of which there are servers / layers in each, layer
+ * by layer. A step takes the largest, over a layer's servers, of max(load_s * active experts, pair_s * pairs); and the sum
+ * of that over the layers. */
 typedef struct {
-    ptrdiff_t replicas, servers;
+    ptrdiff_t replicas, servers, layers;
     const int32_t *expert_R;
     const double *share_R;
     const int64_t *first_S;

@@ -61,7 +61,11 @@ def test_caps_prints_a_table() -> None:
 
 def test_policy_judges_a_trace(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
-    trace.write_text("".join(f'{{"timestamp": {7 * n}}}\n' for n in range(200)))
+    trace.write_text(
+        "".join(
+            f'{{"timestamp": {7 * n}, "input_length": 1, "output_length": 1}}\n' for n in range(200)
+        )
+    )
     done = eaas(
         *("policy", "--requests", "100", "--seeds", "1", "--loads", "0.8", "--overloads", "1.5"),
         *("--trace", str(trace), "--step-us", "10,400,20", "--json"),
@@ -115,6 +119,9 @@ def test_decisions_are_measured() -> None:
         (("policy", "--step-us", "1,2"), "--step-us 1,2"),
         (("policy", "--trace", "gone.csv"), "gone.csv"),
         (("fit", "gone.json"), "gone.json"),
+        (("replay", "gone.jsonl"), "gone.jsonl"),
+        (("validate", "--strategies", "best"), "'best'"),
+        (("validate", "--trace", "gone.csv"), "gone.csv"),
     ],
 )
 def test_a_mistake_is_one_line_and_named(words: tuple[str, ...], named: str) -> None:

@@ -20,24 +20,26 @@ def placement(rng: np.random.Generator, servers: int, experts: int) -> np.ndarra
 
 
 def server_times(cost: ServerCost, load_E: np.ndarray) -> np.ndarray:
-    """By the formula."""
-    pairs_SE = cost.shares_SE * load_E / cost.steps
-    active_S = (1 - np.exp(-pairs_SE)).sum(axis=1)
-    return np.maximum(cost.load_s * active_S, cost.pair_s * pairs_SE.sum(axis=1))
+    """By the formula: (L, S)."""
+    load_LE = load_E.reshape(len(cost.shares_LSE), -1)
+    pairs_LSE = cost.shares_LSE * load_LE[:, None] / cost.steps
+    active_LS = (1 - np.exp(-pairs_LSE)).sum(axis=2)
+    return np.maximum(cost.load_s * active_LS, cost.pair_s * pairs_LSE.sum(axis=2))
 
 
 @st.composite
 def clusters(draw: st.DrawFn) -> tuple[ServerCost, np.ndarray]:
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    experts = draw(st.integers(1, 24))
+    experts, servers = draw(st.integers(1, 24)), draw(st.integers(1, 5))
+    layers = draw(st.integers(1, 3))
     cost = ServerCost(
-        placement(rng, draw(st.integers(1, 5)), experts),
+        np.array([placement(rng, servers, experts) for _ in range(layers)]),
         fixed_s=1e-4,
         load_s=draw(st.sampled_from((0.0, 1e-4))),
         pair_s=draw(st.sampled_from((1e-5, 1e-4))),
         steps=draw(st.integers(1, 100)),
     )
-    return cost, rng.gamma(0.5, 30.0, (draw(st.integers(1, 16)), experts))
+    return cost, rng.gamma(0.5, 30.0, (draw(st.integers(1, 16)), layers * experts))
 
 
 @settings(deadline=None)
@@ -45,7 +47,7 @@ def clusters(draw: st.DrawFn) -> tuple[ServerCost, np.ndarray]:
 def test_a_step_takes_as_long_as_its_slowest_server(drawn: tuple[ServerCost, np.ndarray]) -> None:
     cost, window_WE = drawn
     load_E = window_WE.sum(axis=0)
-    wanted_s = cost.steps * (1e-4 + server_times(cost, load_E).max())
+    wanted_s = cost.steps * (1e-4 + server_times(cost, load_E).max(axis=1)).sum()
     assert cost.batch_s(load_E) == pytest.approx(wanted_s, rel=1e-5)
 
 
@@ -64,7 +66,7 @@ def test_each_choice_is_the_best_there_is(
     for step in range(1, take):
         left = [w for w in range(len(window_WE)) if w not in chosen[:step]]
         worth = {w: server_times(cost, load_E + window_WE[w]) for w in left}
-        scores = {w: times.max() + times.mean() for w, times in worth.items()}
+        scores = {w: (times.max(axis=1) + times.mean(axis=1)).sum() for w, times in worth.items()}
         # Single precision ranks what differs by more than its rounding.
         assert scores[int(chosen[step])] <= min(scores.values()) * (1 + 1e-4)
         load_E = load_E + window_WE[chosen[step]]
@@ -127,6 +129,8 @@ def test_imbalance_of_servers_is_par() -> None:
     cost = ServerCost(shares_SE, fixed_s=0, load_s=0, pair_s=1, steps=1)
     assert cost.imbalance(np.array([3.0, 1, 0, 0, 0, 0, 0, 0])) == 1.5
     assert cost.imbalance(np.zeros(8)) == 1.0
+    layers = ServerCost(np.stack([shares_SE, shares_SE]), fixed_s=0, load_s=0, pair_s=1, steps=1)
+    assert layers.imbalance(np.array([3.0, 1, 0, 0, 0, 0, 0, 0] + 8 * [1.0])) == 1.25
 
 
 @pytest.mark.parametrize(

@@ -145,16 +145,16 @@ def test_the_other_schedule_by_hand() -> None:
 def test_batches_that_were_chosen_by_mistake_lose_their_credit() -> None:
     """What is chosen turns out 20 % longer than predicted, the oldest as predicted; and it passes again."""
     clock = FcfsClock(ImbalanceCost(1.0, 0.0), EXPERTS, 2)
-    clock.observe(5.0)  # nothing has run yet
+    clock.observe(5.0, 0.0, oldest=True)  # nothing was predicted
     for number in range(200):
         clock.arrive(0, np.ones(EXPERTS))
         clock.dispatch(1, 1.0, oldest=number % 2 == 0)
-        clock.observe(1.0 if number % 2 == 0 else 1.2)
+        clock.observe(1.0 if number % 2 == 0 else 1.2, 1.0, oldest=number % 2 == 0)
     clock.arrive(0, np.ones(EXPERTS))
     assert 1.1 < clock.look(np.array([0])).bias < 1.2
     for _ in range(300):
         clock.dispatch(1, 1.0, oldest=True)
-        clock.observe(1.0)
+        clock.observe(1.0, 1.0, oldest=True)
         clock.arrive(0, np.ones(EXPERTS))
     assert clock.look(np.array([0])).bias == pytest.approx(1, abs=0.02)
 
