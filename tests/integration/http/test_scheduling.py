@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from transformers import AutoTokenizer
 
 from attention_client.model import load_model
-from attention_client.scheduler import SelectionStrategy, strategy_names
+from attention_client.scheduler import SelectionStrategy
 from attention_client.scheduler.recording import read_recording
 from attention_client.serve import HttpServer, Scheduling, ServeLimits, build_app
 from attention_client.serve.live_admission import LiveAdmission
@@ -110,7 +110,7 @@ SMALL: dict[str, Any] = {"batch_size": 2, "window_size": 6}
 
 
 @pytest.mark.parametrize("arch", ["qwen3_moe", "gpt_oss"])
-def test_every_strategy_gives_the_tokens_of_fcfs(
+def test_strategies_give_the_tokens_of_fcfs(
     checkpoint: Callable[..., Path], tmp_path: Path, arch: str
 ) -> None:
     path = checkpoint(arch)
@@ -118,8 +118,8 @@ def test_every_strategy_gives_the_tokens_of_fcfs(
         expected = box.ask(PROMPTS)
         assert box.metrics()['eaas_scheduler_choices_total{chosen="oldest"}'] > 3
         assert box.metrics().get('eaas_scheduler_choices_total{chosen="others"}', 0) == 0
-    names = strategy_names() if arch == "qwen3_moe" else ("cost_bounded", "greedy_variance")
-    for name in names:
+    # What each of them may choose is for tests/unit/attention_client/scheduler.
+    for name in ("cost_bounded", "greedy_variance", "random"):
         record = tmp_path / f"{name}.jsonl"
         with served(path, strategy=name, record=str(record), **SMALL) as box:
             assert box.ask(PROMPTS) == expected, name
