@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import statistics
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +25,10 @@ __all__ = ["TOLERANCE", "Sizes", "validate"]
 
 TOLERANCE = 0.1
 # What the engine is measured with: closed-loop, so many users at a time, each with so many requests.
-_ROUNDS = 4
+_EACH = 4
+_COMPARED = ("p50_ms", "throughput_per_s")
+
+Document = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -31,12 +36,14 @@ class Sizes:
     """What is measured.
 
     Attributes:
+        rounds: Each is a load that fits the engine, and one that is compared; medians count.
         requests: Of the compared load.
         prompt_tokens, output_tokens: Of each.
         batch_size, window_size: Of the scheduler.
         load: Requests a second, as a share of what the cluster was measured to do.
     """
 
+    rounds: int
     requests: int
     prompt_tokens: int
     output_tokens: int
@@ -47,6 +54,16 @@ class Sizes:
     def workload(self, requests: int, concurrency: int) -> Workload:
         """Requests of that size."""
         return Workload(requests, concurrency, self.prompt_tokens, self.output_tokens)
+
+    @property
+    def users(self) -> list[int]:
+        """How many at a time: one, some, as many as run together, and more than that."""
+        return [1, max(1, self.batch_size // 2), self.batch_size, 2 * self.batch_size]
+
+    @property
+    def fitting(self) -> int:
+        """Requests of a load that the engine is fitted to."""
+        return sum(_EACH * users for users in self.users)
 
 
 def validate(
@@ -59,30 +76,31 @@ def validate(
     servers: int,
     redundancy: int,
     say: Callable[[str], None],
-) -> dict[str, Any]:
+) -> Document:
     """Measure a cluster under each strategy, and simulate it.
 
-    The engine's times are fitted to a load that comes before the compared one, on the same cluster.
+    The engine's times are fitted to loads that come before and after each compared one, on the same cluster.
 
     Args:
         model: Checkpoint.
         config_file: Settings of the cluster; of its scheduler, strategy and sizes are set here.
         strategies: Names.
-        sizes: Of the load.
+        sizes: Of the loads.
         arrivals: From their number and a rate (requests/s) to the seconds at which requests come. The rate is
             that of the first strategy for all.
         servers, redundancy: Of the cluster.
         say: Progress, for people.
 
     Returns:
-        JSON: for each strategy live and simulated P50 (ms) and throughput (requests/s), their errors, and the
-        fitted engine; `within`: whether all errors are.
+        JSON: for each strategy the live and simulated P50 (ms) and throughput (requests/s) of each round, the
+        median of their errors, and that of a simulation with the compared load's own steps: what is left if
+        the machine is as fast at all times. `within`: whether all errors of the first kind are.
 
     Raises:
         EaasError: Something did not start, or a request failed.
     """
     rate: float | None = None
-    rows = []
+    rows: list[Document] = []
     for name in strategies:
         say(f"{name}: starting a cluster ...")
         with tempfile.TemporaryDirectory() as directory:
@@ -93,15 +111,27 @@ def validate(
             cluster = LocalCluster(
                 model, servers=servers, redundancy=redundancy, config=settings, config_file=path
             )
+            lives: list[LoadResult] = []
             with cluster:
-                say(f"{name}: measuring the engine ...")
-                alone, capacity = _calibrate(cluster.endpoint, sizes)
-                before = _requests(sizes)
+                # A first load that does not count: memory is touched, connections are made.
+                _fit_load(cluster.endpoint, sizes)
+                alone_s, capacity = _fit_load(cluster.endpoint, sizes)
                 rate = rate or sizes.load * capacity
                 arrival_s = list(arrivals(sizes.requests, rate))
-                say(f"{name}: {sizes.requests} requests at {rate:.1f}/s ...")
-                live = run_load(cluster.endpoint, sizes.workload(sizes.requests, 1), arrival_s)
-            rows.append(_compare(name, record, before, alone, arrival_s, live, sizes, settings))
+                for number in range(sizes.rounds):
+                    say(f"{name}: round {number + 1} of {sizes.rounds}, {rate:.1f} requests/s ...")
+                    workload = sizes.workload(sizes.requests, 1)
+                    lives.append(run_load(cluster.endpoint, workload, arrival_s))
+                    _fit_load(cluster.endpoint, sizes)
+            recorded = _Recorded(record, sizes, settings.attention_client.max_batch_tokens)
+            rounds = [
+                recorded.compare(number, live, arrival_s, alone_s)
+                for number, live in enumerate(lives)
+            ]
+            rows.append(
+                {"strategy": name, "error": _median(rounds, "error")}
+                | {"error_own_steps": _median(rounds, "error_own_steps"), "rounds": rounds}
+            )
     errors = [abs(error) for row in rows for error in row["error"].values()]
     return {
         "model": model.name,
@@ -125,78 +155,75 @@ def _settings(config_file: Path | None, strategy: str, sizes: Sizes, record: Pat
     return load_config(config_file, attention_client={"port": 0, "scheduler": scheduler})
 
 
-def _users(sizes: Sizes) -> list[int]:
-    """How many at a time: one, some, as many as run together, and more than that."""
-    batch = sizes.batch_size
-    return [1, max(1, batch // 2), batch, 2 * batch]
-
-
-def _requests(sizes: Sizes) -> int:
-    """Of the calibration."""
-    return sum(_ROUNDS * users for users in [1, *_users(sizes)])
-
-
-def _calibrate(endpoint: str, sizes: Sizes) -> tuple[float, float]:
+def _fit_load(endpoint: str, sizes: Sizes) -> tuple[float, float]:
     """The time of a request alone, and the requests a second of a full batch."""
-    # A first one that does not count: memory is touched, connections are made.
-    run_load(endpoint, sizes.workload(_ROUNDS, 1))
-    loads: list[LoadResult] = [
-        run_load(endpoint, sizes.workload(_ROUNDS * users, users)) for users in _users(sizes)
-    ]
+    loads = [run_load(endpoint, sizes.workload(_EACH * n, n)) for n in sizes.users]
     full = loads[-1]
     return float(np.median(loads[0].e2e_s)), len(full.e2e_s) / full.seconds
 
 
-def _compare(
-    name: str,
-    record: Path,
-    before: int,
-    alone_s: float,
-    arrival_s: Sequence[float],
-    live: LoadResult,
-    sizes: Sizes,
-    settings: ClusterConfig,
-) -> dict[str, Any]:
-    """Live and simulated figures of a strategy."""
-    made_of, cost, events = read_recording(record)
-    came = [place for place, event in enumerate(events) if "add" in event]
-    begin = came[before]
-    fixed_s, row_s, prompt_s = fit_engine(recorded_steps(events[:begin]))
-    client = settings.attention_client
-    engine = EngineModel(sizes.batch_size, client.max_batch_tokens, fixed_s, row_s, prompt_s)
-    for event in events[:begin]:
-        cost = event.get("price", cost)
-    loads = [events[place]["load"] for place in came[before:]]
-    jobs = [
-        Job(at_s, sizes.prompt_tokens, sizes.output_tokens, load_E)
-        for at_s, load_E in zip(arrival_s, loads, strict=True)
-    ]
+class _Recorded:
+    """The recording of a cluster's queue, cut into its loads: two to fit, then a compared one and one to fit
+    for each round.
+    """
 
-    def ends(jobs: Sequence[Job]) -> Any:
-        return run_engine(jobs, Admission(made_of.queue(cost), sizes.batch_size, cost), engine)
+    def __init__(self, record: Path, sizes: Sizes, batch_tokens: int) -> None:
+        self._made_of, cost, events = read_recording(record)
+        self._sizes, self._batch_tokens = sizes, batch_tokens
+        came = [place for place, event in enumerate(events) if "add" in event]
+        counts = [sizes.fitting, sizes.fitting, *[sizes.requests, sizes.fitting] * sizes.rounds]
+        begins = [came[first] for first in itertools.accumulate(counts[:-1], initial=0)]
+        bounds = zip(begins, [*begins[1:], len(events)], strict=True)
+        self._loads = [events[begin:end] for begin, end in bounds]
+        # The placement of the start is that of the end.
+        prices = [event["price"] for event in events if "price" in event]
+        self._cost = prices[-1] if prices else cost
 
-    # What HTTP and tokens on their way add to the engine's time.
-    (alone_end_s,) = ends([Job(0.0, sizes.prompt_tokens, sizes.output_tokens, loads[0])])
-    around_s = max(0.0, alone_s - alone_end_s)
-    end_s = ends(jobs) + around_s
-    simulated = _figures(end_s - np.asarray(arrival_s), float(end_s.max()) - arrival_s[0])
-    measured = _figures(np.asarray(live.e2e_s), live.seconds - arrival_s[0])
-    choices = [event for event in events[begin:] if "take" in event]
+    def compare(
+        self, number: int, live: LoadResult, arrival_s: Sequence[float], alone_s: float
+    ) -> Document:
+        """Live and simulated figures of a round."""
+        before, compared, after = self._loads[2 * number + 1 : 2 * number + 4]
+        jobs = self._jobs(arrival_s, [event["load"] for event in compared if "add" in event])
+        fits = {
+            "error": recorded_steps([*before, *after]),
+            "error_own_steps": recorded_steps(compared),
+        }
+        measured = _figures(np.asarray(live.e2e_s), live.seconds)
+        document: Document = {"live": measured}
+        for kind, steps in fits.items():
+            engine = EngineModel(self._sizes.batch_size, self._batch_tokens, *fit_engine(steps))
+            # What HTTP and tokens on their way add to the engine's time.
+            (alone_end_s,) = self._run(self._jobs([0.0], [jobs[0].load_E]), engine)
+            end_s = self._run(jobs, engine) + max(0.0, alone_s - alone_end_s)
+            simulated = _figures(end_s - np.asarray(arrival_s), float(end_s.max()))
+            if kind == "error":
+                document["simulated"] = simulated
+                times = engine.fixed_s, engine.row_s, engine.prompt_s
+                names = ("fixed_ms", "row_ms", "prompt_token_ms")
+                document["engine"] = {
+                    name: round(1e3 * time_s, 4) for name, time_s in zip(names, times, strict=True)
+                }
+            document[kind] = {
+                key: round(simulated[key] / measured[key] - 1, 4) for key in _COMPARED
+            }
+        return document | {"choices": sum("take" in event for event in compared)}
+
+    def _jobs(self, arrival_s: Sequence[float], loads: Sequence[Any]) -> list[Job]:
+        sizes = self._sizes
+        return [
+            Job(at_s, sizes.prompt_tokens, sizes.output_tokens, load_E)
+            for at_s, load_E in zip(arrival_s, loads, strict=True)
+        ]
+
+    def _run(self, jobs: Sequence[Job], engine: EngineModel) -> Any:
+        queue = self._made_of.queue(self._cost)
+        return run_engine(jobs, Admission(queue, self._sizes.batch_size, self._cost), engine)
+
+
+def _median(rounds: Sequence[Document], kind: str) -> dict[str, float]:
     return {
-        "strategy": name,
-        "live": measured,
-        "simulated": simulated,
-        "error": {
-            key: round(simulated[key] / measured[key] - 1, 4)
-            for key in ("p50_ms", "throughput_per_s")
-        },
-        "choices": len(choices),
-        "engine": {
-            "fixed_ms": round(1e3 * fixed_s, 4),
-            "row_ms": round(1e3 * row_s, 4),
-            "prompt_token_ms": round(1e3 * prompt_s, 4),
-            "around_ms": round(1e3 * around_s, 3),
-        },
+        key: round(statistics.median(each[kind][key] for each in rounds), 4) for key in _COMPARED
     }
 
 

@@ -38,7 +38,8 @@ def validate(
             show_default="Poisson",
         ),
     ] = None,
-    requests: Annotated[int, typer.Option(min=10, help="Requests that are compared.")] = 240,
+    rounds: Annotated[int, typer.Option(min=1, help="Compared loads; medians count.")] = 3,
+    requests: Annotated[int, typer.Option(min=10, help="Requests of each.")] = 120,
     load: Annotated[
         float, typer.Option(min=0.05, help="Arrivals, as a share of what the cluster can do.")
     ] = 1.5,
@@ -79,7 +80,7 @@ def validate(
         span = times[count - 1] or 1.0
         return [at * (count - 1) / rate / span for at in times[:count]]
 
-    sizes = Sizes(requests, prompt_tokens, max_tokens, batch_size, window_size, load)
+    sizes = Sizes(rounds, requests, prompt_tokens, max_tokens, batch_size, window_size, load)
     with tempfile.TemporaryDirectory(prefix="eaas-validate-") as scratch:
         if model is None:
             from eaas.demo_model import write_demo_model
@@ -109,20 +110,30 @@ def _print(document: dict[str, Any]) -> None:
     from rich.table import Table
 
     table = Table(box=None)
-    for column in ("", "P50 live", "simulated", "", "req/s live", "simulated", "", "choices"):
+    columns = ("", "P50 live", "simulated", "req/s live", "simulated", "choices")
+    for column in columns:
         table.add_column(column, justify="right")
     for row in document["strategies"]:
-        live, simulated, error = row["live"], row["simulated"], row["error"]
-        table.add_row(
-            row["strategy"],
-            f"{live['p50_ms']:.0f} ms",
-            f"{simulated['p50_ms']:.0f} ms",
-            f"{100 * error['p50_ms']:+.1f} %",
-            f"{live['throughput_per_s']:.2f}",
-            f"{simulated['throughput_per_s']:.2f}",
-            f"{100 * error['throughput_per_s']:+.1f} %",
-            str(row["choices"]),
-        )
+        for each in row["rounds"]:
+            live, simulated = each["live"], each["simulated"]
+            table.add_row(
+                row["strategy"],
+                f"{live['p50_ms']:.0f} ms",
+                f"{simulated['p50_ms']:.0f} ms",
+                f"{live['throughput_per_s']:.2f}",
+                f"{simulated['throughput_per_s']:.2f}",
+                str(each["choices"]),
+            )
     Console().print(table)
+    for row in document["strategies"]:
+        print(f"{row['strategy']}, medians: {_words(row['error'])}")
+        print(
+            f"  with the steps of the very load that was compared: {_words(row['error_own_steps'])}"
+        )
     verdict = "within" if document["within"] else "NOT within"
     print(f"{document['rate_per_s']} requests/s; {verdict} {100 * document['tolerance']:.0f} %")
+
+
+def _words(error: dict[str, float]) -> str:
+    p50, throughput = (f"{100 * value:+.1f} %" for value in error.values())
+    return f"P50 {p50}, throughput {throughput}"
