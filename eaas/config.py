@@ -235,7 +235,7 @@ class SchedulerConfig(_Section):
         description="An expert's weights cost a server as much as so many pairs of token and expert.",
     )
     predicted_layers: int = Field(
-        2, ge=0, le=128, description="MoE layers whose routers are asked about a prompt; 0: none."
+        1, ge=0, le=128, description="MoE layers whose routers are asked about a prompt; 0: none."
     )
     record: str = Field(
         "", description="File for the history of the queue (eaas simulate replay); empty: none."

@@ -67,7 +67,8 @@ class CostBounded(SelectionStrategy):
         saved = cost.choose(window_WE, context.running_E, oldest, len(oldest)) / free_s - 1
         stretch = min(max(_TRUST * saved, 0.0), self.most_stretch)
         # Step 3: those that would be late, the oldest first, and what goes best with them.
-        late_W = left_W + stretch * wait_W < next_s
+        # Nothing of a wait that is not known yet, and so infinite, would be no number.
+        late_W = (left_W + stretch * wait_W if stretch else left_W) < next_s
         late_W[0] = True
         must = np.flatnonzero(late_W)[:batch_size]
         if len(must) == 1:

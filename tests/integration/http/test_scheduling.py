@@ -161,7 +161,7 @@ def test_a_new_placement_is_followed(checkpoint: Callable[..., Path], tmp_path: 
         box.ask(PROMPTS)
     events = read_recording(record)[2]
     prices = [event["price"].shares_LSE.shape for event in events if "price" in event]
-    assert prices == [(2, 2, 8), (2, 3, 8)]
+    assert prices == [(1, 2, 8), (1, 3, 8)]
     assert replay(record).same == len(replay(record).choices)
 
 

@@ -199,6 +199,14 @@ def test_the_bound_by_hand(left_s: float) -> None:
     chosen = CostBounded().select(window_WE, 4, np.random.default_rng(0), context).tolist()
     assert (1 in chosen) == (left_s < 1)
     assert not {2, 3} & set(chosen)
+    # What is not known yet is not late, be it that nothing may be spent.
+    unknown_W = np.where(np.arange(12) < 6, left_W, np.inf)
+    even_WE = np.ones((12, EXPERTS))
+    even = FcfsView(unknown_W, unknown_W, 60.0, 1.0)
+    nothing = CostBounded().select(
+        even_WE, 4, np.random.default_rng(0), Context(COST, None, 12, even)
+    )
+    assert nothing.tolist() == [0, 1, 2, 3]
     # Below a full window it is first come, first served, whatever could be gained.
     shallow = Context(COST, None, 13, view)
     chosen = CostBounded().select(window_WE, 4, np.random.default_rng(0), shallow).tolist()
