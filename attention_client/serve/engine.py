@@ -109,4 +109,5 @@ def build_engine(model: Any, limits: ServeLimits, admission: LiveAdmission) -> E
         reason = "its attention does not fit the paged cache"
     model.set_attn_implementation(attention)  # the try may have given it a paged one
     _LOG.warning("%s is served one request at a time: %s", type(model).__name__, reason)
+    admission.decline()
     return SequentialEngine(model)

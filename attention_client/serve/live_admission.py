@@ -107,6 +107,11 @@ class LiveAdmission:
         self._prompts: dict[str, _Prompt] = {}
         metrics.strategy.labels(strategy=config.strategy).set(1)
 
+    def decline(self) -> None:
+        """There is no batch to go into: requests go by age."""
+        self._show(Fcfs.name)
+        self.close()
+
     def close(self) -> None:
         """The recording, if there is one, is whole."""
         self._file.close()
@@ -173,9 +178,12 @@ class LiveAdmission:
         self._has_failed = True
         name = self._config.strategy
         _log.error("strategy %s fails; from now on it is %s: %r", name, Fcfs.name, error)
-        self._metrics.strategy.labels(strategy=name).set(0)
-        self._metrics.strategy.labels(strategy=Fcfs.name).set(1)
+        self._show(Fcfs.name)
         self._queue.use(Fcfs())
+
+    def _show(self, strategy: str) -> None:
+        self._metrics.strategy.labels(strategy=self._config.strategy).set(0)
+        self._metrics.strategy.labels(strategy=strategy).set(1)
 
     # -- what they load -------------------------------------------------------------------------------
 

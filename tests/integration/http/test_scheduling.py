@@ -226,6 +226,14 @@ def test_a_strategy_that_fails_is_replaced(
         assert box.ask(PROMPTS) == box.ask(PROMPTS)
 
 
+def test_a_model_without_a_batch_is_served_by_age(checkpoint: Callable[..., Path]) -> None:
+    with served(checkpoint("deepseek_v3")) as box:
+        assert len(box.ask(PROMPTS[:2])) == 2
+        found = box.metrics()
+        assert found['eaas_scheduler_strategy{strategy="cost_bounded"}'] == 0
+        assert found['eaas_scheduler_strategy{strategy="fcfs"}'] == 1
+
+
 def test_a_full_cache_puts_requests_out_and_they_come_back(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,7 +249,7 @@ def test_a_full_cache_puts_requests_out_and_they_come_back(
     monkeypatch.setattr(LiveAdmission, "put_back", seen)
     config = {"strategy": "greedy_variance", "batch_size": 8, "window_size": 10}
     with served(checkpoint(), **config) as box:
-        expected = [box.ask([prompt], max_tokens=90)[0] for prompt in PROMPTS]
+        expected = [box.ask([prompt], max_tokens=90)[0] for prompt in PROMPTS[:9]]
         assert not back
-        assert box.ask(PROMPTS, max_tokens=90) == expected
+        assert box.ask(PROMPTS[:9], max_tokens=90) == expected
         assert back
