@@ -1,4 +1,4 @@
-"""The compiled parts: slots, dispatch, splits, planning, the expert kernel, a benchmark's floor."""
+"""The compiled parts: slots, dispatch, splits, selection, planning, the kernel, a benchmark's floor."""
 
 from setuptools import Extension, setup
 
@@ -54,6 +54,20 @@ setup(
                 f"attention_client/dispatch/{name}.h" for name in ("arrays", "route", "combine")
             ],
             extra_compile_args=["-O3", "-std=c11", "-Wall", "-Wextra"],
+            define_macros=[("Py_LIMITED_API", "0x030B0000")],
+            py_limited_api=True,
+        ),
+        Extension(
+            "attention_client.scheduler.strategies._select",
+            sources=[
+                f"attention_client/scheduler/strategies/{name}.c" for name in ("_select", "select")
+            ],
+            depends=[
+                "attention_client/scheduler/strategies/select.h",
+                "attention_client/dispatch/arrays.h",
+            ],
+            # Without it `decay` is not vectorised. Nothing here looks at floating-point exceptions.
+            extra_compile_args=["-O3", "-std=c11", "-fno-trapping-math", "-Wall", "-Wextra"],
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
             py_limited_api=True,
         ),

@@ -2,16 +2,19 @@
 
 from typing import TYPE_CHECKING, Any
 
-from attention_client.cluster import Cluster
-
 if TYPE_CHECKING:
+    from attention_client.cluster import Cluster
     from attention_client.loading import load
 
 __all__ = ["Cluster", "load"]
 
 
 def __getattr__(name: str) -> Any:
-    # Half of the seconds that this package takes to import are transformers, which only `load` needs.
+    # Both take seconds to import (torch, transformers); the simulator wants the scheduler alone.
+    if name == "Cluster":
+        from attention_client.cluster import Cluster
+
+        return Cluster
     if name == "load":
         from attention_client.loading import load
 

@@ -14,7 +14,8 @@ from transformers import AutoTokenizer
 from attention_client.cluster import Cluster
 from attention_client.loading import load_onto
 from attention_client.metrics import ClientMetrics
-from attention_client.serve import HttpServer, ServeLimits, bind, build_app
+from attention_client.scheduler import strategy
+from attention_client.serve import HttpServer, Scheduling, ServeLimits, bind, build_app
 from attention_client.status import cluster_status
 from eaas.checkpoint import Checkpoint
 from eaas.config import AttentionClientConfig
@@ -49,9 +50,12 @@ def run(
 
     Raises:
         CheckpointError: Nothing that can be served.
+        ConfigError: There is no such strategy.
         PortInUseError: The endpoint's port is taken.
         ClusterError: The monitor cannot be reached, or no placement covers every expert.
     """
+    # An unknown name is to be known before anything is loaded.
+    strategy(config.scheduler.strategy)
     torch.set_num_threads(config.threads or max(1, usable_cores() // 2))
     checkpoint = Checkpoint.open(model_path)
     tokenizer = _load_tokenizer(model_path)
@@ -86,6 +90,7 @@ def run(
                     page_size=config.cache_block_tokens,
                     max_batch_tokens=config.max_batch_tokens,
                 ),
+                scheduling=Scheduling(config.scheduler, lambda: cluster.placement),
                 registry=registry,
             )
             server = HttpServer(app, config.host, config.port, listener)

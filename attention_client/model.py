@@ -21,6 +21,7 @@ from transformers.monkey_patching import register_patch_mapping, unregister_patc
 from attention_client.cluster import Cluster
 from attention_client.live_rows import LiveRows
 from attention_client.overlap import micro_batch_tokens, pause
+from attention_client.routes import RouteTap
 from eaas.checkpoint import Checkpoint
 from eaas.checkpoint.quiet import quiet_transformers
 from eaas.errors import (
@@ -44,6 +45,7 @@ def _remote_forward(
     """transformers' experts contract: (T, H), (T, K), (T, K) -> (T, H) in the dtype of hidden_states."""
     cluster: Cluster = self._eaas_cluster
     part = micro_batch_tokens()
+    self._eaas_tap.see(self._eaas_layer, top_k_index, part)
     arguments = (
         self._eaas_layer,
         hidden_states.detach().cpu(),
@@ -135,6 +137,7 @@ def load_model(
     _load_generation_config(model, path)
     rows = LiveRows()
     rows.attach(model)
+    tap = RouteTap(checkpoint.shape)
     layers = {name: layer for layer, name in enumerate(checkpoint.shape.layer_names)}
     found = 0
     for name, module in model.named_modules():
@@ -142,6 +145,7 @@ def load_model(
             module._eaas_layer = layers[name]
             module._eaas_cluster = cluster
             module._eaas_rows = rows
+            module._eaas_tap = tap
             found += 1
     if found != len(layers):
         raise UnsupportedModelError(

@@ -9,10 +9,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -31,6 +38,7 @@ __all__ = [
     "ClusterConfig",
     "ExpertServerConfig",
     "MonitorConfig",
+    "SchedulerConfig",
     "load_config",
 ]
 
@@ -194,6 +202,54 @@ class ExpertServerConfig(_Section):
     )
 
 
+class SchedulerConfig(_Section):
+    """The scheduler of an attention client: which waiting requests run together."""
+
+    strategy: str = Field(
+        "cost_bounded",
+        min_length=1,
+        description="Who chooses; fcfs is first come, first served (docs/scheduling.md has them all).",
+    )
+    batch_size: int = Field(
+        32,
+        ge=1,
+        le=1024,
+        description="Most requests that run together; so many are chosen at a time.",
+    )
+    window_size: int = Field(
+        128,
+        ge=1,
+        le=4096,
+        description="Of the oldest waiting requests, how many may be chosen from; below, it is fcfs.",
+    )
+    most_stretch: float = Field(
+        0.2,
+        ge=0,
+        le=10,
+        description="cost_bounded: a request may end later than under fcfs by this part of its time there.",
+    )
+    weight_pairs: float = Field(
+        16.0,
+        ge=0,
+        le=10_000,
+        description="An expert's weights cost a server as much as so many pairs of token and expert.",
+    )
+    predicted_layers: int = Field(
+        1, ge=0, le=128, description="MoE layers whose routers are asked about a prompt; 0: none."
+    )
+    record: str = Field(
+        "", description="File for the history of the queue (eaas simulate replay); empty: none."
+    )
+
+    @model_validator(mode="after")
+    def _window_holds_a_batch(self) -> Self:
+        if self.window_size < self.batch_size:
+            raise ValueError(
+                f"window_size {self.window_size} is below batch_size {self.batch_size}"
+            )
+        return self
+
+
 class AttentionClientConfig(_Section):
     """An attention client: the model without its experts, and the HTTP endpoint."""
 
@@ -232,6 +288,9 @@ class AttentionClientConfig(_Section):
     cache_blocks: int = Field(64, ge=2, description="Blocks of the key-value cache.")
     cache_block_tokens: int = Field(64, ge=4, description="Tokens in one block.")
     max_batch_tokens: int = Field(256, ge=1, description="Tokens in one step of the engine.")
+    scheduler: SchedulerConfig = Field(
+        SchedulerConfig(), description="Which waiting requests run together."
+    )
 
 
 class ClusterConfig(BaseSettings):
@@ -318,7 +377,7 @@ def _explain(
     if field in given.get(section, {}):
         source = f"--{field.replace('_', '-')}"
     elif variable := next(
-        (v for v in (_variable(*place[:2]), _variable(section)) if v in variables), None
+        (v for v in (_variable(*place[:n]) for n in (3, 2, 1)) if v in variables), None
     ):
         source = variable
     else:

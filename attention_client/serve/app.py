@@ -20,7 +20,9 @@ from attention_client.serve.engine import build_engine
 from attention_client.serve.errors import install_error_handlers
 from attention_client.serve.guard import GENERATION_PATHS, RequestGuard
 from attention_client.serve.limits import ServeLimits
+from attention_client.serve.live_admission import LiveAdmission, Scheduling
 from attention_client.serve.metrics import ServeMetrics
+from attention_client.serve.scheduler_metrics import SchedulerMetrics
 from attention_client.serve.service import Service
 
 __all__ = ["build_app"]
@@ -38,6 +40,7 @@ def build_app(
     status: Callable[[], dict[str, Any]],
     healthy: Callable[[], tuple[bool, str]],
     limits: ServeLimits,
+    scheduling: Scheduling | None = None,
     registry: CollectorRegistry | None = None,
 ) -> FastAPI:
     """The HTTP face of a loaded model. Its engine runs from the application's start to its end.
@@ -50,13 +53,15 @@ def build_app(
         status: What /eaas/v1/status shows. Called in a worker thread.
         healthy: Whether the cluster can serve, and if not, why. Called in a worker thread.
         limits: What is accepted.
+        scheduling: Which waiting requests run together; None: by the defaults.
         registry: What /metrics shows; the application's counters are added to it.
     """
     # transformers warns of each request, and of settings that are meant.
     for noisy in ("ContinuousBatchingLogger", "transformers.generation"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
     metrics = ServeMetrics(registry if registry is not None else CollectorRegistry())
-    engine = build_engine(model, limits)
+    admission = LiveAdmission(scheduling or Scheduling(), model, SchedulerMetrics(metrics.registry))
+    engine = build_engine(model, limits, admission)
     metrics.watch(engine.running, engine.waiting)
     service = Service(model, tokenizer, model_name, aliases, engine, limits, metrics)
     app: FastAPI = build_server(

@@ -9,6 +9,7 @@ What is changed, and why (transformers 5.23):
 - Output that nobody listens to is dropped; there, it is kept for ever.
 - Whoever waits hears of a dead worker, even if the request was between two queues.
 - Sampling is each request's own (`sampling.py`).
+- A strategy chooses which of the waiting requests go in (`strategy_scheduler.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -31,7 +33,9 @@ from transformers.generation.continuous_batching.model_runner import infer_max_s
 
 from attention_client.serve.engine import Delivery, Work
 from attention_client.serve.limits import ServeLimits
+from attention_client.serve.live_admission import LiveAdmission
 from attention_client.serve.sampling import BatchSampler
+from attention_client.serve.strategy_scheduler import StrategyScheduler
 from eaas.errors import ConfigError, EaasError
 
 __all__ = ["BatchingEngine", "fits_paged_cache"]
@@ -120,7 +124,8 @@ def _deliver_all(batch: list[tuple[_Listener, Delivery]]) -> None:
 class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
     """The manager with the changes that the module's text names."""
 
-    def __init__(self, model: Any, limits: ServeLimits) -> None:
+    def __init__(self, model: Any, limits: ServeLimits, admission: LiveAdmission) -> None:
+        self._admission = admission
         super().__init__(
             model=model,
             # Greedy, since the sampler below leaves one token to choose; no end, since each request
@@ -153,14 +158,32 @@ class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
         )
         self._generation_thread.start()
 
+    def _create_batch_processor(self) -> Any:
+        processor = super()._create_batch_processor()
+        if not isinstance(
+            processor.scheduler, StrategyScheduler
+        ):  # it is made once, and then reset
+            scheduler = StrategyScheduler(processor.scheduler, self._admission)
+            processor.scheduler = processor.offloading_manager.scheduler = scheduler
+        return processor
+
+    def _generation_step(self) -> None:
+        outputs = self.batch_processor.inputs_and_outputs
+        with self._admission.watching(lambda: outputs.requests_in_batch):
+            super()._generation_step()
+
     def _generation_loop_body(self, batch_processor: Any, bootstrapping: bool) -> bool:
         scheduler = batch_processor.scheduler
         if not scheduler.active_requests:
             # Set when the cache is full, and taken back only where a request runs to its end: not
             # after the last one was cancelled or failed.
             scheduler.block_new_requests = False
+        before, begin = self.current_batch, time.perf_counter()
         try:
-            return bool(super()._generation_loop_body(batch_processor, bootstrapping))
+            goes_on = bool(super()._generation_loop_body(batch_processor, bootstrapping))
+            if self.current_batch != before:
+                self._admission.stepped(time.perf_counter() - begin)
+            return goes_on
         except EaasError as error:
             _LOG.warning("a batch failed: %s", error)
             batch_processor.handle_batch_error(error)
@@ -218,10 +241,12 @@ class BatchingEngine:
     Args:
         model: A transformers causal language model.
         limits: Sizes of cache and batch.
+        admission: Says who goes into the batch.
     """
 
-    def __init__(self, model: Any, limits: ServeLimits) -> None:
-        self.manager = _Manager(model, limits)
+    def __init__(self, model: Any, limits: ServeLimits, admission: LiveAdmission) -> None:
+        self.manager = _Manager(model, limits, admission)
+        self._admission = admission
         self._stopping = threading.Lock()
         self._stopped = False
         try:
@@ -292,4 +317,5 @@ class BatchingEngine:
             if not self._stopped:
                 self._stopped = True
                 self.manager.stop(block=True, timeout=timeout_s, hard_stop=True)
+                self._admission.close()
         self.manager.output_router.fail_all(error)  # who came in between

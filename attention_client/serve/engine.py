@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from attention_client.serve.limits import ServeLimits
+from attention_client.serve.live_admission import LiveAdmission
 from attention_client.serve.sampling import Sampling
 
 __all__ = ["Delivery", "Engine", "Work", "build_engine"]
@@ -83,8 +84,13 @@ class Engine(Protocol):
         """Fails what is left and ends the thread, waiting for a running forward pass that long."""
 
 
-def build_engine(model: Any, limits: ServeLimits) -> Engine:
+def build_engine(model: Any, limits: ServeLimits, admission: LiveAdmission) -> Engine:
     """Continuous batching where the model's attention fits the paged cache, else one by one.
+
+    Args:
+        model: A transformers causal language model.
+        limits: Sizes of cache and batch.
+        admission: Says who goes into the batch; one by one, requests go as they come.
 
     Raises ConfigError if the cache needs more memory than there is.
     """
@@ -93,7 +99,7 @@ def build_engine(model: Any, limits: ServeLimits) -> Engine:
 
     attention = model.config._attn_implementation
     try:
-        engine = BatchingEngine(model, limits)
+        engine = BatchingEngine(model, limits, admission)
     except (ValueError, AttributeError, NotImplementedError) as error:
         # transformers' ways to say that it has no paged form of an attention.
         reason = str(error)
@@ -103,4 +109,5 @@ def build_engine(model: Any, limits: ServeLimits) -> Engine:
         reason = "its attention does not fit the paged cache"
     model.set_attn_implementation(attention)  # the try may have given it a paged one
     _LOG.warning("%s is served one request at a time: %s", type(model).__name__, reason)
+    admission.decline()
     return SequentialEngine(model)

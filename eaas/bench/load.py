@@ -1,10 +1,14 @@
-"""A closed-loop load on an OpenAI-compatible endpoint, and what its users would have seen."""
+"""A load on an OpenAI-compatible endpoint, and what its users would have seen.
+
+Closed-loop: so many users, each with one request at a time. Open-loop: requests come when they come.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import httpx
@@ -48,12 +52,14 @@ class LoadResult:
         tokens: Tokens of all answers.
         ttft_s: Time to first token of each request.
         itl_s: Times between two tokens of the same answer.
+        e2e_s: Time of each request, from when it was to be sent to its end.
     """
 
     seconds: float = 0.0
     tokens: int = 0
     ttft_s: list[float] = field(default_factory=list)
     itl_s: list[float] = field(default_factory=list)
+    e2e_s: list[float] = field(default_factory=list)
 
     def document(self) -> dict[str, object]:
         """The result in units for people."""
@@ -69,29 +75,45 @@ def _percentiles_ms(values_s: list[float]) -> dict[str, float]:
     return {"p50": round(float(p50), 3), "p99": round(float(p99), 3)}
 
 
-def run_load(base_url: str, workload: Workload) -> LoadResult:
+def run_load(
+    base_url: str, workload: Workload, arrival_s: Sequence[float] | None = None
+) -> LoadResult:
     """Put a load on an endpoint.
 
     Args:
         base_url: Without "/v1".
         workload: What to ask for.
+        arrival_s: When each request is sent, in seconds from the start, whatever the others do; then
+            `concurrency` counts for nothing. None: closed-loop.
 
     Raises:
         ClusterError: A request failed; a benchmark counts whole runs only.
     """
-    return asyncio.run(_run(base_url, workload))
+    return asyncio.run(_run(base_url, workload, arrival_s))
 
 
-async def _run(base_url: str, workload: Workload) -> LoadResult:
+async def _run(base_url: str, workload: Workload, arrival_s: Sequence[float] | None) -> LoadResult:
     result = LoadResult()
-    turns = asyncio.Semaphore(workload.concurrency)
-    limits = httpx.Limits(max_connections=workload.concurrency)
+    at_once = workload.concurrency if arrival_s is None else workload.requests
+    turns = asyncio.Semaphore(at_once)
+    limits = httpx.Limits(max_connections=at_once)
     async with httpx.AsyncClient(
         timeout=httpx.Timeout(10.0, read=_READ_S), limits=limits
     ) as client:
         started = time.perf_counter()
         await asyncio.gather(
-            *(_one(client, base_url, workload, i, turns, result) for i in range(workload.requests))
+            *(
+                _one(
+                    client,
+                    base_url,
+                    workload,
+                    i,
+                    turns,
+                    None if arrival_s is None else started + arrival_s[i],
+                    result,
+                )
+                for i in range(workload.requests)
+            )
         )
         result.seconds = time.perf_counter() - started
     return result
@@ -103,6 +125,7 @@ async def _one(
     workload: Workload,
     index: int,
     turns: asyncio.Semaphore,
+    due: float | None,
     result: LoadResult,
 ) -> None:
     body = {
@@ -112,8 +135,10 @@ async def _one(
         "ignore_eos": True,
         "stream": True,
     }
+    if due is not None:
+        await asyncio.sleep(due - time.perf_counter())
     async with turns:
-        sent = time.perf_counter()
+        sent = time.perf_counter() if due is None else due
         last: float | None = None
         usage = 0
         try:
@@ -138,3 +163,4 @@ async def _one(
         except httpx.HTTPError as error:
             raise ClusterError(f"{base_url}: {error!r}") from error
         result.tokens += usage
+        result.e2e_s.append(time.perf_counter() - sent)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TypeVar
 
 from eaas.errors import ConfigError
 
-__all__ = ["known", "numbers", "once"]
+__all__ = ["known", "numbers", "once", "positive_numbers"]
 
 _T = TypeVar("_T")
 
@@ -22,6 +23,17 @@ def numbers(option: str, text: str, least: int = 1) -> list[int]:
         raise ConfigError(
             f"{option} {text}: give whole numbers of at least {least}, with commas between"
         )
+    return found
+
+
+def positive_numbers(option: str, text: str) -> list[float]:
+    """Numbers above 0 with commas in between. Raises ConfigError."""
+    try:
+        found = [float(word) for word in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or not all(0 < value < math.inf for value in found):
+        raise ConfigError(f"{option} {text}: give numbers above 0, with commas between")
     return found
 
 

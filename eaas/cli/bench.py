@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from eaas.cli import bench_predict
 from eaas.cli.options import Json
 
 __all__ = ["register"]
@@ -23,6 +24,7 @@ bench = typer.Typer(
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
+    bench_predict.register(bench)
     app.add_typer(bench, name="bench")
 
 
@@ -278,6 +280,48 @@ def overlap(
             say=_say,
         )
     _tell(document, as_json, _print_overlap)
+
+
+@bench.command("select")
+def select(
+    size: Annotated[
+        list[str] | None,
+        typer.Option(metavar="W,E", help="Window and experts.", show_default="32,60 and 128,256"),
+    ] = None,
+    strategies: Annotated[
+        str | None, typer.Option(metavar="NAME,...", help="Measure these.", show_default="all")
+    ] = None,
+    decisions: Annotated[int, typer.Option(min=1, help="Of each row.")] = 2000,
+    as_json: Json = False,
+) -> None:
+    """One decision of each selection strategy, batches of 8."""
+    from attention_client.scheduler import strategy, strategy_names
+    from eaas.bench.options import numbers, once
+    from eaas.bench.select import bench_select
+    from eaas.errors import ConfigError
+
+    names = once(strategies.split(",")) if strategies else strategy_names()
+    for name in names:
+        strategy(name)
+    sizes = []
+    for text in size or ("32,60", "128,256"):
+        found = numbers("--size", text)
+        if len(found) != 2:
+            raise ConfigError(f"--size {text}: give two whole numbers, the window and the experts")
+        sizes.append((found[0], found[1]))
+    _tell(bench_select(sizes, names, decisions), as_json, _print_select)
+
+
+def _print_select(document: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None)
+    for column in ("window", "experts", "strategy", "cost", "p50 us", "p99 us"):
+        table.add_column(column, justify="left" if column in ("strategy", "cost") else "right")
+    for row in document["rows"]:
+        table.add_row(*(str(value) for value in row.values()))
+    Console().print(table)
 
 
 @bench.command("join")

@@ -10,6 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from eaas.cli import (
+    simulate_caps,
+    simulate_fit,
+    simulate_policy,
+    simulate_replay,
+    simulate_validate,
+)
 from eaas.cli.options import ConfigFile, Json
 from eaas.errors import ConfigError, TrafficError
 
@@ -31,6 +38,14 @@ simulate = typer.Typer(
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
+    for command in (
+        simulate_caps,
+        simulate_policy,
+        simulate_fit,
+        simulate_replay,
+        simulate_validate,
+    ):
+        command.register(simulate)
     app.add_typer(simulate, name="simulate")
 
 

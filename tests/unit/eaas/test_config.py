@@ -38,6 +38,17 @@ def test_command_line_over_environment_over_file(
     assert (client.port, client.threads, client.slots, client.transport) == (3, 2, 7, "shm")
 
 
+def test_a_setting_within_a_setting(cluster_yaml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster_yaml.write_text("attention_client: {scheduler: {batch_size: 2, window_size: 3}}\n")
+    monkeypatch.setenv("EAAS_ATTENTION_CLIENT__SCHEDULER__STRATEGY", "fcfs")
+    monkeypatch.setenv("EAAS_ATTENTION_CLIENT__SCHEDULER__WINDOW_SIZE", "5")
+    scheduler = load_config(cluster_yaml).attention_client.scheduler
+    assert (scheduler.strategy, scheduler.batch_size, scheduler.window_size) == ("fcfs", 2, 5)
+    monkeypatch.setenv("EAAS_ATTENTION_CLIENT__SCHEDULER__WINDOW_SIZE", "none")
+    with pytest.raises(ConfigError, match="EAAS_ATTENTION_CLIENT__SCHEDULER__WINDOW_SIZE: "):
+        load_config(cluster_yaml)
+
+
 def test_the_example_has_every_default() -> None:
     path = ROOT / "examples" / "cluster.yaml"
     assert yaml.safe_load(path.read_text()) == ClusterConfig().model_dump()
@@ -67,6 +78,8 @@ def test_settings_are_frozen() -> None:
         ("balancer: {ack_timeout_s: 5}", "balancer.ack_timeout_s = 5"),
         ("monitor:", "monitor = None"),
         ("attention_client: {transport: rdma}", "'shm', 'grpc' or 'nixl'"),
+        ("attention_client: {scheduler: {stratgy: x}}", "attention_client.scheduler.stratgy = 'x'"),
+        ("attention_client: {scheduler: {window_size: 4}}", "window_size 4 is below batch_size 32"),
         ("expert_server: {kernel: cuda}", "expert_server.kernel = 'cuda'"),
         ("expert_server: {quantization: 8}", "'none', 'int8' or 'int4'"),
         ("monitor: [", "YAML"),

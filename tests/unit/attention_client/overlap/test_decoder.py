@@ -15,7 +15,9 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, St
 from attention_client.overlap import DoubleBatch, micro_batch_tokens, pause
 from attention_client.serve import ServeLimits
 from attention_client.serve.engine import Delivery, Work, build_engine
+from attention_client.serve.live_admission import LiveAdmission, Scheduling
 from attention_client.serve.sampling import GREEDY
+from attention_client.serve.scheduler_metrics import SchedulerMetrics
 from eaas.checkpoint import Checkpoint
 
 ARCHITECTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "deepseek_v3", "gpt_oss")
@@ -138,7 +140,8 @@ def test_continuous_batching(checkpoint: Callable[..., Path]) -> None:
 
 
 async def engine_answers(model: PreTrainedModel, prompts: list[list[int]]) -> list[list[int]]:
-    engine = build_engine(model, LIMITS)
+    metrics = SchedulerMetrics(CollectorRegistry())
+    engine = build_engine(model, LIMITS, LiveAdmission(Scheduling(), model, metrics))
     engine.start()
     try:
         queues: list[asyncio.Queue[Delivery]] = []

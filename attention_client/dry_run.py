@@ -1,0 +1,73 @@
+"""A router dry-run: which experts the first MoE layers would choose for a prompt, without running it.
+
+The gates are asked about the embeddings of the prompt's tokens, each behind its layer's own norm, as if
+attention and experts before it had added nothing. That costs a product with the gate's matrix, and no
+attention, no expert, no message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from attention_client.routes import RoutesSeenError, RouteTap
+
+__all__ = ["RouterDryRun"]
+
+_NORM = "post_attention_layernorm"
+
+
+class RouterDryRun:
+    """The gates of a model's first MoE layers.
+
+    Args:
+        model: From `load_model`.
+        layers: How many of its MoE layers (L); fewer where it has fewer.
+
+    Attributes:
+        tap: Where the model's routes pass by.
+        layers: L.
+
+    Raises:
+        ValueError: The model's experts are not ours, or its decoder layers have no norm before the experts
+            that is known here.
+    """
+
+    def __init__(self, model: Any, layers: int) -> None:
+        names = {
+            module._eaas_layer: name
+            for name, module in model.named_modules()
+            if getattr(module, "_eaas_remote", False)
+        }
+        if not names:
+            raise ValueError("its experts are in this process")
+        self.layers = min(layers, len(names))
+        self._embed: nn.Embedding = model.get_input_embeddings()
+        self.tap: RouteTap = model.get_submodule(names[0])._eaas_tap
+        self._gates: list[tuple[nn.Module, nn.Module]] = []
+        for layer in range(self.layers):
+            block, _, _ = names[layer].rpartition(".")
+            decoder_layer = model.get_submodule(block.rpartition(".")[0])
+            norm = getattr(decoder_layer, _NORM, None)
+            if norm is None:
+                raise ValueError(f"{type(decoder_layer).__name__} has no {_NORM}")
+            self._gates.append((norm, model.get_submodule(block)))
+
+    @torch.inference_mode()
+    def __call__(self, tokens: Sequence[int]) -> npt.NDArray[np.int16]:
+        """The experts of T tokens: (L, T, K)."""
+        tokens_1T = torch.tensor([tokens], device=self._embed.weight.device)
+        x_1TH = self._embed(tokens_1T)
+        chosen = []
+        for norm, block in self._gates:
+            try:
+                with self.tap.dry():
+                    block(norm(x_1TH))
+            except RoutesSeenError as seen:
+                chosen.append(seen.ids_TK.cpu().numpy().astype(np.int16))
+        return np.stack(chosen)

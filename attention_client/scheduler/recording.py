@@ -1,0 +1,221 @@
+"""The history of a queue, as lines of JSON: enough to make the same choices again.
+
+The first line says what the queue was made of:
+
+    {"record": "eaas-queue", "version": 1, "strategy": "cost_bounded", "most_stretch": 0.2, "loads": 16,
+     "batch_size": 32, "window_size": 128, "seed": 0, "cost": {...}}
+
+Each of the others is something that happened, at so many seconds since the first line:
+
+    {"at": 0.5, "add": 7, "load": [0.25, ...]}                 request 7 came, with that predicted load
+    {"at": 0.6, "take": [5, 7], "room": 2, "running": [...]}   these were chosen; null: nothing was running
+    {"at": 0.7, "remove": 6}                                   its client has left
+    {"at": 0.8, "observe": 1.5, "choice": 0}                   what the first choice has really cost
+    {"at": 0.9, "price": {...}}                                another cost model: the placement has changed
+    {"at": 1.0, "use": "fcfs"}                                 another strategy: the first one failed
+    {"at": 1.1, "step": [3, 40], "seconds": 0.02}              the engine's step of 3 requests that decode
+                                                               and 40 tokens of prompts has taken that long
+
+A cost model is {"shares_LSE": [[[1.0, ...]]], "fixed_s": 0.0, "load_s": 16.0, "pair_s": 1.0, "steps": 1}
+(`ServerCost`). Numbers are written in full, so that they are read as they were.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from attention_client.scheduler.cost import CostModel, Loads, ServerCost
+from attention_client.scheduler.queue import Choice, RequestQueue
+from attention_client.scheduler.strategies import SelectionStrategy, strategy
+from attention_client.scheduler.strategies.cost_bounded import CostBounded
+from eaas.errors import ConfigError
+
+__all__ = ["QueueSettings", "RecordedQueue", "Recorder", "read_recording"]
+
+_RECORD = "eaas-queue"
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class QueueSettings:
+    """What a queue is made of, beside its cost model.
+
+    Attributes:
+        strategy: By name.
+        most_stretch: See `CostBounded`; of no meaning to others.
+        loads: Length of a load vector (E, or L E).
+        batch_size, window_size, seed: See `RequestQueue`.
+    """
+
+    strategy: str
+    most_stretch: float
+    loads: int
+    batch_size: int
+    window_size: int
+    seed: int = 0
+
+    def chosen(self) -> SelectionStrategy:
+        """The strategy. Raises ConfigError for an unknown one."""
+        if self.strategy == CostBounded.name:
+            return CostBounded(self.most_stretch)
+        return strategy(self.strategy)
+
+    def queue(self, cost: CostModel, recorder: Recorder | None = None) -> RequestQueue:
+        """A new queue, recorded where there is a recorder. Raises ConfigError."""
+        sizes: dict[str, Any] = {
+            "batch_size": self.batch_size,
+            "window_size": self.window_size,
+            "cost": cost,
+            "seed": self.seed,
+        }
+        if recorder is None:
+            return RequestQueue(self.chosen(), self.loads, **sizes)
+        queue = RecordedQueue(self.chosen(), self.loads, recorder, **sizes)
+        recorder.begin(self, cost)
+        return queue
+
+
+class Recorder:
+    """Writes lines.
+
+    Args:
+        file: Where to; each choice is flushed.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(self, file: TextIO, clock: Callable[[], float]) -> None:
+        self._file = file
+        self._clock = clock
+        self._began_s = clock()
+
+    def begin(self, settings: QueueSettings, cost: CostModel) -> None:
+        """The first line."""
+        head = {"record": _RECORD, "version": _VERSION, **asdict(settings), "cost": _price(cost)}
+        self._file.write(json.dumps(head) + "\n")
+
+    def note(self, **event: Any) -> None:
+        """A line; arrays become lists."""
+        line = {"at": round(self._clock() - self._began_s, 6)}
+        for key, value in event.items():
+            line[key] = value.tolist() if isinstance(value, np.ndarray) else value
+        self._file.write(json.dumps(line) + "\n")
+
+    def flush(self) -> None:
+        """What was written is in the file, whatever happens to this process."""
+        self._file.flush()
+
+
+class RecordedQueue(RequestQueue):
+    """A queue whose history is written down.
+
+    Args:
+        strategy, num_experts, sizes: See `RequestQueue`.
+        recorder: Writes.
+    """
+
+    def __init__(
+        self, strategy: SelectionStrategy, num_experts: int, recorder: Recorder, **sizes: Any
+    ) -> None:
+        super().__init__(strategy, num_experts, **sizes)
+        self._recorder = recorder
+
+    def add(self, load_E: Loads) -> int:
+        """See `RequestQueue`."""
+        ticket = super().add(load_E)
+        self._recorder.note(add=ticket, load=load_E)
+        return ticket
+
+    def remove(self, ticket: int) -> None:
+        """See `RequestQueue`."""
+        super().remove(ticket)
+        self._recorder.note(remove=ticket)
+
+    def take(self, batch_size: int | None = None, running_E: Loads | None = None) -> list[int]:
+        """See `RequestQueue`."""
+        tickets = super().take(batch_size, running_E)
+        self._recorder.note(take=tickets, room=batch_size, running=running_E)
+        self._recorder.flush()
+        return tickets
+
+    def observe(self, batch_s: float, choice: Choice | None = None) -> None:
+        """See `RequestQueue`."""
+        super().observe(batch_s, choice)
+        known = choice or self.choice
+        if known is not None:
+            self._recorder.note(observe=batch_s, choice=known.number)
+
+    def use(self, strategy: SelectionStrategy) -> None:
+        """See `RequestQueue`."""
+        super().use(strategy)
+        self._recorder.note(use=strategy.name)
+
+    def price(self, cost: CostModel) -> None:
+        """See `RequestQueue`."""
+        super().price(cost)
+        self._recorder.note(price=_price(cost))
+
+
+def read_recording(path: Path) -> tuple[QueueSettings, CostModel, list[dict[str, Any]]]:
+    """What a recording was made of, and what happened, in order.
+
+    Prices are cost models, loads arrays.
+
+    Raises:
+        ConfigError: The file cannot be read, is no recording, or a line is none; names file and line.
+    """
+    try:
+        # The last line of a process that was killed may be cut off; it counts for nothing.
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"recording {path}: {error}") from error
+    found: list[Any] = []
+    for number, line in enumerate(lines or [""], 1):
+        try:
+            document = json.loads(line)
+            found.append(_head(document) if not found else _event(document, found[0][0].loads))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ConfigError(f"recording {path}, line {number}: {error}") from error
+    (settings, cost), *events = found
+    return settings, cost, events
+
+
+def _head(line: dict[str, Any]) -> tuple[QueueSettings, CostModel]:
+    if line.pop("record") != _RECORD or line.pop("version") != _VERSION:
+        raise ValueError("another kind of record, or another version")
+    cost = _cost(line.pop("cost"))
+    return QueueSettings(**line), cost
+
+
+def _event(line: dict[str, Any], loads: int) -> dict[str, Any]:
+    line["at"] = float(line["at"])
+    for key in ("load", "running"):
+        if line.get(key) is not None:
+            line[key] = np.array(line[key], dtype=np.float64)
+            if line[key].shape != (loads,):
+                raise ValueError(f"{key} of {line[key].size} numbers in place of {loads}")
+    if "price" in line:
+        line["price"] = _cost(line["price"])
+    return line
+
+
+def _price(cost: CostModel) -> dict[str, Any]:
+    if not isinstance(cost, ServerCost):
+        raise TypeError(f"{type(cost).__name__} cannot be recorded")
+    return {
+        "shares_LSE": cost.shares_LSE.tolist(),
+        "fixed_s": cost.fixed_s,
+        "load_s": cost.load_s,
+        "pair_s": cost.pair_s,
+        "steps": cost.steps,
+    }
+
+
+def _cost(document: dict[str, Any]) -> CostModel:
+    shares_LSE = np.array(document.pop("shares_LSE"), dtype=np.float64)
+    return ServerCost(shares_LSE, **document)

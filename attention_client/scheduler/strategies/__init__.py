@@ -1,0 +1,6 @@
+"""Selection strategies: which of the waiting requests make up the next batch."""
+
+from attention_client.scheduler.strategies.base import Context, SelectionStrategy
+from attention_client.scheduler.strategies.registry import strategy, strategy_names
+
+__all__ = ["Context", "SelectionStrategy", "strategy", "strategy_names"]

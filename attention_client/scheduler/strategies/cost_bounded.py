@@ -1,0 +1,79 @@
+"""The default: least predicted cost, for as long as nobody pays for it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from attention_client.scheduler.strategies.base import (
+    Context,
+    Indices,
+    Loads,
+    SelectionStrategy,
+    first,
+)
+
+__all__ = ["CostBounded"]
+
+# How much of a predicted saving counts: one batch saves more than the next ones can, which get what it left.
+_TRUST = 0.7
+
+
+class CostBounded(SelectionStrategy):
+    """What the cost model says is cheapest, within a bound on what a request may lose by being overtaken.
+
+    Objective: the predicted time of the batch by the context's cost model, so in expert-server space
+    through the current placement where that is `ServerCost`. Whether like or unlike requests are put
+    together is for that model to say.
+
+    Bound: each request is to be finished no later than first-come-first-served would have finished it, plus
+    a share of the time that it would have taken there. That share is most of what choosing freely is
+    predicted to save now, so that on balance nobody loses, and never more than `most_stretch`. The context
+    has the predicted clock of that other schedule (`FcfsClock`), which falls behind as cheaper batches save
+    time: under overload, where much is saved, the bound leaves free hand; in calm, where every swap only
+    makes somebody late, it is first come, first served. A request that would break its bound if it were
+    left out once more is taken now, the oldest first.
+
+    Below a full window it is first come, first served too.
+
+    O(B W E), and O(B W R) through a placement of R replicas.
+
+    Args:
+        most_stretch: See above; 0.2 is 20 %.
+    """
+
+    name = "cost_bounded"
+    needs_fcfs = True
+
+    def __init__(self, most_stretch: float = 0.2) -> None:
+        self.most_stretch = most_stretch
+
+    def select(
+        self, window_WE: Loads, batch_size: int, rng: np.random.Generator, context: Context
+    ) -> Indices:
+        """See `SelectionStrategy`."""
+        cost, fcfs = context.cost, context.fcfs
+        oldest = first(min(len(window_WE), batch_size))
+        if cost is None or fcfs is None or len(window_WE) <= max(batch_size, context.depth - 1):
+            return oldest
+        left_W, wait_W = fcfs.left_W, fcfs.wait_W
+        # Step 1: left out now, a request is finished with the batch after this one at the earliest. Often
+        # that is too late for a whole batch, whatever might be saved.
+        next_s = 2 * fcfs.usual_s
+        if (left_W[:batch_size] + self.most_stretch * wait_W[:batch_size] < next_s).all():
+            return oldest
+        # Step 2: what would go best with the oldest request, and what it would save.
+        free = oldest.copy()
+        free_s = cost.choose(window_WE, context.running_E, free, 1) * fcfs.bias
+        saved = cost.choose(window_WE, context.running_E, oldest, len(oldest)) / free_s - 1
+        stretch = min(max(_TRUST * saved, 0.0), self.most_stretch)
+        # Step 3: those that would be late, the oldest first, and what goes best with them.
+        # Nothing of a wait that is not known yet, and so infinite, would be no number.
+        late_W = (left_W + stretch * wait_W if stretch else left_W) < next_s
+        late_W[0] = True
+        must = np.flatnonzero(late_W)[:batch_size]
+        if len(must) == 1:
+            return free
+        chosen = np.empty_like(free)
+        chosen[: len(must)] = must
+        cost.choose(window_WE, context.running_E, chosen, len(must))
+        return chosen

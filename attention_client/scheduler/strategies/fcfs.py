@@ -1,0 +1,44 @@
+"""The two that do not look at loads: the baseline, and the control."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from attention_client.scheduler.strategies.base import (
+    Context,
+    Indices,
+    Loads,
+    SelectionStrategy,
+    first,
+)
+
+__all__ = ["Fcfs", "Random"]
+
+
+class Fcfs(SelectionStrategy):
+    """First come, first served. O(B)."""
+
+    name = "fcfs"
+    needs_loads = False
+
+    def select(
+        self, window_WE: Loads, batch_size: int, rng: np.random.Generator, context: Context
+    ) -> Indices:
+        """See `SelectionStrategy`."""
+        return first(min(len(window_WE), batch_size))
+
+
+class Random(SelectionStrategy):
+    """The oldest and any others: what mixing alone is worth, without a prediction. O(W)."""
+
+    name = "random"
+    needs_loads = False
+
+    def select(
+        self, window_WE: Loads, batch_size: int, rng: np.random.Generator, context: Context
+    ) -> Indices:
+        """See `SelectionStrategy`."""
+        take = min(len(window_WE), batch_size)
+        chosen = first(take)
+        chosen[1:] = 1 + rng.permutation(len(window_WE) - 1)[: take - 1]
+        return chosen

@@ -1,0 +1,85 @@
+"""The strategies by name, those of third parties among them."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+
+from attention_client.scheduler.strategies.base import SelectionStrategy
+from attention_client.scheduler.strategies.cost_bounded import CostBounded
+from attention_client.scheduler.strategies.differencing import Differencing, KarmarkarKarp
+from attention_client.scheduler.strategies.fcfs import Fcfs, Random
+from attention_client.scheduler.strategies.greedy import (
+    BestFit,
+    GreedyDotProduct,
+    GreedyVariance,
+    NormMinimizing,
+    PowerOfD,
+    PowerOfDDot,
+)
+from attention_client.scheduler.strategies.lpt import Lpt, LptBalanced
+from eaas.errors import ConfigError
+
+__all__ = ["DEFAULT", "GROUP", "SEED", "strategy", "strategy_names"]
+
+GROUP = "eaas.strategies"
+DEFAULT = CostBounded.name
+
+_CLASSES: tuple[type[SelectionStrategy], ...] = (
+    Fcfs,
+    Random,
+    Lpt,
+    LptBalanced,
+    KarmarkarKarp,
+    Differencing,
+    GreedyVariance,
+    GreedyDotProduct,
+    NormMinimizing,
+    BestFit,
+    PowerOfD,
+    PowerOfDDot,
+    CostBounded,
+)
+_OURS: dict[str, type[SelectionStrategy]] = {each.name: each for each in _CLASSES}
+
+# Those of the paper, without our own.
+SEED = tuple(name for name in _OURS if name != DEFAULT)
+
+
+def strategy_names() -> tuple[str, ...]:
+    """All that can be chosen: those here, then those of other packages."""
+    return (*_OURS, *sorted(_others()))
+
+
+def strategy(name: str) -> SelectionStrategy:
+    """A strategy by name.
+
+    Raises:
+        ConfigError: There is none of that name, or the package that has it cannot be used.
+    """
+    if name in _OURS:
+        return _OURS[name]()
+    others = _others()
+    if name not in others:
+        raise ConfigError(
+            f"strategy {name!r} is unknown: choose one of {', '.join(strategy_names())}"
+        )
+    return _load(others[name])
+
+
+def _others() -> dict[str, EntryPoint]:
+    """Entry points of other packages. Ours keep their names: nobody can replace the baseline."""
+    return {found.name: found for found in entry_points(group=GROUP) if found.name not in _OURS}
+
+
+def _load(found: EntryPoint) -> SelectionStrategy:
+    try:
+        loaded = found.load()
+        made = loaded()
+    except (ImportError, AttributeError, TypeError) as error:
+        raise ConfigError(f"strategy {found.name!r} ({found.value}): {error}") from error
+    if not isinstance(made, SelectionStrategy):
+        raise ConfigError(
+            f"strategy {found.name!r} ({found.value}) is no subclass of "
+            f"{SelectionStrategy.__module__}.{SelectionStrategy.__qualname__}"
+        )
+    return made

@@ -1,0 +1,85 @@
+"""`eaas simulate caps`: which waiting requests should run together."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from eaas.cli.options import Json
+from eaas.cli.progress import progress
+
+__all__ = ["register"]
+
+
+class _Pattern(StrEnum):
+    bursty = "bursty"
+    poisson = "poisson"
+    both = "both"
+
+
+def register(simulate: typer.Typer) -> None:
+    """Add the command."""
+    simulate.command("caps")(caps)
+
+
+def caps(
+    requests: Annotated[int, typer.Option(min=1, help="Requests of a run.")] = 3000,
+    seeds: Annotated[str, typer.Option(metavar="N,...", help="A run for each.")] = "42,123,456,789",
+    rates: Annotated[
+        str, typer.Option(metavar="R,...", help="Requests a second.")
+    ] = "150,200,250,300",
+    pattern: Annotated[
+        _Pattern, typer.Option(help="Arrivals: bursts of one domain each, or independent.")
+    ] = _Pattern.both,
+    strategies: Annotated[
+        str | None,
+        typer.Option(metavar="NAME,...", help="fcfs is always added.", show_default="all"),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Write results.json and figures there.", show_default=False
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Batch selection strategies under load, by the execution model of CAPS."""
+    from attention_client.scheduler import strategy, strategy_names
+    from eaas.bench.options import numbers, once, positive_numbers
+    from eaas.cores import usable_cores
+    from eaas.errors import ConfigError
+    from simulator.caps.draw import can_draw, draw_comparison
+    from simulator.caps.grid import compare
+    from simulator.caps.report import print_comparison
+
+    names = once(
+        [word.strip() for word in strategies.split(",")] if strategies else strategy_names()
+    )
+    for name in names:
+        strategy(name)  # an unknown one is an error before anything runs
+    seed_list = once(numbers("--seeds", seeds, least=0))
+    rate_list = once(positive_numbers("--rates", rates))
+    patterns = ("bursty", "poisson") if pattern is _Pattern.both else (pattern.value,)
+    if out is not None:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--out {out}: {error.strerror}") from error
+    with progress("simulating", len(patterns) * len(rate_list) * len(seed_list)) as done:
+        document = compare(requests, seed_list, rate_list, patterns, names, usable_cores(), done)
+    if out is not None:
+        (out / "results.json").write_text(json.dumps(document, indent=2) + "\n")
+        written = [out / "results.json"]
+        if can_draw():
+            written += draw_comparison(document, out)
+        else:
+            typer.echo("no figures: pip install 'expert-as-a-service[bench]'", err=True)
+        typer.echo("wrote " + ", ".join(map(str, written)), err=True)
+    if as_json:
+        typer.echo(json.dumps(document))
+    else:
+        print_comparison(document)

@@ -1,0 +1,139 @@
+"""`eaas simulate validate`: simulated against live."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from eaas.cli.options import ConfigFile, Json
+
+__all__ = ["register"]
+
+
+def register(simulate: typer.Typer) -> None:
+    """Add the command."""
+    simulate.command("validate")(validate)
+
+
+def validate(
+    model: Annotated[
+        Path | None,
+        typer.Option("--model", help="Checkpoint.", show_default="a demo checkpoint"),
+    ] = None,
+    strategies: Annotated[
+        str | None, typer.Option(metavar="NAME,...", show_default="fcfs and the default")
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Times of arrivals: Azure's .csv or Mooncake's .jsonl; the first --requests of it.",
+            show_default="Poisson",
+        ),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Compared loads; medians count.")] = 3,
+    requests: Annotated[int, typer.Option(min=10, help="Requests of each.")] = 120,
+    load: Annotated[
+        float, typer.Option(min=0.05, help="Arrivals, as a share of what the cluster can do.")
+    ] = 1.5,
+    batch_size: Annotated[int, typer.Option(min=1, help="Requests that run together.")] = 4,
+    window_size: Annotated[int, typer.Option(min=1, help="Requests to choose from.")] = 16,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 32,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer.")] = 32,
+    servers: Annotated[int, typer.Option(min=1, help="Expert servers.")] = 2,
+    redundancy: Annotated[int, typer.Option(min=1, help="Servers that hold each expert.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Of the arrivals without a trace.")] = 1,
+    config: ConfigFile = None,
+    as_json: Json = False,
+) -> None:
+    """P50 and throughput of a cluster and of its simulation; ends with 1 where they are 10 % apart."""
+    import numpy as np
+
+    from attention_client.scheduler import strategy as strategy_named
+    from attention_client.scheduler.strategies.registry import DEFAULT
+    from eaas.bench.options import once
+    from eaas.bench.validate import Sizes, validate
+    from eaas.errors import ConfigError
+    from simulator.traffic import read_arrivals
+
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(128 + signal.SIGTERM))
+    names = once(
+        [word.strip() for word in strategies.split(",")] if strategies else ["fcfs", DEFAULT]
+    )
+    for name in names:
+        strategy_named(name)  # an unknown one is an error before anything starts
+    times = None if trace is None else read_arrivals(trace)
+    if times is not None and len(times) < requests:
+        raise ConfigError(f"--trace {trace}: {len(times)} requests, --requests is {requests}")
+
+    def arrivals(count: int, rate: float) -> Sequence[float]:
+        if times is None:
+            gaps_s = np.random.default_rng(seed).exponential(1 / rate, count)
+            return [float(at) for at in np.cumsum(gaps_s) - gaps_s[0]]
+        span = times[count - 1] or 1.0
+        return [at * (count - 1) / rate / span for at in times[:count]]
+
+    sizes = Sizes(rounds, requests, prompt_tokens, max_tokens, batch_size, window_size, load)
+    with tempfile.TemporaryDirectory(prefix="eaas-validate-") as scratch:
+        if model is None:
+            from eaas.demo_model import write_demo_model
+
+            model = Path(scratch) / "demo"
+            write_demo_model(model)
+        document = validate(
+            model,
+            config,
+            names,
+            sizes,
+            arrivals,
+            servers=servers,
+            redundancy=redundancy,
+            say=lambda line: print(line, file=sys.stderr, flush=True),
+        )
+    if as_json:
+        typer.echo(json.dumps(document))
+    else:
+        _print(document)
+    if not document["within"]:
+        raise typer.Exit(1)
+
+
+def _print(document: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None)
+    columns = ("", "P50 live", "simulated", "req/s live", "simulated", "choices")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for row in document["strategies"]:
+        for each in row["rounds"]:
+            live, simulated = each["live"], each["simulated"]
+            table.add_row(
+                row["strategy"],
+                f"{live['p50_ms']:.0f} ms",
+                f"{simulated['p50_ms']:.0f} ms",
+                f"{live['throughput_per_s']:.2f}",
+                f"{simulated['throughput_per_s']:.2f}",
+                str(each["choices"]),
+            )
+    Console().print(table)
+    for row in document["strategies"]:
+        print(f"{row['strategy']}, medians: {_words(row['error'])}")
+        print(
+            f"  with the steps of the very load that was compared: {_words(row['error_own_steps'])}"
+        )
+    verdict = "within" if document["within"] else "NOT within"
+    print(f"{document['rate_per_s']} requests/s; {verdict} {100 * document['tolerance']:.0f} %")
+
+
+def _words(error: dict[str, float]) -> str:
+    p50, throughput = (f"{100 * value:+.1f} %" for value in error.values())
+    return f"P50 {p50}, throughput {throughput}"

@@ -1,0 +1,9 @@
+"""Batch selection (CAPS) in simulated time: which waiting requests should run together, and what it is worth.
+
+Letters: N requests, W of them in the window, B in a batch, E logical experts, S expert servers.
+"""
+
+from simulator.caps.engine import Rules, Run, simulate
+from simulator.caps.workload import Workload
+
+__all__ = ["Rules", "Run", "Workload", "simulate"]

@@ -1,0 +1,105 @@
+"""One cell of a comparison: the same requests through several strategies. What a worker process computes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attention_client.scheduler import RequestQueue, strategy
+from attention_client.scheduler.cost import CostModel, ServerCost
+from eaas.errors import ConfigError
+from simulator.caps.engine import simulate
+from simulator.caps.fit import BATCH_SIZE, COST, DOMAINS, RULES, WARM_UP, WINDOW_SIZE
+from simulator.caps.metrics import figures
+from simulator.caps.workload import Workload, bursty, from_times, poisson
+from simulator.traffic import read_arrivals
+
+__all__ = ["run_cell"]
+
+
+def run_cell(
+    arrivals: str,
+    requests: int,
+    rate: float,
+    seed: int,
+    entries: Sequence[tuple[str, str]],
+    trace: str | None = None,
+    predicted_pairs: int | None = None,
+    step_us: Sequence[float] | None = None,
+    servers: int = 1,
+) -> dict[str, Any]:
+    """Simulate the cell.
+
+    Args:
+        arrivals: `bursty` or `poisson`; with a trace whether its requests come in clusters of a domain or
+            not.
+        requests: N; a trace has its own number.
+        rate: Requests a second.
+        seed: Of all chance.
+        entries: Of each run a strategy and what it is told of loads: `predicted` or `true`.
+        trace: File with the times of arrivals.
+        predicted_pairs: See `bursty`.
+        step_us: Batches run on expert servers, whose steps take these fixed, load and pair times, in
+            microseconds (`ServerCost`). None: the paper's execution model.
+        servers: How many share the experts evenly.
+
+    Returns:
+        JSON: `figures` in the order of the entries, `events`, `seconds` (of the processor, for the simulation
+        alone), and `correlation` of predicted and true loads, a mean over requests.
+    """
+    if trace is not None:
+        times_s = read_arrivals(Path(trace))
+        work = from_times(
+            DOMAINS, times_s, rate, seed, predicted_pairs, clustered=arrivals == "bursty"
+        )
+    else:
+        make = bursty if arrivals == "bursty" else poisson
+        work = make(DOMAINS, requests, rate, seed, predicted_pairs)
+    cost = COST if step_us is None else _server_cost(step_us, servers)
+    return _run(work, seed, entries, cost) | {"correlation": _correlation(work)}
+
+
+def _server_cost(step_us: Sequence[float], servers: int) -> ServerCost:
+    """Each expert on one server, in turn."""
+    if servers > DOMAINS.experts:
+        raise ConfigError(f"{servers} servers: more than the {DOMAINS.experts} experts")
+    shares_SE = np.zeros((servers, DOMAINS.experts))
+    shares_SE[np.arange(DOMAINS.experts) % servers, np.arange(DOMAINS.experts)] = 1
+    fixed_s, load_s, pair_s = (value / 1e6 for value in step_us)
+    return ServerCost(
+        shares_SE, fixed_s=fixed_s, load_s=load_s, pair_s=pair_s, steps=DOMAINS.tokens
+    )
+
+
+def _run(
+    work: Workload, seed: int, entries: Sequence[tuple[str, str]], cost: CostModel
+) -> dict[str, Any]:
+    known = Workload(work.arrival_s, work.load_NE, work.load_NE)
+    found, events, seconds = [], 0, 0.0
+    for name, told in entries:
+        queue = RequestQueue(
+            strategy(name),
+            DOMAINS.experts,
+            batch_size=BATCH_SIZE,
+            window_size=WINDOW_SIZE,
+            cost=cost,
+            seed=seed,
+        )
+        begin = time.process_time()
+        run = simulate(known if told == "true" else work, queue, cost, RULES)
+        seconds += time.process_time() - begin
+        events += run.events
+        found.append(asdict(figures(run, cost, WARM_UP)))
+    return {"figures": found, "events": events, "seconds": seconds}
+
+
+def _correlation(work: Workload) -> float:
+    a_NE = work.load_NE - work.load_NE.mean(axis=1, keepdims=True)
+    b_NE = work.predicted_NE - work.predicted_NE.mean(axis=1, keepdims=True)
+    products = (a_NE * b_NE).sum(axis=1)
+    return float(np.mean(products / np.sqrt((a_NE**2).sum(axis=1) * (b_NE**2).sum(axis=1))))

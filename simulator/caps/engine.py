@@ -1,0 +1,118 @@
+"""Discrete events: arrivals, the end of a batch, and the scheduler's tick; one batch runs at a time.
+
+Events at the same moment happen in this order: the end of the batch, arrivals, the tick.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from attention_client.scheduler.cost import CostModel
+from attention_client.scheduler.queue import RequestQueue
+from simulator.caps.workload import Workload
+
+__all__ = ["Rules", "Run", "simulate"]
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """When a batch is dispatched: the engine is idle, and enough requests wait or the tick comes.
+
+    Attributes:
+        trigger: Waiting requests with which a batch goes at once.
+        tick_s: Otherwise it goes at the next multiple of this, in seconds, if any request waits.
+    """
+
+    trigger: int = 16
+    tick_s: float = 0.1
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a simulation came to.
+
+    Attributes:
+        finish_s: When each request was finished, float64 (N,), in seconds.
+        latency_s: From its arrival to that, float64 (N,).
+        batches: The requests of each batch, in the order dispatched.
+        batch_load_BE: The experts' load of each batch, float64 (batches, E).
+        events: How many were processed.
+    """
+
+    finish_s: Floats
+    latency_s: Floats
+    batches: list[list[int]]
+    batch_load_BE: Floats
+    events: int
+
+
+def simulate(workload: Workload, queue: RequestQueue, cost: CostModel, rules: Rules) -> Run:
+    """Run the requests of a workload to their end.
+
+    Args:
+        workload: The requests. What they really load decides how long a batch takes; what is predicted is
+            all that the queue is told.
+        queue: Empty and new; its tickets are the requests' indices.
+        cost: The time of a batch.
+        rules: When a batch goes.
+    """
+    arrivals: list[float] = workload.arrival_s.tolist()
+    load_NE, predicted_NE = workload.load_NE, workload.predicted_NE
+    total = len(arrivals)
+    finish_s = np.empty(total)
+    batches: list[list[int]] = []
+    loads: list[Floats] = []
+    came = events = 0
+    end_s = -math.inf  # of the running batch; in the past if there is none
+    while True:
+        # Step 1: while a batch runs, requests only queue up.
+        while came < total and arrivals[came] < end_s:
+            queue.add(predicted_NE[came])
+            came += 1
+        now = end_s
+        go = len(queue) >= rules.trigger
+        # Step 2: the engine is idle; the next event is an arrival or the tick.
+        while not go:
+            arrive_s = arrivals[came] if came < total else math.inf
+            tick_s = _next_tick(now, rules.tick_s) if len(queue) else math.inf
+            if arrive_s <= tick_s:
+                if came == total:
+                    return Run(
+                        finish_s,
+                        finish_s - workload.arrival_s,
+                        batches,
+                        np.array(loads),
+                        events + total,
+                    )
+                now = arrive_s
+                queue.add(predicted_NE[came])
+                came += 1
+                go = len(queue) >= rules.trigger
+            else:
+                now = tick_s
+                events += 1
+                go = True
+        # Step 3: a batch goes. Its end is an event, too.
+        chosen = queue.take()
+        load_E = load_NE[chosen].sum(axis=0)
+        batch_s = cost.batch_s(load_E)
+        queue.observe(batch_s)  # before the next choice, which is after its end
+        end_s = now + batch_s
+        finish_s[chosen] = end_s
+        batches.append(chosen)
+        loads.append(load_E)
+        events += 1
+
+
+def _next_tick(now: float, tick_s: float) -> float:
+    """The first multiple of tick_s that is not before now."""
+    count = math.ceil(now / tick_s)
+    while count * tick_s < now:
+        count += 1
+    return count * tick_s

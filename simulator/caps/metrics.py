@@ -1,0 +1,63 @@
+"""Figures of a run, and of several runs with different seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from attention_client.scheduler.cost import CostModel
+from simulator.caps.engine import Run
+
+__all__ = ["Figures", "figures", "half_width_95"]
+
+# Student's t, 97.5 %, by degrees of freedom; beyond, the normal distribution's is near enough.
+_T = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+)  # fmt: skip
+_NORMAL = 1.96
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One run's.
+
+    Attributes:
+        p50, p90, p99: Of the latencies, in milliseconds.
+        throughput: Finished requests a second, from the first arrival to the last end.
+        imbalance: Mean over batches of the cost model's.
+    """
+
+    p50: float
+    p90: float
+    p99: float
+    throughput: float
+    imbalance: float
+
+
+def figures(run: Run, cost: CostModel, warm_up: float) -> Figures:
+    """The figures of a run.
+
+    Args:
+        run: It.
+        cost: By which it ran.
+        warm_up: Share of the requests, the first to come, whose latencies are left out.
+    """
+    counted_s = run.latency_s[int(warm_up * len(run.latency_s)) :]
+    p50, p90, p99 = (1e3 * np.percentile(counted_s, (50, 90, 99))).tolist()
+    first_s = float((run.finish_s - run.latency_s).min())
+    throughput = len(run.finish_s) / (float(run.finish_s.max()) - first_s)
+    imbalance = float(np.mean([cost.imbalance(load_E) for load_E in run.batch_load_BE]))
+    return Figures(p50, p90, p99, throughput, imbalance)
+
+
+def half_width_95(values: Sequence[float]) -> float | None:
+    """Half of the 95 % confidence interval of the mean (Student's t); None for one value."""
+    count = len(values)
+    if count < 2:
+        return None
+    t = _T[count - 2] if count - 2 < len(_T) else _NORMAL
+    return t * float(np.std(values, ddof=1)) / math.sqrt(count)

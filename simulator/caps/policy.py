@@ -1,0 +1,188 @@
+"""Whether a strategy can be left on: what it costs in calm and what it brings under overload.
+
+Beside it run first-come-first-served, the control `random`, and greedy variance; those that look at loads
+also with a perfect predictor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simulator.caps.cell import run_cell
+from simulator.caps.fit import parameters
+from simulator.caps.grid import BASELINE
+from simulator.caps.pool import run_cells
+from simulator.caps.workload import PATTERNS
+
+__all__ = ["CONTROL", "GREEDY", "PERFECT", "cells", "judge"]
+
+GREEDY = "greedy_variance"
+CONTROL = "random"
+# After a strategy's name: told the true loads.
+PERFECT = ", perfect predictor"
+# A rate at which nobody ever waits for requests, for the capacity.
+_FLOOD = 1e5
+
+Document = dict[str, Any]
+
+
+def judge(
+    name: str,
+    requests: int,
+    seeds: Sequence[int],
+    loads: Sequence[float],
+    overloads: Sequence[float],
+    traces: Sequence[Path],
+    predicted_pairs: int,
+    step_us: Sequence[float] | None,
+    servers: int,
+    processes: int,
+    done: Callable[[], None],
+) -> Document:
+    """Run the strategy at each load, as a share of what first-come-first-served can do.
+
+    Args:
+        name: The strategy.
+        requests: Of a run without a trace.
+        seeds: Each is a run.
+        loads: Below 1, for all arrivals.
+        overloads: Above 1, for bursty and Poisson arrivals.
+        traces: Files of arrivals; each is run with requests in clusters of a domain, and with independent
+            ones.
+        predicted_pairs: See `bursty`.
+        step_us, servers: See `run_cell`.
+        processes: To use.
+        done: Called after each cell: see `cells`.
+
+    Returns:
+        JSON: `config`; `rows`, each with arrivals, load, FCFS's P99 in ms and the P99 reductions against it
+        in %, means over the seeds; and `verdict`, for loads as predicted and perfectly predicted: the worst
+        row in calm, and the least share of greedy's gain under overload; and how well predictions correlate
+        with the truth.
+    """
+    entries = [
+        (BASELINE, "true"),
+        (CONTROL, "true"),
+        (GREEDY, "predicted"),
+        (GREEDY, "true"),
+        (name, "predicted"),
+        (name, "true"),
+    ]
+    labels = [
+        entry + (PERFECT if told == "true" and entry != CONTROL else "") for entry, told in entries
+    ]
+    capacity = {
+        pattern: _capacity(pattern, requests, seeds, step_us, servers) for pattern in PATTERNS
+    }
+    groups: list[tuple[str, Path | None, float]]
+    groups = [(pattern, None, load) for pattern in PATTERNS for load in (*loads, *overloads)]
+    groups += [(pattern, trace, load) for trace in traces for pattern in PATTERNS for load in loads]
+    results = iter(
+        run_cells(
+            [
+                {
+                    "arrivals": pattern,
+                    "requests": requests,
+                    "rate": load * capacity[pattern],
+                    "seed": seed,
+                    "entries": entries,
+                    "trace": None if trace is None else str(trace),
+                    "predicted_pairs": predicted_pairs,
+                    "step_us": step_us,
+                    "servers": servers,
+                }
+                for pattern, trace, load in groups
+                for seed in seeds
+            ],
+            processes,
+            done,
+        )
+    )
+    rows, correlations = [], []
+    for pattern, trace, load in groups:
+        runs = [next(results) for _ in seeds]
+        p99 = np.mean([[figures["p99"] for figures in run["figures"]] for run in runs], axis=0)
+        correlations += [run["correlation"] for run in runs]
+        rows.append(
+            {
+                "arrivals": pattern if trace is None else trace.name,
+                "clustered": pattern == "bursty",
+                "load": load,
+                "fcfs_p99_ms": round(float(p99[0]), 1),
+                "p99_reduction_pct": {
+                    label: round(100 * float(1 - value / p99[0]), 1)
+                    for label, value in zip(labels[1:], p99[1:], strict=True)
+                },
+            }
+        )
+    return {
+        "config": {
+            "strategy": name,
+            "requests": requests,
+            "seeds": list(seeds),
+            "predicted_pairs": predicted_pairs,
+            "step_us": step_us,
+            "servers": servers,
+            "capacity_per_s": {pattern: round(rate, 1) for pattern, rate in capacity.items()},
+            "parameters": parameters(),
+        },
+        "rows": rows,
+        "verdict": _verdict(name, rows, float(np.mean(correlations))),
+    }
+
+
+def cells(seeds: int, loads: int, overloads: int, traces: int) -> int:
+    """How many cells `judge` runs."""
+    return seeds * len(PATTERNS) * (loads * (1 + traces) + overloads)
+
+
+def _capacity(
+    pattern: str,
+    requests: int,
+    seeds: Sequence[int],
+    step_us: Sequence[float] | None,
+    servers: int,
+) -> float:
+    """What first-come-first-served finishes in a second if requests are always there."""
+    entries = [(BASELINE, "true")]
+    runs = [
+        run_cell(pattern, requests, _FLOOD, seed, entries, step_us=step_us, servers=servers)
+        for seed in seeds
+    ]
+    return float(np.mean([run["figures"][0]["throughput"] for run in runs]))
+
+
+def _verdict(name: str, rows: Sequence[Document], correlation: float) -> Document:
+    """What decides, with and without a perfect predictor."""
+
+    def worst(label: str) -> Document:
+        row = min(
+            (row for row in rows if row["load"] < 1),
+            key=lambda row: row["p99_reduction_pct"][label],
+        )
+        return {
+            "p99_reduction_pct": row["p99_reduction_pct"][label],
+            **{key: row[key] for key in ("arrivals", "clustered", "load")},
+        }
+
+    def share(label: str, greedy: str) -> dict[str, float]:
+        least: dict[str, float] = {}
+        for row in rows:
+            gain = row["p99_reduction_pct"]
+            if row["load"] > 1 and gain[greedy] > 0:
+                here = round(100 * gain[label] / gain[greedy], 1)
+                least[row["arrivals"]] = min(here, least.get(row["arrivals"], here))
+        return least
+
+    return {
+        "worst_in_calm": {"predicted": worst(name), "perfect": worst(name + PERFECT)},
+        "share_of_greedy_gain_pct": {
+            "predicted": share(name, GREEDY),
+            "perfect": share(name + PERFECT, GREEDY + PERFECT),
+        },
+        "predictor_correlation": round(correlation, 3),
+    }

@@ -1,0 +1,156 @@
+"""Requests: when they come, and what they load the experts with.
+
+A request belongs to a semantic *domain*, in which a few experts are hot. Neither traces nor any public data
+carry expert ids with arrival times, so loads are drawn; the parameters are fitted to the results of CAPS
+(`fit.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["PATTERNS", "Domains", "Workload", "bursty", "from_times", "poisson"]
+
+PATTERNS = ("bursty", "poisson")
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests, by arrival.
+
+    Attributes:
+        arrival_s: Not falling, float64 (N,), in seconds.
+        load_NE: Tokens of each request on each expert, float64 (N, E).
+        predicted_NE: What the scheduler is told of them, likewise.
+    """
+
+    arrival_s: Floats
+    load_NE: Floats
+    predicted_NE: Floats
+
+
+@dataclass(frozen=True)
+class Domains:
+    """Where requests' tokens go.
+
+    Attributes:
+        experts: E.
+        domains: How many there are, all equally likely.
+        hot: Experts that are hot in a domain, drawn for each.
+        hot_weight: How much likelier a hot expert is than another.
+        tokens: Of a request.
+        top_k: Experts of a token.
+        burst_mean: Requests in a row of one domain: mean of a geometric distribution.
+        burst_speed: In a burst requests come that much faster than on average; a pause makes up for it.
+    """
+
+    experts: int
+    domains: int
+    hot: int
+    hot_weight: float
+    tokens: int
+    top_k: int
+    burst_mean: float
+    burst_speed: float
+
+    def draw(
+        self,
+        rng: np.random.Generator,
+        domain_N: Ints,
+        arrival_s: Floats,
+        predicted_pairs: int | None,
+    ) -> Workload:
+        """Requests of those domains; see `bursty` for the rest."""
+        weight_DE = np.ones((self.domains, self.experts))
+        for weight_E in weight_DE:
+            weight_E[rng.choice(self.experts, self.hot, replace=False)] = self.hot_weight
+        chance_NE = (weight_DE / weight_DE.sum(axis=1, keepdims=True))[domain_N]
+        pairs = self.tokens * self.top_k
+        load_NE = rng.multinomial(pairs, chance_NE).astype(np.float64)
+        if predicted_pairs is None:
+            return Workload(arrival_s, load_NE, load_NE)
+        sample_NE = rng.multinomial(predicted_pairs, chance_NE).astype(np.float64)
+        predicted_NE = sample_NE * (pairs / predicted_pairs)
+        return Workload(arrival_s, load_NE, predicted_NE)
+
+    def clusters(self, rng: np.random.Generator, requests: int) -> tuple[Ints, Ints]:
+        """Requests that come in bursts: the domain of each (N,), and the length of the burst that ended
+        just before it.
+
+        The second is 0 for all but the first request of a burst, and for the very first.
+        """
+        lengths: list[int] = []
+        while sum(lengths) < requests:
+            # Each 64 bursts have one length of each 64th of the geometric distribution, so that runs differ
+            # little.
+            share = (rng.permutation(64) + rng.random(64)) / 64
+            lengths += (
+                np.ceil(np.log1p(-share) / math.log1p(-1 / self.burst_mean)).astype(int).tolist()
+            )
+        domain_N = np.repeat(rng.integers(self.domains, size=len(lengths)), lengths)[:requests]
+        ended_N = np.zeros(sum(lengths), dtype=np.int64)
+        ended_N[np.cumsum(lengths[:-1])] = lengths[:-1]
+        return domain_N, ended_N[:requests]
+
+
+def bursty(
+    domains: Domains, requests: int, rate: float, seed: int, predicted_pairs: int | None = None
+) -> Workload:
+    """Bursts of one domain each; after each a pause in proportion to its length.
+
+    Args:
+        domains: Of which loads are drawn.
+        requests: N.
+        rate: Requests a second on average.
+        seed: Of everything that is drawn.
+        predicted_pairs: The prediction is another sample of the request's domain, of so many pairs of a
+            token and an expert. None: what is predicted is what is loaded.
+    """
+    rng = np.random.default_rng([seed, PATTERNS.index("bursty")])
+    domain_N, ended_N = domains.clusters(rng, requests)
+    gap_s = rng.exponential(1 / (rate * domains.burst_speed), requests)
+    gap_s += ended_N / rate * (1 - 1 / domains.burst_speed)
+    return domains.draw(rng, domain_N, np.cumsum(gap_s), predicted_pairs)
+
+
+def poisson(
+    domains: Domains, requests: int, rate: float, seed: int, predicted_pairs: int | None = None
+) -> Workload:
+    """Independent arrivals, each of any domain. Arguments as for `bursty`."""
+    rng = np.random.default_rng([seed, PATTERNS.index("poisson")])
+    domain_N = rng.integers(domains.domains, size=requests)
+    arrival_s = np.cumsum(rng.exponential(1 / rate, requests))
+    return domains.draw(rng, domain_N, arrival_s, predicted_pairs)
+
+
+def from_times(
+    domains: Domains,
+    times_s: Sequence[float],
+    rate: float,
+    seed: int,
+    predicted_pairs: int | None = None,
+    *,
+    clustered: bool,
+) -> Workload:
+    """Arrivals of a trace, stretched to `rate` requests a second on average. Other arguments as for `bursty`.
+
+    Args:
+        times_s: Not falling, in seconds; the last is after the first.
+        clustered: In their order, requests come in bursts of a domain; otherwise each is of any.
+    """
+    rng = np.random.default_rng([seed, len(PATTERNS)])
+    given_s = np.asarray(times_s, dtype=np.float64)
+    requests = len(given_s)
+    arrival_s = (given_s - given_s[0]) * ((requests - 1) / rate / (given_s[-1] - given_s[0]))
+    if clustered:
+        domain_N, _ = domains.clusters(rng, requests)
+    else:
+        domain_N = rng.integers(domains.domains, size=requests)
+    return domains.draw(rng, domain_N, arrival_s, predicted_pairs)

@@ -1,0 +1,255 @@
+"""The scheduler between HTTP and the engine: a real server over a model whose experts are computed here."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+from transformers import AutoTokenizer
+
+from attention_client.model import load_model
+from attention_client.scheduler import SelectionStrategy
+from attention_client.scheduler.recording import read_recording
+from attention_client.serve import HttpServer, Scheduling, ServeLimits, build_app
+from attention_client.serve.live_admission import LiveAdmission
+from eaas.bench.baseline import LocalExperts
+from eaas.config import SchedulerConfig
+from eaas.types import Placement
+from simulator.caps.replay import replay
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+LIMITS = ServeLimits(num_blocks=64, page_size=8, max_batch_tokens=64)
+NEW = 12
+PROMPTS = [[20 + (7 * n) % 31] * (5 + n % 4) + list(range(40, 60 + n)) for n in range(14)]
+
+
+def placement(epoch: int, servers: int, layers: int, experts: int) -> Placement:
+    holds_LSE = np.zeros((layers, servers, experts), dtype=np.bool_)
+    holds_LSE[:, np.arange(experts) % servers, np.arange(experts)] = True
+    names = tuple(f"server-{s}" for s in range(servers))
+    return Placement(epoch, names, holds_LSE, holds_LSE.astype(np.float32))
+
+
+@functools.cache
+def experts_of(path: Path) -> LocalExperts:
+    return LocalExperts(path, threads=1)
+
+
+class Served:
+    """A server with a scheduler."""
+
+    def __init__(self, path: Path, **config: Any) -> None:
+        experts = experts_of(path)
+        self.shape = experts.checkpoint.shape
+        self.epoch = 1
+        self.model = load_model(experts.checkpoint, experts)  # type: ignore[arg-type]
+        self.registry = CollectorRegistry()
+        scheduling = Scheduling(SchedulerConfig(**config), self.placement)
+        app = build_app(
+            self.model,
+            AutoTokenizer.from_pretrained(path),
+            model_name="tiny",
+            status=dict,
+            healthy=lambda: (True, ""),
+            limits=LIMITS,
+            scheduling=scheduling,
+            registry=self.registry,
+        )
+        self.server = HttpServer(app, "127.0.0.1", 0)
+        self.server.start()
+        self.url = f"http://{self.server.address}"
+
+    def placement(self) -> Placement:
+        return placement(self.epoch, self.epoch + 1, self.shape.num_layers, self.shape.num_experts)
+
+    def ask(self, prompts: list[list[int]], **fields: Any) -> list[str]:
+        """All at once; the texts in order."""
+
+        async def one(client: httpx.AsyncClient, prompt: list[int]) -> str:
+            body = {"prompt": prompt, "max_tokens": NEW, "temperature": 0, "ignore_eos": True}
+            response = await client.post(f"{self.url}/v1/completions", json=body | fields)
+            assert response.status_code == 200, response.text
+            return str(response.json()["choices"][0]["text"])
+
+        async def every() -> list[str]:
+            limits = httpx.Limits(max_connections=len(prompts))
+            async with httpx.AsyncClient(timeout=60, limits=limits) as client:
+                return list(await asyncio.gather(*(one(client, prompt) for prompt in prompts)))
+
+        return asyncio.run(every())
+
+    def metrics(self) -> dict[str, float]:
+        """By name and labels."""
+        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
+        words = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, value in words}
+
+    def close(self) -> None:
+        self.server.stop(5.0)
+
+
+@contextmanager
+def served(path: Path, **config: Any) -> Iterator[Served]:
+    box = Served(path, **config)
+    try:
+        yield box
+    finally:
+        box.close()
+
+
+SMALL: dict[str, Any] = {"batch_size": 2, "window_size": 6}
+
+
+@pytest.mark.parametrize("arch", ["qwen3_moe", "gpt_oss"])
+def test_strategies_give_the_tokens_of_fcfs(
+    checkpoint: Callable[..., Path], tmp_path: Path, arch: str
+) -> None:
+    path = checkpoint(arch)
+    with served(path, strategy="fcfs", **SMALL) as box:
+        expected = box.ask(PROMPTS)
+        assert box.metrics()['eaas_scheduler_choices_total{chosen="oldest"}'] > 3
+        assert box.metrics().get('eaas_scheduler_choices_total{chosen="others"}', 0) == 0
+    # What each of them may choose is for tests/unit/attention_client/scheduler.
+    for name in ("cost_bounded", "greedy_variance", "random"):
+        record = tmp_path / f"{name}.jsonl"
+        with served(path, strategy=name, record=str(record), **SMALL) as box:
+            assert box.ask(PROMPTS) == expected, name
+        found = replay(record)
+        assert len(found.choices) > 3
+        assert found.same == len(found.choices), name
+        assert found.requests == len(PROMPTS)
+    assert len(set(expected)) > 3
+
+
+def test_choices_are_shown(checkpoint: Callable[..., Path]) -> None:
+    with served(checkpoint(), strategy="greedy_variance", **SMALL) as box:
+        box.ask(PROMPTS)
+        found = box.metrics()
+        assert found['eaas_scheduler_strategy{strategy="greedy_variance"}'] == 1
+        choices = (
+            found['eaas_scheduler_choices_total{chosen="others"}']
+            + found['eaas_scheduler_choices_total{chosen="oldest"}']
+        )
+        assert found['eaas_scheduler_choices_total{chosen="others"}'] > 0
+        assert found["eaas_scheduler_passed_over_requests_total"] > 0
+        assert found["eaas_scheduler_window_requests_count"] == choices
+        assert found["eaas_scheduler_decision_seconds_count"] > 0
+        # The first ones had room beside them; nothing was to be chosen.
+        predictions = found["eaas_scheduler_prediction_seconds_count"]
+        assert 0 < predictions < len(PROMPTS)
+        assert found["eaas_scheduler_prediction_correlation_count"] == predictions
+        assert found['eaas_scheduler_predicted_tokens_total{source="dry_run"}'] > 0
+        box.ask(PROMPTS)
+        # Their prefixes were seen.
+        assert box.metrics()['eaas_scheduler_predicted_tokens_total{source="prefix"}'] > 0
+
+
+def test_a_new_placement_is_followed(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    record = tmp_path / "queue.jsonl"
+    with served(checkpoint(), record=str(record), **SMALL) as box:
+        box.ask(PROMPTS)
+        box.epoch = 2
+        box.ask(PROMPTS)
+    events = read_recording(record)[2]
+    prices = [event["price"].shares_LSE.shape for event in events if "price" in event]
+    assert prices == [(1, 2, 8), (1, 3, 8)]
+    assert replay(record).same == len(replay(record).choices)
+
+
+def test_steps_are_recorded(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    """Every token of a prompt is in one step, every further token of an answer in one of its own."""
+    record = tmp_path / "queue.jsonl"
+    with served(checkpoint(), record=str(record), **SMALL) as box:
+        box.ask(PROMPTS)
+    steps = [event for event in read_recording(record)[2] if "step" in event]
+    rows, prompts = zip(*(event["step"] for event in steps), strict=True)
+    assert sum(prompts) == sum(map(len, PROMPTS))
+    assert sum(rows) == len(PROMPTS) * (NEW - 1)
+    assert max(rows) == 2
+    assert all(event["seconds"] > 0 for event in steps)
+
+
+def test_who_leaves_while_waiting_is_forgotten(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    record = tmp_path / "queue.jsonl"
+    with served(checkpoint(), record=str(record), **SMALL) as box:
+
+        async def impatient() -> None:
+            body = {"prompt": [30] * 20, "max_tokens": 150, "ignore_eos": True}
+            async with httpx.AsyncClient(timeout=30, limits=httpx.Limits()) as client:
+                posts = [
+                    asyncio.create_task(client.post(f"{box.url}/v1/completions", json=body))
+                    for _ in range(12)
+                ]
+                while box.metrics()["eaas_num_requests_waiting"] < 5:
+                    await asyncio.sleep(0.01)
+                for post in posts:
+                    post.cancel()
+                await asyncio.gather(*posts, return_exceptions=True)
+
+        asyncio.run(impatient())
+        assert len(box.ask(PROMPTS)) == len(PROMPTS)
+        assert box.metrics()["eaas_num_requests_waiting"] == 0
+    assert any("remove" in event for event in read_recording(record)[2])
+    assert replay(record).same == len(replay(record).choices)
+
+
+class Broken(SelectionStrategy):
+    name = "broken"
+
+    def select(self, *_: Any) -> Any:
+        raise ZeroDivisionError("on purpose")
+
+
+def test_a_strategy_that_fails_is_replaced(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No request notices; who watches the metrics does."""
+    from attention_client.scheduler.strategies import registry
+
+    monkeypatch.setitem(registry._OURS, "broken", Broken)
+    with served(checkpoint(), strategy="broken", **SMALL) as box:
+        assert len(box.ask(PROMPTS)) == len(PROMPTS)
+        found = box.metrics()
+        assert found['eaas_scheduler_strategy{strategy="broken"}'] == 0
+        assert found['eaas_scheduler_strategy{strategy="fcfs"}'] == 1
+        assert box.ask(PROMPTS) == box.ask(PROMPTS)
+
+
+def test_a_model_without_a_batch_is_served_by_age(checkpoint: Callable[..., Path]) -> None:
+    with served(checkpoint("deepseek_v3")) as box:
+        assert len(box.ask(PROMPTS[:2])) == 2
+        found = box.metrics()
+        assert found['eaas_scheduler_strategy{strategy="cost_bounded"}'] == 0
+        assert found['eaas_scheduler_strategy{strategy="fcfs"}'] == 1
+
+
+def test_a_full_cache_puts_requests_out_and_they_come_back(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More running requests than the cache holds: all end with their tokens, and with their loads known."""
+    back: list[str] = []
+    put_back = LiveAdmission.put_back
+
+    def seen(self: LiveAdmission, request: str, load_E: Any) -> None:
+        assert load_E is not None
+        back.append(request)
+        put_back(self, request, load_E)
+
+    monkeypatch.setattr(LiveAdmission, "put_back", seen)
+    config = {"strategy": "greedy_variance", "batch_size": 8, "window_size": 10}
+    with served(checkpoint(), **config) as box:
+        expected = [box.ask([prompt], max_tokens=90)[0] for prompt in PROMPTS[:9]]
+        assert not back
+        assert box.ask(PROMPTS[:9], max_tokens=90) == expected
+        assert back

@@ -1,0 +1,60 @@
+"""`eaas simulate validate`: a small run, to its end. Whether it is within 10 % is the machine's to say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from eaas.cli import app
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+
+def test_live_and_simulated_stand_side_by_side(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    line = '{{"timestamp": {}, "input_length": 1, "output_length": 1}}\n'
+    trace.write_text("".join(line.format(n * n) for n in range(40)))
+    done = CliRunner().invoke(
+        app,
+        [
+            *("simulate", "validate", "--model", str(checkpoint()), "--trace", str(trace)),
+            *(
+                "--rounds",
+                "2",
+                "--requests",
+                "30",
+                "--max-tokens",
+                "6",
+                "--prompt-tokens",
+                "20",
+                "--load",
+                "2",
+            ),
+            *("--batch-size", "2", "--window-size", "4", "--servers", "1", "--json"),
+        ],
+    )
+    document = json.loads(done.stdout)
+    assert done.exit_code == (0 if document["within"] else 1)
+    assert [row["strategy"] for row in document["strategies"]] == ["fcfs", "cost_bounded"]
+    for row in document["strategies"]:
+        assert len(row["rounds"]) == 2
+        for each in row["rounds"]:
+            for key, error in each["error"].items():
+                wanted = each["simulated"][key] / each["live"][key] - 1
+                assert error == pytest.approx(wanted, abs=1e-3)
+            assert each["choices"] > 3
+            assert each["engine"]["fixed_ms"] + each["engine"]["row_ms"] > 0
+            # Two at a time, six tokens each: no faster than the steps that this takes.
+            steps_ms = 30 / 2 * 5 * each["engine"]["fixed_ms"]
+            assert 30e3 / each["simulated"]["throughput_per_s"] > 0.99 * steps_ms
+        for key, error in row["error"].items():
+            of_rounds = [each["error"][key] for each in row["rounds"]]
+            assert error == pytest.approx(sum(of_rounds) / 2, abs=1e-3)
+    errors = [abs(error) for row in document["strategies"] for error in row["error"].values()]
+    assert document["within"] == (max(errors) <= 0.1)

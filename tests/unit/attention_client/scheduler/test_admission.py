@@ -1,0 +1,152 @@
+"""Admission into a continuous batch: who goes in when, and that nobody waits for ever."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attention_client.scheduler import RequestQueue, strategy, strategy_names
+from attention_client.scheduler.admission import Admission
+from attention_client.scheduler.cost import ImbalanceCost
+
+EXPERTS = 6
+COST = ImbalanceCost(0.04, 0.4)
+
+
+def admission(name: str, batch_size: int, window_size: int) -> tuple[Admission, RequestQueue]:
+    queue = RequestQueue(
+        strategy(name), EXPERTS, batch_size=batch_size, window_size=window_size, cost=COST
+    )
+    return Admission(queue, batch_size, COST), queue
+
+
+def load_of(request: str) -> np.ndarray:
+    load_E = np.ones(EXPERTS)
+    load_E[int(request) % EXPERTS] = 9.0
+    return load_E
+
+
+def test_a_group_goes_in_as_room_comes() -> None:
+    desk, queue = admission("lpt", 3, 9)
+    for number in range(9):
+        load_E = np.full(EXPERTS, float(number))
+        desk.arrive(str(number), load_E)
+    going, choices = desk.candidates(1, lambda: None)
+    # The oldest and the two longest; by age, and one at a time.
+    assert (going, [choice.tickets for choice in choices]) == (["0"], [[0, 8, 7]])
+    assert choices[0].passed_over == 6
+    desk.admit(going)
+    assert desk.candidates(1, lambda: None) == (["7"], [])
+    desk.admit(["7"])
+    assert desk.candidates(2, lambda: None)[0] == ["8", "1"]  # the next group begins
+    assert len(desk) == 7
+    assert len(queue) == 3
+
+
+def test_what_runs_is_asked_for_a_choice_only() -> None:
+    desk, _ = admission("norm_minimizing", 2, 4)
+    for request in "0123":
+        desk.arrive(request, load_of(request))
+    asked = []
+
+    def running() -> np.ndarray:
+        asked.append(True)
+        return 50 * load_of("1")
+
+    assert desk.candidates(1, running)[0] == ["0"]
+    # Request 1 would have gone with 0 if nothing were running; it is what runs already.
+    desk.admit(["0"])
+    assert desk.candidates(1, running)[0] == ["2"]
+    assert len(asked) == 1
+
+
+def test_one_that_never_fits_is_overtaken_so_often_and_no_more() -> None:
+    """The cache has no room for the oldest: others go in, but then it has the place to itself."""
+    desk, _ = admission("fcfs", 3, 6)
+    for number in range(12):
+        desk.arrive(str(number), load_of(str(number)))
+    overtook = []
+    while True:
+        going, _ = desk.candidates(2, lambda: None)
+        if going == ["0"]:
+            break
+        assert going[0] == "0"
+        desk.admit(going[1:])
+        overtook += going[1:]
+    assert overtook == ["1", "2", "3"]
+    desk.admit(["0"])
+    assert desk.candidates(2, lambda: None)[0] == ["4", "5"]
+
+
+def test_who_was_put_out_of_the_cache_is_first() -> None:
+    desk, _ = admission("fcfs", 2, 4)
+    for request in "0123":
+        desk.arrive(request, load_of(request))
+    desk.admit(desk.candidates(2, lambda: None)[0])
+    desk.leave("1")
+    desk.put_back("1")
+    assert desk.candidates(2, lambda: None)[0] == ["1", "2"]
+
+
+def test_what_a_group_really_cost_is_learned() -> None:
+    desk, queue = admission("cost_bounded", 2, 4)
+    told = []
+    queue.observe = lambda batch_s, choice: told.append((batch_s, choice.number))  # type: ignore[method-assign]
+    for request in "0123":
+        desk.arrive(request, load_of(request))
+    desk.admit(desk.candidates(4, lambda: None)[0])
+    desk.saw("1", load_of("5"))
+    desk.saw("3", load_of("3"))
+    desk.saw("1", load_of("1"))  # only the first counts
+    assert told == []
+    desk.saw("0", load_of("0"))
+    desk.leave("2")  # its group's cost stays unknown
+    assert told == [(COST.batch_s(load_of("5") + load_of("0")), 0)]
+    desk.saw("3", load_of("3"))
+    assert len(told) == 1
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.sampled_from(strategy_names()),
+    st.integers(1, 4),
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4), st.integers(0, 9)), max_size=40),
+)
+def test_everybody_goes_in_once(
+    name: str, batch_size: int, steps: list[tuple[int, int, int]]
+) -> None:
+    """Requests come, some fit and others do not, some leave; then all goes on until nobody is left."""
+    desk, _ = admission(name, batch_size, 2 * batch_size)
+    came = 0
+    waiting: set[str] = set()
+    running: list[str] = []
+    for comes, ends, fate in [*steps, *[(0, 4, 0)] * 200]:
+        for _ in range(comes):
+            desk.arrive(str(came), load_of(str(came)))
+            waiting.add(str(came))
+            came += 1
+        for request in running[:ends]:
+            desk.leave(request)
+        running = running[ends:]
+        if fate == 9 and waiting:
+            gone = min(waiting)
+            waiting.discard(gone)
+            desk.leave(gone)
+        if fate == 8 and running:
+            desk.leave(running[-1])
+            desk.put_back(running[-1])
+            waiting.add(running.pop())
+        room = batch_size - len(running)
+        going, _ = desk.candidates(room, lambda: None)
+        assert len(going) == len(set(going)) <= max(room, 0)
+        assert set(going) <= waiting
+        assert going or not waiting or not room
+        fits = [request for place, request in enumerate(going) if fate % 3 == 0 or place % 2]
+        desk.admit(fits)
+        for request in fits:
+            desk.saw(request, load_of(request))
+        waiting -= set(fits)
+        running += fits
+        assert len(desk) == len(waiting)
+    assert not waiting

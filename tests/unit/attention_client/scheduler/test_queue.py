@@ -1,0 +1,213 @@
+"""The queue, the clock of the other schedule, and the bound that is kept by it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attention_client.scheduler import RequestQueue, SelectionStrategy, strategy, strategy_names
+from attention_client.scheduler.clock import FcfsClock
+from attention_client.scheduler.cost import ImbalanceCost
+from attention_client.scheduler.strategies import Context
+from attention_client.scheduler.strategies.base import FcfsView
+from attention_client.scheduler.strategies.cost_bounded import CostBounded
+from eaas.errors import ConfigError
+
+EXPERTS = 12
+COST = ImbalanceCost(0.04, 0.4)
+
+
+def queue_of(chosen: SelectionStrategy, batch_size: int = 4, window_size: int = 12) -> RequestQueue:
+    return RequestQueue(chosen, EXPERTS, batch_size=batch_size, window_size=window_size, cost=COST)
+
+
+def clustered(rng: np.random.Generator, requests: int, run: int) -> np.ndarray:
+    """Loads whose hot experts stay the same for `run` requests."""
+    load_NE = np.ones((requests, EXPERTS))
+    for first in range(0, requests, run):
+        load_NE[first : first + run, rng.choice(EXPERTS, 2, replace=False)] = 60.0
+    return load_NE
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "window_size", "named"), [(8, 7, "window of 7"), (0, 4, "batch size 0")]
+)
+def test_wrong_sizes(batch_size: int, window_size: int, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        queue_of(strategy("fcfs"), batch_size, window_size)
+
+
+@pytest.mark.parametrize("name", strategy_names())
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.integers(-3, 6), max_size=60), st.integers(0, 2**32))
+def test_everybody_goes_once(name: str, steps: list[int], seed: int) -> None:
+    """Requests come (positive: so many), are taken (0, negative: for so much room) or leave."""
+    rng = np.random.default_rng(seed)
+    queue = queue_of(strategy(name))
+    waiting: list[int] = []
+    for step in [*steps, *[0] * 60]:
+        for _ in range(max(step, 0)):
+            waiting.append(queue.add(rng.integers(0, 9, EXPERTS).astype(float)))
+        if step > 3 and len(waiting) > 1:
+            gone = waiting.pop(int(rng.integers(len(waiting))))
+            queue.remove(gone)
+        if step <= 0:
+            room = -step or 4
+            taken = queue.take(-step or None)
+            assert len(taken) == min(room, len(waiting))
+            assert not taken or waiting[0] in taken  # the oldest
+            assert set(taken) <= set(waiting[:12])
+            waiting = [ticket for ticket in waiting if ticket not in taken]
+        assert len(queue) == len(waiting)
+    assert not waiting
+    with pytest.raises(ValueError, match="not in list"):
+        queue.remove(0)
+
+
+@pytest.mark.parametrize("name", strategy_names())
+def test_the_same_history_gives_the_same_choices(name: str) -> None:
+    """What a recorded queue can be replayed by: arrivals, room and costs; no clock, no hidden state."""
+    rng = np.random.default_rng(9)
+    history = [(rng.integers(0, 9, (5, EXPERTS)).astype(float), rng.random()) for _ in range(40)]
+
+    def replay() -> list[list[int]]:
+        queue, choices = queue_of(strategy(name)), []
+        for came_NE, cost_s in history:
+            for load_E in came_NE:
+                queue.add(load_E)
+            choices.append(queue.take())
+            queue.observe(cost_s)
+        return choices
+
+    choices = replay()
+    assert replay() == choices
+    by_age = [ticket for choice in choices for ticket in choice]
+    if name != "cost_bounded":  # which is by age as long as that costs nothing
+        assert (by_age == sorted(by_age)) == (name == "fcfs")
+
+
+def test_a_long_queue_keeps_its_loads() -> None:
+    """More requests than rows at the start: every load is still its own when it is chosen by."""
+    queue = RequestQueue(strategy("lpt"), EXPERTS, batch_size=2, window_size=500, cost=COST, seed=1)
+    order = np.random.default_rng(2).permutation(300)
+    for place in order:
+        queue.add(np.full(EXPERTS, float(place)))
+    by_peak = [int(ticket) for ticket in np.argsort(-order) if ticket != 0]
+    assert queue.take() == [0, by_peak[0]]
+
+
+class Wrong(SelectionStrategy):
+    name = "wrong"
+
+    def __init__(self, answer: list[int]) -> None:
+        self.answer = answer
+
+    def select(self, window_WE, batch_size, rng, context):  # type: ignore[no-untyped-def]
+        return np.array(self.answer)
+
+
+@pytest.mark.parametrize("answer", [[0, 1], [0, 1, 1], [1, 2, 3], [0, 1, 9], [0, 1, -1], []])
+def test_a_strategy_that_breaks_its_promise_is_named(answer: list[int]) -> None:
+    queue = queue_of(Wrong(answer), batch_size=3)
+    for _ in range(6):
+        queue.add(np.ones(EXPERTS))
+    with pytest.raises(ConfigError, match="'wrong' chose"):
+        queue.take()
+
+
+def test_the_other_schedule_by_hand() -> None:
+    """Batches of two that take 1 s each; the real schedule takes the youngest first."""
+    clock = FcfsClock(ImbalanceCost(1.0, 0.0), EXPERTS, 2)
+    for row in range(5):
+        clock.arrive(row, np.ones(EXPERTS))
+    view = clock.look(np.arange(5))
+    assert view.left_W.tolist() == view.wait_W.tolist() == [1, 1, 2, 2, np.inf]
+    clock.dispatch(2, 0.75, oldest=False)  # rows 2 and 3, cheaper than there
+    view = clock.look(np.array([0, 1, 4]))
+    assert view.usual_s == 0.75
+    assert view.left_W.tolist() == [0.25, 0.25, np.inf]
+    assert view.wait_W.tolist() == [1, 1, np.inf]
+    clock.arrive(
+        2, np.ones(EXPERTS)
+    )  # company for the last one: theirs begins when the two before end
+    view = clock.look(np.array([4, 2]))
+    assert view.left_W.tolist() == [2.25, 2.25]
+    assert view.wait_W.tolist() == [3.0, 2.25]
+    clock.dispatch(2, 1.0, oldest=True)
+    clock.forget(2)  # nobody waits: both are the same again
+    clock.arrive(7, np.ones(EXPERTS))
+    clock.arrive(8, np.ones(EXPERTS))
+    assert clock.look(np.array([7])).left_W.tolist() == [1.0]
+
+
+def test_batches_that_were_chosen_by_mistake_lose_their_credit() -> None:
+    """What is chosen turns out 20 % longer than predicted, the oldest as predicted; and it passes again."""
+    clock = FcfsClock(ImbalanceCost(1.0, 0.0), EXPERTS, 2)
+    clock.observe(5.0, 0.0, oldest=True)  # nothing was predicted
+    for number in range(200):
+        clock.arrive(0, np.ones(EXPERTS))
+        clock.dispatch(1, 1.0, oldest=number % 2 == 0)
+        clock.observe(1.0 if number % 2 == 0 else 1.2, 1.0, oldest=number % 2 == 0)
+    clock.arrive(0, np.ones(EXPERTS))
+    assert 1.1 < clock.look(np.array([0])).bias < 1.2
+    for _ in range(300):
+        clock.dispatch(1, 1.0, oldest=True)
+        clock.observe(1.0, 1.0, oldest=True)
+        clock.arrive(0, np.ones(EXPERTS))
+    assert clock.look(np.array([0])).bias == pytest.approx(1, abs=0.02)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 2**32), st.integers(1, 20), st.integers(20, 200))
+def test_nobody_is_later_than_the_bound(seed: int, run: int, requests: int) -> None:
+    """All wait from the start. Against first come, first served each may lose 20 % of its time there, and
+    what a batch takes: the bound decides by whole batches."""
+    rng = np.random.default_rng(seed)
+    load_NE = clustered(rng, requests, run)
+    ends: dict[str, np.ndarray] = {}
+    longest_s = 0.0
+    for name in ("fcfs", "cost_bounded"):
+        queue, now = queue_of(strategy(name)), 0.0
+        for load_E in load_NE:
+            queue.add(load_E)
+        ends[name] = np.zeros(requests)
+        while len(queue):
+            taken = queue.take()
+            batch_s = COST.batch_s(load_NE[taken].sum(axis=0))
+            longest_s = max(longest_s, batch_s)
+            now += batch_s
+            ends[name][taken] = now
+    late = ends["cost_bounded"] - 1.2 * ends["fcfs"]
+    assert late.max() <= 2 * longest_s
+    if requests >= 100 and run >= 4:
+        assert ends["cost_bounded"].max() < ends["fcfs"].max()  # and it is worth it
+
+
+@pytest.mark.parametrize("left_s", [0.01, 100.0])
+def test_the_bound_by_hand(left_s: float) -> None:
+    """Requests 1 to 3 are like the oldest: they go with it only where they cannot wait."""
+    window_WE = np.ones((12, EXPERTS))
+    window_WE[:4, 0] = 60.0
+    for other in range(4, 12):
+        window_WE[other, other] = 60.0
+    left_W = np.full(12, 100.0)
+    left_W[:2] = left_s
+    view = FcfsView(left_W, np.full(12, 0.1), 0.04, 1.0)
+    context = Context(COST, None, 12, view)
+    chosen = CostBounded().select(window_WE, 4, np.random.default_rng(0), context).tolist()
+    assert (1 in chosen) == (left_s < 1)
+    assert not {2, 3} & set(chosen)
+    # What is not known yet is not late, be it that nothing may be spent.
+    unknown_W = np.where(np.arange(12) < 6, left_W, np.inf)
+    even_WE = np.ones((12, EXPERTS))
+    even = FcfsView(unknown_W, unknown_W, 60.0, 1.0)
+    nothing = CostBounded().select(
+        even_WE, 4, np.random.default_rng(0), Context(COST, None, 12, even)
+    )
+    assert nothing.tolist() == [0, 1, 2, 3]
+    # Below a full window it is first come, first served, whatever could be gained.
+    shallow = Context(COST, None, 13, view)
+    chosen = CostBounded().select(window_WE, 4, np.random.default_rng(0), shallow).tolist()
+    assert chosen == [0, 1, 2, 3]

@@ -1,0 +1,118 @@
+"""A queue's history, written down and read again."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attention_client.scheduler import strategy_names
+from attention_client.scheduler.cost import ServerCost
+from attention_client.scheduler.recording import QueueSettings, Recorder, read_recording
+from eaas.errors import ConfigError
+from simulator.caps.replay import replay
+
+LOADS = 8
+
+
+def cost(rng: np.random.Generator) -> ServerCost:
+    shares_LSE = rng.dirichlet(np.ones(3), (2, LOADS // 2)).transpose(0, 2, 1)
+    return ServerCost(shares_LSE, fixed_s=0.0, load_s=16.0, pair_s=1.0, steps=1)
+
+
+def live(path: Path, name: str, seed: int, steps: list[int]) -> list[list[int]]:
+    """A queue's life, recorded; its choices."""
+    rng = np.random.default_rng(seed)
+    settings_ = QueueSettings(name, 0.3, LOADS, batch_size=3, window_size=7, seed=4)
+    now = iter(range(10_000))
+    with path.open("w") as file:
+        queue = settings_.queue(cost(rng), Recorder(file, lambda: next(now) / 7))
+        waiting: list[int] = []
+        choices = []
+        for step in [2, 4, *steps]:
+            for _ in range(step):
+                waiting.append(queue.add(rng.random(LOADS) * 3))
+            if step == 0 and len(waiting) > 2:
+                queue.remove(waiting.pop(1))
+            if step == 1:
+                queue.price(cost(rng))
+            if waiting:
+                running_E = rng.random(LOADS) if step % 2 else None
+                choices.append(queue.take(3, running_E))
+                waiting = [ticket for ticket in waiting if ticket not in choices[-1]]
+                queue.observe(float(rng.random()), queue.choice)
+    return choices
+
+
+@pytest.mark.parametrize("name", strategy_names())
+@settings(deadline=None, max_examples=15)
+@given(seed=st.integers(0, 2**32), steps=st.lists(st.integers(0, 6), max_size=30))
+def test_a_replay_makes_the_same_choices(
+    tmp_path_factory: pytest.TempPathFactory, name: str, seed: int, steps: list[int]
+) -> None:
+    path = tmp_path_factory.mktemp("recording") / "queue.jsonl"
+    choices = live(path, name, seed, steps)
+    found = replay(path)
+    assert found.recorded == choices
+    assert [choice.tickets for choice in found.choices] == choices
+    assert found.same == len(choices)
+    other = replay(path, "fcfs")
+    assert len(other.choices) == len(choices)
+    tickets = [ticket for choice in other.choices for ticket in choice.tickets]
+    assert tickets == sorted(tickets)
+
+
+def test_another_choice_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "queue.jsonl"
+    live(path, "greedy_variance", 1, [6] * 20)
+    other = replay(path, "random")
+    assert 0 < other.same < len(other.choices)
+    assert other.requests == 126
+    assert other.predicted_s > 0
+
+
+def test_a_line_that_is_cut_off_counts_for_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "queue.jsonl"
+    live(path, "fcfs", 1, [3] * 5)
+    whole = read_recording(path)[2]
+    text = path.read_text()
+    path.write_text(text[: text.rindex('"', 0, -2)])
+    assert len(read_recording(path)[2]) == len(whole) - 1
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda lines: [], "line 1"),
+        (lambda lines: ["{}", *lines[1:]], "line 1: 'record'"),
+        (lambda lines: [lines[0].replace('"version": 1', '"version": 2')], "another version"),
+        (lambda lines: [lines[0].replace('"seed": 4', '"seeds": 4')], "line 1.*seeds"),
+        (lambda lines: [*lines[:3], "[1]", *lines[4:]], "line 4"),
+        (lambda lines: [*lines[:3], "{", *lines[4:]], "line 4"),
+        (lambda lines: [*lines, '{"at": 1, "add": 9, "load": [1.0]}'], "load of 1 numbers"),
+        (lambda lines: [*lines, '{"add": 9}'], "'at'"),
+    ],
+)
+def test_what_is_no_recording(tmp_path: Path, change, named: str) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "queue.jsonl"
+    live(path, "fcfs", 1, [3] * 5)
+    path.write_text("".join(f"{line}\n" for line in change(path.read_text().splitlines())))
+    with pytest.raises(ConfigError, match=named):
+        read_recording(path)
+
+
+def test_there_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.jsonl"):
+        read_recording(tmp_path / "none.jsonl")
+
+
+def test_numbers_are_written_in_full() -> None:
+    file = io.StringIO()
+    load_E = np.random.default_rng(0).random(LOADS)
+    Recorder(file, lambda: 0.0).note(add=1, load=load_E)
+    assert json.loads(file.getvalue())["load"] == load_E.tolist()

@@ -1,0 +1,132 @@
+"""What the gates say of embeddings, and what passes by while a model runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from attention_client.dry_run import RouterDryRun
+from attention_client.model import load_model
+from attention_client.overlap import DoubleBatch
+from eaas.checkpoint import Checkpoint
+
+ARCHITECTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "deepseek_v3", "gpt_oss")
+TOKENS = list(range(20, 57))
+
+
+class NoExperts:
+    """A cluster whose experts add nothing."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def layer_call(self, layer: int, x_TH: torch.Tensor, *_: Any) -> torch.Tensor:
+        self.calls += 1
+        return torch.zeros_like(x_TH)
+
+
+def load(path: Path) -> tuple[Any, NoExperts]:
+    cluster = NoExperts()
+    return load_model(Checkpoint.open(path), cluster), cluster  # type: ignore[arg-type]
+
+
+def without_attention(model: Any) -> Any:
+    for name, parameter in model.named_parameters():
+        if ".o_proj." in name:
+            parameter.data.zero_()
+    return model
+
+
+def routes(model: Any, tokens_BT: torch.Tensor, layers: int) -> np.ndarray:
+    tap = RouterDryRun(model, 1).tap
+    with torch.no_grad(), tap.watching(layers) as seen:
+        model(input_ids=tokens_BT, use_cache=False)
+    ids_LTK = seen.ids_LTK()
+    assert ids_LTK is not None
+    return ids_LTK
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_where_attention_adds_nothing_it_is_the_truth(
+    checkpoint: Callable[..., Path], arch: str
+) -> None:
+    model, cluster = load(checkpoint(arch))
+    without_attention(model)
+    # Shared and dense experts would add something: before the first layer there are none, but in one model.
+    layers = 0 if arch == "deepseek_v3" else 1 if arch == "qwen2_moe" else 3
+    dry_run = RouterDryRun(model, 3)
+    ids_LTK = dry_run(TOKENS)
+    shape = dry_run.tap.shape
+    assert ids_LTK.shape == (shape.num_layers, len(TOKENS), shape.top_k)
+    assert dry_run.layers == shape.num_layers
+    assert cluster.calls == 0
+    seen_LTK = routes(model, torch.tensor([TOKENS]), shape.num_layers)
+    for layer in range(layers):
+        assert (np.sort(seen_LTK[layer]) == np.sort(ids_LTK[layer])).all()
+    assert (ids_LTK >= 0).all()
+    assert (ids_LTK < shape.num_experts).all()
+
+
+def test_a_dry_run_in_parts_is_a_dry_run(checkpoint: Callable[..., Path]) -> None:
+    dry_run = RouterDryRun(load(checkpoint())[0], 2)
+    parts = [dry_run(TOKENS[:9]), dry_run(TOKENS[9:])]
+    assert (np.concatenate(parts, axis=1) == dry_run(TOKENS)).all()
+
+
+def test_routes_are_seen_in_the_order_of_the_batch(checkpoint: Callable[..., Path]) -> None:
+    """Two micro-batches in turns: the same routes in the same places."""
+    from prometheus_client import CollectorRegistry, Counter
+
+    tokens_BT = torch.arange(20, 20 + 5 * 11).view(5, 11)
+    whole, _ = load(checkpoint())
+    expected_LTK = routes(whole, tokens_BT, 2)
+
+    class Turns(NoExperts):
+        def start_layer_call(self, layer: int, x_TH: torch.Tensor, *_: Any) -> Any:
+            self.calls += 1
+            return Call(x_TH)
+
+    class Call:
+        def __init__(self, x_TH: torch.Tensor) -> None:
+            self.x_TH = x_TH
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def finish(self) -> torch.Tensor:
+            return torch.zeros_like(self.x_TH)
+
+    cluster = Turns()
+    model = load_model(Checkpoint.open(checkpoint()), cluster)  # type: ignore[arg-type]
+    counter = Counter("forwards", "", ["batch"], registry=CollectorRegistry())
+    DoubleBatch(model, "on", counter)
+    assert (routes(model, tokens_BT, 2) == expected_LTK).all()
+    assert counter.labels("overlap")._value.get() == 1
+
+
+def test_a_model_whose_experts_are_here_is_refused(checkpoint: Callable[..., Path]) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(checkpoint())
+    with pytest.raises(ValueError, match="in this process"):
+        RouterDryRun(model, 1)
+
+
+def test_a_pass_that_was_cut_off_shows_nothing(checkpoint: Callable[..., Path]) -> None:
+    model, _ = load(checkpoint())
+    tap = RouterDryRun(model, 1).tap
+    with tap.watching(3) as seen:
+        assert seen.ids_LTK() is None
+        tap.see(0, torch.tensor([[1, 2]]), None)
+        tap.see(1, torch.tensor([[1, 2]]), None)
+        assert seen.ids_LTK() is None
+        tap.see(2, torch.tensor([[1, 2], [3, 4]]), None)
+        assert seen.ids_LTK() is None

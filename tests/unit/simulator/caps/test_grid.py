@@ -1,0 +1,135 @@
+"""The comparison: the paper's table, the form of its document, and workers that fail."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from eaas.errors import ConfigError, EaasError
+from simulator.caps import pool
+from simulator.caps.grid import compare
+from simulator.caps.policy import GREEDY, PERFECT, cells, judge
+from simulator.caps.pool import run_cells
+
+# P99 reduction in % under bursty arrivals at 150, 200, 250, 300 requests/s, as published.
+PAPER_P99 = (46.9, 26.5, 21.1, 18.6)
+GREEDY_FOUR = ("greedy_variance", "greedy_dot_product", "norm_minimizing", "best_fit")
+
+
+def nothing() -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def bursty() -> dict:
+    names = [*GREEDY_FOUR, "power_of_d", "lpt_balanced", "random"]
+    return compare(3000, (42, 123, 456, 789), (150, 200, 250, 300), ("bursty",), names, 1, nothing)[
+        "bursty"
+    ]
+
+
+@pytest.mark.parametrize("name", [*GREEDY_FOUR, "power_of_d"])
+def test_the_papers_bursty_rows(bursty: dict, name: str) -> None:
+    for (rate, row), p99 in zip(bursty.items(), PAPER_P99, strict=True):
+        gain = row["_improvements"][name]
+        assert gain["p99_reduction_pct"] == pytest.approx(p99, abs=3), rate
+        assert 12 <= gain["throughput_gain_pct"] <= 13.5, rate
+        assert 11 <= gain["imbalance_reduction_pct"] <= 12, rate
+
+
+def test_the_papers_order(bursty: dict) -> None:
+    for row in bursty.values():
+        p99 = {name: gain["p99_reduction_pct"] for name, gain in row["_improvements"].items()}
+        four = [p99[name] for name in GREEDY_FOUR]
+        assert max(four) - min(four) <= 0.5
+        assert p99["random"] < p99["lpt_balanced"] <= min(four)
+
+
+def test_the_papers_absolute_figures(bursty: dict) -> None:
+    """greedy_variance at 150 requests/s."""
+    row = bursty["150"]["greedy_variance"]
+    assert row["p99_mean"] == pytest.approx(3031.60, rel=0.1)
+    assert row["p90_mean"] == pytest.approx(2598.68, rel=0.1)
+    assert row["p50_mean"] == pytest.approx(1575.48, rel=0.1)
+    assert row["throughput_mean"] == pytest.approx(131.61, rel=0.01)
+    assert row["imbalance_mean"] == pytest.approx(1.593, rel=0.01)
+
+
+def test_the_documents_form_is_the_papers() -> None:
+    document = compare(120, (1, 2), (150, 12.5), ("bursty", "poisson"), ("lpt",), 1, nothing)
+    assert document["config"]["requests"] == 120
+    assert document["config"]["seeds"] == [1, 2]
+    assert document["config"]["rates"] == [150.0, 12.5]
+    assert document["config"]["parameters"]["execution"]["base_s"] == 0.03815
+    assert document["strategies"] == ["fcfs", "lpt"]
+    for pattern in ("bursty", "poisson"):
+        assert list(document[pattern]) == ["150", "12.5"]
+        for row in document[pattern].values():
+            assert row.keys() == {"fcfs", "lpt", "_improvements"}
+            assert row["lpt"].keys() == {
+                f"{figure}_{kind}"
+                for figure in ("p50", "p90", "p99", "throughput", "imbalance")
+                for kind in ("mean", "std", "ci95")
+            }
+            assert row["_improvements"].keys() == {"lpt"}
+            assert row["_improvements"]["lpt"].keys() == {
+                "p99_reduction_pct",
+                "throughput_gain_pct",
+                "imbalance_reduction_pct",
+            }
+    assert json.loads(json.dumps(document)) == document
+
+
+def test_one_seed_has_no_confidence() -> None:
+    row = compare(60, (1,), (150,), ("poisson",), ("fcfs",), 1, nothing)["poisson"]["150"]["fcfs"]
+    assert (row["p99_std"], row["p99_ci95"]) == (0.0, None)
+
+
+def cell(**change: object) -> dict:
+    return {
+        "arrivals": "bursty",
+        "requests": 60,
+        "rate": 150.0,
+        "seed": 1,
+        "entries": [("fcfs", "true")],
+    } | change
+
+
+def test_processes_change_nothing_but_the_time() -> None:
+    wanted = [cell(seed=seed) for seed in range(5)]
+    done: list[int] = []
+    apart = run_cells(wanted, 2, lambda: done.append(1))
+    together = run_cells(wanted, 1, nothing)
+    assert len(done) == 5
+    assert [each["figures"] for each in apart] == [each["figures"] for each in together]
+
+
+def test_an_error_in_a_worker_is_the_callers() -> None:
+    with pytest.raises(ConfigError, match="'none'"):
+        run_cells([cell(), cell(entries=[("none", "true")]), cell()], 2, nothing)
+
+
+def test_a_worker_that_ends_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool.sys, "executable", "/bin/false")
+    with pytest.raises(EaasError, match="worker process"):
+        run_cells([cell()] * 3, 2, nothing)
+
+
+def test_a_strategy_is_judged() -> None:
+    """Another one, in the place of the default, is worse in calm, and its shares are of greedy's gain."""
+    done: list[int] = []
+    document = judge(
+        "power_of_d", 1500, (1, 2), (0.9,), (1.3, 2.0), (), 40, None, 1, 1, lambda: done.append(1)
+    )
+    assert len(done) == cells(seeds=2, loads=1, overloads=2, traces=0)
+    assert [row["load"] for row in document["rows"]] == [0.9, 1.3, 2.0] * 2
+    verdict = document["verdict"]
+    for told in ("predicted", "perfect"):
+        assert verdict["worst_in_calm"][told]["p99_reduction_pct"] < -10
+        assert verdict["worst_in_calm"][told]["load"] == 0.9
+    shares = verdict["share_of_greedy_gain_pct"]["perfect"]
+    gains = [row["p99_reduction_pct"] for row in document["rows"] if row["load"] > 1]
+    bursty = [100 * gain["power_of_d" + PERFECT] / gain[GREEDY + PERFECT] for gain in gains[:2]]
+    assert shares["bursty"] == pytest.approx(min(bursty), abs=0.1)
+    assert 0.6 < verdict["predictor_correlation"] < 1

@@ -1,0 +1,76 @@
+"""Times of expert servers out of a benchmark's document."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eaas.errors import ConfigError
+from simulator.caps.server_fit import Step, fit_steps, read_fits
+
+EXPERTS, TOP_K = 128, 8
+
+
+def steps(fixed_s: float, load_s: float, pair_s: float, tokens: list[int]) -> list[Step]:
+    found = []
+    for count in tokens:
+        active = EXPERTS * (1 - (1 - TOP_K / EXPERTS) ** count)
+        pairs = count * TOP_K
+        found.append(Step(active, pairs, fixed_s + max(load_s * active, pair_s * pairs)))
+    return found
+
+
+@settings(deadline=None)
+@given(st.floats(0, 1e-3), st.floats(1e-4, 1e-2), st.floats(1e-6, 1e-4))
+def test_what_follows_the_law_is_found(fixed_s: float, load_s: float, pair_s: float) -> None:
+    measured = steps(fixed_s, load_s, pair_s, [1, 2, 8, 64, 512, 1024, 4096, 8192])
+    assert fit_steps(measured).worst_error < 1e-6
+
+
+def test_no_time_is_negative() -> None:
+    """Calls that get shorter with more work: no law fits, and none of the times is below zero."""
+    found = fit_steps([Step(1, 1, 3.0), Step(2, 2, 2.0), Step(3, 3, 1.0)])
+    assert min(found.fixed_s, found.load_s, found.pair_s) >= 0
+    assert 0.3 < found.worst_error < 2
+
+
+def row(tokens: int, seconds: float, **more: object) -> dict:
+    return {
+        **{"shape": f"2048,768,{EXPERTS},{TOP_K}", "dtype": "int8", "kernel": "native"},
+        **{"tokens": tokens, "ms": 1e3 * seconds},
+    } | more
+
+
+def test_a_document(tmp_path: Path) -> None:
+    sizes = [1, 8, 64, 512, 2048]
+    measured = steps(0.0, 4e-4, 2e-5, sizes)
+    rows = [row(tokens, step.seconds) for tokens, step in zip(sizes, measured, strict=True)]
+    path = tmp_path / "bench.json"
+    # A row of `auto` repeats one of a kernel.
+    path.write_text(json.dumps({"rows": [*rows, row(1, 9.0, kernel="auto", picked="native")]}))
+    ((name, found),) = read_fits(path)
+    assert name == {"shape": "2048,768,128,8", "dtype": "int8", "kernel": "native"}
+    assert found.load_s == pytest.approx(4e-4)
+    assert found.pair_s == pytest.approx(2e-5)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("{", "no document"),
+        ('{"rows": [{}]}', "no document"),
+        ('{"rows": []}', "at least 3 batch sizes"),
+        (json.dumps({"rows": [row(1, 1.0), row(2, 1.0)]}), "at least 3 batch sizes"),
+    ],
+)
+def test_another_file_is_refused(tmp_path: Path, text: str, named: str) -> None:
+    path = tmp_path / "bench.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=named):
+        read_fits(path)
+    with pytest.raises(ConfigError, match="gone"):
+        read_fits(tmp_path / "gone.json")
