@@ -18,9 +18,10 @@ __all__ = ["FcfsClock"]
 Rows = npt.NDArray[np.int64]
 
 # What a new batch counts in the moving averages; and of the bias of chosen batches, what is forgotten with
-# each batch that was not chosen, so that a bad time for choosing passes.
+# each batch that was not chosen, so that a bad time for choosing passes. Not soon: close to capacity there
+# are hundreds of such batches between two times of choosing, and it would have to be learned anew each time.
 _FRESH = 0.05
-_FORGOTTEN = 0.01
+_FORGOTTEN = 0.001
 _FEW = 64
 
 
