@@ -37,8 +37,10 @@ up: setup $(filter models/demo,$(MODEL))
 
 # Two files at a time at first; then, one after another, the tests that must have the machine to themselves.
 test: setup
-	$(BIN)/python -m pytest -m 'not alone' -n 2 --dist loadfile --no-loadscope-reorder
-	$(BIN)/python -m pytest -m alone
+	status=0; \
+	$(BIN)/python -m pytest -m 'not alone' -n 2 --dist loadfile --no-loadscope-reorder || status=1; \
+	$(BIN)/python -m pytest -m alone || status=1; \
+	exit $$status
 
 lint: setup proto
 	$(BIN)/ruff check .
