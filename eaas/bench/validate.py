@@ -19,7 +19,7 @@ from eaas.bench.load import LoadResult, Workload, run_load
 from eaas.config import ClusterConfig, load_config
 from eaas.local import LocalCluster
 from simulator.caps.continuous import EngineModel, Job, run_engine
-from simulator.caps.engine_fit import fit_engine, recorded_steps
+from simulator.caps.engine_fit import fit_engine, recorded_pace, recorded_steps
 
 __all__ = ["TOLERANCE", "Sizes", "validate"]
 
@@ -93,8 +93,9 @@ def validate(
 
     Returns:
         JSON: for each strategy the live and simulated P50 (ms) and throughput (requests/s) of each round, the
-        median of their errors, and that of a simulation with the compared load's own steps: what is left if
-        the machine is as fast at all times. `within`: whether all errors of the first kind are.
+        median of their errors, and that of a simulation with the compared load's own steps and the pace that
+        they had at each time: what is left if the machine's speed is known. `within`: whether all errors of
+        the first kind are.
 
     Raises:
         EaasError: Something did not start, or a request failed.
@@ -185,14 +186,16 @@ class _Recorded:
         """Live and simulated figures of a round."""
         before, compared, after = self._loads[2 * number + 1 : 2 * number + 4]
         jobs = self._jobs(arrival_s, [event["load"] for event in compared if "add" in event])
+        own = fit_engine(recorded_steps(compared))
+        begin_s = compared[0]["at"] - arrival_s[0]
         fits = {
-            "error": recorded_steps([*before, *after]),
-            "error_own_steps": recorded_steps(compared),
+            "error": (fit_engine(recorded_steps([*before, *after])), lambda now: 1.0),
+            "error_own_steps": (own, recorded_pace(compared, own, begin_s)),
         }
         measured = _figures(np.asarray(live.e2e_s), live.seconds)
         document: Document = {"live": measured}
-        for kind, steps in fits.items():
-            engine = EngineModel(self._sizes.batch_size, self._batch_tokens, *fit_engine(steps))
+        for kind, (fit, pace) in fits.items():
+            engine = EngineModel(self._sizes.batch_size, self._batch_tokens, *fit, pace)
             # What HTTP and tokens on their way add to the engine's time.
             (alone_end_s,) = self._run(self._jobs([0.0], [jobs[0].load_E]), engine)
             end_s = self._run(jobs, engine) + max(0.0, alone_s - alone_end_s)

@@ -127,9 +127,7 @@ def _print(document: dict[str, Any]) -> None:
     Console().print(table)
     for row in document["strategies"]:
         print(f"{row['strategy']}, medians: {_words(row['error'])}")
-        print(
-            f"  with the steps of the very load that was compared: {_words(row['error_own_steps'])}"
-        )
+        print(f"  with the engine's pace of the time: {_words(row['error_own_steps'])}")
     verdict = "within" if document["within"] else "NOT within"
     print(f"{document['rate_per_s']} requests/s; {verdict} {100 * document['tolerance']:.0f} %")
 

@@ -7,7 +7,7 @@ Of the key-value cache nothing is known here: it is taken to be large enough.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +29,7 @@ class EngineModel:
         fixed_s: Seconds of any step.
         row_s: Seconds for each request that decodes.
         prompt_s: Seconds for each token of a prompt.
+        pace: By how much longer a step takes at a time, in seconds: a machine that others use, too.
     """
 
     batch_size: int
@@ -36,10 +37,11 @@ class EngineModel:
     fixed_s: float
     row_s: float
     prompt_s: float
+    pace: Callable[[float], float] = lambda now: 1.0
 
-    def step_s(self, rows: int, prompt_tokens: int) -> float:
-        """The time of a step, in seconds."""
-        return self.fixed_s + self.row_s * rows + self.prompt_s * prompt_tokens
+    def step_s(self, rows: int, prompt_tokens: int, now: float = 0.0) -> float:
+        """The time of a step that begins at a time, in seconds."""
+        return self.pace(now) * (self.fixed_s + self.row_s * rows + self.prompt_s * prompt_tokens)
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ def run_engine(
             budget -= prompts[-1][2]
             admission.admit([name])
         # Step 2: it takes its time.
-        now += model.step_s(len(decoding), sum(tokens for _, _, tokens in prompts))
+        now += model.step_s(len(decoding), sum(tokens for _, _, tokens in prompts), now)
         # Step 3: a token for each that decodes, and for each whose prompt is through.
         for each in decoding:
             each.output_left -= 1

@@ -12,7 +12,7 @@ from attention_client.scheduler.admission import Admission
 from attention_client.scheduler.cost import ImbalanceCost
 from eaas.errors import ConfigError
 from simulator.caps.continuous import EngineModel, Job, run_engine
-from simulator.caps.engine_fit import fit_engine, recorded_steps
+from simulator.caps.engine_fit import fit_engine, recorded_pace, recorded_steps
 
 EXPERTS = 4
 COST = ImbalanceCost(1.0, 0.5)
@@ -104,6 +104,20 @@ def test_an_engine_is_fitted() -> None:
     assert fixed_s == pytest.approx(np.mean([s for *_, s in falling]))
     with pytest.raises(ConfigError, match="3 recorded steps"):
         fit_engine(steps[:3])
+
+
+def test_a_machine_that_is_slow_for_a_while() -> None:
+    """The second half of the steps takes three times as long; a simulation at that pace is right again."""
+    fit = (1.0, 0.0, 0.0)
+    jobs = [job(0, 1, 32), job(40, 1, 32)]
+    truth = EngineModel(1, 10, *fit, pace=lambda now: 1.0 if now < 16 else 3.0)
+    events, now = [], 0.0
+    while now < 160:
+        seconds = truth.step_s(1, 0, now)
+        now += seconds
+        events.append({"at": 5 + now, "step": [1, 0], "seconds": seconds})
+    pace = recorded_pace(events, fit, begin_s=5.0)
+    assert run(jobs, EngineModel(1, 10, *fit, pace=pace)) == run(jobs, truth) == [64.0, 160.0]
 
 
 def test_steps_of_a_recording() -> None:
