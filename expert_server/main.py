@@ -23,6 +23,7 @@ from eaas.session import MemberSession, MembershipView, Report
 from eaas.types import Member, MemberState, Role
 from eaas.wire import Arena
 from eaas.wire.header import WireDtype, payload_layout, result_length
+from expert_server.hotness import HotnessHandler
 from expert_server.kernels import ExpertKernel, KernelSpec, Quantization
 from expert_server.kernels.choose import ExpertSizes, choose_kernel
 from expert_server.kernels.quantize import quantization_error
@@ -128,6 +129,8 @@ class ExpertServer:
                 config.batch_window_us * 1e-6,
                 config.added_latency_us * 1e-6,
             )
+            hotness = HotnessHandler(self.shape, self._loop, self._store)
+            self._kernel.count_into(hotness.tokens_LE)
             placements = PlacementHandler(
                 self._store, self.shape, self._on_prepared, self._on_retired
             )
@@ -138,6 +141,7 @@ class ExpertServer:
                 self.shape,
                 placements,
                 CheckpointSharer(model, config.share_bytes_per_s),
+                hotness,
                 self.drain,
             )
             self._server = serve(

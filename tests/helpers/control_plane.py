@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 
 from eaas.grpc_server import RunningServer, Service, serve
 from eaas.rpc.v1 import (
@@ -96,7 +98,8 @@ class Observer:
 class FakeExpertServer:
     """Registers as an expert server and follows placements; loads nothing.
 
-    `busy` is the part of the time for which it says that it is at work.
+    `busy` is the part of the time for which it says that it is at work, `tokens_LE` the tokens that it says
+    its experts have had.
     """
 
     def __init__(
@@ -108,6 +111,8 @@ class FakeExpertServer:
         self.retired: list[expert_pb2.RetirePlacementRequest] = []
         self.held: list[set[int]] = [set() for _ in shape.layer_names]
         self.failures = failures
+        self.tokens_LE = np.zeros((shape.num_layers, shape.num_experts), np.int64)
+        self.boot_id, self.sequence = secrets.randbits(62) | 1, 0
         self.busy = self._busy_s = 0.0
         self._reported_at = time.monotonic()
         self.released = threading.Event()
@@ -176,6 +181,17 @@ class FakeExpertServer:
     ) -> expert_pb2.ListExpertsResponse:
         layers = [common_pb2.Holding(experts=sorted(held)) for held in self.held]
         return expert_pb2.ListExpertsResponse(epoch=self.epoch, layers=layers)
+
+    def ReadHotness(
+        self, request: expert_pb2.ReadHotnessRequest, context: Any
+    ) -> expert_pb2.ReadHotnessResponse:
+        self.sequence += 1
+        return expert_pb2.ReadHotnessResponse(
+            boot_id=self.boot_id,
+            sequence=self.sequence,
+            layers=[expert_pb2.LayerTokens(tokens=row) for row in self.tokens_LE.tolist()],
+            expert_bytes=1000,
+        )
 
     def Drain(self, request: Any, context: Any) -> expert_pb2.DrainResponse:
         self.state = DRAINING

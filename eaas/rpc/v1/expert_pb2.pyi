@@ -159,6 +159,34 @@ class ListExpertsResponse(_message.Message):
     layers: _containers.RepeatedCompositeFieldContainer[_common_pb2.Holding]
     def __init__(self, epoch: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[_common_pb2.Holding, _Mapping]]] = ...) -> None: ...
 
+class ReadHotnessRequest(_message.Message):
+    __slots__ = ("boot_id", "sequence")
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    boot_id: int
+    sequence: int
+    def __init__(self, boot_id: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
+
+class ReadHotnessResponse(_message.Message):
+    __slots__ = ("boot_id", "sequence", "layers", "busy_s", "expert_bytes")
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    BUSY_S_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    boot_id: int
+    sequence: int
+    layers: _containers.RepeatedCompositeFieldContainer[LayerTokens]
+    busy_s: float
+    expert_bytes: int
+    def __init__(self, boot_id: _Optional[int] = ..., sequence: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[LayerTokens, _Mapping]]] = ..., busy_s: _Optional[float] = ..., expert_bytes: _Optional[int] = ...) -> None: ...
+
+class LayerTokens(_message.Message):
+    __slots__ = ("tokens",)
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class DrainRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -99,6 +99,7 @@ static void group(Layer *layer) {
         const int count = layer->counts[expert];
         layer->counts[expert] = layer->rows; /* From here on: the expert's next row. */
         if (count == 0) continue;
+        if (moe->tokens_E != NULL) moe->tokens_E[expert] += count;
         layer->first_row[layer->active_count] = layer->rows;
         layer->active[layer->active_count++] = expert;
         layer->rows += count;
