@@ -6,6 +6,13 @@ import os
 import socket
 from collections.abc import Callable
 
+from balancer.live.history import History
+from balancer.live.mind import Settings
+from balancer.live.reader import HotnessReader
+from balancer.live.rebalancer import Rebalancer
+from balancer.live.state import LiveLayout
+from balancer.metrics import BalancerMetrics
+from balancer.once import Once
 from balancer.planner import Planner
 from balancer.rollout import Rollout
 from balancer.service import BalancerService
@@ -44,20 +51,40 @@ class Balancer:
     def __init__(
         self, config: BalancerConfig, monitor_address: str, on_stopping: Callable[[], None]
     ) -> None:
+        layout = LiveLayout(
+            Settings(
+                policy=config.policy,
+                redundancy=config.redundancy,
+                num_redundant_experts=config.num_redundant_experts,
+                horizon_s=config.horizon_s,
+                least_gain=config.least_gain,
+                link_bytes_per_s=config.link_bytes_per_s,
+            )
+        )
         try:
             planner = Planner(
                 config.expected_servers,
                 config.redundancy,
                 config.dead_grace_s,
                 config.ack_timeout_s,
+                layout,
             )
         except ValueError as error:
             raise ConfigError(f"balancer: {error}") from error
         self._on_stopping = on_stopping
         # What nobody expected, and what this process ends for.
         self.failure: Exception | None = None
-        self._rollout = Rollout(planner, self._publish, config.apply_timeout_s, self._on_broken)
-        self._service = BalancerService(self._rollout.ask)
+        self._log_balancedness = config.log_balancedness
+        self.metrics = BalancerMetrics(lambda: layout.load, lambda: layout.settings)
+        history = History(self.metrics.entry)
+        self._rollout = Rollout(
+            planner, self._publish, config.apply_timeout_s, self._on_broken, history.phase
+        )
+        self.rebalancer = Rebalancer(config, layout, self._rollout.ask, history)
+        self._once = Once()
+        self._service = BalancerService(
+            self._rollout.ask, self.rebalancer, self._once, config.step_s
+        )
         try:
             self._server = serve(
                 [
@@ -95,10 +122,16 @@ class Balancer:
             self._rollout.close()
             self._server.stop(0)
             raise
+        self._reader = HotnessReader(self.rebalancer, config.step_s, self._on_look, self._on_broken)
         self._server.set_serving(True)
 
     def _publish(self, placement: Placement) -> None:
+        self.metrics.published(placement)
         self._service.publish(placement)
+
+    def _on_look(self) -> None:
+        if self._log_balancedness and (found_L := self.metrics.balancedness_L()) is not None:
+            _log.info("balancedness by layer: %s", " ".join(f"{b:.3f}" for b in found_L))
 
     def _on_broken(self, error: Exception) -> None:
         self.failure = error
@@ -107,6 +140,7 @@ class Balancer:
     def stop(self) -> None:
         """Says goodbye to the monitor and ends."""
         self._session.close()
+        self._reader.close()
         self._rollout.close()
         self._service.close()
         self._server.stop(_GRACE_S)

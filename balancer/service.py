@@ -8,6 +8,9 @@ from typing import Any
 
 import grpc
 
+from balancer.live.rebalancer import Rebalancer
+from balancer.once import Once
+from balancer.plan_calls import PlanCalls
 from balancer.planner import Planner
 from eaas.grpc_client import STREAM_SIGN_S, channel
 from eaas.rpc.v1 import balancer_pb2 as pb
@@ -19,16 +22,26 @@ __all__ = ["BalancerService"]
 _DRAIN_S = 5.0
 
 
-class BalancerService:
+class BalancerService(PlanCalls):
     """Answers the contract's BalancerService with the placement last published.
 
     Any thread may call it.
 
     Args:
         ask: Has the planner answer a question, on the thread that owns it.
+        rebalancer: Decides where experts go.
+        once: Answers to calls that change something.
+        step_s: Seconds between two looks at the load.
     """
 
-    def __init__(self, ask: Callable[[Callable[[Planner], Any]], Any]) -> None:
+    def __init__(
+        self,
+        ask: Callable[[Callable[[Planner], Any]], Any],
+        rebalancer: Rebalancer,
+        once: Once,
+        step_s: float,
+    ) -> None:
+        super().__init__(rebalancer, once, step_s)
         self._ask = ask
         self._changed = threading.Condition()
         self._placement = common_pb2.Placement()

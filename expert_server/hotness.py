@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from eaas.rpc.v1 import common_pb2
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.types import ModelShape
 
@@ -18,6 +19,7 @@ class _Loop(Protocol):
     """What is read of the loop."""
 
     busy_s: float
+    batches: int
 
     @property
     def requests(self) -> int: ...
@@ -44,14 +46,14 @@ class HotnessHandler:
         store: Says how large replicas are.
 
     Attributes:
-        tokens_LE: int64 (L, E), for the kernel to add to.
+        counts_LX: int64 (L, 1 + E), for the kernel to add to (see `ExpertKernel.count_into`).
     """
 
     CALLS: ClassVar = ("ReadHotness",)
 
     def __init__(self, shape: ModelShape, loop: _Loop, store: _Store) -> None:
-        self.tokens_LE: npt.NDArray[np.int64] = np.zeros(
-            (shape.num_layers, shape.num_experts), np.int64
+        self.counts_LX: npt.NDArray[np.int64] = np.zeros(
+            (shape.num_layers, 1 + shape.num_experts), np.int64
         )
         self._loop = loop
         self._store = store
@@ -60,13 +62,18 @@ class HotnessHandler:
     def ReadHotness(self, request: pb.ReadHotnessRequest, context: Any) -> pb.ReadHotnessResponse:
         """The totals, if there is anything new."""
         # Before the counts: what comes between the two is sent again next time, and not left out.
-        sequence, busy_s = self._loop.requests, self._loop.busy_s
+        sequence, busy_s, batches = self._loop.requests, self._loop.busy_s, self._loop.batches
         known = (request.boot_id, request.sequence) == (self._boot_id, sequence)
         count = self._store.count
+        visits_L, tokens_LE = self.counts_LX[:, 0], self.counts_LX[:, 1:]
         return pb.ReadHotnessResponse(
             boot_id=self._boot_id,
             sequence=sequence,
-            layers=() if known else [pb.LayerTokens(tokens=row) for row in self.tokens_LE.tolist()],
+            layers=()
+            if known
+            else [common_pb2.LayerTokens(tokens=row) for row in tokens_LE.tolist()],
             busy_s=busy_s,
+            batches=batches,
+            visits=int(visits_L.sum()),
             expert_bytes=self._store.bytes // count if count else 0,
         )

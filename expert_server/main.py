@@ -107,7 +107,7 @@ class ExpertServer:
             self._kernel = choose_kernel(reader.forms, spec, sizes, config.kernel).kernel
             undo.callback(self._kernel.close)
             self._about_kernel = _describe(self._kernel, reader)
-            self._store = ExpertStore(reader, self._kernel)
+            self._store = ExpertStore(reader, self._kernel, config.load_bytes_per_s)
             self._arena = Arena.create_shared(
                 config.slots,
                 payload_layout(
@@ -130,7 +130,7 @@ class ExpertServer:
                 config.added_latency_us * 1e-6,
             )
             hotness = HotnessHandler(self.shape, self._loop, self._store)
-            self._kernel.count_into(hotness.tokens_LE)
+            self._kernel.count_into(hotness.counts_LX)
             placements = PlacementHandler(
                 self._store, self.shape, self._on_prepared, self._on_retired
             )
@@ -161,6 +161,8 @@ class ExpertServer:
                 state=MemberState.JOINING,
                 model=self.shape,
                 transports=transports(),
+                speed=config.speed,
+                memory_bytes=config.memory_bytes,
             )
             self._session = MemberSession(
                 monitor_address,

@@ -80,7 +80,7 @@ class ExpertKernel(abc.ABC):
         self.spec = spec
         self._packed: dict[tuple[int, int], Sized] = {}
         self._bytes = 0
-        self._tokens_LE: npt.NDArray[np.int64] | None = None
+        self._counts_LX: npt.NDArray[np.int64] | None = None
 
     @property
     def count(self) -> int:
@@ -96,12 +96,16 @@ class ExpertKernel(abc.ABC):
         """Whether the replica is here."""
         return (layer, expert) in self._packed
 
-    def count_into(self, tokens_LE: npt.NDArray[np.int64]) -> None:
-        """From now on each call adds the tokens of its experts there: (L, E), C-contiguous.
+    def count_into(self, counts_LX: npt.NDArray[np.int64]) -> None:
+        """From now on each call adds what it did there.
 
         Where rows are put in the order of their experts anyway, so that it costs nothing.
+
+        Args:
+            counts_LX: (L, 1 + E), C-contiguous: the experts that had tokens in a call, and then the tokens
+                of each expert.
         """
-        self._tokens_LE = tokens_LE
+        self._counts_LX = counts_LX
 
     def load(self, layer: int, expert: int, weights: ExpertWeights) -> None:
         """Takes an expert over in the kernel's own layout; `weights` may be freed afterwards.
@@ -156,8 +160,9 @@ class ExpertKernel(abc.ABC):
 
     def _count(self, layer: int, experts: list[int], ends: list[int]) -> None:
         """Rows of experts, each once, that lie one behind the other (see `Rows`)."""
-        if self._tokens_LE is not None and experts:
-            self._tokens_LE[layer, experts] += np.diff(ends, prepend=0)
+        if self._counts_LX is not None and experts:
+            self._counts_LX[layer, 0] += len(experts)
+            self._counts_LX[layer, np.add(experts, 1)] += np.diff(ends, prepend=0)
 
     def _put(self, layer: int, expert: int, packed: Sized) -> None:
         self.unload(layer, expert)

@@ -189,7 +189,7 @@ class FakeExpertServer:
         return expert_pb2.ReadHotnessResponse(
             boot_id=self.boot_id,
             sequence=self.sequence,
-            layers=[expert_pb2.LayerTokens(tokens=row) for row in self.tokens_LE.tolist()],
+            layers=[common_pb2.LayerTokens(tokens=row) for row in self.tokens_LE.tolist()],
             expert_bytes=1000,
         )
 

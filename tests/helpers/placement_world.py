@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from balancer.actions import Action, Call, Inspect, Prepare, Publish, Retire
+from balancer.actions import Action, Call, Inspect, Prepare, Publish, Retire, Settled
 from balancer.planner import Planner
 from eaas.types import Member, MemberState, ModelShape, Placement, Role
 
@@ -68,6 +68,7 @@ class World:
         self.planner = Planner(self.expected, self.redundancy, GRACE_S, ACK_S)
         self.published: Placement | None = None
         self.refusals: list[Any] = []
+        self.settled_epochs: list[int] = []
         before = self.members.get("balancer")
         life = before.incarnation + 1 if before else 1
         self.members["balancer"] = Member(
@@ -93,6 +94,9 @@ class World:
                 self.placements[placement.epoch] = self.published = placement
             elif isinstance(action, Inspect | Prepare | Retire):
                 self.calls.append((self.planner, action))
+            elif isinstance(action, Settled):
+                assert action.placement is self.published
+                self.settled_epochs.append(action.placement.epoch)
             else:
                 self.refusals.append(action)
 

@@ -33,26 +33,28 @@ def test_every_kernel_counts_the_tokens_of_its_experts(name: str) -> None:
                     torch.randn(H, INNER, generator=dice),
                 )
                 kernel.load(layer, expert, ExpertWeights(*weights))
-        tokens_LE = np.zeros((2, E), np.int64)
-        kernel.count_into(tokens_LE)
-        expected_LE = np.zeros((2, E), np.int64)
+        counts_LX = np.zeros((2, 1 + E), np.int64)
+        kernel.count_into(counts_LX)
+        expected_LX = np.zeros((2, 1 + E), np.int64)
         for tokens, layer in ((1, 0), (0, 0), (700, 1), (64, 0)):
             order_TE = torch.rand(tokens, E - 1, generator=dice).argsort(dim=1)
             ids_TK = order_TE[:, :K].to(torch.int32)
             ids_TK[::3, 1] = -1
             kernel(torch.randn(tokens, H, generator=dice), ids_TK, torch.ones(tokens, K), layer)
             for expert in range(E):
-                expected_LE[layer, expert] += int((ids_TK == expert).sum())
-        assert tokens_LE.tolist() == expected_LE.tolist()
+                count = int((ids_TK == expert).sum())
+                expected_LX[layer, 1 + expert] += count
+                expected_LX[layer, 0] += count > 0
+        assert counts_LX.tolist() == expected_LX.tolist()
         with pytest.raises(LookupError):
             kernel(torch.ones(1, H), torch.tensor([[E - 1]]), torch.ones(1, 1), 1)
-        assert tokens_LE[1, E - 1] == 0, "what is not held is not computed"
+        assert counts_LX[1, E] == 0, "what is not held is not computed"
     finally:
         kernel.close()
 
 
 def test_what_is_known_is_not_sent_again() -> None:
-    loop = SimpleNamespace(requests=0, busy_s=0.0)
+    loop = SimpleNamespace(requests=0, busy_s=0.0, batches=0)
     handler = HotnessHandler(SHAPE, loop, SimpleNamespace(count=4, bytes=4000))
 
     def read(boot_id: int = 0, sequence: int = 0) -> pb.ReadHotnessResponse:
@@ -62,11 +64,13 @@ def test_what_is_known_is_not_sent_again() -> None:
     assert first.boot_id
     assert first.expert_bytes == 1000
     assert [list(layer.tokens) for layer in first.layers] == [[0] * E] * 2
-    handler.tokens_LE[1, 3] += 5
-    loop.requests, loop.busy_s = 1, 0.25
+    handler.counts_LX[1, 1 + 3] += 5
+    handler.counts_LX[1, 0] += 1
+    loop.requests, loop.busy_s, loop.batches = 1, 0.25, 1
     second = read(first.boot_id, first.sequence)
     assert second.layers[1].tokens[3] == 5
-    assert (second.busy_s, second.boot_id) == (0.25, first.boot_id)
+    assert (second.busy_s, second.batches, second.visits) == (0.25, 1, 1)
+    assert second.boot_id == first.boot_id
     # Totals: an answer that was lost is in the next one, and one that came twice says the same.
     assert read(first.boot_id, first.sequence).layers == second.layers
     assert not read(second.boot_id, second.sequence).layers
