@@ -174,7 +174,7 @@ class Planner:
         if self._next is not None and not self._stands(self._next):
             self._next, self._gave_up = None, True
             self._stages.clear()
-        actions: list[Action] = []
+        actions = self._settle()
         if self._next is None:
             current = self._current
             actions += self._begin(now) if current is None else self._go_on(current, now)
@@ -182,7 +182,7 @@ class Planner:
         actions += self._prepare_where_due()
         actions += self._publish_if_complete(now)
         actions += self._retire_where_due(now)
-        return actions
+        return actions + self._settle()
 
     def wake_at(self, now: float) -> float | None:
         """When time alone may make something due."""
@@ -385,8 +385,11 @@ class Planner:
             return []
         if now < self._retire_at and self._pool.clients_behind(placement.epoch):
             return []
-        retired = self._steps.retire(placement)
-        if not self._is_idle() or self._settled_epoch == placement.epoch:
-            return retired
+        return self._steps.retire(placement)
+
+    def _settle(self) -> list[Action]:
+        placement = self._current
+        if placement is None or self._settled_epoch == placement.epoch or not self._is_idle():
+            return []
         self._settled_epoch = placement.epoch
-        return [*retired, Settled(placement)]
+        return [Settled(placement)]

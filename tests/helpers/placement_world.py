@@ -44,6 +44,7 @@ class World:
         calls: On their way to servers, of the balancer of the moment and of those before.
         follows: The placement that each client follows.
         published: Of the balancer of the moment; None: none yet.
+        remembers: Whether a balancer is told what the one before wanted last.
         deaf: Servers that live, and serve, and that no call of the balancer reaches.
     """
 
@@ -59,6 +60,8 @@ class World:
         self.follows: dict[str, Placement] = {}
         self.placements: dict[int, Placement] = {}
         self.loads = self.starts = 0
+        self.remembers = False
+        self.wanted: Placement | None = None
         self.start_balancer()
 
     # -- the balancer -----------------------------------------------------------------------------
@@ -66,6 +69,8 @@ class World:
     def start_balancer(self) -> None:
         """Whatever was before is gone, but for calls that are on their way."""
         self.planner = Planner(self.expected, self.redundancy, GRACE_S, ACK_S)
+        if self.remembers and self.wanted is not None:
+            self.planner.remember(self.wanted)
         self.published: Placement | None = None
         self.refusals: list[Any] = []
         self.settled_epochs: list[int] = []
@@ -94,6 +99,8 @@ class World:
                 self.placements[placement.epoch] = self.published = placement
             elif isinstance(action, Inspect | Prepare | Retire):
                 self.calls.append((self.planner, action))
+                if isinstance(action, Prepare):
+                    self.wanted = action.placement
             elif isinstance(action, Settled):
                 assert action.placement is self.published
                 self.settled_epochs.append(action.placement.epoch)
