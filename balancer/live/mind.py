@@ -153,19 +153,13 @@ def lay_out(settings: Settings, now: Situation) -> tuple[Holds, Shares]:
         speeds_S=now.speeds_S,
         **_knobs(settings, now),
     )
-    primary_LSE, shares_LSE = plan.holds_LSE.copy(), plan.shares_LSE
-    if settings.policy != "fractional":
-        # The other policies give equal shares. Clients here can follow any.
-        shares_LSE = best_shares(load_LE, primary_LSE, now.speeds_S)
-    pinned = [
-        (layer, expert, now.servers.index(server))
-        for layer, expert, server in sorted(settings.pins)
-        if server in now.servers
-    ]
-    if any(not primary_LSE[layer, s, expert] for layer, expert, s in pinned):
-        for layer, expert, s in pinned:
-            primary_LSE[layer, s, expert] = True
-        shares_LSE = best_shares(load_LE, primary_LSE, now.speeds_S)
+    primary_LSE = plan.holds_LSE.copy()
+    for layer, expert, server in settings.pins:
+        if server in now.servers:
+            primary_LSE[layer, now.servers.index(server), expert] = True
+    # Not the policy's own shares: equal ones, or those of its forecast. Clients here can follow any, and
+    # what is best for the window is what the next look at it will ask for.
+    shares_LSE = best_shares(load_LE, primary_LSE, now.speeds_S)
     holds_LSE = with_backups(primary_LSE, now.holds_LSE, settings.redundancy, cap_LS)
     return holds_LSE, with_least_shares(primary_LSE, holds_LSE, shares_LSE)
 
@@ -182,6 +176,14 @@ def best_shares(load_LE: Float, holds_LSE: Holds, speeds_S: Float) -> Shares:
     )
 
 
+def par_of(
+    load_LE: Float, holds_LSE: Holds, shares_LSE: npt.NDArray[np.floating], speeds_S: Float
+) -> Float:
+    """float64 (L): PAR under these shares, however the arrays lie in memory."""
+    shares = np.ascontiguousarray(shares_LSE, np.float64)
+    return par(np.ascontiguousarray(load_LE), np.ascontiguousarray(holds_LSE), shares, speeds_S)
+
+
 def planning_bound(settings: Settings, now: Situation) -> Float:
     """float64 (L): no layout with the policy's slots has a lower PAR."""
     _, slots_LS = _slots(settings, now)
@@ -196,15 +198,15 @@ def weigh(settings: Settings, now: Situation) -> Proposal:
     """
     load_LE, speeds_S = now.load_LE, now.speeds_S
     now_shares = now.shares_LSE.astype(np.float64)
-    par_now_L = par(load_LE, now.holds_LSE, now_shares, speeds_S)
+    par_now_L = par_of(load_LE, now.holds_LSE, now_shares, speeds_S)
     cap_LS, _ = _slots(settings, now)
     # Step 1: what other shares can do. They move nothing.
     kept_LSE = primaries(now.holds_LSE, now.shares_LSE)
     level_LSE = with_least_shares(kept_LSE, now.holds_LSE, best_shares(load_LE, kept_LSE, speeds_S))
-    par_level_L = par(load_LE, now.holds_LSE, level_LSE, speeds_S)
+    par_level_L = par_of(load_LE, now.holds_LSE, level_LSE, speeds_S)
     # Step 2: what the policy can.
     holds_LSE, shares_LSE = lay_out(settings, now)
-    par_then_L = par(load_LE, holds_LSE, shares_LSE, speeds_S)
+    par_then_L = par_of(load_LE, holds_LSE, shares_LSE, speeds_S)
     moves = ordered_moves(now.holds_LSE, holds_LSE, np.maximum(cap_LS, now.holds_LSE.sum(axis=2)))
     loads = int(np.count_nonzero(holds_LSE > now.holds_LSE))
     gain = float((par_level_L - par_then_L).mean())

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from balancer.live.mind import Settings, Situation
+from balancer.live.mind import Settings, Situation, par_of
 from balancer.live.rebalancer import VERDICTS, Planned
 from balancer.live.state import LoadState
-from balancer.policies.measure import par
 from balancer.policies.registry import checked_knobs
 from balancer.policies.types import Float
 from eaas.rpc.v1 import balancer_pb2 as pb
@@ -67,7 +66,7 @@ def situation_of(
     if not (speeds_S.min() > 0 and speeds_S.max() < np.inf):
         raise ValueError("speeds must be above 0")
     now = replace(now, speeds_S=speeds_S)
-    par_L = par(now.load_LE, now.holds_LSE, now.shares_LSE.astype(np.float64), speeds_S)
+    par_L = par_of(now.load_LE, now.holds_LSE, now.shares_LSE, speeds_S)
     return _other_servers(now, request), par_L
 
 

@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from balancer.layout import EvenLayout, Holds, Shares
 from balancer.live.hotness import HotnessFold, Reading, Window
-from balancer.live.mind import STATIC_POLICY, Settings, Situation, lay_out
+from balancer.live.mind import STATIC_POLICY, Settings, Situation, lay_out, par_of
 from balancer.live.speeds import Speedometer
 from balancer.live.triggers import Looked, Triggers
-from balancer.policies.measure import par, peak_to_mean
+from balancer.policies.measure import peak_to_mean
 from balancer.policies.types import Float
 from eaas.config import BalancerConfig
 from eaas.log import get_logger
@@ -168,8 +168,8 @@ class LoadState:
 
     def _par(self, placement: Placement, load_LE: Float) -> float:
         speeds_S = np.array([self._speeds.get(s, 1.0) for s in placement.servers])
-        shares_LSE = placement.shares_LSE.astype(np.float64)
-        return float(par(load_LE, placement.holds_LSE, shares_LSE, speeds_S).mean())
+        par_L = par_of(load_LE, placement.holds_LSE, placement.shares_LSE, speeds_S)
+        return float(par_L.mean())
 
 
 class LiveLayout:

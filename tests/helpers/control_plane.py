@@ -99,11 +99,16 @@ class FakeExpertServer:
     """Registers as an expert server and follows placements; loads nothing.
 
     `busy` is the part of the time for which it says that it is at work, `tokens_LE` the tokens that it says
-    its experts have had.
+    experts have had; `most` is how many replicas it ever held at once.
     """
 
     def __init__(
-        self, monitor_address: str, name: str, shape: ModelShape = SHAPE, failures: int = 0
+        self,
+        monitor_address: str,
+        name: str,
+        shape: ModelShape = SHAPE,
+        failures: int = 0,
+        memory_bytes: int = 0,
     ) -> None:
         self.state = JOINING
         self.epoch = 0
@@ -111,6 +116,7 @@ class FakeExpertServer:
         self.retired: list[expert_pb2.RetirePlacementRequest] = []
         self.held: list[set[int]] = [set() for _ in shape.layer_names]
         self.failures = failures
+        self.most = 0
         self.tokens_LE = np.zeros((shape.num_layers, shape.num_experts), np.int64)
         self.boot_id, self.sequence = secrets.randbits(62) | 1, 0
         self.busy = self._busy_s = 0.0
@@ -138,6 +144,7 @@ class FakeExpertServer:
                 self.server.address,
                 JOINING,
                 model=shape,
+                memory_bytes=memory_bytes,
             ),
             report=self._report,
         )
@@ -161,6 +168,7 @@ class FakeExpertServer:
             context.abort(grpc.StatusCode.DATA_LOSS, "the shard cannot be read")
         for held, layer in zip(self.held, request.layers, strict=True):
             held |= set(layer.experts)
+        self.most = max(self.most, self.experts)
         self.epoch = request.epoch
         if self.state is JOINING:
             self.state = SERVING

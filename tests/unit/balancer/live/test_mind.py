@@ -136,8 +136,10 @@ def test_moves_that_do_not_pay_back_are_not_made() -> None:
 
 
 def test_a_few_tokens_are_no_reason() -> None:
-    traffic = Traffic(seed=1, tokens=24)
+    traffic = Traffic(seed=1, tokens=120)
+    traffic.part_LE[:] = 1 / E
     proposal = weigh(LIVE, traffic.seen(*policies.spread(L, E, S, 1)))
+    assert proposal.par_now_L.mean() > 1.1, "chance is not even"
     assert proposal.kind == "nothing"
     assert "noise" in proposal.reason
 
@@ -177,6 +179,21 @@ def test_a_new_server_is_given_experts_and_a_lost_one_is_replaced() -> None:
     is_layout(proposal, 1)
     assert proposal.holds_LSE[:, 3].any(axis=1).all()
     assert proposal.par_then_L.mean() < 1.05
+
+
+@pytest.mark.parametrize("policy", policies.names())
+def test_arrays_may_lie_in_memory_as_they_like(policy: str) -> None:
+    traffic = Traffic(seed=1)
+    holds_LSE, shares_LSE = policies.spread(L, E, S, 2)
+    now = traffic.seen(holds_LSE, shares_LSE)
+    turned = replace(
+        now,
+        holds_LSE=np.asfortranarray(holds_LSE),
+        shares_LSE=np.asfortranarray(shares_LSE),
+        load_LE=np.asfortranarray(now.load_LE),
+    )
+    wanted = replace(LIVE, policy=policy)
+    assert weigh(wanted, turned).par_then_L.tolist() == weigh(wanted, now).par_then_L.tolist()
 
 
 def bools(*shape: int) -> st.SearchStrategy[np.ndarray]:
