@@ -134,6 +134,10 @@ class BalancerConfig(_Section):
         le=1_000_000,
         description="Plan anew every so many steps; those without tokens do not count.",
     )
+    speeds: Literal["measured", "stated"] = Field(
+        "measured",
+        description="Whose word of servers' speeds counts: what they do, or expert_server.speed alone.",
+    )
     log_balancedness: bool = Field(
         False, description="Log mean over max of the servers' loads after each step."
     )

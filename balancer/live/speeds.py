@@ -7,6 +7,7 @@ A plain tokens per second would call a server slow because it has little to do.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 
@@ -21,9 +22,9 @@ Float = npt.NDArray[np.float64]
 
 _ROUNDS = 30
 # Less than that is said of no server: its few batches may have met with anything.
-_LEAST_BUSY_S = 0.2
+_LEAST_BUSY_S = 1.0
 # Differences below are the machine's noise, or the fit's; a speed that is in use stays for as long.
-_BAND = 0.25
+_BAND = 0.3
 _SLOWEST, _FASTEST = 0.05, 20.0
 
 
@@ -46,13 +47,20 @@ class Speedometer:
             work: What each did, step by step.
             stated: What operators say of each; counts where nothing is measured, and within the noise.
         """
-        measured = fitted_speeds({s: work[s] for s in servers if s in work}, stated)
+        # What was for a moment is no speed: both halves of the time have to say so.
+        halves = [
+            fitted_speeds(part, stated)
+            for part in (
+                {s: work[s][: len(work[s]) // 2] for s in servers if s in work},
+                {s: work[s][len(work[s]) // 2 :] for s in servers if s in work},
+            )
+        ]
         for server in servers:
             used = self._used.get(server, stated[server])
-            now = measured.get(server)
-            if now is not None and abs(now / used - 1) > _BAND:
-                near = abs(now / stated[server] - 1) <= _BAND
-                used = stated[server] if near else round(now, 2)
+            told = [measured[server] for measured in halves if server in measured]
+            if len(told) == 2 and _agree(told, used):
+                near = not _agree(told, stated[server])
+                used = stated[server] if near else round(math.sqrt(told[0] * told[1]), 2)
             self._used[server] = used
         self._used = {s: self._used[s] for s in servers}
         return np.array([self._used[s] for s in servers])
@@ -84,6 +92,11 @@ def fitted_speeds(
         # Step 3: of costs and speeds together a factor is free. Most servers are what they are said to be.
         speed_S /= np.median(speed_S / stated_S)
     return {s: float(speed) for s, speed in zip(known, speed_S, strict=True)}
+
+
+def _agree(told: Sequence[float], used: float) -> bool:
+    """Whether all of them are faster than what is used, or all slower, and clearly."""
+    return all(t > used * (1 + _BAND) for t in told) or all(t * (1 + _BAND) < used for t in told)
 
 
 def _least_squares(a_N3: Float, b_N: Float) -> Float:

@@ -62,6 +62,7 @@ class LoadState:
         self._fold = HotnessFold(layers, experts)
         self._window = Window(config.window_size)
         self._speedometer = Speedometer()
+        self._measures = config.speeds == "measured"
         self._speeds: dict[str, float] = {}
         self._room: dict[str, int] = {}
         self.expert_bytes = 0
@@ -98,7 +99,7 @@ class LoadState:
             counted = self._window.add(self._fold.step(readings))
             stated = {s: m.speed for s, m in members.items()}
             names = sorted(members)
-            work = {s: self._window.work(s) for s in names}
+            work = {s: self._window.work(s) for s in names if self._measures}
             speeds_S = self._speedometer.read(names, work, stated)
             self._speeds = dict(zip(names, speeds_S.tolist(), strict=True))
             if not counted or placement is None:

@@ -15,7 +15,7 @@ COST = (1e-3, 4e-4, 2e-5)
 
 
 def steps(
-    speed: float, tokens: float, dice: np.random.Generator, count: int = 20, noise: float = 0.1
+    speed: float, tokens: float, dice: np.random.Generator, count: int = 40, noise: float = 0.1
 ) -> list[Work]:
     """A server that gets so many tokens in a step, in batches of whatever size."""
     found = []
@@ -40,7 +40,7 @@ def test_a_slow_server_is_seen_whatever_it_has_to_do(seed: int, slow: float, hot
     assert speeds["d"] / speeds["a"] == pytest.approx(slow, rel=0.25)
     used_S = Speedometer().read(tuple(work), work, dict.fromkeys(work, 1.0))
     assert used_S[:3].tolist() == [1.0] * 3
-    assert used_S[3] == pytest.approx(slow, rel=0.25)
+    assert used_S[3] == pytest.approx(slow, rel=0.3)
     if slow == 1.0:
         assert used_S[3] == 1.0, "noise is no speed"
 
@@ -59,6 +59,15 @@ def test_what_is_in_use_stays_until_it_is_clearly_wrong() -> None:
     assert half == pytest.approx(0.5, rel=0.1)
     assert read(0.55) == half
     assert read(0.98) == 1.0, "back to what is stated"
+
+
+def test_what_was_for_a_moment_is_no_speed() -> None:
+    dice = np.random.default_rng(2)
+    work = {s: steps(1.0, 2000.0, dice) for s in "abc"}
+    work["c"][:15] = steps(0.3, 2000.0, dice, count=15)
+    stated = dict.fromkeys("abc", 1.0)
+    assert fitted_speeds(work, stated)["c"] < 0.7
+    assert Speedometer().read(tuple("abc"), work, stated).tolist() == [1.0] * 3
 
 
 def test_who_has_done_nothing_is_what_is_stated() -> None:
