@@ -22,6 +22,7 @@ class History:
 
     Args:
         on_entry: Called with each entry that is new, and once more when it has come to its end.
+        on_wanted: Called when another placement is begun.
         clock: Monotonic seconds.
         wall_clock: Seconds since 1970, for people.
     """
@@ -29,10 +30,12 @@ class History:
     def __init__(
         self,
         on_entry: Callable[[pb.HistoryEntry], None] = lambda _entry: None,
+        on_wanted: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._on_entry = on_entry
+        self._on_wanted = on_wanted
         self._clock = clock
         self._wall_clock = wall_clock
         self._lock = threading.Lock()
@@ -42,13 +45,21 @@ class History:
         self._open: pb.HistoryEntry | None = None
         self._stages: list[Draft] = []
         self._since = 0.0
-        self._is_first = True
+        self._is_first = False
+        self._wanted: Placement | None = None
+
+    @property
+    def wanted(self) -> Placement | None:
+        """The placement that was begun last."""
+        return self._wanted
 
     def restore(self, entries: Iterable[pb.HistoryEntry]) -> None:
         """What the balancer before remembered, the oldest first."""
         with self._lock:
             self._entries.extend(entries)
             self._number = self._entries[-1].number if self._entries else 0
+            # What comes first now is about a cluster that was there before.
+            self._is_first = bool(self._entries)
 
     def entries(self, limit: int = 0) -> list[pb.HistoryEntry]:
         """Copies, the newest first; at most so many, or all."""
@@ -71,6 +82,7 @@ class History:
             now = self._clock()
             told = None
             if phase == "prepare":
+                self._wanted = placement
                 if self._stages and self._stages[0].holds_LSE is placement.holds_LSE:
                     del self._stages[0]
                 else:
@@ -87,6 +99,8 @@ class History:
             self._since = now
         if told is not None:
             self._on_entry(told)
+        if phase == "prepare":
+            self._on_wanted()
 
     def _not_ours(self, placement: Placement) -> pb.HistoryEntry:
         """The planner's own: servers came, left or died."""

@@ -383,3 +383,46 @@ class WatchScaleResponse(_message.Message):
     servers: int
     wish: int
     def __init__(self, servers: _Optional[int] = ..., wish: _Optional[int] = ...) -> None: ...
+
+class BalancerRecord(_message.Message):
+    __slots__ = ("wanted", "policy", "knobs", "pins", "history", "answered")
+    class KnobsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    KNOBS_FIELD_NUMBER: _ClassVar[int]
+    PINS_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_FIELD_NUMBER: _ClassVar[int]
+    wanted: _common_pb2.Placement
+    policy: str
+    knobs: _containers.ScalarMap[str, float]
+    pins: _containers.RepeatedCompositeFieldContainer[Pin]
+    history: _containers.RepeatedCompositeFieldContainer[HistoryEntry]
+    answered: _containers.RepeatedCompositeFieldContainer[AnsweredRequest]
+    def __init__(self, wanted: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ..., policy: _Optional[str] = ..., knobs: _Optional[_Mapping[str, float]] = ..., pins: _Optional[_Iterable[_Union[Pin, _Mapping]]] = ..., history: _Optional[_Iterable[_Union[HistoryEntry, _Mapping]]] = ..., answered: _Optional[_Iterable[_Union[AnsweredRequest, _Mapping]]] = ...) -> None: ...
+
+class Pin(_message.Message):
+    __slots__ = ("layer", "expert", "server_id")
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_FIELD_NUMBER: _ClassVar[int]
+    SERVER_ID_FIELD_NUMBER: _ClassVar[int]
+    layer: int
+    expert: int
+    server_id: str
+    def __init__(self, layer: _Optional[int] = ..., expert: _Optional[int] = ..., server_id: _Optional[str] = ...) -> None: ...
+
+class AnsweredRequest(_message.Message):
+    __slots__ = ("request_id", "digest", "answer")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    digest: bytes
+    answer: bytes
+    def __init__(self, request_id: _Optional[str] = ..., digest: _Optional[bytes] = ..., answer: _Optional[bytes] = ...) -> None: ...

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,12 +14,12 @@ import numpy as np
 import pytest
 
 from balancer.main import Balancer
-from control_plane import SHAPE, FakeExpertServer, eventually
+from control_plane import SERVING, SHAPE, FakeExpertServer, eventually, port_of
 from eaas.balancer_client import BalancerClient
 from eaas.errors import ClusterError
 from eaas.grpc_client import channel
 from eaas.rpc.v1 import balancer_pb2 as pb
-from eaas.rpc.v1 import balancer_pb2_grpc
+from eaas.rpc.v1 import balancer_pb2_grpc, common_pb2
 from eaas.types import Placement
 from monitor.main import Monitor
 
@@ -323,3 +324,71 @@ def test_what_is_seen(box: Box) -> None:
     assert [s.server_id for s in seen.servers] == list(NAMES)
     assert sum(seen.servers[0].tokens) > 0
     assert seen.par[0] > 1.3
+
+
+def test_what_was_wanted_and_said_survives_balancer_and_monitor(
+    start_monitor: Callable[..., Monitor],
+    start_balancer: Callable[..., Balancer],
+    start_server: Callable[..., FakeExpertServer],
+    tmp_path: Path,
+) -> None:
+    """A balancer dies without a goodbye; then the monitor is restarted, and a balancer after it."""
+    settings = {"expected_servers": 4, "redundancy": 1, "num_redundant_experts": 4, "step_s": 0.1}
+    monitor = start_monitor(data_dir=str(tmp_path))
+    port = port_of(monitor.address)
+    balancer = start_balancer(monitor.address, **settings)
+    servers = [start_server(monitor.address, name) for name in NAMES]
+    with channel(balancer.address) as line:
+        stub = balancer_pb2_grpc.BalancerServiceStub(line)
+        eventually(lambda: stub.GetPlacement(pb.GetPlacementRequest()).placement.epoch == 1)
+        eventually(lambda: balancer.rebalancer.glimpse().at_rest)
+        plan = stub.Plan(
+            pb.PlanRequest(policy="fractional", loads=[common_pb2.LayerTokens(tokens=HOT)] * L)
+        )
+        stub.Apply(pb.ApplyRequest(request_id="a", plan_id=plan.plan_id), timeout=10)
+        eventually(lambda: balancer.rebalancer.glimpse().at_rest)
+        stub.SetPolicy(pb.SetPolicyRequest(request_id="b", policy="fractional"), timeout=10)
+        pin = pb.PinExpertRequest(request_id="c", layer=0, expert=1, server_id="s4")
+        stub.PinExpert(pin, timeout=10)
+        eventually(lambda: balancer.rebalancer.glimpse().at_rest)
+        wanted = Placement.from_proto(stub.GetPlacement(pb.GetPlacementRequest()).placement)
+        decided = list(stub.History(pb.HistoryRequest()).entries)
+        eventually(lambda: balancer._journal.settle(1.0))
+
+    def goes_on(address: str, life: int) -> None:
+        loads = [len(server.requests) for server in servers]
+        held = [[set(h) for h in server.held] for server in servers]
+        again = start_balancer(address, **settings)
+        with BalancerClient(again.address) as client:
+            eventually(lambda: client.placement() is not None)
+            eventually(lambda: again.rebalancer.glimpse().at_rest)
+            placement = client.placement()
+            assert placement is not None
+            assert placement.epoch > 1000 * (life - 1)
+            assert (placement.holds_LSE == wanted.holds_LSE).all()
+            assert np.allclose(placement.shares_LSE, wanted.shares_LSE), "shares, too"
+            assert held == [[set(h) for h in server.held] for server in servers]
+            assert all(len(s.requests) == n + 1 for s, n in zip(servers, loads, strict=True))
+            assert client.set_policy("fractional") == "fractional", "as it was said"
+            history = client.history()
+            assert [e.number for e in history[-len(decided) :]] == [e.number for e in decided]
+            assert history[-len(decided) - 1].trigger == "recovery"
+        with channel(again.address) as line:
+            stub = balancer_pb2_grpc.BalancerServiceStub(line)
+            stub.PinExpert(pin, timeout=10)
+            with pytest.raises(grpc.RpcError) as caught:
+                stub.PinExpert(pb.PinExpertRequest(request_id="c", layer=1), timeout=10)
+            assert caught.value.code() is grpc.StatusCode.ALREADY_EXISTS
+        eventually(lambda: again._journal.settle(1.0))
+        crash(again)
+
+    def crash(dying: Balancer) -> None:
+        dying._session.close()
+        dying.stop()
+
+    crash(balancer)
+    goes_on(monitor.address, 2)
+    monitor.stop()
+    restarted = start_monitor(data_dir=str(tmp_path), port=port)
+    eventually(lambda: all(s.session.view.members["s1"].state is SERVING for s in servers))
+    goes_on(restarted.address, 3)
