@@ -23,7 +23,7 @@ from balancer.metrics import BalancerMetrics
 from balancer.once import Once
 from balancer.planner import Planner
 from balancer.rollout import Rollout
-from balancer.service import BalancerService
+from balancer.service import ROLES, BalancerService
 from eaas.config import BalancerConfig
 from eaas.errors import ConfigError, EaasError, PortInUseError
 from eaas.grpc_client import Backoff
@@ -110,6 +110,7 @@ class Balancer:
                         "eaas.rpc.v1.BalancerService",
                         balancer_pb2_grpc.add_BalancerServiceServicer_to_server,
                         self._service,
+                        ROLES,
                     )
                 ],
                 config.host,

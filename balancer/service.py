@@ -12,12 +12,18 @@ from balancer.live.rebalancer import Rebalancer
 from balancer.once import Once
 from balancer.plan_calls import PlanCalls
 from balancer.planner import Planner
+from eaas.authority import OPERATOR
 from eaas.grpc_client import STREAM_SIGN_S, channel
 from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.rpc.v1 import common_pb2, expert_pb2, expert_pb2_grpc
 from eaas.types import Member, Placement
 
-__all__ = ["BalancerService"]
+__all__ = ["ROLES", "BalancerService"]
+
+# Whoever changes something is an operator, or a program of one.
+_CHANGES = ("Apply", "Rebalance", "SetPolicy", "PinExpert", "UnpinExpert", "AddReplica")
+ROLES = dict.fromkeys((*_CHANGES, "RemoveReplica", "DrainServer", "Scale"), (OPERATOR,))
+"""Whom methods are for."""
 
 _DRAIN_S = 5.0
 

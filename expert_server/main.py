@@ -32,7 +32,7 @@ from expert_server.loop import ServeLoop
 from expert_server.peers import PeerReader, checkpoint_of_peers, serving_peers
 from expert_server.placements import PlacementHandler
 from expert_server.pulse import Watchdog
-from expert_server.service import SERVICE, ExpertService, add_expert_service, transports
+from expert_server.service import ROLES, SERVICE, ExpertService, add_expert_service, transports
 from expert_server.sharing import CheckpointSharer
 from expert_server.slots import SlotTable, last_gone
 from expert_server.store import ExpertStore, naming_expert
@@ -145,7 +145,7 @@ class ExpertServer:
                 self.drain,
             )
             self._server = serve(
-                [Service(SERVICE, add_expert_service, self._service)],
+                [Service(SERVICE, add_expert_service, self._service, ROLES)],
                 config.host,
                 config.port,
                 # A client's stream is a call that lasts: there are no more of them than slots.

@@ -11,7 +11,7 @@ import grpc
 from eaas import versions
 from eaas.one_sided import why_not
 from eaas.rpc.v1 import expert_pb2 as pb
-from eaas.types import ModelShape
+from eaas.types import ModelShape, Role
 from eaas.wire import Arena
 from expert_server.endpoint import ExchangeHandler
 from expert_server.hotness import HotnessHandler
@@ -20,9 +20,12 @@ from expert_server.placements import PlacementHandler
 from expert_server.sharing import CheckpointSharer
 from expert_server.slots import SlotTable
 
-__all__ = ["SERVICE", "ExpertService", "add_expert_service", "transports"]
+__all__ = ["ROLES", "SERVICE", "ExpertService", "add_expert_service", "transports"]
 
 SERVICE = "eaas.rpc.v1.ExpertService"
+# Placements, and goodbyes, are the balancer's word.
+ROLES = dict.fromkeys(("PreparePlacement", "RetirePlacement", "Drain"), (Role.BALANCER.value,))
+"""Whom methods are for."""
 _CALLS = ("Connect", "Disconnect", "Drain")
 
 

@@ -150,6 +150,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "--rounds": 3,
         "--json": False,
     },
+    "bench rebalance": {
+        "--share-mb": 500,
+        "--tokens": 8,
+        "--calls": 100,
+        "--quiet": 5,
+        "--rounds": 5,
+        "--json": False,
+    },
     "bench experts": {
         "--shape": None,
         "--builtin": True,
