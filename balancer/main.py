@@ -25,7 +25,7 @@ from balancer.planner import Planner
 from balancer.rollout import Rollout
 from balancer.service import ROLES, BalancerService
 from eaas.config import BalancerConfig
-from eaas.errors import ConfigError, EaasError, PortInUseError
+from eaas.errors import ClusterError, ConfigError, EaasError, PortInUseError
 from eaas.grpc_client import Backoff
 from eaas.grpc_server import Service, serve
 from eaas.log import get_logger
@@ -42,6 +42,8 @@ _log = get_logger(__name__)
 # Each client holds a worker for its watch. Threads are made when they are needed.
 _WORKERS = 512
 _GRACE_S = 0.2
+# One at a time is the balancer: the name is the fence.
+_ID = "balancer"
 _CALL_S = 2.0
 # Longest wait for the record of the balancer before, and for one's own to be kept.
 _RECORD_S = 10.0
@@ -134,7 +136,7 @@ class Balancer:
                     f"balancer.metrics_port {config.metrics_port} cannot be used: {error.strerror}"
                 ) from error
         member = Member(
-            id="balancer",
+            id=_ID,
             role=Role.BALANCER,
             pid=os.getpid(),
             host=socket.gethostname(),
@@ -148,6 +150,7 @@ class Balancer:
                 report=lambda: Report(MemberState.SERVING, epoch=self._service.epoch),
                 on_change=self._observe,
                 on_stopping=on_stopping,
+                on_replaced=self._replaced,
             )
         except EaasError:
             self._rollout.close()
@@ -159,10 +162,25 @@ class Balancer:
 
     def _observe(self, view: MembershipView) -> None:
         with self._remembering:
-            if self._remembers:
-                self._rollout.observe(view)
-            else:
+            if not self._remembers:
                 self._early = view
+                return
+            # Before its epochs are seen: a process that wakes must not go on above them.
+            now = view.members.get(_ID)
+            if (
+                now is not None
+                and now.address != self.address
+                and now.incarnation > self._session.incarnation
+            ):
+                self._replaced(f"by {now.address}, as incarnation {now.incarnation}")
+            if self.failure is None:
+                self._rollout.observe(view)
+
+    def _replaced(self, how: str = "") -> None:
+        """Another process is the balancer now: this one does nothing any more."""
+        if self.failure is None:
+            _log.error("another balancer has taken over %s", how)
+            self._on_broken(ClusterError(f"another balancer has taken over {how}".rstrip()))
 
     def _remember(self) -> None:
         """Reads what the balancer before left: only now is it sure that it writes no more."""
