@@ -95,6 +95,7 @@ setup(
                     "activation",
                     "split",
                     "convert",
+                    "pack",
                     "gemm_amx",
                     "gemm_amx_few",
                     "gemm_avx512",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import tempfile
 import threading
 import time
@@ -12,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
+import xxhash
 
 from eaas.checkpoint import Checkpoint
 from eaas.checkpoint.files import CONFIG, INDEX, sampled
@@ -23,9 +23,11 @@ from eaas.monitors import Monitors, ask_members
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.rpc.v1 import expert_pb2_grpc
 from eaas.types import Member, MemberState, Role
+from eaas.wire.chunk import Chunk, decode_chunk
+from eaas.wire.frame import paste
 from expert_server.background import step_back
 
-__all__ = ["PeerReader", "checkpoint_of_peers", "serving_peers"]
+__all__ = ["PeerReader", "checkpoint_of_peers", "runs", "serving_peers"]
 
 _log = get_logger(__name__)
 
@@ -40,6 +42,9 @@ _LENGTH_BYTES = 8
 _BEGIN_BYTES = 64 << 10
 # Reads at a time.
 _TOGETHER = 4
+# Of neighbouring tensors that are read in one stream: below it, to ask takes longer than to read.
+_RUN_BYTES = 4 << 20
+_READ_SHARD = "/eaas.rpc.v1.ExpertService/ReadShard"
 
 
 def serving_peers(monitor_address: str) -> list[Member]:
@@ -91,7 +96,7 @@ class PeerReader:
             CorruptShardError: The peers' bytes are wrong again and again, as where their files differ.
         """
         done, vain, wrong, why = 0, 0, 0, "there is no peer"
-        digest = hashlib.sha256()
+        digest = xxhash.xxh3_128()
         backoff = Backoff()
         while vain < _ROUNDS:
             if vain:
@@ -99,19 +104,19 @@ class PeerReader:
             before = done
             for address in self._addresses():
                 try:
-                    for response in self._stream(address, shard, begin, len(buffer), done):
-                        buffer[done : done + len(response.data)] = response.data
-                        done += len(response.data)
-                        digest.update(response.data)
-                        if response.digest:
-                            if response.digest == digest.digest():
+                    for chunk in self._stream(address, shard, begin, len(buffer), done):
+                        paste(buffer, done, chunk.data)
+                        done += len(chunk.data)
+                        digest.update(chunk.data)
+                        if chunk.digest:
+                            if chunk.digest == digest.digest():
                                 return
                             raise ValueError("its bytes do not have the digest that it states")
                 except grpc.RpcError as error:
                     why = f"{address}: {error.details()}"
                 except ValueError as error:
                     # Which of the bytes are wrong is not known.
-                    why, done, digest = f"{address}: {error}", 0, hashlib.sha256()
+                    why, done, digest = f"{address}: {error}", 0, xxhash.xxh3_128()
                     wrong += 1
                     if wrong == _ROUNDS:
                         raise CorruptShardError(
@@ -124,7 +129,7 @@ class PeerReader:
 
     def _stream(
         self, address: str, shard: str, begin: int, count: int, done: int
-    ) -> Iterator[pb.ReadShardResponse]:
+    ) -> Iterator[Chunk]:
         request = pb.ReadShardRequest(
             shard=shard, begin=begin, end=begin + count, resume_at=begin + done
         )
@@ -132,14 +137,17 @@ class PeerReader:
             if address not in self._lines:
                 self._lines[address] = channel(address)
             line = self._lines[address]
-        call = expert_pb2_grpc.ExpertServiceStub(line).ReadShard(request, timeout=_STREAM_S)
+        call = line.unary_stream(_READ_SHARD, pb.ReadShardRequest.SerializeToString)(
+            request, timeout=_STREAM_S
+        )
         try:
-            for response in call:
-                at = response.offset - begin
-                if at != done or at + len(response.data) > count:
-                    raise ValueError(f"it sends byte {response.offset} out of turn")
-                done += len(response.data)
-                yield response
+            for message in call:
+                chunk = decode_chunk(message)
+                at = chunk.offset - begin
+                if at != done or at + len(chunk.data) > count:
+                    raise ValueError(f"it sends byte {chunk.offset} out of turn")
+                done += len(chunk.data)
+                yield chunk
         finally:
             call.cancel()
 
@@ -151,6 +159,16 @@ class PeerReader:
             line.close()
 
 
+class _Run:
+    """Bytes of a shard that are on their way, for several readers of parts of them."""
+
+    def __init__(self, begin: int, data: bytearray, coming: Future[None]) -> None:
+        self.begin = begin
+        self.data = data
+        self.coming = coming
+        self.readers = 0
+
+
 class _PeerShard(Shard):
     """A shard of which only the header is here. One thread at a time."""
 
@@ -159,22 +177,52 @@ class _PeerShard(Shard):
         self.header = header
         self._reader = reader
         # By place: what was asked for and is not read yet.
-        self._coming: dict[tuple[int, int], tuple[Future[None], bytearray]] = {}
+        self._coming: dict[tuple[int, int], _Run] = {}
+        # Memory of runs that were read, by size: to touch new pages takes longer than to copy.
+        self._free: dict[int, list[bytearray]] = {}
 
-    def prefetch(self, offset: int, count: int) -> None:
-        """Bytes that are read soon: they are asked for now."""
-        data = bytearray(count)
-        coming = self._reader.start(self._reader.read, self.path.name, offset, memoryview(data))
-        self._coming[offset, count] = (coming, data)
+    def prefetch(self, places: Sequence[tuple[int, int]]) -> None:
+        """Bytes that are read soon: they are asked for now, neighbours together."""
+        for neighbours in runs(places, _RUN_BYTES):
+            begin, (last, count) = neighbours[0][0], neighbours[-1]
+            size = last + count - begin
+            free = self._free.get(size)
+            data = free.pop() if free else bytearray(size)
+            read = self._reader.start(self._reader.read, self.path.name, begin, memoryview(data))
+            run = _Run(begin, data, read)
+            for place in neighbours:
+                self._coming[place] = run
+                run.readers += 1
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fills the buffer from a place of the file. Raises OSError if it cannot."""
-        coming = self._coming.pop((offset, len(buffer)), None)
-        if coming is not None:
-            coming[0].result()
-            buffer[:] = coming[1]
-        elif len(buffer):
-            self._reader.read(self.path.name, offset, buffer)
+        run = self._coming.pop((offset, len(buffer)), None)
+        if run is None:
+            if len(buffer):
+                self._reader.read(self.path.name, offset, buffer)
+            return
+        run.coming.result()
+        begin = offset - run.begin
+        paste(buffer, 0, memoryview(run.data)[begin : begin + len(buffer)])
+        run.readers -= 1
+        if not run.readers:
+            self._free.setdefault(len(run.data), []).append(run.data)
+
+
+def runs(places: Sequence[tuple[int, int]], most_bytes: int) -> Iterator[Sequence[tuple[int, int]]]:
+    """Places in ascending order, (offset, count) each, parted where there is a gap or a part would be
+    larger than `most_bytes`. Empty places are left out.
+    """
+    run: list[tuple[int, int]] = []
+    for offset, count in places:
+        if not count:
+            continue
+        if run and (offset != sum(run[-1]) or offset + count - run[0][0] > most_bytes):
+            yield run
+            run = []
+        run.append((offset, count))
+    if run:
+        yield run
 
 
 def checkpoint_of_peers(reader: PeerReader, addresses: Sequence[str]) -> Checkpoint:

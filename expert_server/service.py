@@ -144,6 +144,7 @@ class ExpertService:
     def close(self) -> None:
         """End what the transports have begun, before the arena is closed."""
         self._nixl.close()
+        self.sharer.close()
 
     def Drain(self, request: pb.DrainRequest, context: grpc.ServicerContext) -> pb.DrainResponse:
         """The server is to leave."""
@@ -152,7 +153,9 @@ class ExpertService:
 
 
 def add_expert_service(service: ExpertService, server: grpc.Server) -> None:
-    """As the generated `add_ExpertServiceServicer_to_server`, but Exchange does without protobuf's copies."""
+    """As the generated `add_ExpertServiceServicer_to_server`, but Exchange and ReadShard do
+    without protobuf's copies.
+    """
     handlers: dict[str, Any] = {
         name: grpc.unary_unary_rpc_method_handler(
             getattr(owner, name),
@@ -173,7 +176,6 @@ def add_expert_service(service: ExpertService, server: grpc.Server) -> None:
     handlers["ReadShard"] = grpc.unary_stream_rpc_method_handler(
         service.sharer.ReadShard,
         pb.ReadShardRequest.FromString,
-        pb.ReadShardResponse.SerializeToString,
     )
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(SERVICE, handlers), service.exchange)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 import time
@@ -12,14 +11,18 @@ from pathlib import Path
 from typing import ClassVar
 
 import grpc
+import xxhash
 
 from eaas.checkpoint.files import CONFIG, INDEX, SINGLE
 from eaas.rpc.v1 import expert_pb2 as pb
+from eaas.wire.chunk import encode_chunk
 from expert_server.background import step_back
 
 __all__ = ["CheckpointSharer", "Pace"]
 
-_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES = 2 << 20
+# Streams that read at a time.
+_READERS = 4
 
 
 class Pace:
@@ -66,6 +69,8 @@ class CheckpointSharer:
     def __init__(self, path: Path | None, bytes_per_s: float) -> None:
         self._path = path
         self._pace = Pace(bytes_per_s)
+        # Threads of their own: they step back behind the experts, and are a chunk ahead of what is sent.
+        self._readers = ThreadPoolExecutor(_READERS, "share", step_back)
 
     def DescribeCheckpoint(
         self, request: pb.DescribeCheckpointRequest, context: grpc.ServicerContext
@@ -85,8 +90,8 @@ class CheckpointSharer:
 
     def ReadShard(
         self, request: pb.ReadShardRequest, context: grpc.ServicerContext
-    ) -> Iterator[pb.ReadShardResponse]:
-        """Bytes of a shard, and their digest."""
+    ) -> Iterator[bytes]:
+        """Bytes of a shard, and their digest: the stream's messages as they are sent (`eaas.wire.chunk`)."""
         path = self._directory(context) / request.shard
         # A plain name: nobody reads what is not a shard of this checkpoint.
         if os.path.basename(request.shard) != request.shard or path.suffix != ".safetensors":
@@ -103,35 +108,40 @@ class CheckpointSharer:
         except OSError as error:
             context.abort(grpc.StatusCode.DATA_LOSS, f"{path.name}: {error.strerror}")
 
+    def close(self) -> None:
+        """Ends the threads."""
+        self._readers.shutdown(wait=False)
+
     def _read(
         self, fd: int, request: pb.ReadShardRequest, context: grpc.ServicerContext
-    ) -> Iterator[pb.ReadShardResponse]:
-        digest = hashlib.sha256()
+    ) -> Iterator[bytes]:
+        digest = xxhash.xxh3_128()
 
-        def read(offset: int) -> bytes:
+        def read(offset: int) -> tuple[int, bytes]:
             # The caller has what is before: it is in the digest, and not sent again.
             limit = request.resume_at if offset < request.resume_at else request.end
             data = os.pread(fd, min(_CHUNK_BYTES, limit - offset), offset)
             digest.update(data)
-            return data
+            return len(data), encode_chunk(offset, data)
 
         offset = request.begin
-        # A thread of its own: it steps back behind the experts, and it is a chunk ahead of what is sent.
-        with ThreadPoolExecutor(1, "share", step_back) as ahead:
-            coming = ahead.submit(read, offset)
+        coming = self._readers.submit(read, offset)
+        try:
             while offset < request.end and context.is_active():
-                data, begin = coming.result(), offset
-                if not data:
+                (count, message), begin = coming.result(), offset
+                if not count:
                     context.abort(
                         grpc.StatusCode.DATA_LOSS, f"{request.shard} ends at byte {offset}"
                     )
-                offset += len(data)
-                coming = ahead.submit(read, offset)
+                offset += count
+                coming = self._readers.submit(read, offset)
                 if begin >= request.resume_at:
-                    self._pace.take(len(data))
-                    yield pb.ReadShardResponse(offset=begin, data=data)
-            coming.result()
-        yield pb.ReadShardResponse(offset=offset, digest=digest.digest())
+                    self._pace.take(count)
+                    yield message
+        finally:
+            # The file is closed after this.
+            coming.exception()
+        yield encode_chunk(offset, digest=digest.digest())
 
     def _directory(self, context: grpc.ServicerContext) -> Path:
         if self._path is None:

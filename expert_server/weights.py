@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from eaas.checkpoint import Checkpoint, ExpertTensor
-from eaas.checkpoint.shard import TensorSlice
+from eaas.checkpoint.shard import TensorSlice, prefetch
 from eaas.errors import CorruptShardError, MissingShardError
 from expert_server.memory import huge_memory
 
@@ -147,10 +147,13 @@ class ExpertReader:
 
     def _prefetch(self, layer: int, experts: list[int]) -> None:
         """These are read next."""
-        for sources in self._sources[layer].values() if experts else ():
-            for tensors in sources.values():
-                for part in self._parts(tensors, experts):
-                    part.prefetch()
+        if experts:
+            prefetch(
+                part
+                for sources in self._sources[layer].values()
+                for tensors in sources.values()
+                for part in self._parts(tensors, experts)
+            )
 
     def _expert_bytes(self, layer: int) -> int:
         """Size of one expert of a layer."""

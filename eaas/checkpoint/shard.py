@@ -12,7 +12,7 @@ import json
 import os
 import struct
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import EllipsisType
@@ -23,7 +23,7 @@ from eaas.errors import CorruptShardError, UnsupportedModelError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Shard", "ShardHeader", "TensorSlice"]
+__all__ = ["Shard", "ShardHeader", "TensorSlice", "prefetch"]
 
 _LENGTH = struct.Struct("<Q")
 _TORCH_DTYPES = {
@@ -100,9 +100,12 @@ class Shard:
                 raise ValueError(f"the file ends at byte {offset}")
             buffer, offset = buffer[count:], offset + count
 
-    def prefetch(self, offset: int, count: int) -> None:
-        """Bytes that are read soon: the system may get them while the caller does something else."""
-        os.posix_fadvise(self._fd, offset, count, os.POSIX_FADV_WILLNEED)
+    def prefetch(self, places: Sequence[tuple[int, int]]) -> None:
+        """Bytes that are read soon, (offset, count) each: the system may get them while the caller does
+        something else.
+        """
+        for offset, count in places:
+            os.posix_fadvise(self._fd, offset, count, os.POSIX_FADV_WILLNEED)
 
     def _read_header(self, known: ShardHeader | None) -> ShardHeader:
         file_bytes = os.fstat(self._fd).st_size
@@ -196,10 +199,6 @@ class TensorSlice:
                 "fetch the shard again"
             ) from error
 
-    def prefetch(self) -> None:
-        """It is read soon: the system may get it while the caller does something else."""
-        self.shard.prefetch(self.offset, self.nbytes)
-
     def _rows(self, first: int, last: int) -> TensorSlice:
         row_bytes = self.nbytes // max(1, self.shape[0])
         return replace(
@@ -208,3 +207,12 @@ class TensorSlice:
             offset=self.offset + first * row_bytes,
             nbytes=(last - first) * row_bytes,
         )
+
+
+def prefetch(slices: Iterable[TensorSlice]) -> None:
+    """They are read soon, all of them: the system may get them while the caller does something else."""
+    places: dict[Shard, list[tuple[int, int]]] = {}
+    for part in slices:
+        places.setdefault(part.shard, []).append((part.offset, part.nbytes))
+    for shard, wanted in places.items():
+        shard.prefetch(sorted(wanted))

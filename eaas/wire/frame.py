@@ -8,10 +8,11 @@ the same, so either end may use the generated classes instead:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+from eaas.wire.protobuf import bytes_tag, fields, number_tag, varint
 
 if TYPE_CHECKING:
     from mmap import mmap
@@ -21,10 +22,6 @@ __all__ = ["EXCHANGE", "REQUEST_FRAMES", "RESPONSE_FRAMES", "Frame", "FrameCodec
 EXCHANGE = "/eaas.rpc.v1.ExpertService/Exchange"
 """The method that these frames are of."""
 
-# Wire types of protobuf's encoding. Groups are not: no message of proto3 has any.
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_FIXED = {_FIXED64: 8, _FIXED32: 4}
-_VARINT_BYTES = 10
 _UINT32 = 0xFFFFFFFF
 
 
@@ -55,14 +52,14 @@ class FrameCodec:
         self._slot_field = slot_field
         self._data_field = data_field
         self._connection_field = connection_field
-        self._slot_tag = bytes([slot_field << 3 | _VARINT])
-        self._data_tag = bytes([data_field << 3 | _BYTES])
+        self._slot_tag = number_tag(slot_field)
+        self._data_tag = bytes_tag(data_field)
 
     def encode(self, slot: int, buffer: mmap | bytearray, start: int, end: int) -> bytes:
         """The frame of a slot whose bytes are `buffer[start:end]`: one copy of them, and no other."""
-        head = self._data_tag + _varint(end - start)
+        head = self._data_tag + varint(end - start)
         if slot:  # proto3 leaves zeros out.
-            head = self._slot_tag + _varint(slot) + head
+            head = self._slot_tag + varint(slot) + head
         with memoryview(buffer) as whole, whole[start:end] as data:
             return b"".join((head, data))
 
@@ -73,7 +70,7 @@ class FrameCodec:
             ValueError: Not a message of protobuf.
         """
         slot, data, connection_id = 0, memoryview(b""), ""
-        for field, value in _fields(message):
+        for field, value in fields(message):
             if isinstance(value, int):
                 if field == self._slot_field:
                     slot = value & _UINT32
@@ -91,50 +88,8 @@ RESPONSE_FRAMES = FrameCodec(slot_field=1, data_field=2)
 """ExchangeResponse."""
 
 
-def paste(buffer: mmap | bytearray, offset: int, data: memoryview) -> None:
+def paste(buffer: mmap | bytearray | memoryview, offset: int, data: memoryview) -> None:
     """Copy a frame's bytes to where they belong. Other threads run meanwhile."""
     # A slice assignment would hold the interpreter for the length of the copy.
     target = np.frombuffer(buffer, np.uint8, len(data), offset)
     np.copyto(target, np.frombuffer(data, np.uint8))
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _read_varint(message: bytes, at: int) -> tuple[int, int]:
-    """A number and where it ends."""
-    value = 0
-    for shift, byte in enumerate(message[at : at + _VARINT_BYTES]):
-        value |= (byte & 0x7F) << 7 * shift
-        if byte < 0x80:
-            return value, at + shift + 1
-    raise ValueError("a number without an end")
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, int | memoryview]]:
-    """Numbers and values of the fields with numbers or bytes in them."""
-    at, end, view = 0, len(message), memoryview(message)
-    while at < end:
-        tag, at = _read_varint(message, at)
-        field, wire_type = tag >> 3, tag & 7
-        if wire_type == _VARINT:
-            number, at = _read_varint(message, at)
-            yield field, number
-            continue
-        if wire_type == _BYTES:
-            length, at = _read_varint(message, at)
-        elif wire_type in _FIXED:
-            length = _FIXED[wire_type]
-        else:
-            raise ValueError(f"wire type {wire_type} in field {field}")
-        if length > end - at:
-            raise ValueError(f"field {field} of {length} bytes, {end - at} are there")
-        if wire_type == _BYTES:
-            yield field, view[at : at + length]
-        at += length

@@ -278,19 +278,22 @@ def _pack_matrix(parts: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
     n, k = parts[0].shape
     pair = 4 // out.itemsize
     # In words of 4 bytes, so that a pair of bfloat16 moves as one.
-    panels = out.view(torch.int32).view(-1, len(parts), _padded(k, _PACK_K) // pair, _PANEL)
-    whole = n // _PANEL
+    panel_words = _padded(k, _PACK_K) // pair * _PANEL
     for place, part in enumerate(parts):
         rows = part.to(out.dtype)
         if k % pair:
             rows = torch.nn.functional.pad(rows, (0, 1))
-        words = rows.contiguous().view(torch.int32)
-        panels[:whole, place, : words.shape[1]].copy_(
-            words[: whole * _PANEL].view(whole, _PANEL, words.shape[1]).transpose(1, 2)
+        # Rows may be apart, as every second one of an interleaved matrix is; their numbers may not.
+        if rows.stride(1) != 1 or rows.stride(0) % pair:
+            rows = rows.contiguous()
+        _native.pack(
+            rows.data_ptr(),
+            rows.stride(0) // pair,
+            n,
+            rows.shape[1] // pair,
+            out.data_ptr() + 4 * place * panel_words,
+            len(parts) * panel_words,
         )
-        if whole * _PANEL < n:
-            rest = words[whole * _PANEL :]
-            panels[whole, place, : rest.shape[1], : len(rest)].copy_(rest.t())
 
 
 def _pack_bias(parts: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:

@@ -14,7 +14,7 @@ from eaas.local.process import ChildProcess, stop_all, wait_ready
 __all__ = ["CHUNK_BYTES", "METHOD", "disk_rate", "evict", "loopback_rate"]
 
 METHOD = "/eaas.bench.Loopback/Read"
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 2 << 20
 """Of one message, as expert servers send them to one another."""
 
 _READ_BYTES = 16 << 20

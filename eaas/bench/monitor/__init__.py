@@ -33,7 +33,8 @@ The document of `eaas bench monitor --json`:
                  all watchers), signs_per_s (those that only say that nothing changed), out_of_turn
     ENDS         first, last, spread, not_told (watchers that did not know after 30 s)
 
-A member whose stream the monitor has ended does not register again: the step ends there.
+A member whose stream the monitor has ended does not register again: the step ends there, without the ends
+that were not measured yet. So it does where watchers are not told of an end.
 
 Processes of members run on the same machine and take their part of it; `cpu_cores` is the monitor's alone.
 """

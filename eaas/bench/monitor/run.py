@@ -18,7 +18,7 @@ from eaas.config import MonitorConfig
 from eaas.cores import usable_cores
 from eaas.errors import ClusterError
 
-__all__ = ["bench_monitor", "find_break"]
+__all__ = ["bench_monitor", "find_break", "is_broken", "watching_step"]
 
 # What still counts as "in time".
 _TAKEN, _ANSWER_MS = 0.99, 500.0
@@ -85,21 +85,28 @@ def _row(plan: Plan, members: int, say: Callable[[str], None]) -> dict[str, Any]
         row["snapshot"] = {"bytes": snapshot.ByteSize(), "ms": figure(1e3 * took_s)}
         for watchers in plan.watcher_steps(members):
             say(f"{members} members, {watchers} watch")
-            row["watching"].append(_watching(plan, here, watchers))
-            if row["watching"][-1]["ended"]:
+            row["watching"].append(watching_step(plan, here, watchers))
+            if is_broken(row["watching"][-1]):
                 say(
-                    "the monitor has ended streams of members: what comes next would be without them"
+                    "the monitor is behind, or has ended streams: what comes next would be without them"
                 )
                 break
         row["falsely_dead"] = here.dead()
     return row
 
 
-def _watching(plan: Plan, here: Stage, watchers: int) -> dict[str, Any]:
+def watching_step(plan: Plan, here: Stage, watchers: int) -> dict[str, Any]:
+    """The monitor while so many members watch, and how soon they know of an end."""
     here.watch(watchers)
     found = {"watchers": watchers} | here.measure()
     for kind, goodbye in (("goodbye", True), ("death", False)):
-        spreads = [_end_of_one(plan, here, watchers, goodbye=goodbye) for _ in range(plan.deaths)]
+        if is_broken(found):
+            break
+        spreads = []
+        for _ in range(plan.deaths):
+            spreads.append(_end_of_one(plan, here, watchers, goodbye=goodbye))
+            if spreads[-1][2]:
+                break
         found[f"{kind}_ms"] = {
             "first": figure(max(first for first, _, _ in spreads)),
             "last": figure(max(last for _, last, _ in spreads)),
@@ -107,6 +114,12 @@ def _watching(plan: Plan, here: Stage, watchers: int) -> dict[str, Any]:
             "not_told": max(missing for _, _, missing in spreads),
         }
     return found
+
+
+def is_broken(cell: dict[str, Any]) -> bool:
+    """Whether streams have ended, or watchers were not told of an end: to wait for more is in vain."""
+    ends = [cell[kind]["not_told"] for kind in ("goodbye_ms", "death_ms") if kind in cell]
+    return bool(cell["ended"] or any(ends))
 
 
 def _end_of_one(
@@ -122,9 +135,10 @@ def _end_of_one(
     first = min((t for one in found for t in one["first"]), default=end["at"] + _DEATH_S)
     last = max((t for one in found for t in one["last"]), default=end["at"] + _DEATH_S)
     missing = sum(told) - sum(one["count"] for one in found)
-    here.ask_last("revive", place)
-    if shares[-1] > place:
-        here.watch(watchers)
+    if not missing:
+        here.ask_last("revive", place)
+        if shares[-1] > place:
+            here.watch(watchers)
     return 1e3 * (first - end["at"]), 1e3 * (last - end["at"]), missing
 
 

@@ -182,8 +182,8 @@ class ExpertServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReadShard(self, request, context):
-        """Bytes of a shard (a tensor, or rows of one), in chunks and at a limited
-        rate; the last message has their digest. Errors: FAILED_PRECONDITION (no
+        """Bytes of a shard (a tensor, rows of one, or small ones that are neighbours),
+        in chunks and at a limited rate; the last message has their digest. Errors: FAILED_PRECONDITION (no
         checkpoint here), INVALID_ARGUMENT (no such shard or place), DATA_LOSS (it
         cannot be read).
         """

@@ -124,6 +124,17 @@ static PyObject *read_memory(PyObject *self, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
+static PyObject *pack(PyObject *self, PyObject *arguments) {
+    (void)self;
+    unsigned long long rows, out;
+    Py_ssize_t stride, n, words, panel_words;
+    if (!PyArg_ParseTuple(arguments, "KnnnKn", &rows, &stride, &n, &words, &out, &panel_words)) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    pack_rows((const uint32_t *)rows, (size_t)stride, (size_t)n, (size_t)words, (uint32_t *)out, (size_t)panel_words);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
     {"create_pool", create_pool, METH_VARARGS, "create_pool(threads) -> pool; ends with its last reference"},
     {"kinds", kinds, METH_NOARGS, "[(kind, isa, format of weights, format of x)] that work here, best first"},
@@ -134,6 +145,8 @@ static PyMethodDef methods[] = {
      "    scores, T, K, out, scratch, counts or 0)\n"
      "-> -1, or the id of an expert that is not held"},
     {"read", read_memory, METH_VARARGS, "read(pool, address, bytes): read memory once, with all threads"},
+    {"pack", pack, METH_VARARGS,
+     "pack(rows, stride, n, words, out, panel_words): rows of words into panels; sizes in words of 4 bytes"},
     {NULL, NULL, 0, NULL},
 };
 

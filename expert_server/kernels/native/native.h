@@ -117,6 +117,12 @@ void split_row(const float *x, int width, Format weights, char *row);
 /* x (width) -> out (width); each of FLOAT32 and BFLOAT16, to the nearest with ties to even. */
 void convert_row(const char *x, Format from, int width, Format to, char *out);
 
+/* -- weights (pack.c) --------------------------------------------------------------------------------------- */
+
+/* A matrix of n rows, `stride` words of 4 bytes apart, into panels that are `panel_words` apart: words (n, words) ->
+ * [n / 16][words][16]. What is beyond n in the last panel is left as it is. */
+void pack_rows(const uint32_t *rows, size_t stride, size_t n, size_t words, uint32_t *out, size_t panel_words);
+
 /* -- threads (pool.c) --------------------------------------------------------------------------------------- */
 
 typedef struct Pool Pool;

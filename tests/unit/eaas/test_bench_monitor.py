@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from eaas.bench.monitor import http2, make_plan
 from eaas.bench.monitor.core import bench_registry
 from eaas.bench.monitor.member import describe
-from eaas.bench.monitor.run import find_break
+from eaas.bench.monitor.run import find_break, is_broken, watching_step
 from eaas.bench.monitor.stage import percentiles_ms
 from eaas.bench.monitor.watching import Sightings, Watcher
 from eaas.errors import ConfigError
@@ -140,6 +140,52 @@ def test_the_first_break_is_named(change: dict[str, Any], what: str) -> None:
     assert found is not None
     assert (found["members"], found["watchers"]) == (1000, 100)
     assert found["what"].startswith(what)
+
+
+class _Stage:
+    """A monitor that is behind from some moment on."""
+
+    size_of_last = 10
+
+    def __init__(self, ended: int, told: int) -> None:
+        self.cell = CELL | {"ended": ended}
+        self.told = told
+        self.asked: list[str] = []
+
+    def shares(self, count: int) -> list[int]:
+        return [count]
+
+    def watch(self, count: int) -> None:
+        self.asked.append("watch")
+
+    def measure(self) -> dict[str, Any]:
+        return dict(self.cell)
+
+    def ask_last(self, command: str, *words: object) -> dict[str, Any]:
+        self.asked.append(command)
+        return {"id": "m", "incarnation": 1, "at": 1.0}
+
+    def ask_each(self, commands: list[Any]) -> list[dict[str, Any]]:
+        return [{"count": self.told, "first": [1.5], "last": [2.0]}]
+
+
+@pytest.mark.parametrize(
+    ("ended", "told", "kinds", "asked"),
+    [
+        (0, 5, ["goodbye_ms", "death_ms"], ["watch"] + 6 * ["vanish", "revive"]),
+        # Nobody waits for members that cannot come back.
+        (0, 4, ["goodbye_ms"], ["watch", "vanish"]),
+        (1, 5, [], ["watch"]),
+    ],
+)
+def test_a_step_ends_where_the_monitor_is_behind(
+    ended: int, told: int, kinds: list[str], asked: list[str]
+) -> None:
+    here = _Stage(ended, told)
+    found = watching_step(plan(), here, 5)  # type: ignore[arg-type]
+    assert [kind for kind in found if kind.endswith("_ms") and kind != "answer_ms"] == kinds
+    assert here.asked == asked
+    assert is_broken(found) == (len(kinds) < 2)
 
 
 def test_members_that_died_for_no_reason_and_those_that_could_not_join_are_breaks() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -12,6 +11,9 @@ from typing import Any
 import grpc
 import pytest
 import torch
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
 
 from eaas.checkpoint import Checkpoint
 from eaas.errors import ClusterError, CorruptShardError
@@ -20,7 +22,7 @@ from eaas.grpc_server import Service, serve
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.rpc.v1 import expert_pb2_grpc, monitor_pb2, monitor_pb2_grpc
 from eaas.types import Member, MemberState, Role
-from expert_server.peers import PeerReader, checkpoint_of_peers, serving_peers
+from expert_server.peers import PeerReader, checkpoint_of_peers, runs, serving_peers
 from expert_server.sharing import CheckpointSharer, Pace
 from expert_server.weights import ExpertReader
 
@@ -41,7 +43,8 @@ class Peer:
 
     def ReadShard(self, request: Any, context: Any) -> Iterator[Any]:
         self.asked.append((request.begin, request.end, request.resume_at))
-        return self.spoil(self.sharer.ReadShard(request, context))
+        sent = self.sharer.ReadShard(request, context)
+        return self.spoil(pb.ReadShardResponse.FromString(message) for message in sent)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -98,7 +101,7 @@ def test_a_reader_that_is_cut_off_goes_on_elsewhere(files: Path, start: Callable
     whole = (files / SHARD).read_bytes()
     assert read([one, two], 7, 2_500_000) == whole[7 : 7 + 2_500_000]
     assert first.asked == [(7, 2_500_007, 7)]
-    assert second.asked == [(7, 2_500_007, 7 + (1 << 20))]
+    assert second.asked == [(7, 2_500_007, 7 + (2 << 20))]
 
 
 def test_wrong_bytes_are_read_again_elsewhere(files: Path, start: Callable[..., Any]) -> None:
@@ -198,7 +201,7 @@ def test_the_digest_is_of_the_whole_also_where_a_part_is_sent(
     with channel(address) as line:
         *parts, last = expert_pb2_grpc.ExpertServiceStub(line).ReadShard(request, timeout=10)
     assert [(p.offset, p.data) for p in parts] == [(6, bytes((6, 7, 8)))]
-    assert last.digest == hashlib.sha256(bytes(range(1, 9))).digest()
+    assert last.digest == xxhash.xxh3_128(bytes(range(1, 9))).digest()
 
 
 def test_all_streams_together_keep_the_pace() -> None:
@@ -214,6 +217,41 @@ def test_all_streams_together_keep_the_pace() -> None:
     pace.take(10)
     pace.take(10)
     assert slept[2:] == [pytest.approx(0.01)]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=30),
+    st.integers(1, 20),
+)
+def test_neighbours_are_read_together(steps: list[tuple[int, int]], most_bytes: int) -> None:
+    """Steps: how large the gap before a place is, and the place."""
+    places, end = [], 0
+    for gap, count in steps:
+        places.append((end + gap, count))
+        end += gap + count
+    found = list(runs(places, most_bytes))
+    assert [place for run in found for place in run] == [p for p in places if p[1]]
+    for run in found:
+        size = sum(count for _, count in run)
+        assert run[0][0] + size == sum(run[-1])
+        assert size <= most_bytes or len(run) == 1
+    for run, following in itertools.pairwise(found):
+        together = sum(following[0]) - run[0][0]
+        assert following[0][0] > sum(run[-1]) or together > most_bytes
+
+
+def test_tensors_that_are_neighbours_come_in_one_stream(
+    checkpoint: Callable[..., Path], start: Callable[..., Any]
+) -> None:
+    path = checkpoint("qwen3_moe")
+    peer, address = start(path)
+    reader = PeerReader(lambda: [address])
+    weights = ExpertReader(checkpoint_of_peers(reader, [address]))
+    asked = len(peer.asked)
+    assert len(list(weights.read(0, range(8)))) == 8
+    # Gate, up and down of eight experts are 24 tensors.
+    assert len(peer.asked) - asked < 8
+    reader.close()
 
 
 @pytest.mark.parametrize("arch", ["qwen3_moe", "gpt_oss", "mixtral"])

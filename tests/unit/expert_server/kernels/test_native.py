@@ -5,8 +5,11 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.nn import functional
 
 from expert_server.kernels import KernelSpec, _native
@@ -92,3 +95,23 @@ def test_ids_that_change_meanwhile_end_no_process() -> None:
         [sys.executable, "-c", _CHANGING_IDS], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
+
+
+@given(
+    n=st.integers(1, 50),
+    words=st.integers(1, 50),
+    gap=st.integers(0, 3),
+    panel_gap=st.integers(0, 2),
+    seed=st.integers(0, 9),
+)
+def test_rows_into_panels(n: int, words: int, gap: int, panel_gap: int, seed: int) -> None:
+    """Rows that are apart, panels with others between them; what pads the last panel stays as it is."""
+    rows = np.random.default_rng(seed).integers(1, 1 << 31, (n, words + gap), np.int32)
+    panels = -(-n // 16)
+    out = np.zeros((panels, words + panel_gap, 16), np.int32)
+    _native.pack(rows.ctypes.data, words + gap, n, words, out.ctypes.data, 16 * (words + panel_gap))
+    padded = np.zeros((16 * panels, words), np.int32)
+    padded[:n] = rows[:, :words]
+    wanted = padded.reshape(panels, 16, words).transpose(0, 2, 1)
+    assert np.array_equal(out[:, :words], wanted)
+    assert not out[:, words:].any()
