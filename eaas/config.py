@@ -123,7 +123,8 @@ class BalancerConfig(_Section):
         description="Replicas per layer for balance beyond one of each expert; as many as servers do.",
     )
     step_s: Seconds = Field(
-        1.0, description="How often servers are asked what they computed; one step of the window."
+        1.0,
+        description="How often servers that work are asked what they computed; one step of the window.",
     )
     window_size: int = Field(
         120, ge=2, le=100_000, description="Steps of load history that a plan is made from."

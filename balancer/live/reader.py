@@ -22,11 +22,13 @@ __all__ = ["HotnessReader"]
 _log = get_logger(__name__)
 _CALL_S = 2.0
 _JOIN_S = 3.0
+# Of servers that compute nothing the pause grows to so many steps: nothing is lost, since they count.
+_LONGEST_PAUSE = 8
 _ASKED = (MemberState.SERVING, MemberState.DRAINING, MemberState.SUSPECT)
 
 
 class HotnessReader:
-    """Looks at all servers each `step_s`, from a daemon thread until `close`.
+    """Looks at all servers each `step_s`, less often where they idle, from a daemon thread until `close`.
 
     Args:
         rebalancer: Told what they say.
@@ -58,11 +60,11 @@ class HotnessReader:
 
     def _run(self) -> None:
         try:
-            next_at = time.monotonic()
+            next_at, steps = time.monotonic(), 1
             while not self._closed.is_set():
+                steps = 1 if self._look() else min(2 * steps, _LONGEST_PAUSE)
                 # Steps that were missed are not made up for.
-                next_at = max(next_at + self._step_s, time.monotonic())
-                self._look()
+                next_at = max(next_at + steps * self._step_s, time.monotonic())
                 self._closed.wait(max(0.0, next_at - time.monotonic()))
         except Exception as error:  # noqa: BLE001 - whoever owns this ends the process with it
             if not self._closed.is_set():
@@ -72,16 +74,18 @@ class HotnessReader:
             for line in self._lines.values():
                 line.close()
 
-    def _look(self) -> None:
+    def _look(self) -> bool:
+        """Says whether anything was computed since the last look."""
         try:
             now = self._rebalancer.glimpse()
         except TimeoutError:
-            return  # The planner is being closed, or busy: the next step has it all.
+            return False  # The planner is being closed, or busy: the next step has it all.
         answers = self._ask({s: m for s, m in now.servers.items() if m.state in _ASKED})
         readings = {s: reading_of(answer) for s, answer in answers.items()}
         sizes = [answer.expert_bytes for answer in answers.values() if answer.expert_bytes]
         self._rebalancer.look(readings, now, max(sizes, default=0))
         self._on_look()
+        return any(answer.layers for answer in answers.values())
 
     def _ask(self, servers: Mapping[str, Member]) -> dict[str, pb.ReadHotnessResponse]:
         """All at once; those that do not answer in time are left out."""
