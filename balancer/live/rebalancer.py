@@ -252,12 +252,12 @@ class Rebalancer:
                 return planned, 0
             return planned, self.apply(planned, force=force)
 
-    def apply(self, planned: Planned, *, force: bool = True) -> int:
+    def apply(self, planned: Planned, *, force: bool = False) -> int:
         """Rolls a plan out. Returns the number of placements that it takes; 0: it is what there is.
 
         Args:
             planned: The plan.
-            force: The layout that was planned, whether it pays or not; else the one that is best.
+            force: The layout that was planned, whether it pays or not; else what is best, be it nothing.
 
         Raises:
             NotNowError: It is of another cluster or of an older placement, or a roll-out is going on.
@@ -324,6 +324,9 @@ class Rebalancer:
 
     def _record(self, planned: Planned, trigger: str, reason: str, drafts: list[Draft]) -> None:
         proposal = planned.proposal
+        loads = 0
+        if drafts:
+            loads = int(np.count_nonzero(drafts[-1].holds_LSE > planned.situation.holds_LSE))
         entry = pb.HistoryEntry(
             trigger=trigger,
             policy=planned.settings.policy,
@@ -332,8 +335,8 @@ class Rebalancer:
             par_now=float(proposal.par_now_L.mean()),
             par_then=float(proposal.par_then_L.mean()),
             bound=float(proposal.bound_L.mean()),
-            transit=proposal.transit if drafts and proposal.kind == "moves" else 0,
-            bytes=proposal.bytes if drafts and proposal.kind == "moves" else 0,
+            transit=loads,
+            bytes=loads * planned.situation.expert_bytes,
             epoch_before=planned.placement.epoch,
             plan_s=planned.plan_s,
         )

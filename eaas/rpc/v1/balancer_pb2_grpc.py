@@ -171,8 +171,8 @@ class BalancerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Apply(self, request, context):
-        """Rolls a plan out, or a placement of the caller's. Returns when it has
-        begun. Errors: NOT_FOUND (no such plan, it is too old), INVALID_ARGUMENT
+        """Rolls out what a plan comes to, its verdict followed, or a placement of
+        the caller's. Returns when it has begun. Errors: NOT_FOUND (no such plan, it is too old), INVALID_ARGUMENT
         (the placement leaves an expert out, names a server that is not there, has
         shares that do not sum to 1), FAILED_PRECONDITION (the plan was of a
         cluster that is not there, the placement is another one by now, or a
