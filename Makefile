@@ -47,8 +47,8 @@ lint: setup proto
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	@changed=$$(git status --porcelain -- eaas/rpc/v1); test -z "$$changed" || \
-	  { echo "$$changed"; echo "eaas/rpc/v1 is not what proto/ generates: commit the result of 'make proto'"; exit 1; }
+	@changed=$$(git status --porcelain -- eaas/rpc/v1 docs/api.md); test -z "$$changed" || \
+	  { echo "$$changed"; echo "this is not what proto/ generates: commit the result of 'make proto'"; exit 1; }
 
 format: setup
 	$(BIN)/ruff check --fix .
@@ -57,6 +57,7 @@ format: setup
 # From the root, so that the generated imports are right as they are.
 proto: setup
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. proto/eaas/rpc/v1/*.proto
+	$(BIN)/python docs/make_api.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info models/demo

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from eaas.types import Placement
 
-__all__ = ["Action", "Call", "Inspect", "Life", "Prepare", "Publish", "Refuse", "Retire"]
+__all__ = ["Action", "Call", "Inspect", "Life", "Prepare", "Publish", "Refuse", "Retire", "Settled"]
 
 Life = tuple[str, int, str, int, str, int]
 """One process: `Member.life`, and how many have begun under that name (equal containers are told apart)."""
@@ -40,12 +40,14 @@ class Prepare:
         life: The process that is meant.
         address: host:port of its control face.
         placement: Whose share of that server is to be held.
+        layer_order: MoE layers in the order in which they are to be loaded; the others follow.
     """
 
     server_id: str
     life: Life
     address: str
     placement: Placement
+    layer_order: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,14 @@ class Refuse:
     reason: str
 
 
+@dataclass(frozen=True)
+class Settled:
+    """Nothing to do: the placement is all that servers hold. Said once for each."""
+
+    placement: Placement
+
+
 Call = Inspect | Prepare | Retire
 """A call to a server; its outcome is to be told to the planner."""
 
-Action = Call | Publish | Refuse
+Action = Call | Publish | Refuse | Settled

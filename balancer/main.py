@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
+import time
 from collections.abc import Callable
+from typing import Any
 
+import grpc
+from prometheus_client import start_http_server
+
+from balancer.journal import Journal
+from balancer.live.history import History
+from balancer.live.mind import Settings
+from balancer.live.reader import HotnessReader
+from balancer.live.rebalancer import Rebalancer
+from balancer.live.state import LiveLayout
+from balancer.memory import Memory
+from balancer.metrics import BalancerMetrics
+from balancer.once import Once
 from balancer.planner import Planner
 from balancer.rollout import Rollout
-from balancer.service import BalancerService
+from balancer.service import ROLES, BalancerService
 from eaas.config import BalancerConfig
-from eaas.errors import ConfigError, EaasError
+from eaas.errors import ClusterError, ConfigError, EaasError, PortInUseError
+from eaas.grpc_client import Backoff
 from eaas.grpc_server import Service, serve
 from eaas.log import get_logger
-from eaas.rpc.v1 import balancer_pb2_grpc
+from eaas.membership import MembershipView
+from eaas.rpc.v1 import balancer_pb2, balancer_pb2_grpc
 from eaas.session import MemberSession, Report
 from eaas.shutdown import Shutdown
 from eaas.types import Member, MemberState, Placement, Role
@@ -25,6 +42,12 @@ _log = get_logger(__name__)
 # Each client holds a worker for its watch. Threads are made when they are needed.
 _WORKERS = 512
 _GRACE_S = 0.2
+# One at a time is the balancer: the name is the fence.
+_ID = "balancer"
+_CALL_S = 2.0
+# Longest wait for the record of the balancer before, and for one's own to be kept.
+_RECORD_S = 10.0
+_KEEP_S = 2.0
 
 
 class Balancer:
@@ -44,20 +67,44 @@ class Balancer:
     def __init__(
         self, config: BalancerConfig, monitor_address: str, on_stopping: Callable[[], None]
     ) -> None:
+        layout = LiveLayout(
+            Settings(
+                policy=config.policy,
+                redundancy=config.redundancy,
+                num_redundant_experts=config.num_redundant_experts,
+                horizon_s=config.horizon_s,
+                least_gain=config.least_gain,
+                link_bytes_per_s=config.link_bytes_per_s,
+            )
+        )
         try:
             planner = Planner(
                 config.expected_servers,
                 config.redundancy,
                 config.dead_grace_s,
                 config.ack_timeout_s,
+                layout,
             )
         except ValueError as error:
             raise ConfigError(f"balancer: {error}") from error
         self._on_stopping = on_stopping
         # What nobody expected, and what this process ends for.
         self.failure: Exception | None = None
-        self._rollout = Rollout(planner, self._publish, config.apply_timeout_s, self._on_broken)
-        self._service = BalancerService(self._rollout.ask)
+        self._log_balancedness = config.log_balancedness
+        self.metrics = BalancerMetrics(lambda: layout.load, lambda: layout.settings)
+        history = History(self._on_entry, self._changed)
+        self._rollout = Rollout(
+            planner, self._publish, config.apply_timeout_s, self._on_broken, history.phase
+        )
+        self.rebalancer = Rebalancer(config, layout, self._rollout.ask, history, self._changed)
+        once = Once(on_answered=self._keep)
+        self._service = BalancerService(self._rollout.ask, self.rebalancer, once, config.step_s)
+        self._memory = Memory(layout, history, once)
+        self._journal: Journal | None = None
+        # What came before the record of the balancer before was read.
+        self._early: MembershipView | None = None
+        self._remembering = threading.Lock()
+        self._remembers = False
         try:
             self._server = serve(
                 [
@@ -65,6 +112,7 @@ class Balancer:
                         "eaas.rpc.v1.BalancerService",
                         balancer_pb2_grpc.add_BalancerServiceServicer_to_server,
                         self._service,
+                        ROLES,
                     )
                 ],
                 config.host,
@@ -75,8 +123,20 @@ class Balancer:
             self._rollout.close()
             raise
         self.address = self._server.address
+        self._metrics_server: Any = None
+        if config.metrics_port:
+            try:
+                self._metrics_server, _ = start_http_server(
+                    config.metrics_port, config.host, self.metrics.registry
+                )
+            except OSError as error:
+                self._rollout.close()
+                self._server.stop(0)
+                raise PortInUseError(
+                    f"balancer.metrics_port {config.metrics_port} cannot be used: {error.strerror}"
+                ) from error
         member = Member(
-            id="balancer",
+            id=_ID,
             role=Role.BALANCER,
             pid=os.getpid(),
             host=socket.gethostname(),
@@ -88,17 +148,81 @@ class Balancer:
                 monitor_address,
                 member,
                 report=lambda: Report(MemberState.SERVING, epoch=self._service.epoch),
-                on_change=self._rollout.observe,
+                on_change=self._observe,
                 on_stopping=on_stopping,
+                on_replaced=self._replaced,
             )
         except EaasError:
             self._rollout.close()
             self._server.stop(0)
             raise
+        self._remember()
+        self._reader = HotnessReader(self.rebalancer, config.step_s, self._on_look, self._on_broken)
         self._server.set_serving(True)
 
+    def _observe(self, view: MembershipView) -> None:
+        with self._remembering:
+            if not self._remembers:
+                self._early = view
+                return
+            # Before its epochs are seen: a process that wakes must not go on above them.
+            now = view.members.get(_ID)
+            if (
+                now is not None
+                and now.address != self.address
+                and now.incarnation > self._session.incarnation
+            ):
+                self._replaced(f"by {now.address}, as incarnation {now.incarnation}")
+            if self.failure is None:
+                self._rollout.observe(view)
+
+    def _replaced(self, how: str = "") -> None:
+        """Another process is the balancer now: this one does nothing any more."""
+        if self.failure is None:
+            _log.error("another balancer has taken over %s", how)
+            self._on_broken(ClusterError(f"another balancer has taken over {how}".rstrip()))
+
+    def _remember(self) -> None:
+        """Reads what the balancer before left: only now is it sure that it writes no more."""
+        backoff, deadline = Backoff(), time.monotonic() + _RECORD_S
+        while True:
+            try:
+                data = self._session.record(_CALL_S)
+                break
+            except grpc.RpcError as error:
+                data = b""
+                if time.monotonic() >= deadline:
+                    _log.warning("going on without the record: %s", error.details())
+                    break
+            time.sleep(backoff.next_s())
+        self._memory.restore(data, self._rollout.ask)
+        self._journal = Journal(self._session, self._memory.record, self._on_broken)
+        with self._remembering:
+            self._remembers = True
+            if self._early is not None:
+                self._rollout.observe(self._early)
+
+    def _on_entry(self, entry: balancer_pb2.HistoryEntry) -> None:
+        self.metrics.entry(entry)
+        self._changed()
+
+    def _changed(self) -> None:
+        if self._journal is not None:
+            self._journal.changed()
+
+    def _keep(self) -> None:
+        """Before an operator is answered: whoever takes over is to know of it."""
+        self._changed()
+        if self._journal is not None and not self._journal.settle(_KEEP_S):
+            _log.warning("an answer was given before the monitor had kept it")
+
     def _publish(self, placement: Placement) -> None:
+        self.metrics.published(placement)
         self._service.publish(placement)
+
+    def _on_look(self) -> None:
+        if self._log_balancedness and (found_L := self.metrics.balancedness_L()) is not None:
+            _log.info("balancedness by layer: %s", " ".join(f"{b:.3f}" for b in found_L))
 
     def _on_broken(self, error: Exception) -> None:
         self.failure = error
@@ -106,8 +230,15 @@ class Balancer:
 
     def stop(self) -> None:
         """Says goodbye to the monitor and ends."""
-        self._session.close()
         self._rollout.close()
+        if self._journal is not None:
+            self._journal.settle(_GRACE_S)
+            self._journal.close()
+        self._session.close()
+        self._reader.close()
+        if self._metrics_server is not None:
+            self._metrics_server.shutdown()
+            self._metrics_server.server_close()
         self._service.close()
         self._server.stop(_GRACE_S)
 

@@ -19,36 +19,37 @@ refuse an older one than they know, so a balancer that was replaced does no harm
 Why a draft is made, most urgent first:
   orphans: an expert's last living replica is gone. It is put elsewhere; nothing else is touched.
   repair: a server joined, drains, cannot load for now, or is dead for longer than the grace. Waits for idle.
+  proposal: somebody who looks at the load, or an operator, wants another one. Taken when idle.
 
 Terms:
   share: what a placement gives one server.
   idle: the published placement is all that servers hold.
   recovery: a balancer that starts in a running cluster asks its servers what they hold, and goes on from
     there.
+  stage: one of several placements that a proposal takes, as servers have no room for both at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from balancer.actions import Action, Call, Inspect, Life, Prepare, Publish, Refuse, Retire
-from balancer.drafts import has_orphans, recovered, repaired, with_orphans
-from balancer.policies.repair import even_shares
-from balancer.policies.spread import spread
+from balancer.actions import Action, Call, Inspect, Life, Prepare, Publish, Refuse, Retire, Settled
+from balancer.drafts import Draft, has_orphans, recovered, repaired, with_orphans
+from balancer.layout import EvenLayout, Layout
+from balancer.ledger import Ledger
 from balancer.pool import ServerPool
+from balancer.steps import Steps
 from eaas.membership import RETURN_GRACE_S
-from eaas.types import Member, MemberState, Placement
+from eaas.types import Member, Placement
 
 __all__ = ["Planner"]
 
 # Each life of the balancer counts from another thousand on: the one before may have told servers of an
 # epoch that nobody has reported yet, and two placements of one epoch are never to be taken for each other.
 _EPOCHS_OF_A_LIFE = 1000
-
-_Key = tuple[type[Call], Life, int]
 
 
 class Planner:
@@ -59,6 +60,7 @@ class Planner:
         redundancy: Servers that hold each expert; all of them while there are fewer.
         dead_grace_s: How long a dead server's return is waited for.
         ack_timeout_s: Longest wait for clients that stay on an older placement.
+        layout: Decides what placements look like; even ones by default.
 
     Raises:
         ValueError: redundancy is above expected_servers.
@@ -70,13 +72,14 @@ class Planner:
         redundancy: int,
         dead_grace_s: float = 30.0,
         ack_timeout_s: float = 10.0,
+        layout: Layout | None = None,
     ) -> None:
         if redundancy > expected_servers:
             raise ValueError(
                 f"redundancy {redundancy} is above expected_servers {expected_servers}"
             )
         self._expected = expected_servers
-        self._redundancy = redundancy
+        self._layout: Layout = layout or EvenLayout(redundancy)
         self._ack_timeout_s = ack_timeout_s
         self._pool = ServerPool(dead_grace_s)
         self._current: Placement | None = None
@@ -90,10 +93,14 @@ class Planner:
         self._recovering = False
         # A draft was given up: servers may have heard of an epoch above the current one.
         self._gave_up = False
-        # Calls that were begun, those that succeeded, and those that failed and are tried on.
-        self._asked: set[_Key] = set()
-        self._done: set[_Key] = set()
-        self._vain: set[_Key] = set()
+        # The current placement, or what it came from, was proposed: it needs not be even.
+        self._is_proposed = False
+        self._stages: list[Draft] = []
+        self._layer_order: tuple[int, ...] = ()
+        self._settled_epoch = 0
+        self._wanted: Placement | None = None
+        self._ledger = Ledger()
+        self._steps = Steps(self._pool, self._ledger)
         self._holdings: dict[Life, npt.NDArray[np.bool_]] = {}
 
     # -- events ---------------------------------------------------------------------------------
@@ -120,7 +127,7 @@ class Planner:
             holds_LE: To `Inspect`: what it holds, bool (L, E).
             told_epoch: To `Inspect`: the newest that it was ever told, be it not loaded.
         """
-        self._done.add(_key(call))
+        self._ledger.succeeded(call)
         if isinstance(call, Inspect):
             assert holds_LE is not None
             self._holdings[call.life] = holds_LE
@@ -135,7 +142,7 @@ class Planner:
             return []
         if isinstance(call, Retire):
             # It holds more than its share until it hears it: nobody waits for that.
-            self._vain.add(_key(call))
+            self._ledger.in_vain(call)
             return self.tick(now)
         # Before the first placement there is nobody to go on with instead.
         if self._current is None and not self._recovering:
@@ -144,7 +151,7 @@ class Planner:
         if not unable_s:
             return []
         # Then it is to be asked again.
-        self._asked = {k for k in self._asked if k[1] != call.life or k in self._done}
+        self._ledger.ask_again(call.life)
         why = f"it failed too often to say or load what it holds; it is tried again in {unable_s:.0f} s"
         return [Refuse(call.server_id, why), *self.tick(now)]
 
@@ -166,7 +173,8 @@ class Planner:
         self._pool.give_new_chances(now)
         if self._next is not None and not self._stands(self._next):
             self._next, self._gave_up = None, True
-        actions: list[Action] = []
+            self._stages.clear()
+        actions = self._settle()
         if self._next is None:
             current = self._current
             actions += self._begin(now) if current is None else self._go_on(current, now)
@@ -174,7 +182,7 @@ class Planner:
         actions += self._prepare_where_due()
         actions += self._publish_if_complete(now)
         actions += self._retire_where_due(now)
-        return actions
+        return actions + self._settle()
 
     def wake_at(self, now: float) -> float | None:
         """When time alone may make something due."""
@@ -204,7 +212,59 @@ class Planner:
     @property
     def fewest_servers(self) -> int:
         """Servers that it takes to hold every expert as often as is wanted."""
-        return self._redundancy
+        return self._layout.redundancy
+
+    @property
+    def current(self) -> Placement | None:
+        """The placement that was published last; None before the first."""
+        return self._current
+
+    @property
+    def coming(self) -> Placement | None:
+        """The one that servers are loading."""
+        return self._next
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Nothing is on its way, and nothing is to follow."""
+        return self._is_idle() and not self._stages
+
+    @property
+    def pool(self) -> ServerPool:
+        """The servers."""
+        return self._pool
+
+    # -- wishes ---------------------------------------------------------------------------------
+
+    def remember(self, wanted: Placement) -> None:
+        """What the balancer before wanted last: where its servers still are that is what they get."""
+        self._wanted = wanted
+
+    def propose(self, stages: Sequence[Draft], epoch: int) -> str | None:
+        """Somebody wants another placement, or several, one after another.
+
+        Args:
+            stages: Of servers that live. At least one.
+            epoch: Of the placement that they were made from.
+
+        Returns:
+            What speaks against it; None: it is begun with the next `tick`.
+        """
+        if self._current is None:
+            return "there is no placement yet"
+        if self._current.epoch != epoch:
+            return f"the placement is of epoch {self._current.epoch} by now, not {epoch}"
+        if not self.is_at_rest:
+            return "a roll-out is going on"
+        for server in stages[-1].servers:
+            if server not in self._pool.able:
+                return f"{server} cannot be given experts now"
+        self._stages = list(stages)
+        return None
+
+    def level(self) -> None:
+        """What was proposed before is no reason any more."""
+        self._is_proposed = False
 
     def member(self, server_id: str) -> Member | None:
         """A live server of the cluster."""
@@ -225,8 +285,8 @@ class Planner:
         )
         if not self._recovering:
             if len(able) >= self._expected:
-                holds_LSE, _ = spread(*full, len(able), self._redundancy)
-                self._draft(tuple(able), holds_LSE)
+                servers = tuple(able)
+                self._draft(Draft(servers, *self._layout.first(*full, servers)))
             return []
         # A monitor that was restarted, too, may not know all of them yet.
         assert self._first_seen_at is not None
@@ -237,8 +297,11 @@ class Planner:
         if not unknown and able:
             none_LE = np.zeros(full, dtype=np.bool_)
             held = {s: self._holdings.get(self._pool.life(m), none_LE) for s, m in staying.items()}
-            self._draft(*recovered(held, self._redundancy))
-        return self._ask([Inspect(m.id, self._pool.life(m), m.address, *full) for m in unknown])
+            self._draft(recovered(held, self._layout, self._wanted))
+            self._is_proposed = self._wanted is not None
+        return self._ledger.begin(
+            [Inspect(m.id, self._pool.life(m), m.address, *full) for m in unknown]
+        )
 
     def _go_on(self, current: Placement, now: float) -> list[Action]:
         """The placement after the current one, if one is due."""
@@ -247,18 +310,28 @@ class Planner:
         draft = with_orphans(current, self._pool)
         urgent = draft is not None
         if draft is None and (self._gave_up or self._is_idle()):
-            draft = repaired(current, self._pool, self._redundancy, now)
+            is_wanted = self._is_proposed or bool(self._stages)
+            draft = repaired(current, self._pool, self._layout, now, is_wanted=is_wanted)
         if draft is None and self._gave_up:
-            draft = (current.servers, current.holds_LSE)
+            draft = Draft(current.servers, current.holds_LSE, current.shares_LSE)
         if draft is not None:
-            self._draft(*draft)
+            # Whoever proposed does not know of this.
+            self._stages.clear()
+        elif self._stages and self._is_idle():
+            draft, self._is_proposed = self._stages.pop(0), True
+        if draft is not None:
+            self._draft(draft)
             self._next_is_urgent = urgent
         return []
 
-    def _draft(self, servers: tuple[str, ...], holds_LSE: npt.NDArray[np.bool_]) -> None:
+    def _draft(self, draft: Draft) -> None:
+        servers = draft.servers
         own = _EPOCHS_OF_A_LIFE * (self._pool.balancer_life - 1)
-        self._last_epoch = 1 + max(self._last_epoch, self._pool.highest_epoch, own)
-        self._next = Placement(self._last_epoch, servers, holds_LSE, even_shares(holds_LSE))
+        known = self._wanted.epoch if self._wanted else 0
+        self._last_epoch = 1 + max(self._last_epoch, self._pool.highest_epoch, own, known)
+        shares_LSE = draft.shares_LSE.astype(np.float32)
+        self._next = Placement(self._last_epoch, servers, draft.holds_LSE, shares_LSE)
+        self._layer_order = draft.layer_order
         self._next_willing = frozenset(servers) & self._pool.willing.keys()
         # Those that cannot load more, but have what an older placement gave them, as well.
         self._next_holders = frozenset(servers) & self._pool.holders.keys()
@@ -281,52 +354,24 @@ class Planner:
     def _is_idle(self) -> bool:
         """Whether the servers hold the published placement and nothing else, or do not hear of it."""
         placement = self._current
-        told = self._done | self._vain
-        return (
-            placement is not None
-            and self._next is None
-            and all(
-                (Retire, self._pool.life(m), placement.epoch) in told for m in self._retirable()
-            )
-        )
+        return placement is not None and self._next is None and self._steps.is_retired(placement)
 
     # -- actions --------------------------------------------------------------------------------
-
-    def _ask(self, calls: list[Call]) -> list[Action]:
-        new = [call for call in calls if _key(call) not in self._asked]
-        self._asked.update(_key(call) for call in new)
-        return list(new)
 
     def _prepare_where_due(self) -> list[Action]:
         placement = self._next or self._current
         if placement is None:
             return []
-        calls: list[Call] = []
-        for server_id, server in self._pool.willing.items():
-            if server_id not in placement.servers:
-                continue
-            call = Prepare(server_id, self._pool.life(server), server.address, placement)
-            if server.state is MemberState.SERVING and server.epoch == placement.epoch:
-                # Its monitor's silence ended its lease, not its weights.
-                self._asked.add(_key(call))
-                self._done.add(_key(call))
-            calls.append(call)
-        return self._ask(calls)
+        return self._steps.prepare(placement, self._layer_order)
 
     def _publish_if_complete(self, now: float) -> list[Action]:
         placement = self._next
-        if placement is None:
+        if placement is None or not self._steps.is_prepared(placement):
             return []
-        for server_id, server in self._pool.willing.items():
-            key = (Prepare, self._pool.life(server), placement.epoch)
-            if server_id in placement.servers and key not in self._done:
-                return []
         self._current, self._next, self._gave_up = placement, None, False
         self._retire_at = now + self._ack_timeout_s
         self._holdings.clear()
-        # What was said of older epochs matters no more.
-        for keys in (self._asked, self._done, self._vain):
-            keys.intersection_update({k for k in keys if k[-1] == placement.epoch})
+        self._ledger.keep(placement.epoch)
         return [Publish(placement)]
 
     @property
@@ -334,30 +379,17 @@ class Planner:
         """Not by a placement that a draft is to replace: a server that heard of the draft refuses it."""
         return self._next is None and not self._gave_up
 
-    def _retirable(self) -> list[Member]:
-        """Servers that hold experts, by this placement or by an older one."""
-        placement = self._current
-        assert placement is not None
-        return [
-            m
-            for s, m in self._pool.willing.items()
-            if s in placement.servers or m.state is not MemberState.JOINING
-        ]
-
     def _retire_where_due(self, now: float) -> list[Action]:
         placement = self._current
         if placement is None or not self._may_retire:
             return []
         if now < self._retire_at and self._pool.clients_behind(placement.epoch):
             return []
-        calls: list[Call] = []
-        for m in self._retirable():
-            prepared = (Prepare, self._pool.life(m), placement.epoch) in self._done
-            if prepared or m.id not in placement.servers:
-                calls.append(Retire(m.id, self._pool.life(m), m.address, placement))
-        return self._ask(calls)
+        return self._steps.retire(placement)
 
-
-def _key(call: Call) -> _Key:
-    epoch = 0 if isinstance(call, Inspect) else call.placement.epoch
-    return (type(call), call.life, epoch)
+    def _settle(self) -> list[Action]:
+        placement = self._current
+        if placement is None or self._settled_epoch == placement.epoch or not self._is_idle():
+            return []
+        self._settled_epoch = placement.epoch
+        return [Settled(placement)]

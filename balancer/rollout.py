@@ -17,7 +17,7 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 
-from balancer.actions import Action, Call, Inspect, Prepare, Publish, Refuse, Retire
+from balancer.actions import Action, Call, Inspect, Prepare, Publish, Refuse, Retire, Settled
 from balancer.planner import Planner
 from eaas.grpc_client import channel
 from eaas.log import get_logger
@@ -56,6 +56,8 @@ class Rollout:
         publish: Called with each placement that the clients are to use.
         load_timeout_s: Deadline of one PreparePlacement.
         on_broken: Called with an error that nobody expected: nothing is done any more.
+        on_phase: Called with the epoch when a placement begins to be loaded ("prepare"), is published
+            ("retire"), and is all that servers hold ("settled"). Must not block.
     """
 
     def __init__(
@@ -64,8 +66,11 @@ class Rollout:
         publish: Callable[[Placement], None],
         load_timeout_s: float,
         on_broken: Callable[[Exception], None],
+        on_phase: Callable[[str, Placement], None] = lambda _phase, _placement: None,
     ) -> None:
         self._on_broken = on_broken
+        self._on_phase = on_phase
+        self._preparing = 0
         self._planner = planner
         self._publish = publish
         self._load_timeout_s = load_timeout_s
@@ -85,6 +90,7 @@ class Rollout:
 
         Raises:
             TimeoutError: It does not answer (it is being closed).
+            Exception: What the question raised.
         """
         asked = _Question(question, concurrent.futures.Future())
         self._inbox.put(asked)
@@ -120,7 +126,7 @@ class Rollout:
             if isinstance(item, MembershipView):
                 self._act(self._planner.observe(item.members, time.monotonic()))
             elif isinstance(item, _Question):
-                item.answer.set_result(item.ask(self._planner))
+                _answer(item, self._planner)
             else:
                 self._take(item)
 
@@ -130,9 +136,15 @@ class Rollout:
                 case Publish(placement):
                     _log.info("placement %d: published", placement.epoch)
                     self._publish(placement)
+                    self._on_phase("retire", placement)
+                case Settled(placement):
+                    self._on_phase("settled", placement)
                 case Refuse(server_id, reason):
                     _log.error("%s gets no experts: %s", server_id, reason)
                 case _:
+                    if isinstance(action, Prepare) and action.placement.epoch > self._preparing:
+                        self._preparing = action.placement.epoch
+                        self._on_phase("prepare", action.placement)
                     self._start(action)
 
     def _start(self, call: Call) -> None:
@@ -152,7 +164,9 @@ class Rollout:
                     "placement %d: %s is to hold %d replicas", epoch, call.server_id, replicas
                 )
                 return stub.PreparePlacement.future(
-                    expert_pb2.PreparePlacementRequest(epoch=epoch, layers=layers),
+                    expert_pb2.PreparePlacementRequest(
+                        epoch=epoch, layers=layers, layer_order=call.layer_order
+                    ),
                     timeout=self._load_timeout_s,
                 )
             case Retire(placement=placement):
@@ -193,6 +207,14 @@ class Rollout:
             _, call = self._retries.pop(0)
             if self._planner.is_wanted(call):
                 self._start(call)
+
+
+def _answer(question: _Question, planner: Planner) -> None:
+    """Whatever goes wrong with a question is its asker's."""
+    try:
+        question.answer.set_result(question.ask(planner))
+    except Exception as error:  # noqa: BLE001 - raised where the answer is waited for
+        question.answer.set_exception(error)
 
 
 def _share(call: Prepare | Retire) -> list[common_pb2.Holding]:

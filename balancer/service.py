@@ -8,27 +8,46 @@ from typing import Any
 
 import grpc
 
+from balancer.live.rebalancer import Rebalancer
+from balancer.once import Once
+from balancer.plan_calls import PlanCalls
 from balancer.planner import Planner
+from eaas.authority import OPERATOR
 from eaas.grpc_client import STREAM_SIGN_S, channel
 from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.rpc.v1 import common_pb2, expert_pb2, expert_pb2_grpc
 from eaas.types import Member, Placement
 
-__all__ = ["BalancerService"]
+__all__ = ["ROLES", "BalancerService"]
+
+# Whoever changes something is an operator, or a program of one.
+_CHANGES = ("Apply", "Rebalance", "SetPolicy", "PinExpert", "UnpinExpert", "AddReplica")
+ROLES = dict.fromkeys((*_CHANGES, "RemoveReplica", "DrainServer", "Scale"), (OPERATOR,))
+"""Whom methods are for."""
 
 _DRAIN_S = 5.0
 
 
-class BalancerService:
+class BalancerService(PlanCalls):
     """Answers the contract's BalancerService with the placement last published.
 
     Any thread may call it.
 
     Args:
         ask: Has the planner answer a question, on the thread that owns it.
+        rebalancer: Decides where experts go.
+        once: Answers to calls that change something.
+        step_s: Seconds between two looks at the load.
     """
 
-    def __init__(self, ask: Callable[[Callable[[Planner], Any]], Any]) -> None:
+    def __init__(
+        self,
+        ask: Callable[[Callable[[Planner], Any]], Any],
+        rebalancer: Rebalancer,
+        once: Once,
+        step_s: float,
+    ) -> None:
+        super().__init__(rebalancer, once, step_s)
         self._ask = ask
         self._changed = threading.Condition()
         self._placement = common_pb2.Placement()

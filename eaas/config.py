@@ -118,6 +118,61 @@ class BalancerConfig(_Section):
         description="How long experts that moved stay for clients of the older placement.",
     )
 
+    policy: Literal["spread", "eplb", "eplb-hierarchical", "scalpel", "craft", "fractional"] = (
+        Field(
+            "spread",
+            description="Where experts go; spread looks at no load, so that nothing moves by itself.",
+        )
+    )
+    num_redundant_experts: int = Field(
+        0,
+        ge=0,
+        le=100_000,
+        description="Replicas per layer for balance beyond one of each expert; as many as servers do.",
+    )
+    step_s: Seconds = Field(
+        1.0,
+        description="How often servers that work are asked what they computed; one step of the window.",
+    )
+    window_size: int = Field(
+        120, ge=2, le=100_000, description="Steps of load history that a plan is made from."
+    )
+    step_interval: int = Field(
+        60,
+        ge=1,
+        le=1_000_000,
+        description="Plan anew every so many steps; those without tokens do not count.",
+    )
+    speeds: Literal["measured", "stated"] = Field(
+        "measured",
+        description="Whose word of servers' speeds counts: what they do, or expert_server.speed alone.",
+    )
+    log_balancedness: bool = Field(
+        False, description="Log mean over max of the servers' loads after each step."
+    )
+    use_async: bool = Field(
+        True, description="Plan beside roll-outs and membership changes; off: these wait for plans."
+    )
+    drift_tv: float = Field(
+        0.2,
+        gt=0,
+        le=2,
+        description="Distance to the load planned for that calls for a plan at once; 2: none does.",
+    )
+    drift_tolerance: float = Field(
+        0.2, gt=0, le=1000, description="Rise of the PAR that calls for a plan at once."
+    )
+    least_gain: float = Field(
+        0.02, ge=0, le=1, description="Fall of the PAR below which nothing is changed."
+    )
+    horizon_s: Seconds = Field(
+        600.0, description="Time in which moves must pay back what they cost."
+    )
+    link_bytes_per_s: int = Field(
+        1_000_000_000, ge=1_000, description="Rate at which servers load experts, for that sum."
+    )
+    metrics_port: Port = Field(0, description="Port for Prometheus; 0: none.")
+
 
 class AutoscalerConfig(_Section):
     """The autoscaler (`eaas autoscale`): how many expert servers there are."""
@@ -185,6 +240,17 @@ class ExpertServerConfig(_Section):
         ge=0,
         le=1_000_000,
         description="Longest that a batch waits for company, microseconds.",
+    )
+    memory_bytes: int = Field(
+        0, ge=0, description="Memory for expert weights; 0: no limit. The balancer keeps to it."
+    )
+    speed: float = Field(
+        1.0, gt=0, le=1000, description="Speed relative to the other servers, until it is measured."
+    )
+    load_bytes_per_s: int = Field(
+        0,
+        ge=0,
+        description="Fastest that experts are loaded while others are served; 0: no limit.",
     )
     drain_timeout_s: Seconds = Field(
         60.0, description="Longest that a server that is to leave waits for others to take over."

@@ -146,6 +146,10 @@ def responses(
         call.cancel()
 
 
+# Of its own: threads that wait are not to turn the dice that others have seeded.
+_dice = random.Random()
+
+
 class Backoff:
     """Growing pauses between attempts, jittered so that members do not march in step."""
 
@@ -158,7 +162,7 @@ class Backoff:
         """Seconds to wait before the next attempt."""
         pause_s = self._next_s
         self._next_s = min(self._last_s, 2 * pause_s)
-        return pause_s * random.uniform(0.5, 1.0)
+        return pause_s * _dice.uniform(0.5, 1.0)
 
     def reset(self) -> None:
         """An attempt succeeded: the next pause is the first one again."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from eaas.authority import RoleGuard
 from eaas.errors import ConfigError, PortInUseError
 from eaas.grpc_client import MESSAGE_BYTES
 
@@ -53,11 +54,13 @@ class Service:
         name: Full name in the contract ("eaas.rpc.v1.MonitorService").
         add: The generated `add_...Servicer_to_server`.
         servicer: What answers the calls.
+        roles: Whom a method is for, where it is not for everybody (see `RoleGuard`).
     """
 
     name: str
     add: Callable[[Any, Any], None]
     servicer: object
+    roles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 class RunningServer:
@@ -97,7 +100,11 @@ class RunningServer:
 
 
 def serve(
-    services: Sequence[Service], host: str, port: int, max_workers: int = 64
+    services: Sequence[Service],
+    host: str,
+    port: int,
+    max_workers: int = 64,
+    credentials: grpc.ServerCredentials | None = None,
 ) -> RunningServer:
     """Starts a server for `services` plus health and reflection.
 
@@ -107,13 +114,22 @@ def serve(
         port: 0 takes a free one (see `RunningServer.address`).
         max_workers: Calls at a time; a stream counts for as long as it lives. More are refused with
             RESOURCE_EXHAUSTED at once, since a queued call would only meet its deadline.
+        credentials: For TLS; None: plain text.
 
     Raises:
         PortInUseError: Another process holds the port.
         ConfigError: The host is not one of this machine, or the port needs more rights.
     """
     workers = futures.ThreadPoolExecutor(max_workers, thread_name_prefix="grpc")
-    server = grpc.server(workers, options=SERVER_OPTIONS, maximum_concurrent_rpcs=max_workers)
+    guard = RoleGuard(
+        {f"/{s.name}/{method}": roles for s in services for method, roles in s.roles.items()}
+    )
+    server = grpc.server(
+        workers,
+        interceptors=(guard,),
+        options=SERVER_OPTIONS,
+        maximum_concurrent_rpcs=max_workers,
+    )
     names = [service.name for service in services]
     for service in services:
         service.add(service.servicer, server)
@@ -122,12 +138,14 @@ def serve(
     reflection.enable_server_reflection(
         (*names, health.SERVICE_NAME, reflection.SERVICE_NAME), server
     )
-    address = add_port(server, host, port)
+    address = add_port(server, host, port, credentials)
     server.start()
     return RunningServer(server, workers, health_servicer, names, address)
 
 
-def add_port(server: Any, host: str, port: int) -> str:
+def add_port(
+    server: Any, host: str, port: int, credentials: grpc.ServerCredentials | None = None
+) -> str:
     """Have a gRPC server listen; returns host:port to tell others (see `RunningServer.address`).
 
     Raises:
@@ -136,7 +154,11 @@ def add_port(server: Any, host: str, port: int) -> str:
     """
     listen_host = _listen_host(host, port)
     try:
-        bound = server.add_insecure_port(join_host_port(listen_host, port))
+        where = join_host_port(listen_host, port)
+        if credentials is None:
+            bound = server.add_insecure_port(where)
+        else:
+            bound = server.add_secure_port(where, credentials)
     except RuntimeError as error:
         raise _bind_error(listen_host, host, port) from error
     shown = socket.gethostname() if listen_host in ("0.0.0.0", "::") else listen_host

@@ -178,6 +178,31 @@ class MemberSession:
             return None
         return None if members is None else {m.id: m for m in members}
 
+    def keep_record(self, version: int, data: bytes, timeout_s: float) -> None:
+        """Leaves something to whoever comes after this member under its name.
+
+        Args:
+            version: Above that of the last one.
+            data: 512 KiB at most.
+            timeout_s: Longest wait for the monitor's store.
+
+        Raises:
+            grpc.RpcError: It is not kept (`monitor.proto` says what each status means).
+        """
+        request = pb.KeepRecordRequest(
+            id=self._member.id, incarnation=self._incarnation, version=version, data=data
+        )
+        self._monitors.now.stub.KeepRecord(request, timeout=timeout_s)
+
+    def record(self, timeout_s: float) -> bytes:
+        """What was left last under this member's name; empty where nothing was.
+
+        Raises:
+            grpc.RpcError: The monitor does not answer in time.
+        """
+        request = pb.GetRecordRequest(id=self._member.id)
+        return bytes(self._monitors.now.stub.GetRecord(request, timeout=timeout_s).data)
+
     def close(self, deregister: bool = True) -> None:
         """Ends the session.
 

@@ -63,6 +63,7 @@ class ServeLoop:
         refused: Requests answered with an error.
         expired: Requests whose budget was over before their turn came.
         busy_s: Seconds that it did not wait for something to do.
+        batches: Calls of the kernel that gave a result.
         pulse: Whether the loop moves.
     """
 
@@ -104,6 +105,7 @@ class ServeLoop:
         self.refused = 0
         self.expired = 0
         self.busy_s = 0.0
+        self.batches = 0
         self.pulse = Pulse(clock())
 
     @property
@@ -288,6 +290,7 @@ class ServeLoop:
             for request in group:
                 self._refuse(request.slot, request.grant, request.header, Status.INTERNAL)
             return
+        self.batches += 1
         rows_TH = out_TH.numpy()
         now = self._clock()
         start = 0

@@ -23,6 +23,7 @@ from eaas.session import MemberSession, MembershipView, Report
 from eaas.types import Member, MemberState, Role
 from eaas.wire import Arena
 from eaas.wire.header import WireDtype, payload_layout, result_length
+from expert_server.hotness import HotnessHandler
 from expert_server.kernels import ExpertKernel, KernelSpec, Quantization
 from expert_server.kernels.choose import ExpertSizes, choose_kernel
 from expert_server.kernels.quantize import quantization_error
@@ -31,7 +32,7 @@ from expert_server.loop import ServeLoop
 from expert_server.peers import PeerReader, checkpoint_of_peers, serving_peers
 from expert_server.placements import PlacementHandler
 from expert_server.pulse import Watchdog
-from expert_server.service import SERVICE, ExpertService, add_expert_service, transports
+from expert_server.service import ROLES, SERVICE, ExpertService, add_expert_service, transports
 from expert_server.sharing import CheckpointSharer
 from expert_server.slots import SlotTable, last_gone
 from expert_server.store import ExpertStore, naming_expert
@@ -106,7 +107,7 @@ class ExpertServer:
             self._kernel = choose_kernel(reader.forms, spec, sizes, config.kernel).kernel
             undo.callback(self._kernel.close)
             self._about_kernel = _describe(self._kernel, reader)
-            self._store = ExpertStore(reader, self._kernel)
+            self._store = ExpertStore(reader, self._kernel, config.load_bytes_per_s)
             self._arena = Arena.create_shared(
                 config.slots,
                 payload_layout(
@@ -128,6 +129,8 @@ class ExpertServer:
                 config.batch_window_us * 1e-6,
                 config.added_latency_us * 1e-6,
             )
+            hotness = HotnessHandler(self.shape, self._loop, self._store)
+            self._kernel.count_into(hotness.counts_LX)
             placements = PlacementHandler(
                 self._store, self.shape, self._on_prepared, self._on_retired
             )
@@ -138,10 +141,11 @@ class ExpertServer:
                 self.shape,
                 placements,
                 CheckpointSharer(model, config.share_bytes_per_s),
+                hotness,
                 self.drain,
             )
             self._server = serve(
-                [Service(SERVICE, add_expert_service, self._service)],
+                [Service(SERVICE, add_expert_service, self._service, ROLES)],
                 config.host,
                 config.port,
                 # A client's stream is a call that lasts: there are no more of them than slots.
@@ -157,6 +161,8 @@ class ExpertServer:
                 state=MemberState.JOINING,
                 model=self.shape,
                 transports=transports(),
+                speed=config.speed,
+                memory_bytes=config.memory_bytes,
             )
             self._session = MemberSession(
                 monitor_address,

@@ -64,6 +64,8 @@ class PlacementHandler:
     ) -> pb.PreparePlacementResponse:
         """Load what the balancer placed here, beside what is here."""
         wanted = self._experts(request.layers, context)
+        in_order = dict.fromkeys((*request.layer_order, *wanted))
+        wanted = {layer: wanted[layer] for layer in in_order if layer in wanted}
         epoch = request.epoch
         # Before the lock: what an older placement is loading is wanted no more.
         self._tell(epoch, context)

@@ -11,17 +11,21 @@ import grpc
 from eaas import versions
 from eaas.one_sided import why_not
 from eaas.rpc.v1 import expert_pb2 as pb
-from eaas.types import ModelShape
+from eaas.types import ModelShape, Role
 from eaas.wire import Arena
 from expert_server.endpoint import ExchangeHandler
+from expert_server.hotness import HotnessHandler
 from expert_server.nixl_endpoint import NixlEndpoint
 from expert_server.placements import PlacementHandler
 from expert_server.sharing import CheckpointSharer
 from expert_server.slots import SlotTable
 
-__all__ = ["SERVICE", "ExpertService", "add_expert_service", "transports"]
+__all__ = ["ROLES", "SERVICE", "ExpertService", "add_expert_service", "transports"]
 
 SERVICE = "eaas.rpc.v1.ExpertService"
+# Placements, and goodbyes, are the balancer's word.
+ROLES = dict.fromkeys(("PreparePlacement", "RetirePlacement", "Drain"), (Role.BALANCER.value,))
+"""Whom methods are for."""
 _CALLS = ("Connect", "Disconnect", "Drain")
 
 
@@ -39,6 +43,7 @@ class ExpertService:
         shape: Of the model.
         placements: What the balancer told.
         sharer: What other servers ask for.
+        hotness: What the balancer reads.
         on_drain: Called when the server is told to leave; must not block.
     """
 
@@ -49,6 +54,7 @@ class ExpertService:
         shape: ModelShape,
         placements: PlacementHandler,
         sharer: CheckpointSharer,
+        hotness: HotnessHandler,
         on_drain: Callable[[], None],
     ) -> None:
         self._arena = arena
@@ -56,6 +62,7 @@ class ExpertService:
         self._shape = shape
         self.placements = placements
         self.sharer = sharer
+        self.hotness = hotness
         self._on_drain = on_drain
         self.exchange = ExchangeHandler(arena, table)
         self._nixl = NixlEndpoint(arena, table)
@@ -159,6 +166,7 @@ def add_expert_service(service: ExpertService, server: grpc.Server) -> None:
             (service, _CALLS),
             (service.placements, PlacementHandler.CALLS),
             (service.sharer, CheckpointSharer.CALLS),
+            (service.hotness, HotnessHandler.CALLS),
         )
         for name in names
     }

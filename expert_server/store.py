@@ -11,6 +11,7 @@ from eaas.errors import CheckpointError
 from expert_server.background import compute_alone, step_back
 from expert_server.kernels import ExpertKernel
 from expert_server.memory import trim
+from expert_server.sharing import Pace
 from expert_server.weights import ExpertReader
 
 __all__ = ["ExpertStore", "naming_expert"]
@@ -25,11 +26,13 @@ class ExpertStore:
     Args:
         reader: Where the weights come from.
         kernel: Owns them from then on, in its layout.
+        bytes_per_s: Fastest that replicas are loaded while others are served; 0: no limit.
     """
 
-    def __init__(self, reader: ExpertReader, kernel: ExpertKernel) -> None:
+    def __init__(self, reader: ExpertReader, kernel: ExpertKernel, bytes_per_s: int = 0) -> None:
         self._reader = reader
         self._kernel = kernel
+        self._bytes_per_s = bytes_per_s
         self._changing = threading.Lock()
 
     @property
@@ -62,7 +65,7 @@ class ExpertStore:
         """Loads what is missing of the wanted replicas, layer by layer.
 
         Args:
-            wanted: MoE layer -> logical experts.
+            wanted: MoE layer -> logical experts; layers in the order in which they are to be loaded.
             is_given_up: Asked between experts; where it says so, nothing more is loaded.
 
         Returns:
@@ -87,12 +90,15 @@ class ExpertStore:
 
     def _load(self, wanted: Mapping[int, Collection[int]], is_given_up: Callable[[], bool]) -> int:
         before = trimmed = self.bytes
+        pace = Pace(self._bytes_per_s) if self._bytes_per_s and self.count else None
         try:
-            for layer in sorted(wanted):
+            for layer in wanted:
                 missing = {e for e in wanted[layer] if not self.holds(layer, e)}
                 for expert, weights in self._reader.read(layer, missing):
                     with naming_expert(layer, expert):
                         self._kernel.load(layer, expert, weights)
+                    if pace is not None:
+                        pace.take(weights.nbytes)
                     del weights  # before the reader goes on: it is a view of a chunk
                     if is_given_up():
                         return self.bytes - before

@@ -61,6 +61,16 @@ class Front:
                 pb.ReportOutcomeRequest.FromString,
                 pb.ReportOutcomeResponse.SerializeToString,
             ),
+            "KeepRecord": (
+                _UNARY,
+                pb.KeepRecordRequest.FromString,
+                pb.KeepRecordResponse.SerializeToString,
+            ),
+            "GetRecord": (
+                _UNARY,
+                pb.GetRecordRequest.FromString,
+                pb.GetRecordResponse.SerializeToString,
+            ),
         }
         handlers = {
             name: handler(self._passing(name), read, write)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 from eaas.log import get_logger
 from eaas.types import MemberState
 from monitor.life import MemberEvent
+from monitor.records import Records
 from monitor.registry import Registry
 from monitor.store import Change, Store, StoreLostError
 
@@ -73,6 +75,7 @@ class Journal:
         lock: Held while the registry is touched.
         on_stored: Called with the lock held when `stored` rose.
         on_lost: Called once, without the lock, when the store takes nothing any more.
+        records: What members leave, guarded by `lock`, too.
     """
 
     def __init__(
@@ -82,7 +85,11 @@ class Journal:
         lock: threading.RLock,
         on_stored: Callable[[], None],
         on_lost: Callable[[str], None],
+        records: Records,
     ) -> None:
+        self._records = records
+        self.stored_records = 0
+        """Of `Records.kept`, how many survive this process."""
         self._registry = registry
         self._store = store
         self._collector = Collector(registry)
@@ -120,11 +127,15 @@ class Journal:
     def _keep(self) -> None:
         while True:
             with self._due:
-                self._due.wait_for(lambda: self._over or self._registry.revision != self.stored)
-                if self._registry.revision == self.stored:
+                self._due.wait_for(lambda: self._over or self._is_due())
+                if not self._is_due():
                     return
-                change = self._collector.collect()
+                kept = self._records.kept
+                change = replace(self._collector.collect(), records=self._records.take())
             self._store.write(change)
             with self._due:
-                self.stored = change.revision
+                self.stored, self.stored_records = change.revision, kept
                 self._on_stored()
+
+    def _is_due(self) -> bool:
+        return self._registry.revision != self.stored or self._records.pending

@@ -261,6 +261,10 @@ class Registry:
                     events += self._judge(life, now)
         return events
 
+    def require(self, member_id: str, incarnation: int) -> Member:
+        """The member, if this life of it is registered. Raises UnknownLifeError."""
+        return self._life(member_id, incarnation).member
+
     def _life(self, member_id: str, incarnation: int) -> Life:
         life = self._live.get(member_id)
         if life is None or life.member.incarnation != incarnation:

@@ -16,11 +16,12 @@ from eaas import versions
 from eaas.grpc_client import STREAM_SIGN_S
 from eaas.log import get_logger
 from eaas.rpc.v1 import monitor_pb2 as pb
-from eaas.types import Member, MemberState
+from eaas.types import Member, MemberState, Role
 from monitor.fanout import Fanout
 from monitor.journal import Journal
 from monitor.life import MemberEvent
 from monitor.outcomes import Said
+from monitor.records import MOST_BYTES, Records, StaleRecordError
 from monitor.refusal import LONGEST_TEXT, Refused, judged, refusals, require_small
 from monitor.registry import IdTakenError, Registry
 from monitor.store import Store
@@ -82,8 +83,9 @@ class MonitorService:
         self._changed = threading.Condition(lock)
         self._fanout = Fanout(loop, STREAM_SIGN_S)
         self._store = store
+        self._records = Records(kept.records if kept is not None else ())
         self._journal = (
-            Journal(self._registry, store, lock, self._fanout.stir, self._lose)
+            Journal(self._registry, store, lock, self._fanout.stir, self._lose, self._records)
             if store is not None
             else None
         )
@@ -179,11 +181,15 @@ class MonitorService:
         if self._over or (self._store is not None and self._clock() >= self._store.leads_until):
             raise Refused(grpc.StatusCode.UNAVAILABLE, "this monitor leads no more")
 
-    async def _settle(self, revision: int) -> None:
-        """Waits until what happened up to `revision` is stored."""
+    async def _settle(self, revision: int, records: int = 0) -> None:
+        """Waits until what happened up to `revision`, and so many records, are stored."""
+        journal = self._journal
         try:
             async with asyncio.timeout(_STORE_S):
-                while not self._over and self._stored < revision:
+                while not self._over and (
+                    self._stored < revision
+                    or (journal is not None and journal.stored_records < records)
+                ):
                     await self._fanout.sleep()
         except TimeoutError:
             raise Refused(
@@ -306,6 +312,40 @@ class MonitorService:
                     )
                 self._tell(events)
         return pb.ReportOutcomeResponse()
+
+    async def KeepRecord(
+        self, request: pb.KeepRecordRequest, context: Any
+    ) -> pb.KeepRecordResponse:
+        """What a balancer leaves (errors: `monitor.proto`)."""
+        async with refusals(context):
+            self._require_lead()
+            with self._changed:
+                member = self._registry.require(request.id, request.incarnation)
+                if member.role is not Role.BALANCER or len(request.data) > MOST_BYTES:
+                    raise Refused(
+                        grpc.StatusCode.INVALID_ARGUMENT,
+                        f"records are for balancers, and have {MOST_BYTES} bytes at most",
+                    )
+                try:
+                    kept = self._records.keep(request)
+                except StaleRecordError as error:
+                    raise Refused(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
+                if self._journal is not None:
+                    self._journal.wake()
+            await self._settle(0, kept)
+        return pb.KeepRecordResponse()
+
+    async def GetRecord(self, request: pb.GetRecordRequest, context: Any) -> pb.GetRecordResponse:
+        """What was kept last."""
+        async with refusals(context):
+            self._require_lead()
+            with self._changed:
+                record = self._records.get(request.id)
+        if record is None:
+            return pb.GetRecordResponse()
+        return pb.GetRecordResponse(
+            data=record.data, incarnation=record.incarnation, version=record.version
+        )
 
     # -- watchers ------------------------------------------------------------------------------
 

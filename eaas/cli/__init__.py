@@ -7,7 +7,7 @@ import sys
 import typer
 
 from eaas import __version__
-from eaas.cli import autoscale, bench, client, demo, roles, servers, simulate, trace, up
+from eaas.cli import autoscale, bench, client, demo, placement, roles, servers, simulate, trace, up
 from eaas.errors import EaasError
 from eaas.local.child import announce
 
@@ -23,6 +23,7 @@ app = typer.Typer(
 up.register(app)
 client.register(app)
 servers.register(app)
+placement.register(app)
 autoscale.register(app)
 demo.register(app)
 bench.register(app)

@@ -361,6 +361,33 @@ def join(
     _tell(document, as_json, print_report)
 
 
+@bench.command("rebalance")
+def rebalance(
+    share_mb: Annotated[int, typer.Option(min=1, help="Replicas that a server loads, MB.")] = 500,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of a client's layer call.")] = 8,
+    calls: Annotated[float, typer.Option(min=1, help="Calls of that client in a second.")] = 100,
+    quiet: Annotated[
+        float, typer.Option(min=1, help="Seconds that it is measured before each roll-out.")
+    ] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="Roll-outs.")] = 5,
+    as_json: Json = False,
+) -> None:
+    """A placement that changes: how much slower calls are while a server loads replicas."""
+    _end_on_sigterm()
+    from eaas.bench.rebalance import bench_rebalance
+    from eaas.bench.rebalance.report import print_report
+
+    document = bench_rebalance(
+        share_bytes=share_mb * 1_000_000,
+        tokens=tokens,
+        calls_per_s=calls,
+        quiet_s=quiet,
+        rounds=rounds,
+        say=_say,
+    )
+    _tell(document, as_json, print_report)
+
+
 @bench.command("policies")
 def policies(
     size: Annotated[

@@ -12,7 +12,7 @@ from eaas.cli.client import DEFAULT_ENDPOINT, fetch_status
 from eaas.cli.options import Endpoint
 from eaas.errors import ClusterError
 
-__all__ = ["register"]
+__all__ = ["balancer_address", "register"]
 
 _LOOK_S = 0.2
 # For each server that comes or goes: it loads its experts, or others load them.
@@ -36,7 +36,7 @@ def scale(
 
     document = fetch_status(endpoint)
     before = len(_servers(document))
-    scale_servers(_balancer(document), servers)
+    scale_servers(balancer_address(document), servers)
 
     def has_so_many(document: dict[str, Any]) -> bool:
         members = _servers(document)
@@ -53,7 +53,7 @@ def drain(
     """Have an expert server leave: others take its experts over, then it ends; requests go on."""
     from eaas.balancer_calls import drain_server
 
-    drain_server(_balancer(fetch_status(endpoint)), server)
+    drain_server(balancer_address(fetch_status(endpoint)), server)
 
     def has_left(document: dict[str, Any]) -> bool:
         return server not in {m["id"] for m in _servers(document)}
@@ -67,7 +67,8 @@ def _servers(document: dict[str, Any]) -> list[dict[str, Any]]:
     return [m for m in members if m["role"] == "expert-server" and m["state"] != "DEAD"]
 
 
-def _balancer(document: dict[str, Any]) -> str:
+def balancer_address(document: dict[str, Any]) -> str:
+    """Of the balancer that lives. Raises ClusterError where none does."""
     for member in document["members"]:
         if member["role"] == "balancer" and member["state"] != "DEAD":
             return str(member["address"])

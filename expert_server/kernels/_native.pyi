@@ -29,6 +29,7 @@ def run(
     top_k: int,
     out: int,
     scratch: int,
+    counts: int,
     /,
 ) -> int: ...
 def read(pool: Pool | None, address: int, nbytes: int, /) -> None: ...

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from expert_server.weights import ExpertForm, ExpertWeights
@@ -78,6 +80,7 @@ class ExpertKernel(abc.ABC):
         self.spec = spec
         self._packed: dict[tuple[int, int], Sized] = {}
         self._bytes = 0
+        self._counts_LX: npt.NDArray[np.int64] | None = None
 
     @property
     def count(self) -> int:
@@ -92,6 +95,17 @@ class ExpertKernel(abc.ABC):
     def holds(self, layer: int, expert: int) -> bool:
         """Whether the replica is here."""
         return (layer, expert) in self._packed
+
+    def count_into(self, counts_LX: npt.NDArray[np.int64]) -> None:
+        """From now on each call adds what it did there.
+
+        Where rows are put in the order of their experts anyway, so that it costs nothing.
+
+        Args:
+            counts_LX: (L, 1 + E), C-contiguous: the experts that had tokens in a call, and then the tokens
+                of each expert.
+        """
+        self._counts_LX = counts_LX
 
     def load(self, layer: int, expert: int, weights: ExpertWeights) -> None:
         """Takes an expert over in the kernel's own layout; `weights` may be freed afterwards.
@@ -143,6 +157,12 @@ class ExpertKernel(abc.ABC):
         """Gives back threads and memory. Idempotent; a closed kernel computes no more."""
         self._packed.clear()
         self._bytes = 0
+
+    def _count(self, layer: int, experts: list[int], ends: list[int]) -> None:
+        """Rows of experts, each once, that lie one behind the other (see `Rows`)."""
+        if self._counts_LX is not None and experts:
+            self._counts_LX[layer, 0] += len(experts)
+            self._counts_LX[layer, np.add(experts, 1)] += np.diff(ends, prepend=0)
 
     def _put(self, layer: int, expert: int, packed: Sized) -> None:
         self.unload(layer, expert)

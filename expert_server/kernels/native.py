@@ -147,6 +147,7 @@ class NativeKernel(ExpertKernel):
             top_k,
             self._out_TH.data_ptr(),
             self._scratch.data_ptr(),
+            0 if self._counts_LX is None else self._counts_LX[layer].ctypes.data,
         )
         if missing != -1:
             raise self._not_held(layer, missing)

@@ -120,6 +120,7 @@ class PackedKernel(ExpertKernel):
         self._check_shapes(x_TH, expert_ids_TK, scores_TK)
         rows = group_rows(expert_ids_TK, scores_TK)
         experts = [self._held(layer, expert) for expert in rows.experts]
+        self._count(layer, rows.experts, rows.ends)
         tokens, hidden = x_TH.shape
         if x_TH.dtype != self.spec.dtype:
             x_TH = self._take("x", tokens, hidden).copy_(x_TH)

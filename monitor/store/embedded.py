@@ -38,6 +38,13 @@ CREATE TABLE members (
     event BLOB NOT NULL -- eaas.rpc.v1.MemberEvent
 )
 """
+# Releases that do not know it pass over it.
+_RECORDS = """
+CREATE TABLE IF NOT EXISTS records (
+    id TEXT PRIMARY KEY,
+    record BLOB NOT NULL -- eaas.rpc.v1.KeepRecordRequest
+)
+"""
 
 
 class EmbeddedStore:
@@ -97,6 +104,7 @@ class EmbeddedStore:
             )
         if version == 0:
             return self._begin()
+        self._file.execute(_RECORDS)
         (verdict,) = self._file.execute("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             raise self._damaged(verdict)
@@ -108,6 +116,7 @@ class EmbeddedStore:
         kept = Kept(life=new_life())
         self._file.execute(_HISTORY)
         self._file.execute(_MEMBERS)
+        self._file.execute(_RECORDS)
         self._file.execute("INSERT INTO history VALUES (1, ?, 0, 0)", (kept.life,))
         self._file.execute(f"PRAGMA user_version = {_SCHEMA}")
         self._file.execute("COMMIT")
@@ -121,7 +130,9 @@ class EmbeddedStore:
             raise self._damaged("it has no history")
         rows = self._file.execute("SELECT event FROM members ORDER BY revision")
         life, revision, forgotten = row
-        return Kept(life, revision, forgotten, tuple(event_from_bytes(data) for (data,) in rows))
+        events = tuple(event_from_bytes(data) for (data,) in rows)
+        records = tuple(self._file.execute("SELECT id, record FROM records ORDER BY id"))
+        return Kept(life, revision, forgotten, events, records)
 
     def write(self, change: Change) -> None:
         """Returns when the change is on the disk. Raises StoreLostError."""
@@ -134,6 +145,7 @@ class EmbeddedStore:
             self._file.executemany(
                 "DELETE FROM members WHERE id = ?", ((member_id,) for member_id in change.removed)
             )
+            self._file.executemany("INSERT OR REPLACE INTO records VALUES (?, ?)", change.records)
             self._file.execute(
                 "UPDATE history SET revision = ?, forgotten_incarnation = ?",
                 (change.revision, change.forgotten_incarnation),

@@ -49,12 +49,14 @@ class Kept:
         revision: Of the last event.
         forgotten_incarnation: The highest among the tombstones that are no longer kept.
         events: The last event of each member, oldest first.
+        records: What members left to whoever comes after them, by id, serialized (`Records`).
     """
 
     life: int
     revision: int = 0
     forgotten_incarnation: int = 0
     events: tuple[MemberEvent, ...] = ()
+    records: tuple[tuple[str, bytes], ...] = ()
 
     def without_monitors(self) -> Kept:
         """The same, with every monitor DEAD: the one that reads this is its successor."""
@@ -78,12 +80,14 @@ class Change:
         forgotten_incarnation: The new one.
         events: The last event of each member that changed, oldest first.
         removed: Ids of tombstones that are no longer kept.
+        records: Those that are new, by id.
     """
 
     revision: int
     forgotten_incarnation: int = 0
     events: tuple[MemberEvent, ...] = ()
     removed: tuple[str, ...] = ()
+    records: tuple[tuple[str, bytes], ...] = ()
 
 
 class Store(Protocol):

@@ -2,6 +2,7 @@
 
     ROOT/monitor/state            {"schema", "epoch", "life", "revision", "forgotten_incarnation"}
     ROOT/monitor/members/m-ID     the member's last event (eaas.rpc.v1.MemberEvent)
+    ROOT/monitor/records/m-ID     what it left to whoever comes after it (eaas.rpc.v1.KeepRecordRequest)
     ROOT/monitor/election/c-N     one ephemeral node for each monitor (`monitor.store.candidate`)
 
 Each write is a transaction that sets `state` at the version that its writer knows. A monitor that comes to
@@ -16,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from google.protobuf.message import DecodeError
 from kazoo.client import KazooClient
@@ -69,11 +70,13 @@ class ZooKeeperStore:
         self._asking = threading.Lock()
         self._state = f"{root}/monitor/state"
         self._members = f"{root}/monitor/members"
+        self._records = f"{root}/monitor/records"
         self._session_s = session_s
         # Until the first answer there is time for a whole session.
         self._leads_until = time.monotonic() + session_s
         try:
             self._wait(client.ensure_path_async(self._members))
+            self._wait(client.ensure_path_async(self._records))
             self._take_the_lead()
             self.kept = self._read()
         except (DecodeError, ValueError, KeyError, TypeError) as error:
@@ -121,7 +124,18 @@ class ZooKeeperStore:
         events.sort(key=lambda event: event.revision)
         self._known = {event.member.id for event in events}
         history = self._history
-        return Kept(history.life, history.revision, history.forgotten_incarnation, tuple(events))
+        records = []
+        for name in self._wait(self._client.get_children_async(self._records)):
+            data, _ = self._wait(self._client.get_async(f"{self._records}/{name}"))
+            records.append((unquote(name.removeprefix("m-")), data))
+        self._recorded = {member_id for member_id, _ in records}
+        return Kept(
+            history.life,
+            history.revision,
+            history.forgotten_incarnation,
+            tuple(events),
+            tuple(records),
+        )
 
     def confirm(self) -> None:
         """Asks whether this monitor leads still. Raises StoreLostError."""
@@ -142,7 +156,11 @@ class ZooKeeperStore:
                 operations.append((verb, self._path(event.member.id), event_to_bytes(event)))
             gone = [member_id for member_id in part.removed if member_id in self._known]
             operations += (("delete", self._path(member_id), b"") for member_id in gone)
+            for member_id, record in part.records:
+                verb = "set" if member_id in self._recorded else "create"
+                operations.append((verb, self._path(member_id, self._records), record))
             self._commit(history, operations)
+            self._recorded.update(member_id for member_id, _ in part.records)
             self._history = history
             self._known.update(event.member.id for event in part.events)
             self._known.difference_update(gone)
@@ -188,9 +206,9 @@ class ZooKeeperStore:
         except TROUBLE as error:
             raise StoreLostError(f"ZooKeeper does not answer as it should: {error!r}") from error
 
-    def _path(self, member_id: str) -> str:
+    def _path(self, member_id: str, under: str = "") -> str:
         # Prefixed, since "." and ".." are no names in ZooKeeper.
-        return f"{self._members}/m-{quote(member_id, safe='')}"
+        return f"{under or self._members}/m-{quote(member_id, safe='')}"
 
     @staticmethod
     def _state_bytes(kept: Kept, epoch: int) -> bytes:
@@ -222,3 +240,5 @@ def parts(change: Change, limit_bytes: int = _PART_BYTES) -> Iterator[Change]:
         events.append(event)
         filled += size
     yield Change(revision, forgotten, tuple(events), change.removed)
+    for record in change.records:
+        yield Change(revision, forgotten, records=(record,))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 
 from eaas.grpc_server import RunningServer, Service, serve
 from eaas.rpc.v1 import (
@@ -96,11 +98,17 @@ class Observer:
 class FakeExpertServer:
     """Registers as an expert server and follows placements; loads nothing.
 
-    `busy` is the part of the time for which it says that it is at work.
+    `busy` is the part of the time for which it says that it is at work, `tokens_LE` the tokens that it says
+    experts have had; `most` is how many replicas it ever held at once.
     """
 
     def __init__(
-        self, monitor_address: str, name: str, shape: ModelShape = SHAPE, failures: int = 0
+        self,
+        monitor_address: str,
+        name: str,
+        shape: ModelShape = SHAPE,
+        failures: int = 0,
+        memory_bytes: int = 0,
     ) -> None:
         self.state = JOINING
         self.epoch = 0
@@ -108,6 +116,9 @@ class FakeExpertServer:
         self.retired: list[expert_pb2.RetirePlacementRequest] = []
         self.held: list[set[int]] = [set() for _ in shape.layer_names]
         self.failures = failures
+        self.most = 0
+        self.tokens_LE = np.zeros((shape.num_layers, shape.num_experts), np.int64)
+        self.boot_id, self.sequence = secrets.randbits(62) | 1, 0
         self.busy = self._busy_s = 0.0
         self._reported_at = time.monotonic()
         self.released = threading.Event()
@@ -133,6 +144,7 @@ class FakeExpertServer:
                 self.server.address,
                 JOINING,
                 model=shape,
+                memory_bytes=memory_bytes,
             ),
             report=self._report,
         )
@@ -156,6 +168,7 @@ class FakeExpertServer:
             context.abort(grpc.StatusCode.DATA_LOSS, "the shard cannot be read")
         for held, layer in zip(self.held, request.layers, strict=True):
             held |= set(layer.experts)
+        self.most = max(self.most, self.experts)
         self.epoch = request.epoch
         if self.state is JOINING:
             self.state = SERVING
@@ -176,6 +189,17 @@ class FakeExpertServer:
     ) -> expert_pb2.ListExpertsResponse:
         layers = [common_pb2.Holding(experts=sorted(held)) for held in self.held]
         return expert_pb2.ListExpertsResponse(epoch=self.epoch, layers=layers)
+
+    def ReadHotness(
+        self, request: expert_pb2.ReadHotnessRequest, context: Any
+    ) -> expert_pb2.ReadHotnessResponse:
+        self.sequence += 1
+        return expert_pb2.ReadHotnessResponse(
+            boot_id=self.boot_id,
+            sequence=self.sequence,
+            layers=[common_pb2.LayerTokens(tokens=row) for row in self.tokens_LE.tolist()],
+            expert_bytes=1000,
+        )
 
     def Drain(self, request: Any, context: Any) -> expert_pb2.DrainResponse:
         self.state = DRAINING

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from balancer.actions import Action, Call, Inspect, Prepare, Publish, Retire
+from balancer.actions import Action, Call, Inspect, Prepare, Publish, Retire, Settled
 from balancer.planner import Planner
 from eaas.types import Member, MemberState, ModelShape, Placement, Role
 
@@ -44,6 +44,7 @@ class World:
         calls: On their way to servers, of the balancer of the moment and of those before.
         follows: The placement that each client follows.
         published: Of the balancer of the moment; None: none yet.
+        remembers: Whether a balancer is told what the one before wanted last.
         deaf: Servers that live, and serve, and that no call of the balancer reaches.
     """
 
@@ -59,6 +60,8 @@ class World:
         self.follows: dict[str, Placement] = {}
         self.placements: dict[int, Placement] = {}
         self.loads = self.starts = 0
+        self.remembers = False
+        self.wanted: Placement | None = None
         self.start_balancer()
 
     # -- the balancer -----------------------------------------------------------------------------
@@ -66,8 +69,11 @@ class World:
     def start_balancer(self) -> None:
         """Whatever was before is gone, but for calls that are on their way."""
         self.planner = Planner(self.expected, self.redundancy, GRACE_S, ACK_S)
+        if self.remembers and self.wanted is not None:
+            self.planner.remember(self.wanted)
         self.published: Placement | None = None
         self.refusals: list[Any] = []
+        self.settled_epochs: list[int] = []
         before = self.members.get("balancer")
         life = before.incarnation + 1 if before else 1
         self.members["balancer"] = Member(
@@ -93,6 +99,11 @@ class World:
                 self.placements[placement.epoch] = self.published = placement
             elif isinstance(action, Inspect | Prepare | Retire):
                 self.calls.append((self.planner, action))
+                if isinstance(action, Prepare):
+                    self.wanted = action.placement
+            elif isinstance(action, Settled):
+                assert action.placement is self.published
+                self.settled_epochs.append(action.placement.epoch)
             else:
                 self.refusals.append(action)
 

@@ -33,6 +33,7 @@ from eaas.rpc.v1 import expert_pb2_grpc
 from eaas.types import ModelShape
 from eaas.wire import Arena, ResultHeader, SlotState
 from eaas.wire.header import VERSION, WireDtype, payload_layout, result_length
+from expert_server.hotness import HotnessHandler
 from expert_server.loop import ServeLoop
 from expert_server.placements import PlacementHandler
 from expert_server.service import SERVICE, ExpertService, add_expert_service
@@ -71,6 +72,7 @@ class Server:
             SHAPE,
             PlacementHandler(None, SHAPE, print, print),
             CheckpointSharer(None, 1),
+            HotnessHandler(SHAPE, None, None),
             lambda: None,
         )
         self.server = serve(

@@ -27,6 +27,7 @@ from eaas.local.child import announce, bind_to_launcher
 from eaas.log import configure_logging
 from eaas.wire import Arena
 from eaas.wire.header import WireDtype, payload_layout, result_length
+from expert_server.hotness import HotnessHandler
 from expert_server.kernels import ExpertKernel, KernelSpec
 from expert_server.kernels.choose import ExpertSizes, choose_kernel
 from expert_server.loop import ServeLoop
@@ -88,7 +89,8 @@ def _serve(wanted: dict[str, Any], kernel: ExpertKernel) -> None:
     # No balancer, so that nobody asks the service to load anything.
     no_store = cast("ExpertStore", None)
     placements = PlacementHandler(no_store, shape, lambda _epoch: None, lambda _epoch: None)
-    service = ExpertService(arena, table, shape, placements, CheckpointSharer(None, 1), loop.stop)
+    sharer, hotness = CheckpointSharer(None, 1), HotnessHandler(shape, loop, no_store)
+    service = ExpertService(arena, table, shape, placements, sharer, hotness, loop.stop)
     server = serve([Service(SERVICE, add_expert_service, service)], "127.0.0.1", 0)
     signal.signal(signal.SIGTERM, lambda _number, _frame: loop.stop())
     announce(ready=server.address)

@@ -27,6 +27,18 @@ if _version_not_supported:
 
 class BalancerServiceStub:
     """Where the experts are. Never on the data path.
+
+    Calls that change something take a `request_id`, chosen by the caller: the
+    same call with the same id, be it after a time-out or to the balancer that
+    took over, is answered as the first one was and has no second effect. The id
+    of another call is refused (ALREADY_EXISTS). Without an id a call counts
+    each time.
+
+    All calls but the watches answer within a second or so, beside the time that
+    a policy takes to plan; roll-outs go on behind them (see History).
+    UNAVAILABLE: the balancer is being closed; ask again, whoever comes after it.
+    Calls that change something are for operators: members of other roles are
+    refused (PERMISSION_DENIED).
     """
 
     def __init__(self, channel):
@@ -45,10 +57,60 @@ class BalancerServiceStub:
                 request_serializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.WatchPlacementRequest.SerializeToString,
                 response_deserializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.WatchPlacementResponse.FromString,
                 _registered_method=True)
+        self.Plan = channel.unary_unary(
+                '/eaas.rpc.v1.BalancerService/Plan',
+                request_serializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.PlanRequest.SerializeToString,
+                response_deserializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.PlanResponse.FromString,
+                _registered_method=True)
+        self.Apply = channel.unary_unary(
+                '/eaas.rpc.v1.BalancerService/Apply',
+                request_serializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.ApplyRequest.SerializeToString,
+                response_deserializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.ApplyResponse.FromString,
+                _registered_method=True)
+        self.Rebalance = channel.unary_unary(
+                '/eaas.rpc.v1.BalancerService/Rebalance',
+                request_serializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.RebalanceRequest.SerializeToString,
+                response_deserializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.RebalanceResponse.FromString,
+                _registered_method=True)
+        self.SetPolicy = channel.unary_unary(
+                '/eaas.rpc.v1.BalancerService/SetPolicy',
+                request_serializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.SetPolicyRequest.SerializeToString,
+                response_deserializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.SetPolicyResponse.FromString,
+                _registered_method=True)
+        self.PinExpert = channel.unary_unary(
+                '/eaas.rpc.v1.BalancerService/PinExpert',
+                request_serializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.PinExpertRequest.SerializeToString,
+                response_deserializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.PinExpertResponse.FromString,
+                _registered_method=True)
+        self.UnpinExpert = channel.unary_unary(
+                '/eaas.rpc.v1.BalancerService/UnpinExpert',
+                request_serializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.UnpinExpertRequest.SerializeToString,
+                response_deserializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.UnpinExpertResponse.FromString,
+                _registered_method=True)
+        self.AddReplica = channel.unary_unary(
+                '/eaas.rpc.v1.BalancerService/AddReplica',
+                request_serializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.AddReplicaRequest.SerializeToString,
+                response_deserializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.AddReplicaResponse.FromString,
+                _registered_method=True)
+        self.RemoveReplica = channel.unary_unary(
+                '/eaas.rpc.v1.BalancerService/RemoveReplica',
+                request_serializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.RemoveReplicaRequest.SerializeToString,
+                response_deserializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.RemoveReplicaResponse.FromString,
+                _registered_method=True)
         self.DrainServer = channel.unary_unary(
                 '/eaas.rpc.v1.BalancerService/DrainServer',
                 request_serializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.DrainServerRequest.SerializeToString,
                 response_deserializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.DrainServerResponse.FromString,
+                _registered_method=True)
+        self.GetHotness = channel.unary_unary(
+                '/eaas.rpc.v1.BalancerService/GetHotness',
+                request_serializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.GetHotnessRequest.SerializeToString,
+                response_deserializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.GetHotnessResponse.FromString,
+                _registered_method=True)
+        self.History = channel.unary_unary(
+                '/eaas.rpc.v1.BalancerService/History',
+                request_serializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.HistoryRequest.SerializeToString,
+                response_deserializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.HistoryResponse.FromString,
                 _registered_method=True)
         self.Scale = channel.unary_unary(
                 '/eaas.rpc.v1.BalancerService/Scale',
@@ -69,6 +131,18 @@ class BalancerServiceStub:
 
 class BalancerServiceServicer:
     """Where the experts are. Never on the data path.
+
+    Calls that change something take a `request_id`, chosen by the caller: the
+    same call with the same id, be it after a time-out or to the balancer that
+    took over, is answered as the first one was and has no second effect. The id
+    of another call is refused (ALREADY_EXISTS). Without an id a call counts
+    each time.
+
+    All calls but the watches answer within a second or so, beside the time that
+    a policy takes to plan; roll-outs go on behind them (see History).
+    UNAVAILABLE: the balancer is being closed; ask again, whoever comes after it.
+    Calls that change something are for operators: members of other roles are
+    refused (PERMISSION_DENIED).
     """
 
     def GetPlacement(self, request, context):
@@ -85,10 +159,96 @@ class BalancerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Plan(self, request, context):
+        """What another placement would be worth: a dry run, of any policy, and of
+        clusters that are not there. Changes nothing. Errors: INVALID_ARGUMENT (no
+        such policy, knob, server; loads of another shape; no room for all
+        experts), FAILED_PRECONDITION (no placement yet, or no load was seen and
+        none is given).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Apply(self, request, context):
+        """Rolls out what a plan comes to, its verdict followed, or a placement of
+        the caller's. Returns when it has begun. Errors: NOT_FOUND (no such plan, it is too old), INVALID_ARGUMENT
+        (the placement leaves an expert out, names a server that is not there, has
+        shares that do not sum to 1), FAILED_PRECONDITION (the plan was of a
+        cluster that is not there, the placement is another one by now, or a
+        roll-out is going on).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Rebalance(self, request, context):
+        """Plans now, and rolls out what pays. Errors: as Plan and Apply.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetPolicy(self, request, context):
+        """What decides from now on. Nothing moves before the next interval, but for
+        "spread", which evens out at once. Errors: INVALID_ARGUMENT.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PinExpert(self, request, context):
+        """Has a server hold an expert, whatever policies say, until UnpinExpert.
+        Errors: NOT_FOUND (no such live server), INVALID_ARGUMENT (no such layer or
+        expert), FAILED_PRECONDITION (a roll-out is going on, no memory there).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnpinExpert(self, request, context):
+        """Leaves an expert to the policies again. What is held stays until one
+        decides otherwise. Errors: NOT_FOUND (it is not pinned there).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AddReplica(self, request, context):
+        """One more replica of an expert, pinned. Errors: as PinExpert, and
+        FAILED_PRECONDITION where every server has it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveReplica(self, request, context):
+        """One replica less, and no pin of it. Errors: NOT_FOUND (it is not there),
+        FAILED_PRECONDITION (fewer would be left than the operator wants of each
+        expert, or a roll-out is going on).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DrainServer(self, request, context):
         """Has a server leave: its experts are moved, then it ends. Returns at once.
         Errors: NOT_FOUND (no such live server), FAILED_PRECONDITION (nobody would
         be left to hold its experts), UNAVAILABLE (the server does not answer).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetHotness(self, request, context):
+        """Tokens of the window, by layer and expert, and by layer and server.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def History(self, request, context):
+        """What was decided, why, and what became of it; the newest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -130,10 +290,60 @@ def add_BalancerServiceServicer_to_server(servicer, server):
                     request_deserializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.WatchPlacementRequest.FromString,
                     response_serializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.WatchPlacementResponse.SerializeToString,
             ),
+            'Plan': grpc.unary_unary_rpc_method_handler(
+                    servicer.Plan,
+                    request_deserializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.PlanRequest.FromString,
+                    response_serializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.PlanResponse.SerializeToString,
+            ),
+            'Apply': grpc.unary_unary_rpc_method_handler(
+                    servicer.Apply,
+                    request_deserializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.ApplyRequest.FromString,
+                    response_serializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.ApplyResponse.SerializeToString,
+            ),
+            'Rebalance': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rebalance,
+                    request_deserializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.RebalanceRequest.FromString,
+                    response_serializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.RebalanceResponse.SerializeToString,
+            ),
+            'SetPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPolicy,
+                    request_deserializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.SetPolicyRequest.FromString,
+                    response_serializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.SetPolicyResponse.SerializeToString,
+            ),
+            'PinExpert': grpc.unary_unary_rpc_method_handler(
+                    servicer.PinExpert,
+                    request_deserializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.PinExpertRequest.FromString,
+                    response_serializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.PinExpertResponse.SerializeToString,
+            ),
+            'UnpinExpert': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnpinExpert,
+                    request_deserializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.UnpinExpertRequest.FromString,
+                    response_serializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.UnpinExpertResponse.SerializeToString,
+            ),
+            'AddReplica': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddReplica,
+                    request_deserializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.AddReplicaRequest.FromString,
+                    response_serializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.AddReplicaResponse.SerializeToString,
+            ),
+            'RemoveReplica': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveReplica,
+                    request_deserializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.RemoveReplicaRequest.FromString,
+                    response_serializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.RemoveReplicaResponse.SerializeToString,
+            ),
             'DrainServer': grpc.unary_unary_rpc_method_handler(
                     servicer.DrainServer,
                     request_deserializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.DrainServerRequest.FromString,
                     response_serializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.DrainServerResponse.SerializeToString,
+            ),
+            'GetHotness': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetHotness,
+                    request_deserializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.GetHotnessRequest.FromString,
+                    response_serializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.GetHotnessResponse.SerializeToString,
+            ),
+            'History': grpc.unary_unary_rpc_method_handler(
+                    servicer.History,
+                    request_deserializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.HistoryRequest.FromString,
+                    response_serializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.HistoryResponse.SerializeToString,
             ),
             'Scale': grpc.unary_unary_rpc_method_handler(
                     servicer.Scale,
@@ -160,6 +370,18 @@ def add_BalancerServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class BalancerService:
     """Where the experts are. Never on the data path.
+
+    Calls that change something take a `request_id`, chosen by the caller: the
+    same call with the same id, be it after a time-out or to the balancer that
+    took over, is answered as the first one was and has no second effect. The id
+    of another call is refused (ALREADY_EXISTS). Without an id a call counts
+    each time.
+
+    All calls but the watches answer within a second or so, beside the time that
+    a policy takes to plan; roll-outs go on behind them (see History).
+    UNAVAILABLE: the balancer is being closed; ask again, whoever comes after it.
+    Calls that change something are for operators: members of other roles are
+    refused (PERMISSION_DENIED).
     """
 
     @staticmethod
@@ -217,6 +439,222 @@ class BalancerService:
             _registered_method=True)
 
     @staticmethod
+    def Plan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/eaas.rpc.v1.BalancerService/Plan',
+            eaas_dot_rpc_dot_v1_dot_balancer__pb2.PlanRequest.SerializeToString,
+            eaas_dot_rpc_dot_v1_dot_balancer__pb2.PlanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Apply(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/eaas.rpc.v1.BalancerService/Apply',
+            eaas_dot_rpc_dot_v1_dot_balancer__pb2.ApplyRequest.SerializeToString,
+            eaas_dot_rpc_dot_v1_dot_balancer__pb2.ApplyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rebalance(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/eaas.rpc.v1.BalancerService/Rebalance',
+            eaas_dot_rpc_dot_v1_dot_balancer__pb2.RebalanceRequest.SerializeToString,
+            eaas_dot_rpc_dot_v1_dot_balancer__pb2.RebalanceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/eaas.rpc.v1.BalancerService/SetPolicy',
+            eaas_dot_rpc_dot_v1_dot_balancer__pb2.SetPolicyRequest.SerializeToString,
+            eaas_dot_rpc_dot_v1_dot_balancer__pb2.SetPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PinExpert(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/eaas.rpc.v1.BalancerService/PinExpert',
+            eaas_dot_rpc_dot_v1_dot_balancer__pb2.PinExpertRequest.SerializeToString,
+            eaas_dot_rpc_dot_v1_dot_balancer__pb2.PinExpertResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnpinExpert(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/eaas.rpc.v1.BalancerService/UnpinExpert',
+            eaas_dot_rpc_dot_v1_dot_balancer__pb2.UnpinExpertRequest.SerializeToString,
+            eaas_dot_rpc_dot_v1_dot_balancer__pb2.UnpinExpertResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddReplica(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/eaas.rpc.v1.BalancerService/AddReplica',
+            eaas_dot_rpc_dot_v1_dot_balancer__pb2.AddReplicaRequest.SerializeToString,
+            eaas_dot_rpc_dot_v1_dot_balancer__pb2.AddReplicaResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveReplica(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/eaas.rpc.v1.BalancerService/RemoveReplica',
+            eaas_dot_rpc_dot_v1_dot_balancer__pb2.RemoveReplicaRequest.SerializeToString,
+            eaas_dot_rpc_dot_v1_dot_balancer__pb2.RemoveReplicaResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def DrainServer(request,
             target,
             options=(),
@@ -233,6 +671,60 @@ class BalancerService:
             '/eaas.rpc.v1.BalancerService/DrainServer',
             eaas_dot_rpc_dot_v1_dot_balancer__pb2.DrainServerRequest.SerializeToString,
             eaas_dot_rpc_dot_v1_dot_balancer__pb2.DrainServerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetHotness(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/eaas.rpc.v1.BalancerService/GetHotness',
+            eaas_dot_rpc_dot_v1_dot_balancer__pb2.GetHotnessRequest.SerializeToString,
+            eaas_dot_rpc_dot_v1_dot_balancer__pb2.GetHotnessResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def History(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/eaas.rpc.v1.BalancerService/History',
+            eaas_dot_rpc_dot_v1_dot_balancer__pb2.HistoryRequest.SerializeToString,
+            eaas_dot_rpc_dot_v1_dot_balancer__pb2.HistoryResponse.FromString,
             options,
             channel_credentials,
             insecure,

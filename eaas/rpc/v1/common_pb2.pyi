@@ -118,3 +118,9 @@ class Placement(_message.Message):
     num_experts: int
     servers: _containers.RepeatedCompositeFieldContainer[ServerPlacement]
     def __init__(self, epoch: _Optional[int] = ..., num_layers: _Optional[int] = ..., num_experts: _Optional[int] = ..., servers: _Optional[_Iterable[_Union[ServerPlacement, _Mapping]]] = ...) -> None: ...
+
+class LayerTokens(_message.Message):
+    __slots__ = ("tokens",)
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ...) -> None: ...

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from eaas.rpc.v1 import common_pb2 as eaas_dot_rpc_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x65\x61\x61s/rpc/v1/expert.proto\x12\x0b\x65\x61\x61s.rpc.v1\x1a\x18\x65\x61\x61s/rpc/v1/common.proto\"\xa6\x01\n\x0e\x43onnectRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x1a\n\x12\x63lient_incarnation\x18\x02 \x01(\x04\x12\x18\n\x10protocol_version\x18\x03 \x01(\r\x12\x11\n\ttransport\x18\x04 \x01(\t\x12\r\n\x05slots\x18\x05 \x01(\r\x12\x13\n\x0bhidden_size\x18\x06 \x01(\r\x12\x14\n\x0cmodel_digest\x18\x07 \x01(\t\"\x9f\x02\n\x0f\x43onnectResponse\x12\x15\n\rconnection_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x1a\n\x12server_incarnation\x18\x03 \x01(\x04\x12\x12\n\nfirst_slot\x18\x04 \x01(\r\x12\r\n\x05slots\x18\x05 \x01(\r\x12\x12\n\nreply_bell\x18\x06 \x01(\r\x12\x12\n\nslot_count\x18\x07 \x01(\r\x12\x18\n\x10payload_capacity\x18\x08 \x01(\x04\x12\x17\n\x0fresult_capacity\x18\t \x01(\x04\x12\x11\n\tarena_pid\x18\n \x01(\x03\x12\x10\n\x08\x61rena_fd\x18\x0b \x01(\x05\x12\x13\n\x0b\x61rena_bytes\x18\x0c \x01(\x04\x12\r\n\x05\x65poch\x18\r \x01(\x04\"*\n\x11\x44isconnectRequest\x12\x15\n\rconnection_id\x18\x01 \x01(\t\"\x14\n\x12\x44isconnectResponse\"D\n\x0f\x45xchangeRequest\x12\x15\n\rconnection_id\x18\x01 \x01(\t\x12\x0c\n\x04slot\x18\x02 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\".\n\x10\x45xchangeResponse\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"k\n\x0bJoinRequest\x12\x15\n\rconnection_id\x18\x01 \x01(\t\x12\x0c\n\x04nixl\x18\x02 \x01(\t\x12\x0e\n\x06handle\x18\x03 \x01(\x0c\x12\'\n\x06memory\x18\x04 \x01(\x0b\x32\x17.eaas.rpc.v1.SlotMemory\"G\n\x0cJoinResponse\x12\x0e\n\x06handle\x18\x01 \x01(\x0c\x12\'\n\x06memory\x18\x02 \x01(\x0b\x32\x17.eaas.rpc.v1.SlotMemory\"Z\n\nSlotMemory\x12\x13\n\x0b\x64\x65scription\x18\x01 \x01(\x0c\x12\x13\n\x0brequests_at\x18\x02 \x01(\x04\x12\x12\n\nresults_at\x18\x03 \x01(\x04\x12\x0e\n\x06stride\x18\x04 \x01(\x04\"N\n\x17PreparePlacementRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12$\n\x06layers\x18\x02 \x03(\x0b\x32\x14.eaas.rpc.v1.Holding\"P\n\x18PreparePlacementResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07\x65xperts\x18\x02 \x01(\r\x12\x14\n\x0c\x62ytes_loaded\x18\x03 \x01(\x04\"M\n\x16RetirePlacementRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12$\n\x06layers\x18\x02 \x03(\x0b\x32\x14.eaas.rpc.v1.Holding\"*\n\x17RetirePlacementResponse\x12\x0f\n\x07\x65xperts\x18\x01 \x01(\r\"\x14\n\x12ListExpertsRequest\"J\n\x13ListExpertsResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12$\n\x06layers\x18\x02 \x03(\x0b\x32\x14.eaas.rpc.v1.Holding\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse\"\x1b\n\x19\x44\x65scribeCheckpointRequest\"c\n\x1a\x44\x65scribeCheckpointResponse\x12\x0e\n\x06\x63onfig\x18\x01 \x01(\x0c\x12\r\n\x05index\x18\x02 \x01(\x0c\x12&\n\x06shards\x18\x03 \x03(\x0b\x32\x16.eaas.rpc.v1.ShardFile\"(\n\tShardFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"P\n\x10ReadShardRequest\x12\r\n\x05shard\x18\x01 \x01(\t\x12\r\n\x05\x62\x65gin\x18\x02 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x04\x12\x11\n\tresume_at\x18\x04 \x01(\x04\"G\n\x11ReadShardResponse\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x0cJ\x04\x08\x03\x10\x04\x32\xb8\x06\n\rExpertService\x12\x44\n\x07\x43onnect\x12\x1b.eaas.rpc.v1.ConnectRequest\x1a\x1c.eaas.rpc.v1.ConnectResponse\x12M\n\nDisconnect\x12\x1e.eaas.rpc.v1.DisconnectRequest\x1a\x1f.eaas.rpc.v1.DisconnectResponse\x12K\n\x08\x45xchange\x12\x1c.eaas.rpc.v1.ExchangeRequest\x1a\x1d.eaas.rpc.v1.ExchangeResponse(\x01\x30\x01\x12?\n\x04Join\x12\x18.eaas.rpc.v1.JoinRequest\x1a\x19.eaas.rpc.v1.JoinResponse(\x01\x30\x01\x12_\n\x10PreparePlacement\x12$.eaas.rpc.v1.PreparePlacementRequest\x1a%.eaas.rpc.v1.PreparePlacementResponse\x12\\\n\x0fRetirePlacement\x12#.eaas.rpc.v1.RetirePlacementRequest\x1a$.eaas.rpc.v1.RetirePlacementResponse\x12P\n\x0bListExperts\x12\x1f.eaas.rpc.v1.ListExpertsRequest\x1a .eaas.rpc.v1.ListExpertsResponse\x12\x65\n\x12\x44\x65scribeCheckpoint\x12&.eaas.rpc.v1.DescribeCheckpointRequest\x1a\'.eaas.rpc.v1.DescribeCheckpointResponse\x12L\n\tReadShard\x12\x1d.eaas.rpc.v1.ReadShardRequest\x1a\x1e.eaas.rpc.v1.ReadShardResponse0\x01\x12>\n\x05\x44rain\x12\x19.eaas.rpc.v1.DrainRequest\x1a\x1a.eaas.rpc.v1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x65\x61\x61s/rpc/v1/expert.proto\x12\x0b\x65\x61\x61s.rpc.v1\x1a\x18\x65\x61\x61s/rpc/v1/common.proto\"\xa6\x01\n\x0e\x43onnectRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x1a\n\x12\x63lient_incarnation\x18\x02 \x01(\x04\x12\x18\n\x10protocol_version\x18\x03 \x01(\r\x12\x11\n\ttransport\x18\x04 \x01(\t\x12\r\n\x05slots\x18\x05 \x01(\r\x12\x13\n\x0bhidden_size\x18\x06 \x01(\r\x12\x14\n\x0cmodel_digest\x18\x07 \x01(\t\"\x9f\x02\n\x0f\x43onnectResponse\x12\x15\n\rconnection_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x1a\n\x12server_incarnation\x18\x03 \x01(\x04\x12\x12\n\nfirst_slot\x18\x04 \x01(\r\x12\r\n\x05slots\x18\x05 \x01(\r\x12\x12\n\nreply_bell\x18\x06 \x01(\r\x12\x12\n\nslot_count\x18\x07 \x01(\r\x12\x18\n\x10payload_capacity\x18\x08 \x01(\x04\x12\x17\n\x0fresult_capacity\x18\t \x01(\x04\x12\x11\n\tarena_pid\x18\n \x01(\x03\x12\x10\n\x08\x61rena_fd\x18\x0b \x01(\x05\x12\x13\n\x0b\x61rena_bytes\x18\x0c \x01(\x04\x12\r\n\x05\x65poch\x18\r \x01(\x04\"*\n\x11\x44isconnectRequest\x12\x15\n\rconnection_id\x18\x01 \x01(\t\"\x14\n\x12\x44isconnectResponse\"D\n\x0f\x45xchangeRequest\x12\x15\n\rconnection_id\x18\x01 \x01(\t\x12\x0c\n\x04slot\x18\x02 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\".\n\x10\x45xchangeResponse\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"k\n\x0bJoinRequest\x12\x15\n\rconnection_id\x18\x01 \x01(\t\x12\x0c\n\x04nixl\x18\x02 \x01(\t\x12\x0e\n\x06handle\x18\x03 \x01(\x0c\x12\'\n\x06memory\x18\x04 \x01(\x0b\x32\x17.eaas.rpc.v1.SlotMemory\"G\n\x0cJoinResponse\x12\x0e\n\x06handle\x18\x01 \x01(\x0c\x12\'\n\x06memory\x18\x02 \x01(\x0b\x32\x17.eaas.rpc.v1.SlotMemory\"Z\n\nSlotMemory\x12\x13\n\x0b\x64\x65scription\x18\x01 \x01(\x0c\x12\x13\n\x0brequests_at\x18\x02 \x01(\x04\x12\x12\n\nresults_at\x18\x03 \x01(\x04\x12\x0e\n\x06stride\x18\x04 \x01(\x04\"c\n\x17PreparePlacementRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12$\n\x06layers\x18\x02 \x03(\x0b\x32\x14.eaas.rpc.v1.Holding\x12\x13\n\x0blayer_order\x18\x03 \x03(\r\"P\n\x18PreparePlacementResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07\x65xperts\x18\x02 \x01(\r\x12\x14\n\x0c\x62ytes_loaded\x18\x03 \x01(\x04\"M\n\x16RetirePlacementRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12$\n\x06layers\x18\x02 \x03(\x0b\x32\x14.eaas.rpc.v1.Holding\"*\n\x17RetirePlacementResponse\x12\x0f\n\x07\x65xperts\x18\x01 \x01(\r\"\x14\n\x12ListExpertsRequest\"J\n\x13ListExpertsResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12$\n\x06layers\x18\x02 \x03(\x0b\x32\x14.eaas.rpc.v1.Holding\"7\n\x12ReadHotnessRequest\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\x04\x12\x10\n\x08sequence\x18\x02 \x01(\x04\"\xa9\x01\n\x13ReadHotnessResponse\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\x04\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12(\n\x06layers\x18\x03 \x03(\x0b\x32\x18.eaas.rpc.v1.LayerTokens\x12\x0e\n\x06\x62usy_s\x18\x04 \x01(\x01\x12\x0f\n\x07\x62\x61tches\x18\x06 \x01(\x04\x12\x0e\n\x06visits\x18\x07 \x01(\x04\x12\x14\n\x0c\x65xpert_bytes\x18\x05 \x01(\x04\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse\"\x1b\n\x19\x44\x65scribeCheckpointRequest\"c\n\x1a\x44\x65scribeCheckpointResponse\x12\x0e\n\x06\x63onfig\x18\x01 \x01(\x0c\x12\r\n\x05index\x18\x02 \x01(\x0c\x12&\n\x06shards\x18\x03 \x03(\x0b\x32\x16.eaas.rpc.v1.ShardFile\"(\n\tShardFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"P\n\x10ReadShardRequest\x12\r\n\x05shard\x18\x01 \x01(\t\x12\r\n\x05\x62\x65gin\x18\x02 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x04\x12\x11\n\tresume_at\x18\x04 \x01(\x04\"G\n\x11ReadShardResponse\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x0cJ\x04\x08\x03\x10\x04\x32\x8a\x07\n\rExpertService\x12\x44\n\x07\x43onnect\x12\x1b.eaas.rpc.v1.ConnectRequest\x1a\x1c.eaas.rpc.v1.ConnectResponse\x12M\n\nDisconnect\x12\x1e.eaas.rpc.v1.DisconnectRequest\x1a\x1f.eaas.rpc.v1.DisconnectResponse\x12K\n\x08\x45xchange\x12\x1c.eaas.rpc.v1.ExchangeRequest\x1a\x1d.eaas.rpc.v1.ExchangeResponse(\x01\x30\x01\x12?\n\x04Join\x12\x18.eaas.rpc.v1.JoinRequest\x1a\x19.eaas.rpc.v1.JoinResponse(\x01\x30\x01\x12_\n\x10PreparePlacement\x12$.eaas.rpc.v1.PreparePlacementRequest\x1a%.eaas.rpc.v1.PreparePlacementResponse\x12\\\n\x0fRetirePlacement\x12#.eaas.rpc.v1.RetirePlacementRequest\x1a$.eaas.rpc.v1.RetirePlacementResponse\x12P\n\x0bListExperts\x12\x1f.eaas.rpc.v1.ListExpertsRequest\x1a .eaas.rpc.v1.ListExpertsResponse\x12P\n\x0bReadHotness\x12\x1f.eaas.rpc.v1.ReadHotnessRequest\x1a .eaas.rpc.v1.ReadHotnessResponse\x12\x65\n\x12\x44\x65scribeCheckpoint\x12&.eaas.rpc.v1.DescribeCheckpointRequest\x1a\'.eaas.rpc.v1.DescribeCheckpointResponse\x12L\n\tReadShard\x12\x1d.eaas.rpc.v1.ReadShardRequest\x1a\x1e.eaas.rpc.v1.ReadShardResponse0\x01\x12>\n\x05\x44rain\x12\x19.eaas.rpc.v1.DrainRequest\x1a\x1a.eaas.rpc.v1.DrainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -51,31 +51,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SLOTMEMORY']._serialized_start=892
   _globals['_SLOTMEMORY']._serialized_end=982
   _globals['_PREPAREPLACEMENTREQUEST']._serialized_start=984
-  _globals['_PREPAREPLACEMENTREQUEST']._serialized_end=1062
-  _globals['_PREPAREPLACEMENTRESPONSE']._serialized_start=1064
-  _globals['_PREPAREPLACEMENTRESPONSE']._serialized_end=1144
-  _globals['_RETIREPLACEMENTREQUEST']._serialized_start=1146
-  _globals['_RETIREPLACEMENTREQUEST']._serialized_end=1223
-  _globals['_RETIREPLACEMENTRESPONSE']._serialized_start=1225
-  _globals['_RETIREPLACEMENTRESPONSE']._serialized_end=1267
-  _globals['_LISTEXPERTSREQUEST']._serialized_start=1269
-  _globals['_LISTEXPERTSREQUEST']._serialized_end=1289
-  _globals['_LISTEXPERTSRESPONSE']._serialized_start=1291
-  _globals['_LISTEXPERTSRESPONSE']._serialized_end=1365
-  _globals['_DRAINREQUEST']._serialized_start=1367
-  _globals['_DRAINREQUEST']._serialized_end=1381
-  _globals['_DRAINRESPONSE']._serialized_start=1383
-  _globals['_DRAINRESPONSE']._serialized_end=1398
-  _globals['_DESCRIBECHECKPOINTREQUEST']._serialized_start=1400
-  _globals['_DESCRIBECHECKPOINTREQUEST']._serialized_end=1427
-  _globals['_DESCRIBECHECKPOINTRESPONSE']._serialized_start=1429
-  _globals['_DESCRIBECHECKPOINTRESPONSE']._serialized_end=1528
-  _globals['_SHARDFILE']._serialized_start=1530
-  _globals['_SHARDFILE']._serialized_end=1570
-  _globals['_READSHARDREQUEST']._serialized_start=1572
-  _globals['_READSHARDREQUEST']._serialized_end=1652
-  _globals['_READSHARDRESPONSE']._serialized_start=1654
-  _globals['_READSHARDRESPONSE']._serialized_end=1725
-  _globals['_EXPERTSERVICE']._serialized_start=1728
-  _globals['_EXPERTSERVICE']._serialized_end=2552
+  _globals['_PREPAREPLACEMENTREQUEST']._serialized_end=1083
+  _globals['_PREPAREPLACEMENTRESPONSE']._serialized_start=1085
+  _globals['_PREPAREPLACEMENTRESPONSE']._serialized_end=1165
+  _globals['_RETIREPLACEMENTREQUEST']._serialized_start=1167
+  _globals['_RETIREPLACEMENTREQUEST']._serialized_end=1244
+  _globals['_RETIREPLACEMENTRESPONSE']._serialized_start=1246
+  _globals['_RETIREPLACEMENTRESPONSE']._serialized_end=1288
+  _globals['_LISTEXPERTSREQUEST']._serialized_start=1290
+  _globals['_LISTEXPERTSREQUEST']._serialized_end=1310
+  _globals['_LISTEXPERTSRESPONSE']._serialized_start=1312
+  _globals['_LISTEXPERTSRESPONSE']._serialized_end=1386
+  _globals['_READHOTNESSREQUEST']._serialized_start=1388
+  _globals['_READHOTNESSREQUEST']._serialized_end=1443
+  _globals['_READHOTNESSRESPONSE']._serialized_start=1446
+  _globals['_READHOTNESSRESPONSE']._serialized_end=1615
+  _globals['_DRAINREQUEST']._serialized_start=1617
+  _globals['_DRAINREQUEST']._serialized_end=1631
+  _globals['_DRAINRESPONSE']._serialized_start=1633
+  _globals['_DRAINRESPONSE']._serialized_end=1648
+  _globals['_DESCRIBECHECKPOINTREQUEST']._serialized_start=1650
+  _globals['_DESCRIBECHECKPOINTREQUEST']._serialized_end=1677
+  _globals['_DESCRIBECHECKPOINTRESPONSE']._serialized_start=1679
+  _globals['_DESCRIBECHECKPOINTRESPONSE']._serialized_end=1778
+  _globals['_SHARDFILE']._serialized_start=1780
+  _globals['_SHARDFILE']._serialized_end=1820
+  _globals['_READSHARDREQUEST']._serialized_start=1822
+  _globals['_READSHARDREQUEST']._serialized_end=1902
+  _globals['_READSHARDRESPONSE']._serialized_start=1904
+  _globals['_READSHARDRESPONSE']._serialized_end=1975
+  _globals['_EXPERTSERVICE']._serialized_start=1978
+  _globals['_EXPERTSERVICE']._serialized_end=2884
 # @@protoc_insertion_point(module_scope)

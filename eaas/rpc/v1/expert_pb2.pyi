@@ -116,12 +116,14 @@ class SlotMemory(_message.Message):
     def __init__(self, description: _Optional[bytes] = ..., requests_at: _Optional[int] = ..., results_at: _Optional[int] = ..., stride: _Optional[int] = ...) -> None: ...
 
 class PreparePlacementRequest(_message.Message):
-    __slots__ = ("epoch", "layers")
+    __slots__ = ("epoch", "layers", "layer_order")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
+    LAYER_ORDER_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     layers: _containers.RepeatedCompositeFieldContainer[_common_pb2.Holding]
-    def __init__(self, epoch: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[_common_pb2.Holding, _Mapping]]] = ...) -> None: ...
+    layer_order: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, epoch: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[_common_pb2.Holding, _Mapping]]] = ..., layer_order: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PreparePlacementResponse(_message.Message):
     __slots__ = ("epoch", "experts", "bytes_loaded")
@@ -158,6 +160,32 @@ class ListExpertsResponse(_message.Message):
     epoch: int
     layers: _containers.RepeatedCompositeFieldContainer[_common_pb2.Holding]
     def __init__(self, epoch: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[_common_pb2.Holding, _Mapping]]] = ...) -> None: ...
+
+class ReadHotnessRequest(_message.Message):
+    __slots__ = ("boot_id", "sequence")
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    boot_id: int
+    sequence: int
+    def __init__(self, boot_id: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
+
+class ReadHotnessResponse(_message.Message):
+    __slots__ = ("boot_id", "sequence", "layers", "busy_s", "batches", "visits", "expert_bytes")
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    BUSY_S_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    VISITS_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    boot_id: int
+    sequence: int
+    layers: _containers.RepeatedCompositeFieldContainer[_common_pb2.LayerTokens]
+    busy_s: float
+    batches: int
+    visits: int
+    expert_bytes: int
+    def __init__(self, boot_id: _Optional[int] = ..., sequence: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[_common_pb2.LayerTokens, _Mapping]]] = ..., busy_s: _Optional[float] = ..., batches: _Optional[int] = ..., visits: _Optional[int] = ..., expert_bytes: _Optional[int] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ()

@@ -72,6 +72,11 @@ class ExpertServiceStub:
                 request_serializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.ListExpertsRequest.SerializeToString,
                 response_deserializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.ListExpertsResponse.FromString,
                 _registered_method=True)
+        self.ReadHotness = channel.unary_unary(
+                '/eaas.rpc.v1.ExpertService/ReadHotness',
+                request_serializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.ReadHotnessRequest.SerializeToString,
+                response_deserializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.ReadHotnessResponse.FromString,
+                _registered_method=True)
         self.DescribeCheckpoint = channel.unary_unary(
                 '/eaas.rpc.v1.ExpertService/DescribeCheckpoint',
                 request_serializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.DescribeCheckpointRequest.SerializeToString,
@@ -159,6 +164,15 @@ class ExpertServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadHotness(self, request, context):
+        """How many tokens each expert has had here, and how long that took. Totals
+        since this life began: whoever reads them takes the difference of two
+        answers, so that an answer that is lost, or had twice, changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DescribeCheckpoint(self, request, context):
         """For a server that joins without a checkpoint: the files of this server's.
         FAILED_PRECONDITION where this server has none, either.
@@ -222,6 +236,11 @@ def add_ExpertServiceServicer_to_server(servicer, server):
                     servicer.ListExperts,
                     request_deserializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.ListExpertsRequest.FromString,
                     response_serializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.ListExpertsResponse.SerializeToString,
+            ),
+            'ReadHotness': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadHotness,
+                    request_deserializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.ReadHotnessRequest.FromString,
+                    response_serializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.ReadHotnessResponse.SerializeToString,
             ),
             'DescribeCheckpoint': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribeCheckpoint,
@@ -431,6 +450,33 @@ class ExpertService:
             '/eaas.rpc.v1.ExpertService/ListExperts',
             eaas_dot_rpc_dot_v1_dot_expert__pb2.ListExpertsRequest.SerializeToString,
             eaas_dot_rpc_dot_v1_dot_expert__pb2.ListExpertsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadHotness(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/eaas.rpc.v1.ExpertService/ReadHotness',
+            eaas_dot_rpc_dot_v1_dot_expert__pb2.ReadHotnessRequest.SerializeToString,
+            eaas_dot_rpc_dot_v1_dot_expert__pb2.ReadHotnessResponse.FromString,
             options,
             channel_credentials,
             insecure,

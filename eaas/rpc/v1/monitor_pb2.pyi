@@ -150,3 +150,35 @@ class ReportOutcomeRequest(_message.Message):
 class ReportOutcomeResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class KeepRecordRequest(_message.Message):
+    __slots__ = ("id", "incarnation", "version", "data")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    incarnation: int
+    version: int
+    data: bytes
+    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., version: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class KeepRecordResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetRecordRequest(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    def __init__(self, id: _Optional[str] = ...) -> None: ...
+
+class GetRecordResponse(_message.Message):
+    __slots__ = ("data", "incarnation", "version")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    incarnation: int
+    version: int
+    def __init__(self, data: _Optional[bytes] = ..., incarnation: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...

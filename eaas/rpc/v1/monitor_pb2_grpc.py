@@ -60,6 +60,16 @@ class MonitorServiceStub:
                 request_serializer=eaas_dot_rpc_dot_v1_dot_monitor__pb2.ReportOutcomeRequest.SerializeToString,
                 response_deserializer=eaas_dot_rpc_dot_v1_dot_monitor__pb2.ReportOutcomeResponse.FromString,
                 _registered_method=True)
+        self.KeepRecord = channel.unary_unary(
+                '/eaas.rpc.v1.MonitorService/KeepRecord',
+                request_serializer=eaas_dot_rpc_dot_v1_dot_monitor__pb2.KeepRecordRequest.SerializeToString,
+                response_deserializer=eaas_dot_rpc_dot_v1_dot_monitor__pb2.KeepRecordResponse.FromString,
+                _registered_method=True)
+        self.GetRecord = channel.unary_unary(
+                '/eaas.rpc.v1.MonitorService/GetRecord',
+                request_serializer=eaas_dot_rpc_dot_v1_dot_monitor__pb2.GetRecordRequest.SerializeToString,
+                response_deserializer=eaas_dot_rpc_dot_v1_dot_monitor__pb2.GetRecordResponse.FromString,
+                _registered_method=True)
 
 
 class MonitorServiceServicer:
@@ -110,6 +120,24 @@ class MonitorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def KeepRecord(self, request, context):
+        """Has the monitor's store keep what a balancer leaves to whoever comes after
+        it. Returns once that survives the monitor, where its store does. Errors:
+        NOT_FOUND (this life of the member is not, or no longer, registered: the
+        fence of whoever was replaced), FAILED_PRECONDITION (a newer record is
+        there), INVALID_ARGUMENT (no balancer, above 512 KiB).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetRecord(self, request, context):
+        """What was kept last; without data where nothing was.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_MonitorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -137,6 +165,16 @@ def add_MonitorServiceServicer_to_server(servicer, server):
                     servicer.ReportOutcome,
                     request_deserializer=eaas_dot_rpc_dot_v1_dot_monitor__pb2.ReportOutcomeRequest.FromString,
                     response_serializer=eaas_dot_rpc_dot_v1_dot_monitor__pb2.ReportOutcomeResponse.SerializeToString,
+            ),
+            'KeepRecord': grpc.unary_unary_rpc_method_handler(
+                    servicer.KeepRecord,
+                    request_deserializer=eaas_dot_rpc_dot_v1_dot_monitor__pb2.KeepRecordRequest.FromString,
+                    response_serializer=eaas_dot_rpc_dot_v1_dot_monitor__pb2.KeepRecordResponse.SerializeToString,
+            ),
+            'GetRecord': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRecord,
+                    request_deserializer=eaas_dot_rpc_dot_v1_dot_monitor__pb2.GetRecordRequest.FromString,
+                    response_serializer=eaas_dot_rpc_dot_v1_dot_monitor__pb2.GetRecordResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -275,6 +313,60 @@ class MonitorService:
             '/eaas.rpc.v1.MonitorService/ReportOutcome',
             eaas_dot_rpc_dot_v1_dot_monitor__pb2.ReportOutcomeRequest.SerializeToString,
             eaas_dot_rpc_dot_v1_dot_monitor__pb2.ReportOutcomeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KeepRecord(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/eaas.rpc.v1.MonitorService/KeepRecord',
+            eaas_dot_rpc_dot_v1_dot_monitor__pb2.KeepRecordRequest.SerializeToString,
+            eaas_dot_rpc_dot_v1_dot_monitor__pb2.KeepRecordResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRecord(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/eaas.rpc.v1.MonitorService/GetRecord',
+            eaas_dot_rpc_dot_v1_dot_monitor__pb2.GetRecordRequest.SerializeToString,
+            eaas_dot_rpc_dot_v1_dot_monitor__pb2.GetRecordResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -52,12 +52,13 @@ static PyObject *scratch_bytes(PyObject *self, PyObject *arguments) {
 static PyObject *run(PyObject *self, PyObject *arguments) {
     (void)self;
     int kind, activation, has_gate, x_format, ids_are_wide;
-    unsigned long long experts, x, ids, scores, out, scratch;
+    unsigned long long experts, x, ids, scores, out, scratch, counts;
     PyObject *pool;
     Moe moe = {0};
-    if (!PyArg_ParseTuple(arguments, "iOKiii(iiff)(Ki)(Kp)KiiKK", &kind, &pool, &experts, &moe.num_experts, &moe.hidden,
+    if (!PyArg_ParseTuple(arguments, "iOKiii(iiff)(Ki)(Kp)KiiKKK", &kind, &pool, &experts, &moe.num_experts, &moe.hidden,
                           &moe.intermediate, &activation, &has_gate, &moe.activation.alpha, &moe.activation.limit,
-                          &x, &x_format, &ids, &ids_are_wide, &scores, &moe.tokens, &moe.top_k, &out, &scratch))
+                          &x, &x_format, &ids, &ids_are_wide, &scores, &moe.tokens, &moe.top_k, &out, &scratch,
+                          &counts))
         return NULL;
     moe.kind = &gemm_kinds[kind];
     moe.pool = PyCapsule_GetPointer(pool, POOL);
@@ -72,6 +73,7 @@ static PyObject *run(PyObject *self, PyObject *arguments) {
     moe.scores = (const float *)scores;
     moe.out = (float *)out;
     moe.scratch = (char *)scratch;
+    moe.counts = (int64_t *)counts;
     int64_t missing;
     Py_BEGIN_ALLOW_THREADS
     missing = moe_run(&moe);
@@ -140,7 +142,7 @@ static PyMethodDef methods[] = {
      "scratch_bytes(kind, threads, hidden, intermediate, tokens, top_k, num_experts) -> bytes"},
     {"run", run, METH_VARARGS,
      "run(kind, pool, experts, E, H, I, (activation, has_gate, alpha, limit), (x, format), (ids, are int64),\n"
-     "    scores, T, K, out, scratch)\n"
+     "    scores, T, K, out, scratch, counts or 0)\n"
      "-> -1, or the id of an expert that is not held"},
     {"read", read_memory, METH_VARARGS, "read(pool, address, bytes): read memory once, with all threads"},
     {"pack", pack, METH_VARARGS,

@@ -99,11 +99,13 @@ static void group(Layer *layer) {
         const int count = layer->counts[expert];
         layer->counts[expert] = layer->rows; /* From here on: the expert's next row. */
         if (count == 0) continue;
+        if (moe->counts != NULL) moe->counts[1 + expert] += count;
         layer->first_row[layer->active_count] = layer->rows;
         layer->active[layer->active_count++] = expert;
         layer->rows += count;
     }
     layer->first_row[layer->active_count] = layer->rows;
+    if (moe->counts != NULL) moe->counts[0] += layer->active_count;
     for (size_t i = 0; i < pairs; i++) {
         if (ids[i] < 0) continue;
         const int row = layer->counts[ids[i]]++;

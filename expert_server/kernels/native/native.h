@@ -173,6 +173,7 @@ typedef struct {
     const float *scores;         /* (T, K) */
     int tokens, top_k;
     float *out;                  /* (T, H), overwritten. */
+    int64_t *counts;             /* (1 + E), or NULL: experts with rows, and each expert's rows, are added. */
     char *scratch;               /* moe_scratch_bytes(...), aligned to 64. */
 } Moe;
 

@@ -119,11 +119,16 @@ def test_what_was_written_is_read(connect: Callable[[], KazooClient]) -> None:
     events = tuple(event(i + 1, name) for i, name in enumerate(names))
     store.write(Change(7, 4, events))
     store.write(Change(9, 5, (event(9, "a"),), removed=("..", "never there")))
+    for data in (b"old", b"new" * 150_000):
+        store.write(Change(9, 5, records=(("..", data), ("b", data))))
     after = ZooKeeperStore(connect(), "/read", 10.0)
     assert after.epoch == 2
     assert after.kept.life == store.kept.life
     assert (after.kept.revision, after.kept.forgotten_incarnation) == (9, 5)
     assert after.kept.events == (*events[2:], event(9, "a"))
+    assert dict(after.kept.records) == dict.fromkeys(("..", "b"), b"new" * 150_000)
+    after.write(Change(9, 5, records=(("b", b"last"),)))
+    assert dict(ZooKeeperStore(connect(), "/read", 10.0).kept.records)["b"] == b"last"
 
 
 def test_whoever_was_deposed_writes_nothing(connect: Callable[[], KazooClient]) -> None:

@@ -121,7 +121,7 @@ def watch(service: BalancerService, known: int) -> Iterator[pb.WatchScaleRespons
 
 
 def test_a_number_is_said_once_however_often_a_stream_begins() -> None:
-    service = BalancerService(lambda question: None)
+    service = BalancerService(lambda question: None, None, None, 1.0)
     first = watch(service, 0)
     next(first)
     service.Scale(pb.ScaleRequest(servers=5), Context())
@@ -137,7 +137,7 @@ def test_a_number_is_said_once_however_often_a_stream_begins() -> None:
 
 
 def test_another_balancer_counts_from_the_beginning() -> None:
-    stream = watch(BalancerService(lambda question: None), 3)
+    stream = watch(BalancerService(lambda question: None, None, None, 1.0), 3)
     assert next(stream).servers == 0
     known = next(stream)
     assert (known.servers, known.wish) == (0, 0)

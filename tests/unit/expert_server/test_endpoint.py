@@ -16,6 +16,7 @@ from eaas.rpc.v1 import expert_pb2_grpc
 from eaas.types import ModelShape
 from eaas.wire import Arena, RequestHeader, SlotState
 from eaas.wire.header import WireDtype
+from expert_server.hotness import HotnessHandler
 from expert_server.placements import PlacementHandler
 from expert_server.service import SERVICE, ExpertService, add_expert_service
 from expert_server.sharing import CheckpointSharer
@@ -41,6 +42,7 @@ class Endpoint:
             SHAPE,
             PlacementHandler(None, SHAPE, print, print),
             CheckpointSharer(None, 1),
+            HotnessHandler(SHAPE, None, None),
             lambda: None,
         )
         self.server = serve([Service(SERVICE, add_expert_service, service)], "127.0.0.1", 0)

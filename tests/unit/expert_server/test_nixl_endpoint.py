@@ -21,6 +21,7 @@ from eaas.wire import Arena, RequestHeader, ResultHeader, SlotState
 from eaas.wire.header import WireDtype
 from eaas.wire.slot import Status
 from expert_server import nixl_endpoint
+from expert_server.hotness import HotnessHandler
 from expert_server.placements import PlacementHandler
 from expert_server.service import SERVICE, ExpertService, add_expert_service
 from expert_server.sharing import CheckpointSharer
@@ -48,6 +49,7 @@ class Endpoint:
             SHAPE,
             PlacementHandler(None, SHAPE, print, print),
             CheckpointSharer(None, 1),
+            HotnessHandler(SHAPE, None, None),
             lambda: None,
         )
         self.server = serve([Service(SERVICE, add_expert_service, self.service)], "127.0.0.1", 0)

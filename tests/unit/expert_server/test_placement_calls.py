@@ -162,3 +162,20 @@ def test_a_share_of_another_model_is_refused(layers: tuple[list[int], ...], what
     for call in (Server().prepare, Server().retire):
         with pytest.raises(Refused, match=f"INVALID_ARGUMENT: {what}"):
             call(1, *layers)
+
+
+def test_layers_that_are_named_come_first() -> None:
+    server = Server()
+    seen: list[list[int]] = []
+    plain = server.store.load
+
+    def load(wanted: Any, is_given_up: Any) -> int:
+        seen.append(list(wanted))
+        return plain(wanted, is_given_up)
+
+    server.store.load = load  # type: ignore[method-assign]
+    for order, expected in (((), [0, 1]), ((1,), [1, 0]), ((7, 1, 0), [1, 0])):
+        layers = [common_pb2.Holding(experts=[0])] * 2
+        request = pb.PreparePlacementRequest(epoch=1, layers=layers, layer_order=order)
+        server.handler.PreparePlacement(request, Context())  # type: ignore[arg-type]
+        assert seen[-1] == expected

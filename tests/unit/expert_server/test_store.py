@@ -314,3 +314,41 @@ def test_loads_beside_serving_take_one_core(qwen: Path, monkeypatch: pytest.Monk
     with ThreadPoolExecutor(1) as thread:
         assert thread.submit(torch.get_num_threads).result() == 2
     assert torch.get_num_threads() == 2
+
+
+def test_layers_are_loaded_in_the_order_that_is_asked_for(
+    qwen: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = new_store(Checkpoint.open(qwen))
+    layers: list[int] = []
+    plain = ExpertReader.read
+
+    def read(reader: ExpertReader, layer: int, experts: Collection[int]) -> Any:
+        layers.append(layer)
+        return plain(reader, layer, experts)
+
+    monkeypatch.setattr(ExpertReader, "read", read)
+    store.load({2: [0], 0: [1], 1: [2]})
+    assert layers == [2, 0, 1]
+
+
+def test_loads_beside_serving_keep_to_a_rate(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    took: list[int] = []
+
+    class Pace:
+        def __init__(self, bytes_per_s: float) -> None:
+            assert bytes_per_s == 1234
+
+        def take(self, count: int) -> None:
+            took.append(count)
+
+    monkeypatch.setattr("expert_server.store.Pace", Pace)
+    reader = ExpertReader(Checkpoint.open(qwen))
+    kernel = ReferenceKernel(reader.forms, KernelSpec(reader.dtype))
+    store = ExpertStore(reader, kernel, bytes_per_s=1234)
+    store.load({0: [0, 1]})
+    assert took == [], "nobody is served yet"
+    before = store.bytes
+    store.load({0: [0, 1, 2], 1: [3]})
+    assert len(took) == 2
+    assert sum(took) == store.bytes - before

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from eaas.types import Member, MemberState, Role
 from monitor.journal import Collector, Journal
+from monitor.records import Records
 from monitor.registry import IdTakenError, Registry, UnknownLifeError
 from monitor.store import Change, Kept, StoreLostError
 from monitor.store.embedded import EmbeddedStore
@@ -251,7 +252,7 @@ def journal(
 ) -> Iterator[tuple[Registry, Journal, threading.Condition]]:
     registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
     changed = threading.Condition(lock := threading.RLock())
-    running = Journal(registry, store, lock, changed.notify_all, lost.append)
+    running = Journal(registry, store, lock, changed.notify_all, lost.append, Records())
     yield registry, running, changed
     running.close()
 

@@ -1,0 +1,84 @@
+"""Replicas for faults beside those for balance.
+
+primary   a replica that a policy placed: it takes its part of the load
+backup    one more, so that an expert is on as many servers as the operator wants. It takes next to
+          nothing while the others live, and by that share it is known
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from balancer.policies.types import Holds, Int, Shares
+
+__all__ = ["deal", "primaries", "with_backups", "with_least_shares"]
+
+_BACKUP_SHARE = 1 / 1024
+_IS_PRIMARY = 1.5 * _BACKUP_SHARE
+
+
+def primaries(holds_LSE: Holds, shares_LSE: npt.NDArray[np.floating]) -> Holds:
+    """bool (L, S, E). An expert that has backups only has these for primaries."""
+    found_LSE: Holds = holds_LSE & (shares_LSE > _IS_PRIMARY)
+    lost_LE = ~np.any(found_LSE, axis=1)
+    return np.asarray(np.where(np.expand_dims(lost_LE, 1), holds_LSE, found_LSE))
+
+
+def with_least_shares(primary_LSE: Holds, holds_LSE: Holds, shares_LSE: Shares) -> Shares:
+    """Shares above 0 for every replica, so that clients ask it where the others are gone.
+
+    Args:
+        primary_LSE, holds_LSE: bool (L, S, E); primaries are among those held.
+        shares_LSE: float64; what the primaries are to take.
+    """
+    least_LSE = np.where(primary_LSE, 2 * _BACKUP_SHARE, np.where(holds_LSE, _BACKUP_SHARE, 0.0))
+    raised_LSE = np.maximum(np.where(holds_LSE, shares_LSE, 0.0), least_LSE)
+    # Of what is above the least: so that the least stays what it is.
+    spare_LSE = raised_LSE - least_LSE
+    room_LE = 1 - least_LSE.sum(axis=1)
+    sum_LE = spare_LSE.sum(axis=1)
+    count_LE = np.maximum(primary_LSE.sum(axis=1), 1)
+    factor_LE = np.divide(room_LE, sum_LE, out=np.zeros_like(sum_LE), where=sum_LE > 0)
+    even_LSE = np.where(primary_LSE, (room_LE / count_LE)[:, None], 0.0)
+    scaled_LSE = np.where((sum_LE > 0)[:, None], spare_LSE * factor_LE[:, None], even_LSE)
+    return np.asarray(least_LSE + scaled_LSE)
+
+
+def with_backups(primary_LSE: Holds, held_LSE: Holds, redundancy: int, cap_LS: Int) -> Holds:
+    """Each expert on `redundancy` servers at least, where there is room: what is held stays, if it can.
+
+    Args:
+        primary_LSE: bool (L, S, E); stays.
+        held_LSE: bool (L, S, E); what servers hold now.
+        redundancy: Servers of each expert; all of them where there are fewer.
+        cap_LS: int64; replicas that a server may hold.
+    """
+    wanted = min(redundancy, primary_LSE.shape[1])
+    holds_LSE = primary_LSE.copy()
+    for holds_SE, held_SE, cap_S in zip(holds_LSE, held_LSE, cap_LS, strict=True):
+        count_S = holds_SE.sum(axis=1)
+        # First what is there already: of two that want the last room, it costs nothing.
+        for only_held in (True, False):
+            for expert in np.flatnonzero(holds_SE.sum(axis=0) < wanted):
+                for _ in range(wanted - int(holds_SE[:, expert].sum())):
+                    free_S = ~holds_SE[:, expert] & (count_S < cap_S)
+                    if only_held:
+                        free_S &= held_SE[:, expert]
+                    if not free_S.any():
+                        break
+                    server = min(np.flatnonzero(free_S), key=lambda s: (count_S[s] - cap_S[s], s))
+                    holds_SE[server, expert] = True
+                    count_S[server] += 1
+    return holds_LSE
+
+
+def deal(total: int, cap_S: Int) -> Int:
+    """int64 (S): so many slots, as evenly as the caps allow; fewer where those are fewer."""
+    level = 0
+    # The fullest that all of them can be together; what does not come out even goes to the first ones.
+    while level < cap_S.max(initial=0) and np.minimum(cap_S, level + 1).sum() <= total:
+        level += 1
+    slots_S = np.minimum(cap_S, level)
+    slots_S[np.flatnonzero(cap_S > level)[: total - int(slots_S.sum())]] += 1
+    return np.asarray(slots_S)

@@ -1,0 +1,135 @@
+"""What was decided, why, and what became of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from balancer.drafts import Draft
+from eaas.rpc.v1 import balancer_pb2 as pb
+from eaas.types import Placement
+
+__all__ = ["KEPT", "History"]
+
+KEPT = 200
+"""Entries that are remembered."""
+
+
+class History:
+    """Entries, and the one whose placements are on their way. Any thread may call it.
+
+    Args:
+        on_entry: Called with each entry that is new, and once more when it has come to its end.
+        on_wanted: Called when another placement is begun.
+        clock: Monotonic seconds.
+        wall_clock: Seconds since 1970, for people.
+    """
+
+    def __init__(
+        self,
+        on_entry: Callable[[pb.HistoryEntry], None] = lambda _entry: None,
+        on_wanted: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._on_entry = on_entry
+        self._on_wanted = on_wanted
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._lock = threading.Lock()
+        self._entries: deque[pb.HistoryEntry] = deque(maxlen=KEPT)
+        self._number = 0
+        # The one that is being carried out, and what of it is still to come.
+        self._open: pb.HistoryEntry | None = None
+        self._stages: list[Draft] = []
+        self._since = 0.0
+        self._is_first = False
+        self._wanted: Placement | None = None
+
+    @property
+    def wanted(self) -> Placement | None:
+        """The placement that was begun last."""
+        return self._wanted
+
+    def restore(self, entries: Iterable[pb.HistoryEntry]) -> None:
+        """What the balancer before remembered, the oldest first."""
+        with self._lock:
+            self._entries.extend(entries)
+            self._number = self._entries[-1].number if self._entries else 0
+            # What comes first now is about a cluster that was there before.
+            self._is_first = bool(self._entries)
+
+    def entries(self, limit: int = 0) -> list[pb.HistoryEntry]:
+        """Copies, the newest first; at most so many, or all."""
+        with self._lock:
+            newest = list(self._entries)[::-1]
+            return [copy_of(entry) for entry in newest[: limit or len(newest)]]
+
+    def decided(self, entry: pb.HistoryEntry, stages: Sequence[Draft] = ()) -> None:
+        """Somebody decided something; `stages` are what the planner was given for that."""
+        with self._lock:
+            if stages:
+                self._give_up("another one was decided")
+                self._open, self._stages = entry, list(stages)
+            self._add(entry)
+        self._on_entry(entry)
+
+    def phase(self, phase: str, placement: Placement) -> None:
+        """A placement has come so far (see `Rollout`)."""
+        with self._lock:
+            now = self._clock()
+            told = None
+            if phase == "prepare":
+                self._wanted = placement
+                if self._stages and self._stages[0].holds_LSE is placement.holds_LSE:
+                    del self._stages[0]
+                else:
+                    told = self._not_ours(placement)
+                assert self._open is not None
+                self._open.epoch = placement.epoch
+            elif self._open is not None and self._open.epoch == placement.epoch:
+                if phase == "retire":
+                    self._open.prepare_s += now - self._since
+                else:
+                    self._open.retire_s += now - self._since
+                    if not self._stages:
+                        told, self._open = self._open, None
+            self._since = now
+        if told is not None:
+            self._on_entry(told)
+        if phase == "prepare":
+            self._on_wanted()
+
+    def _not_ours(self, placement: Placement) -> pb.HistoryEntry:
+        """The planner's own: servers came, left or died."""
+        self._give_up("servers came, left or died meanwhile")
+        trigger, reason = "membership", "for the servers " + ", ".join(placement.servers)
+        if self._is_first:
+            trigger = "recovery"
+        self._open = pb.HistoryEntry(
+            trigger=trigger, verdict=pb.VERDICT_MOVES, reason=reason, epoch=placement.epoch
+        )
+        self._add(self._open)
+        return self._open
+
+    def _give_up(self, why: str) -> None:
+        if self._open is not None:
+            self._open.given_up = why
+        self._open = None
+        self._stages = []
+
+    def _add(self, entry: pb.HistoryEntry) -> None:
+        self._is_first = False
+        self._number += 1
+        entry.number = self._number
+        entry.unix_ms = int(self._wall_clock() * 1e3)
+        self._entries.append(entry)
+
+
+def copy_of(entry: pb.HistoryEntry) -> pb.HistoryEntry:
+    """One that does not change any more."""
+    copy = pb.HistoryEntry()
+    copy.CopyFrom(entry)
+    return copy

@@ -1,0 +1,152 @@
+"""From a request for a plan to what is asked, and from a plan to its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from balancer.live.mind import Settings, Situation, par_of
+from balancer.live.rebalancer import VERDICTS, Planned
+from balancer.live.state import LoadState
+from balancer.policies.registry import checked_knobs
+from balancer.policies.types import Float
+from eaas.rpc.v1 import balancer_pb2 as pb
+from eaas.types import Placement
+
+__all__ = ["answer_of", "knobs_of", "settings_of", "situation_of"]
+
+
+def knobs_of(policy: str, given: Mapping[str, float]) -> dict[str, Any]:
+    """A policy's knobs. Raises ValueError for one that it does not have, and for an unknown policy."""
+    whole = {name: int(v) if float(v).is_integer() else v for name, v in given.items()}
+    return checked_knobs(policy, whole)
+
+
+def settings_of(request: pb.PlanRequest, now: Settings) -> Settings:
+    """What is wanted of the plan. Raises ValueError."""
+    policy = request.policy or now.policy
+    knobs = knobs_of(policy, request.knobs)
+    if policy == now.policy:
+        knobs = {**now.knobs, **knobs}
+    settings = replace(now, policy=policy, knobs=knobs)
+    if request.HasField("redundancy"):
+        if not request.redundancy:
+            raise ValueError("redundancy is 0: each expert is to be on 1 server at least")
+        settings = replace(settings, redundancy=request.redundancy)
+    if request.HasField("num_redundant_experts"):
+        settings = replace(settings, num_redundant_experts=request.num_redundant_experts)
+    return settings
+
+
+def situation_of(
+    request: pb.PlanRequest, placement: Placement, load: LoadState | None
+) -> tuple[Situation, Float] | None:
+    """A cluster that is not there.
+
+    Returns:
+        What is to be planned for, and the PAR (L) of the placement now under the same loads and speeds; None
+        where the request is about the cluster as it is.
+
+    Raises:
+        ValueError: It names servers that are not there, or loads of another shape.
+    """
+    asked = request.more_servers or request.without_servers or request.loads or request.speeds
+    if not asked:
+        return None
+    for name in (*request.without_servers, *request.speeds):
+        if name not in placement.servers:
+            raise ValueError(f"{name!r} is no server of the placement")
+    now = _situation(placement, load, _loads(request, placement))
+    speeds_S = np.array(
+        [request.speeds.get(s, v) for s, v in zip(now.servers, now.speeds_S, strict=True)]
+    )
+    if not (speeds_S.min() > 0 and speeds_S.max() < np.inf):
+        raise ValueError("speeds must be above 0")
+    now = replace(now, speeds_S=speeds_S)
+    par_L = par_of(now.load_LE, now.holds_LSE, now.shares_LSE, speeds_S)
+    return _other_servers(now, request), par_L
+
+
+def _other_servers(now: Situation, request: pb.PlanRequest) -> Situation:
+    kept = [i for i, s in enumerate(now.servers) if s not in request.without_servers]
+    more = request.more_servers
+    if not kept and not more:
+        raise ValueError("no server is left")
+    layers, _, experts = now.holds_LSE.shape
+    shape = (layers, more, experts)
+    room_S = None
+    if now.room_S is not None:
+        room_S = np.append(now.room_S[kept], np.full(more, now.room_S.min()))
+    return replace(
+        now,
+        servers=(*(now.servers[i] for i in kept), *(f"new-{n + 1}" for n in range(more))),
+        holds_LSE=np.concatenate([now.holds_LSE[:, kept], np.zeros(shape, np.bool_)], axis=1),
+        shares_LSE=np.concatenate([now.shares_LSE[:, kept], np.zeros(shape)], axis=1),
+        speeds_S=np.append(now.speeds_S[kept], np.ones(more)),
+        room_S=room_S,
+    )
+
+
+def _loads(request: pb.PlanRequest, placement: Placement) -> Float | None:
+    if not request.loads:
+        return None
+    layers, _, experts = placement.holds_LSE.shape
+    lengths = {len(layer.tokens) for layer in request.loads}
+    if len(request.loads) != layers or lengths != {experts}:
+        raise ValueError(f"loads are wanted for {layers} layers of {experts} experts each")
+    return np.array([layer.tokens for layer in request.loads], np.float64)
+
+
+def _situation(placement: Placement, load: LoadState | None, load_LE: Float | None) -> Situation:
+    servers, holds_LSE, shares_LSE = (
+        placement.servers,
+        placement.holds_LSE,
+        placement.shares_LSE,
+    )
+    if load is not None:
+        return load.situation(servers, holds_LSE, shares_LSE, load_LE)
+    if load_LE is None:
+        load_LE = np.zeros((holds_LSE.shape[0], holds_LSE.shape[2]))
+    return Situation(servers, holds_LSE, shares_LSE, load_LE, np.ones(len(servers)))
+
+
+def answer_of(planned: Planned) -> pb.PlanResponse:
+    """The contract's message."""
+    proposal = planned.proposal
+    par_now, par_then = float(proposal.par_now_L.mean()), float(proposal.par_then_L.mean())
+    bound = float(proposal.bound_L.mean())
+    layers = zip(proposal.par_now_L, proposal.par_then_L, proposal.bound_L, strict=True)
+    shares_LSE = proposal.shares_LSE.astype(np.float32)
+    placement = Placement(0, proposal.servers, proposal.holds_LSE, shares_LSE)
+    return pb.PlanResponse(
+        plan_id=planned.id,
+        epoch=planned.placement.epoch,
+        policy=planned.settings.policy,
+        verdict=VERDICTS[proposal.kind],
+        reason=proposal.reason,
+        par_now=par_now,
+        par_then=par_then,
+        bound=bound,
+        gap=par_then / bound,
+        layers=[
+            pb.LayerPlan(par_now=now, par_then=then, bound=least) for now, then, least in layers
+        ],
+        transit=proposal.transit,
+        bytes=proposal.bytes,
+        moves=[
+            pb.Move(
+                layer=move.layer,
+                expert=move.expert,
+                server_id=proposal.servers[move.server],
+                unload=move.kind == "unload",
+            )
+            for move in proposal.moves
+        ],
+        gain=max(0.0, proposal.gain),
+        payback_s=proposal.payback_s,
+        placement=placement.to_proto(),
+        applicable=planned.applicable,
+    )

@@ -1,0 +1,113 @@
+"""How fast servers are, compared with one another: from what they did and how long it took. No I/O.
+
+A batch takes time, an expert that it visits does, and a token of it does. What each of these costs is the
+same everywhere but for a server's speed; so it is fitted over all servers, and who takes longer is slow.
+A plain tokens per second would call a server slow because it has little to do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+
+import numpy as np
+import numpy.typing as npt
+
+from balancer.live.hotness import Work
+
+__all__ = ["Speedometer"]
+
+Float = npt.NDArray[np.float64]
+
+_ROUNDS = 30
+# Less than that is said of no server: its few batches may have met with anything.
+_LEAST_BUSY_S = 1.0
+# Differences below are the machine's noise, or the fit's; a speed that is in use stays for as long.
+_BAND = 0.3
+_SLOWEST, _FASTEST = 0.05, 20.0
+
+
+class Speedometer:
+    """Remembers the speeds in use, so that placements do not follow noise."""
+
+    def __init__(self) -> None:
+        self._used: dict[str, float] = {}
+
+    def read(
+        self,
+        servers: Sequence[str],
+        work: Mapping[str, Sequence[Work]],
+        stated: Mapping[str, float],
+    ) -> Float:
+        """float64 (S), above 0: relative speeds.
+
+        Args:
+            servers: In order.
+            work: What each did, step by step.
+            stated: What operators say of each; counts where nothing is measured, and within the noise.
+        """
+        # What was for a moment is no speed: both halves of the time have to say so.
+        halves = [
+            fitted_speeds(part, stated)
+            for part in (
+                {s: work[s][: len(work[s]) // 2] for s in servers if s in work},
+                {s: work[s][len(work[s]) // 2 :] for s in servers if s in work},
+            )
+        ]
+        for server in servers:
+            used = self._used.get(server, stated[server])
+            told = [measured[server] for measured in halves if server in measured]
+            if len(told) == 2 and _agree(told, used):
+                near = not _agree(told, stated[server])
+                used = stated[server] if near else round(math.sqrt(told[0] * told[1]), 2)
+            self._used[server] = used
+        self._used = {s: self._used[s] for s in servers}
+        return np.array([self._used[s] for s in servers])
+
+
+def fitted_speeds(
+    work: Mapping[str, Sequence[Work]], stated: Mapping[str, float]
+) -> dict[str, float]:
+    """Speeds of those servers that did enough, in the unit of what is stated; none where only one did."""
+    total = {s: sum(steps, Work()) for s, steps in work.items()}
+    known = [s for s, w in total.items() if w.busy_s >= _LEAST_BUSY_S and w.tokens]
+    if len(known) < 2:
+        return {}
+    rows = [(s, w) for s in known for w in work[s] if w.busy_s > 0 and w.tokens]
+    owner_N = np.array([known.index(s) for s, _ in rows])
+    a_N3 = np.array([[w.batches, w.visits, w.tokens] for _, w in rows])
+    b_N = np.array([w.busy_s for _, w in rows])
+    busy_S = np.array([total[s].busy_s for s in known])
+    stated_S = np.array([stated[s] for s in known])
+    speed_S = stated_S.copy()
+    for _ in range(_ROUNDS):
+        # Step 1: what batch, visit and token cost, if servers have these speeds.
+        # Errors count as parts of the time: what disturbs a server makes it slower by a part.
+        time_N = b_N * speed_S[owner_N]
+        cost_3 = _least_squares(a_N3 / time_N[:, None], np.ones_like(time_N))
+        # Step 2: how much faster than that each was, over all its steps.
+        wanted_S = np.bincount(owner_N, a_N3 @ cost_3, len(known))
+        speed_S = np.clip(wanted_S / busy_S, _SLOWEST, _FASTEST)
+        # Step 3: of costs and speeds together a factor is free. Most servers are what they are said to be.
+        speed_S /= np.median(speed_S / stated_S)
+    return {s: float(speed) for s, speed in zip(known, speed_S, strict=True)}
+
+
+def _agree(told: Sequence[float], used: float) -> bool:
+    """Whether all of them are faster than what is used, or all slower, and clearly."""
+    return all(t > used * (1 + _BAND) for t in told) or all(t * (1 + _BAND) < used for t in told)
+
+
+def _least_squares(a_N3: Float, b_N: Float) -> Float:
+    """x >= 0 of the least |a x - b|: of all ways to leave unknowns out, the best that has none below 0."""
+    best_3, least = np.zeros(a_N3.shape[1]), float(b_N @ b_N)
+    for count in range(1, len(best_3) + 1):
+        for used in combinations(range(len(best_3)), count):
+            a_NU = a_N3[:, used]
+            x_U = np.linalg.lstsq(a_NU, b_N, rcond=None)[0]
+            rest_N = a_NU @ x_U - b_N
+            if (x_U >= 0).all() and rest_N @ rest_N < least:
+                best_3, least = np.zeros_like(best_3), float(rest_N @ rest_N)
+                best_3[list(used)] = x_U
+    return best_3

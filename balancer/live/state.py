@@ -1,0 +1,234 @@
+"""What the balancer knows of the load, and what it was told to want: the live side of `mind`. No I/O.
+
+Any thread may call it: a lock keeps each call whole. Planning is not done under it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from balancer.layout import EvenLayout, Holds, Shares
+from balancer.live.hotness import HotnessFold, Reading, Window
+from balancer.live.mind import STATIC_POLICY, Settings, Situation, lay_out, par_of
+from balancer.live.speeds import Speedometer
+from balancer.live.triggers import Looked, Triggers
+from balancer.policies.measure import peak_to_mean
+from balancer.policies.types import Float
+from eaas.config import BalancerConfig
+from eaas.log import get_logger
+from eaas.types import Member, Placement
+
+__all__ = ["LiveLayout", "LoadState", "Observed"]
+
+_log = get_logger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Observed:
+    """The window as it was counted.
+
+    Attributes:
+        steps: That had tokens.
+        tokens_LE: int64; of the window.
+        load_LS: float64; tokens of each server, as it counted them.
+        speeds_S: float64.
+        par_L: float64; of load_LS.
+    """
+
+    steps: int
+    tokens_LE: npt.NDArray[np.int64]
+    load_LS: Float
+    speeds_S: Float
+    par_L: Float
+
+
+class LoadState:
+    """Readings come in, situations and reasons to plan come out.
+
+    Args:
+        config: The balancer's settings.
+        layers, experts: Of the model.
+    """
+
+    def __init__(self, config: BalancerConfig, layers: int, experts: int) -> None:
+        self.layers, self.experts = layers, experts
+        self._lock = threading.Lock()
+        self._fold = HotnessFold(layers, experts)
+        self._window = Window(config.window_size)
+        self._speedometer = Speedometer()
+        self._measures = config.speeds == "measured"
+        self._speeds: dict[str, float] = {}
+        self._room: dict[str, int] = {}
+        self.expert_bytes = 0
+        self._triggers = Triggers(
+            config.step_interval, config.window_size, config.drift_tv, config.drift_tolerance
+        )
+
+    def position(self, server_id: str) -> tuple[int, int]:
+        """Boot id and sequence to ask a server with."""
+        with self._lock:
+            return self._fold.position(server_id)
+
+    def stepped(
+        self,
+        readings: Mapping[str, Reading],
+        members: Mapping[str, Member],
+        placement: Placement | None,
+        expert_bytes: int,
+    ) -> tuple[str, str] | None:
+        """Servers were asked.
+
+        Args:
+            readings: Of those that answered.
+            members: Expert servers that live.
+            placement: That of now.
+            expert_bytes: Of a replica; 0 where nobody knows.
+
+        Returns:
+            Trigger and reason, where it is time to plan.
+        """
+        with self._lock:
+            self.expert_bytes = expert_bytes or self.expert_bytes
+            self._room = {s: m.memory_bytes for s, m in members.items() if m.memory_bytes}
+            counted = self._window.add(self._fold.step(readings))
+            stated = {s: m.speed for s, m in members.items()}
+            names = sorted(members)
+            work = {s: self._window.work(s) for s in names if self._measures}
+            speeds_S = self._speedometer.read(names, work, stated)
+            self._speeds = dict(zip(names, speeds_S.tolist(), strict=True))
+            if not counted or placement is None:
+                return None
+            recent_LE = self._window.tokens_LE(self._triggers.recent).astype(np.float64)
+            recent_par = self._par(placement, recent_LE)
+            return self._triggers.stepped(Looked(recent_LE, recent_par, len(placement.servers)))
+
+    def forget_the_past(self) -> None:
+        """The load has changed: only the last steps are of now."""
+        with self._lock:
+            self._window.keep_last(self._triggers.recent)
+
+    def planned(self, situation: Situation, par_L: Float) -> None:
+        """A plan was made for this; the placement's PAR is then that."""
+        with self._lock:
+            self._triggers.planned(situation.load_LE, float(par_L.mean()))
+
+    def situation(
+        self,
+        servers: Sequence[str],
+        holds_LSE: Holds,
+        shares_LSE: Shares,
+        load_LE: Float | None = None,
+    ) -> Situation:
+        """What a layout is to be made for.
+
+        Args:
+            servers: That there are to be.
+            holds_LSE, shares_LSE: Of these servers.
+            load_LE: In place of the window's.
+        """
+        with self._lock:
+            window_WLE = None
+            if load_LE is None:
+                load_LE = np.zeros((self.layers, self.experts))
+                if len(self._window):
+                    window_WLE = self._window.tokens_WLE()
+                    load_LE = window_WLE.sum(axis=0, dtype=np.float64)
+            room_S = None
+            if self._room and self.expert_bytes:
+                full = self.layers * self.experts
+                limits = {s: size // self.expert_bytes for s, size in self._room.items()}
+                room_S = np.array([min(full, limits.get(s, full)) for s in servers], np.int64)
+            return Situation(
+                servers=tuple(servers),
+                holds_LSE=holds_LSE,
+                shares_LSE=shares_LSE,
+                load_LE=load_LE,
+                speeds_S=np.array([self._speeds.get(s, 1.0) for s in servers]),
+                room_S=room_S,
+                expert_bytes=self.expert_bytes,
+                window_WLE=window_WLE,
+            )
+
+    def observed(self, servers: Sequence[str], last: int | None = None) -> Observed | None:
+        """What was counted, in the whole window or in its last steps; None: nothing yet."""
+        with self._lock:
+            if not len(self._window):
+                return None
+            load_LS = self._window.load_LS(servers, last)
+            speeds_S = np.array([self._speeds.get(s, 1.0) for s in servers])
+            tokens_LE = self._window.tokens_LE(last)
+            par_L = peak_to_mean(load_LS, speeds_S)
+            steps = min(len(self._window), last or len(self._window))
+            return Observed(steps, tokens_LE, load_LS, speeds_S, par_L)
+
+    def _par(self, placement: Placement, load_LE: Float) -> float:
+        speeds_S = np.array([self._speeds.get(s, 1.0) for s in placement.servers])
+        par_L = par_of(load_LE, placement.holds_LSE, placement.shares_LSE, speeds_S)
+        return float(par_L.mean())
+
+
+class LiveLayout:
+    """What placements look like where servers come and go: as the policy in force wants it.
+
+    Without a load, and with a policy that looks at none, they are even.
+
+    Args:
+        settings: What an operator wants; `settings` is replaced when that changes.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.load: LoadState | None = None
+
+    @property
+    def levels(self) -> bool:
+        """See `Layout`."""
+        return self.settings.policy == STATIC_POLICY and not self.settings.pins
+
+    @property
+    def redundancy(self) -> int:
+        """See `Layout`."""
+        return self.settings.redundancy
+
+    def change(self, **fields: Any) -> None:
+        """Another wish."""
+        self.settings = replace(self.settings, **fields)
+
+    def first(self, layers: int, experts: int, servers: tuple[str, ...]) -> tuple[Holds, Shares]:
+        """See `Layout`."""
+        return self._pinned(servers, EvenLayout(self.redundancy).first(layers, experts, servers))
+
+    def around(
+        self, servers: tuple[str, ...], holds_LSE: Holds, shares_LSE: Shares
+    ) -> tuple[Holds, Shares]:
+        """See `Layout`."""
+        settings, load = self.settings, self.load
+        if load is not None and settings.policy != STATIC_POLICY:
+            situation = load.situation(servers, holds_LSE, shares_LSE)
+            if situation.load_LE.any():
+                try:
+                    return lay_out(settings, situation)
+                except ValueError as error:
+                    # Every expert is to have a server, whatever the operator wished for.
+                    _log.error(
+                        "%s cannot be followed (%s): an even placement", settings.policy, error
+                    )
+        even = EvenLayout(self.redundancy).around(servers, holds_LSE, shares_LSE)
+        return self._pinned(servers, even)
+
+    def _pinned(
+        self, servers: tuple[str, ...], layout: tuple[Holds, Shares]
+    ) -> tuple[Holds, Shares]:
+        holds_LSE, shares_LSE = layout
+        for layer, expert, server in self.settings.pins:
+            if server in servers and not holds_LSE[layer, servers.index(server), expert]:
+                holds_LSE[layer, servers.index(server), expert] = True
+                holders_S = holds_LSE[layer, :, expert]
+                shares_LSE[layer, :, expert] = holders_S / holders_S.sum()
+        return holds_LSE, shares_LSE

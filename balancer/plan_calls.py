@@ -1,0 +1,277 @@
+"""The part of the balancer's contract that is about where experts go (see `balancer.proto`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import grpc
+import numpy as np
+
+from balancer.live.edits import checked, with_replica, without_replica
+from balancer.live.mind import STATIC_POLICY, Situation
+from balancer.live.questions import answer_of, knobs_of, settings_of, situation_of
+from balancer.live.rebalancer import Glimpse, NotNowError, Rebalancer
+from balancer.once import Once, RequestIdTakenError
+from eaas.rpc.v1 import balancer_pb2 as pb
+from eaas.rpc.v1 import common_pb2
+from eaas.types import Placement
+
+__all__ = ["PlanCalls"]
+
+_T = TypeVar("_T")
+_Code = grpc.StatusCode
+
+
+class _NotFoundError(Exception):
+    """What the request names is not there."""
+
+
+class PlanCalls:
+    """Plans, wishes, and what is known. Any thread may call it.
+
+    Args:
+        rebalancer: Decides.
+        once: Answers to calls that change something.
+        step_s: Seconds between two looks at the load.
+    """
+
+    def __init__(self, rebalancer: Rebalancer, once: Once, step_s: float) -> None:
+        self._rebalancer = rebalancer
+        self._once = once
+        self._step_s = step_s
+
+    # -- plans --------------------------------------------------------------------------------------
+
+    def Plan(self, request: pb.PlanRequest, context: Any) -> pb.PlanResponse:
+        """A dry run."""
+        with _errors(context):
+            _, placement = self._now()
+            settings = settings_of(request, self._rebalancer.settings)
+            other = situation_of(request, placement, self._rebalancer.load)
+            if other is None:
+                return answer_of(self._rebalancer.plan(settings, placement))
+            situation, par_L = other
+            planned = self._rebalancer.plan(settings, placement, situation)
+            return answer_of(replace(planned, proposal=replace(planned.proposal, par_now_L=par_L)))
+
+    def Apply(self, request: pb.ApplyRequest, context: Any) -> pb.ApplyResponse:
+        """Rolls out a plan, or a placement."""
+        return self._changing(request, pb.ApplyResponse, context, lambda: self._apply(request))
+
+    def _apply(self, request: pb.ApplyRequest) -> pb.ApplyResponse:
+        now, placement = self._now()
+        if request.WhichOneof("what") == "placement":
+            wanted = checked(
+                Placement.from_proto(request.placement),
+                placement.holds_LSE.shape[0],
+                placement.holds_LSE.shape[2],
+            )
+            for server in wanted.servers:
+                if server not in now.able:
+                    raise ValueError(f"{server!r} is no server that can be given experts")
+            stages = self._rebalancer.place(wanted, "a placement of an operator's", placement)
+            return pb.ApplyResponse(epoch=placement.epoch, stages=stages)
+        planned = self._rebalancer.find(request.plan_id)
+        if planned is None:
+            raise _NotFoundError(f"no plan {request.plan_id!r}: plan again")
+        return pb.ApplyResponse(epoch=placement.epoch, stages=self._rebalancer.apply(planned))
+
+    def Rebalance(self, request: pb.RebalanceRequest, context: Any) -> pb.RebalanceResponse:
+        """Plans, and rolls out what pays."""
+
+        def work() -> pb.RebalanceResponse:
+            if request.policy:
+                knobs_of(request.policy, {})
+            planned, stages = self._rebalancer.rebalance(request.policy, force=request.force)
+            return pb.RebalanceResponse(plan=answer_of(planned), applied=bool(stages))
+
+        return self._changing(request, pb.RebalanceResponse, context, work)
+
+    # -- wishes -------------------------------------------------------------------------------------
+
+    def SetPolicy(self, request: pb.SetPolicyRequest, context: Any) -> pb.SetPolicyResponse:
+        """What decides from now on."""
+
+        def work() -> pb.SetPolicyResponse:
+            before = self._rebalancer.settings.policy
+            knobs = knobs_of(request.policy, request.knobs)
+            self._rebalancer.change(policy=request.policy, knobs=knobs)
+            if request.policy == STATIC_POLICY:
+                self._rebalancer.level()
+            return pb.SetPolicyResponse(policy=before)
+
+        return self._changing(request, pb.SetPolicyResponse, context, work)
+
+    def PinExpert(self, request: pb.PinExpertRequest, context: Any) -> pb.PinExpertResponse:
+        """A replica that has to be there."""
+
+        def work() -> pb.PinExpertResponse:
+            self._pin(request.layer, request.expert, request.server_id)
+            return pb.PinExpertResponse()
+
+        return self._changing(request, pb.PinExpertResponse, context, work)
+
+    def UnpinExpert(self, request: pb.UnpinExpertRequest, context: Any) -> pb.UnpinExpertResponse:
+        """The policies' again."""
+
+        def work() -> pb.UnpinExpertResponse:
+            pin = (request.layer, request.expert, request.server_id)
+            pins = self._rebalancer.settings.pins
+            if pin not in pins:
+                raise _NotFoundError(
+                    f"expert {request.expert} of layer {request.layer} is not pinned to "
+                    f"{request.server_id!r}"
+                )
+            self._rebalancer.change(pins=pins - {pin})
+            return pb.UnpinExpertResponse()
+
+        return self._changing(request, pb.UnpinExpertResponse, context, work)
+
+    def AddReplica(self, request: pb.AddReplicaRequest, context: Any) -> pb.AddReplicaResponse:
+        """One more, pinned."""
+
+        def work() -> pb.AddReplicaResponse:
+            server = self._pin(request.layer, request.expert, request.server_id)
+            return pb.AddReplicaResponse(server_id=server)
+
+        return self._changing(request, pb.AddReplicaResponse, context, work)
+
+    def RemoveReplica(
+        self, request: pb.RemoveReplicaRequest, context: Any
+    ) -> pb.RemoveReplicaResponse:
+        """One less, and no pin of it."""
+
+        def work() -> pb.RemoveReplicaResponse:
+            layer, expert, server = request.layer, request.expert, request.server_id
+            _, placement = self._now()
+            _check(placement, layer, expert)
+            if server not in placement.servers:
+                raise _NotFoundError(f"{server!r} is no server of the placement")
+            if not placement.holds_LSE[layer, placement.servers.index(server), expert]:
+                raise _NotFoundError(f"{server} has no expert {expert} of layer {layer}")
+            settings = self._rebalancer.settings
+            try:
+                draft = without_replica(settings, self._situation(placement), layer, expert, server)
+            except ValueError as error:
+                raise NotNowError(str(error)) from error
+            self._rebalancer.place(draft, f"layer {layer}, expert {expert} off {server}", placement)
+            if (pin := (layer, expert, server)) in settings.pins:
+                self._rebalancer.change(pins=settings.pins - {pin})
+            return pb.RemoveReplicaResponse()
+
+        return self._changing(request, pb.RemoveReplicaResponse, context, work)
+
+    def _pin(self, layer: int, expert: int, server: str) -> str:
+        """Also chooses the server, where none is named."""
+        now, placement = self._now()
+        _check(placement, layer, expert)
+        situation = self._situation(placement)
+        if not server:
+            server = _least_loaded(situation, layer, expert)
+        if server not in now.able or server not in placement.servers:
+            raise _NotFoundError(f"{server!r} is no live server of the placement")
+        settings = self._rebalancer.settings
+        if not placement.holds_LSE[layer, placement.servers.index(server), expert]:
+            try:
+                draft = with_replica(settings, situation, layer, expert, server)
+            except ValueError as error:
+                raise NotNowError(str(error)) from error
+            self._rebalancer.place(draft, f"layer {layer}, expert {expert} on {server}", placement)
+        self._rebalancer.change(pins=settings.pins | {(layer, expert, server)})
+        return server
+
+    # -- what is known ------------------------------------------------------------------------------
+
+    def GetHotness(self, request: pb.GetHotnessRequest, context: Any) -> pb.GetHotnessResponse:
+        """The window."""
+        with _errors(context):
+            _, placement = self._now()
+            load = self._rebalancer.load
+            seen = load.observed(placement.servers) if load else None
+            if seen is None:
+                return pb.GetHotnessResponse(step_s=self._step_s)
+            return pb.GetHotnessResponse(
+                steps=seen.steps,
+                step_s=self._step_s,
+                layers=[common_pb2.LayerTokens(tokens=row) for row in seen.tokens_LE.tolist()],
+                servers=[
+                    pb.ServerHotness(
+                        server_id=server,
+                        tokens=seen.load_LS[:, s].astype(np.int64).tolist(),
+                        speed=float(seen.speeds_S[s]),
+                    )
+                    for s, server in enumerate(placement.servers)
+                ],
+                par=seen.par_L.tolist(),
+            )
+
+    def History(self, request: pb.HistoryRequest, context: Any) -> pb.HistoryResponse:
+        """What was decided."""
+        return pb.HistoryResponse(entries=self._rebalancer.history.entries(request.limit))
+
+    # -- shared -------------------------------------------------------------------------------------
+
+    def _now(self) -> tuple[Glimpse, Placement]:
+        now = self._rebalancer.glimpse()
+        if now.placement is None:
+            raise NotNowError("there is no placement yet")
+        return now, now.placement
+
+    def _situation(self, placement: Placement) -> Situation:
+        load = self._rebalancer.load
+        if load is None:
+            layers, servers, experts = placement.holds_LSE.shape
+            nothing_LE = np.zeros((layers, experts))
+            return Situation(
+                placement.servers,
+                placement.holds_LSE,
+                placement.shares_LSE,
+                nothing_LE,
+                np.ones(servers),
+            )
+        return load.situation(placement.servers, placement.holds_LSE, placement.shares_LSE)
+
+    def _changing(
+        self, request: Any, response_type: type[_T], context: Any, work: Callable[[], _T]
+    ) -> _T:
+        with _errors(context):
+            return self._once.run(request, response_type, work)
+
+
+def _check(placement: Placement, layer: int, expert: int) -> None:
+    layers, _, experts = placement.holds_LSE.shape
+    if layer >= layers or expert >= experts:
+        raise ValueError(
+            f"layer {layer}, expert {expert}: the model has {layers} MoE layers of {experts} experts"
+        )
+
+
+def _least_loaded(now: Situation, layer: int, expert: int) -> str:
+    """Of the servers that do not hold it. Raises NotNowError where all do."""
+    free_S = ~now.holds_LSE[layer, :, expert]
+    if not free_S.any():
+        raise NotNowError(f"every server has expert {expert} of layer {layer}")
+    load_S = (now.shares_LSE[layer] * now.load_LE[layer]).sum(axis=1) / now.speeds_S
+    held_S = now.holds_LSE[layer].sum(axis=1)
+    order = np.lexsort((held_S, load_S))
+    return str(now.servers[next(s for s in order if free_S[s])])
+
+
+@contextmanager
+def _errors(context: Any) -> Iterator[None]:
+    """What goes wrong inside, in the contract's words."""
+    try:
+        yield
+    except NotNowError as error:
+        context.abort(_Code.FAILED_PRECONDITION, str(error))
+    except _NotFoundError as error:
+        context.abort(_Code.NOT_FOUND, str(error))
+    except RequestIdTakenError as error:
+        context.abort(_Code.ALREADY_EXISTS, str(error))
+    except ValueError as error:
+        context.abort(_Code.INVALID_ARGUMENT, str(error))
+    except TimeoutError:
+        context.abort(_Code.UNAVAILABLE, "the balancer is busy, or being closed: ask again")

@@ -1,0 +1,69 @@
+"""What servers are told of a placement: to load their shares, and later to hold nothing else. No I/O."""
+
+from __future__ import annotations
+
+from balancer.actions import Action, Call, Prepare, Retire
+from balancer.ledger import Ledger
+from balancer.pool import ServerPool
+from eaas.types import Member, MemberState, Placement
+
+__all__ = ["Steps"]
+
+
+class Steps:
+    """What is due of a placement, and what is done of it.
+
+    Args:
+        pool: The servers.
+        ledger: Of calls to them.
+    """
+
+    def __init__(self, pool: ServerPool, ledger: Ledger) -> None:
+        self._pool = pool
+        self._ledger = ledger
+
+    def prepare(self, placement: Placement, layer_order: tuple[int, ...]) -> list[Action]:
+        """Servers that have not been told to load their share."""
+        calls: list[Call] = []
+        for server_id, server in self._pool.willing.items():
+            if server_id not in placement.servers:
+                continue
+            life = self._pool.life(server)
+            call = Prepare(server_id, life, server.address, placement, layer_order)
+            if server.state is MemberState.SERVING and server.epoch == placement.epoch:
+                # Its monitor's silence ended its lease, not its weights.
+                self._ledger.succeeded(call)
+            calls.append(call)
+        return self._ledger.begin(calls)
+
+    def is_prepared(self, placement: Placement) -> bool:
+        """Whether every live server of it has its share."""
+        return all(
+            self._ledger.is_done(Prepare, self._pool.life(server), placement.epoch)
+            for server_id, server in self._pool.willing.items()
+            if server_id in placement.servers
+        )
+
+    def retire(self, placement: Placement) -> list[Action]:
+        """Servers that have their share, and have not been told to drop what is not of it."""
+        calls: list[Call] = []
+        for m in self._retirable(placement):
+            prepared = self._ledger.is_done(Prepare, self._pool.life(m), placement.epoch)
+            if prepared or m.id not in placement.servers:
+                calls.append(Retire(m.id, self._pool.life(m), m.address, placement))
+        return self._ledger.begin(calls)
+
+    def is_retired(self, placement: Placement) -> bool:
+        """Whether servers hold their shares and nothing else, or do not hear of it."""
+        return all(
+            self._ledger.is_over(Retire, self._pool.life(m), placement.epoch)
+            for m in self._retirable(placement)
+        )
+
+    def _retirable(self, placement: Placement) -> list[Member]:
+        """Servers that hold experts, by this placement or by an older one."""
+        return [
+            m
+            for s, m in self._pool.willing.items()
+            if s in placement.servers or m.state is not MemberState.JOINING
+        ]

@@ -1,0 +1,162 @@
+"""Commands about where experts go in a running cluster."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from eaas.cli.client import DEFAULT_ENDPOINT, fetch_status
+from eaas.cli.options import Endpoint, Json
+from eaas.cli.servers import balancer_address
+
+if TYPE_CHECKING:
+    from eaas.balancer_client import BalancerClient
+    from eaas.rpc.v1 import balancer_pb2
+
+__all__ = ["register"]
+
+Policy = Annotated[
+    str | None,
+    typer.Option(help="In place of the one in force (docs/policies.md).", show_default=False),
+]
+Layer = Annotated[int, typer.Argument(help="MoE layer, from 0.", min=0, show_default=False)]
+Expert = Annotated[int, typer.Argument(help="Logical expert, from 0.", min=0, show_default=False)]
+Server = Annotated[str, typer.Argument(help="Its name in `eaas status`.", show_default=False)]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("plan")(plan)
+    app.command("rebalance")(rebalance)
+    app.command("pin")(pin)
+    app.command("unpin")(unpin)
+    app.command("history")(history)
+
+
+def plan(
+    policy: Policy = None,
+    more_servers: Annotated[int, typer.Option(help="With so many servers more.", min=0)] = 0,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(help="Without this server; may be given several times.", show_default=False),
+    ] = None,
+    redundancy: Annotated[
+        int | None,
+        typer.Option(help="Servers that hold each expert.", min=1, show_default="as it is"),
+    ] = None,
+    redundant_experts: Annotated[
+        int | None,
+        typer.Option(help="Replicas per layer for balance.", min=0, show_default="as it is"),
+    ] = None,
+    endpoint: Endpoint = DEFAULT_ENDPOINT,
+    as_json: Json = False,
+) -> None:
+    """Say what another placement would be worth, with this cluster or another one; nothing changes."""
+    with _balancer(endpoint) as balancer:
+        answer = balancer.plan(
+            policy or "",
+            more_servers=more_servers,
+            without_servers=without or (),
+            redundancy=redundancy,
+            num_redundant_experts=redundant_experts,
+        )
+    _show(answer, as_json)
+
+
+def rebalance(
+    policy: Policy = None,
+    force: Annotated[bool, typer.Option("--force", help="Also what does not pay.")] = False,
+    endpoint: Endpoint = DEFAULT_ENDPOINT,
+    as_json: Json = False,
+) -> None:
+    """Plan now, and roll out what pays; requests go on. `eaas history` says what became of it."""
+    with _balancer(endpoint) as balancer:
+        answer = balancer.rebalance(policy or "", force=force)
+    if as_json:
+        typer.echo(json.dumps({"applied": answer.applied, "plan": _document(answer.plan)}))
+        return
+    _show(answer.plan, as_json=False)
+    typer.echo("It is being rolled out." if answer.applied else "Nothing is done.")
+
+
+def pin(
+    layer: Layer, expert: Expert, server: Server, endpoint: Endpoint = DEFAULT_ENDPOINT
+) -> None:
+    """Have a server hold an expert, whatever policies say."""
+    with _balancer(endpoint) as balancer:
+        balancer.pin(layer, expert, server)
+
+
+def unpin(
+    layer: Layer, expert: Expert, server: Server, endpoint: Endpoint = DEFAULT_ENDPOINT
+) -> None:
+    """Leave an expert that was pinned to the policies again."""
+    with _balancer(endpoint) as balancer:
+        balancer.unpin(layer, expert, server)
+
+
+def history(
+    limit: Annotated[int, typer.Option(help="The last so many; 0: all that are kept.", min=0)] = 20,
+    endpoint: Endpoint = DEFAULT_ENDPOINT,
+    as_json: Json = False,
+) -> None:
+    """Show what was decided about the placement, why, and what became of it."""
+    with _balancer(endpoint) as balancer:
+        entries = balancer.history(limit)
+    if as_json:
+        typer.echo(json.dumps([_document(entry) for entry in entries]))
+        return
+    for entry in reversed(entries):
+        typer.echo(_line(entry))
+
+
+def _balancer(endpoint: str) -> BalancerClient:
+    from eaas.balancer_client import BalancerClient
+
+    return BalancerClient(balancer_address(fetch_status(endpoint)))
+
+
+def _document(message: Any) -> dict[str, Any]:
+    from google.protobuf.json_format import MessageToDict
+
+    return MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+
+
+def _show(answer: balancer_pb2.PlanResponse, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(_document(answer)))
+        return
+    typer.echo(f"policy {answer.policy}, placement of epoch {answer.epoch}")
+    typer.echo(
+        f"PAR {answer.par_now:.3f} now, {answer.par_then:.3f} then; "
+        f"bound {answer.bound:.3f}, gap {answer.gap:.3f}"
+    )
+    typer.echo(
+        f"{answer.transit} loads ({answer.bytes / 1e6:.1f} MB) of {len(answer.moves)} moves; "
+        f"gain {answer.gain:.3f}, payback {answer.payback_s:.1f} s"
+    )
+    typer.echo(f"best: {_verdict(answer.verdict)}: {answer.reason}")
+
+
+def _line(entry: balancer_pb2.HistoryEntry) -> str:
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.unix_ms / 1e3))
+    parts = [f"{at}  #{entry.number} {entry.trigger}: {_verdict(entry.verdict)}: {entry.reason}"]
+    if entry.epoch:
+        parts.append(
+            f"epoch {entry.epoch_before} -> {entry.epoch}, plan {entry.plan_s:.2f} s, "
+            f"prepare {entry.prepare_s:.2f} s, retire {entry.retire_s:.2f} s"
+        )
+    if entry.given_up:
+        parts.append(f"given up: {entry.given_up}")
+    return "; ".join(parts)
+
+
+def _verdict(verdict: balancer_pb2.Verdict) -> str:
+    from eaas.rpc.v1 import balancer_pb2
+
+    return balancer_pb2.Verdict.Name(verdict).removeprefix("VERDICT_").lower()

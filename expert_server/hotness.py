@@ -1,0 +1,79 @@
+"""What this server's experts were asked for, for the balancer to read."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from eaas.rpc.v1 import common_pb2
+from eaas.rpc.v1 import expert_pb2 as pb
+from eaas.types import ModelShape
+
+__all__ = ["HotnessHandler"]
+
+
+class _Loop(Protocol):
+    """What is read of the loop."""
+
+    busy_s: float
+    batches: int
+
+    @property
+    def requests(self) -> int: ...
+
+
+class _Store(Protocol):
+    """What is read of the store."""
+
+    @property
+    def count(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+
+
+class HotnessHandler:
+    """The call of `expert.proto` by which hotness is read. Any thread may call it.
+
+    The kernel adds to the totals while they are read: each number is right as of some moment, and what is
+    missed now is in the next answer.
+
+    Args:
+        shape: Of the model.
+        loop: Says how long it was at work, and whether anything was answered since.
+        store: Says how large replicas are.
+
+    Attributes:
+        counts_LX: int64 (L, 1 + E), for the kernel to add to (see `ExpertKernel.count_into`).
+    """
+
+    CALLS: ClassVar = ("ReadHotness",)
+
+    def __init__(self, shape: ModelShape, loop: _Loop, store: _Store) -> None:
+        self.counts_LX: npt.NDArray[np.int64] = np.zeros(
+            (shape.num_layers, 1 + shape.num_experts), np.int64
+        )
+        self._loop = loop
+        self._store = store
+        self._boot_id = secrets.randbits(62) | 1
+
+    def ReadHotness(self, request: pb.ReadHotnessRequest, context: Any) -> pb.ReadHotnessResponse:
+        """The totals, if there is anything new."""
+        # Before the counts: what comes between the two is sent again next time, and not left out.
+        sequence, busy_s, batches = self._loop.requests, self._loop.busy_s, self._loop.batches
+        known = (request.boot_id, request.sequence) == (self._boot_id, sequence)
+        count = self._store.count
+        visits_L, tokens_LE = self.counts_LX[:, 0], self.counts_LX[:, 1:]
+        return pb.ReadHotnessResponse(
+            boot_id=self._boot_id,
+            sequence=sequence,
+            layers=()
+            if known
+            else [common_pb2.LayerTokens(tokens=row) for row in tokens_LE.tolist()],
+            busy_s=busy_s,
+            batches=batches,
+            visits=int(visits_L.sum()),
+            expert_bytes=self._store.bytes // count if count else 0,
+        )

@@ -1,0 +1,242 @@
+"""Rows 11, 12 and 22 of the fault contract while placements change for the load's sake, each quoted."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import torch
+
+from attention_client.connection import Connection
+from eaas.balancer_client import BalancerClient
+from eaas.config import load_config
+from eaas.errors import ClusterError
+from eaas.grpc_client import channel
+from eaas.local.process import ChildProcess, wait_ready
+from eaas.rpc.v1 import common_pb2, expert_pb2, expert_pb2_grpc
+from eaas.types import Member, MemberState, Placement, Role
+from eaas.wire.slot import Status
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
+SERVERS = tuple(f"expert-server-{i}" for i in range(3))
+ROUNDS = int(os.environ.get("KILL_MOMENTS", "3"))
+
+
+@pytest.fixture
+def start(
+    checkpoint: Callable[..., Path],
+    faulty_cluster: Callable[..., Any],
+    tmp_path: Path,
+) -> Callable[..., Any]:
+    """A cluster in which each expert is on one server, and loads take their time."""
+
+    def begin(load_bytes_per_s: int = 0) -> Any:
+        config = tmp_path / "cluster.yaml"
+        lines = ["balancer: {ack_timeout_s: 6.0}", "monitor: {}"]
+        lines.append(f"expert_server: {{load_bytes_per_s: {load_bytes_per_s}}}")
+        config.write_text("\n".join(lines))
+        loaded = load_config(config)
+        return faulty_cluster(checkpoint(), redundancy=1, config_file=config, config=loaded)
+
+    return begin
+
+
+@pytest.fixture
+def api() -> Iterator[Callable[[str], BalancerClient]]:
+    with ExitStack() as stack:
+        yield lambda address: stack.enter_context(BalancerClient(address))
+
+
+def turned(now: Placement) -> Placement:
+    """Every expert on the next server; all of it has to be loaded."""
+    holds_LSE = np.roll(now.holds_LSE, 1, axis=1)
+    return Placement(0, now.servers, holds_LSE, holds_LSE.astype(np.float32))
+
+
+def held_by(server: Member) -> np.ndarray:
+    """bool (L, E), as the server says."""
+    with channel(server.address) as line:
+        stub = expert_pb2_grpc.ExpertServiceStub(line)
+        answer = stub.ListExperts(expert_pb2.ListExpertsRequest(), timeout=10)
+    assert server.model is not None
+    holds_LE = np.zeros((len(answer.layers), server.model.num_experts), bool)
+    for layer, holding in enumerate(answer.layers):
+        holds_LE[layer, list(holding.experts)] = True
+    return holds_LE
+
+
+def servers_of(client: Any) -> dict[str, Member]:
+    return {m.id: m for m in client.cluster.session.view.live(Role.EXPERT_SERVER)}
+
+
+@pytest.mark.timeout(300 + 60 * ROUNDS)
+def test_row_11_a_balancer_killed_in_a_rebalance(
+    start: Callable[..., Any],
+    join: Callable[..., Any],
+    calling: Callable[..., Any],
+    api: Callable[[str], BalancerClient],
+) -> None:
+    """Row 11: balancer killed mid-push: every server holds all of the old epoch or all of the new; no
+    expert uncovered. The balancer after it goes on with what was wanted, whatever the moment was.
+    """
+    # A share of 8 experts takes about a second.
+    cluster = start(load_bytes_per_s=400_000)
+    client = join(cluster)
+    dice = np.random.default_rng(1)
+    with calling(client):
+        for _ in range(ROUNDS):
+            balancer = api(cluster.children["balancer"].address)
+            old = balancer.placement()
+            assert old is not None
+            wanted = turned(old)
+            balancer.apply_placement(wanted)
+            time.sleep(dice.uniform(0.0, 2.0))
+            os.kill(cluster.children["balancer"].pid, signal.SIGKILL)
+            # Nobody tells servers anything any more; loads that had begun come to their end.
+            follows = client.cluster.placement
+            for name, server in servers_of(client).items():
+                held_LE = held_by(server)
+                place = old.servers.index(name)
+                has_old = (held_LE >= old.holds_LSE[:, place]).all()
+                has_new = (held_LE >= wanted.holds_LSE[:, place]).all()
+                assert has_old or has_new, name
+                assert (held_LE >= follows.holds_LSE[:, place]).all(), (
+                    "what clients follow is there"
+                )
+            assert not client.cluster.uncovered()
+            cluster.restart("balancer")
+            again = api(cluster.children["balancer"].address)
+            client.until(lambda a=again, o=old: (p := a.placement()) and p.epoch > o.epoch)
+            client.until(lambda a=again: a.history(1)[0].retire_s > 0)
+            now = again.placement()
+            assert now is not None
+            assert (now.holds_LSE == wanted.holds_LSE).all(), "it went on with what was wanted"
+            client.until(lambda n=now: client.cluster.placement.epoch == n.epoch)
+            for name, server in servers_of(client).items():
+                assert (held_by(server) == now.holds_LSE[:, now.servers.index(name)]).all()
+
+
+def test_row_12_two_balancers(
+    start: Callable[..., Any],
+    join: Callable[..., Any],
+    calling: Callable[..., Any],
+    api: Callable[[str], BalancerClient],
+    tmp_path: Path,
+) -> None:
+    """Row 12: two balancers, one with a stale epoch: servers refuse the stale one
+    (FAILED_PRECONDITION); one winner.
+    """
+    cluster = start()
+    client = join(cluster)
+    old = cluster.children["balancer"]
+    first = client.cluster.placement
+    with ExitStack() as cleanup, calling(client):
+        os.kill(old.pid, signal.SIGSTOP)
+        cleanup.callback(old.signal, signal.SIGCONT)
+        gone = client.cluster.session.wait_for(
+            lambda view: view.members["balancer"].state is MemberState.DEAD, 60
+        )
+        assert gone
+        new = ChildProcess("balancer-2", old.arguments, tmp_path)
+        cleanup.callback(new.reap, 10)
+        cleanup.callback(new.signal, signal.SIGTERM)
+        wait_ready([new], 60)
+        winner = api(str(new.address))
+        client.until(lambda: (p := winner.placement()) and p.epoch > 1000)
+        client.until(lambda: client.cluster.placement.epoch > 1000)
+        stale = api(str(old.address))
+        # It wants to move everything as soon as it wakes, and finds nobody who does what it says.
+        wish = threading.Thread(target=wishes, args=(stale, turned(first)))
+        wish.start()
+        os.kill(old.pid, signal.SIGCONT)
+        assert old.reap(60), "it sees that there is another one, and ends"
+        wish.join()
+        follows = client.cluster.placement
+        assert follows.epoch > 1000
+        client.until(lambda: winner.history(1)[0].retire_s > 0)
+        for name, server in servers_of(client).items():
+            held_LE = held_by(server)
+            assert (held_LE == follows.holds_LSE[:, follows.servers.index(name)]).all(), name
+        victim = next(iter(servers_of(client).values()))
+        with channel(victim.address) as line:
+            stub = expert_pb2_grpc.ExpertServiceStub(line)
+            layers = [common_pb2.Holding()] * client.shape.num_layers
+            for call, kind in (
+                (stub.PreparePlacement, expert_pb2.PreparePlacementRequest),
+                (stub.RetirePlacement, expert_pb2.RetirePlacementRequest),
+            ):
+                with pytest.raises(grpc.RpcError) as caught:
+                    call(kind(epoch=first.epoch + 1, layers=layers), timeout=10)
+                assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        # The winner still works.
+        assert winner.apply_placement(turned(follows)).stages == 1
+        client.until(lambda: client.cluster.placement.epoch > follows.epoch)
+
+
+def wishes(balancer: BalancerClient, placement: Placement) -> None:
+    """Whether it is taken up does not matter: it may have ended."""
+    with contextlib.suppress(ClusterError):
+        balancer.apply_placement(placement)
+
+
+def test_row_22_a_stale_placement(
+    start: Callable[..., Any],
+    join: Callable[..., Any],
+    api: Callable[[str], BalancerClient],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Row 22: unknown layer or expert, stale placement: FAILED_PRECONDITION with the current epoch; one
+    refresh, one retry. On the data path the status is STALE_PLACEMENT.
+    """
+    cluster = start()
+    behind, other = join(cluster), join(cluster)
+    balancer = api(cluster.children["balancer"].address)
+    expected_TH = other.layer()
+    first = behind.cluster.placement
+    # One client hears of nothing new.
+    held: list[Placement] = []
+    plain = behind.cluster._on_placement
+    behind.cluster._placements._on_placement = held.append
+    balancer.apply_placement(turned(first))
+    # Until its time is over, servers keep what it follows.
+    assert torch.allclose(behind.layer(), expected_TH, rtol=1e-4, atol=1e-5)
+    behind.until(lambda: balancer.history(1)[0].retire_s > 0)
+    assert behind.cluster.placement is first
+    behind.until(lambda: held)
+    answers: list[tuple[Status, int]] = []
+    poll = Connection.poll
+
+    def spy(connection: Connection, ticket: Any) -> Any:
+        answer = poll(connection, ticket)
+        if answer is not None:
+            answers.append((Status(answer.header.status), answer.header.detail))
+        return answer
+
+    monkeypatch.setattr(Connection, "poll", spy)
+    refreshed = threading.Timer(0.3, lambda: plain(held[-1]))
+    refreshed.start()
+    out_TH = behind.layer()
+    refreshed.join()
+    assert torch.allclose(out_TH, expected_TH, rtol=1e-4, atol=1e-5)
+    epoch = held[-1].epoch
+    stale = [detail for status, detail in answers if status is Status.STALE_PLACEMENT]
+    assert stale
+    assert set(stale) == {epoch}, "the server says what is in force"
+    # Each part of the call was refused until the refresh, and was right at the first try after it.
+    right = [i for i, (status, _) in enumerate(answers) if status is Status.OK]
+    assert right == list(range(len(answers) - len(right), len(answers)))
+    answers.clear()
+    assert torch.allclose(behind.layer(), expected_TH, rtol=1e-4, atol=1e-5)
+    assert {status for status, _ in answers} == {Status.OK}
+    with pytest.raises(ClusterError, match="layer 99, expert 0: the model has 3 MoE layers"):
+        balancer.pin(99, 0, SERVERS[0])
