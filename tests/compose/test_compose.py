@@ -57,6 +57,12 @@ def test_everything_is_healthy(compose: Compose) -> None:
     assert compose.status()["coverage"] == {"uncovered": [], "min_replicas": 2}
     names = {compose.server_name(c) for c in compose.containers("expert-server")}
     assert compose.servers().keys() == names
+    addresses = [m["address"] for m in compose.status()["members"]]
+    assert len(addresses) == 6
+    connect = (
+        "import socket, sys; [socket.create_connection(a.split(':'), 9) for a in sys.argv[1:]]"
+    )
+    compose("exec", "-T", "balancer", "python", "-c", connect, *addresses)
 
 
 def test_the_curl_line_of_the_readme(compose: Compose) -> None:

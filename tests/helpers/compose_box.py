@@ -35,7 +35,7 @@ def why_not() -> str | None:
     """Why there can be no containers here; None where there can."""
     try:
         done = subprocess.run(
-            ["docker", "compose", "ls", "--quiet"], capture_output=True, text=True, timeout=60
+            ["docker", "compose", "ls"], capture_output=True, text=True, timeout=60
         )
     except FileNotFoundError:
         return "no container engine: there is no `docker`"
