@@ -9,15 +9,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from typing import Any
+
+import grpc
 
 from eaas.rpc.v1 import monitor_pb2 as pb
 from monitor.life import MemberEvent
+from monitor.refusal import Refused
 
 __all__ = ["Fanout"]
 
 
 # Messages: who is further behind than most has his made anew.
 _KEPT = 256
+# Snapshots that are sent at a time: gRPC copies each, and one of ten thousand members has megabytes.
+_SNAPSHOTS = 16
+# Of one, to a watcher that reads.
+_SNAPSHOT_S = 10.0
 # Seconds by which a sign of life may come late, so that many come due together.
 _REMIND_S = 0.05
 
@@ -40,6 +48,7 @@ class Fanout:
         self._timer: asyncio.TimerHandle | None = None
         self._stirred = False
         self._made: OrderedDict[int, bytes] = OrderedDict()
+        self._snapshots = asyncio.Semaphore(_SNAPSHOTS)
 
     def stir(self) -> None:
         """Something happened; any thread may say so. Everybody wakes, soon after."""
@@ -101,3 +110,18 @@ class Fanout:
             if len(self._made) > _KEPT:
                 self._made.popitem(last=False)
         return made
+
+    async def send_snapshot(self, message: bytes, context: Any) -> None:
+        """Sends a watcher a snapshot, once it is its turn.
+
+        Raises:
+            Refused: It does not read, and others wait for theirs.
+        """
+        async with self._snapshots:
+            try:
+                # Not `wait_for`, which loses a cancellation that comes as the message goes out.
+                async with asyncio.timeout(_SNAPSHOT_S):
+                    await context.write(message)
+            except TimeoutError as error:
+                why = f"the snapshot was not read within {_SNAPSHOT_S:g} s"
+                raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, why) from error

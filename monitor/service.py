@@ -327,7 +327,9 @@ class MonitorService:
             if ahead and ahead[0] <= stored:
                 seen, snapshot = ahead
                 ahead = None
-                messages = [snapshot]
+                await self._fanout.send_snapshot(snapshot, context)
+                spoke = True
+                continue
             if stopping:
                 messages.append(_STOPPING)
             if not messages:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 
+import pytest
+
 from eaas.rpc.v1 import monitor_pb2 as pb
 from eaas.types import Member, MemberState, Role
+from monitor import fanout as module
 from monitor.fanout import Fanout
 from monitor.life import MemberEvent
+from monitor.refusal import Refused
 
 SIGN_S = 0.05
 LONG_S = 30.0
@@ -87,3 +91,44 @@ def test_a_message_is_made_once_and_not_kept_for_ever() -> None:
     assert (read.event.revision, read.event.reason) == (7, "because")
     assert Member.from_proto(read.event.member) == event(7).member
     loop.close()
+
+
+class _Reader:
+    """A watcher's stream."""
+
+    under_way = most = 0
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.got: list[bytes] = []
+
+    async def write(self, message: bytes) -> None:
+        _Reader.under_way += 1
+        _Reader.most = max(_Reader.most, _Reader.under_way)
+        try:
+            await asyncio.sleep(self.seconds)
+            self.got.append(message)
+        finally:
+            _Reader.under_way -= 1
+
+
+def test_few_snapshots_are_sent_at_a_time_and_who_does_not_read_loses_the_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_SNAPSHOTS", 3)
+    monkeypatch.setattr(module, "_SNAPSHOT_S", 0.5)
+    stopped = [_Reader(LONG_S) for _ in range(3)]
+    readers = [_Reader(0.01) for _ in range(20)]
+
+    async def scenario() -> list[BaseException | None]:
+        fanout = Fanout(asyncio.get_running_loop(), LONG_S)
+        async with asyncio.timeout(LONG_S / 2):
+            return await asyncio.gather(
+                *(fanout.send_snapshot(b"all", reader) for reader in (*stopped, *readers)),
+                return_exceptions=True,
+            )
+
+    ends = asyncio.run(scenario())
+    assert [type(end) for end in ends] == 3 * [Refused] + 20 * [type(None)]
+    assert all(reader.got == [b"all"] for reader in readers)
+    assert _Reader.most == 3
