@@ -48,7 +48,7 @@ class Compose:
     """One project of `docker compose`, with a port of its own.
 
     Args:
-        files: Of `deploy/`.
+        files: From the root of the repository.
     """
 
     def __init__(self, *files: str) -> None:
@@ -57,7 +57,7 @@ class Compose:
             port = probe.getsockname()[1]
         self.project = f"eaas-test-{os.getpid()}-{port}"
         self.endpoint = f"http://127.0.0.1:{port}"
-        self._files = [word for name in files for word in ("-f", f"deploy/{name}")]
+        self._files = [word for name in files for word in ("-f", name)]
         self._environment = os.environ | {"PORT": str(port)}
 
     def __call__(self, *arguments: str, timeout_s: float = _CALL_S) -> str:
