@@ -1,5 +1,5 @@
 # Two commands are enough: `make up` serves a model, `make test` runs every test.
-.PHONY: setup up test lint format proto clean
+.PHONY: setup up test test-compose lint format proto clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
@@ -41,6 +41,10 @@ test: setup
 	$(BIN)/python -m pytest -m 'not alone' -n 2 --dist loadfile --no-loadscope-reorder || status=1; \
 	$(BIN)/python -m pytest -m alone || status=1; \
 	exit $$status
+
+# Builds the image and attacks a cluster of containers; skips where `docker compose` finds no engine.
+test-compose: setup
+	$(BIN)/python -m pytest -m compose tests/compose
 
 lint: setup proto
 	$(BIN)/ruff check .

@@ -16,12 +16,13 @@ from attention_client.loading import load_onto
 from attention_client.metrics import ClientMetrics
 from attention_client.scheduler import strategy
 from attention_client.serve import HttpServer, Scheduling, ServeLimits, bind, build_app
+from attention_client.server_metrics import ServerMetrics
 from attention_client.status import cluster_status
 from eaas.checkpoint import Checkpoint
 from eaas.config import AttentionClientConfig
 from eaas.cores import usable_cores
 from eaas.errors import NotACheckpointError
-from eaas.grpc_server import join_host_port
+from eaas.grpc_server import host_to_tell, join_host_port
 
 __all__ = ["run"]
 
@@ -61,7 +62,7 @@ def run(
     tokenizer = _load_tokenizer(model_path)
     registry = CollectorRegistry()
     listener = bind(config.host, config.port)
-    host_port = join_host_port(config.host, listener.getsockname()[1])
+    host_port = join_host_port(host_to_tell(config.host), listener.getsockname()[1])
     try:
         cluster = Cluster(
             monitor_address,
@@ -72,6 +73,7 @@ def run(
             address=host_port,
             on_stopping=stopping.set,
         )
+        registry.register(ServerMetrics(cluster.session.ask_members))
         try:
             model = load_onto(checkpoint, cluster)
             cluster.wait_until_covered(_COVERED_S, stopping)

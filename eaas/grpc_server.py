@@ -23,6 +23,7 @@ __all__ = [
     "RunningServer",
     "Service",
     "add_port",
+    "host_to_tell",
     "join_host_port",
     "serve",
 ]
@@ -161,8 +162,12 @@ def add_port(
             bound = server.add_secure_port(where, credentials)
     except RuntimeError as error:
         raise _bind_error(listen_host, host, port) from error
-    shown = socket.gethostname() if listen_host in ("0.0.0.0", "::") else listen_host
-    return join_host_port(shown, bound)
+    return join_host_port(host_to_tell(listen_host), bound)
+
+
+def host_to_tell(host: str) -> str:
+    """Where others reach a process that listens there; the machine's name stands in for every interface."""
+    return socket.gethostname() if host in ("0.0.0.0", "::") else host
 
 
 def join_host_port(host: str, port: int) -> str:

@@ -37,6 +37,9 @@ def register(app: typer.Typer) -> None:
 
 
 def _begin(role: str) -> None:
+    if os.getpid() == 1:
+        # Of a container: the kernel keeps signals without a handler from its first process.
+        signal.signal(signal.SIGTERM, lambda number, _frame: os._exit(128 + number))
     bind_to_launcher()
     configure_logging(role)
     # No role ever fetches anything: checkpoints are directories.

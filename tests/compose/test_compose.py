@@ -1,0 +1,200 @@
+"""`docker compose up`, on a real engine: containers that are killed, added, taken away while requests run."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from compose_box import ROOT, Compose, Load, until, why_not
+
+pytestmark = [
+    pytest.mark.compose,
+    pytest.mark.usefixtures("engine"),
+    pytest.mark.timeout(1800),
+]
+
+SERVICES = {
+    "attention-client": 1,
+    "balancer": 1,
+    "expert-server": 3,
+    "monitor": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def engine() -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def compose(engine: None) -> Iterator[Compose]:
+    compose = Compose("deploy/compose.yaml", "tests/compose/patient.yaml")
+    try:
+        compose.up("--build")
+        yield compose
+    finally:
+        compose("down", "--volumes")
+
+
+@pytest.fixture
+def load(compose: Compose) -> Load:
+    return Load(compose.endpoint)
+
+
+# -- a story in one cluster: each chapter leaves it as the next one needs it --------------------------
+
+
+def test_everything_is_healthy(compose: Compose) -> None:
+    for service, containers in SERVICES.items():
+        health = [compose.inspect(c, ".State.Health.Status") for c in compose.containers(service)]
+        assert health == ["healthy"] * containers, service
+    assert compose.status()["coverage"] == {"uncovered": [], "min_replicas": 2}
+    names = {compose.server_name(c) for c in compose.containers("expert-server")}
+    assert compose.servers().keys() == names
+    addresses = [m["address"] for m in compose.status()["members"]]
+    assert len(addresses) == 6
+    connect = (
+        "import socket, sys; [socket.create_connection(a.split(':'), 9) for a in sys.argv[1:]]"
+    )
+    compose("exec", "-T", "balancer", "python", "-c", connect, *addresses)
+
+
+def test_the_curl_line_of_the_readme(compose: Compose) -> None:
+    readme = (ROOT / "README.md").read_text()
+    (line,) = re.findall(r"^curl .*/v1/chat/completions [^`]*?'$", readme, re.MULTILINE)
+    line = line.replace("http://127.0.0.1:8000", compose.endpoint)
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert '"finish_reason":"length"' in done.stdout
+
+
+def test_what_a_container_may_do(compose: Compose) -> None:
+    def shell(service: str, command: str) -> str:
+        return compose("exec", "-T", service, "sh", "-c", command).strip()
+
+    for service in SERVICES:
+        assert shell(service, "id -u") == "10001"
+        assert shell(service, "command -v gcc cc || echo no compiler") == "no compiler"
+        assert shell(service, "grep CapEff /proc/1/status").endswith("\t0000000000000000")
+    for service in ("expert-server", "attention-client"):
+        for place in ("/models/demo", "/opt/eaas", "~"):
+            refused = shell(service, f"touch {place}/x 2>&1 || true")
+            assert refused.endswith("Read-only file system"), place
+    (published,) = compose("port", "attention-client", "8000").split()
+    assert published.startswith("127.0.0.1:")
+
+
+def test_a_container_that_is_killed(compose: Compose, load: Load) -> None:
+    victim = compose.containers("expert-server")[0]
+    name = compose.server_name(victim)
+    before = compose.servers()[name]
+    with load.running():
+        compose.docker("kill", victim)
+        until(lambda: compose.servers()[name]["state"] == "DEAD")
+        assert compose.status()["coverage"] == {"uncovered": [], "min_replicas": 1}
+        load.some_more()
+        # It has the name that it had, so it gets the experts that it had.
+        compose.docker("start", victim)
+        until(lambda: compose.servers()[name]["state"] == "SERVING")
+        until(lambda: compose.status()["coverage"]["min_replicas"] == 2)
+    now = compose.servers()[name]
+    assert now["incarnation"] == before["incarnation"] + 1
+    assert now["experts"] == before["experts"]
+    assert len(compose.servers()) == 3
+
+
+def test_the_monitor_starts_again(compose: Compose, load: Load) -> None:
+    before = {name: m["incarnation"] for name, m in compose.servers().items()}
+    with load.running():
+        compose("restart", "monitor")
+        (monitor,) = compose.containers("monitor")
+        until(lambda: compose.inspect(monitor, ".State.Health.Status") == "healthy")
+        load.some_more()
+    # It kept what it knew: nobody began a new life.
+    assert {name: m["incarnation"] for name, m in compose.servers().items()} == before
+
+
+def test_more_servers_and_fewer(compose: Compose, load: Load) -> None:
+    first = set(compose.servers())
+    with load.running():
+        compose.up("--no-recreate", "--scale", "expert-server=5")
+        assert len(compose.containers("expert-server")) == 5
+
+        def all_hold_experts() -> bool:
+            servers = compose.servers().values()
+            return len(servers) == 5 and all(m["experts"] > 0 for m in servers)
+
+        until(all_hold_experts)
+        new = compose.servers().keys() - first
+        assert len(new) == 2
+        before = compose.busy_s()
+        until(lambda: all(compose.busy_s()[name] > before[name] + 0.1 for name in new))
+
+        # Compose takes the newest; each has others take its experts over before it ends.
+        compose.up("--no-recreate", "--scale", "expert-server=3")
+        alive = {name for name, m in compose.servers().items() if m["state"] != "DEAD"}
+        assert alive == first
+    assert compose.status()["coverage"] == {"uncovered": [], "min_replicas": 2}
+
+
+def test_a_client_that_waits_for_experts_ends_at_once(compose: Compose) -> None:
+    """The kernel keeps signals that it does not handle from the first process of a container."""
+    name = f"{compose.project}-waiting"
+    command = (
+        "exec 2>&1; eaas monitor --port 7000 & "
+        "exec eaas attention-client --model /models/demo --join 127.0.0.1:7000"
+    )
+    model = f"{compose.project}_demo-model:/models/demo:ro"
+    image = "expert-as-a-service:local"
+    compose.docker("run", "-d", "--name", name, "-v", model, image, "sh", "-c", command)
+    try:
+        until(lambda: "JOINING: registered" in compose.docker("logs", name))
+        began = time.monotonic()
+        compose.docker("stop", "-t", "30", name)
+        assert time.monotonic() - began < 15
+        assert compose.inspect(name, ".State.ExitCode") == 128 + signal.SIGTERM
+    finally:
+        compose.docker("rm", "--force", name)
+
+
+def test_the_end(compose: Compose) -> None:
+    containers = [c for service in SERVICES for c in compose.containers(service)]
+    compose("stop")
+    assert [compose.inspect(c, ".State.ExitCode") for c in containers] == [0] * len(containers)
+    assert compose.left()
+    compose("down", "--volumes")
+    assert compose.left() == []
+
+
+# -- shared memory --------------------------------------------------------------------------------------
+
+
+def test_shared_memory() -> None:
+    files = ("deploy/compose.yaml", "deploy/compose.shm.yaml", "tests/compose/patient.yaml")
+    compose = Compose(*files)
+    try:
+        compose.up("--build")
+        look = "import glob; print(*(open(f).read() for f in glob.glob('/proc/[0-9]*/maps')))"
+        maps = compose("exec", "-T", "attention-client", "python", "-c", look)
+        # Device and inode: each container has a /dev/shm of its own.
+        arenas = [tuple(line.split()[3:5]) for line in maps.splitlines() if "/dev/shm/" in line]
+        # Each server's is mapped by two processes: itself and the client.
+        assert len(set(arenas)) == 3
+        assert all(arenas.count(arena) >= 2 for arena in arenas)
+        load = Load(compose.endpoint)
+        with load.running():
+            victim = compose.containers("expert-server")[0]
+            compose.docker("kill", victim)
+            until(lambda: compose.servers()[compose.server_name(victim)]["state"] == "DEAD")
+            load.some_more()
+            compose.docker("start", victim)
+            until(lambda: compose.status()["coverage"]["min_replicas"] == 2)
+    finally:
+        compose("down", "--volumes")
+    assert compose.left() == []

@@ -1,0 +1,190 @@
+"""A cluster of containers as a person starts it, and a load that knows the right answers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+ROOT = Path(__file__).parents[2]
+# An image that is built for the first time, on a machine that has other things to do.
+_UP_S = 1500.0
+_CALL_S = 300.0
+PROMPTS = (
+    "Once upon a time",
+    "The river begins",
+    "Nobody knew",
+    "In the old town",
+    "She said",
+    "A",
+)
+TOKENS = 48
+
+
+def why_not() -> str | None:
+    """Why there can be no containers here; None where there can."""
+    try:
+        done = subprocess.run(
+            ["docker", "compose", "ls"], capture_output=True, text=True, timeout=60
+        )
+    except FileNotFoundError:
+        return "no container engine: there is no `docker`"
+    if done.returncode != 0:
+        return f"no container engine: `docker compose` says: {done.stderr.splitlines()[0]}"
+    return None
+
+
+class Compose:
+    """One project of `docker compose`, with a port of its own.
+
+    Args:
+        files: From the root of the repository.
+    """
+
+    def __init__(self, *files: str) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.project = f"eaas-test-{os.getpid()}-{port}"
+        self.endpoint = f"http://127.0.0.1:{port}"
+        self._files = [word for name in files for word in ("-f", name)]
+        self._environment = os.environ | {"PORT": str(port)}
+
+    def __call__(self, *arguments: str, timeout_s: float = _CALL_S) -> str:
+        """`docker compose` with these arguments; its output."""
+        return self._run(
+            ["docker", "compose", "-p", self.project, *self._files, *arguments], timeout_s
+        )
+
+    def docker(self, *arguments: str) -> str:
+        """`docker` with these arguments; its output."""
+        return self._run(["docker", *arguments], _CALL_S)
+
+    def _run(self, command: list[str], timeout_s: float) -> str:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def up(self, *options: str) -> None:
+        """Returns when everything is healthy."""
+        try:
+            self("up", "--wait", *options, timeout_s=_UP_S)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self('logs', '--tail', '20')}") from None
+
+    def containers(self, service: str) -> list[str]:
+        """The ids of those that run."""
+        return self("ps", "--quiet", service).split()
+
+    def server_name(self, container: str) -> str:
+        """What an expert server's container calls itself in the cluster."""
+        return f"expert-server-{container[:12]}"
+
+    def inspect(self, container: str, path: str) -> Any:
+        """What the engine knows of a container."""
+        return json.loads(self.docker("inspect", "--format", f"{{{{json {path}}}}}", container))
+
+    def status(self) -> dict[str, Any]:
+        """The document of `eaas status`."""
+        answer = httpx.get(f"{self.endpoint}/eaas/v1/status", timeout=10)
+        document: dict[str, Any] = answer.raise_for_status().json()
+        return document
+
+    def servers(self) -> dict[str, dict[str, Any]]:
+        """The expert servers in `eaas status`, by id."""
+        members = self.status()["members"]
+        return {m["id"]: m for m in members if m["role"] == "expert-server"}
+
+    def busy_s(self) -> dict[str, float]:
+        """For how long each expert server has worked."""
+        text = httpx.get(f"{self.endpoint}/metrics", timeout=10).raise_for_status().text
+        found = re.findall(
+            r'^eaas_expert_server_busy_seconds_total{server="(.+)"} (\S+)$', text, re.MULTILINE
+        )
+        return {name: float(seconds) for name, seconds in found}
+
+    def left(self) -> list[str]:
+        """What there still is of this project."""
+        mark = f"label=com.docker.compose.project={self.project}"
+        kinds = (["ps", "--all"], ["network", "ls"], ["volume", "ls"])
+        return [
+            line for kind in kinds for line in self.docker(*kind, "-q", "-f", mark).splitlines()
+        ]
+
+
+class Load:
+    """Greedy completions in several threads, each of which is to be what it was before."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+        self._right = {prompt: self._ask(prompt) for prompt in PROMPTS}
+        self._over = threading.Event()
+        self._counting = threading.Lock()
+        self.answers = 0
+        self.failures: list[str] = []
+
+    def _ask(self, prompt: str) -> str:
+        body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+        answer = httpx.post(f"{self._endpoint}/v1/completions", json=body, timeout=120)
+        text: str = answer.raise_for_status().json()["choices"][0]["text"]
+        return text
+
+    def _ask_on(self, prompt: str) -> None:
+        while not self._over.is_set():
+            failure = None
+            try:
+                if self._ask(prompt) != self._right[prompt]:
+                    failure = f"another answer to {prompt!r}"
+            except httpx.HTTPError as error:
+                failure = f"{prompt!r}: {error!r}"
+            with self._counting:
+                self.answers += 1
+                if failure is not None:
+                    self.failures.append(failure)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Meanwhile requests run; at the end none has failed, and there were some."""
+        threads = [threading.Thread(target=self._ask_on, args=(prompt,)) for prompt in PROMPTS]
+        for thread in threads:
+            thread.start()
+        try:
+            self.some_more()
+            yield
+            self.some_more()
+        finally:
+            self._over.set()
+            for thread in threads:
+                thread.join()
+        assert self.failures == []
+
+    def some_more(self) -> None:
+        """Returns when each thread has had another answer or two."""
+        wanted = self.answers + 2 * len(PROMPTS)
+        until(lambda: self.answers >= wanted)
+
+
+def until(wanted: Callable[[], Any], timeout_s: float = 120.0) -> Any:
+    """What is wanted, as soon as it is there."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := wanted()):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    return found
