@@ -38,7 +38,7 @@ up: setup $(filter models/demo,$(MODEL))
 # Two files at a time at first; then, one after another, the tests that must have the machine to themselves.
 test: setup
 	status=0; \
-	$(BIN)/python -m pytest -m 'not alone' -n 2 --dist loadfile --no-loadscope-reorder || status=1; \
+	$(BIN)/python -m pytest -m 'not alone and not compose' -n 2 --dist loadfile --no-loadscope-reorder || status=1; \
 	$(BIN)/python -m pytest -m alone || status=1; \
 	exit $$status
 

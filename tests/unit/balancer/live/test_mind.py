@@ -13,6 +13,7 @@ from balancer import policies
 from balancer.live.backups import deal, primaries, with_backups, with_least_shares
 from balancer.live.mind import Proposal, Settings, Situation, lay_out, planning_bound, weigh
 from balancer.policies.measure import par
+from balancer.policies.spread import spread
 
 L, S, E = 3, 4, 16
 SERVERS = ("a", "b", "c", "d")
@@ -64,7 +65,7 @@ def is_layout(proposal: Proposal, redundancy: int) -> None:
 def test_from_spread_to_the_bound_in_one_plan(policy: str, redundancy: int) -> None:
     traffic = Traffic(seed=1)
     wanted = replace(LIVE, policy=policy, redundancy=redundancy)
-    now = traffic.seen(*policies.spread(L, E, S, redundancy))
+    now = traffic.seen(*spread(L, E, S, redundancy))
     proposal = weigh(wanted, now)
     is_layout(proposal, redundancy)
     best = par(now.load_LE, proposal.holds_LSE, proposal.shares_LSE, now.speeds_S).mean()
@@ -83,7 +84,7 @@ def test_on_stationary_traffic_no_expert_moves_after_the_first_plan(
 ) -> None:
     traffic = Traffic(seed=3)
     wanted = replace(LIVE, policy=policy, redundancy=redundancy)
-    layout = policies.spread(L, E, S, redundancy)
+    layout = spread(L, E, S, redundancy)
     first = weigh(wanted, traffic.seen(*layout))
     assert first.kind != "nothing"
     layout = first.holds_LSE, first.shares_LSE
@@ -96,7 +97,7 @@ def test_on_stationary_traffic_no_expert_moves_after_the_first_plan(
 def test_shares_alone_are_enough_where_replicas_are_there() -> None:
     """With two replicas of each expert the split does what moves would: nothing is loaded."""
     traffic = Traffic(seed=1)
-    proposal = weigh(replace(LIVE, redundancy=2), traffic.seen(*policies.spread(L, E, S, 2)))
+    proposal = weigh(replace(LIVE, redundancy=2), traffic.seen(*spread(L, E, S, 2)))
     assert proposal.kind == "shares"
     assert proposal.par_then_L.max() < 1.05
 
@@ -104,7 +105,7 @@ def test_shares_alone_are_enough_where_replicas_are_there() -> None:
 def test_shares_follow_speeds() -> None:
     traffic = Traffic(seed=2)
     speeds_S = np.array([1.0, 1.0, 1.0, 0.5])
-    now = traffic.seen(*policies.spread(L, E, S, 2), speeds_S=speeds_S)
+    now = traffic.seen(*spread(L, E, S, 2), speeds_S=speeds_S)
     proposal = weigh(replace(LIVE, redundancy=2), now)
     assert proposal.par_then_L.max() < 1.05
     load_LS = (proposal.shares_LSE * now.load_LE[:, None]).sum(axis=2)
@@ -113,7 +114,7 @@ def test_shares_follow_speeds() -> None:
 
 def test_a_flip_is_followed() -> None:
     traffic = Traffic(seed=5)
-    now = weigh(LIVE, traffic.seen(*policies.spread(L, E, S, 1)))
+    now = weigh(LIVE, traffic.seen(*spread(L, E, S, 1)))
     traffic.flip()
     flipped = traffic.seen(now.holds_LSE, now.shares_LSE)
     proposal = weigh(LIVE, flipped)
@@ -125,7 +126,7 @@ def test_a_flip_is_followed() -> None:
 
 def test_moves_that_do_not_pay_back_are_not_made() -> None:
     traffic = Traffic(seed=1)
-    layout = policies.spread(L, E, S, 1)
+    layout = spread(L, E, S, 1)
     slow = replace(LIVE, policy="eplb", link_bytes_per_s=1e3)
     proposal = weigh(slow, traffic.seen(*layout))
     assert proposal.kind == "nothing"
@@ -138,7 +139,7 @@ def test_moves_that_do_not_pay_back_are_not_made() -> None:
 def test_a_few_tokens_are_no_reason() -> None:
     traffic = Traffic(seed=1, tokens=120)
     traffic.part_LE[:] = 1 / E
-    proposal = weigh(LIVE, traffic.seen(*policies.spread(L, E, S, 1)))
+    proposal = weigh(LIVE, traffic.seen(*spread(L, E, S, 1)))
     assert proposal.par_now_L.mean() > 1.1, "chance is not even"
     assert proposal.kind == "nothing"
     assert "noise" in proposal.reason
@@ -159,7 +160,7 @@ def test_memory_is_kept_to() -> None:
 
 def test_pins_are_held_and_take_their_part() -> None:
     traffic = Traffic(seed=4)
-    now = traffic.seen(*policies.spread(L, E, S, 1))
+    now = traffic.seen(*spread(L, E, S, 1))
     expert = int(now.load_LE[1].argmax())
     pins = frozenset((1, expert, s) for s in SERVERS) | {(0, 0, "who left")}
     holds_LSE, shares_LSE = lay_out(replace(LIVE, pins=pins), now)
@@ -169,7 +170,7 @@ def test_pins_are_held_and_take_their_part() -> None:
 
 def test_a_new_server_is_given_experts_and_a_lost_one_is_replaced() -> None:
     traffic = Traffic(seed=6)
-    first = weigh(LIVE, traffic.seen(*policies.spread(L, E, S, 1)))
+    first = weigh(LIVE, traffic.seen(*spread(L, E, S, 1)))
     holds_LSE, shares_LSE = first.holds_LSE.copy(), first.shares_LSE.copy()
     # Of the last server only its place is left, as if it had been replaced by an empty one.
     holds_LSE[:, 3], shares_LSE[:, 3] = False, 0
@@ -184,7 +185,7 @@ def test_a_new_server_is_given_experts_and_a_lost_one_is_replaced() -> None:
 @pytest.mark.parametrize("policy", policies.names())
 def test_arrays_may_lie_in_memory_as_they_like(policy: str) -> None:
     traffic = Traffic(seed=1)
-    holds_LSE, shares_LSE = policies.spread(L, E, S, 2)
+    holds_LSE, shares_LSE = spread(L, E, S, 2)
     now = traffic.seen(holds_LSE, shares_LSE)
     turned = replace(
         now,
