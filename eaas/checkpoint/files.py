@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from eaas.errors import (
+    CheckpointError,
     CorruptShardError,
     MissingShardError,
     NotACheckpointError,
@@ -106,13 +107,23 @@ def precheck(path: str | os.PathLike[str]) -> None:
         CorruptShardError: A shard or the index is truncated or broken; names the file and the
             tensor.
         UnsupportedModelError: The checkpoint is quantised.
+        CheckpointError: A file cannot be read, as where it is not this user's.
     """
     read_files(path)
 
 
 def read_files(path: str | os.PathLike[str]) -> CheckpointFiles:
     """Reads config.json, the index and all shard headers. Raises as `precheck` does."""
-    directory = Path(path)
+    try:
+        return _read_files(Path(path))
+    except OSError as error:
+        # save_pretrained makes shards that are their owner's only: containers meet them.
+        raise CheckpointError(
+            f"{error.filename or path}: {error.strerror}: let this user read the checkpoint (chmod -R a+rX)"
+        ) from error
+
+
+def _read_files(directory: Path) -> CheckpointFiles:
     config = _read_config(directory)
     weight_map = _read_index(directory)
     tensors: dict[str, TensorEntry] = {}

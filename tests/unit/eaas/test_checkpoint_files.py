@@ -1,10 +1,14 @@
 """The quick check finds every way in which a checkpoint's files can be wrong, without torch."""
 
+import errno
+import io
 import json
+import os
 import struct
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -217,3 +221,21 @@ def test_digest_tells_checkpoints_apart(tmp_path: Path) -> None:
     ]
     digests = {read_files(path).digest() for path in others}
     assert len(digests | {digest}) == 5
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_file_that_this_user_may_not_read(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = write(tmp_path / "model")
+    open_file = io.open
+
+    def refuse(file: Any, *arguments: Any, **words: Any) -> Any:
+        # Permissions do not stop root.
+        if Path(file).name == name:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
+        return open_file(file, *arguments, **words)
+
+    monkeypatch.setattr(io, "open", refuse)
+    with pytest.raises(CheckpointError, match=rf"{name}: Permission denied: .*chmod"):
+        precheck(checkpoint)
