@@ -316,5 +316,13 @@ def test_row_27_nothing_that_decides_reads_the_wall_clock() -> None:
         for line in path.read_text().splitlines()
         if wall.search(line)
     ]
-    # When an answer was made, as OpenAI's API tells people.
-    assert read == ["attention_client/serve/service.py: return int(time.time())"]
+    # What people are told: when an answer was made, as in OpenAI's API, and when the balancer decided.
+    for_people = {
+        "attention_client/serve/service.py": "return int(time.time())",
+        "balancer/live/history.py": "wall_clock: Callable[[], float] = time.time,",
+        "eaas/cli/placement.py": "at = time.strftime(",
+    }
+    assert len(read) == len(for_people)
+    for line in read:
+        where, _, what = line.partition(": ")
+        assert what.startswith(for_people[where])

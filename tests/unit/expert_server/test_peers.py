@@ -292,7 +292,7 @@ class Monitor:
     def _unused(self, request: Any, context: Any) -> None:
         context.abort(grpc.StatusCode.UNIMPLEMENTED, "not in this test")
 
-    Register = Heartbeat = Deregister = ReportOutcome = _unused
+    Register = Heartbeat = Deregister = ReportOutcome = KeepRecord = GetRecord = _unused
 
 
 def test_one_of_several_monitors_names_the_peers() -> None:
