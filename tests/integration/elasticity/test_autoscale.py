@@ -116,4 +116,5 @@ def test_servers_come_with_load_and_go_without(
     # Once up and once down; again only where the machine stood still meanwhile.
     steps = [line.removeprefix("servers: ").partition(":")[0] for line in changes]
     assert steps == ["2 -> 3", "3 -> 2"] * (len(steps) // 2)
-    assert "but every expert's replicas need 2" in changes[-1]
+    # What the last request left to do takes one server or two, by how fast the machine is.
+    assert "but every expert's replicas need 2" in changes[-1] or "takes 2" in changes[-1]
