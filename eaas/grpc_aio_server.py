@@ -89,7 +89,14 @@ def serve_aio(
     """
 
     async def start() -> RunningAioServer:
-        server = grpc.aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=max_calls)
+        # gRPC itself refuses calls by chance once 1,000 of them wait to be looked at: so many members may
+        # begin to watch at the same moment.
+        options = [
+            *SERVER_OPTIONS,
+            ("grpc.server.max_pending_requests", max_calls),
+            ("grpc.server.max_pending_requests_hard_limit", max_calls),
+        ]
+        server = grpc.aio.server(options=options, maximum_concurrent_rpcs=max_calls)
         add(server)
         health_servicer = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)

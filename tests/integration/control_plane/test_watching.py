@@ -44,17 +44,17 @@ def snapshot_of(address: str) -> pb.Snapshot:
 
 
 def test_members_cost_no_threads(start_monitor: Callable[..., Monitor]) -> None:
-    """600 members with two streams each: more than the threads that any pool of ours has."""
+    """1,400 members with two streams each: more than the threads that any pool of ours has."""
     # A busy machine is not to end a lease.
     monitor = start_monitor(lease_s=20.0)
     with selectors.DefaultSelector() as selector:
         before = threading.active_count()
-        with contextlib.closing(Crowd(monitor.address, range(600), 20, 0.5, selector)) as crowd:
+        with contextlib.closing(Crowd(monitor.address, range(1400), 20, 0.5, selector)) as crowd:
             crowd.join()
             watching = False
             deadline = time.monotonic() + PATIENCE_S
             figures = {"sent": 0, "watched": 0}
-            while figures["sent"] < 1800 or figures["watched"] < 600:
+            while figures["sent"] < 2800 or figures["watched"] < 1400:
                 assert time.monotonic() < deadline, figures
                 for key, _ in selector.select(min(0.01, crowd.turn(time.monotonic()))):
                     assert isinstance(key.data, Line)
@@ -62,13 +62,13 @@ def test_members_cost_no_threads(start_monitor: Callable[..., Monitor]) -> None:
                 if crowd.joined and not watching:
                     watching = True
                     now = snapshot_of(monitor.address)
-                    crowd.watch(600, now.revision, now.life)
+                    crowd.watch(1400, now.revision, now.life)
                 found = crowd.take_figures()
                 assert (found["ended"], found["gaps"]) == (0, 0)
                 figures = {name: figures[name] + found[name] for name in figures}
             assert threading.active_count() <= before + 4
             assert monitor._service is not None
-            assert monitor._service._watchers == 600
+            assert monitor._service._watchers == 1400
     eventually(lambda: monitor._service is not None and monitor._service._watchers == 0)
 
 
