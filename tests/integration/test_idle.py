@@ -16,10 +16,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.alone, pytest.mark.timeout(12
 
 SETTLE_S = 3.0
 WATCH_S = 5.0
-WATCHES = 3
-# Of one core, all processes together. It is 2.5 to 4.5 % by the machine (docs/performance.md): twice the
-# wakings of now would be seen on each of them.
-MOST = 0.06
+WATCHES = 6
+MOST = 0.03  # of one core, all processes together
 
 
 def watch(cluster: LocalCluster) -> dict[str, float]:
