@@ -59,6 +59,7 @@ def serve(
     from eaas.bench.load import Workload
     from eaas.bench.options import known
     from eaas.bench.serve import BASELINES, bench_serve
+    from eaas.cli.bench_tables import print_serve
 
     _end_on_sigterm()
     (checked,) = known("--baseline", [baseline], BASELINES)
@@ -79,7 +80,7 @@ def serve(
             baseline=checked,
             say=_say,
         )
-    _tell(document, as_json, _print)
+    _tell(document, as_json, print_serve)
 
 
 @bench.command("experts")
@@ -261,6 +262,7 @@ def overlap(
     latency_us = numbers("--latency", latency, least=0)
     batches = numbers("--sequences", sequences)
     from eaas.bench.overlap import bench_overlap
+    from eaas.cli.bench_tables import print_overlap
 
     with tempfile.TemporaryDirectory(prefix="eaas-bench-") as scratch:
         if model is None:
@@ -279,7 +281,7 @@ def overlap(
             rounds=rounds,
             say=_say,
         )
-    _tell(document, as_json, _print_overlap)
+    _tell(document, as_json, print_overlap)
 
 
 @bench.command("select")
@@ -298,6 +300,7 @@ def select(
     from attention_client.scheduler import strategy, strategy_names
     from eaas.bench.options import numbers, once
     from eaas.bench.select import bench_select
+    from eaas.cli.bench_tables import print_select
     from eaas.errors import ConfigError
 
     names = once(strategies.split(",")) if strategies else strategy_names()
@@ -309,19 +312,7 @@ def select(
         if len(found) != 2:
             raise ConfigError(f"--size {text}: give two whole numbers, the window and the experts")
         sizes.append((found[0], found[1]))
-    _tell(bench_select(sizes, names, decisions), as_json, _print_select)
-
-
-def _print_select(document: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None)
-    for column in ("window", "experts", "strategy", "cost", "p50 us", "p99 us"):
-        table.add_column(column, justify="left" if column in ("strategy", "cost") else "right")
-    for row in document["rows"]:
-        table.add_row(*(str(value) for value in row.values()))
-    Console().print(table)
+    _tell(bench_select(sizes, names, decisions), as_json, print_select)
 
 
 @bench.command("join")
@@ -406,10 +397,11 @@ def policies(
 ) -> None:
     """Placement policies: time of planning on one core, and how good the plan is."""
     from eaas.bench.policies import SIZES, bench_policies, parse_size
+    from eaas.cli.bench_tables import print_policies
 
     _end_on_sigterm()
     sizes = [parse_size(text) for text in size] if size else SIZES
-    _tell(bench_policies(sizes, policy or (), rounds=rounds, say=_say), as_json, _print_policies)
+    _tell(bench_policies(sizes, policy or (), rounds=rounds, say=_say), as_json, print_policies)
 
 
 def _end_on_sigterm() -> None:
@@ -428,84 +420,3 @@ def _tell(
         typer.echo(json.dumps(document))
     else:
         report(document)
-
-
-def _print_overlap(document: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None)
-    for column in ("added us", "sequences", "off ms", "on ms", "auto ms", "on/off", "auto/off"):
-        table.add_column(column, justify="right")
-    for row in document["rows"]:
-        step_ms, ratio = row["step_ms"], row["ratio"]
-        table.add_row(
-            str(row["added_latency_us"]),
-            str(row["sequences"]),
-            *(f"{step_ms[way]:.1f}" for way in ("off", "on", "auto")),
-            *(f"{ratio[way]:.2f}" for way in ("on", "auto")),
-        )
-    Console().print(table)
-    print("a decode step; the ratios are of rates: above 1, overlap is faster")
-
-
-def _print_policies(document: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None)
-    columns = (
-        "policy",
-        "servers",
-        "slots",
-        "plan ms",
-        "cpu",
-        "again ms",
-        "cpu",
-        "limit",
-        "PAR",
-        "gap",
-    )
-    for column in columns:
-        table.add_column(column, justify="left" if column == "policy" else "right", no_wrap=True)
-    for row in document["rows"]:
-        limit = row["limit_ms"]
-        table.add_row(
-            row["policy"],
-            str(row["servers"]),
-            str(row["slots"]),
-            *(
-                f"{row[kind][of]:.1f}"
-                for kind in ("plan_ms", "again_ms")
-                for of in ("median", "cpu")
-            ),
-            f"{limit:.0f}" if limit else "",
-            f"{row['par_mean']:.4f}",
-            f"{row['gap_mean']:.4f}",
-        )
-    Console().print(table)
-    print("medians, by the clock and of processor time; limit: of a plan on one core")
-    print("again: with a plan in place and loads that changed; gap: PAR / lower bound")
-
-
-def _print(document: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None)
-    for column in ("", "tokens/s", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99"):
-        table.add_column(column, justify="right" if column else "left")
-    for name in ("cluster", "single_process"):
-        row = document[name]
-        table.add_row(
-            name,
-            str(row["decode_tokens_per_s"]),
-            *(f"{row[kind][p]:.1f} ms" for kind in ("ttft_ms", "itl_ms") for p in ("p50", "p99")),
-        )
-    Console().print(table)
-    print(f"cluster / single process: {document['ratio']['decode_tokens_per_s']}")
-    baseline = document["baseline"]
-    print(
-        f"the single process computed experts with {baseline['experts']}: "
-        f"{baseline['implementation']}, {baseline['threads']} threads"
-    )
