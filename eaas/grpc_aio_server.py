@@ -53,14 +53,6 @@ class RunningAioServer:
         for name in self._services:
             await self._health.set(name, status.SERVING if serving else status.NOT_SERVING)
 
-    def do(self, work: Callable[[], _T]) -> _T:
-        """Has the loop's thread do something, after what waits for it already. Blocks until it is done."""
-
-        async def done() -> _T:
-            return work()
-
-        return _wait(done(), None)
-
     def stop(self, grace_s: float) -> None:
         """Takes no new calls, gives running ones `grace_s` seconds, then cancels them. Blocks."""
         _wait(self._stop(grace_s), grace_s + _PATIENCE_S)

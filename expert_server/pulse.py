@@ -27,7 +27,8 @@ _MARGIN = 4.0
 _MOST_S = 10.0
 # Of the slowest batch seen, after each one that was faster.
 _MEMORY = 0.98
-_LOOK_S = 0.2
+# The next look is when the patience ends, but within these: a pause must not pass for a stall.
+_LEAST_LOOK_S, _MOST_LOOK_S = 0.05, 0.5
 # More time between two looks: this process did not run, and the loop could not either.
 _PAUSE_S = 1.0
 _JOIN_S = 3.0
@@ -65,9 +66,23 @@ class Pulse:
             now: Monotonic seconds.
             awake_from: The process did not run before this.
         """
+        still_s, patience_s = self._still(now, awake_from)
+        return still_s if still_s >= patience_s else 0.0
+
+    def patience_left_s(self, now: float, awake_from: float) -> float:
+        """In how many seconds it will have stalled if it does not move until then; at most 0 where it has.
+
+        Args:
+            now: Monotonic seconds.
+            awake_from: The process did not run before this.
+        """
+        still_s, patience_s = self._still(now, awake_from)
+        return patience_s - still_s
+
+    def _still(self, now: float, awake_from: float) -> tuple[float, float]:
+        """For how long it has not moved, and for how long that is in order."""
         since, tokens = self._doing
-        still_s = now - max(since, awake_from)
-        return still_s if still_s >= self._patience_s(tokens) else 0.0
+        return now - max(since, awake_from), self._patience_s(tokens)
 
     def _patience_s(self, tokens: int) -> float:
         if not tokens:
@@ -129,5 +144,8 @@ class Watchdog:
         self._on_change()
 
     def _run(self) -> None:
-        while not self._over.wait(_LOOK_S):
+        pause_s = 0.0
+        while not self._over.wait(pause_s):
             self.look()
+            left_s = self._pulse.patience_left_s(self._clock(), self._awake_from)
+            pause_s = min(max(_LEAST_LOOK_S, left_s), _MOST_LOOK_S)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import socket
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,7 +71,6 @@ class Monitor:
             self._close_store()
             raise
         self.address = self._server.address
-        self._over = threading.Event()
         if embedded:
             self._lead(self._store, on_failure)
         else:
@@ -80,8 +79,8 @@ class Monitor:
             except EaasError:
                 self._server.stop(0)
                 raise
-        self._ticker = threading.Thread(target=self._tick, name="monitor-tick", daemon=True)
-        self._ticker.start()
+        # In the loop that hears the heartbeats: what holds that up is a pause of this monitor.
+        self._ticker = asyncio.run_coroutine_threadsafe(self._tick(), self._server.loop)
 
     @property
     def _service(self) -> MonitorService | None:
@@ -132,19 +131,14 @@ class Monitor:
         self._server.set_serving(False)
         self._front.follow(leader)
 
-    def _tick(self) -> None:
+    async def _tick(self) -> None:
         try:
-            self._tick_on()
+            while True:
+                service = self._front.service
+                await asyncio.sleep(service.tick() if service else self._config.lease_s / 8)
         except Exception as error:  # noqa: BLE001 (logged, and the end: leases would never end)
             _log.exception("no lease ends any more")
             self._on_failure(f"the monitor failed: {error!r}")
-
-    def _tick_on(self) -> None:
-        pause_s = 0.0
-        while not self._over.wait(pause_s):
-            service = self._front.service
-            # In the thread that hears the heartbeats: what holds that up is a pause of this monitor.
-            pause_s = self._server.do(service.tick) if service else self._config.lease_s / 8
 
     def _close_store(self) -> None:
         if self._store is not None:
@@ -154,8 +148,7 @@ class Monitor:
         """Tells the members where the configuration says so, then ends."""
         if self._config.stop_members_on_exit and (service := self._front.service):
             service.announce_stop(_LINGER_S)
-        self._over.set()
-        self._ticker.join()
+        self._ticker.cancel()
         if self._candidate is not None:
             self._candidate.close()
         self._follow(None)

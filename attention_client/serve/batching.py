@@ -10,6 +10,7 @@ What is changed, and why (transformers 5.23):
 - Whoever waits hears of a dead worker, even if the request was between two queues.
 - Sampling is each request's own (`sampling.py`).
 - A strategy chooses which of the waiting requests go in (`strategy_scheduler.py`).
+- Without requests it looks once a second for what did not ring, not ten times.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from eaas.errors import ConfigError, EaasError
 __all__ = ["BatchingEngine", "fits_paged_cache"]
 
 _LOG = logging.getLogger(__name__)
+_IDLE_S = 1.0
 
 
 class _Listener:
@@ -144,6 +146,7 @@ class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
             ),
         )
         self.output_router = _Router()
+        self._wake_up_loop = _Bell()
         processors = self.logit_processor
         processors.logits_processor.append(BatchSampler())
         processors.tensors_required += 1
@@ -178,6 +181,7 @@ class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
             # Set when the cache is full, and taken back only where a request runs to its end: not
             # after the last one was cancelled or failed.
             scheduler.block_new_requests = False
+        self._wake_up_loop.idle = not batch_processor.has_pending_requests()
         before, begin = self.current_batch, time.perf_counter()
         try:
             goes_on = bool(super()._generation_loop_body(batch_processor, bootstrapping))
@@ -189,9 +193,25 @@ class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
             batch_processor.handle_batch_error(error)
             return True
 
+    def join(self, *arguments: Any, **options: Any) -> None:
+        self._wake_up_loop.set()
+        super().join(*arguments, **options)
+
     def _handle_critical_error(self, error: Exception, batch_processor: Any) -> None:
         super()._handle_critical_error(error, batch_processor)
         self.output_router.fail_all(error)
+
+
+class _Bell(threading.Event):
+    """Wakes the generation thread, which waits for a tenth of a second at most.
+
+    Where there is no request, only a new one gives it work, and that rings: it may sleep for longer.
+    """
+
+    idle = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return super().wait(_IDLE_S if self.idle else timeout)
 
 
 class _ReachedError(Exception):
