@@ -89,6 +89,7 @@ setup(
                     "bind_layout",
                     "bind_policies",
                     "heap",
+                    "keys",
                     "replicate",
                     "pack",
                     "place",
@@ -103,7 +104,7 @@ setup(
                 "eaas/minmax/arrays.h",
                 *(
                     f"balancer/policies/native/{name}.h"
-                    for name in ("bind", "heap", "held", "planning", "replicate")
+                    for name in ("bind", "heap", "held", "keys", "planning", "replicate")
                 ),
             ],
             # No fused operations: a plan is the same on every machine.

@@ -43,6 +43,17 @@ servers_fit(const int32_t *server, Py_ssize_t size, Py_ssize_t servers)
     return true;
 }
 
+/* Whether what the servers hold can be counted in 32 bits. */
+bool
+list_fits(Py_ssize_t servers, Py_ssize_t experts)
+{
+    if (servers > 0 && experts > INT32_MAX / servers) {
+        PyErr_SetString(PyExc_ValueError, "servers: too many");
+        return false;
+    }
+    return true;
+}
+
 static PyMethodDef methods[] = {
     {"replicate", py_replicate, METH_VARARGS, "Replicas of each expert."},
     {"pack", py_pack, METH_VARARGS, "EPLB's packing."},

@@ -4,6 +4,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "keys.h"
+
 void
 sort_by_load(const Layer *layer, PlaceRoom *room)
 {
@@ -61,34 +63,6 @@ server_of(uint64_t key)
     return (int32_t)(key & SERVER_BITS);
 }
 
-static void
-rise(uint64_t *heap, ptrdiff_t at, uint64_t key)
-{
-    while (at > 0 && key < heap[(at - 1) / 2]) {
-        heap[at] = heap[(at - 1) / 2];
-        at = (at - 1) / 2;
-    }
-    heap[at] = key;
-}
-
-/* The top gets another key. Down to a leaf without looking at it, then up: a server that has just got a replica
- * belongs near the end. */
-static void
-replace_top(uint64_t *heap, ptrdiff_t size, uint64_t key)
-{
-    ptrdiff_t at = 0, child = 1;
-    for (; child + 1 < size; child = 2 * at + 1) {
-        child += heap[child + 1] < heap[child];
-        heap[at] = heap[child];
-        at = child;
-    }
-    if (child < size) {
-        heap[at] = heap[child];
-        at = child;
-    }
-    rise(heap, at, key);
-}
-
 /* Servers with room, the least filled first. While values fall and servers are alike, the servers that have one
  * replica are in order without a heap: `queue`, the last one first; only those with more are in the heap. */
 typedef struct {
@@ -96,13 +70,6 @@ typedef struct {
     ptrdiff_t queued; /* servers with one replica, in the order of filling */
     ptrdiff_t heaped;
 } Lightest;
-
-static void
-drop_top(Lightest *from, PlaceRoom *room)
-{
-    from->heaped--;
-    replace_top(room->heap, from->heaped, room->heap[from->heaped]);
-}
 
 static int32_t
 take_lightest(Lightest *from, const Layer *layer, PlaceRoom *room)
@@ -121,7 +88,7 @@ take_lightest(Lightest *from, const Layer *layer, PlaceRoom *room)
         return -1;
     }
     int32_t s = server_of(room->heap[0]);
-    drop_top(from, room);
+    drop_top(room->heap, &from->heaped);
     return s;
 }
 
@@ -151,7 +118,7 @@ place_one(Lightest *from, const Layer *layer, double value, int32_t *server, Pla
     *server = s;
     room->filled[s] += value;
     if (--room->left[s] == 0) {
-        drop_top(from, room);
+        drop_top(room->heap, &from->heaped);
     } else {
         replace_top(room->heap, from->heaped, key_of(layer, room, s));
     }
