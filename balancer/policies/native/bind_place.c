@@ -133,21 +133,21 @@ py_place(PyObject *module, PyObject *args)
         || !within(DATA(2), plans * layers * servers, 0, INT32_MAX, "slots")) {
         goto done;
     }
-    if (servers >> PLACE_SERVER_BITS != 0) {
-        PyErr_SetString(PyExc_ValueError, "servers: too many");
+    if (servers >> PLACE_SERVER_BITS != 0 || experts >> PLACE_EXPERT_BITS != 0) {
+        PyErr_SetString(PyExc_ValueError, "servers, or experts: too many");
         goto done;
     }
     size_t s = (size_t)servers, e = (size_t)experts;
-    memory = malloc(s * (sizeof(double) + sizeof(int64_t) + 2 * sizeof(uint64_t)) + e * 3 * sizeof(Entry) + s * e + 1);
+    memory = malloc(s * (sizeof(double) + sizeof(int64_t) + 2 * sizeof(uint64_t)) + e * 3 * sizeof(uint64_t) + s * e + 1);
     if (memory == NULL) {
         PyErr_NoMemory();
         goto done;
     }
     PlaceRoom room;
-    room.by_load = (Entry *)memory;
+    room.by_load = (uint64_t *)memory;
     room.order = room.by_load + e;
     room.sorting = room.order + e;
-    room.heap = (uint64_t *)(room.sorting + e);
+    room.heap = room.sorting + e;
     room.queue = room.heap + s;
     room.filled = (double *)(room.queue + s);
     room.left = (int64_t *)(room.filled + s);

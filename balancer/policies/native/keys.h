@@ -24,9 +24,12 @@ replace_top(uint64_t *heap, ptrdiff_t size, uint64_t key)
 {
     ptrdiff_t at = 0, child = 1;
     for (; child + 3 < size; child = 4 * at + 1) {
-        ptrdiff_t left = child + (heap[child + 1] < heap[child]), right = child + 2 + (heap[child + 3] < heap[child + 2]);
-        child = heap[right] < heap[left] ? right : left;
-        heap[at] = heap[child];
+        uint64_t a = heap[child], b = heap[child + 1], c = heap[child + 2], d = heap[child + 3];
+        uint64_t first = b < a ? b : a, second = d < c ? d : c;
+        ptrdiff_t left = child + (b < a), right = child + 2 + (d < c);
+        /* Masked: a branch here cannot be guessed. */
+        child = left ^ ((left ^ right) & -(ptrdiff_t)(second < first));
+        heap[at] = second < first ? second : first;
         at = child;
     }
     if (child < size) {

@@ -6,34 +6,61 @@
 
 #include "keys.h"
 
+/* Numbers that are not negative and what they are of in one number, for comparisons without branches: the bits of such
+ * a number are in its order, and the lowest of them make room for an index. Differences below 1e-11 are none. */
+#define EXPERT_BITS ((UINT64_C(1) << PLACE_EXPERT_BITS) - 1)
+#define SERVER_BITS ((UINT64_C(1) << PLACE_SERVER_BITS) - 1)
+
+static inline uint64_t
+bits_of(double value)
+{
+    uint64_t bits;
+    value += 0.0; /* -0 has other bits than 0 */
+    memcpy(&bits, &value, sizeof(bits));
+    return bits;
+}
+
+/* The highest value first. */
+static inline uint64_t
+order_of(double value, ptrdiff_t expert)
+{
+    return (~bits_of(value) & ~EXPERT_BITS) | (uint64_t)expert;
+}
+
+static inline int32_t
+expert_of(uint64_t order)
+{
+    return (int32_t)(order & EXPERT_BITS);
+}
+
 void
 sort_by_load(const Layer *layer, PlaceRoom *room)
 {
     for (ptrdiff_t e = 0; e < layer->experts; e++) {
-        room->by_load[e] = (Entry){-layer->load[e], (int32_t)e};
+        room->by_load[e] = order_of(layer->load[e], e);
     }
-    sort_entries(room->by_load, room->sorting, layer->experts);
+    sort_keys(room->by_load, room->sorting, layer->experts);
 }
 
 /* Experts by load per replica, the highest first. Those with one replica are in order already. */
 static void
 sort_by_replica(const Layer *layer, const int64_t *count, PlaceRoom *room)
 {
-    Entry *order = room->order, *many = room->sorting;
+    uint64_t *order = room->order, *many = room->sorting;
     ptrdiff_t several = 0, out = 0, next = 0;
     for (ptrdiff_t i = 0; i < layer->experts; i++) {
-        int32_t e = room->by_load[i].item;
+        int32_t e = expert_of(room->by_load[i]);
         if (count[e] > 1) {
-            many[several++] = (Entry){-layer->load[e] / (double)count[e], e};
+            many[several++] = order_of(layer->load[e] / (double)count[e], e);
         }
     }
-    sort_entries(many, order, several);
+    sort_keys(many, order, several);
     for (ptrdiff_t i = 0; i < layer->experts; i++) {
-        Entry one = room->by_load[i];
-        if (count[one.item] > 1) {
+        uint64_t one = room->by_load[i];
+        if (count[expert_of(one)] > 1) {
             continue;
         }
-        while (next < several && before(many[next], one)) {
+        while (next < several && many[next] < one) {
             order[out++] = many[next++];
         }
         order[out++] = one;
@@ -43,18 +70,12 @@ sort_by_replica(const Layer *layer, const int64_t *count, PlaceRoom *room)
     }
 }
 
-/* A server and how filled it is in one number, for comparisons without branches: the bits of a double that is not
- * negative are in its order, and the lowest of them make room for the server. Differences below 1e-11 are none. */
-#define SERVER_BITS ((UINT64_C(1) << PLACE_SERVER_BITS) - 1)
-
 static inline uint64_t
 key_of(const Layer *layer, const PlaceRoom *room, int32_t s)
 {
     /* A division takes longer than the rest of this, and every placement waits for it. */
     double filled = room->alike ? room->filled[s] : room->filled[s] / layer->speed[s];
-    uint64_t bits;
-    memcpy(&bits, &filled, sizeof(bits));
-    return (bits & ~SERVER_BITS) | (uint64_t)s;
+    return (bits_of(filled) & ~SERVER_BITS) | (uint64_t)s;
 }
 
 static inline int32_t
@@ -203,8 +224,8 @@ place(const Layer *layer, const int64_t *count, const int64_t *slots, int32_t *s
         }
     }
     for (ptrdiff_t i = 0; i < layer->experts; i++) {
-        int32_t e = room->order[i].item;
-        double value = -room->order[i].key;
+        int32_t e = expert_of(room->order[i]);
+        double value = count[e] == 1 ? layer->load[e] : layer->load[e] / (double)count[e];
         int32_t *mine = server + start[e];
         if (count[e] == 1 && place_one(&lightest, layer, value, mine, room)) {
             continue;

@@ -36,13 +36,14 @@ void separate(ptrdiff_t replicas, ptrdiff_t servers, ptrdiff_t experts, const do
 
 /* place.c */
 #define PLACE_SERVER_BITS 14 /* servers are below 2 to that */
+#define PLACE_EXPERT_BITS 16 /* and experts below 2 to that */
 
 typedef struct {
     double *filled;    /* by server */
     int64_t *left;     /* by server */
-    Entry *by_load;    /* by expert */
-    Entry *order;      /* by expert */
-    Entry *sorting;    /* by expert */
+    uint64_t *by_load; /* by expert */
+    uint64_t *order;   /* by expert */
+    uint64_t *sorting; /* by expert */
     uint64_t *heap;    /* by server */
     uint64_t *queue;   /* by server */
     uint8_t *held;     /* servers x experts */
