@@ -177,9 +177,9 @@ def replayed(counts_ILE: npt.NDArray[np.generic], found: Plan) -> float:
     return float((load_LIS.mean(axis=2) / load_LIS.max(axis=2)).mean())
 
 
-# Of loads summed over a window, as the paper measures it: the one that is planned for, and the one that comes
-# next. Then of single batches, these and those. What is missing in them is their noise: replicas halve it whether
-# or not the load needs them, and EPLB has seven times as many.
+# Of loads summed over a window, as the paper measures it: the one that is planned for, and the one that
+# comes next. Then of single batches, these and those. What is missing in them is their noise: replicas halve
+# it whether or not the load needs them, and EPLB has seven times as many.
 @pytest.mark.parametrize(
     ("regime", "seen", "unseen"),
     [("skewed", 0.80, 0.79), ("flips", 0.83, 0.82)],
