@@ -26,7 +26,8 @@ open_items(Array *array, PyObject *object, const char *name, Py_ssize_t size, bo
     }
     array->open = true;
     if (array->view.itemsize != size) {
-        PyErr_Format(PyExc_ValueError, "%s: items of %zd bytes, wanted %zd", name, array->view.itemsize, size);
+        PyErr_Format(PyExc_ValueError, "%s: %zd bytes in items of %zd, wanted items of %zd", name, array->view.len,
+                     array->view.itemsize, size);
         return false;
     }
     return true;
@@ -40,7 +41,8 @@ open_array(Array *array, PyObject *object, const char *name, Py_ssize_t count, P
         return false;
     }
     if (count < 0 || array->view.len != count * size) {
-        PyErr_Format(PyExc_ValueError, "%s: %zd bytes, wanted %zd items of %zd", name, array->view.len, count, size);
+        PyErr_Format(PyExc_ValueError, "%s: %zd bytes in items of %zd, wanted %zd items", name, array->view.len, size,
+                     count);
         return false;
     }
     return true;
