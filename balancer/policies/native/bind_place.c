@@ -137,43 +137,29 @@ py_place(PyObject *module, PyObject *args)
         PyErr_SetString(PyExc_ValueError, "servers, or experts: too many");
         goto done;
     }
-    size_t s = (size_t)servers, e = (size_t)experts, n = (size_t)plans;
-    size_t each = s * (sizeof(double) + sizeof(int64_t) + 2 * sizeof(uint64_t)) + 2 * e * sizeof(uint64_t);
-    memory = malloc(n * (sizeof(PlaceRoom) + each) + e * sizeof(uint64_t) + s * e + 1);
+    size_t s = (size_t)servers, e = (size_t)experts;
+    memory = malloc(s * (sizeof(double) + sizeof(int64_t) + 2 * sizeof(uint64_t)) + e * 3 * sizeof(uint64_t) + s * e + 1);
     if (memory == NULL) {
         PyErr_NoMemory();
         goto done;
     }
-    PlaceRoom *room = (PlaceRoom *)memory;
-    uint64_t *by_load = (uint64_t *)(room + n), *next = by_load + e;
-    for (size_t p = 0; p < n; p++) {
-        room[p].by_load = by_load;
-        room[p].order = next;
-        room[p].sorting = room[p].order + e;
-        room[p].heap = room[p].sorting + e;
-        room[p].queue = room[p].heap + s;
-        room[p].filled = (double *)(room[p].queue + s);
-        room[p].left = (int64_t *)(room[p].filled + s);
-        next = (uint64_t *)(room[p].left + s);
-    }
-    for (size_t p = 0; p < n; p++) {
-        room[p].held = (uint8_t *)next;
-    }
-    const int64_t *count = DATA(1), *slots = DATA(2);
-    int32_t *server = DATA(4);
+    PlaceRoom room;
+    room.by_load = (uint64_t *)memory;
+    room.order = room.by_load + e;
+    room.sorting = room.order + e;
+    room.heap = room.sorting + e;
+    room.queue = room.heap + s;
+    room.filled = (double *)(room.queue + s);
+    room.left = (int64_t *)(room.filled + s);
+    room.held = (uint8_t *)(room.left + s);
     Py_BEGIN_ALLOW_THREADS
-    for (Py_ssize_t l = 0; plans > 0 && l < layers; l++) {
+    for (Py_ssize_t l = 0; l < layers; l++) {
         Layer layer = {experts, servers, (double *)DATA(0) + l * experts, DATA(3)};
-        sort_by_load(&layer, &room[0]);
+        sort_by_load(&layer, &room);
         for (Py_ssize_t p = 0; p < plans; p++) {
             Py_ssize_t at = p * layers + l;
-            place_begin(&layer, count + at * experts, slots + at * servers, server + at * replicas, &room[p]);
-        }
-        for (Py_ssize_t nth = 0; nth < experts; nth++) {
-            for (Py_ssize_t p = 0; p < plans; p++) {
-                Py_ssize_t at = p * layers + l;
-                place_next(&layer, count + at * experts, nth, server + at * replicas, &room[p]);
-            }
+            place(&layer, (int64_t *)DATA(1) + at * experts, (int64_t *)DATA(2) + at * servers,
+                  (int32_t *)DATA(4) + at * replicas, &room);
         }
     }
     Py_END_ALLOW_THREADS

@@ -84,6 +84,14 @@ server_of(uint64_t key)
     return (int32_t)(key & SERVER_BITS);
 }
 
+/* Servers with room, the least filled first. While values fall and servers are alike, the servers that have one
+ * replica are in order without a heap: `queue`, the last one first; only those with more are in the heap. */
+typedef struct {
+    ptrdiff_t fresh;  /* servers from here on are empty; servers where that phase is over */
+    ptrdiff_t queued; /* servers with one replica, in the order of filling */
+    ptrdiff_t heaped;
+} Lightest;
+
 static int32_t
 take_lightest(Lightest *from, const Layer *layer, PlaceRoom *room)
 {
@@ -186,16 +194,18 @@ find_shift(const Layer *layer, int32_t expert, double value, const int64_t *coun
     return best;
 }
 
+/* The servers of all replicas; `sort_by_load` comes before, once for any number of counts. Each expert has a
+ * server if the slots, counted up to one per expert and server, are as many as the replicas. */
 void
-place_begin(const Layer *layer, const int64_t *count, const int64_t *slots, int32_t *server, PlaceRoom *room)
+place(const Layer *layer, const int64_t *count, const int64_t *slots, int32_t *server, PlaceRoom *room)
 {
+    Lightest lightest = {0, 0, 0};
     ptrdiff_t replicas = 0;
-    room->lightest = (Lightest){0, 0, 0};
+    /* Where each expert's replicas begin: in the room of the sorting, which is over by then. */
+    ptrdiff_t *start = (ptrdiff_t *)room->sorting;
     sort_by_replica(layer, count, room);
-    /* In the room of the sorting, which is over by now. */
-    room->start = (ptrdiff_t *)room->sorting;
     for (ptrdiff_t e = 0; e < layer->experts; e++) {
-        room->start[e] = replicas;
+        start[e] = replicas;
         replicas += count[e];
     }
     memset(server, 0xff, (size_t)replicas * sizeof(*server));
@@ -206,57 +216,53 @@ place_begin(const Layer *layer, const int64_t *count, const int64_t *slots, int3
         room->alike &= layer->speed[s] == layer->speed[0];
     }
     if (!room->alike) {
-        room->lightest.fresh = layer->servers;
+        lightest.fresh = layer->servers;
         for (ptrdiff_t s = 0; s < layer->servers; s++) {
             if (slots[s] > 0) {
-                room->heap[room->lightest.heaped++] = (uint64_t)s;
+                room->heap[lightest.heaped++] = (uint64_t)s;
             }
         }
     }
-}
-
-void
-place_next(const Layer *layer, const int64_t *count, ptrdiff_t nth, int32_t *server, PlaceRoom *room)
-{
-    Lightest *lightest = &room->lightest;
-    int32_t e = expert_of(room->order[nth]);
-    double value = count[e] == 1 ? layer->load[e] : layer->load[e] / (double)count[e];
-    int32_t *mine = server + room->start[e];
-    if (count[e] == 1 && place_one(lightest, layer, value, mine, room)) {
-        return;
-    }
-    ptrdiff_t before_queue = lightest->queued, before_heap = lightest->heaped;
-    bool fresh = lightest->fresh < layer->servers;
-    int64_t got = 0;
-    for (; got < count[e]; got++) {
-        int32_t s = take_lightest(lightest, layer, room);
-        if (s < 0) {
-            break;
+    for (ptrdiff_t i = 0; i < layer->experts; i++) {
+        int32_t e = expert_of(room->order[i]);
+        double value = count[e] == 1 ? layer->load[e] : layer->load[e] / (double)count[e];
+        int32_t *mine = server + start[e];
+        if (count[e] == 1 && place_one(&lightest, layer, value, mine, room)) {
+            continue;
         }
-        mine[got] = s;
-    }
-    /* Given back only once all are taken: no server is taken twice. */
-    bool first = fresh && lightest->queued == before_queue && lightest->heaped == before_heap;
-    for (int64_t j = 0; j < got; j++) {
-        room->filled[mine[j]] += value;
-        room->left[mine[j]]--;
-        give_back(lightest, mine[j], first, layer, room);
-    }
-    for (; got < count[e]; got++) {
-        Shift shift = find_shift(layer, e, value, count, server, room->start, room);
-        if (shift.replica == NULL) {
-            break;
+        ptrdiff_t before_queue = lightest.queued, before_heap = lightest.heaped;
+        bool fresh = lightest.fresh < layer->servers;
+        int64_t got = 0;
+        for (; got < count[e]; got++) {
+            int32_t s = take_lightest(&lightest, layer, room);
+            if (s < 0) {
+                break;
+            }
+            mine[got] = s;
         }
-        *shift.replica = shift.to;
-        mine[got] = shift.from;
-        room->filled[shift.from] += value - shift.value;
-        room->filled[shift.to] += shift.value;
-        room->left[shift.to]--;
-        /* Keys have changed: all servers with room anew, in the heap. */
-        *lightest = (Lightest){layer->servers, 0, 0};
-        for (ptrdiff_t t = 0; t < layer->servers; t++) {
-            if (room->left[t] > 0) {
-                rise(room->heap, lightest->heaped++, key_of(layer, room, (int32_t)t));
+        /* Given back only once all are taken: no server is taken twice. */
+        bool first = fresh && lightest.queued == before_queue && lightest.heaped == before_heap;
+        for (int64_t j = 0; j < got; j++) {
+            room->filled[mine[j]] += value;
+            room->left[mine[j]]--;
+            give_back(&lightest, mine[j], first, layer, room);
+        }
+        for (; got < count[e]; got++) {
+            Shift shift = find_shift(layer, e, value, count, server, start, room);
+            if (shift.replica == NULL) {
+                break;
+            }
+            *shift.replica = shift.to;
+            mine[got] = shift.from;
+            room->filled[shift.from] += value - shift.value;
+            room->filled[shift.to] += shift.value;
+            room->left[shift.to]--;
+            /* Keys have changed: all servers with room anew, in the heap. */
+            lightest = (Lightest){layer->servers, 0, 0};
+            for (ptrdiff_t t = 0; t < layer->servers; t++) {
+                if (room->left[t] > 0) {
+                    rise(room->heap, lightest.heaped++, key_of(layer, room, (int32_t)t));
+                }
             }
         }
     }

@@ -38,14 +38,6 @@ void separate(ptrdiff_t replicas, ptrdiff_t servers, ptrdiff_t experts, const do
 #define PLACE_SERVER_BITS 14 /* servers are below 2 to that */
 #define PLACE_EXPERT_BITS 16 /* and experts below 2 to that */
 
-/* Servers with room, the least filled first. While values fall and servers are alike, the servers that have one
- * replica are in order without a heap: `queue`, the last one first; only those with more are in the heap. */
-typedef struct {
-    ptrdiff_t fresh;  /* servers from here on are empty; servers where that phase is over */
-    ptrdiff_t queued; /* servers with one replica, in the order of filling */
-    ptrdiff_t heaped;
-} Lightest;
-
 typedef struct {
     double *filled;    /* by server */
     int64_t *left;     /* by server */
@@ -55,18 +47,11 @@ typedef struct {
     uint64_t *heap;    /* by server */
     uint64_t *queue;   /* by server */
     uint8_t *held;     /* servers x experts */
-    ptrdiff_t *start;  /* by expert: where its replicas begin */
-    Lightest lightest;
     bool alike;        /* all servers are equally fast */
 } PlaceRoom;
 
 void sort_by_load(const Layer *layer, PlaceRoom *room);
-/* The servers of all replicas: `sort_by_load` once for any number of counts, then `place_begin`, then `place_next` for
- * each expert, the hottest first. In steps, as each step waits for the one before: several placements at a time wait
- * together. Each expert has a server if the slots, counted up to one per expert and server, are as many as the
- * replicas. */
-void place_begin(const Layer *layer, const int64_t *count, const int64_t *slots, int32_t *server, PlaceRoom *room);
-void place_next(const Layer *layer, const int64_t *count, ptrdiff_t nth, int32_t *server, PlaceRoom *room);
+void place(const Layer *layer, const int64_t *count, const int64_t *slots, int32_t *server, PlaceRoom *room);
 
 /* refine.c */
 typedef struct {
