@@ -28,8 +28,9 @@ setup(
                 *(
                     f"balancer/policies/fractional/{name}.c"
                     for name in (
-                        *("_fractional", "layer", "items", "fill"),
-                        *("keep", "chains", "deal", "refill", "improve"),
+                        *("_fractional", "layer", "items", "fill", "one_by_one"),
+                        *("keep", "chains", "deal", "refill"),
+                        *("improve", "search", "spare", "swap"),
                     )
                 ),
             ],
@@ -38,7 +39,7 @@ setup(
                 *(f"balancer/policies/native/{name}.h" for name in ("heap", "held", "replicate")),
                 *(
                     f"balancer/policies/fractional/{name}.h"
-                    for name in ("layer", "items", "refill")
+                    for name in ("layer", "items", "fill", "refill", "search")
                 ),
             ],
             extra_compile_args=["-O3", "-std=c11", "-Wall", "-Wextra", "-fvisibility=hidden"],
@@ -51,7 +52,8 @@ setup(
                 f"attention_client/dispatch/{name}.c" for name in ("_dispatch", "route", "combine")
             ],
             depends=[
-                f"attention_client/dispatch/{name}.h" for name in ("arrays", "route", "combine")
+                "eaas/minmax/arrays.h",
+                *(f"attention_client/dispatch/{name}.h" for name in ("route", "combine")),
             ],
             extra_compile_args=["-O3", "-std=c11", "-Wall", "-Wextra"],
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
@@ -64,7 +66,7 @@ setup(
             ],
             depends=[
                 "attention_client/scheduler/strategies/select.h",
-                "attention_client/dispatch/arrays.h",
+                "eaas/minmax/arrays.h",
             ],
             # Without it `decay` is not vectorised. Nothing here looks at floating-point exceptions.
             extra_compile_args=["-O3", "-std=c11", "-fno-trapping-math", "-Wall", "-Wextra"],
@@ -89,6 +91,7 @@ setup(
                     "bind_layout",
                     "bind_policies",
                     "heap",
+                    "keys",
                     "replicate",
                     "pack",
                     "place",
@@ -103,7 +106,7 @@ setup(
                 "eaas/minmax/arrays.h",
                 *(
                     f"balancer/policies/native/{name}.h"
-                    for name in ("bind", "heap", "held", "planning", "replicate")
+                    for name in ("bind", "heap", "held", "keys", "planning", "replicate")
                 ),
             ],
             # No fused operations: a plan is the same on every machine.

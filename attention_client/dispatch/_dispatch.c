@@ -7,7 +7,7 @@
  *
  * Letters: P pairs (T tokens times K experts of each), C chunks, S servers, E experts, R rows of a part, H hidden.
  */
-#include "arrays.h"
+#include "../../eaas/minmax/arrays.h"
 #include "combine.h"
 #include "route.h"
 

@@ -65,7 +65,7 @@ open_part(PyObject *parts, PyObject *rows, Py_ssize_t i, Py_ssize_t tokens, Py_s
 {
     PyObject *row_object = PySequence_GetItem(rows, i);
     PyObject *part_object = row_object == NULL ? NULL : PySequence_GetItem(parts, i);
-    bool opened = part_object != NULL && open_array(&arrays[0], row_object, "rows", 0, 8, false) &&
+    bool opened = part_object != NULL && open_items(&arrays[0], row_object, "rows", 8, false) &&
                   open_array(&arrays[1], part_object, "part", arrays[0].view.len / 8 * hidden, 4, false);
     Py_XDECREF(row_object);
     Py_XDECREF(part_object);

@@ -1,7 +1,7 @@
 #ifndef EAAS_DISPATCH_COMBINE_H
 #define EAAS_DISPATCH_COMBINE_H
 
-#include "arrays.h"
+#include "../../eaas/minmax/arrays.h"
 
 PyObject *dispatch_combine(PyObject *self, PyObject *args);
 

@@ -33,13 +33,12 @@ def pack(
     layers: int,
     replicas: int,
     servers: int,
-    single: bool,
     server: _Int64,
     place: _Int64,
     /,
 ) -> None:
     """Each replica (value, L x P), heaviest first, to the server (L, P) that has the least and room, all
-    P / S; `place` (L, P) counts those of a server. `single`: sums in float32."""
+    P / S; `place` (L, P) counts those of a server. In float32."""
 
 def separate(
     value: _Float64,

@@ -198,7 +198,7 @@ def _pack(
     if each == 1:
         return np.tile(np.arange(items), (rows, 1)), np.zeros((rows, items), dtype=np.int64)
     pack_NP, place_NP = np.empty((2, rows, items), dtype=np.int64)
-    _planning.pack(value_NP, rows, items, packs, True, pack_NP, place_NP)
+    _planning.pack(value_NP, rows, items, packs, pack_NP, place_NP)
     if whose_NP is not None:
         _planning.separate(
             *(value_NP, whose_NP, rows, items, packs, experts, pack_NP, place_NP),

@@ -16,18 +16,33 @@ typedef struct {
     bool open;
 } Array;
 
-/* Opens a contiguous buffer of `count` items of `size` bytes, or sets an exception. */
+/* Opens a contiguous buffer of any number of items of `size` bytes, or sets an exception. */
 static inline bool
-open_array(Array *array, PyObject *object, const char *name, Py_ssize_t count, Py_ssize_t size, bool writable)
+open_items(Array *array, PyObject *object, const char *name, Py_ssize_t size, bool writable)
 {
     int flags = PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0);
     if (PyObject_GetBuffer(object, &array->view, flags) < 0) {
         return false;
     }
     array->open = true;
-    if (count < 0 || array->view.itemsize != size || array->view.len != count * size) {
-        PyErr_Format(PyExc_ValueError, "%s: %zd bytes in items of %zd, wanted %zd items of %zd", name,
-                     array->view.len, array->view.itemsize, count, size);
+    if (array->view.itemsize != size) {
+        PyErr_Format(PyExc_ValueError, "%s: %zd bytes in items of %zd, wanted items of %zd", name, array->view.len,
+                     array->view.itemsize, size);
+        return false;
+    }
+    return true;
+}
+
+/* The same of exactly `count` items. */
+static inline bool
+open_array(Array *array, PyObject *object, const char *name, Py_ssize_t count, Py_ssize_t size, bool writable)
+{
+    if (!open_items(array, object, name, size, writable)) {
+        return false;
+    }
+    if (count < 0 || array->view.len != count * size) {
+        PyErr_Format(PyExc_ValueError, "%s: %zd bytes in items of %zd, wanted %zd items", name, array->view.len, size,
+                     count);
         return false;
     }
     return true;

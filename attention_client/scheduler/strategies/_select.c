@@ -3,7 +3,7 @@
  * The number of experts is given; that of the window's requests follows from the chosen indices' bounds, so it is given
  * too. Memory for the way is allocated here: a few kilobytes, once per decision.
  */
-#include "../../dispatch/arrays.h"
+#include "../../../eaas/minmax/arrays.h"
 #include "select.h"
 
 #include <stdlib.h>

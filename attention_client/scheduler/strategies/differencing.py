@@ -56,5 +56,5 @@ def _first_group(sizes_WE: Loads, batch_size: int) -> Indices:
         return first(min(len(sizes_WE), batch_size))
     requests = len(sizes_WE) - left_out
     group_W = np.empty(requests, dtype=np.int64)
-    _select.difference(sizes_WE, requests, sizes_WE.shape[1], groups, group_W)
+    _select.difference(sizes_WE[:requests], requests, sizes_WE.shape[1], groups, group_W)
     return np.flatnonzero(group_W == group_W[0])

@@ -128,6 +128,8 @@ def _greedy(
 ) -> Indices:
     requests, experts = window_WE.shape
     chosen = first(min(requests, batch_size))
+    if draws is not None:
+        draws = draws[: (len(chosen) - 1) * d]
     _select.greedy(
         window_WE, requests, experts, context.running_E, chosen, 1, len(chosen),
         square, level, variance, draws, d,

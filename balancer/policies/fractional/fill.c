@@ -1,9 +1,7 @@
-#include "items.h"
+#include "fill.h"
 
 #include <math.h>
 #include <string.h>
-
-#include "../native/replicate.h"
 
 /* ---- servers ------------------------------------------------------------------------------------------------ */
 
@@ -71,108 +69,6 @@ fill_servers(Layer *layer, Items *items, int32_t *open_S, int32_t open, Items *o
         }
         put_items(layer, server, out, take_share(items, share, out));
         speed -= layer->speed_S[server];
-    }
-}
-
-/* ---- few spare slots: longest processing time first --------------------------------------------------------- */
-
-static bool
-may_hold(const Layer *layer, int32_t server, int32_t expert, int64_t abroad)
-{
-    return !holds(&layer->flow_B[0], server, expert) &&
-           (abroad < layer->most_abroad || is_near(layer, server, expert));
-}
-
-/* The server with a free slot that would be the least full with it. */
-static int32_t
-least_full(const Layer *layer, int32_t expert, double load, int64_t abroad, const double *filled_S)
-{
-    int32_t best = NONE;
-    double best_full = INFINITY;
-    for (int32_t s = 0; s < layer->servers; s++) {
-        double full = (filled_S[s] + load) / layer->speed_S[s];
-        if (full < best_full && free_slot(&layer->flow_B[0], s) != NONE && may_hold(layer, s, expert, abroad)) {
-            best_full = full;
-            best = s;
-        }
-    }
-    return best;
-}
-
-static void
-pack(Layer *layer, Items *items, Items *room, double *filled_S)
-{
-    Flow *flow = &layer->flow_B[0];
-    int64_t *count_E = (int64_t *)room->rest;
-    replicate(layer->load_E, layer->experts, flow->slots - layer->experts, layer->servers, false, count_E, NULL,
-              (Entry *)room->sums);
-    items->count = 0;
-    for (int32_t e = 0; e < layer->experts; e++) {
-        insert_item(items, layer->load_E[e] / (double)count_E[e], e);
-    }
-    memset(filled_S, 0, (size_t)layer->servers * sizeof(double));
-    int64_t abroad = 0;
-    for (int32_t i = items->count - 1; i >= 0; i--) {
-        int32_t e = items->expert[i];
-        for (int64_t r = 0; r < count_E[e]; r++) {
-            int32_t server = least_full(layer, e, items->rest[i], abroad, filled_S);
-            if (server == NONE) {
-                break;
-            }
-            int64_t before = count_abroad(layer, e);
-            int32_t slot = free_slot(flow, server);
-            put_everywhere(layer, slot, e);
-            flow->flow_N[slot] = items->rest[i];
-            filled_S[server] += items->rest[i];
-            abroad += count_abroad(layer, e) - before;
-        }
-    }
-}
-
-/* ---- spare slots -------------------------------------------------------------------------------------------- */
-
-/* Replicas of the hottest experts into slots that are still free: not needed for this load, but for the next one. */
-static void
-use_free_slots(Layer *layer, int32_t *count_E, double *filled_S)
-{
-    Flow *flow = &layer->flow_B[0];
-    int64_t abroad = 0;
-    int32_t left = 0;
-    for (int32_t n = 0; n < flow->slots; n++) {
-        left += flow->expert_N[n] == NONE;
-    }
-    for (int32_t s = 0; s < layer->servers; s++) {
-        filled_S[s] = flow->slots;
-        for (int32_t n = layer->first_S[s]; n < layer->first_S[s + 1]; n++) {
-            filled_S[s] -= flow->expert_N[n] == NONE;
-        }
-    }
-    for (int32_t e = 0; e < layer->experts; e++) {
-        count_E[e] = replicas(flow, e);
-        abroad += count_abroad(layer, e);
-    }
-    while (left > 0) {
-        int32_t best = NONE;
-        for (int32_t e = 0; e < layer->experts; e++) {
-            if (count_E[e] > 0 &&
-                (best == NONE || layer->load_E[e] * count_E[best] > layer->load_E[best] * count_E[e])) {
-                best = e;
-            }
-        }
-        if (best == NONE) {
-            break;
-        }
-        int32_t server = least_full(layer, best, 0, abroad, filled_S);
-        if (server == NONE) {
-            count_E[best] = 0;
-            continue;
-        }
-        int64_t before = count_abroad(layer, best);
-        put_everywhere(layer, free_slot(flow, server), best);
-        filled_S[server]++;
-        abroad += count_abroad(layer, best) - before;
-        count_E[best]++;
-        left--;
     }
 }
 
@@ -271,7 +167,7 @@ fill(Layer *layer)
     int32_t *open_S = counts, *count_E = counts + layer->servers;
     double *filled_S = doubles;
     if (whole < layer->experts) {
-        pack(layer, &items, &own, filled_S);
+        pack_items(layer, &items, &own, filled_S, open_S);
     } else {
         sort_experts(&items, layer->load_E, NULL, layer->experts, whole - layer->experts);
         if (layer->node_S != NULL) {
@@ -284,5 +180,6 @@ fill(Layer *layer)
         }
         cover(layer);
     }
-    use_free_slots(layer, count_E, filled_S);
+    /* The items are dealt out: their room is free. */
+    use_free_slots(layer, count_E, filled_S, open_S, (Entry *)layer->scratch);
 }

@@ -33,10 +33,8 @@ count_servers(const Layer *layer, const uint8_t *holds_SE, int32_t *count_E)
 {
     memset(count_E, 0, (size_t)layer->experts * sizeof(*count_E));
     for (ptrdiff_t s = 0; s < layer->servers; s++) {
-        const uint8_t *holds_E = holds_SE + s * layer->experts;
-        for (ptrdiff_t e = next_held(holds_E, 0, layer->experts); e < layer->experts;
-             e = next_held(holds_E, e + 1, layer->experts)) {
-            count_E[e]++;
+        for (ptrdiff_t e = 0; e < layer->experts; e++) {
+            count_E[e] += holds_SE[s * layer->experts + e];
         }
     }
 }
@@ -68,12 +66,13 @@ keep(Layer *layer, const uint8_t *holds_SE, const double *shares_SE)
 {
     Flow *flow = &layer->flow_B[0];
     ptrdiff_t experts = layer->experts;
-    int32_t *count_E = NULL;
+    int32_t *count_E = NULL, *held_E = layer->counts + experts;
     for (int32_t s = 0; s < layer->servers; s++) {
         const uint8_t *holds_E = holds_SE + s * experts;
         int32_t next = flow->first_S[s];
-        for (ptrdiff_t e = next_held(holds_E, 0, experts); e < experts; e = next_held(holds_E, e + 1, experts)) {
-            int32_t slot = next;
+        int32_t held = list_row(holds_E, experts, held_E);
+        for (int32_t i = 0; i < held; i++) {
+            int32_t e = held_E[i], slot = next;
             if (next < flow->first_S[s + 1]) {
                 next++;
             } else {
@@ -81,10 +80,10 @@ keep(Layer *layer, const uint8_t *holds_SE, const double *shares_SE)
                     count_E = layer->counts;
                     count_servers(layer, holds_SE, count_E);
                 }
-                slot = make_way(layer, s, (int32_t)e, count_E);
+                slot = make_way(layer, s, e, count_E);
             }
             if (slot != NONE) {
-                put_everywhere(layer, slot, (int32_t)e);
+                put_everywhere(layer, slot, e);
             }
             if (shares_SE != NULL) {
                 __builtin_prefetch(shares_SE + s * experts + e);

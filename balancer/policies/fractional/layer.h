@@ -8,7 +8,7 @@
 #include "../../../eaas/minmax/flow.h"
 
 /* A dispatcher reads from its share that a replica is there: none has less. */
-#define LEAST_SHARE 1e-6
+#define LEAST_SHARE 1e-7
 
 typedef struct {
     int32_t scenarios, servers, experts;

@@ -18,6 +18,20 @@
 bool within(const int64_t *values, Py_ssize_t count, int64_t low, int64_t high, const char *name);
 bool counts_fit(const int64_t *count, Py_ssize_t layers, Py_ssize_t experts, Py_ssize_t replicas);
 bool servers_fit(const int32_t *server, Py_ssize_t size, Py_ssize_t servers);
+bool list_fits(Py_ssize_t servers, Py_ssize_t experts);
+
+/* Room for what all servers hold. */
+static inline size_t
+list_bytes(Py_ssize_t servers, Py_ssize_t experts)
+{
+    return ((size_t)servers * (size_t)experts + (size_t)servers + 1) * sizeof(int32_t);
+}
+
+static inline HeldList
+list_in(void *block, Py_ssize_t servers)
+{
+    return (HeldList){.first = block, .expert = (int32_t *)block + servers + 1};
+}
 
 PyObject *py_replicate(PyObject *module, PyObject *args);
 PyObject *py_pack(PyObject *module, PyObject *args);

@@ -89,26 +89,24 @@ py_server_load(PyObject *module, PyObject *args)
         return NULL;
     }
     Array a[4] = {0};
-    int32_t *room = NULL;
+    void *room = NULL;
     Py_ssize_t cells = servers * experts;
     if (!IN(0, "load", layers * experts, double) || !IN(1, "holds", layers * cells, uint8_t)
-        || !IN(2, "shares", layers * cells, double) || !OUT(3, "out", layers * servers, double)) {
+        || !IN(2, "shares", layers * cells, double) || !OUT(3, "out", layers * servers, double)
+        || !list_fits(servers, experts)) {
         goto done;
     }
-    if (cells > INT32_MAX) {
-        PyErr_SetString(PyExc_ValueError, "servers: too many");
-        goto done;
-    }
-    room = malloc((size_t)(cells + servers) * sizeof(*room));
+    room = malloc(list_bytes(servers, experts));
     if (room == NULL) {
         PyErr_NoMemory();
         goto done;
     }
+    HeldList list = list_in(room, servers);
     Py_BEGIN_ALLOW_THREADS
     for (Py_ssize_t l = 0; l < layers; l++) {
         Layer layer = {experts, servers, (double *)DATA(0) + l * experts, NULL};
-        server_load(&layer, (uint8_t *)DATA(1) + l * cells, (double *)DATA(2) + l * cells,
-                    (double *)DATA(3) + l * servers, room);
+        list_held((uint8_t *)DATA(1) + l * cells, servers, experts, &list);
+        server_load(&layer, &list, (double *)DATA(2) + l * cells, (double *)DATA(3) + l * servers);
     }
     Py_END_ALLOW_THREADS
     result = Py_NewRef(Py_None);
@@ -131,21 +129,23 @@ py_held_load(PyObject *module, PyObject *args)
     int64_t *count = NULL;
     if (!IN(0, "load", layers * experts, double) || !IN(1, "holds", layers * servers * experts, uint8_t)
         || !IN(2, "slots", layers * servers, int64_t) || !OUT(3, "out", layers * servers, double)
-        || !OUT(4, "fits", layers, uint8_t)) {
+        || !OUT(4, "fits", layers, uint8_t) || !list_fits(servers, experts)) {
         goto done;
     }
-    count = malloc((size_t)experts * sizeof(*count) + 1);
+    count = malloc((size_t)experts * sizeof(*count) + list_bytes(servers, experts));
     if (count == NULL) {
         PyErr_NoMemory();
         goto done;
     }
+    HeldList list = list_in(count + experts, servers);
     Py_BEGIN_ALLOW_THREADS
     for (Py_ssize_t l = 0; l < layers; l++) {
         Layer layer = {experts, servers, (double *)DATA(0) + l * experts, NULL};
         const uint8_t *holds = (uint8_t *)DATA(1) + l * servers * experts;
-        count_held(holds, servers, experts, count);
+        list_held(holds, servers, experts, &list);
+        count_held(&list, servers, experts, count);
         const int64_t *slots = (int64_t *)DATA(2) + l * servers;
-        bool fits = held_load(&layer, holds, count, slots, (double *)DATA(3) + l * servers);
+        bool fits = held_load(&layer, &list, count, slots, (double *)DATA(3) + l * servers);
         for (Py_ssize_t e = 0; e < experts; e++) {
             fits &= count[e] > 0;
         }
@@ -171,19 +171,21 @@ py_equal_shares(PyObject *module, PyObject *args)
     Array a[2] = {0};
     int64_t *count = NULL;
     Py_ssize_t cells = servers * experts;
-    if (!IN(0, "holds", layers * cells, uint8_t) || !OUT(1, "shares", layers * cells, double)) {
+    if (!IN(0, "holds", layers * cells, uint8_t) || !OUT(1, "shares", layers * cells, double)
+        || !list_fits(servers, experts)) {
         goto done;
     }
-    count = malloc((size_t)experts * sizeof(*count) + 1);
+    count = malloc((size_t)experts * sizeof(*count) + list_bytes(servers, experts));
     if (count == NULL) {
         PyErr_NoMemory();
         goto done;
     }
+    HeldList list = list_in(count + experts, servers);
     Py_BEGIN_ALLOW_THREADS
     for (Py_ssize_t l = 0; l < layers; l++) {
-        const uint8_t *holds = (uint8_t *)DATA(0) + l * cells;
-        count_held(holds, servers, experts, count);
-        equal_shares(holds, servers, experts, count, (double *)DATA(1) + l * cells);
+        list_held((uint8_t *)DATA(0) + l * cells, servers, experts, &list);
+        count_held(&list, servers, experts, count);
+        equal_shares(&list, servers, experts, count, (double *)DATA(1) + l * cells);
     }
     Py_END_ALLOW_THREADS
     result = Py_NewRef(Py_None);

@@ -44,32 +44,31 @@ py_pack(PyObject *module, PyObject *args)
     (void)module;
     PyObject *o[3], *result = NULL;
     Py_ssize_t layers, replicas, servers;
-    int single;
-    if (!PyArg_ParseTuple(args, "OnnnpOO", &o[0], &layers, &replicas, &servers, &single, &o[1], &o[2])) {
+    if (!PyArg_ParseTuple(args, "OnnnOO", &o[0], &layers, &replicas, &servers, &o[1], &o[2])) {
         return NULL;
     }
     Array a[3] = {0};
-    Entry *memory = NULL;
+    uint64_t *memory = NULL;
     Py_ssize_t size = layers * replicas;
     if (!IN(0, "value", size, double) || !OUT(1, "server", size, int64_t) || !OUT(2, "place", size, int64_t)) {
         goto done;
     }
-    if (servers < 1 || replicas % servers != 0) {
+    if (servers < 1 || replicas % servers != 0 || replicas > INT32_MAX) {
         PyErr_SetString(PyExc_ValueError, "servers: must divide the replicas");
         goto done;
     }
     size_t n = (size_t)servers, r = (size_t)replicas;
-    memory = malloc((n + 2 * r) * sizeof(Entry) + n * (sizeof(double) + sizeof(int64_t)));
+    memory = malloc((n + 2 * r) * sizeof(*memory) + n * (sizeof(int64_t) + sizeof(float)));
     if (memory == NULL) {
         PyErr_NoMemory();
         goto done;
     }
     PackRoom room = {.heap = memory, .order = memory + n, .sorting = memory + n + r};
-    room.filled = (double *)(room.sorting + r);
-    room.held = (int64_t *)(room.filled + n);
+    room.held = (int64_t *)(room.sorting + r);
+    room.filled = (float *)(room.held + n);
     Py_BEGIN_ALLOW_THREADS
     for (Py_ssize_t at = 0; at < size; at += replicas) {
-        pack(servers, (double *)DATA(0) + at, replicas, replicas / servers, single, (int64_t *)DATA(1) + at,
+        pack(servers, (double *)DATA(0) + at, replicas, replicas / servers, (int64_t *)DATA(1) + at,
              (int64_t *)DATA(2) + at, &room);
     }
     Py_END_ALLOW_THREADS
@@ -134,21 +133,21 @@ py_place(PyObject *module, PyObject *args)
         || !within(DATA(2), plans * layers * servers, 0, INT32_MAX, "slots")) {
         goto done;
     }
-    if (servers >> PLACE_SERVER_BITS != 0) {
-        PyErr_SetString(PyExc_ValueError, "servers: too many");
+    if (servers >> PLACE_SERVER_BITS != 0 || experts >> PLACE_EXPERT_BITS != 0) {
+        PyErr_SetString(PyExc_ValueError, "servers, or experts: too many");
         goto done;
     }
     size_t s = (size_t)servers, e = (size_t)experts;
-    memory = malloc(s * (sizeof(double) + sizeof(int64_t) + 2 * sizeof(uint64_t)) + e * 3 * sizeof(Entry) + s * e + 1);
+    memory = malloc(s * (sizeof(double) + sizeof(int64_t) + 2 * sizeof(uint64_t)) + e * 3 * sizeof(uint64_t) + s * e + 1);
     if (memory == NULL) {
         PyErr_NoMemory();
         goto done;
     }
     PlaceRoom room;
-    room.by_load = (Entry *)memory;
+    room.by_load = (uint64_t *)memory;
     room.order = room.by_load + e;
     room.sorting = room.order + e;
-    room.heap = (uint64_t *)(room.sorting + e);
+    room.heap = room.sorting + e;
     room.queue = room.heap + s;
     room.filled = (double *)(room.queue + s);
     room.left = (int64_t *)(room.filled + s);

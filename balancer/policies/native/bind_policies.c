@@ -14,20 +14,22 @@ py_swap_hottest(PyObject *module, PyObject *args)
     Array a[4] = {0};
     double *filled = NULL;
     if (!IN(0, "load", layers * experts, double) || !IN(1, "speed", servers, double)
-        || !OUT(2, "holds", layers * servers * experts, uint8_t) || !OUT(3, "swaps", layers, int64_t)) {
+        || !OUT(2, "holds", layers * servers * experts, uint8_t) || !OUT(3, "swaps", layers, int64_t)
+        || !list_fits(servers, experts)) {
         goto done;
     }
-    filled = malloc((size_t)(2 * servers + experts) * sizeof(*filled) + 1);
+    filled = malloc((size_t)(2 * servers + experts) * sizeof(*filled) + list_bytes(servers, experts));
     if (filled == NULL) {
         PyErr_NoMemory();
         goto done;
     }
     int64_t *count = (int64_t *)(filled + 2 * servers);
+    HeldList list = list_in(count + experts, servers);
     Py_BEGIN_ALLOW_THREADS
     for (Py_ssize_t l = 0; l < layers; l++) {
         Layer layer = {experts, servers, (double *)DATA(0) + l * experts, DATA(1)};
         ((int64_t *)DATA(3))[l] = swap_hottest(&layer, (uint8_t *)DATA(2) + l * servers * experts, budget, filled,
-                                               filled + servers, count);
+                                               filled + servers, count, &list);
     }
     Py_END_ALLOW_THREADS
     result = Py_NewRef(Py_None);
@@ -57,13 +59,17 @@ py_match(PyObject *module, PyObject *args)
         goto done;
     }
     size_t n = (size_t)servers, e = (size_t)experts, cells = n * n;
-    if (n * e > INT32_MAX || cells > INT32_MAX) {
+    if (!list_fits(servers, experts)) {
+        goto done;
+    }
+    if (cells > INT32_MAX) {
         PyErr_SetString(PyExc_ValueError, "servers: too many");
         goto done;
     }
     size_t whole = optimal ? cells : 0;
     memory = malloc((optimal ? (n + 1) * 3 * (sizeof(double) + sizeof(int64_t)) : 0) + cells * sizeof(Overlap)
-                    + (whole + n * e + (e + 1) + (size_t)replicas + 4 * n + 2) * sizeof(int32_t));
+                    + (whole + n * e + (e + 1) + (size_t)replicas + 4 * n + 2) * sizeof(int32_t)
+                    + list_bytes(servers, experts));
     if (memory == NULL) {
         PyErr_NoMemory();
         goto done;
@@ -79,6 +85,7 @@ py_match(PyObject *module, PyObject *args)
     room.common = room.first_overlap + n + 1;
     room.left = room.common + n;
     int32_t *overlap = room.left + n;
+    room.held = list_in(overlap + whole, servers);
     Py_BEGIN_ALLOW_THREADS
     for (Py_ssize_t l = 0; l < layers; l++) {
         const int64_t *kind = (int64_t *)DATA(3) + l * servers;

@@ -4,8 +4,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "held.h"
-
 /* Who holds each expert now, and which experts are in each pack of a compact placement. */
 static void
 list_both(ptrdiff_t servers, ptrdiff_t experts, const int64_t *count, const int32_t *server, const uint8_t *current,
@@ -13,11 +11,10 @@ list_both(ptrdiff_t servers, ptrdiff_t experts, const int64_t *count, const int3
 {
     memset(room->first, 0, (size_t)(experts + 1) * sizeof(*room->first));
     memset(room->first_pack, 0, (size_t)(servers + 1) * sizeof(*room->first_pack));
-    for (ptrdiff_t s = 0; s < servers; s++) {
-        const uint8_t *row = current + s * experts;
-        for (ptrdiff_t e = next_held(row, 0, experts); e < experts; e = next_held(row, e + 1, experts)) {
-            room->first[e]++;
-        }
+    const HeldList *held = &room->held;
+    list_held(current, servers, experts, &room->held);
+    for (int32_t i = 0; i < held->first[servers]; i++) {
+        room->first[held->expert[i]]++;
     }
     ptrdiff_t replicas = 0;
     for (ptrdiff_t e = 0; e < experts; e++) {
@@ -33,9 +30,8 @@ list_both(ptrdiff_t servers, ptrdiff_t experts, const int64_t *count, const int3
     }
     /* From the ends: what were ends become beginnings. */
     for (ptrdiff_t s = servers; s-- > 0;) {
-        const uint8_t *row = current + s * experts;
-        for (ptrdiff_t e = next_held(row, 0, experts); e < experts; e = next_held(row, e + 1, experts)) {
-            room->holder[--room->first[e]] = (int32_t)s;
+        for (int32_t i = held->first[s]; i < held->first[s + 1]; i++) {
+            room->holder[--room->first[held->expert[i]]] = (int32_t)s;
         }
     }
     for (ptrdiff_t e = experts; e-- > 0;) {

@@ -19,13 +19,18 @@ bool
 counts_fit(const int64_t *count, Py_ssize_t layers, Py_ssize_t experts, Py_ssize_t replicas)
 {
     for (Py_ssize_t l = 0; l < layers; l++) {
-        int64_t sum = 0;
+        uint64_t sum = 0;
+        bool fits = true;
+        /* No sum that has fitted so far can run over, and what comes after one that has not does not count. */
         for (Py_ssize_t e = 0; e < experts; e++) {
             int64_t one = count[l * experts + e];
-            if (one < 1 || one > replicas || (sum += one) > replicas) {
-                PyErr_SetString(PyExc_ValueError, "count: does not fit the replicas");
-                return false;
-            }
+            fits &= one >= 1 && one <= replicas;
+            sum += (uint64_t)one;
+            fits &= sum <= (uint64_t)replicas;
+        }
+        if (!fits) {
+            PyErr_SetString(PyExc_ValueError, "count: does not fit the replicas");
+            return false;
         }
     }
     return true;
@@ -39,6 +44,17 @@ servers_fit(const int32_t *server, Py_ssize_t size, Py_ssize_t servers)
             PyErr_SetString(PyExc_IndexError, "server: out of range");
             return false;
         }
+    }
+    return true;
+}
+
+/* Whether what the servers hold can be counted in 32 bits. */
+bool
+list_fits(Py_ssize_t servers, Py_ssize_t experts)
+{
+    if (servers > 0 && experts > INT32_MAX / servers) {
+        PyErr_SetString(PyExc_ValueError, "servers: too many");
+        return false;
     }
     return true;
 }

@@ -3,33 +3,59 @@
 
 #include <string.h>
 
-/* Heaviest first (of equal ones the first), each replica to the server that has the least so far (again the first)
- * and a slot; `place` counts those of a server. */
-void
-pack(ptrdiff_t servers, const double *value, ptrdiff_t replicas, int64_t slots, bool single, int64_t *server,
-     int64_t *place, PackRoom *room)
+#include "keys.h"
+
+/* A number that is not negative and an index as one key: the bits of such a number are in its order. */
+static inline uint64_t
+key_of(float value, ptrdiff_t index)
 {
-    ptrdiff_t size = servers;
+    uint32_t bits;
+    value += 0.0f; /* -0 has other bits than 0 */
+    memcpy(&bits, &value, sizeof(bits));
+    return (uint64_t)bits << 32 | (uint64_t)index;
+}
+
+/* Heaviest first (of equal ones the first), each replica to the server that has the least so far (again the first)
+ * and a slot; `place` counts those of a server. In single precision, as torch counts. */
+void
+pack(ptrdiff_t servers, const double *value, ptrdiff_t replicas, int64_t slots, int64_t *server, int64_t *place,
+     PackRoom *room)
+{
     for (ptrdiff_t i = 0; i < replicas; i++) {
-        room->order[i] = (Entry){-value[i], (int32_t)i};
+        room->order[i] = key_of((float)value[i], i) ^ UINT64_C(0xffffffff) << 32;
     }
-    sort_entries(room->order, room->sorting, replicas);
-    for (ptrdiff_t s = 0; s < servers; s++) {
+    sort_keys(room->order, room->sorting, replicas);
+    ptrdiff_t next = 0, size = 0;
+    /* The first ones go to servers that have nothing yet, in turn. */
+    for (; next < servers && next < replicas; next++) {
+        ptrdiff_t r = (ptrdiff_t)(uint32_t)room->order[next];
+        if (!((float)value[r] > 0)) {
+            break;
+        }
+        room->filled[next] = (float)value[r];
+        room->held[next] = 1;
+        server[r] = next;
+        place[r] = 0;
+    }
+    for (ptrdiff_t s = next; s < servers; s++) {
         room->filled[s] = 0;
         room->held[s] = 0;
-        room->heap[s] = (Entry){0, (int32_t)s};
     }
-    for (ptrdiff_t i = 0; i < replicas && size > 0; i++) {
-        int32_t s = room->heap[0].item, r = room->order[i].item;
-        double sum = room->filled[s] + value[r];
-        room->filled[s] = single ? (double)(float)sum : sum;
+    /* The later ones have less. */
+    for (ptrdiff_t s = servers; s-- > 0;) {
+        if (room->held[s] < slots) {
+            rise(room->heap, size++, key_of(room->filled[s], s));
+        }
+    }
+    for (; next < replicas && size > 0; next++) {
+        ptrdiff_t s = (ptrdiff_t)(uint32_t)room->heap[0], r = (ptrdiff_t)(uint32_t)room->order[next];
+        room->filled[s] += (float)value[r];
         server[r] = s;
         place[r] = room->held[s];
         if (++room->held[s] == slots) {
-            pop(room->heap, &size);
+            drop_top(room->heap, &size);
         } else {
-            room->heap[0].key = room->filled[s];
-            sift_down(room->heap, size, 0);
+            replace_top(room->heap, size, key_of(room->filled[s], s));
         }
     }
 }

@@ -4,34 +4,63 @@
 #include <math.h>
 #include <string.h>
 
+#include "keys.h"
+
+/* Numbers that are not negative and what they are of in one number, for comparisons without branches: the bits of such
+ * a number are in its order, and the lowest of them make room for an index. Differences below 1e-11 are none. */
+#define EXPERT_BITS ((UINT64_C(1) << PLACE_EXPERT_BITS) - 1)
+#define SERVER_BITS ((UINT64_C(1) << PLACE_SERVER_BITS) - 1)
+
+static inline uint64_t
+bits_of(double value)
+{
+    uint64_t bits;
+    value += 0.0; /* -0 has other bits than 0 */
+    memcpy(&bits, &value, sizeof(bits));
+    return bits;
+}
+
+/* The highest value first. */
+static inline uint64_t
+order_of(double value, ptrdiff_t expert)
+{
+    return (~bits_of(value) & ~EXPERT_BITS) | (uint64_t)expert;
+}
+
+static inline int32_t
+expert_of(uint64_t order)
+{
+    return (int32_t)(order & EXPERT_BITS);
+}
+
 void
 sort_by_load(const Layer *layer, PlaceRoom *room)
 {
     for (ptrdiff_t e = 0; e < layer->experts; e++) {
-        room->by_load[e] = (Entry){-layer->load[e], (int32_t)e};
+        room->by_load[e] = order_of(layer->load[e], e);
     }
-    sort_entries(room->by_load, room->sorting, layer->experts);
+    sort_keys(room->by_load, room->sorting, layer->experts);
 }
 
 /* Experts by load per replica, the highest first. Those with one replica are in order already. */
 static void
 sort_by_replica(const Layer *layer, const int64_t *count, PlaceRoom *room)
 {
-    Entry *order = room->order, *many = room->sorting;
+    uint64_t *order = room->order, *many = room->sorting;
     ptrdiff_t several = 0, out = 0, next = 0;
     for (ptrdiff_t i = 0; i < layer->experts; i++) {
-        int32_t e = room->by_load[i].item;
+        int32_t e = expert_of(room->by_load[i]);
         if (count[e] > 1) {
-            many[several++] = (Entry){-layer->load[e] / (double)count[e], e};
+            many[several++] = order_of(layer->load[e] / (double)count[e], e);
         }
     }
-    sort_entries(many, order, several);
+    sort_keys(many, order, several);
     for (ptrdiff_t i = 0; i < layer->experts; i++) {
-        Entry one = room->by_load[i];
-        if (count[one.item] > 1) {
+        uint64_t one = room->by_load[i];
+        if (count[expert_of(one)] > 1) {
             continue;
         }
-        while (next < several && before(many[next], one)) {
+        while (next < several && many[next] < one) {
             order[out++] = many[next++];
         }
         order[out++] = one;
@@ -41,52 +70,18 @@ sort_by_replica(const Layer *layer, const int64_t *count, PlaceRoom *room)
     }
 }
 
-/* A server and how filled it is in one number, for comparisons without branches: the bits of a double that is not
- * negative are in its order, and the lowest of them make room for the server. Differences below 1e-11 are none. */
-#define SERVER_BITS ((UINT64_C(1) << PLACE_SERVER_BITS) - 1)
-
 static inline uint64_t
 key_of(const Layer *layer, const PlaceRoom *room, int32_t s)
 {
     /* A division takes longer than the rest of this, and every placement waits for it. */
     double filled = room->alike ? room->filled[s] : room->filled[s] / layer->speed[s];
-    uint64_t bits;
-    memcpy(&bits, &filled, sizeof(bits));
-    return (bits & ~SERVER_BITS) | (uint64_t)s;
+    return (bits_of(filled) & ~SERVER_BITS) | (uint64_t)s;
 }
 
 static inline int32_t
 server_of(uint64_t key)
 {
     return (int32_t)(key & SERVER_BITS);
-}
-
-static void
-rise(uint64_t *heap, ptrdiff_t at, uint64_t key)
-{
-    while (at > 0 && key < heap[(at - 1) / 2]) {
-        heap[at] = heap[(at - 1) / 2];
-        at = (at - 1) / 2;
-    }
-    heap[at] = key;
-}
-
-/* The top gets another key. Down to a leaf without looking at it, then up: a server that has just got a replica
- * belongs near the end. */
-static void
-replace_top(uint64_t *heap, ptrdiff_t size, uint64_t key)
-{
-    ptrdiff_t at = 0, child = 1;
-    for (; child + 1 < size; child = 2 * at + 1) {
-        child += heap[child + 1] < heap[child];
-        heap[at] = heap[child];
-        at = child;
-    }
-    if (child < size) {
-        heap[at] = heap[child];
-        at = child;
-    }
-    rise(heap, at, key);
 }
 
 /* Servers with room, the least filled first. While values fall and servers are alike, the servers that have one
@@ -96,13 +91,6 @@ typedef struct {
     ptrdiff_t queued; /* servers with one replica, in the order of filling */
     ptrdiff_t heaped;
 } Lightest;
-
-static void
-drop_top(Lightest *from, PlaceRoom *room)
-{
-    from->heaped--;
-    replace_top(room->heap, from->heaped, room->heap[from->heaped]);
-}
 
 static int32_t
 take_lightest(Lightest *from, const Layer *layer, PlaceRoom *room)
@@ -121,7 +109,7 @@ take_lightest(Lightest *from, const Layer *layer, PlaceRoom *room)
         return -1;
     }
     int32_t s = server_of(room->heap[0]);
-    drop_top(from, room);
+    drop_top(room->heap, &from->heaped);
     return s;
 }
 
@@ -151,7 +139,7 @@ place_one(Lightest *from, const Layer *layer, double value, int32_t *server, Pla
     *server = s;
     room->filled[s] += value;
     if (--room->left[s] == 0) {
-        drop_top(from, room);
+        drop_top(room->heap, &from->heaped);
     } else {
         replace_top(room->heap, from->heaped, key_of(layer, room, s));
     }
@@ -236,8 +224,8 @@ place(const Layer *layer, const int64_t *count, const int64_t *slots, int32_t *s
         }
     }
     for (ptrdiff_t i = 0; i < layer->experts; i++) {
-        int32_t e = room->order[i].item;
-        double value = -room->order[i].key;
+        int32_t e = expert_of(room->order[i]);
+        double value = count[e] == 1 ? layer->load[e] : layer->load[e] / (double)count[e];
         int32_t *mine = server + start[e];
         if (count[e] == 1 && place_one(&lightest, layer, value, mine, room)) {
             continue;

@@ -22,27 +22,28 @@ typedef struct {
 
 /* pack.c */
 typedef struct {
-    double *filled; /* by server */
-    int64_t *held;  /* by server */
-    Entry *heap;    /* by server */
-    Entry *order;   /* by replica */
-    Entry *sorting; /* by replica */
+    float *filled;     /* by server */
+    int64_t *held;     /* by server */
+    uint64_t *heap;    /* by server */
+    uint64_t *order;   /* by replica */
+    uint64_t *sorting; /* by replica */
 } PackRoom;
 
-void pack(ptrdiff_t servers, const double *value, ptrdiff_t replicas, int64_t slots, bool single, int64_t *server,
-          int64_t *place, PackRoom *room);
+void pack(ptrdiff_t servers, const double *value, ptrdiff_t replicas, int64_t slots, int64_t *server, int64_t *place,
+          PackRoom *room);
 void separate(ptrdiff_t replicas, ptrdiff_t servers, ptrdiff_t experts, const double *value, const int64_t *expert,
               int64_t *server, int64_t *place, uint16_t *held);
 
 /* place.c */
 #define PLACE_SERVER_BITS 14 /* servers are below 2 to that */
+#define PLACE_EXPERT_BITS 16 /* and experts below 2 to that */
 
 typedef struct {
     double *filled;    /* by server */
     int64_t *left;     /* by server */
-    Entry *by_load;    /* by expert */
-    Entry *order;      /* by expert */
-    Entry *sorting;    /* by expert */
+    uint64_t *by_load; /* by expert */
+    uint64_t *order;   /* by expert */
+    uint64_t *sorting; /* by expert */
     uint64_t *heap;    /* by server */
     uint64_t *queue;   /* by server */
     uint8_t *held;     /* servers x experts */
@@ -80,13 +81,19 @@ void spread(ptrdiff_t experts, ptrdiff_t servers, const int64_t *count, const in
             uint8_t *holds, double *shares, SpreadRoom *room);
 
 /* scalpel.c */
-void count_held(const uint8_t *holds, ptrdiff_t servers, ptrdiff_t experts, int64_t *count);
+typedef struct {
+    int32_t *expert; /* those of server 0, then those of server 1, ...; room for servers x experts */
+    int32_t *first;  /* by server, and the end: where its experts begin in that list */
+} HeldList;
+
+void list_held(const uint8_t *holds, ptrdiff_t servers, ptrdiff_t experts, HeldList *list);
+void count_held(const HeldList *list, ptrdiff_t servers, ptrdiff_t experts, int64_t *count);
 int64_t count_new(const uint8_t *holds, const uint8_t *current, ptrdiff_t size);
-void server_load(const Layer *layer, const uint8_t *holds, const double *shares, double *filled, int32_t *room);
-bool held_load(const Layer *layer, const uint8_t *holds, const int64_t *count, const int64_t *slots, double *filled);
-void equal_shares(const uint8_t *holds, ptrdiff_t servers, ptrdiff_t experts, const int64_t *count, double *shares);
+void server_load(const Layer *layer, const HeldList *list, const double *shares, double *filled);
+bool held_load(const Layer *layer, const HeldList *list, const int64_t *count, const int64_t *slots, double *filled);
+void equal_shares(const HeldList *list, ptrdiff_t servers, ptrdiff_t experts, const int64_t *count, double *shares);
 int64_t swap_hottest(const Layer *layer, uint8_t *holds, int64_t budget, double *filled, double *fullness,
-                     int64_t *count);
+                     int64_t *count, HeldList *list);
 
 /* match.c */
 typedef struct {
@@ -95,6 +102,7 @@ typedef struct {
 } Overlap;
 
 typedef struct {
+    HeldList held;        /* what each server holds now */
     int32_t *holder;      /* the servers of expert 0, then those of expert 1, ... */
     int32_t *first;       /* by expert, and the end: where its servers begin in that list */
     int32_t *packed;      /* by replica: the experts of pack 0, then those of pack 1, ... */

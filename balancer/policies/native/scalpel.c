@@ -6,15 +6,24 @@
 
 #include "held.h"
 
+/* What each server of a layer holds. */
 void
-count_held(const uint8_t *holds, ptrdiff_t servers, ptrdiff_t experts, int64_t *count)
+list_held(const uint8_t *holds, ptrdiff_t servers, ptrdiff_t experts, HeldList *list)
+{
+    int32_t found = 0;
+    for (ptrdiff_t s = 0; s < servers; s++) {
+        list->first[s] = found;
+        found += list_row(holds + s * experts, experts, list->expert + found);
+    }
+    list->first[servers] = found;
+}
+
+void
+count_held(const HeldList *list, ptrdiff_t servers, ptrdiff_t experts, int64_t *count)
 {
     memset(count, 0, (size_t)experts * sizeof(*count));
-    for (ptrdiff_t s = 0; s < servers; s++) {
-        const uint8_t *row = holds + s * experts;
-        for (ptrdiff_t e = next_held(row, 0, experts); e < experts; e = next_held(row, e + 1, experts)) {
-            count[e]++;
-        }
+    for (int32_t i = 0; i < list->first[servers]; i++) {
+        count[list->expert[i]]++;
     }
 }
 
@@ -23,38 +32,32 @@ int64_t
 count_new(const uint8_t *holds, const uint8_t *current, ptrdiff_t size)
 {
     int64_t found = 0;
-    ptrdiff_t at = 0;
-    for (; at + 8 <= size; at += 8) {
-        uint64_t now, before;
-        memcpy(&now, holds + at, 8);
-        memcpy(&before, current + at, 8);
-        found += __builtin_popcountll(now & ~before);
-    }
-    for (; at < size; at++) {
-        found += holds[at] & ~current[at] & 1;
+    for (ptrdiff_t at = 0; at < size; at += 255) {
+        /* Counted in bytes, many at once; so many that a byte holds the sum. */
+        ptrdiff_t end = size - at < 255 ? size : at + 255;
+        uint8_t some = 0;
+        for (ptrdiff_t i = at; i < end; i++) {
+            some = (uint8_t)(some + (holds[i] & ~current[i] & 1));
+        }
+        found += some;
     }
     return found;
 }
 
-/* Loads of servers. What is held is found first, so that the shares, which lie far apart, arrive side by side.
- * `room`: for servers + servers x experts. */
+/* Loads of servers. The shares lie far apart: they are asked for early. */
 void
-server_load(const Layer *layer, const uint8_t *holds, const double *shares, double *filled, int32_t *room)
+server_load(const Layer *layer, const HeldList *list, const double *shares, double *filled)
 {
     ptrdiff_t experts = layer->experts, servers = layer->servers;
-    int32_t *end = room, *held = room + servers, found = 0;
     for (ptrdiff_t s = 0; s < servers; s++) {
-        const uint8_t *row = holds + s * experts;
-        for (ptrdiff_t e = next_held(row, 0, experts); e < experts; e = next_held(row, e + 1, experts)) {
-            __builtin_prefetch(shares + s * experts + e);
-            held[found++] = (int32_t)e;
+        for (int32_t i = list->first[s]; i < list->first[s + 1]; i++) {
+            __builtin_prefetch(shares + s * experts + list->expert[i]);
         }
-        end[s] = found;
     }
-    for (ptrdiff_t s = 0, i = 0; s < servers; s++) {
+    for (ptrdiff_t s = 0; s < servers; s++) {
         double sum = 0;
-        for (; i < end[s]; i++) {
-            sum += layer->load[held[i]] * shares[s * experts + held[i]];
+        for (int32_t i = list->first[s]; i < list->first[s + 1]; i++) {
+            sum += layer->load[list->expert[i]] * shares[s * experts + list->expert[i]];
         }
         filled[s] = sum;
     }
@@ -63,30 +66,26 @@ server_load(const Layer *layer, const uint8_t *holds, const double *shares, doub
 /* Loads of servers, an expert's load in equal parts on those that hold it. Returns whether none holds more than its
  * slots; slots may be NULL. */
 bool
-held_load(const Layer *layer, const uint8_t *holds, const int64_t *count, const int64_t *slots, double *filled)
+held_load(const Layer *layer, const HeldList *list, const int64_t *count, const int64_t *slots, double *filled)
 {
-    ptrdiff_t experts = layer->experts;
     bool fits = true;
     for (ptrdiff_t s = 0; s < layer->servers; s++) {
-        const uint8_t *row = holds + s * experts;
-        int64_t held = 0;
-        filled[s] = 0;
-        for (ptrdiff_t e = next_held(row, 0, experts); e < experts; e = next_held(row, e + 1, experts)) {
-            filled[s] += layer->load[e] / (double)count[e];
-            held++;
+        double sum = 0;
+        for (int32_t i = list->first[s]; i < list->first[s + 1]; i++) {
+            sum += layer->load[list->expert[i]] / (double)count[list->expert[i]];
         }
-        fits &= slots == NULL || held <= slots[s];
+        filled[s] = sum;
+        fits &= slots == NULL || list->first[s + 1] - list->first[s] <= slots[s];
     }
     return fits;
 }
 
 void
-equal_shares(const uint8_t *holds, ptrdiff_t servers, ptrdiff_t experts, const int64_t *count, double *shares)
+equal_shares(const HeldList *list, ptrdiff_t servers, ptrdiff_t experts, const int64_t *count, double *shares)
 {
     for (ptrdiff_t s = 0; s < servers; s++) {
-        const uint8_t *row = holds + s * experts;
-        for (ptrdiff_t e = next_held(row, 0, experts); e < experts; e = next_held(row, e + 1, experts)) {
-            shares[s * experts + e] = 1.0 / (double)count[e];
+        for (int32_t i = list->first[s]; i < list->first[s + 1]; i++) {
+            shares[s * experts + list->expert[i]] = 1.0 / (double)count[list->expert[i]];
         }
     }
 }
@@ -94,11 +93,13 @@ equal_shares(const uint8_t *holds, ptrdiff_t servers, ptrdiff_t experts, const i
 /* While it lowers the peak, and `budget` times at most: the hottest expert of the hottest server changes places
  * with the coldest of the coldest. Returns how often. */
 int64_t
-swap_hottest(const Layer *layer, uint8_t *holds, int64_t budget, double *filled, double *fullness, int64_t *count)
+swap_hottest(const Layer *layer, uint8_t *holds, int64_t budget, double *filled, double *fullness, int64_t *count,
+             HeldList *list)
 {
     ptrdiff_t experts = layer->experts, servers = layer->servers;
-    count_held(holds, servers, experts, count);
-    held_load(layer, holds, count, NULL, filled);
+    list_held(holds, servers, experts, list);
+    count_held(list, servers, experts, count);
+    held_load(layer, list, count, NULL, filled);
     for (ptrdiff_t s = 0; s < servers; s++) {
         fullness[s] = filled[s] / layer->speed[s];
     }

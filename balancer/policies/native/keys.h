@@ -1,0 +1,56 @@
+/* Heaps and sorting of single numbers that carry what they are the key of in their lowest bits: compared without
+ * branches, and no two are equal. The smallest is first. */
+#ifndef EAAS_POLICIES_KEYS_H
+#define EAAS_POLICIES_KEYS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Four children each: half the levels of two, and the four are in one cache line. */
+static inline void
+rise(uint64_t *heap, ptrdiff_t at, uint64_t key)
+{
+    while (at > 0 && key < heap[(at - 1) / 4]) {
+        heap[at] = heap[(at - 1) / 4];
+        at = (at - 1) / 4;
+    }
+    heap[at] = key;
+}
+
+/* The top gets another key. Down to a leaf without looking at it, then up: a server that has just got a replica
+ * belongs near the end. */
+static inline void
+replace_top(uint64_t *heap, ptrdiff_t size, uint64_t key)
+{
+    ptrdiff_t at = 0, child = 1;
+    for (; child + 3 < size; child = 4 * at + 1) {
+        uint64_t a = heap[child], b = heap[child + 1], c = heap[child + 2], d = heap[child + 3];
+        uint64_t first = b < a ? b : a, second = d < c ? d : c;
+        ptrdiff_t left = child + (b < a), right = child + 2 + (d < c);
+        /* Masked: a branch here cannot be guessed. */
+        child = left ^ ((left ^ right) & -(ptrdiff_t)(second < first));
+        heap[at] = second < first ? second : first;
+        at = child;
+    }
+    if (child < size) {
+        ptrdiff_t least = child;
+        for (child++; child < size; child++) {
+            least = heap[child] < heap[least] ? child : least;
+        }
+        heap[at] = heap[least];
+        at = least;
+    }
+    rise(heap, at, key);
+}
+
+static inline void
+drop_top(uint64_t *heap, ptrdiff_t *size)
+{
+    --*size;
+    replace_top(heap, *size, heap[*size]);
+}
+
+/* `room` is as long as `keys`. */
+void sort_keys(uint64_t *keys, uint64_t *room, ptrdiff_t size);
+
+#endif
