@@ -23,13 +23,12 @@ class CostBounded(SelectionStrategy):
     together is for that model to say.
 
     Bound: each request is to be finished no later than first-come-first-served would have finished it, plus
-    a share of the time that it would have taken there. That share is what choosing freely is predicted to
-    save now, as far as the cost model's promises are kept (`CostModel.kept`), so that on balance nobody
-    loses, and never more than `most_stretch`. The context
-    has the predicted clock of that other schedule (`FcfsClock`), which falls behind as cheaper batches save
-    time: under overload, where much is saved, the bound leaves free hand; in calm, where every swap only
-    makes somebody late, it is first come, first served. A request that would break its bound if it were
-    left out once more is taken now, the oldest first.
+    a share of the time that it would have taken there. That share is what choosing is predicted to save over
+    the batches to come (`CostModel.saving`), so that on balance nobody loses, and never more than
+    `most_stretch`. The context has the predicted clock of that other schedule (`FcfsClock`), which falls
+    behind as cheaper batches save time: under overload, where much is saved, the bound leaves free hand; in
+    calm, where every swap only makes somebody late, it is first come, first served. A request that would
+    break its bound if it were left out once more is taken now, the oldest first.
 
     Below a full window it is first come, first served too.
 
@@ -61,9 +60,9 @@ class CostBounded(SelectionStrategy):
             return oldest
         # Step 2: what would go best with the oldest request, and what it would save.
         free = oldest.copy()
-        free_s = cost.choose(window_WE, context.running_E, free, 1) * fcfs.bias
-        saved = cost.choose(window_WE, context.running_E, oldest, len(oldest)) / free_s - 1
-        stretch = min(max(cost.kept * saved, 0.0), self.most_stretch)
+        free_s = cost.choose(window_WE, context.running_E, free, 1)
+        saved = cost.saving(window_WE, context.running_E, len(free), free_s, fcfs.bias)
+        stretch = min(max(saved, 0.0), self.most_stretch)
         # Step 3: those that would be late, the oldest first, and what goes best with them.
         # Nothing of a wait that is not known yet, and so infinite, would be no number.
         late_W = (left_W + stretch * wait_W if stretch else left_W) < next_s

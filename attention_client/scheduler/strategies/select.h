@@ -54,6 +54,11 @@ void choose_for_servers(const double *window_WE, ptrdiff_t window, ptrdiff_t exp
                         const double *load_E, float *scratch, int64_t *left, int64_t *chosen, ptrdiff_t have,
                         ptrdiff_t take);
 
+/* The step times of all requests of the window in batches of that size: by age, and with each batch chosen in turn beside
+ * the oldest that is left. scratch as above. */
+void compare_orders(const double *window_WE, ptrdiff_t window, ptrdiff_t experts, const Servers *servers,
+                    ptrdiff_t batch, float *scratch, int64_t *left, double *by_age, double *by_choice);
+
 /* The time of a step with that load, in seconds. */
 double step_time(const Servers *servers, const double *load_E);
 
