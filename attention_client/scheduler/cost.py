@@ -184,7 +184,8 @@ class ServerCost:
             self._servers, self._layers, self.load_s, self.pair_s,
         )  # fmt: skip
         fixed_s = self._layers * self.fixed_s * math.ceil(requests / batch_size)
-        return (by_age_s + fixed_s) / ((by_choice_s + fixed_s) * bias) - 1
+        saved: float = (by_age_s + fixed_s) / ((by_choice_s + fixed_s) * bias) - 1
+        return saved
 
     def imbalance(self, load_E: Loads) -> float:
         """See `CostModel`: pairs of the busiest server over the mean (PAR), a mean over layers."""
