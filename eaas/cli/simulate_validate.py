@@ -59,17 +59,20 @@ def validate(
     from attention_client.scheduler import strategy as strategy_named
     from attention_client.scheduler.strategies.registry import DEFAULT
     from eaas.bench.compare_recording import Sizes
-    from eaas.bench.options import once
+    from eaas.bench.options import words
     from eaas.bench.validate import validate
     from eaas.errors import ConfigError
     from simulator.traffic import read_arrivals
 
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(128 + signal.SIGTERM))
-    names = once(
-        [word.strip() for word in strategies.split(",")] if strategies else ["fcfs", DEFAULT]
-    )
+    names = ("fcfs", DEFAULT) if strategies is None else words(strategies)
     for name in names:
         strategy_named(name)  # an unknown one is an error before anything starts
+    if window_size < batch_size:
+        raise ConfigError(
+            f"--window-size {window_size}: smaller than a batch (--batch-size {batch_size}), "
+            "which could never be filled"
+        )
     times = None if trace is None else read_arrivals(trace)
     if times is not None and len(times) < requests:
         raise ConfigError(f"--trace {trace}: {len(times)} requests, --requests is {requests}")
