@@ -81,7 +81,8 @@ def print_judgement(document: dict[str, Any]) -> None:
         sure = "" if half is None else f" (95 %: {half:.1f} more or less)"
         print(
             f"{told}: at worst {_change(worst['p99_reduction_pct'])}{sure} in calm "
-            f"({worst['arrivals']}, load {worst['load']:g}); of greedy's gain under overload at least: {gains or 'it has none'}"
+            f"({worst['arrivals']}, load {worst['load']:g}); "
+            f"of greedy's gain under overload at least: {gains or 'it has none'}"
         )
     print(f"correlation of the prediction with the truth: {verdict['predictor_correlation']}")
 
