@@ -48,7 +48,7 @@ class CostModel(Protocol):
         """
 
     def saving(
-        self, window_WE: Loads, start_E: Loads | None, batch_size: int, free_s: float, bias: float
+        self, window_WE: Loads, start_E: Loads | None, batch_size: int, bias: float
     ) -> float:
         """What choosing saves over the batches to come, as a share of their time; negative where it costs.
 
@@ -57,7 +57,6 @@ class CostModel(Protocol):
         Args:
             window_WE, start_E: As for `choose`; more requests than a batch.
             batch_size: Requests of a batch.
-            free_s: What `choose` made of the oldest request and the window.
             bias: How much longer than predicted chosen batches turn out, against others.
         """
 
@@ -96,12 +95,13 @@ class ImbalanceCost:
         return self.base_s * self._factor(experts, total, squares)
 
     def saving(
-        self, window_WE: Loads, start_E: Loads | None, batch_size: int, free_s: float, bias: float
+        self, window_WE: Loads, start_E: Loads | None, batch_size: int, bias: float
     ) -> float:
         """See `CostModel`: a share of what the next batch saves. All experts count, so that much is left."""
-        oldest = np.arange(batch_size)
-        oldest_s = self.choose(window_WE, start_E, oldest, batch_size)
-        return _KEPT * (oldest_s / (free_s * bias) - 1)
+        batch = np.arange(batch_size)
+        by_age_s = self.choose(window_WE, start_E, batch, batch_size)
+        by_choice_s = self.choose(window_WE, start_E, batch, 1)
+        return _KEPT * (by_age_s / (by_choice_s * bias) - 1)
 
     def _factor(self, experts: int, total: float, squares: float) -> float:
         if total <= 0:
@@ -170,7 +170,7 @@ class ServerCost:
         )  # fmt: skip
 
     def saving(
-        self, window_WE: Loads, start_E: Loads | None, batch_size: int, free_s: float, bias: float
+        self, window_WE: Loads, start_E: Loads | None, batch_size: int, bias: float
     ) -> float:
         """See `CostModel`: the oldest requests in some batches, by age and in a better order.
 

@@ -53,6 +53,14 @@ dot_of_floats(const float *a, const float *b, ptrdiff_t n)
     return ((sum[0] + sum[4]) + (sum[1] + sum[5])) + ((sum[2] + sum[6]) + (sum[3] + sum[7])) + rest;
 }
 
+/* Of a server: it reads the weights of its active experts, and computes its pairs. */
+static inline double
+server_time(const Servers *servers, double active, double pairs)
+{
+    double weights_s = servers->load_s * active, compute_s = servers->pair_s * pairs;
+    return weights_s > compute_s ? weights_s : compute_s;
+}
+
 /* Of each layer the largest time of a server plus the mean of all: the largest alone says nothing of what is added
  * elsewhere. */
 static double
@@ -60,21 +68,19 @@ worth(const Servers *servers, const float *pairs_S, const float *idle_R, const f
       const float *more_idle_R)
 {
     ptrdiff_t of_layer = servers->servers / servers->layers;
-    double largest = 0, all_largest = 0, sum = 0;
-    for (ptrdiff_t s = 0; s < servers->servers; s++) {
-        if (s % of_layer == 0) {
-            all_largest += largest;
-            largest = 0;
+    double all_largest = 0, sum = 0;
+    for (ptrdiff_t s = 0; s < servers->servers;) {
+        double largest = 0;
+        for (ptrdiff_t end = s + of_layer; s < end; s++) {
+            int64_t first = servers->first_S[s], count = servers->first_S[s + 1] - first;
+            double active = (double)count - (double)dot_of_floats(idle_R + first, more_idle_R + first, count);
+            double time_s = server_time(servers, active, (double)(pairs_S[s] + more_pairs_S[s]));
+            largest = time_s > largest ? time_s : largest;
+            sum += time_s;
         }
-        int64_t first = servers->first_S[s], count = servers->first_S[s + 1] - first;
-        double active = (double)count - (double)dot_of_floats(idle_R + first, more_idle_R + first, count);
-        double weights_s = servers->load_s * active;
-        double compute_s = servers->pair_s * (double)(pairs_S[s] + more_pairs_S[s]);
-        double time_s = weights_s > compute_s ? weights_s : compute_s;
-        largest = time_s > largest ? time_s : largest;
-        sum += time_s;
+        all_largest += largest;
     }
-    return all_largest + largest + sum / (double)of_layer;
+    return all_largest + sum / (double)of_layer;
 }
 
 /* A window and a batch, folded through the placement. */
@@ -164,21 +170,20 @@ static double
 batch_time(const Servers *servers, const Folded *folded)
 {
     ptrdiff_t of_layer = servers->servers / servers->layers;
-    double largest = 0, all_largest = 0;
-    for (ptrdiff_t s = 0; s < servers->servers; s++) {
-        if (s % of_layer == 0) {
-            all_largest += largest;
-            largest = 0;
+    double all_largest = 0;
+    for (ptrdiff_t s = 0; s < servers->servers;) {
+        double largest = 0;
+        for (ptrdiff_t end = s + of_layer; s < end; s++) {
+            double active = 0;
+            for (int64_t r = servers->first_S[s]; r < servers->first_S[s + 1]; r++) {
+                active += 1.0 - (double)folded->idle_R[r];
+            }
+            double time_s = server_time(servers, active, (double)folded->pairs_S[s]);
+            largest = time_s > largest ? time_s : largest;
         }
-        double active = 0;
-        for (int64_t r = servers->first_S[s]; r < servers->first_S[s + 1]; r++) {
-            active += 1.0 - (double)folded->idle_R[r];
-        }
-        double weights_s = servers->load_s * active, compute_s = servers->pair_s * (double)folded->pairs_S[s];
-        double time_s = weights_s > compute_s ? weights_s : compute_s;
-        largest = time_s > largest ? time_s : largest;
+        all_largest += largest;
     }
-    return all_largest + largest;
+    return all_largest;
 }
 
 void
@@ -199,6 +204,11 @@ compare_orders(const double *window_WE, ptrdiff_t window, ptrdiff_t experts, con
         clear_batch(servers, &folded);
         add_request(servers, &folded, left[0]);
         take_out(left, count--, 0);
+        if (count < batch) { /* all that are left go */
+            for (; count > 0; count--) {
+                add_request(servers, &folded, left[count - 1]);
+            }
+        }
         for (ptrdiff_t taken = 1; taken < batch && count > 0; taken++) {
             add_best(servers, &folded, left, &count);
         }
@@ -210,21 +220,20 @@ double
 step_time(const Servers *servers, const double *load_E)
 {
     ptrdiff_t of_layer = servers->servers / servers->layers;
-    double largest = 0, all_largest = 0;
-    for (ptrdiff_t s = 0; s < servers->servers; s++) {
-        if (s % of_layer == 0) {
-            all_largest += largest;
-            largest = 0;
+    double all_largest = 0;
+    for (ptrdiff_t s = 0; s < servers->servers;) {
+        double largest = 0;
+        for (ptrdiff_t end = s + of_layer; s < end; s++) {
+            double pairs = 0, active = 0;
+            for (int64_t r = servers->first_S[s]; r < servers->first_S[s + 1]; r++) {
+                double here = servers->share_R[r] * load_E[servers->expert_R[r]];
+                pairs += here;
+                active += 1.0 - (double)decay((float)here);
+            }
+            double time_s = server_time(servers, active, pairs);
+            largest = time_s > largest ? time_s : largest;
         }
-        double pairs = 0, active = 0;
-        for (int64_t r = servers->first_S[s]; r < servers->first_S[s + 1]; r++) {
-            double here = servers->share_R[r] * load_E[servers->expert_R[r]];
-            pairs += here;
-            active += 1.0 - (double)decay((float)here);
-        }
-        double weights_s = servers->load_s * active, compute_s = servers->pair_s * pairs;
-        double time_s = weights_s > compute_s ? weights_s : compute_s;
-        largest = time_s > largest ? time_s : largest;
+        all_largest += largest;
     }
-    return all_largest + largest;
+    return all_largest;
 }

@@ -100,7 +100,7 @@ def test_decisions_are_measured() -> None:
     )
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["rows"]
-    assert len(rows) == 14  # the default by both cost models
+    assert len(rows) == 16  # the default by both cost models, sure and unsure
     assert all(0 < row["p50_us"] <= row["p99_us"] for row in rows)
 
 

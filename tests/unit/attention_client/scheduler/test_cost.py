@@ -161,7 +161,7 @@ def test_what_is_saved_is_what_a_better_order_of_the_oldest_saves(
         chosen = np.zeros(min(batch_size, len(rest_WE)), dtype=np.int64)
         by_choice_s += cost.choose(np.ascontiguousarray(rest_WE), None, chosen, 1)
         rest_WE = np.delete(rest_WE, chosen, axis=0)
-    saved = cost.saving(window_WE, None, batch_size, 1.0, bias)
+    saved = cost.saving(window_WE, None, batch_size, bias)
     assert saved == pytest.approx(by_age_s / by_choice_s / bias - 1, abs=1e-4)
 
 
@@ -174,4 +174,4 @@ def test_what_an_even_batch_saves_is_kept_in_part() -> None:
     oldest_s = cost.batch_s(window_WE[:4].sum(axis=0))
     assert free_s < oldest_s
     wanted = 0.7 * (oldest_s / (1.1 * free_s) - 1)
-    assert cost.saving(window_WE, None, 4, free_s, 1.1) == pytest.approx(wanted)
+    assert cost.saving(window_WE, None, 4, 1.1) == pytest.approx(wanted)
