@@ -208,8 +208,7 @@ select_for_servers(PyObject *self, PyObject *args)
     PyObject *answer = NULL;
     float *scratch = NULL;
     if (open_choice(&choice, rows, start, chosen) && open_servers(&placed, choice.experts, expert, share, first)) {
-        size_t floats = (size_t)(placed.servers.replicas + placed.servers.servers);
-        scratch = malloc(((size_t)choice.window + 1) * floats * sizeof(float));
+        scratch = malloc(folded_floats(&placed.servers, choice.window, choice.experts) * sizeof(float));
         if (scratch == NULL) {
             PyErr_NoMemory();
         } else {
@@ -247,8 +246,7 @@ select_compare_orders(PyObject *self, PyObject *args)
     int64_t *left = NULL;
     if (open_array(&array, rows, "window", window * experts, 8, false) &&
         open_servers(&placed, experts, expert, share, first)) {
-        size_t floats = (size_t)(placed.servers.replicas + placed.servers.servers);
-        scratch = malloc(((size_t)window + 1) * floats * sizeof(float));
+        scratch = malloc(folded_floats(&placed.servers, window, experts) * sizeof(float));
         left = malloc((size_t)window * sizeof(int64_t));
         if (scratch == NULL || left == NULL) {
             PyErr_NoMemory();

@@ -18,133 +18,133 @@ decay(float x)
     return series * power.value;
 }
 
-/* The pairs that each server gets of a load, and how likely each replica gets none (Poisson). */
-static void
-fold(const Servers *servers, const double *load_E, float *pairs_S, float *idle_R)
-{
-    for (ptrdiff_t r = 0; r < servers->replicas; r++) {
-        idle_R[r] = (float)(servers->share_R[r] * load_E[servers->expert_R[r]]);
-    }
-    for (ptrdiff_t s = 0; s < servers->servers; s++) {
-        pairs_S[s] = 0;
-        for (int64_t r = servers->first_S[s]; r < servers->first_S[s + 1]; r++) {
-            pairs_S[s] += idle_R[r];
-        }
-    }
-    for (ptrdiff_t r = 0; r < servers->replicas; r++) {
-        idle_R[r] = decay(idle_R[r]);
-    }
-}
-
-/* Eight sums side by side, as in `dot`. */
-static float
-dot_of_floats(const float *a, const float *b, ptrdiff_t n)
-{
-    float sum[8] = {0}, rest = 0;
-    ptrdiff_t i = 0;
-    for (; i + 8 <= n; i += 8) {
-        for (ptrdiff_t lane = 0; lane < 8; lane++) {
-            sum[lane] += a[i + lane] * b[i + lane];
-        }
-    }
-    for (; i < n; i++) {
-        rest += a[i] * b[i];
-    }
-    return ((sum[0] + sum[4]) + (sum[1] + sum[5])) + ((sum[2] + sum[6]) + (sum[3] + sum[7])) + rest;
-}
-
 /* Of a server: it reads the weights of its active experts, and computes its pairs. */
-static inline double
-server_time(const Servers *servers, double active, double pairs)
+static inline float
+server_time(const Servers *servers, float active, float pairs)
 {
-    double weights_s = servers->load_s * active, compute_s = servers->pair_s * pairs;
+    float weights_s = (float)servers->load_s * active, compute_s = (float)servers->pair_s * pairs;
     return weights_s > compute_s ? weights_s : compute_s;
 }
 
-/* Of each layer the largest time of a server plus the mean of all: the largest alone says nothing of what is added
- * elsewhere. */
-static double
-worth(const Servers *servers, const float *pairs_S, const float *idle_R, const float *more_pairs_S,
-      const float *more_idle_R)
-{
-    ptrdiff_t of_layer = servers->servers / servers->layers;
-    double all_largest = 0, sum = 0;
-    for (ptrdiff_t s = 0; s < servers->servers;) {
-        double largest = 0;
-        for (ptrdiff_t end = s + of_layer; s < end; s++) {
-            int64_t first = servers->first_S[s], count = servers->first_S[s + 1] - first;
-            double active = (double)count - (double)dot_of_floats(idle_R + first, more_idle_R + first, count);
-            double time_s = server_time(servers, active, (double)(pairs_S[s] + more_pairs_S[s]));
-            largest = time_s > largest ? time_s : largest;
-            sum += time_s;
-        }
-        all_largest += largest;
-    }
-    return all_largest + sum / (double)of_layer;
-}
-
-/* A window and a batch, folded through the placement. */
+/* Requests and a batch, folded through the placement: of each replica the chance to get no pair (Poisson), of each
+ * server its pairs. A request is a column. */
 typedef struct {
-    float *idle_WR, *pairs_WS; /* of each request */
+    ptrdiff_t columns, stride; /* in use, and of a row */
+    float *idle_RW, *pairs_SW; /* of each request */
     float *idle_R, *pairs_S;   /* of the batch so far */
+    float *score_W;
 } Folded;
+
+/* load_EW is transposed. */
+static void
+fold(const Servers *servers, const float *load_EW, ptrdiff_t stride, float *idle_RW, float *pairs_SW)
+{
+    for (ptrdiff_t s = 0; s < servers->servers; s++) {
+        float *restrict pairs_W = pairs_SW + s * stride;
+        memset(pairs_W, 0, (size_t)stride * sizeof(float));
+        for (int64_t r = servers->first_S[s]; r < servers->first_S[s + 1]; r++) {
+            const float *restrict load_W = load_EW + servers->expert_R[r] * stride;
+            float *restrict idle_W = idle_RW + r * stride, share = (float)servers->share_R[r];
+            for (ptrdiff_t w = 0; w < stride; w++) {
+                float pairs = share * load_W[w];
+                pairs_W[w] += pairs;
+                idle_W[w] = decay(pairs);
+            }
+        }
+    }
+}
 
 static Folded
 fold_window(const double *window_WE, ptrdiff_t window, ptrdiff_t experts, const Servers *servers, float *scratch)
 {
-    Folded folded = {.idle_WR = scratch};
-    folded.idle_R = folded.idle_WR + window * servers->replicas;
-    folded.pairs_WS = folded.idle_R + servers->replicas;
-    folded.pairs_S = folded.pairs_WS + window * servers->servers;
-    for (ptrdiff_t w = 0; w < window; w++) {
-        fold(servers, window_WE + w * experts, folded.pairs_WS + w * servers->servers,
-             folded.idle_WR + w * servers->replicas);
+    ptrdiff_t stride = folded_stride(window);
+    float *load_EW = scratch;
+    Folded folded = {.columns = window, .stride = stride, .idle_RW = load_EW + experts * stride};
+    folded.pairs_SW = folded.idle_RW + servers->replicas * stride;
+    folded.score_W = folded.pairs_SW + servers->servers * stride;
+    folded.idle_R = folded.score_W + stride;
+    folded.pairs_S = folded.idle_R + servers->replicas;
+    for (ptrdiff_t begin = 0; begin < stride; begin += FOLDED_BLOCK) {
+        for (ptrdiff_t e = 0; e < experts; e++) {
+            for (ptrdiff_t w = begin; w < begin + FOLDED_BLOCK; w++) {
+                load_EW[e * stride + w] = w < window ? (float)window_WE[w * experts + e] : 0;
+            }
+        }
     }
+    fold(servers, load_EW, stride, folded.idle_RW, folded.pairs_SW);
     return folded;
 }
 
 static void
 clear_batch(const Servers *servers, const Folded *folded)
 {
-    for (ptrdiff_t s = 0; s < servers->servers; s++) {
-        folded->pairs_S[s] = 0;
-    }
+    memset(folded->pairs_S, 0, (size_t)servers->servers * sizeof(float));
     for (ptrdiff_t r = 0; r < servers->replicas; r++) {
         folded->idle_R[r] = 1;
     }
 }
 
 static void
-add_request(const Servers *servers, const Folded *folded, int64_t request)
+add_request(const Servers *servers, const Folded *folded, ptrdiff_t column)
 {
-    const float *more_pairs_S = folded->pairs_WS + request * servers->servers;
-    const float *more_idle_R = folded->idle_WR + request * servers->replicas;
     for (ptrdiff_t s = 0; s < servers->servers; s++) {
-        folded->pairs_S[s] += more_pairs_S[s];
+        folded->pairs_S[s] += folded->pairs_SW[s * folded->stride + column];
     }
     for (ptrdiff_t r = 0; r < servers->replicas; r++) {
-        folded->idle_R[r] *= more_idle_R[r];
+        folded->idle_R[r] *= folded->idle_RW[r * folded->stride + column];
     }
 }
 
-/* Adds the best of those that are left to the batch, and takes it out of them. */
+/* What each of a block of requests would make of the batch: of each layer the largest time of a server plus the mean of
+ * all. The largest alone says nothing of what is added elsewhere. */
+static void
+score_block(const Servers *servers, const Folded *folded, ptrdiff_t begin)
+{
+    ptrdiff_t of_layer = servers->servers / servers->layers;
+    float score[FOLDED_BLOCK] = {0};
+    for (ptrdiff_t s = 0; s < servers->servers;) {
+        float slowest[FOLDED_BLOCK] = {0};
+        for (ptrdiff_t end = s + of_layer; s < end; s++) {
+            int64_t first = servers->first_S[s], after = servers->first_S[s + 1];
+            float idle[FOLDED_BLOCK] = {0};
+            for (int64_t r = first; r < after; r++) {
+                const float *idle_W = folded->idle_RW + r * folded->stride + begin;
+                float batch = folded->idle_R[r];
+                for (ptrdiff_t c = 0; c < FOLDED_BLOCK; c++) {
+                    idle[c] += batch * idle_W[c];
+                }
+            }
+            const float *pairs_W = folded->pairs_SW + s * folded->stride + begin;
+            for (ptrdiff_t c = 0; c < FOLDED_BLOCK; c++) {
+                float time_s = server_time(servers, (float)(after - first) - idle[c], folded->pairs_S[s] + pairs_W[c]);
+                slowest[c] = time_s > slowest[c] ? time_s : slowest[c];
+                score[c] += time_s / (float)of_layer;
+            }
+        }
+        for (ptrdiff_t c = 0; c < FOLDED_BLOCK; c++) {
+            score[c] += slowest[c];
+        }
+    }
+    memcpy(folded->score_W + begin, score, sizeof score);
+}
+
+/* Adds the best of those that are left to the batch, and takes it out of them; the older one of equals. */
 static int64_t
 add_best(const Servers *servers, const Folded *folded, int64_t *left, ptrdiff_t *count)
 {
-    double least = 0;
+    for (ptrdiff_t begin = 0; begin < folded->columns; begin += FOLDED_BLOCK) {
+        score_block(servers, folded, begin);
+    }
     ptrdiff_t best = 0;
-    for (ptrdiff_t i = 0; i < *count; i++) {
-        double score = worth(servers, folded->pairs_S, folded->idle_R, folded->pairs_WS + left[i] * servers->servers,
-                             folded->idle_WR + left[i] * servers->replicas);
-        if (i == 0 || score < least) {
-            least = score;
+    for (ptrdiff_t i = 1; i < *count; i++) {
+        if (folded->score_W[left[i]] < folded->score_W[left[best]]) {
             best = i;
         }
     }
-    int64_t request = left[best];
-    add_request(servers, folded, request);
+    int64_t column = left[best];
+    add_request(servers, folded, column);
     take_out(left, (*count)--, best);
-    return request;
+    return column;
 }
 
 void
@@ -155,7 +155,10 @@ choose_for_servers(const double *window_WE, ptrdiff_t window, ptrdiff_t experts,
         return;
     }
     Folded folded = fold_window(window_WE, window, experts, servers, scratch);
-    fold(servers, load_E, folded.pairs_S, folded.idle_R);
+    for (ptrdiff_t e = 0; e < experts; e++) {
+        scratch[e] = (float)load_E[e]; /* in the place of the window's loads, which are folded */
+    }
+    fold(servers, scratch, 1, folded.idle_R, folded.pairs_S);
     for (ptrdiff_t c = 0; c < have; c++) {
         add_request(servers, &folded, chosen[c]);
     }
@@ -170,20 +173,37 @@ static double
 batch_time(const Servers *servers, const Folded *folded)
 {
     ptrdiff_t of_layer = servers->servers / servers->layers;
-    double all_largest = 0;
+    double all_slowest = 0;
     for (ptrdiff_t s = 0; s < servers->servers;) {
-        double largest = 0;
+        float slowest = 0;
         for (ptrdiff_t end = s + of_layer; s < end; s++) {
-            double active = 0;
+            float active = 0;
             for (int64_t r = servers->first_S[s]; r < servers->first_S[s + 1]; r++) {
-                active += 1.0 - (double)folded->idle_R[r];
+                active += 1 - folded->idle_R[r];
             }
-            double time_s = server_time(servers, active, (double)folded->pairs_S[s]);
-            largest = time_s > largest ? time_s : largest;
+            float time_s = server_time(servers, active, folded->pairs_S[s]);
+            slowest = time_s > slowest ? time_s : slowest;
         }
-        all_largest += largest;
+        all_slowest += (double)slowest;
     }
-    return all_largest;
+    return all_slowest;
+}
+
+/* Only those that are left stay, in the first columns. */
+static void
+keep_columns(const Servers *servers, Folded *folded, int64_t *left, ptrdiff_t count)
+{
+    ptrdiff_t rows = servers->replicas + servers->servers; /* pairs_SW lies behind idle_RW */
+    for (ptrdiff_t row = 0; row < rows; row++) {
+        float *row_W = folded->idle_RW + row * folded->stride;
+        for (ptrdiff_t i = 0; i < count; i++) {
+            row_W[i] = row_W[left[i]];
+        }
+    }
+    for (ptrdiff_t i = 0; i < count; i++) {
+        left[i] = i;
+    }
+    folded->columns = count;
 }
 
 void
@@ -213,6 +233,7 @@ compare_orders(const double *window_WE, ptrdiff_t window, ptrdiff_t experts, con
             add_best(servers, &folded, left, &count);
         }
         *by_choice += batch_time(servers, &folded);
+        keep_columns(servers, &folded, left, count);
     }
 }
 
