@@ -38,15 +38,15 @@ def validate(
             show_default="Poisson",
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Compared loads; medians count.")] = 5,
-    requests: Annotated[int, typer.Option(min=10, help="Requests of each.")] = 90,
+    rounds: Annotated[int, typer.Option(min=1, help="Compared loads; medians count.")] = 4,
+    requests: Annotated[int, typer.Option(min=10, help="Requests of each.")] = 80,
     load: Annotated[
         float, typer.Option(min=0.05, help="Arrivals, as a share of what the cluster can do.")
     ] = 3.0,
     batch_size: Annotated[int, typer.Option(min=1, help="Requests that run together.")] = 4,
     window_size: Annotated[int, typer.Option(min=1, help="Requests to choose from.")] = 16,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 32,
-    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer.")] = 32,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer.")] = 16,
     servers: Annotated[int, typer.Option(min=1, help="Expert servers.")] = 2,
     redundancy: Annotated[int, typer.Option(min=1, help="Servers that hold each expert.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Of the arrivals without a trace.")] = 1,
