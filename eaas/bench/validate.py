@@ -18,7 +18,7 @@ from eaas.bench.load import LoadResult, Workload, run_load
 from eaas.config import ClusterConfig, load_config
 from eaas.local import LocalCluster
 
-__all__ = ["TOLERANCE", "validate"]
+__all__ = ["TOLERANCE", "DomainWorkload", "validate"]
 
 TOLERANCE = 0.1
 # Prompts: so many domains with so many tokens each, and requests in a row of one of them, in batches.
@@ -28,7 +28,7 @@ Document = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class _DomainWorkload(Workload):
+class DomainWorkload(Workload):
     """Prompts of a few domains, in bursts of one domain each.
 
     Attributes:
@@ -151,7 +151,7 @@ def _settings(config_file: Path | None, strategy: str, sizes: Sizes, record: Pat
 
 
 def _workload(sizes: Sizes, requests: int, concurrency: int) -> Workload:
-    return _DomainWorkload(
+    return DomainWorkload(
         requests,
         concurrency,
         sizes.prompt_tokens,
