@@ -62,9 +62,11 @@ setup(
         Extension(
             "attention_client.scheduler.strategies._select",
             sources=[
-                f"attention_client/scheduler/strategies/{name}.c" for name in ("_select", "select")
+                f"attention_client/scheduler/strategies/{name}.c"
+                for name in ("_select", "balance", "servers", "difference")
             ],
             depends=[
+                "attention_client/scheduler/strategies/rows.h",
                 "attention_client/scheduler/strategies/select.h",
                 "eaas/minmax/arrays.h",
             ],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,15 +22,14 @@ Loads = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 
 
+# Of what an even batch saves, what is kept over many; and batches that are ordered to see what is. Both found
+# by `eaas simulate policy`.
+_KEPT = 0.7
+_AHEAD = 4
+
+
 class CostModel(Protocol):
-    """The time of a batch whose requests load the experts with so many tokens.
-
-    Attributes:
-        kept: What choosing saves over many batches, as a share of what it promises for one: one batch saves
-            more than the next ones can, which get what it left. Found by `eaas simulate policy`.
-    """
-
-    kept: ClassVar[float]
+    """The time of a batch whose requests load the experts with so many tokens."""
 
     def batch_s(self, load_E: Loads) -> float:
         """The predicted time, in seconds, of a batch with that load in all."""
@@ -46,6 +45,19 @@ class CostModel(Protocol):
 
         Returns:
             The predicted time of the batch with what runs already, in seconds.
+        """
+
+    def saving(
+        self, window_WE: Loads, start_E: Loads | None, batch_size: int, bias: float
+    ) -> float:
+        """What choosing saves over the batches to come, as a share of their time; negative where it costs.
+
+        That is less than what it saves in the next batch: those after it get what that one left.
+
+        Args:
+            window_WE, start_E: As for `choose`; more requests than a batch.
+            batch_size: Requests of a batch.
+            bias: How much longer than predicted chosen batches turn out, against others.
         """
 
     def imbalance(self, load_E: Loads) -> float:
@@ -65,7 +77,6 @@ class ImbalanceCost:
 
     base_s: float
     sensitivity: float
-    kept: ClassVar[float] = 0.7
 
     def batch_s(self, load_E: Loads) -> float:
         """See `CostModel`."""
@@ -82,6 +93,15 @@ class ImbalanceCost:
             window_WE, requests, experts, start_E, chosen, have, len(chosen), 1.0, 0.0, 1.0, None, 0
         )
         return self.base_s * self._factor(experts, total, squares)
+
+    def saving(
+        self, window_WE: Loads, start_E: Loads | None, batch_size: int, bias: float
+    ) -> float:
+        """See `CostModel`: a share of what the next batch saves. All experts count, so that much is left."""
+        batch = np.arange(batch_size)
+        by_age_s = self.choose(window_WE, start_E, batch, batch_size)
+        by_choice_s = self.choose(window_WE, start_E, batch, 1)
+        return _KEPT * (by_age_s / (by_choice_s * bias) - 1)
 
     def _factor(self, experts: int, total: float, squares: float) -> float:
         if total <= 0:
@@ -113,9 +133,6 @@ class ServerCost:
     Raises:
         ConfigError: A number is negative, or an expert's shares do not sum to 1.
     """
-
-    # The slowest server alone counts: what makes one batch even is soon used up.
-    kept: ClassVar[float] = 0.3
 
     def __init__(
         self, shares: Loads, *, fixed_s: float, load_s: float, pair_s: float, steps: int
@@ -151,6 +168,24 @@ class ServerCost:
             load_E, len(load_E), self._expert_R, self._share_R, len(self._expert_R),
             self._first_S, self._servers, self._layers, self.load_s, self.pair_s,
         )  # fmt: skip
+
+    def saving(
+        self, window_WE: Loads, start_E: Loads | None, batch_size: int, bias: float
+    ) -> float:
+        """See `CostModel`: the oldest requests in some batches, by age and in a better order.
+
+        The slowest server alone counts, so what makes one batch cheap may be all that there is of it.
+        """
+        ahead_WE = window_WE[: _AHEAD * batch_size]
+        requests, experts = ahead_WE.shape
+        by_age_s, by_choice_s = _select.compare_orders(
+            ahead_WE, requests, experts, batch_size,
+            self._expert_R, self._share_R, len(self._expert_R), self._first_S,
+            self._servers, self._layers, self.load_s, self.pair_s,
+        )  # fmt: skip
+        fixed_s = self._layers * self.fixed_s * math.ceil(requests / batch_size)
+        saved: float = (by_age_s + fixed_s) / ((by_choice_s + fixed_s) * bias) - 1
+        return saved
 
     def imbalance(self, load_E: Loads) -> float:
         """See `CostModel`: pairs of the busiest server over the mean (PAR), a mean over layers."""

@@ -22,6 +22,7 @@ A cost model is {"shares_LSE": [[[1.0, ...]]], "fixed_s": 0.0, "load_s": 16.0, "
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -35,8 +36,11 @@ from attention_client.scheduler.queue import Choice, RequestQueue
 from attention_client.scheduler.strategies import SelectionStrategy, strategy
 from attention_client.scheduler.strategies.cost_bounded import CostBounded
 from eaas.errors import ConfigError
+from eaas.log import get_logger
 
 __all__ = ["QueueSettings", "RecordedQueue", "Recorder", "read_recording"]
+
+_log = get_logger(__name__)
 
 _RECORD = "eaas-queue"
 _VERSION = 1
@@ -82,10 +86,10 @@ class QueueSettings:
 
 
 class Recorder:
-    """Writes lines.
+    """Writes lines, until the file takes no more: a full disk ends the recording, not what is recorded.
 
     Args:
-        file: Where to; each choice is flushed.
+        file: Where to; each choice is flushed. Closed by `close`.
         clock: Seconds, monotonic.
     """
 
@@ -93,22 +97,39 @@ class Recorder:
         self._file = file
         self._clock = clock
         self._began_s = clock()
+        self._has_failed = False
 
     def begin(self, settings: QueueSettings, cost: CostModel) -> None:
         """The first line."""
         head = {"record": _RECORD, "version": _VERSION, **asdict(settings), "cost": _price(cost)}
-        self._file.write(json.dumps(head) + "\n")
+        self._do(lambda: self._file.write(json.dumps(head) + "\n"))
 
     def note(self, **event: Any) -> None:
         """A line; arrays become lists."""
         line = {"at": round(self._clock() - self._began_s, 6)}
         for key, value in event.items():
             line[key] = value.tolist() if isinstance(value, np.ndarray) else value
-        self._file.write(json.dumps(line) + "\n")
+        self._do(lambda: self._file.write(json.dumps(line) + "\n"))
 
     def flush(self) -> None:
         """What was written is in the file, whatever happens to this process."""
-        self._file.flush()
+        self._do(self._file.flush)
+
+    def close(self) -> None:
+        """The recording is whole."""
+        self._do(self._file.close)
+
+    def _do(self, what: Callable[[], object]) -> None:
+        if self._has_failed:
+            return
+        try:
+            what()
+        except OSError as error:
+            self._has_failed = True
+            _log.error("the recording of the queue ends here: %s", error)
+            # What is left to be written fails as this did.
+            with contextlib.suppress(OSError):
+                self._file.close()
 
 
 class RecordedQueue(RequestQueue):

@@ -95,7 +95,6 @@ class LiveAdmission:
         if queue_settings(config, _NO_LOADS).chosen().needs_loads and config.predicted_layers:
             self._predict_by(model)
         loads = _NO_LOADS if self._predictor is None else self._predictor.loads
-        self._file = contextlib.ExitStack()
         cost = self._price(np.ones((1, 1, loads)))
         self._recorder = self._open_recorder()
         self._step = 0, 0  # requests that decode, tokens of prompts
@@ -114,7 +113,8 @@ class LiveAdmission:
 
     def close(self) -> None:
         """The recording, if there is one, is whole."""
-        self._file.close()
+        if self._recorder is not None:
+            self._recorder.close()
 
     # -- requests -------------------------------------------------------------------------------------
 
@@ -291,7 +291,6 @@ class LiveAdmission:
             return None
         try:
             file = open(self._config.record, "w", encoding="utf-8")  # noqa: SIM115 (closed in `close`)
-            self._file.callback(file.close)
         except OSError as error:
             raise ConfigError(
                 f"attention_client.scheduler.record = {self._config.record!r}: {error.strerror}"

@@ -8,9 +8,14 @@ from typing import TypeVar
 
 from eaas.errors import ConfigError
 
-__all__ = ["known", "numbers", "once", "positive_numbers"]
+__all__ = ["known", "numbers", "once", "positive_numbers", "words"]
 
 _T = TypeVar("_T")
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Words with commas in between, each once."""
+    return once([word.strip() for word in text.split(",")])
 
 
 def numbers(option: str, text: str, least: int = 1) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,8 @@ def bench_select(
 
     Args:
         sizes: Window and experts.
-        names: Strategies. The default is measured by expert servers, too, each expert on two of four.
+        names: Strategies. The default is measured by expert servers, too, each expert on two of four; and,
+            as `unsure`, where it has to know what can be saved, the longest way that it can go.
         decisions: Of each row; after a tenth as many that are not counted.
 
     Returns:
@@ -46,25 +48,27 @@ def bench_select(
         even = ImbalanceCost(base_s=0.04, sensitivity=0.4)
         costs: dict[str, CostModel] = {"imbalance": even, "servers": _servers(experts)}
         for name in names:
-            for kind, cost in costs.items():
-                if kind == "imbalance" or name == DEFAULT:
-                    p50, p99 = _measure(name, window_WE, cost, decisions)
+            for kind, unsure in product(costs, (False, True)):
+                if name == DEFAULT or (kind == "imbalance" and not unsure):
+                    p50, p99 = _measure(name, window_WE, costs[kind], unsure, decisions)
                     rows.append(
                         {
                             **{"window": window, "experts": experts, "strategy": name},
-                            **{"cost": kind, "p50_us": round(p50, 1), "p99_us": round(p99, 1)},
+                            "cost": kind + ", unsure" * unsure,
+                            **{"p50_us": round(p50, 1), "p99_us": round(p99, 1)},
                         }
                     )
     return {"batch_size": _BATCH_SIZE, "decisions": decisions, "rows": rows}
 
 
 def _measure(
-    name: str, window_WE: np.ndarray, cost: CostModel, decisions: int
+    name: str, window_WE: np.ndarray, cost: CostModel, unsure: bool, decisions: int
 ) -> tuple[float, float]:
-    """Median and 99th percentile, in microseconds. Nobody is late, so that there is a choice to make."""
+    """Median and 99th percentile, in microseconds."""
     requests = len(window_WE)
-    spare_W = np.full(requests, 1e9)
-    context = Context(cost, None, requests, FcfsView(spare_W, spare_W, 0.04, 1.0))
+    # Nobody is late, so that there is a choice to make; or whether one is depends on what can be saved.
+    left_W, wait_W = np.full(requests, 0.079 if unsure else 1e9), np.ones(requests)
+    context = Context(cost, None, requests, FcfsView(left_W, wait_W, 0.04, 1.0))
     chosen, rng = strategy(name), np.random.default_rng(0)
     taken_ns = []
     for _ in range(decisions + decisions // 10):

@@ -298,12 +298,12 @@ def select(
 ) -> None:
     """One decision of each selection strategy, batches of 8."""
     from attention_client.scheduler import strategy, strategy_names
-    from eaas.bench.options import numbers, once
+    from eaas.bench.options import numbers, words
     from eaas.bench.select import bench_select
     from eaas.cli.bench_tables import print_select
     from eaas.errors import ConfigError
 
-    names = once(strategies.split(",")) if strategies else strategy_names()
+    names = strategy_names() if strategies is None else words(strategies)
     for name in names:
         strategy(name)
     sizes = []

@@ -49,16 +49,14 @@ def caps(
 ) -> None:
     """Batch selection strategies under load, by the execution model of CAPS."""
     from attention_client.scheduler import strategy, strategy_names
-    from eaas.bench.options import numbers, once, positive_numbers
+    from eaas.bench.options import numbers, once, positive_numbers, words
     from eaas.cores import usable_cores
     from eaas.errors import ConfigError
     from simulator.caps.draw import can_draw, draw_comparison
     from simulator.caps.grid import compare
     from simulator.caps.report import print_comparison
 
-    names = once(
-        [word.strip() for word in strategies.split(",")] if strategies else strategy_names()
-    )
+    names = strategy_names() if strategies is None else words(strategies)
     for name in names:
         strategy(name)  # an unknown one is an error before anything runs
     seed_list = once(numbers("--seeds", seeds, least=0))
@@ -72,11 +70,13 @@ def caps(
     with progress("simulating", len(patterns) * len(rate_list) * len(seed_list)) as done:
         document = compare(requests, seed_list, rate_list, patterns, names, usable_cores(), done)
     if out is not None:
-        (out / "results.json").write_text(json.dumps(document, indent=2) + "\n")
         written = [out / "results.json"]
-        if can_draw():
-            written += draw_comparison(document, out)
-        else:
+        try:
+            written[0].write_text(json.dumps(document, indent=2) + "\n")
+            written += draw_comparison(document, out) if can_draw() else []
+        except OSError as error:
+            raise ConfigError(f"--out {out}: {error.strerror}") from error
+        if len(written) == 1:
             typer.echo("no figures: pip install 'expert-as-a-service[bench]'", err=True)
         typer.echo("wrote " + ", ".join(map(str, written)), err=True)
     if as_json:

@@ -64,7 +64,7 @@ def policy(
     from simulator.caps.report import print_judgement
     from simulator.traffic import read_arrivals
 
-    name = strategy or DEFAULT
+    name = DEFAULT if strategy is None else strategy
     strategy_named(name)  # an unknown one is an error before anything runs
     calm, over = (
         once(positive_numbers("--loads", loads)),

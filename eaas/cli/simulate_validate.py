@@ -38,15 +38,15 @@ def validate(
             show_default="Poisson",
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Compared loads; medians count.")] = 3,
-    requests: Annotated[int, typer.Option(min=10, help="Requests of each.")] = 120,
+    rounds: Annotated[int, typer.Option(min=1, help="Compared loads; medians count.")] = 4,
+    requests: Annotated[int, typer.Option(min=10, help="Requests of each.")] = 80,
     load: Annotated[
         float, typer.Option(min=0.05, help="Arrivals, as a share of what the cluster can do.")
-    ] = 1.5,
+    ] = 3.0,
     batch_size: Annotated[int, typer.Option(min=1, help="Requests that run together.")] = 4,
     window_size: Annotated[int, typer.Option(min=1, help="Requests to choose from.")] = 16,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 32,
-    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer.")] = 32,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer.")] = 16,
     servers: Annotated[int, typer.Option(min=1, help="Expert servers.")] = 2,
     redundancy: Annotated[int, typer.Option(min=1, help="Servers that hold each expert.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Of the arrivals without a trace.")] = 1,
@@ -58,17 +58,21 @@ def validate(
 
     from attention_client.scheduler import strategy as strategy_named
     from attention_client.scheduler.strategies.registry import DEFAULT
-    from eaas.bench.options import once
-    from eaas.bench.validate import Sizes, validate
+    from eaas.bench.compare_recording import Sizes
+    from eaas.bench.options import words
+    from eaas.bench.validate import validate
     from eaas.errors import ConfigError
     from simulator.traffic import read_arrivals
 
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(128 + signal.SIGTERM))
-    names = once(
-        [word.strip() for word in strategies.split(",")] if strategies else ["fcfs", DEFAULT]
-    )
+    names = ("fcfs", DEFAULT) if strategies is None else words(strategies)
     for name in names:
         strategy_named(name)  # an unknown one is an error before anything starts
+    if window_size < batch_size:
+        raise ConfigError(
+            f"--window-size {window_size}: smaller than a batch (--batch-size {batch_size}), "
+            "which could never be filled"
+        )
     times = None if trace is None else read_arrivals(trace)
     if times is not None and len(times) < requests:
         raise ConfigError(f"--trace {trace}: {len(times)} requests, --requests is {requests}")
@@ -128,6 +132,9 @@ def _print(document: dict[str, Any]) -> None:
     for row in document["strategies"]:
         print(f"{row['strategy']}, medians: {_words(row['error'])}")
         print(f"  with the engine's pace of the time: {_words(row['error_own_steps'])}")
+    first = document["strategies"][0]["strategy"]
+    for row in document["strategies"][1:]:
+        print(f"{row['strategy']} against {first}, live: {_changes(row['live_change'])}")
     verdict = "within" if document["within"] else "NOT within"
     print(f"{document['rate_per_s']} requests/s; {verdict} {100 * document['tolerance']:.0f} %")
 
@@ -135,3 +142,14 @@ def _print(document: dict[str, Any]) -> None:
 def _words(error: dict[str, float]) -> str:
     p50, throughput = (f"{100 * value:+.1f} %" for value in error.values())
     return f"P50 {p50}, throughput {throughput}"
+
+
+def _changes(change: dict[str, float]) -> str:
+    names = {
+        "p50_ms": "P50",
+        "p99_ms": "P99",
+        "throughput_per_s": "throughput",
+        "itl_p50_ms": "P50 between tokens",
+        "itl_p99_ms": "P99 between tokens",
+    }
+    return ", ".join(f"{name} {100 * change[key]:+.1f} %" for key, name in names.items())

@@ -87,7 +87,7 @@ def compare(
 
 def rate_key(rate: float) -> str:
     """A rate as a key of the document: 150, 12.5."""
-    return f"{rate:g}"
+    return repr(float(rate)).removesuffix(".0")
 
 
 def _rows(names: Sequence[str], runs: Sequence[Sequence[dict[str, float]]]) -> Document:

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from simulator.caps.cell import run_cell
 from simulator.caps.fit import parameters
 from simulator.caps.grid import BASELINE
+from simulator.caps.metrics import half_width_95
 from simulator.caps.pool import run_cells
 from simulator.caps.workload import PATTERNS
 
@@ -60,9 +62,9 @@ def judge(
 
     Returns:
         JSON: `config`; `rows`, each with arrivals, load, FCFS's P99 in ms and the P99 reductions against it
-        in %, means over the seeds; and `verdict`, for loads as predicted and perfectly predicted: the worst
-        row in calm, and the least share of greedy's gain under overload; and how well predictions correlate
-        with the truth.
+        in %, means over the seeds, with halves of 95 % confidence intervals; and `verdict`, for loads as
+        predicted and perfectly predicted: the worst row in calm, and the least share of greedy's gain under
+        overload; and how well predictions correlate with the truth.
     """
     entries = [
         (BASELINE, "true"),
@@ -105,18 +107,15 @@ def judge(
     rows, correlations = [], []
     for pattern, trace, load in groups:
         runs = [next(results) for _ in seeds]
-        p99 = np.mean([[figures["p99"] for figures in run["figures"]] for run in runs], axis=0)
+        p99_NA = np.array([[figures["p99"] for figures in run["figures"]] for run in runs])
         correlations += [run["correlation"] for run in runs]
         rows.append(
             {
                 "arrivals": pattern if trace is None else trace.name,
                 "clustered": pattern == "bursty",
                 "load": load,
-                "fcfs_p99_ms": round(float(p99[0]), 1),
-                "p99_reduction_pct": {
-                    label: round(100 * float(1 - value / p99[0]), 1)
-                    for label, value in zip(labels[1:], p99[1:], strict=True)
-                },
+                "fcfs_p99_ms": round(float(p99_NA[:, 0].mean()), 1),
+                **_reductions(labels[1:], p99_NA),
             }
         )
     return {
@@ -156,6 +155,19 @@ def _capacity(
     return float(np.mean([run["figures"][0]["throughput"] for run in runs]))
 
 
+def _reductions(labels: Sequence[str], p99_NA: npt.NDArray[np.float64]) -> Document:
+    """Of the means over N seeds, of each alternative against the first; and half of the 95 % interval."""
+    base_N = p99_NA[:, 0]
+    reductions, halves = {}, {}
+    for label, value_N in zip(labels, p99_NA[:, 1:].T, strict=True):
+        ratio = value_N.mean() / base_N.mean()
+        reductions[label] = round(100 * float(1 - ratio), 1)
+        # Of a ratio of means, by the delta method.
+        half = half_width_95(((value_N - ratio * base_N) / base_N.mean()).tolist())
+        halves[label] = None if half is None else round(100 * half, 1)
+    return {"p99_reduction_pct": reductions, "p99_reduction_ci95_pct": halves}
+
+
 def _verdict(name: str, rows: Sequence[Document], correlation: float) -> Document:
     """What decides, with and without a perfect predictor."""
 
@@ -166,6 +178,7 @@ def _verdict(name: str, rows: Sequence[Document], correlation: float) -> Documen
         )
         return {
             "p99_reduction_pct": row["p99_reduction_pct"][label],
+            "p99_reduction_ci95_pct": row["p99_reduction_ci95_pct"][label],
             **{key: row[key] for key in ("arrivals", "clustered", "load")},
         }
 

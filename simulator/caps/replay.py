@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from attention_client.scheduler.cost import CostModel
+import numpy as np
+
+from attention_client.scheduler.cost import CostModel, Loads
 from attention_client.scheduler.queue import Choice
 from attention_client.scheduler.recording import QueueSettings, read_recording
 from attention_client.scheduler.strategies import strategy
+from eaas.errors import ConfigError
 
 __all__ = ["Replay", "replay"]
 
@@ -50,44 +52,62 @@ def replay(path: Path, other: str | None = None) -> Replay:
         other: Strategy in place of the recorded one. Then other requests are left at each time.
 
     Raises:
-        ConfigError: It is no recording, or the strategy is unknown.
+        ConfigError: It is no recording, or the strategy is unknown; or a line says what cannot have happened.
     """
     settings, cost, events = read_recording(path)
     if other is not None:
         settings = replace(settings, strategy=other)
-    return _run(settings, cost, events)
+    run = _Run(settings, cost)
+    for line, event in enumerate(events, 2):
+        try:
+            run.step(event)
+        except (ValueError, TypeError, KeyError, IndexError) as error:
+            raise ConfigError(f"recording {path}, line {line}: {error!r}") from error
+    return Replay(
+        settings,
+        run.recorded,
+        run.choices,
+        sum("add" in event for event in events),
+        events[-1]["at"] if events else 0.0,
+        run.predicted_s,
+    )
 
 
-def _run(settings: QueueSettings, cost: CostModel, events: Sequence[dict[str, Any]]) -> Replay:
-    queue = settings.queue(cost)
-    recorded: list[list[int]] = []
-    choices: list[Choice] = []
-    waiting: dict[int, Any] = {}
-    predicted_s = 0.0
-    for event in events:
+class _Run:
+    """A queue that lives through a history once more."""
+
+    def __init__(self, settings: QueueSettings, cost: CostModel) -> None:
+        self._queue, self._cost = settings.queue(cost), cost
+        self._waiting: dict[int, Loads] = {}
+        self.recorded: list[list[int]] = []
+        self.choices: list[Choice] = []
+        self.predicted_s = 0.0
+
+    def step(self, event: dict[str, Any]) -> None:
+        """Let one thing happen."""
         if "add" in event:
-            waiting[queue.add(event["load"])] = event["load"]
+            self._waiting[self._queue.add(event["load"])] = event["load"]
         elif "take" in event:
-            before = queue.choice
-            tickets = queue.take(event["room"], event["running"])
-            if queue.choice is before or queue.choice is None:
-                continue
-            recorded.append(event["take"])
-            choices.append(queue.choice)
-            predicted_s += cost.batch_s(sum(waiting.pop(ticket) for ticket in tickets))
+            self._take(event)
         elif "remove" in event:
             # Another strategy may have taken it before it left.
-            if event["remove"] in waiting:
-                del waiting[event["remove"]]
-                queue.remove(event["remove"])
+            if event["remove"] in self._waiting:
+                del self._waiting[event["remove"]]
+                self._queue.remove(event["remove"])
         elif "observe" in event:
-            queue.observe(event["observe"], choices[event["choice"]])
+            self._queue.observe(event["observe"], self.choices[event["choice"]])
         elif "use" in event:
-            queue.use(strategy(event["use"]))
+            self._queue.use(strategy(event["use"]))
         elif "price" in event:
-            cost = event["price"]
-            queue.price(cost)
-    at_s = [event["at"] for event in events] or [0.0]
-    return Replay(
-        settings, recorded, choices, len([e for e in events if "add" in e]), at_s[-1], predicted_s
-    )
+            self._cost = event["price"]
+            self._queue.price(self._cost)
+
+    def _take(self, event: dict[str, Any]) -> None:
+        before = self._queue.choice
+        tickets = self._queue.take(event["room"], event["running"])
+        if self._queue.choice is before or self._queue.choice is None:
+            return
+        self.recorded.append(event["take"])
+        self.choices.append(self._queue.choice)
+        loads = [self._waiting.pop(ticket) for ticket in tickets]
+        self.predicted_s += self._cost.batch_s(np.sum(loads, axis=0))

@@ -77,9 +77,12 @@ def print_judgement(document: dict[str, Any]) -> None:
     for told, worst in verdict["worst_in_calm"].items():
         share = verdict["share_of_greedy_gain_pct"][told]
         gains = ", ".join(f"{arrivals} {value:.0f} %" for arrivals, value in share.items())
+        half = worst["p99_reduction_ci95_pct"]
+        sure = "" if half is None else f" (95 %: {half:.1f} more or less)"
         print(
-            f"{told}: at worst {_change(worst['p99_reduction_pct'])} in calm ({worst['arrivals']}, load "
-            f"{worst['load']:g}); of greedy's gain under overload at least: {gains or 'it has none'}"
+            f"{told}: at worst {_change(worst['p99_reduction_pct'])}{sure} in calm "
+            f"({worst['arrivals']}, load {worst['load']:g}); "
+            f"of greedy's gain under overload at least: {gains or 'it has none'}"
         )
     print(f"correlation of the prediction with the truth: {verdict['predictor_correlation']}")
 

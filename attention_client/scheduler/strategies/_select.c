@@ -208,8 +208,7 @@ select_for_servers(PyObject *self, PyObject *args)
     PyObject *answer = NULL;
     float *scratch = NULL;
     if (open_choice(&choice, rows, start, chosen) && open_servers(&placed, choice.experts, expert, share, first)) {
-        size_t floats = (size_t)(placed.servers.replicas + placed.servers.servers);
-        scratch = malloc(((size_t)choice.window + 1) * floats * sizeof(float));
+        scratch = malloc(folded_floats(&placed.servers, choice.window, choice.experts) * sizeof(float));
         if (scratch == NULL) {
             PyErr_NoMemory();
         } else {
@@ -222,6 +221,45 @@ select_for_servers(PyObject *self, PyObject *args)
     free(scratch);
     close_servers(&placed);
     close_choice(&choice);
+    return answer;
+}
+
+static PyObject *
+select_compare_orders(PyObject *self, PyObject *args)
+{
+    (void)self;
+    PyObject *rows, *expert, *share, *first;
+    Py_ssize_t window, experts, batch;
+    Placed placed = {0};
+    if (!PyArg_ParseTuple(args, "OnnnOOnOnndd:compare_orders", &rows, &window, &experts, &batch, &expert, &share,
+                          &placed.servers.replicas, &first, &placed.servers.servers, &placed.servers.layers,
+                          &placed.servers.load_s, &placed.servers.pair_s)) {
+        return NULL;
+    }
+    if (window < 1 || window > MOST || experts < 1 || experts > MOST || batch < 1 || batch > window) {
+        PyErr_SetString(PyExc_ValueError, "window, experts or batch out of range");
+        return NULL;
+    }
+    Array array = {0};
+    PyObject *answer = NULL;
+    float *scratch = NULL;
+    int64_t *left = NULL;
+    if (open_array(&array, rows, "window", window * experts, 8, false) &&
+        open_servers(&placed, experts, expert, share, first)) {
+        scratch = malloc(folded_floats(&placed.servers, window, experts) * sizeof(float));
+        left = malloc((size_t)window * sizeof(int64_t));
+        if (scratch == NULL || left == NULL) {
+            PyErr_NoMemory();
+        } else {
+            double by_age, by_choice;
+            compare_orders(array.view.buf, window, experts, &placed.servers, batch, scratch, left, &by_age, &by_choice);
+            answer = Py_BuildValue("dd", by_age, by_choice);
+        }
+    }
+    free(left);
+    free(scratch);
+    close_servers(&placed);
+    close_arrays(&array, 1);
     return answer;
 }
 
@@ -288,6 +326,7 @@ static PyMethodDef methods[] = {
     {"greedy", select_greedy, METH_VARARGS, NULL},
     {"least_peak", select_least_peak, METH_VARARGS, NULL},
     {"for_servers", select_for_servers, METH_VARARGS, NULL},
+    {"compare_orders", select_compare_orders, METH_VARARGS, NULL},
     {"step_time", select_step_time, METH_VARARGS, NULL},
     {"difference", select_difference, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},

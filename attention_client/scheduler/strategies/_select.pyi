@@ -68,6 +68,24 @@ def for_servers(
     and `share` (R) are the replicas', sorted by server; server s has those from first[s] to before first[s
     + 1], a layer's servers beside one another. Returns the `step_time` of all chosen."""
 
+def compare_orders(
+    window: _Float64,
+    requests: int,
+    experts: int,
+    batch: int,
+    expert: _Int32,
+    share: _Float64,
+    replicas: int,
+    first: _Int64,
+    servers: int,
+    layers: int,
+    load_s: float,
+    pair_s: float,
+    /,
+) -> tuple[float, float]:
+    """The sums of the `step_time` of all requests in batches of that size: by age, and with each batch chosen
+    in turn, as by `for_servers`, beside the oldest request that is left."""
+
 def step_time(
     load: _Float64,
     experts: int,

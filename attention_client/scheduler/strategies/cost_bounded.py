@@ -23,13 +23,12 @@ class CostBounded(SelectionStrategy):
     together is for that model to say.
 
     Bound: each request is to be finished no later than first-come-first-served would have finished it, plus
-    a share of the time that it would have taken there. That share is what choosing freely is predicted to
-    save now, as far as the cost model's promises are kept (`CostModel.kept`), so that on balance nobody
-    loses, and never more than `most_stretch`. The context
-    has the predicted clock of that other schedule (`FcfsClock`), which falls behind as cheaper batches save
-    time: under overload, where much is saved, the bound leaves free hand; in calm, where every swap only
-    makes somebody late, it is first come, first served. A request that would break its bound if it were
-    left out once more is taken now, the oldest first.
+    a share of the time that it would have taken there. That share is what choosing is predicted to save over
+    the batches to come (`CostModel.saving`), so that on balance nobody loses, and never more than
+    `most_stretch`. The context has the predicted clock of that other schedule (`FcfsClock`), which falls
+    behind as cheaper batches save time: under overload, where much is saved, the bound leaves free hand; in
+    calm, where every swap only makes somebody late, it is first come, first served. A request that would
+    break its bound if it were left out once more is taken now, the oldest first.
 
     Below a full window it is first come, first served too.
 
@@ -54,24 +53,22 @@ class CostBounded(SelectionStrategy):
         if cost is None or fcfs is None or len(window_WE) <= max(batch_size, context.depth - 1):
             return oldest
         left_W, wait_W = fcfs.left_W, fcfs.wait_W
-        # Step 1: left out now, a request is finished with the batch after this one at the earliest. Often
-        # that is too late for a whole batch, whatever might be saved.
+        # Step 1: left out now, a request is finished with the batch after this one at the earliest. For some
+        # that is too late whatever is saved; often for a whole batch of the oldest.
         next_s = 2 * fcfs.usual_s
-        if (left_W[:batch_size] + self.most_stretch * wait_W[:batch_size] < next_s).all():
+        late_W = left_W + self.most_stretch * wait_W < next_s
+        if late_W[:batch_size].all():
             return oldest
-        # Step 2: what would go best with the oldest request, and what it would save.
-        free = oldest.copy()
-        free_s = cost.choose(window_WE, context.running_E, free, 1) * fcfs.bias
-        saved = cost.choose(window_WE, context.running_E, oldest, len(oldest)) / free_s - 1
-        stretch = min(max(cost.kept * saved, 0.0), self.most_stretch)
+        # Step 2: for others it depends on what is saved.
+        unsure = np.flatnonzero(~late_W & (left_W < next_s))
+        if len(unsure):
+            saved = cost.saving(window_WE, context.running_E, batch_size, fcfs.bias)
+            stretch = min(max(saved, 0.0), self.most_stretch)
+            late_W[unsure] = left_W[unsure] + stretch * wait_W[unsure] < next_s
         # Step 3: those that would be late, the oldest first, and what goes best with them.
-        # Nothing of a wait that is not known yet, and so infinite, would be no number.
-        late_W = (left_W + stretch * wait_W if stretch else left_W) < next_s
         late_W[0] = True
         must = np.flatnonzero(late_W)[:batch_size]
-        if len(must) == 1:
-            return free
-        chosen = np.empty_like(free)
+        chosen = np.empty_like(oldest)
         chosen[: len(must)] = must
         cost.choose(window_WE, context.running_E, chosen, len(must))
         return chosen

@@ -49,10 +49,32 @@ typedef struct {
     double load_s, pair_s;
 } Servers;
 
-/* As choose_greedily, for the time of a step. scratch has room for (W + 1) * (R + S) floats. */
+/* Requests that are looked at together, in registers; a row of requests is filled up to a multiple of that. */
+enum { FOLDED_BLOCK = 16 };
+
+static inline ptrdiff_t
+folded_stride(ptrdiff_t window)
+{
+    return (window + FOLDED_BLOCK - 1) / FOLDED_BLOCK * FOLDED_BLOCK;
+}
+
+/* Of scratch, for the next two. */
+static inline size_t
+folded_floats(const Servers *servers, ptrdiff_t window, ptrdiff_t experts)
+{
+    size_t rows = (size_t)(servers->replicas + servers->servers);
+    return (size_t)folded_stride(window) * ((size_t)experts + rows + 1) + rows;
+}
+
+/* As choose_greedily, for the time of a step. */
 void choose_for_servers(const double *window_WE, ptrdiff_t window, ptrdiff_t experts, const Servers *servers,
                         const double *load_E, float *scratch, int64_t *left, int64_t *chosen, ptrdiff_t have,
                         ptrdiff_t take);
+
+/* The step times of all requests of the window in batches of that size: by age, and with each batch chosen in turn beside
+ * the oldest that is left. */
+void compare_orders(const double *window_WE, ptrdiff_t window, ptrdiff_t experts, const Servers *servers,
+                    ptrdiff_t batch, float *scratch, int64_t *left, double *by_age, double *by_choice);
 
 /* The time of a step with that load, in seconds. */
 double step_time(const Servers *servers, const double *load_E);

@@ -100,7 +100,7 @@ def test_decisions_are_measured() -> None:
     )
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["rows"]
-    assert len(rows) == 14  # the default by both cost models
+    assert len(rows) == 16  # the default by both cost models, sure and unsure
     assert all(0 < row["p50_us"] <= row["p99_us"] for row in rows)
 
 
@@ -108,6 +108,7 @@ def test_decisions_are_measured() -> None:
     ("words", "named"),
     [
         (("caps", "--strategies", "fcfs,gready"), "'gready'"),
+        (("caps", "--strategies", ""), "''"),
         (("caps", "--rates", "150,0"), "--rates 150,0"),
         (("caps", "--rates", "fast"), "--rates fast"),
         (("caps", "--seeds", "1,,2"), "--seeds 1,,2"),
@@ -122,6 +123,7 @@ def test_decisions_are_measured() -> None:
         (("replay", "gone.jsonl"), "gone.jsonl"),
         (("validate", "--strategies", "best"), "'best'"),
         (("validate", "--trace", "gone.csv"), "gone.csv"),
+        (("validate", "--window-size", "2"), "--window-size 2"),
     ],
 )
 def test_a_mistake_is_one_line_and_named(words: tuple[str, ...], named: str) -> None:

@@ -141,3 +141,37 @@ def test_a_wrong_model_is_refused(change: dict[str, float]) -> None:
     given = {"fixed_s": 0.0, "load_s": 1.0, "pair_s": 1.0, "steps": 1, "shares": 1.0} | change
     with pytest.raises(ConfigError, match="cost model"):
         ServerCost(np.full((1, 3), given.pop("shares")), **given)  # type: ignore[arg-type]
+
+
+@settings(deadline=None)
+@given(clusters(), st.integers(1, 6), st.floats(0.5, 2))
+def test_what_is_saved_is_what_a_better_order_of_the_oldest_saves(
+    drawn: tuple[ServerCost, np.ndarray], batch_size: int, bias: float
+) -> None:
+    cost, window_WE = drawn
+    if len(window_WE) <= batch_size:
+        return
+    rest_WE = ahead_WE = window_WE[: 4 * batch_size]
+    by_age_s = sum(
+        cost.batch_s(ahead_WE[begin : begin + batch_size].sum(axis=0))
+        for begin in range(0, len(ahead_WE), batch_size)
+    )
+    by_choice_s = 0.0
+    while len(rest_WE):
+        chosen = np.zeros(min(batch_size, len(rest_WE)), dtype=np.int64)
+        by_choice_s += cost.choose(np.ascontiguousarray(rest_WE), None, chosen, 1)
+        rest_WE = np.delete(rest_WE, chosen, axis=0)
+    saved = cost.saving(window_WE, None, batch_size, bias)
+    assert saved == pytest.approx(by_age_s / by_choice_s / bias - 1, abs=1e-4)
+
+
+def test_what_an_even_batch_saves_is_kept_in_part() -> None:
+    window_WE = np.zeros((8, 4))
+    window_WE[:4, 0] = window_WE[4:, 1] = 10.0
+    cost = ImbalanceCost(base_s=1.0, sensitivity=1.0)
+    chosen = np.zeros(4, dtype=np.int64)
+    free_s = cost.choose(window_WE, None, chosen, 1)
+    oldest_s = cost.batch_s(window_WE[:4].sum(axis=0))
+    assert free_s < oldest_s
+    wanted = 0.7 * (oldest_s / (1.1 * free_s) - 1)
+    assert cost.saving(window_WE, None, 4, 1.1) == pytest.approx(wanted)

@@ -216,13 +216,24 @@ def test_the_bound_by_hand(left_s: float) -> None:
     assert chosen == [0, 1, 2, 3]
 
 
-class Unkept(ImbalanceCost):
-    kept = 0.0
+class Saving(ImbalanceCost):
+    """As if so much could be saved over the batches to come."""
+
+    share = 0.0
+
+    def saving(self, *_: object) -> float:
+        return self.share
 
 
-@pytest.mark.parametrize(("cost", "taken"), [(COST, 2), (Unkept(0.04, 0.4), 3)])
-def test_a_promise_counts_as_far_as_it_is_kept(cost: ImbalanceCost, taken: int) -> None:
-    """Request 2 can wait for a batch if some of what is promised may be spent."""
+class Wasting(Saving):
+    share = -0.5
+
+
+@pytest.mark.parametrize(
+    ("cost", "taken"), [(COST, 2), (Saving(0.04, 0.4), 3), (Wasting(0.04, 0.4), 3)]
+)
+def test_what_is_saved_over_many_batches_may_be_spent(cost: ImbalanceCost, taken: int) -> None:
+    """Request 2 can wait for a batch if some of what is saved may be spent."""
     window_WE = np.ones((12, EXPERTS))
     window_WE[:4, 0] = 60.0
     for other in range(4, 12):

@@ -106,6 +106,36 @@ def test_what_is_no_recording(tmp_path: Path, change, named: str) -> None:  # ty
         read_recording(path)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"at": 1, "observe": 1.0, "choice": 99}',
+        '{"at": 1, "observe": 1.0}',
+        '{"at": 1, "take": [1], "room": "all", "running": null}',
+        '{"at": 1, "take": [1]}',
+    ],
+)
+def test_what_cannot_have_happened(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "queue.jsonl"
+    live(path, "fcfs", 1, [3] * 5)
+    path.write_text(path.read_text() + f'{{"at": 1, "add": 99, "load": {[1.0] * LOADS}}}\n{line}\n')
+    lines = len(path.read_text().splitlines())
+    with pytest.raises(ConfigError, match=rf"queue\.jsonl, line {lines}: "):
+        replay(path)
+
+
+def test_a_full_disk_ends_the_recording_alone(caplog: pytest.LogCaptureFixture) -> None:
+    with open("/dev/full", "w") as file:
+        settings_ = QueueSettings("fcfs", 0.3, LOADS, batch_size=2, window_size=4)
+        recorder = Recorder(file, lambda: 0.0)
+        queue = settings_.queue(cost(np.random.default_rng(0)), recorder)
+        for _ in range(4):
+            queue.add(np.ones(LOADS))
+        assert queue.take(2) == [0, 1]
+        assert queue.take(2) == [2, 3]
+        assert len([r for r in caplog.records if "ends here" in r.message]) == 1
+
+
 def test_there_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.jsonl"):
         read_recording(tmp_path / "none.jsonl")

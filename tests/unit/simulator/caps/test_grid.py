@@ -81,6 +81,11 @@ def test_the_documents_form_is_the_papers() -> None:
     assert json.loads(json.dumps(document)) == document
 
 
+def test_rates_that_are_near_are_told_apart() -> None:
+    document = compare(9, (1,), (150, 150.0001, 1e9), ("poisson",), ("fcfs",), 1, nothing)
+    assert list(document["poisson"]) == ["150", "150.0001", "1000000000"]
+
+
 def test_one_seed_has_no_confidence() -> None:
     row = compare(60, (1,), (150,), ("poisson",), ("fcfs",), 1, nothing)["poisson"]["150"]["fcfs"]
     assert (row["p99_std"], row["p99_ci95"]) == (0.0, None)
@@ -128,6 +133,8 @@ def test_a_strategy_is_judged() -> None:
     for told in ("predicted", "perfect"):
         assert verdict["worst_in_calm"][told]["p99_reduction_pct"] < -10
         assert verdict["worst_in_calm"][told]["load"] == 0.9
+    with_two = next(iter(document["rows"]))["p99_reduction_ci95_pct"]
+    assert all(half > 0 for half in with_two.values())
     shares = verdict["share_of_greedy_gain_pct"]["perfect"]
     gains = [row["p99_reduction_pct"] for row in document["rows"] if row["load"] > 1]
     bursty = [100 * gain["power_of_d" + PERFECT] / gain[GREEDY + PERFECT] for gain in gains[:2]]
