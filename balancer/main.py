@@ -18,12 +18,15 @@ from balancer.live.mind import Settings
 from balancer.live.reader import HotnessReader
 from balancer.live.rebalancer import Rebalancer
 from balancer.live.state import LiveLayout
+from balancer.live.tuner import ControlLoop
+from balancer.live.tuning import Tuning
 from balancer.memory import Memory
 from balancer.metrics import BalancerMetrics
 from balancer.once import Once
 from balancer.planner import Planner
 from balancer.rollout import Rollout
 from balancer.service import ROLES, BalancerService
+from balancer.token_times import token_times
 from eaas.config import BalancerConfig
 from eaas.errors import ClusterError, ConfigError, EaasError, PortInUseError
 from eaas.grpc_client import Backoff
@@ -91,12 +94,21 @@ class Balancer:
         # What nobody expected, and what this process ends for.
         self.failure: Exception | None = None
         self._log_balancedness = config.log_balancedness
-        self.metrics = BalancerMetrics(lambda: layout.load, lambda: layout.settings)
+        self.metrics = BalancerMetrics(
+            lambda: layout.load,
+            lambda: layout.settings,
+            lambda: self.tuning.signals if self.tuning else None,
+        )
         history = History(self._on_entry, self._changed)
         self._rollout = Rollout(
             planner, self._publish, config.apply_timeout_s, self._on_broken, history.phase
         )
-        self.rebalancer = Rebalancer(config, layout, self._rollout.ask, history, self._changed)
+        self.tuning = None
+        if config.knobs == "live":
+            self.tuning = Tuning(config, layout, history, ControlLoop(), token_times)
+        self.rebalancer = Rebalancer(
+            config, layout, self._rollout.ask, history, self.tuning, self._changed
+        )
         once = Once(on_answered=self._keep)
         self._service = BalancerService(self._rollout.ask, self.rebalancer, once, config.step_s)
         self._memory = Memory(layout, history, once)

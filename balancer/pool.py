@@ -78,6 +78,11 @@ class ServerPool:
         }
 
     @property
+    def clients(self) -> list[Member]:
+        """Attention clients, whatever their state."""
+        return [m for m in self._members.values() if m.role is Role.ATTENTION_CLIENT]
+
+    @property
     def willing(self) -> dict[str, Member]:
         """Of those the ones that do what they are told: they did not fail to load too often."""
         return {s: m for s, m in self.alive.items() if not self.is_unable(m)}

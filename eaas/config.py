@@ -147,6 +147,17 @@ class BalancerConfig(_Section):
         "measured",
         description="Whose word of servers' speeds counts: what they do, or expert_server.speed alone.",
     )
+    knobs: str = Field(
+        "static",
+        min_length=1,
+        description="Who sets K, budget and drift limits: static, live (from the load), or a trained file.",
+    )
+    latency_target_ms: float = Field(
+        0.0,
+        ge=0,
+        le=60_000,
+        description="For live knobs: mean time between two tokens that is to be held; 0: none.",
+    )
     log_balancedness: bool = Field(
         False, description="Log mean over max of the servers' loads after each step."
     )

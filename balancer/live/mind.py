@@ -58,6 +58,8 @@ class Settings:
         link_bytes_per_s: At which servers load.
         stall_s: Seconds of service that a load costs beside its bytes.
         knobs: The policy's own, by name.
+        tuned: The same, as they are set from the load; `knobs` come first.
+        link_part: Of the link's rate, what is free for loads.
         pins: (layer, expert, server): replicas that have to be there.
     """
 
@@ -69,7 +71,14 @@ class Settings:
     link_bytes_per_s: float = 1e9
     stall_s: float = 0.0
     knobs: Mapping[str, Any] = field(default_factory=dict)
+    tuned: Mapping[str, Any] = field(default_factory=dict)
+    link_part: float = 1.0
     pins: frozenset[tuple[int, int, str]] = frozenset()
+
+    @property
+    def free_bytes_per_s(self) -> float:
+        """At which servers load beside what else the links carry."""
+        return self.link_bytes_per_s * self.link_part
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,7 +219,7 @@ def weigh(settings: Settings, now: Situation) -> Proposal:
     moves = ordered_moves(now.holds_LSE, holds_LSE, np.maximum(cap_LS, now.holds_LSE.sum(axis=2)))
     loads = int(np.count_nonzero(holds_LSE > now.holds_LSE))
     gain = float((par_level_L - par_then_L).mean())
-    cost_s = loads * (now.expert_bytes / settings.link_bytes_per_s + settings.stall_s)
+    cost_s = loads * (now.expert_bytes / settings.free_bytes_per_s + settings.stall_s)
     payback_s = cost_s / gain if gain > 0 else np.inf
     # Step 3: which of them.
     least = max(settings.least_gain, _noise(now))
@@ -277,9 +286,10 @@ def _knobs(settings: Settings, now: Situation) -> dict[str, Any]:
     known = {
         "window_WLE": now.window_WLE,
         "expert_bytes": now.expert_bytes,
-        "link_bytes_per_s": settings.link_bytes_per_s,
+        "link_bytes_per_s": settings.free_bytes_per_s,
         "stall_s": settings.stall_s,
         "horizon_s": settings.horizon_s,
+        **settings.tuned,
     }
     given = {name: value for name, value in known.items() if name in parameters}
     return given | dict(settings.knobs)

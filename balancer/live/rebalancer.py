@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from balancer.live.hotness import Reading
 from balancer.live.mind import STATIC_POLICY, Proposal, Settings, Situation, weigh
 from balancer.live.stages import stages
 from balancer.live.state import LiveLayout, LoadState
+from balancer.live.tuning import Tuning
 from balancer.planner import Planner
 from balancer.policies.types import Float
 from eaas.config import BalancerConfig
@@ -55,18 +56,21 @@ class Glimpse:
         servers: Expert servers that live, by id.
         able: Those of them that can be given experts.
         at_rest: Whether no roll-out is going on.
+        clients: Attention clients, whatever their state.
     """
 
     placement: Placement | None
     servers: Mapping[str, Member]
     able: frozenset[str]
     at_rest: bool
+    clients: Sequence[Member] = ()
 
     @classmethod
     def of(cls, planner: Planner) -> Glimpse:
         """To be called on the planner's thread."""
         pool = planner.pool
-        return cls(planner.current, pool.alive, frozenset(pool.able), planner.is_at_rest)
+        able = frozenset(pool.able)
+        return cls(planner.current, pool.alive, able, planner.is_at_rest, pool.clients)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +103,7 @@ class Rebalancer:
         layout: What the planner makes placements by; its settings are the ones in force.
         ask: Asks the planner on its thread.
         history: Of decisions.
+        tuning: Has knobs set from the load; None: they stay.
         on_change: Called when an operator wants something else from now on.
         clock: Monotonic seconds.
     """
@@ -109,6 +114,7 @@ class Rebalancer:
         layout: LiveLayout,
         ask: Callable[[Callable[[Planner], Any]], Any],
         history: History,
+        tuning: Tuning | None = None,
         on_change: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -116,6 +122,7 @@ class Rebalancer:
         self._layout = layout
         self._ask = ask
         self.history = history
+        self._tuning = tuning
         self._on_change = on_change
         self._clock = clock
         self._plans: OrderedDict[str, Planned] = OrderedDict()
@@ -148,6 +155,8 @@ class Rebalancer:
             self._layout.load = LoadState(self._config, layers, experts)
         load = self._layout.load
         reason = load.stepped(readings, now.servers, now.placement, expert_bytes)
+        if self._tuning is not None:
+            self._tuning.look(load, readings, now.clients)
         if reason is None or self.settings.policy == STATIC_POLICY or not now.at_rest:
             return
         if not now.able >= set(now.placement.servers):
