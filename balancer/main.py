@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -14,11 +15,12 @@ from prometheus_client import start_http_server
 
 from balancer.journal import Journal
 from balancer.live.history import History
+from balancer.live.learned import LearnedTuner, read_knobs
 from balancer.live.mind import Settings
 from balancer.live.reader import HotnessReader
 from balancer.live.rebalancer import Rebalancer
 from balancer.live.state import LiveLayout
-from balancer.live.tuner import ControlLoop
+from balancer.live.tuner import ControlLoop, Tuner
 from balancer.live.tuning import Tuning
 from balancer.memory import Memory
 from balancer.metrics import BalancerMetrics
@@ -63,13 +65,15 @@ class Balancer:
 
     Raises:
         PortInUseError: The port is taken.
-        ConfigError: The host is not one of this machine, or redundancy is above expected_servers.
+        ConfigError: The host is not one of this machine, redundancy is above expected_servers, or the
+            knobs cannot be used.
         ClusterError: The monitor cannot be reached.
     """
 
     def __init__(
         self, config: BalancerConfig, monitor_address: str, on_stopping: Callable[[], None]
     ) -> None:
+        tuner = _tuner(config.knobs)
         layout = LiveLayout(
             Settings(
                 policy=config.policy,
@@ -103,9 +107,7 @@ class Balancer:
         self._rollout = Rollout(
             planner, self._publish, config.apply_timeout_s, self._on_broken, history.phase
         )
-        self.tuning = None
-        if config.knobs == "live":
-            self.tuning = Tuning(config, layout, history, ControlLoop(), token_times)
+        self.tuning = tuner and Tuning(config, layout, history, tuner, token_times)
         self.rebalancer = Rebalancer(
             config, layout, self._rollout.ask, history, self.tuning, self._changed
         )
@@ -253,6 +255,15 @@ class Balancer:
             self._metrics_server.server_close()
         self._service.close()
         self._server.stop(_GRACE_S)
+
+
+def _tuner(knobs: str) -> Tuner | None:
+    """Who sets knobs while the balancer runs. Raises ConfigError where a file is none, or lost."""
+    if knobs == "static":
+        return None
+    if knobs == "live":
+        return ControlLoop()
+    return LearnedTuner(read_knobs(Path(knobs), must_win=True).knobs)
 
 
 def run(config: BalancerConfig, monitor_address: str, ready: Callable[[str], None]) -> None:

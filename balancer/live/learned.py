@@ -1,10 +1,10 @@
-"""Knobs that were learned from traces (`eaas knobs train`): what a file of them has, and what it says of a window.
+"""Knobs that were learned from traces (`eaas knobs train`): a file of them, and what it says of a window.
 
     features of a window, standardised --tanh--> hidden --sigmoid, between two bounds--> knobs of ScalpeLB
 
-A safetensors file: a tensor for each array of `LearnedKnobs`, and in the metadata, as JSON, `provenance` (what
-it was trained on) and `held_out` (what it came to on traces that it was not trained on, beside the static
-defaults). A balancer uses it only if it was better there.
+A safetensors file: a tensor for each array of `LearnedKnobs`, and in the metadata, as JSON, `provenance`
+(what it was trained on) and `held_out` (what it came to on traces that it was not trained on, beside the
+static defaults). A balancer uses it only if it was better there.
 Shape suffixes: F features, N hidden units, K knobs, W window, L layers, E logical experts.
 """
 
@@ -164,7 +164,9 @@ class KnobFile:
 
 def write_knobs(path: Path, file: KnobFile) -> None:
     """Raises ConfigError where no file can be written there."""
-    arrays = {f.name: np.ascontiguousarray(getattr(file.knobs, f.name)) for f in fields(LearnedKnobs)}
+    arrays = {
+        f.name: np.ascontiguousarray(getattr(file.knobs, f.name)) for f in fields(LearnedKnobs)
+    }
     metadata = {
         "format": FORMAT,
         "held_out": json.dumps([vars(run) for run in file.held_out]),
@@ -189,7 +191,7 @@ def read_knobs(path: Path, *, must_win: bool) -> KnobFile:
     try:
         with safe_open(path, framework="numpy") as stored:
             metadata = stored.metadata() or {}
-            arrays = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+            arrays = {f.name: stored.get_tensor(f.name) for f in fields(LearnedKnobs)}
         if metadata.get("format") != FORMAT:
             raise ValueError(f"its format is {metadata.get('format')!r}, not {FORMAT!r}")
         held_out = [HeldOut(**run) for run in json.loads(metadata["held_out"])]
@@ -209,9 +211,9 @@ def read_knobs(path: Path, *, must_win: bool) -> KnobFile:
 
 
 def _checked(arrays: Mapping[str, npt.NDArray[Any]]) -> LearnedKnobs:
-    """Raises ValueError, KeyError where they are not of one network."""
-    knobs = LearnedKnobs(**{f.name: arrays[f.name] for f in fields(LearnedKnobs)})
-    hidden = len(knobs.hidden_N)
+    """Raises ValueError where they are not of one network."""
+    knobs = LearnedKnobs(**arrays)
+    hidden = knobs.hidden_N.size
     shapes = {
         "mean_F": (len(FEATURES),),
         "scale_F": (len(FEATURES),),
@@ -223,7 +225,9 @@ def _checked(arrays: Mapping[str, npt.NDArray[Any]]) -> LearnedKnobs:
     for name, shape in shapes.items():
         array = arrays[name]
         if array.shape != shape or array.dtype != np.float64 or not np.isfinite(array).all():
-            raise ValueError(f"{name} has {array.dtype} {array.shape}, wanted finite float64 {shape}")
+            raise ValueError(
+                f"{name} has {array.dtype} {array.shape}, wanted finite float64 {shape}"
+            )
     if not (knobs.scale_F > 0).all():
         raise ValueError("scale_F is not above 0")
     return knobs

@@ -1,4 +1,4 @@
-"""Knobs of ScalpeLB, learned by gradient from recorded traces. Needs torch; the balancer reads the file without."""
+"""Knobs of ScalpeLB, learned by gradient from recorded traces (with torch; a balancer reads them without)."""
 
 from eaas.knobs.train import Options, train
 

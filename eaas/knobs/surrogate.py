@@ -10,7 +10,7 @@
     swaps     the layout after floor(budget) swaps and after one more, in proportion
     drift     sigmoid((PAR kept - PAR fresh - drift_tol) / T); where the mean of it is above heavy_frac, all
 
-What remains of a hard cycle is its anchors: the layouts that the policy itself makes with knobs near these. As T
+What remains of a hard cycle is its anchors: the layouts that the policy itself makes with these knobs. As T
 goes to 0 everything goes to the hard cycle. With `straight_through` values are the hard ones, and gradients
 the soft ones (Bengio et al., 2013).
 Shape suffixes: L layers, S servers, E logical experts, B samples of the next window, J further replicas.
@@ -97,7 +97,9 @@ def cycle_outcome(
     early_LE = cycle.mean_LE + k * cycle.std_LE
     weight_LE = early_LE + late_L1 * (cycle.late_mean_LE + k * cycle.late_std_LE - early_LE)
     # Step 2: a fresh placement.
-    count_LE = soft_counts(weight_LE, cycle.slots_LS.sum(dim=1), cycle.slots_LS.shape[1], temperature)
+    count_LE = soft_counts(
+        weight_LE, cycle.slots_LS.sum(dim=1), cycle.slots_LS.shape[1], temperature
+    )
     fresh_LSE = sinkhorn((cycle.fresh_LSE - 1) / temperature, count_LE, cycle.slots_LS)
     fresh_LSE = hardened(fresh_LSE, cycle.fresh_LSE)
     share_LSE = fresh_LSE / fresh_LSE.sum(dim=1, keepdim=True)
@@ -113,7 +115,9 @@ def cycle_outcome(
     def par_L(load_BLE: torch.Tensor, of_LSE: torch.Tensor) -> torch.Tensor:
         load_BLS = torch.einsum("ble,lse->bls", load_BLE, of_LSE)
         ratio_BLS = load_BLS / load_BLS.mean(dim=2, keepdim=True)
-        peak_BL = (ratio_BLS * torch.softmax(ratio_BLS / (temperature * _PAR_PART), dim=2)).sum(dim=2)
+        peak_BL = (ratio_BLS * torch.softmax(ratio_BLS / (temperature * _PAR_PART), dim=2)).sum(
+            dim=2
+        )
         return hardened(peak_BL, ratio_BLS.amax(dim=2)).mean(dim=0)
 
     shares = equal(cycle.kept_LSE), equal(cycle.kept_more_LSE)
