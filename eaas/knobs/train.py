@@ -112,9 +112,9 @@ def train(
 def _learn(
     traces: Sequence[Trace], options: Options, progress: Callable[[str, float], None]
 ) -> tuple[LearnedKnobs, list[float]]:
-    experts = traces[0][1].experts
+    experts = traces[0].experts
     slots = options.slots or experts + options.servers
-    known = [tuple(windows(trace, options.interval, options.servers, slots)) for _, trace in traces]
+    known = [tuple(windows(trace, options.interval, options.servers, slots)) for trace in traces]
     features_NF = np.stack([window.features_F for found in known for window in found])
     network = Network(features_NF, experts, options.seed)
     optimizer = torch.optim.Adam(network.parameters(), options.rate)
