@@ -17,7 +17,17 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 
-from balancer.actions import Action, Call, Inspect, Prepare, Publish, Refuse, Retire, Settled
+from balancer.actions import (
+    Action,
+    Call,
+    Complain,
+    Inspect,
+    Prepare,
+    Publish,
+    Refuse,
+    Retire,
+    Settled,
+)
 from balancer.planner import Planner
 from eaas.grpc_client import channel
 from eaas.log import get_logger
@@ -139,6 +149,8 @@ class Rollout:
                     self._on_phase("retire", placement)
                 case Settled(placement):
                     self._on_phase("settled", placement)
+                case Complain(reason):
+                    _log.error("%s", reason)
                 case Refuse(server_id, reason):
                     _log.error("%s gets no experts: %s", server_id, reason)
                 case _:

@@ -101,6 +101,8 @@ class LoadState:
         with self._lock:
             self.expert_bytes = expert_bytes or self.expert_bytes
             self._room = {s: m.memory_bytes for s, m in members.items() if m.memory_bytes}
+            stated_bytes = max((m.expert_bytes for m in members.values()), default=0)
+            self.expert_bytes = self.expert_bytes or stated_bytes
             counted = self._window.add(self._fold.step(readings))
             self.counted += counted
             stated = {s: m.speed for s, m in members.items()}

@@ -147,6 +147,7 @@ class FakeExpertServer:
                 JOINING,
                 model=shape,
                 memory_bytes=memory_bytes,
+                expert_bytes=1000 if memory_bytes else 0,
             ),
             report=self._report,
         )

@@ -303,6 +303,18 @@ def test_few_experts_are_enough(sizes: ExpertSizes, experts: int) -> None:
     assert Trial(form, FLOAT32, sizes).count == experts
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_memory_of_a_replica_is_known_before_there_is_one(dtype: torch.dtype) -> None:
+    spec, sizes = KernelSpec(dtype), ExpertSizes(32, 16, 4, 2)
+    kernel = ReferenceKernel([FORM], spec)
+    told = replica_bytes(kernel, FORM, spec, sizes)
+    assert told == 3 * 32 * 16 * dtype.itemsize
+    assert (kernel.count, kernel.bytes) == (0, 0)
+    for expert, weights in enumerate(Trial(FORM, spec, sizes).experts):
+        kernel.load(0, expert, weights)
+    assert kernel.bytes == told * kernel.count
+
+
 @pytest.mark.parametrize("top_k", [1, 2, 3, 4, 9])
 def test_batches(top_k: int) -> None:
     trial = Trial(FORM, BFLOAT16, ExpertSizes(32, 16, 4, top_k, has_bias=True))
