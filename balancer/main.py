@@ -16,7 +16,7 @@ from prometheus_client import start_http_server
 from balancer.journal import Journal
 from balancer.live.history import History
 from balancer.live.learned import LearnedTuner, read_knobs
-from balancer.live.mind import Settings
+from balancer.live.mind import Settings, check_node_budget
 from balancer.live.reader import HotnessReader
 from balancer.live.rebalancer import Rebalancer
 from balancer.live.state import LiveLayout
@@ -66,13 +66,15 @@ class Balancer:
     Raises:
         PortInUseError: The port is taken.
         ConfigError: The host is not one of this machine, redundancy is above expected_servers, or the
-            knobs cannot be used.
+            knobs or the node budget cannot be used.
         ClusterError: The monitor cannot be reached.
     """
 
     def __init__(
         self, config: BalancerConfig, monitor_address: str, on_stopping: Callable[[], None]
     ) -> None:
+        if config.node_budget >= 0:
+            _check_nodes(config.policy)
         tuner = _tuner(config.knobs)
         layout = LiveLayout(
             Settings(
@@ -82,6 +84,7 @@ class Balancer:
                 horizon_s=config.horizon_s,
                 least_gain=config.least_gain,
                 link_bytes_per_s=config.link_bytes_per_s,
+                node_budget=None if config.node_budget < 0 else config.node_budget,
             )
         )
         try:
@@ -255,6 +258,14 @@ class Balancer:
             self._metrics_server.server_close()
         self._service.close()
         self._server.stop(_GRACE_S)
+
+
+def _check_nodes(policy: str) -> None:
+    """Raises ConfigError for a policy that would not keep to a node budget."""
+    try:
+        check_node_budget(policy)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _tuner(knobs: str) -> Tuner | None:

@@ -137,7 +137,11 @@ class ExpertServer:
             hotness = HotnessHandler(self.shape, self._loop, self._store)
             self._kernel.count_into(hotness.counts_LX)
             placements = PlacementHandler(
-                self._store, self.shape, self._on_prepared, self._on_retired
+                self._store,
+                self.shape,
+                self._on_prepared,
+                self._on_retired,
+                bool(config.memory_bytes),
             )
             self._watchdog = Watchdog(self._loop.pulse, self._on_pulse)
             self._service = ExpertService(

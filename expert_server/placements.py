@@ -33,6 +33,7 @@ class PlacementHandler:
         shape: Of the model.
         on_prepared: Called with the epoch once a share is loaded.
         on_retired: Called with the epoch once everything else is unloaded.
+        is_limited: Whether the memory for experts is.
     """
 
     CALLS: ClassVar = ("PreparePlacement", "RetirePlacement", "ListExperts")
@@ -43,11 +44,13 @@ class PlacementHandler:
         shape: ModelShape,
         on_prepared: Callable[[int], None],
         on_retired: Callable[[int], None],
+        is_limited: bool = False,
     ) -> None:
         self._store = store
         self._shape = shape
         self._on_prepared = on_prepared
         self._on_retired = on_retired
+        self._is_limited = is_limited
         self._changing = threading.Lock()
         self._telling = threading.Lock()
         # Of the newest placement that was told, be it not loaded yet.
@@ -71,9 +74,9 @@ class PlacementHandler:
         self._tell(epoch, context)
         with self._changing:
             self._refuse_older(epoch, context)
-            if not self._epoch:
+            if self._is_limited and not self._epoch:
                 # Left of placements that were given up before this server had a share. Nobody asks for it,
-                # and it is in no sum of what there is room for.
+                # and nobody counts it where room is reckoned with.
                 self._keep(wanted)
             try:
                 loaded = self._store.load(wanted, lambda: self._told > epoch)

@@ -34,6 +34,7 @@ __all__ = [
     "Proposal",
     "Settings",
     "Situation",
+    "check_node_budget",
     "lay_out",
     "planning_bound",
     "weigh",
@@ -60,6 +61,8 @@ class Settings:
         knobs: The policy's own, by name.
         tuned: The same, as they are set from the load; `knobs` come first.
         link_part: Of the link's rate, what is free for loads.
+        node_budget: Replicas per layer that experts may have on further nodes than their first; backups
+            do not count. None: any number.
         pins: (layer, expert, server): replicas that have to be there.
     """
 
@@ -73,6 +76,7 @@ class Settings:
     knobs: Mapping[str, Any] = field(default_factory=dict)
     tuned: Mapping[str, Any] = field(default_factory=dict)
     link_part: float = 1.0
+    node_budget: int | None = None
     pins: frozenset[tuple[int, int, str]] = frozenset()
 
     @property
@@ -94,6 +98,7 @@ class Situation:
         room_S: int64; replicas, over all layers. None: no limits.
         expert_bytes: Of a replica.
         window_WLE: The window itself, for policies that look at more than its sum; None: there is none.
+        nodes_S: int64; which servers are near to one another. None: not known.
     """
 
     servers: tuple[str, ...]
@@ -104,6 +109,7 @@ class Situation:
     room_S: Int | None = None
     expert_bytes: int = 0
     window_WLE: npt.NDArray[np.int64] | None = None
+    nodes_S: Int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,6 +232,8 @@ def weigh(settings: Settings, now: Situation) -> Proposal:
     level_gain = float((par_now_L - par_level_L).mean())
     if not now.holds_LSE.any(axis=1).all():
         kind, why = "moves", "there are experts without a server"
+    elif (abroad := _abroad(settings, now, kept_LSE)) and moves:
+        kind, why = "moves", f"a layer has {abroad} replicas on further nodes: more than may be"
     elif moves and gain >= least and payback_s <= settings.horizon_s:
         kind, why = "moves", f"{loads} loads lower the mean PAR by {gain:.3f}"
         why += f" and pay back in {payback_s:.1f} s"
@@ -291,8 +299,29 @@ def _knobs(settings: Settings, now: Situation) -> dict[str, Any]:
         "horizon_s": settings.horizon_s,
         **settings.tuned,
     }
+    if settings.node_budget is not None:
+        check_node_budget(settings.policy)
+        known |= {"nodes_S": now.nodes_S, "cross_node_replicas": settings.node_budget}
     given = {name: value for name, value in known.items() if name in parameters}
     return given | dict(settings.knobs)
+
+
+def check_node_budget(policy: str) -> None:
+    """Raises ValueError for a policy that knows no nodes."""
+    able = [p for p in policies.names() if "nodes_S" in inspect.signature(find(p)).parameters]
+    if policy not in able:
+        raise ValueError(
+            f"balancer.node_budget is set, and {policy} knows no nodes: give {' or '.join(able)}"
+        )
+
+
+def _abroad(settings: Settings, now: Situation, primary_LSE: Holds) -> int:
+    """The most replicas of a layer on further nodes, where that is above the budget; else 0."""
+    if settings.node_budget is None or now.nodes_S is None:
+        return 0
+    held_NLE = [primary_LSE[:, now.nodes_S == node].any(axis=1) for node in np.unique(now.nodes_S)]
+    further_L = (np.sum(held_NLE, axis=0) - 1).clip(0).sum(axis=1)
+    return int(further_L.max()) if further_L.max() > settings.node_budget else 0
 
 
 def _noise(now: Situation) -> float:

@@ -110,6 +110,7 @@ class FakeExpertServer:
         shape: ModelShape = SHAPE,
         failures: int = 0,
         memory_bytes: int = 0,
+        node: str = "",
     ) -> None:
         self.state = JOINING
         self.epoch = 0
@@ -148,6 +149,7 @@ class FakeExpertServer:
                 model=shape,
                 memory_bytes=memory_bytes,
                 expert_bytes=1000 if memory_bytes else 0,
+                node=node,
             ),
             report=self._report,
         )

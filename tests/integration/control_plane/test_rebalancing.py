@@ -18,7 +18,7 @@ import pytest
 from balancer.main import Balancer
 from control_plane import SERVING, SHAPE, FakeExpertServer, eventually, port_of
 from eaas.balancer_client import BalancerClient
-from eaas.errors import ClusterError
+from eaas.errors import ClusterError, ConfigError
 from eaas.grpc_client import channel
 from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.rpc.v1 import balancer_pb2_grpc, common_pb2
@@ -90,7 +90,11 @@ def start_box(
         settings = {"expected_servers": 4, "redundancy": 1, "num_redundant_experts": 4}
         settings |= {"step_s": 0.1, "window_size": 10, "step_interval": 10_000}
         balancer = start_balancer(address, **(settings | fields))
-        box = Box(balancer, [start_server(address, name) for name in NAMES], address)
+        box = Box(
+            balancer,
+            [start_server(address, s, node=f"n{i // 2}") for i, s in enumerate(NAMES)],
+            address,
+        )
         eventually(lambda: box.client.placement() is not None and box.at_rest())
         box.thread.start()
         cleanup.callback(box.client.close)
@@ -383,6 +387,26 @@ def test_memory_is_kept_to_at_every_moment(
         most = max(most, stages)
     assert most > 1, "more than one stage was needed"
     assert all(server.most <= room for server in servers), [s.most for s in servers]
+
+
+def test_a_node_budget_is_kept_to(
+    start_box: Callable[..., Box], start_balancer: Callable[..., Balancer]
+) -> None:
+    """s1 and s2 on one node, the others on another one: no expert has a replica on both."""
+    box = start_box(policy="fractional", node_budget=0, step_interval=10)
+
+    def both() -> int:
+        holds_LSE = box.placement().holds_LSE
+        return int((holds_LSE[:, :2].any(axis=1) & holds_LSE[:, 2:].any(axis=1)).sum())
+
+    eventually(lambda: box.par() < 1.3 and box.at_rest())
+    assert both() == 0
+    with pytest.raises(ClusterError, match="node_budget is set, and eplb knows no nodes"):
+        box.client.set_policy("eplb")
+    with pytest.raises(ClusterError, match="knows no nodes"):
+        box.client.plan("eplb")
+    with pytest.raises(ConfigError, match="node_budget is set, and spread knows no nodes"):
+        start_balancer(box.monitor, policy="spread", node_budget=0)
 
 
 def test_what_is_seen(box: Box) -> None:

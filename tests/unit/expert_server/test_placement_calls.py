@@ -59,7 +59,7 @@ class Context:
 
 
 class Server:
-    def __init__(self) -> None:
+    def __init__(self, is_limited: bool = False) -> None:
         self.store = Store()
         self.told: list[tuple[str, int]] = []
         self.handler: Any = PlacementHandler(
@@ -67,6 +67,7 @@ class Server:
             SHAPE,
             lambda epoch: self.told.append(("prepared", epoch)),
             lambda epoch: self.told.append(("retired", epoch)),
+            is_limited,
         )
 
     def prepare(self, epoch: int, *layers: list[int]) -> Any:
@@ -145,8 +146,8 @@ def test_a_load_that_is_overtaken_is_given_up() -> None:
 
 
 def test_what_was_left_before_the_first_share_is_dropped() -> None:
-    """Nobody asks a server that never had a share; and nobody knows of what it began to load."""
-    server = Server()
+    """Nobody asks a server that never had a share; and nobody counts what it began to load."""
+    server = Server(is_limited=True)
     server.store.meanwhile = lambda: setattr(server.handler, "_told", 2)
     with pytest.raises(Refused, match="ABORTED: epoch 2 is newer than 1"):
         server.prepare(1, [0, 1], [2])

@@ -17,7 +17,7 @@ from expert_server.kernels import ExpertKernel, KernelSpec, Quantization, Refere
 from expert_server.kernels.choose import ExpertSizes, choose_kernel, fastest
 from expert_server.kernels.kernel import UnsupportedError
 from expert_server.kernels.registry import KERNEL_NAMES, create_kernel
-from expert_server.kernels.trial import ROWS, Trial
+from expert_server.kernels.trial import ROWS, Trial, replica_bytes
 from expert_server.weights import ExpertForm, ExpertReader
 
 FORM = ExpertForm(has_gate=False, is_transposed=False, activate=torch.relu)
@@ -308,7 +308,7 @@ def test_the_memory_of_a_replica_is_known_before_there_is_one(dtype: torch.dtype
     spec, sizes = KernelSpec(dtype), ExpertSizes(32, 16, 4, 2)
     kernel = ReferenceKernel([FORM], spec)
     told = replica_bytes(kernel, FORM, spec, sizes)
-    assert told == 3 * 32 * 16 * dtype.itemsize
+    assert told == (2 + FORM.has_gate) * 32 * 16 * dtype.itemsize
     assert (kernel.count, kernel.bytes) == (0, 0)
     for expert, weights in enumerate(Trial(FORM, spec, sizes).experts):
         kernel.load(0, expert, weights)
