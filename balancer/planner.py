@@ -157,8 +157,8 @@ class Planner:
             self._pool.forgive(call.life)
         return self.tick(now)
 
-    def failed(self, call: Call, now: float) -> list[Action]:
-        """A server did not. It is to be tried again while `is_wanted`."""
+    def failed(self, call: Call, now: float, *, timed_out: bool = False) -> list[Action]:
+        """A server did not, or not in time. It is to be tried again while `is_wanted`."""
         if not self.is_wanted(call):
             return []
         if isinstance(call, Retire):
@@ -168,12 +168,13 @@ class Planner:
         # Before the first placement there is nobody to go on with instead.
         if self._current is None and not self._recovering:
             return []
-        unable_s = self._pool.count_failure(call.life, now)
+        unable_s = self._pool.count_failure(call.life, now, timed_out=timed_out)
         if not unable_s:
             return []
         # Then it is to be asked again.
         self._ledger.ask_again(call.life)
-        why = f"it failed too often to say or load what it holds; it is tried again in {unable_s:.0f} s"
+        what = "took too long" if timed_out else "failed too often"
+        why = f"it {what} to say or load what it holds; it is tried again in {unable_s:.0f} s"
         return [Refuse(call.server_id, why), *self.tick(now)]
 
     def is_wanted(self, call: Call) -> bool:

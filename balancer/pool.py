@@ -175,13 +175,18 @@ class ServerPool:
             life for life in tuple(self._told_to_leave) if life[0] == server_id
         )
 
-    def count_failure(self, life: Life, now: float) -> float:
+    def count_failure(self, life: Life, now: float, *, timed_out: bool) -> float:
         """A life of a server failed to load its share.
+
+        Args:
+            life: Whose.
+            now: Monotonic seconds.
+            timed_out: It took longer than it may: that is not to be waited for once more.
 
         Returns:
             For how many seconds it counts as unable, if that was once too often; else 0.
         """
-        self._failures[life] += 1
+        self._failures[life] += _ATTEMPTS if timed_out else 1
         if self._failures[life] < _ATTEMPTS:
             return 0.0
         unable_s = min(_LONGEST_UNABLE_S, self._dead_grace_s * 2.0 ** self._verdicts[life])

@@ -203,7 +203,8 @@ class Rollout:
                 return
         _log.warning("%s: %s failed: %s", call.server_id, type(call).__name__.lower(), why)
         self._retries.append((now + _RETRY_S, call))
-        self._act(self._planner.failed(call, now))
+        timed_out = code is grpc.StatusCode.DEADLINE_EXCEEDED and isinstance(call, Prepare)
+        self._act(self._planner.failed(call, now, timed_out=timed_out))
 
     def _idle_s(self, now: float) -> float | None:
         """How long nothing is to be done, unless something happens."""
