@@ -16,7 +16,15 @@ from balancer.policies.room import NoRoomError, fit, without_spares
 from balancer.pool import ServerPool
 from eaas.types import Member, MemberState, Placement
 
-__all__ = ["Draft", "first", "has_orphans", "recovered", "repaired", "with_orphans"]
+__all__ = [
+    "Draft",
+    "first",
+    "has_orphans",
+    "lacking_without",
+    "recovered",
+    "repaired",
+    "with_orphans",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,6 +176,19 @@ def repaired(
     # Those that leave serve until the last stage.
     both = (*servers, *(s for s in gone if s in pool.holders))
     return [*_stages_before(both, *_columns(current, both), then, pool), then]
+
+
+def lacking_without(server_id: str, current: Placement, pool: ServerPool) -> str | None:
+    """What memory would be missing without a server; None: none."""
+    others = tuple(s for s in pool.able if s != server_id)
+    room_S = pool.room_S(others) if others else None
+    layers, _, experts = current.holds_LSE.shape
+    if room_S is None or (room := int(room_S.clip(max=layers * experts).sum())) >= layers * experts:
+        return None
+    return (
+        f"without {server_id} there is memory for {room} of {layers * experts} experts: "
+        "start another server first"
+    )
 
 
 def _stages_before(

@@ -52,6 +52,7 @@ from balancer.drafts import (
     Draft,
     first,
     has_orphans,
+    lacking_without,
     recovered,
     repaired,
     with_orphans,
@@ -219,29 +220,14 @@ class Planner:
 
     def let_drain(self, server_id: str) -> str | None:
         """What speaks against taking a live server out; None if nothing: then it counts as leaving."""
-        lacking = self._lacking_without(server_id)
-        if lacking:
+        current = self._current
+        if current is not None and (lacking := lacking_without(server_id, current, self._pool)):
             return lacking
         if self._pool.let_drain(server_id):
             return None
         return (
             f"{server_id} is the last server that can hold experts: "
             "start another one first, or stop the cluster"
-        )
-
-    def _lacking_without(self, server_id: str) -> str | None:
-        others = tuple(s for s in self._pool.able if s != server_id)
-        room_S = self._pool.room_S(others) if others and self._current is not None else None
-        if room_S is None:
-            return None
-        assert self._current is not None
-        layers, _, experts = self._current.holds_LSE.shape
-        room = int(np.minimum(room_S, layers * experts).sum())
-        if room >= layers * experts:
-            return None
-        return (
-            f"without {server_id} there is memory for {room} of {layers * experts} experts: "
-            "start another server first"
         )
 
     def stays_after_all(self, server_id: str) -> None:

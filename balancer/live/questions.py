@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from balancer.live.mind import Settings, Situation, par_of
-from balancer.live.rebalancer import VERDICTS, Planned
+from balancer.live.plans import VERDICTS, Planned
 from balancer.live.state import LoadState
 from balancer.policies.registry import checked_knobs
 from balancer.policies.types import Float

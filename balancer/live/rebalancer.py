@@ -12,8 +12,8 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,8 @@ import numpy as np
 from balancer.drafts import Draft
 from balancer.live.history import History
 from balancer.live.hotness import Reading
-from balancer.live.mind import STATIC_POLICY, Proposal, Settings, Situation, weigh
+from balancer.live.mind import STATIC_POLICY, Settings, Situation, weigh
+from balancer.live.plans import VERDICTS, Glimpse, NotNowError, Planned
 from balancer.live.stages import stages
 from balancer.live.state import LiveLayout, LoadState
 from balancer.live.tuning import Tuning
@@ -30,69 +31,12 @@ from balancer.policies.types import Float
 from eaas.config import BalancerConfig
 from eaas.log import get_logger
 from eaas.rpc.v1 import balancer_pb2 as pb
-from eaas.types import Member, Placement
+from eaas.types import Placement
 
-__all__ = ["VERDICTS", "Glimpse", "NotNowError", "Planned", "Rebalancer"]
+__all__ = ["Rebalancer"]
 
 _log = get_logger(__name__)
 _PLANS_KEPT = 32
-VERDICTS = {
-    "nothing": pb.VERDICT_NOTHING,
-    "shares": pb.VERDICT_SHARES,
-    "moves": pb.VERDICT_MOVES,
-}
-
-
-class NotNowError(Exception):
-    """The cluster is not in a state for that; says why. Later it may be."""
-
-
-@dataclass(frozen=True, eq=False)
-class Glimpse:
-    """What the planner knows at a moment.
-
-    Attributes:
-        placement: The one that was published last.
-        servers: Expert servers that live, by id.
-        able: Those of them that can be given experts.
-        at_rest: Whether no roll-out is going on.
-        clients: Attention clients, whatever their state.
-    """
-
-    placement: Placement | None
-    servers: Mapping[str, Member]
-    able: frozenset[str]
-    at_rest: bool
-    clients: Sequence[Member] = ()
-
-    @classmethod
-    def of(cls, planner: Planner) -> Glimpse:
-        """To be called on the planner's thread."""
-        pool = planner.pool
-        able = frozenset(pool.able)
-        return cls(planner.current, pool.alive, able, planner.is_at_rest, pool.clients)
-
-
-@dataclass(frozen=True, eq=False)
-class Planned:
-    """A plan, and what it was made for.
-
-    Attributes:
-        id: For `Apply`.
-        settings, situation: What was asked.
-        proposal: What was answered.
-        placement: That of then.
-        plan_s: Seconds that it took.
-        applicable: The servers are those that there are.
-    """
-
-    id: str
-    settings: Settings
-    situation: Situation
-    proposal: Proposal
-    placement: Placement
-    plan_s: float
-    applicable: bool
 
 
 class Rebalancer:

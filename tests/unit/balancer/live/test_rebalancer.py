@@ -10,7 +10,8 @@ import pytest
 from balancer.live.history import History
 from balancer.live.hotness import Reading, Work
 from balancer.live.mind import Settings
-from balancer.live.rebalancer import Glimpse, Rebalancer
+from balancer.live.plans import Glimpse
+from balancer.live.rebalancer import Rebalancer
 from balancer.live.state import LiveLayout
 from eaas.config import BalancerConfig
 from placement_world import FULL, World, settled
