@@ -75,7 +75,7 @@ class Balancer:
     ) -> None:
         if config.node_budget >= 0:
             _check_nodes(config.policy)
-        tuner = _tuner(config.knobs)
+        tuner = _tuner(config.knobs, config.policy)
         layout = LiveLayout(
             Settings(
                 policy=config.policy,
@@ -268,13 +268,19 @@ def _check_nodes(policy: str) -> None:
         raise ConfigError(str(error)) from error
 
 
-def _tuner(knobs: str) -> Tuner | None:
-    """Who sets knobs while the balancer runs. Raises ConfigError where a file is none, or lost."""
+def _tuner(knobs: str, policy: str) -> Tuner | None:
+    """Who sets knobs while the balancer runs. Raises ConfigError where a file is none, lost, or of no use."""
     if knobs == "static":
         return None
     if knobs == "live":
         return ControlLoop()
-    return LearnedTuner(read_knobs(Path(knobs), must_win=True).knobs)
+    learned = read_knobs(Path(knobs), must_win=True).knobs
+    if policy != "scalpel":
+        raise ConfigError(
+            f"balancer.knobs: {knobs} has knobs of scalpel, and the policy is {policy}: "
+            "give balancer.policy: scalpel"
+        )
+    return LearnedTuner(learned)
 
 
 def run(config: BalancerConfig, monitor_address: str, ready: Callable[[str], None]) -> None:

@@ -25,7 +25,7 @@ from balancer.live.learned import (
     read_knobs,
     write_knobs,
 )
-from balancer.live.tuner import Looked
+from balancer.live.tuner import ControlLoop, Looked
 from balancer.main import _tuner
 from balancer.policies.scalpel import check_knobs
 from eaas.errors import ConfigError
@@ -64,8 +64,18 @@ def test_knobs_that_did_not_win_are_for_looking_at_only(tmp_path: Path, learned_
     write_knobs(path, file(replace(WON, learned_s=learned_s)))
     assert not read_knobs(path, must_win=False).wins
     with pytest.raises(ConfigError, match=r"lost to the static defaults.*10[01]\.0 %") as caught:
-        _tuner(str(path))
+        _tuner(str(path), "scalpel")
     assert "\n" not in str(caught.value)
+
+
+def test_who_sets_knobs(tmp_path: Path) -> None:
+    path = tmp_path / "knobs.safetensors"
+    write_knobs(path, file())
+    assert _tuner("static", "eplb") is None
+    assert isinstance(_tuner("live", "fractional"), ControlLoop)
+    assert isinstance(_tuner(str(path), "scalpel"), LearnedTuner)
+    with pytest.raises(ConfigError, match="knobs of scalpel, and the policy is spread: give"):
+        _tuner(str(path), "spread")
 
 
 def test_what_is_no_such_file(tmp_path: Path) -> None:
