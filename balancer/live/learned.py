@@ -114,13 +114,13 @@ class LearnedKnobs:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """A trace that was not trained on: the modelled time of both (`simulator.score`).
+    """A trace that was not trained on, replayed with both: cost = mean PAR + lambda * transit.
 
     Attributes:
         trace: Its name.
         sha256: Of its counts.
         servers, interval: Of the replay.
-        static_s, learned_s: Seconds.
+        static_cost, learned_cost: With the lambda that was trained for.
         static_par, learned_par: Means.
         static_transit, learned_transit: Replicas loaded.
     """
@@ -129,8 +129,8 @@ class HeldOut:
     sha256: str
     servers: int
     interval: int
-    static_s: float
-    learned_s: float
+    static_cost: float
+    learned_cost: float
     static_par: float
     learned_par: float
     static_transit: int
@@ -153,8 +153,8 @@ class KnobFile:
 
     @property
     def ratio(self) -> float:
-        """Time with these knobs over time with the static defaults, mean of the traces held out."""
-        return float(np.mean([run.learned_s / run.static_s for run in self.held_out]))
+        """Cost with these knobs over cost with the static defaults, mean of the traces held out."""
+        return float(np.mean([run.learned_cost / run.static_cost for run in self.held_out]))
 
     @property
     def wins(self) -> bool:
@@ -204,8 +204,8 @@ def read_knobs(path: Path, *, must_win: bool) -> KnobFile:
         raise ConfigError(f"{path} has no knobs of `eaas knobs train` ({what})") from error
     if must_win and not file.wins:
         raise ConfigError(
-            f"{path}: these knobs lost to the static defaults on the traces held out (they take "
-            f"{100 * file.ratio:.1f} % of the time), so they are not used: balancer.knobs: static"
+            f"{path}: these knobs lost to the static defaults on the traces held out (they cost "
+            f"{100 * file.ratio:.2f} % of what those do), so they are not used: balancer.knobs: static"
         )
     return file
 

@@ -56,6 +56,9 @@ def train(
     interval: Annotated[int, typer.Option(min=2, help="Iterations between plans.")] = 256,
     epochs: Annotated[int, typer.Option(min=1, help="How often each trace is gone through.")] = 12,
     rate: Annotated[float, typer.Option(min=1e-6, max=1.0, help="Of learning (Adam).")] = 0.03,
+    lifetime: Annotated[
+        int, typer.Option(min=1, help="Windows over which a placement is judged.")
+    ] = 2,
     transit_weight: Annotated[
         float | None,
         typer.Option(
@@ -91,6 +94,7 @@ def train(
         epochs=epochs,
         rate=rate,
         transit_weight=TRANSIT_WEIGHT if transit_weight is None else transit_weight,
+        lifetime=lifetime,
         seed=seed,
     )
     with progress_bar() as bar:
@@ -130,13 +134,13 @@ def _show(path: Path, file: KnobFile, as_json: bool) -> None:
         return
     names = ", ".join(run["trace"] for run in file.provenance["traces"])
     loss = file.provenance["loss"]
-    typer.echo(f"{path}: learned from {names}; loss {loss[0]:.4f} -> {loss[-1]:.4f}")
+    typer.echo(f"{path}: learned from {names}; cost of those {loss[0]:.4f} -> {min(loss):.4f}")
     for run in file.held_out:
         typer.echo(
             f"{run.trace}, {run.servers} servers, every {run.interval}: "
             f"PAR {run.static_par:.4f} -> {run.learned_par:.4f}, "
             f"transit {run.static_transit:,} -> {run.learned_transit:,}, "
-            f"time {run.static_s:.2f} -> {run.learned_s:.2f} s"
+            f"cost {run.static_cost:.4f} -> {run.learned_cost:.4f}"
         )
     verdict = "it wins" if file.wins else "it loses: no balancer takes it"
-    typer.echo(f"time {100 * file.ratio:.2f} % of the static defaults': {verdict}")
+    typer.echo(f"cost {100 * file.ratio:.2f} % of the static defaults': {verdict}")

@@ -1,7 +1,9 @@
 """Learns knobs: gradient steps along the cycles of recorded traces, then a replay of others that decides.
 
 The state of a cycle, which replicas are held, is the one that the knobs so far have led to. Gradients do not
-go through it: what a cycle is charged for is its own transit and the time until the next one.
+go through it. A layout lasts for longer than one window, so a cycle is charged for the PAR of several windows
+to come, as if nothing was changed in them, and its transit is spread over as many. After each epoch the
+traces are gone through once more without learning: the knobs that cost least in truth are kept.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from balancer.live.learned import HeldOut, KnobFile, LearnedKnobs
+from balancer.policies.measure import equal_shares, par
 from eaas import __version__
 from eaas.errors import ConfigError
 from eaas.knobs.network import Network
@@ -47,6 +50,7 @@ class Options:
         epochs: How often each trace is gone through.
         rate: Of learning (Adam).
         transit_weight: Lambda: mean PAR that a loaded replica is worth.
+        lifetime: Windows over which a cycle is judged.
         seed: Same seed, same knobs.
     """
 
@@ -56,6 +60,7 @@ class Options:
     epochs: int = 12
     rate: float = 0.03
     transit_weight: float = TRANSIT_WEIGHT
+    lifetime: int = 2
     seed: int = 0
 
 
@@ -65,7 +70,8 @@ class Learned:
 
     Attributes:
         file: To be written.
-        loss: Mean over cycles of PAR + lambda x transit, by epoch.
+        loss: Mean PAR + lambda x transit of the traces trained on, with the knobs at the beginning, and after
+            each epoch.
     """
 
     file: KnobFile
@@ -114,25 +120,27 @@ def _learn(
 ) -> tuple[LearnedKnobs, list[float]]:
     experts = traces[0].experts
     slots = options.slots or experts + options.servers
-    known = [tuple(windows(trace, options.interval, options.servers, slots)) for trace in traces]
+    known = [
+        tuple(windows(trace, options.interval, options.servers, slots, options.lifetime))
+        for trace in traces
+    ]
     features_NF = np.stack([window.features_F for found in known for window in found])
     network = Network(features_NF, experts, options.seed)
     optimizer = torch.optim.Adam(network.parameters(), options.rate)
     dice = np.random.default_rng(options.seed)
-    loss = []
+    best = network.frozen()
+    loss = [_cost(known, best, slots, options)]
     for epoch in range(options.epochs):
         part = epoch / options.epochs
         progress(f"epoch {epoch + 1}", part * (1 - _EVALUATION_PART))
         temperature = _HOT * (_COLD / _HOT) ** part
-        found = [
-            value
-            for trace in dice.permutation(len(known))
-            for value in _go_through(
-                known[trace], network, optimizer, temperature, slots, options, dice
-            )
-        ]
-        loss.append(float(np.mean(found)))
-    return network.frozen(), loss
+        for trace in dice.permutation(len(known)):
+            _go_through(known[trace], network, optimizer, temperature, slots, options, dice)
+        learned = network.frozen()
+        loss.append(_cost(known, learned, slots, options))
+        if loss[-1] == min(loss):
+            best = learned
+    return best, loss
 
 
 def _go_through(
@@ -143,10 +151,9 @@ def _go_through(
     slots: int,
     options: Options,
     dice: np.random.Generator,
-) -> list[float]:
+) -> None:
     layers, experts = found[0].load_LE.shape
     held_LSE, _ = first_layout(layers, options.servers, experts)
-    values = []
     for number, window in enumerate(found):
         knobs_K = network(torch.from_numpy(window.features_F))
         if number:  # The first cycle places anew whatever the knobs say.
@@ -154,15 +161,35 @@ def _go_through(
             cycle = cycle_of(window, knobs_K.detach().numpy(), held_LSE, slots, chosen)
             outcome = cycle_outcome(knobs_K, cycle, temperature, straight_through=True)
             # Transit adds up over all cycles and layers, PAR is a mean.
-            weight = options.transit_weight * len(found) * layers
+            weight = options.transit_weight * len(found) * layers / options.lifetime
             value = outcome.par + weight * outcome.transit
             optimizer.zero_grad()
             value.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            values.append(float(value.detach()))
         knobs = network.frozen()(window.features_F)
         held_LSE = advance(window, knobs, held_LSE, slots, anew=not number)
-    return values
+
+
+def _cost(
+    known: Sequence[Sequence[Window]], learned: LearnedKnobs, slots: int, options: Options
+) -> float:
+    """What these knobs cost, mean of the traces: PAR of what comes next, and lambda x transit."""
+    costs = []
+    for found in known:
+        layers, experts = found[0].load_LE.shape
+        held_LSE, _ = first_layout(layers, options.servers, experts)
+        pars, transit = [], 0
+        for number, window in enumerate(found):
+            before_LSE, knobs = held_LSE, learned(window.features_F)
+            held_LSE = advance(window, knobs, held_LSE, slots, anew=not number)
+            transit += int(np.count_nonzero(held_LSE & ~before_LSE))
+            soon_BLE = window.next_BLE[: len(window.next_BLE) // options.lifetime or 1]
+            pars += [
+                par(load_LE, held_LSE, equal_shares(held_LSE), np.ones(options.servers)).mean()
+                for load_LE in soon_BLE
+            ]
+        costs.append(float(np.mean(pars)) + options.transit_weight * transit)
+    return float(np.mean(costs))
 
 
 def _some(layers: int, dice: np.random.Generator) -> npt.NDArray[np.int64]:
@@ -182,8 +209,8 @@ def _compared(path: Path, trace: Trace, learned: LearnedKnobs, options: Options)
         sha256=_digest(trace),
         servers=options.servers,
         interval=options.interval,
-        static_s=static.time_s,
-        learned_s=new.time_s,
+        static_cost=static.par_mean + options.transit_weight * static.transit,
+        learned_cost=new.par_mean + options.transit_weight * new.transit,
         static_par=static.par_mean,
         learned_par=new.par_mean,
         static_transit=static.transit,

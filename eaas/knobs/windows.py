@@ -19,7 +19,7 @@ from eaas.trace import Trace
 
 __all__ = ["Window", "advance", "cycle_of", "windows"]
 
-_SAMPLES = 8
+_SAMPLES = 3  # of each window of the time to come
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,11 +43,22 @@ class Window:
     next_BLE: Float
 
 
-def windows(trace: Trace, interval: int, servers: int, slots: int) -> Iterator[Window]:
-    """All that have a time of the same length after them, one after another."""
+def windows(
+    trace: Trace, interval: int, servers: int, slots: int, lifetime: int
+) -> Iterator[Window]:
+    """All that have a time of the same length after them, one after another.
+
+    Args:
+        trace: Recorded.
+        interval: Iterations of a window.
+        servers, slots: S, and replicas per layer.
+        lifetime: Windows to come that samples are of, fewer at the trace's end.
+    """
     for end in range(interval, trace.iterations - interval + 1, interval):
         counts_WLE = trace.counts_ILE[end - interval : end]
-        chosen = end + ((np.arange(_SAMPLES) + 0.5) * interval / _SAMPLES).astype(np.int64)
+        last = min(trace.iterations, end + lifetime * interval)
+        count = _SAMPLES * (last - end) // interval
+        chosen = end + ((np.arange(count) + 0.5) * (last - end) / count).astype(np.int64)
         next_BLE = trace.counts_ILE[np.unique(chosen)].astype(np.float64)
         # A layer without a token has no balance.
         next_BLE = np.where(next_BLE.sum(axis=2, keepdims=True) > 0, next_BLE, 1.0)

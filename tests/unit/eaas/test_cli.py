@@ -279,6 +279,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "--interval": 256,
         "--epochs": 12,
         "--rate": 0.03,
+        "--lifetime": 2,
         "--transit-weight": None,
         "--seed": 0,
         "--json": False,

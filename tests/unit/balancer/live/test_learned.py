@@ -31,7 +31,7 @@ from balancer.policies.scalpel import check_knobs
 from eaas.errors import ConfigError
 
 F, K, N = len(FEATURES), len(KNOBS), 3
-WON = HeldOut("t.npz", "0f", 8, 64, 80.0, 78.0, 1.3, 1.25, 100, 120)
+WON = HeldOut("t.npz", "0f", 8, 64, 1.6, 1.56, 1.3, 1.25, 100, 120)
 
 
 def network(seed: int = 0, size: float = 1.0) -> LearnedKnobs:
@@ -48,7 +48,7 @@ def file(*held_out: HeldOut) -> KnobFile:
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     path = tmp_path / "knobs.safetensors"
-    written = file(WON, replace(WON, learned_s=81.0))
+    written = file(WON, replace(WON, learned_cost=1.62))
     write_knobs(path, written)
     found = read_knobs(path, must_win=True)
     for field in fields(LearnedKnobs):
@@ -58,12 +58,12 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert found.ratio == pytest.approx((78 / 80 + 81 / 80) / 2)
 
 
-@pytest.mark.parametrize("learned_s", [80.0, 80.8])
-def test_knobs_that_did_not_win_are_for_looking_at_only(tmp_path: Path, learned_s: float) -> None:
+@pytest.mark.parametrize("cost", [1.6, 1.616])
+def test_knobs_that_did_not_win_are_for_looking_at_only(tmp_path: Path, cost: float) -> None:
     path = tmp_path / "knobs.safetensors"
-    write_knobs(path, file(replace(WON, learned_s=learned_s)))
+    write_knobs(path, file(replace(WON, learned_cost=cost)))
     assert not read_knobs(path, must_win=False).wins
-    with pytest.raises(ConfigError, match=r"lost to the static defaults.*10[01]\.0 %") as caught:
+    with pytest.raises(ConfigError, match=r"lost to the static defaults.*10[01]\.00 %") as caught:
         _tuner(str(path), "scalpel")
     assert "\n" not in str(caught.value)
 
