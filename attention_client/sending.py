@@ -72,7 +72,7 @@ class Sender:
             shared.clock(),
         )
         room = view.max_tokens(self._ids_TK.shape[1], inputs.dtype)
-        return plan(shared.policy, self._ids_TK, wanted_TK, shares_SE, load, room)
+        return plan(shared.policy, self._ids_TK, wanted_TK, shares_SE, load, room, inputs.layer)
 
     def send(self, view: ClusterView, part: Part) -> Attempt | None:
         """Ask a server for a part; None where it cannot be asked now."""

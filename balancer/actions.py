@@ -6,7 +6,18 @@ from dataclasses import dataclass
 
 from eaas.types import Placement
 
-__all__ = ["Action", "Call", "Inspect", "Life", "Prepare", "Publish", "Refuse", "Retire", "Settled"]
+__all__ = [
+    "Action",
+    "Call",
+    "Complain",
+    "Inspect",
+    "Life",
+    "Prepare",
+    "Publish",
+    "Refuse",
+    "Retire",
+    "Settled",
+]
 
 Life = tuple[str, int, str, int, str, int]
 """One process: `Member.life`, and how many have begun under that name (equal containers are told apart)."""
@@ -82,7 +93,14 @@ class Settled:
     placement: Placement
 
 
+@dataclass(frozen=True)
+class Complain:
+    """Nothing can be done about something; say so. Said once while it lasts."""
+
+    reason: str
+
+
 Call = Inspect | Prepare | Retire
 """A call to a server; its outcome is to be told to the planner."""
 
-Action = Call | Publish | Refuse | Settled
+Action = Call | Complain | Publish | Refuse | Settled

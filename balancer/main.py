@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -14,16 +15,20 @@ from prometheus_client import start_http_server
 
 from balancer.journal import Journal
 from balancer.live.history import History
-from balancer.live.mind import Settings
+from balancer.live.learned import LearnedTuner, read_knobs
+from balancer.live.mind import Settings, check_node_budget
 from balancer.live.reader import HotnessReader
 from balancer.live.rebalancer import Rebalancer
 from balancer.live.state import LiveLayout
+from balancer.live.tuner import ControlLoop, Tuner
+from balancer.live.tuning import Tuning
 from balancer.memory import Memory
 from balancer.metrics import BalancerMetrics
 from balancer.once import Once
 from balancer.planner import Planner
 from balancer.rollout import Rollout
 from balancer.service import ROLES, BalancerService
+from balancer.token_times import token_times
 from eaas.config import BalancerConfig
 from eaas.errors import ClusterError, ConfigError, EaasError, PortInUseError
 from eaas.grpc_client import Backoff
@@ -60,13 +65,17 @@ class Balancer:
 
     Raises:
         PortInUseError: The port is taken.
-        ConfigError: The host is not one of this machine, or redundancy is above expected_servers.
+        ConfigError: The host is not one of this machine, redundancy is above expected_servers, or the
+            knobs or the node budget cannot be used.
         ClusterError: The monitor cannot be reached.
     """
 
     def __init__(
         self, config: BalancerConfig, monitor_address: str, on_stopping: Callable[[], None]
     ) -> None:
+        if config.node_budget >= 0:
+            _check_nodes(config.policy)
+        tuner = _tuner(config.knobs, config.policy)
         layout = LiveLayout(
             Settings(
                 policy=config.policy,
@@ -75,6 +84,7 @@ class Balancer:
                 horizon_s=config.horizon_s,
                 least_gain=config.least_gain,
                 link_bytes_per_s=config.link_bytes_per_s,
+                node_budget=None if config.node_budget < 0 else config.node_budget,
             )
         )
         try:
@@ -91,12 +101,19 @@ class Balancer:
         # What nobody expected, and what this process ends for.
         self.failure: Exception | None = None
         self._log_balancedness = config.log_balancedness
-        self.metrics = BalancerMetrics(lambda: layout.load, lambda: layout.settings)
+        self.metrics = BalancerMetrics(
+            lambda: layout.load,
+            lambda: layout.settings,
+            lambda: self.tuning.signals if self.tuning else None,
+        )
         history = History(self._on_entry, self._changed)
         self._rollout = Rollout(
             planner, self._publish, config.apply_timeout_s, self._on_broken, history.phase
         )
-        self.rebalancer = Rebalancer(config, layout, self._rollout.ask, history, self._changed)
+        self.tuning = tuner and Tuning(config, layout, history, tuner, token_times)
+        self.rebalancer = Rebalancer(
+            config, layout, self._rollout.ask, history, self.tuning, self._changed
+        )
         once = Once(on_answered=self._keep)
         self._service = BalancerService(self._rollout.ask, self.rebalancer, once, config.step_s)
         self._memory = Memory(layout, history, once)
@@ -241,6 +258,29 @@ class Balancer:
             self._metrics_server.server_close()
         self._service.close()
         self._server.stop(_GRACE_S)
+
+
+def _check_nodes(policy: str) -> None:
+    """Raises ConfigError for a policy that would not keep to a node budget."""
+    try:
+        check_node_budget(policy)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _tuner(knobs: str, policy: str) -> Tuner | None:
+    """Who sets knobs while the balancer runs. Raises ConfigError where a file is none, lost, or of no use."""
+    if knobs == "static":
+        return None
+    if knobs == "live":
+        return ControlLoop()
+    learned = read_knobs(Path(knobs), must_win=True).knobs
+    if policy != "scalpel":
+        raise ConfigError(
+            f"balancer.knobs: {knobs} has knobs of scalpel, and the policy is {policy}: "
+            "give balancer.policy: scalpel"
+        )
+    return LearnedTuner(learned)
 
 
 def run(config: BalancerConfig, monitor_address: str, ready: Callable[[str], None]) -> None:

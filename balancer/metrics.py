@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from balancer.live.control import Signals
 from balancer.live.mind import Settings, planning_bound
 from balancer.live.state import LoadState, Observed
 from balancer.policies.types import Float
@@ -28,6 +29,7 @@ class BalancerMetrics(Collector):
     Args:
         load: What was seen; None before anything was.
         settings: In force.
+        signals: What knobs are set from; None where they are not.
         clock: Monotonic seconds.
 
     Attributes:
@@ -38,10 +40,12 @@ class BalancerMetrics(Collector):
         self,
         load: Callable[[], LoadState | None],
         settings: Callable[[], Settings],
+        signals: Callable[[], Signals | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._load = load
         self._settings = settings
+        self._signals = signals
         self._clock = clock
         self._placement: Placement | None = None
         self._since = 0.0
@@ -97,6 +101,7 @@ class BalancerMetrics(Collector):
             return
         yield _gauge("epoch", "Epoch of the placement", placement.epoch)
         yield _gauge("epoch_age_seconds", "Since it was published", self._clock() - self._since)
+        yield from _of_knobs(self._settings(), self._signals())
         load = self._load()
         seen = load.observed(placement.servers) if load is not None else None
         if load is None or seen is None:
@@ -113,6 +118,15 @@ class BalancerMetrics(Collector):
         for (layer, expert), tokens in np.ndenumerate(seen.tokens_LE):
             hotness.add_metric([str(layer), str(expert)], float(tokens))
         yield hotness
+
+
+def _of_knobs(settings: Settings, signals: Signals | None) -> Iterator[Any]:
+    if settings.tuned:
+        told = {**settings.tuned, "link_part": settings.link_part}
+        yield _by("knob", "knob", "As it is set from the load", told.keys(), told.values())
+    if signals is not None:
+        seen = {name: value for name, value in vars(signals).items() if value is not None}
+        yield _by("signal", "signal", "What knobs are set from", seen.keys(), seen.values())
 
 
 def _of_layers(seen: Observed, bound_L: Float) -> Iterator[Any]:

@@ -11,9 +11,10 @@ import grpc
 import numpy as np
 
 from balancer.live.edits import checked, with_replica, without_replica
-from balancer.live.mind import STATIC_POLICY, Situation
+from balancer.live.mind import STATIC_POLICY, Situation, check_node_budget
+from balancer.live.plans import Glimpse, NotNowError
 from balancer.live.questions import answer_of, knobs_of, settings_of, situation_of
-from balancer.live.rebalancer import Glimpse, NotNowError, Rebalancer
+from balancer.live.rebalancer import Rebalancer
 from balancer.once import Once, RequestIdTakenError
 from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.rpc.v1 import common_pb2
@@ -98,6 +99,8 @@ class PlanCalls:
         def work() -> pb.SetPolicyResponse:
             before = self._rebalancer.settings.policy
             knobs = knobs_of(request.policy, request.knobs)
+            if self._rebalancer.settings.node_budget is not None:
+                check_node_budget(request.policy)
             self._rebalancer.change(policy=request.policy, knobs=knobs)
             if request.policy == STATIC_POLICY:
                 self._rebalancer.level()

@@ -36,10 +36,30 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from balancer.actions import Action, Call, Inspect, Life, Prepare, Publish, Refuse, Retire, Settled
-from balancer.drafts import Draft, has_orphans, recovered, repaired, with_orphans
+from balancer.actions import (
+    Action,
+    Call,
+    Complain,
+    Inspect,
+    Life,
+    Prepare,
+    Publish,
+    Refuse,
+    Retire,
+    Settled,
+)
+from balancer.drafts import (
+    Draft,
+    first,
+    has_orphans,
+    lacking_without,
+    recovered,
+    repaired,
+    with_orphans,
+)
 from balancer.layout import EvenLayout, Layout
 from balancer.ledger import Ledger
+from balancer.policies.room import NoRoomError
 from balancer.pool import ServerPool
 from balancer.steps import Steps
 from eaas.membership import RETURN_GRACE_S
@@ -96,6 +116,8 @@ class Planner:
         # The current placement, or what it came from, was proposed: it needs not be even.
         self._is_proposed = False
         self._stages: list[Draft] = []
+        # What could not be done the last time.
+        self._complained = ""
         self._layer_order: tuple[int, ...] = ()
         self._settled_epoch = 0
         self._wanted: Placement | None = None
@@ -136,8 +158,8 @@ class Planner:
             self._pool.forgive(call.life)
         return self.tick(now)
 
-    def failed(self, call: Call, now: float) -> list[Action]:
-        """A server did not. It is to be tried again while `is_wanted`."""
+    def failed(self, call: Call, now: float, *, timed_out: bool = False) -> list[Action]:
+        """A server did not, or not in time. It is to be tried again while `is_wanted`."""
         if not self.is_wanted(call):
             return []
         if isinstance(call, Retire):
@@ -147,12 +169,13 @@ class Planner:
         # Before the first placement there is nobody to go on with instead.
         if self._current is None and not self._recovering:
             return []
-        unable_s = self._pool.count_failure(call.life, now)
+        unable_s = self._pool.count_failure(call.life, now, timed_out=timed_out)
         if not unable_s:
             return []
         # Then it is to be asked again.
         self._ledger.ask_again(call.life)
-        why = f"it failed too often to say or load what it holds; it is tried again in {unable_s:.0f} s"
+        what = "took too long" if timed_out else "failed too often"
+        why = f"it {what} to say or load what it holds; it is tried again in {unable_s:.0f} s"
         return [Refuse(call.server_id, why), *self.tick(now)]
 
     def is_wanted(self, call: Call) -> bool:
@@ -176,8 +199,7 @@ class Planner:
             self._stages.clear()
         actions = self._settle()
         if self._next is None:
-            current = self._current
-            actions += self._begin(now) if current is None else self._go_on(current, now)
+            actions += self._next_draft(now)
         actions += [Refuse(*refusal) for refusal in self._pool.new_refusals()]
         actions += self._prepare_where_due()
         actions += self._publish_if_complete(now)
@@ -198,6 +220,9 @@ class Planner:
 
     def let_drain(self, server_id: str) -> str | None:
         """What speaks against taking a live server out; None if nothing: then it counts as leaving."""
+        current = self._current
+        if current is not None and (lacking := lacking_without(server_id, current, self._pool)):
+            return lacking
         if self._pool.let_drain(server_id):
             return None
         return (
@@ -272,6 +297,15 @@ class Planner:
 
     # -- drafts ---------------------------------------------------------------------------------
 
+    def _next_draft(self, now: float) -> list[Action]:
+        current, complained = self._current, self._complained
+        self._complained = ""
+        try:
+            return self._begin(now) if current is None else self._go_on(current, now)
+        except NoRoomError as error:
+            self._complained = str(error)
+            return [Complain(str(error))] if self._complained != complained else []
+
     def _begin(self, now: float) -> list[Action]:
         """The first placement of this balancer."""
         shape = self._pool.choose_model()
@@ -285,8 +319,7 @@ class Planner:
         )
         if not self._recovering:
             if len(able) >= self._expected:
-                servers = tuple(able)
-                self._draft(Draft(servers, *self._layout.first(*full, servers)))
+                self._draft(first(self._layout, *full, self._pool))
             return []
         # A monitor that was restarted, too, may not know all of them yet.
         assert self._first_seen_at is not None
@@ -297,7 +330,8 @@ class Planner:
         if not unknown and able:
             none_LE = np.zeros(full, dtype=np.bool_)
             held = {s: self._holdings.get(self._pool.life(m), none_LE) for s, m in staying.items()}
-            self._draft(recovered(held, self._layout, self._wanted))
+            draft, *self._stages = recovered(held, self._layout, self._wanted, self._pool)
+            self._draft(draft)
             self._is_proposed = self._wanted is not None
         return self._ledger.begin(
             [Inspect(m.id, self._pool.life(m), m.address, *full) for m in unknown]
@@ -307,22 +341,48 @@ class Planner:
         """The placement after the current one, if one is due."""
         if not self._pool.able:
             return []
-        draft = with_orphans(current, self._pool)
-        urgent = draft is not None
-        if draft is None and (self._gave_up or self._is_idle()):
-            is_wanted = self._is_proposed or bool(self._stages)
-            draft = repaired(current, self._pool, self._layout, now, is_wanted=is_wanted)
+        idle = self._is_idle()
+        self._pool.most.clear()
+        limited = self._pool.room_S((*current.servers, *self._pool.able)) is not None
+        if limited:
+            self._pool.most.update(self._most_of_unheard(current))
+        # What was given up has left something behind: first everybody is to hold the current placement.
+        clears = limited and self._gave_up
+        draft = None if clears else with_orphans(current, self._pool, at_rest=idle)
+        urgent = clears or draft is not None
+        further: list[Draft] = []
+        if draft is None and not clears and (self._gave_up or idle):
+            # Where memory is limited nothing is as even as it could be.
+            is_wanted = self._is_proposed or bool(self._stages) or limited
+            drafts = repaired(current, self._pool, self._layout, now, is_wanted=is_wanted)
+            draft, further = (drafts[0], drafts[1:]) if drafts else (None, [])
         if draft is None and self._gave_up:
             draft = Draft(current.servers, current.holds_LSE, current.shares_LSE)
         if draft is not None:
             # Whoever proposed does not know of this.
-            self._stages.clear()
-        elif self._stages and self._is_idle():
+            self._stages = further
+        elif idle and self._may_begin_stage(current, limited):
             draft, self._is_proposed = self._stages.pop(0), True
         if draft is not None:
             self._draft(draft)
             self._next_is_urgent = urgent
         return []
+
+    def _may_begin_stage(self, current: Placement, limited: bool) -> bool:
+        """Whether there is one, and all that it counts on do as they are told.
+
+        Not while one of its servers is dead: what is to be its alone would leave those that have it. And
+        where memory is limited each has to have dropped what the stage before took from it.
+        """
+        if not self._stages or not self._pool.willing.keys() >= {*self._stages[0].servers}:
+            return False
+        return not (limited and self._steps.unheard(current))
+
+    def _most_of_unheard(self, current: Placement) -> dict[str, int]:
+        """What servers may hold that were told in vain to drop the rest: there is no room for more."""
+        count_S = current.holds_LSE.sum(axis=(0, 2)).tolist()
+        known = dict(zip(current.servers, count_S, strict=True))
+        return {s: known.get(s, 0) for s in self._steps.unheard(current)}
 
     def _draft(self, draft: Draft) -> None:
         servers = draft.servers

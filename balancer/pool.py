@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
 
 from balancer.actions import Life
 from eaas.types import Member, MemberState, ModelShape, Role
@@ -16,6 +19,7 @@ _ABLE = (MemberState.JOINING, MemberState.SERVING)
 # grace of a dead one, then twice as long, and so on, up to this.
 _ATTEMPTS = 5
 _LONGEST_UNABLE_S = 600.0
+_NO_LIMIT = 1 << 40
 
 
 class ServerPool:
@@ -39,6 +43,8 @@ class ServerPool:
         self._unable_until: dict[Life, float] = {}
         # Before they say DRAINING themselves.
         self._told_to_leave: set[Life] = set()
+        # Replicas beyond which a server is given none for now, whatever its memory.
+        self.most: dict[str, int] = {}
         # Of the cluster's model; empty until it is chosen.
         self.digest = ""
 
@@ -78,6 +84,11 @@ class ServerPool:
         }
 
     @property
+    def clients(self) -> list[Member]:
+        """Attention clients, whatever their state."""
+        return [m for m in self._members.values() if m.role is Role.ATTENTION_CLIENT]
+
+    @property
     def willing(self) -> dict[str, Member]:
         """Of those the ones that do what they are told: they did not fail to load too often."""
         return {s: m for s, m in self.alive.items() if not self.is_unable(m)}
@@ -96,6 +107,17 @@ class ServerPool:
     def holders(self) -> dict[str, Member]:
         """Live servers that have their share, or are loading it with some hope."""
         return {s: m for s, m in self.alive.items() if m.epoch or not self.is_unable(m)}
+
+    def room_S(self, servers: Sequence[str]) -> npt.NDArray[np.int64] | None:
+        """Replicas that these may be given, over all layers; None where nobody states a limit."""
+        rooms = [min(self._room(s), self.most.get(s, _NO_LIMIT)) for s in servers]
+        return None if all(r == _NO_LIMIT for r in rooms) else np.array(rooms, np.int64)
+
+    def _room(self, server_id: str) -> int:
+        member = self._servers.get(server_id)
+        if member is None or not (member.memory_bytes and member.expert_bytes):
+            return _NO_LIMIT
+        return member.memory_bytes // member.expert_bytes
 
     def new_refusals(self) -> list[tuple[str, str]]:
         """Servers of another model than the cluster's, or of none, and why; each life of one once."""
@@ -153,13 +175,18 @@ class ServerPool:
             life for life in tuple(self._told_to_leave) if life[0] == server_id
         )
 
-    def count_failure(self, life: Life, now: float) -> float:
+    def count_failure(self, life: Life, now: float, *, timed_out: bool) -> float:
         """A life of a server failed to load its share.
+
+        Args:
+            life: Whose.
+            now: Monotonic seconds.
+            timed_out: It took longer than it may: that is not to be waited for once more.
 
         Returns:
             For how many seconds it counts as unable, if that was once too often; else 0.
         """
-        self._failures[life] += 1
+        self._failures[life] += _ATTEMPTS if timed_out else 1
         if self._failures[life] < _ATTEMPTS:
             return 0.0
         unable_s = min(_LONGEST_UNABLE_S, self._dead_grace_s * 2.0 ** self._verdicts[life])

@@ -17,7 +17,17 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 
-from balancer.actions import Action, Call, Inspect, Prepare, Publish, Refuse, Retire, Settled
+from balancer.actions import (
+    Action,
+    Call,
+    Complain,
+    Inspect,
+    Prepare,
+    Publish,
+    Refuse,
+    Retire,
+    Settled,
+)
 from balancer.planner import Planner
 from eaas.grpc_client import channel
 from eaas.log import get_logger
@@ -139,6 +149,8 @@ class Rollout:
                     self._on_phase("retire", placement)
                 case Settled(placement):
                     self._on_phase("settled", placement)
+                case Complain(reason):
+                    _log.error("%s", reason)
                 case Refuse(server_id, reason):
                     _log.error("%s gets no experts: %s", server_id, reason)
                 case _:
@@ -191,7 +203,8 @@ class Rollout:
                 return
         _log.warning("%s: %s failed: %s", call.server_id, type(call).__name__.lower(), why)
         self._retries.append((now + _RETRY_S, call))
-        self._act(self._planner.failed(call, now))
+        timed_out = code is grpc.StatusCode.DEADLINE_EXCEEDED and isinstance(call, Prepare)
+        self._act(self._planner.failed(call, now, timed_out=timed_out))
 
     def _idle_s(self, now: float) -> float | None:
         """How long nothing is to be done, unless something happens."""

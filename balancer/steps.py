@@ -60,6 +60,14 @@ class Steps:
             for m in self._retirable(placement)
         )
 
+    def unheard(self, placement: Placement) -> list[str]:
+        """Servers that may hold more than their shares, as they were told in vain to drop it."""
+        return [
+            m.id
+            for m in self._retirable(placement)
+            if not self._ledger.is_done(Retire, self._pool.life(m), placement.epoch)
+        ]
+
     def _retirable(self, placement: Placement) -> list[Member]:
         """Servers that hold experts, by this placement or by an older one."""
         return [

@@ -147,6 +147,17 @@ class BalancerConfig(_Section):
         "measured",
         description="Whose word of servers' speeds counts: what they do, or expert_server.speed alone.",
     )
+    knobs: str = Field(
+        "static",
+        min_length=1,
+        description="Who sets K, budget and drift limits: static, live (from the load), or a trained file.",
+    )
+    latency_target_ms: float = Field(
+        0.0,
+        ge=0,
+        le=60_000,
+        description="For live knobs: mean time between two tokens that is to be held; 0: none.",
+    )
     log_balancedness: bool = Field(
         False, description="Log mean over max of the servers' loads after each step."
     )
@@ -170,6 +181,12 @@ class BalancerConfig(_Section):
     )
     link_bytes_per_s: int = Field(
         1_000_000_000, ge=1_000, description="Rate at which servers load experts, for that sum."
+    )
+    node_budget: int = Field(
+        -1,
+        ge=-1,
+        le=100_000,
+        description="Most replicas per layer on other nodes than their expert's first one; -1: any number.",
     )
     metrics_port: Port = Field(0, description="Port for Prometheus; 0: none.")
 
@@ -243,6 +260,9 @@ class ExpertServerConfig(_Section):
     )
     memory_bytes: int = Field(
         0, ge=0, description="Memory for expert weights; 0: no limit. The balancer keeps to it."
+    )
+    node: str = Field(
+        "", description="Machine, or rack, within which traffic is cheap; empty: the host's name."
     )
     speed: float = Field(
         1.0, gt=0, le=1000, description="Speed relative to the other servers, until it is measured."

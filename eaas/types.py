@@ -139,6 +139,8 @@ class Member:
     progress: int = 0
     speed: float = 1.0
     memory_bytes: int = 0
+    expert_bytes: int = 0
+    node: str = ""
     transports: tuple[str, ...] = ()
     silence_s: float = 0.0
     epoch: int = 0
@@ -165,6 +167,8 @@ class Member:
             progress=self.progress,
             speed=self.speed,
             memory_bytes=self.memory_bytes,
+            expert_bytes=self.expert_bytes,
+            node=self.node,
             transports=self.transports,
             silence_s=self.silence_s,
             epoch=self.epoch,
@@ -190,6 +194,8 @@ class Member:
             progress=message.progress,
             speed=message.speed,
             memory_bytes=message.memory_bytes,
+            expert_bytes=message.expert_bytes,
+            node=message.node,
             transports=tuple(message.transports),
             silence_s=message.silence_s,
             epoch=message.epoch,

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from eaas.rpc.v1 import common_pb2
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.types import ModelShape
+from expert_server.links import read_carried
 
 __all__ = ["HotnessHandler"]
 
@@ -66,6 +67,7 @@ class HotnessHandler:
         known = (request.boot_id, request.sequence) == (self._boot_id, sequence)
         count = self._store.count
         visits_L, tokens_LE = self.counts_LX[:, 0], self.counts_LX[:, 1:]
+        received, sent = read_carried()
         return pb.ReadHotnessResponse(
             boot_id=self._boot_id,
             sequence=sequence,
@@ -76,4 +78,6 @@ class HotnessHandler:
             batches=batches,
             visits=int(visits_L.sum()),
             expert_bytes=self._store.bytes // count if count else 0,
+            received_bytes=received,
+            sent_bytes=sent,
         )

@@ -27,6 +27,7 @@ from expert_server.hotness import HotnessHandler
 from expert_server.kernels import ExpertKernel, KernelSpec, Quantization
 from expert_server.kernels.choose import ExpertSizes, choose_kernel
 from expert_server.kernels.quantize import quantization_error
+from expert_server.kernels.trial import replica_bytes
 from expert_server.leaving import Leaving
 from expert_server.loop import ServeLoop
 from expert_server.peers import PeerReader, checkpoint_of_peers, serving_peers
@@ -106,6 +107,10 @@ class ExpertServer:
         with ExitStack() as undo:
             self._kernel = choose_kernel(reader.forms, spec, sizes, config.kernel).kernel
             undo.callback(self._kernel.close)
+            size = 0
+            if config.memory_bytes:
+                # Told before anything is placed here, so that nobody places too much.
+                size = replica_bytes(self._kernel, reader.forms[0], spec, sizes)
             self._about_kernel = _describe(self._kernel, reader)
             self._store = ExpertStore(reader, self._kernel, config.load_bytes_per_s)
             self._arena = Arena.create_shared(
@@ -132,7 +137,11 @@ class ExpertServer:
             hotness = HotnessHandler(self.shape, self._loop, self._store)
             self._kernel.count_into(hotness.counts_LX)
             placements = PlacementHandler(
-                self._store, self.shape, self._on_prepared, self._on_retired
+                self._store,
+                self.shape,
+                self._on_prepared,
+                self._on_retired,
+                bool(config.memory_bytes),
             )
             self._watchdog = Watchdog(self._loop.pulse, self._on_pulse)
             self._service = ExpertService(
@@ -163,6 +172,8 @@ class ExpertServer:
                 transports=transports(),
                 speed=config.speed,
                 memory_bytes=config.memory_bytes,
+                expert_bytes=size,
+                node=config.node or socket.gethostname(),
             )
             self._session = MemberSession(
                 monitor_address,

@@ -8,7 +8,7 @@ while; one for an expert that was just unloaded is answered STALE_PLACEMENT, and
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import grpc
@@ -33,6 +33,7 @@ class PlacementHandler:
         shape: Of the model.
         on_prepared: Called with the epoch once a share is loaded.
         on_retired: Called with the epoch once everything else is unloaded.
+        is_limited: Whether the memory for experts is.
     """
 
     CALLS: ClassVar = ("PreparePlacement", "RetirePlacement", "ListExperts")
@@ -43,11 +44,13 @@ class PlacementHandler:
         shape: ModelShape,
         on_prepared: Callable[[int], None],
         on_retired: Callable[[int], None],
+        is_limited: bool = False,
     ) -> None:
         self._store = store
         self._shape = shape
         self._on_prepared = on_prepared
         self._on_retired = on_retired
+        self._is_limited = is_limited
         self._changing = threading.Lock()
         self._telling = threading.Lock()
         # Of the newest placement that was told, be it not loaded yet.
@@ -71,6 +74,10 @@ class PlacementHandler:
         self._tell(epoch, context)
         with self._changing:
             self._refuse_older(epoch, context)
+            if self._is_limited and not self._epoch:
+                # Left of placements that were given up before this server had a share. Nobody asks for it,
+                # and nobody counts it where room is reckoned with.
+                self._keep(wanted)
             try:
                 loaded = self._store.load(wanted, lambda: self._told > epoch)
             except CheckpointError as error:
@@ -93,11 +100,14 @@ class PlacementHandler:
         with self._changing:
             self._tell(request.epoch, context)
             self._epoch = request.epoch
-            held = self._store.held()
-            self._store.unload({layer: set(held[layer]) - set(kept[layer]) for layer in held})
+            self._keep(kept)
         _log.info("epoch %d: %d experts are kept", request.epoch, self._store.count)
         self._on_retired(request.epoch)
         return pb.RetirePlacementResponse(experts=self._store.count)
+
+    def _keep(self, kept: Mapping[int, Sequence[int]]) -> None:
+        held = self._store.held()
+        self._store.unload({layer: {*held[layer]} - {*kept.get(layer, ())} for layer in held})
 
     def ListExperts(
         self, request: pb.ListExpertsRequest, context: grpc.ServicerContext

@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from balancer.live.learned import LearnedKnobs
 from eaas.errors import ConfigError
 from eaas.trace import Trace
+from simulator.learned import LEARNED, LearnedPlanner
 from simulator.planners import STATIC, parse_name
 from simulator.replay import Replay, check_slots, replay
 from simulator.score import BASELINE_INTERVAL, BASELINE_POLICY, score
@@ -59,6 +61,7 @@ def compare(
     intervals: Sequence[int],
     slots: int | None = None,
     planning_s: float | None = PLANNING_S,
+    learned: LearnedKnobs | None = None,
     progress: Callable[[str, float], None] = lambda _what, _part: None,
 ) -> Comparison:
     """Replay each policy with each number of servers at each interval.
@@ -70,6 +73,7 @@ def compare(
         intervals: Iterations between plans.
         slots: Replicas per layer; by default E + S.
         planning_s: What a plan is taken to last; None: what it takes here. See `replay`.
+        learned: Knobs of `scalpel`, compared as `scalpel-learned` after the policies.
         progress: Called with the name of the current replay, and the part of all that is done.
 
     Raises:
@@ -86,10 +90,11 @@ def compare(
                 f"interval {interval}: the trace has only {trace.iterations} iterations: "
                 "give a smaller one"
             )
+    names = (*policies, *((LEARNED,) if learned else ()))
     jobs = [
         (count, policy, interval)
         for count in servers
-        for policy in policies
+        for policy in names
         for interval in (intervals[:1] if policy == STATIC else intervals)
     ]
     baseline_jobs = [(count, BASELINE_POLICY, BASELINE_INTERVAL) for count in servers]
@@ -100,6 +105,11 @@ def compare(
         def tell(part: float, what: str = policy, at: int = number) -> None:
             progress(what, (at + part) / len(wanted))
 
+        planner = None
+        if learned is not None and policy == LEARNED:
+            planner = LearnedPlanner(
+                learned, count, trace.experts + count if slots is None else slots
+            )
         done[count, policy, interval] = replay(
             trace,
             policy,
@@ -108,6 +118,7 @@ def compare(
             slots=slots,
             planning_s=planning_s,
             progress=tell,
+            planner=planner,
         )
     return Comparison(
         tuple(done[job] for job in jobs), {job[0]: done[job] for job in baseline_jobs}

@@ -32,6 +32,7 @@ def plan(
     shares_SE: npt.NDArray[np.float32],
     load: Load,
     max_tokens: Sequence[int],
+    layer: int = 0,
 ) -> tuple[list[Part], bool]:
     """What each server is to compute of the wanted pairs.
 
@@ -44,6 +45,7 @@ def plan(
         shares_SE: As for the policy.
         load: Of the servers.
         max_tokens: As for `split`.
+        layer: Whose call it is.
 
     Returns:
         The parts, as from `split`, and whether every wanted pair is in one.
@@ -53,7 +55,7 @@ def plan(
     """
     if not isinstance(policy, ByShares):
         chunks = group(ids_TK, wanted_TK, shares_SE.shape[1])
-        server_C = policy.choose(chunks, shares_SE, load)
+        server_C = policy.choose(chunks, shares_SE, load, layer)
         return split(ids_TK, chunks, server_C, max_tokens), not (server_C == NOWHERE).any()
     servers, experts = shares_SE.shape
     tokens, top_k = ids_TK.shape
@@ -61,6 +63,6 @@ def plan(
     rate_S, backlog_S = (load.rate_S, load.backlog_S) if policy.levels else (None, None)
     left, shares = _dispatch.plan(
         ids_TK, wanted_TK, tokens, top_k, shares_SE, servers, experts, CHUNK_PAIRS,
-        policy.draw(), CHUNK_STEP, rate_S, backlog_S, rows_P, ids_PK,
+        policy.draw(layer), CHUNK_STEP, rate_S, backlog_S, rows_P, ids_PK,
     )  # fmt: skip
     return cut(shares, rows_P, ids_PK, max_tokens), left == 0

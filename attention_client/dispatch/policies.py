@@ -30,6 +30,7 @@ __all__ = ["CHUNK_STEP", "ByShares", "DispatchPolicy", "Load", "dispatch_policy"
 # (1/g and 1/g**2 of the plastic number g, M. Roberts' R2 sequence).
 _CALL_STEP = 0.7548776662466927
 CHUNK_STEP = 0.5698402909980532
+_LAYER_STEP = 0.6180339887498949
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +50,7 @@ class DispatchPolicy(Protocol):
     """Chooses replicas. May be called from several threads."""
 
     def choose(
-        self, chunks: Chunks, shares_SE: npt.NDArray[np.float32], load: Load
+        self, chunks: Chunks, shares_SE: npt.NDArray[np.float32], load: Load, layer: int = 0
     ) -> npt.NDArray[np.int64]:
         """One server for each chunk.
 
@@ -57,10 +58,29 @@ class DispatchPolicy(Protocol):
             chunks: Of one layer call.
             shares_SE: The placement's shares of that layer, contiguous; 0 for servers that must not be asked.
             load: Of the servers.
+            layer: Whose call it is.
 
         Returns:
             int64 (C,): a server with a share of the chunk's expert; NOWHERE where there is none.
         """
+
+
+class _Calls:
+    """Counts calls, each layer's by themselves.
+
+    A model's layers call in turns: of numbers that are spread evenly one in two, or in four, is not.
+    """
+
+    def __init__(self) -> None:
+        self._layers: dict[int, itertools.count[int]] = {}
+
+    def next(self, layer: int) -> int:
+        """0, 1, 2, ... for each layer."""
+        return next(self._layers.setdefault(layer, itertools.count()))
+
+    def draw(self, layer: int) -> float:
+        """In [0, 1), spread evenly over the calls of a layer; layers begin at different places."""
+        return (self.next(layer) * _CALL_STEP + layer * _LAYER_STEP) % 1.0
 
 
 class ByShares:
@@ -76,21 +96,28 @@ class ByShares:
 
     def __init__(self, *, levels: bool) -> None:
         self.levels = levels
-        self._calls = itertools.count()
+        self._calls = _Calls()
 
-    def draw(self) -> float:
-        """Where in [0, 1) the shares are looked up for the first chunk of the next call."""
-        return next(self._calls) * _CALL_STEP % 1.0
+    def draw(self, layer: int) -> float:
+        """Where in [0, 1) the shares are looked up for the first chunk of the layer's next call."""
+        return self._calls.draw(layer)
 
     def choose(
-        self, chunks: Chunks, shares_SE: npt.NDArray[np.float32], load: Load
+        self, chunks: Chunks, shares_SE: npt.NDArray[np.float32], load: Load, layer: int = 0
     ) -> npt.NDArray[np.int64]:
         """See `DispatchPolicy`; `plan` does the same in one call, with all that is around it."""
         servers, experts = shares_SE.shape
         count = chunks.expert_C.size
         server_C = np.empty(count, dtype=np.int64)
         _dispatch.by_share(
-            chunks.expert_C, count, shares_SE, servers, experts, self.draw(), CHUNK_STEP, server_C
+            chunks.expert_C,
+            count,
+            shares_SE,
+            servers,
+            experts,
+            self.draw(layer),
+            CHUNK_STEP,
+            server_C,
         )
         if self.levels:
             _dispatch.level(
@@ -108,10 +135,10 @@ class _Split:
     """
 
     def __init__(self) -> None:
-        self._calls = itertools.count()
+        self._calls = _Calls()
 
     def choose(
-        self, chunks: Chunks, shares_SE: npt.NDArray[np.float32], load: Load
+        self, chunks: Chunks, shares_SE: npt.NDArray[np.float32], load: Load, layer: int = 0
     ) -> npt.NDArray[np.int64]:
         servers, experts = shares_SE.shape
         expert_C, work_C = chunks.expert_C, chunks.work_C
@@ -121,7 +148,7 @@ class _Split:
         # looked up differs from expert to expert and from call to call.
         count_E = np.bincount(expert_C, minlength=experts)
         nth_C = np.arange(expert_C.size) - (np.cumsum(count_E) - count_E)[expert_C]
-        draw_C = (next(self._calls) * _CALL_STEP + expert_C * CHUNK_STEP) % 1.0
+        draw_C = (self._calls.draw(layer) + expert_C * CHUNK_STEP) % 1.0
         part_C = (nth_C + draw_C) / count_E[expert_C]
         sum_SC = np.cumsum(best_SE[:, expert_C], axis=0)
         # Rounding can leave the sum of an expert's shares a little below 1.
@@ -138,14 +165,14 @@ class _RoundRobin:
     """The replicas of each expert in turn."""
 
     def __init__(self) -> None:
-        self._calls = itertools.count()
+        self._calls = _Calls()
 
     def choose(
-        self, chunks: Chunks, shares_SE: npt.NDArray[np.float32], load: Load
+        self, chunks: Chunks, shares_SE: npt.NDArray[np.float32], load: Load, layer: int = 0
     ) -> npt.NDArray[np.int64]:
         holds_SC = shares_SE[:, chunks.expert_C] > 0
         replicas_C = holds_SC.sum(axis=0)
-        turn_C = next(self._calls) + np.arange(replicas_C.size)
+        turn_C = self._calls.next(layer) + np.arange(replicas_C.size)
         return _nth_holder(holds_SC, turn_C % np.maximum(replicas_C, 1))
 
 
@@ -156,7 +183,7 @@ class _Random:
         self._seeds = itertools.count(seed)
 
     def choose(
-        self, chunks: Chunks, shares_SE: npt.NDArray[np.float32], load: Load
+        self, chunks: Chunks, shares_SE: npt.NDArray[np.float32], load: Load, layer: int = 0
     ) -> npt.NDArray[np.int64]:
         holds_SC = shares_SE[:, chunks.expert_C] > 0
         rng = np.random.default_rng(next(self._seeds))

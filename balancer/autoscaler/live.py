@@ -10,30 +10,24 @@ It is no member, and keeps nothing that anybody needs: it may end and start agai
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 import grpc
-import httpx
-from prometheus_client.parser import text_string_to_metric_families
 
 from balancer.autoscaler.core import Autoscaler, Reading
 from balancer.autoscaler.meters import LatencyMeter, Utilizations
+from balancer.token_times import token_times
 from eaas.balancer_calls import scale_servers
 from eaas.config import AutoscalerConfig
 from eaas.errors import ClusterError, ConfigError
 from eaas.grpc_client import channel
-from eaas.log import get_logger
 from eaas.monitors import Monitors, ask_members
 from eaas.rpc.v1 import balancer_pb2, balancer_pb2_grpc
 from eaas.types import Member, MemberState, Role
 
 __all__ = ["LiveAutoscaler"]
 
-_log = get_logger(__name__)
-
 _CALL_S = 5.0
-_METRICS_S = 2.0
-_TOKEN_TIME = "eaas_inter_token_latency_seconds"
 _GONE = (MemberState.DEAD, MemberState.DRAINING)
 _COMING_OR_GOING = (MemberState.JOINING, MemberState.DRAINING)
 
@@ -103,7 +97,7 @@ class LiveAutoscaler:
             unmeasured=sum(server not in shares for server in counted),
             busiest=max(shares.values(), default=0.0),
             fewest=_fewest(balancer),
-            token_s=self._latency.read(_token_times(members)),
+            token_s=self._latency.read(token_times(members)),
             changing=", ".join(changing),
         )
 
@@ -126,38 +120,3 @@ def _fewest(balancer: str) -> int:
                 f"the balancer at {balancer} does not answer: {error.details()}"
             ) from error
     return int(response.fewest)
-
-
-def _token_times(members: Iterable[Member]) -> Mapping[tuple[str, int], tuple[float, float]]:
-    """By client, the sum of the times between two tokens, and how many; of those with an endpoint."""
-    times = {}
-    for m in members:
-        if (
-            m.role is not Role.ATTENTION_CLIENT
-            or m.state is not MemberState.SERVING
-            or not m.address
-        ):
-            continue
-        try:
-            # Members are no web sites: a proxy of the environment is not for them.
-            response = httpx.get(
-                f"http://{m.address}/metrics", timeout=_METRICS_S, trust_env=False
-            ).raise_for_status()
-            times[m.id, m.incarnation] = _token_time(response.text)
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-            _log.warning("%s: its /metrics was not read: %s", m.id, error)
-    return times
-
-
-def _token_time(text: str) -> tuple[float, float]:
-    """Sum and count of the histogram in a page of Prometheus. Raises ValueError where it is not there."""
-    values = {
-        sample.name: sample.value
-        for family in text_string_to_metric_families(text)
-        if family.name == _TOKEN_TIME
-        for sample in family.samples
-    }
-    try:
-        return values[f"{_TOKEN_TIME}_sum"], values[f"{_TOKEN_TIME}_count"]
-    except KeyError as error:
-        raise ValueError(f"no {error.args[0]} in it") from error

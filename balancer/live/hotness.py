@@ -61,12 +61,14 @@ class Reading:
         boot_id, sequence: Of its life, and of its counts.
         tokens_LE: Totals of this life; None where nothing came since the sequence that it was asked with.
         work: Totals.
+        carried: Bytes that its machine's network has received and sent.
     """
 
     boot_id: int
     sequence: int
     tokens_LE: Counts | None
     work: Work
+    carried: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, eq=False)

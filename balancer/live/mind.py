@@ -34,6 +34,7 @@ __all__ = [
     "Proposal",
     "Settings",
     "Situation",
+    "check_node_budget",
     "lay_out",
     "planning_bound",
     "weigh",
@@ -58,6 +59,10 @@ class Settings:
         link_bytes_per_s: At which servers load.
         stall_s: Seconds of service that a load costs beside its bytes.
         knobs: The policy's own, by name.
+        tuned: The same, as they are set from the load; `knobs` come first.
+        link_part: Of the link's rate, what is free for loads.
+        node_budget: Replicas per layer that experts may have on further nodes than their first; backups
+            do not count. None: any number.
         pins: (layer, expert, server): replicas that have to be there.
     """
 
@@ -69,7 +74,15 @@ class Settings:
     link_bytes_per_s: float = 1e9
     stall_s: float = 0.0
     knobs: Mapping[str, Any] = field(default_factory=dict)
+    tuned: Mapping[str, Any] = field(default_factory=dict)
+    link_part: float = 1.0
+    node_budget: int | None = None
     pins: frozenset[tuple[int, int, str]] = frozenset()
+
+    @property
+    def free_bytes_per_s(self) -> float:
+        """At which servers load beside what else the links carry."""
+        return self.link_bytes_per_s * self.link_part
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +98,7 @@ class Situation:
         room_S: int64; replicas, over all layers. None: no limits.
         expert_bytes: Of a replica.
         window_WLE: The window itself, for policies that look at more than its sum; None: there is none.
+        nodes_S: int64; which servers are near to one another. None: not known.
     """
 
     servers: tuple[str, ...]
@@ -95,6 +109,7 @@ class Situation:
     room_S: Int | None = None
     expert_bytes: int = 0
     window_WLE: npt.NDArray[np.int64] | None = None
+    nodes_S: Int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,13 +225,15 @@ def weigh(settings: Settings, now: Situation) -> Proposal:
     moves = ordered_moves(now.holds_LSE, holds_LSE, np.maximum(cap_LS, now.holds_LSE.sum(axis=2)))
     loads = int(np.count_nonzero(holds_LSE > now.holds_LSE))
     gain = float((par_level_L - par_then_L).mean())
-    cost_s = loads * (now.expert_bytes / settings.link_bytes_per_s + settings.stall_s)
+    cost_s = loads * (now.expert_bytes / settings.free_bytes_per_s + settings.stall_s)
     payback_s = cost_s / gain if gain > 0 else np.inf
     # Step 3: which of them.
     least = max(settings.least_gain, _noise(now))
     level_gain = float((par_now_L - par_level_L).mean())
     if not now.holds_LSE.any(axis=1).all():
         kind, why = "moves", "there are experts without a server"
+    elif (abroad := _abroad(settings, now, kept_LSE)) and moves:
+        kind, why = "moves", f"a layer has {abroad} replicas on further nodes: more than may be"
     elif moves and gain >= least and payback_s <= settings.horizon_s:
         kind, why = "moves", f"{loads} loads lower the mean PAR by {gain:.3f}"
         why += f" and pay back in {payback_s:.1f} s"
@@ -277,12 +294,34 @@ def _knobs(settings: Settings, now: Situation) -> dict[str, Any]:
     known = {
         "window_WLE": now.window_WLE,
         "expert_bytes": now.expert_bytes,
-        "link_bytes_per_s": settings.link_bytes_per_s,
+        "link_bytes_per_s": settings.free_bytes_per_s,
         "stall_s": settings.stall_s,
         "horizon_s": settings.horizon_s,
+        **settings.tuned,
     }
+    if settings.node_budget is not None:
+        check_node_budget(settings.policy)
+        known |= {"nodes_S": now.nodes_S, "cross_node_replicas": settings.node_budget}
     given = {name: value for name, value in known.items() if name in parameters}
     return given | dict(settings.knobs)
+
+
+def check_node_budget(policy: str) -> None:
+    """Raises ValueError for a policy that knows no nodes."""
+    able = [p for p in policies.names() if "nodes_S" in inspect.signature(find(p)).parameters]
+    if policy not in able:
+        raise ValueError(
+            f"balancer.node_budget is set, and {policy} knows no nodes: give {' or '.join(able)}"
+        )
+
+
+def _abroad(settings: Settings, now: Situation, primary_LSE: Holds) -> int:
+    """The most replicas of a layer on further nodes, where that is above the budget; else 0."""
+    if settings.node_budget is None or now.nodes_S is None:
+        return 0
+    held_NLE = [primary_LSE[:, now.nodes_S == node].any(axis=1) for node in np.unique(now.nodes_S)]
+    further_L = (np.sum(held_NLE, axis=0) - 1).clip(0).sum(axis=1)
+    return int(further_L.max()) if further_L.max() > settings.node_budget else 0
 
 
 def _noise(now: Situation) -> float:

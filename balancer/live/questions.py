@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from balancer.live.mind import Settings, Situation, par_of
-from balancer.live.rebalancer import VERDICTS, Planned
+from balancer.live.plans import VERDICTS, Planned
 from balancer.live.state import LoadState
 from balancer.policies.registry import checked_knobs
 from balancer.policies.types import Float
@@ -80,6 +80,10 @@ def _other_servers(now: Situation, request: pb.PlanRequest) -> Situation:
     room_S = None
     if now.room_S is not None:
         room_S = np.append(now.room_S[kept], np.full(more, now.room_S.min()))
+    nodes_S = None
+    if now.nodes_S is not None:
+        # Each on a node of its own: whoever asks does not say.
+        nodes_S = np.append(now.nodes_S[kept], now.nodes_S.max() + 1 + np.arange(more))
     return replace(
         now,
         servers=(*(now.servers[i] for i in kept), *(f"new-{n + 1}" for n in range(more))),
@@ -87,6 +91,7 @@ def _other_servers(now: Situation, request: pb.PlanRequest) -> Situation:
         shares_LSE=np.concatenate([now.shares_LSE[:, kept], np.zeros(shape)], axis=1),
         speeds_S=np.append(now.speeds_S[kept], np.ones(more)),
         room_S=room_S,
+        nodes_S=nodes_S,
     )
 
 

@@ -117,4 +117,5 @@ def reading_of(answer: pb.ReadHotnessResponse) -> Reading:
     if answer.layers:
         tokens_LE = np.array([layer.tokens for layer in answer.layers], np.int64)
     work = Work(answer.busy_s, answer.batches, answer.visits)
-    return Reading(answer.boot_id, answer.sequence, tokens_LE, work)
+    carried = answer.received_bytes, answer.sent_bytes
+    return Reading(answer.boot_id, answer.sequence, tokens_LE, work, carried)

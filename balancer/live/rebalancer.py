@@ -13,7 +13,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,74 +21,22 @@ import numpy as np
 from balancer.drafts import Draft
 from balancer.live.history import History
 from balancer.live.hotness import Reading
-from balancer.live.mind import STATIC_POLICY, Proposal, Settings, Situation, weigh
+from balancer.live.mind import STATIC_POLICY, Settings, Situation, weigh
+from balancer.live.plans import VERDICTS, Glimpse, NotNowError, Planned
 from balancer.live.stages import stages
 from balancer.live.state import LiveLayout, LoadState
+from balancer.live.tuning import Tuning
 from balancer.planner import Planner
 from balancer.policies.types import Float
 from eaas.config import BalancerConfig
 from eaas.log import get_logger
 from eaas.rpc.v1 import balancer_pb2 as pb
-from eaas.types import Member, Placement
+from eaas.types import Placement
 
-__all__ = ["VERDICTS", "Glimpse", "NotNowError", "Planned", "Rebalancer"]
+__all__ = ["Rebalancer"]
 
 _log = get_logger(__name__)
 _PLANS_KEPT = 32
-VERDICTS = {
-    "nothing": pb.VERDICT_NOTHING,
-    "shares": pb.VERDICT_SHARES,
-    "moves": pb.VERDICT_MOVES,
-}
-
-
-class NotNowError(Exception):
-    """The cluster is not in a state for that; says why. Later it may be."""
-
-
-@dataclass(frozen=True, eq=False)
-class Glimpse:
-    """What the planner knows at a moment.
-
-    Attributes:
-        placement: The one that was published last.
-        servers: Expert servers that live, by id.
-        able: Those of them that can be given experts.
-        at_rest: Whether no roll-out is going on.
-    """
-
-    placement: Placement | None
-    servers: Mapping[str, Member]
-    able: frozenset[str]
-    at_rest: bool
-
-    @classmethod
-    def of(cls, planner: Planner) -> Glimpse:
-        """To be called on the planner's thread."""
-        pool = planner.pool
-        return cls(planner.current, pool.alive, frozenset(pool.able), planner.is_at_rest)
-
-
-@dataclass(frozen=True, eq=False)
-class Planned:
-    """A plan, and what it was made for.
-
-    Attributes:
-        id: For `Apply`.
-        settings, situation: What was asked.
-        proposal: What was answered.
-        placement: That of then.
-        plan_s: Seconds that it took.
-        applicable: The servers are those that there are.
-    """
-
-    id: str
-    settings: Settings
-    situation: Situation
-    proposal: Proposal
-    placement: Placement
-    plan_s: float
-    applicable: bool
 
 
 class Rebalancer:
@@ -99,6 +47,7 @@ class Rebalancer:
         layout: What the planner makes placements by; its settings are the ones in force.
         ask: Asks the planner on its thread.
         history: Of decisions.
+        tuning: Has knobs set from the load; None: they stay.
         on_change: Called when an operator wants something else from now on.
         clock: Monotonic seconds.
     """
@@ -109,6 +58,7 @@ class Rebalancer:
         layout: LiveLayout,
         ask: Callable[[Callable[[Planner], Any]], Any],
         history: History,
+        tuning: Tuning | None = None,
         on_change: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -116,6 +66,7 @@ class Rebalancer:
         self._layout = layout
         self._ask = ask
         self.history = history
+        self._tuning = tuning
         self._on_change = on_change
         self._clock = clock
         self._plans: OrderedDict[str, Planned] = OrderedDict()
@@ -148,6 +99,8 @@ class Rebalancer:
             self._layout.load = LoadState(self._config, layers, experts)
         load = self._layout.load
         reason = load.stepped(readings, now.servers, now.placement, expert_bytes)
+        if self._tuning is not None:
+            self._tuning.look(load, readings, now.clients)
         if reason is None or self.settings.policy == STATIC_POLICY or not now.at_rest:
             return
         if not now.able >= set(now.placement.servers):

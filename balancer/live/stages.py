@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 from balancer.policies.moves import Move
 from balancer.policies.types import Float, Holds, Int, Shares
 
-__all__ = ["stages"]
+__all__ = ["shares_of", "stages"]
 
 
 def stages(
@@ -23,50 +24,116 @@ def stages(
 ) -> list[tuple[Holds, Shares]]:
     """Layouts one after another; the last one is `then`.
 
-    What a stage unloads is there until clients know of it, so a load that needs that room is of the next
-    stage. Without limits there is one stage.
+    What a stage unloads is there until clients know of it, so a load that needs that room is of a later
+    stage. Each expert that has a server has one in every stage. Without limits there is one stage.
 
     Args:
         holds_LSE, shares_LSE: The layout now.
         then_LSE, then_shares_LSE: The one to come.
-        moves: From the one to the other, in a safe order (see `ordered_moves`).
+        moves: From the one to the other (see `ordered_moves`); loads are made in this order.
         room_S: int64 (S): replicas that servers have memory for, over all layers.
     """
     if room_S is None:
         return [(then_LSE, then_shares_LSE)]
-    found = []
-    for stage_LSE in _cut(holds_LSE, moves, room_S):
-        if (stage_LSE == then_LSE).all():
-            break
-        found.append((stage_LSE, _shares(stage_LSE, shares_LSE, then_shares_LSE)))
+    loads = [
+        (m.layer, m.server, m.expert)
+        for m in moves
+        if m.kind == "load" and then_LSE[m.layer, m.server, m.expert]
+    ]
+    found = [
+        (stage_LSE, shares_of(stage_LSE, then_shares_LSE, shares_LSE))
+        for stage_LSE in _Way(holds_LSE, then_LSE, loads, room_S).stages()
+    ]
     return [*found, (then_LSE, then_shares_LSE)]
 
 
-def _cut(holds_LSE: Holds, moves: Sequence[Move], room_S: Int) -> Iterator[Holds]:
-    stage_LSE = holds_LSE.copy()
-    # With what is to be unloaded at the end of the stage.
-    peak_S = holds_LSE.sum(axis=(0, 2))
-    for move in moves:
-        is_load = move.kind == "load"
-        if is_load and peak_S[move.server] >= room_S[move.server]:
-            after_S = stage_LSE.sum(axis=(0, 2))
-            if after_S[move.server] < peak_S[move.server]:
-                yield stage_LSE.copy()
-                peak_S = after_S
-        stage_LSE[move.layer, move.server, move.expert] = is_load
-        peak_S[move.server] += is_load
-    yield stage_LSE
+_Place = tuple[int, int, int]  # layer, server, expert
 
 
-def _shares(stage_LSE: Holds, now_LSE: npt.NDArray[np.floating], then_LSE: Shares) -> Shares:
-    """As the layout to come wants it of those that are there; else as now; else even."""
-    result: Float = np.zeros(stage_LSE.shape)
-    for wanted_LSE in (then_LSE, now_LSE, stage_LSE.astype(np.float64)):
-        part_LSE = np.where(stage_LSE, wanted_LSE, 0.0)
+class _Way:
+    """What is held by now, and what is still to be loaded and unloaded.
+
+    Args:
+        holds_LSE, then_LSE: From where to where.
+        loads: In order.
+        room_S: Replicas that servers have memory for.
+    """
+
+    def __init__(
+        self, holds_LSE: Holds, then_LSE: Holds, loads: Sequence[_Place], room_S: Int
+    ) -> None:
+        self._stage_LSE = holds_LSE.copy()
+        self._then_LSE = then_LSE
+        self._loads = list(loads)
+        self._room_S = room_S
+        # With what the stage unloads: it is there until the stage is over.
+        self._peak_S = holds_LSE.sum(axis=(0, 2))
+        self._borrowed: set[_Place] = set()
+
+    def stages(self) -> Iterator[Holds]:
+        """All but the last one."""
+        while True:
+            loaded = self._load_what_fits()
+            if not self._loads:
+                return
+            if not (self._unload_for_the_rest() or self._borrow() or loaded):
+                # Full servers that are to exchange what nobody else has: one has to hold more for a while.
+                self._load(self._loads.pop(0))
+                continue
+            yield self._stage_LSE.copy()
+            self._peak_S = self._stage_LSE.sum(axis=(0, 2))
+
+    def _load(self, place: _Place) -> None:
+        self._stage_LSE[place] = True
+        self._peak_S[place[1]] += 1
+
+    def _load_what_fits(self) -> bool:
+        waiting = []
+        for place in self._loads:
+            if self._peak_S[place[1]] < self._room_S[place[1]]:
+                self._load(place)
+            else:
+                waiting.append(place)
+        done = len(waiting) < len(self._loads)
+        self._loads = waiting
+        return done
+
+    def _unload_for_the_rest(self) -> bool:
+        """Servers that have loads to come drop what they are to drop, where others have it."""
+        needed = Counter(server for _, server, _ in self._loads)
+        dropped = False
+        for layer, server, expert in np.argwhere(self._stage_LSE & ~self._then_LSE).tolist():
+            if needed[server] > 0 and self._stage_LSE[layer, :, expert].sum() > 1:
+                self._stage_LSE[layer, server, expert] = False
+                needed[server] -= 1
+                dropped = True
+        return dropped
+
+    def _borrow(self) -> bool:
+        """A server drops for a while what it is to keep and others have, too; each replica once."""
+        for _, server, _ in self._loads:
+            kept_LE = self._stage_LSE[:, server] & self._then_LSE[:, server]
+            spare_LE = kept_LE & (self._stage_LSE.sum(axis=1) > 1)
+            for layer, expert in np.argwhere(spare_LE).tolist():
+                place = (layer, server, expert)
+                if place not in self._borrowed:
+                    self._borrowed.add(place)
+                    self._stage_LSE[place] = False
+                    self._loads.append(place)
+                    return True
+        return False
+
+
+def shares_of(holds_LSE: Holds, *wanted: npt.NDArray[np.floating]) -> Shares:
+    """float64 (L, S, E): as the first that knows an expert wants it of replicas that are there; else even."""
+    result: Float = np.zeros(holds_LSE.shape)
+    for wanted_LSE in (*wanted, holds_LSE.astype(np.float64)):
+        part_LSE = np.where(holds_LSE, wanted_LSE, 0.0)
         sum_LE = part_LSE.sum(axis=1, keepdims=True)
         missing_LE = (result.sum(axis=1, keepdims=True) == 0) & (sum_LE > 0)
         scaled_LSE = np.divide(part_LSE, sum_LE, out=np.zeros_like(part_LSE), where=sum_LE > 0)
         result = np.where(missing_LE, scaled_LSE, result)
     # A replica without a share is one that nobody asks: it is to have a little.
-    least_LSE = np.where(stage_LSE, np.maximum(result, 1 / 1024), 0.0)
-    return np.asarray(least_LSE / least_LSE.sum(axis=1, keepdims=True))
+    least_LSE = np.where(holds_LSE, np.maximum(result, 1 / 1024), 0.0)
+    sum_LE = least_LSE.sum(axis=1, keepdims=True)
+    return np.divide(least_LSE, sum_LE, out=np.zeros_like(least_LSE), where=sum_LE > 0)

@@ -54,6 +54,10 @@ class LoadState:
     Args:
         config: The balancer's settings.
         layers, experts: Of the model.
+
+    Attributes:
+        expert_bytes: Of a replica; 0 until a server told it.
+        counted: Steps that had tokens, since the beginning.
     """
 
     def __init__(self, config: BalancerConfig, layers: int, experts: int) -> None:
@@ -65,7 +69,9 @@ class LoadState:
         self._measures = config.speeds == "measured"
         self._speeds: dict[str, float] = {}
         self._room: dict[str, int] = {}
+        self._nodes: dict[str, str] = {}
         self.expert_bytes = 0
+        self.counted = 0
         self._triggers = Triggers(
             config.step_interval, config.window_size, config.drift_tv, config.drift_tolerance
         )
@@ -96,7 +102,11 @@ class LoadState:
         with self._lock:
             self.expert_bytes = expert_bytes or self.expert_bytes
             self._room = {s: m.memory_bytes for s, m in members.items() if m.memory_bytes}
+            self._nodes = {s: m.node or m.host for s, m in members.items()}
+            stated_bytes = max((m.expert_bytes for m in members.values()), default=0)
+            self.expert_bytes = self.expert_bytes or stated_bytes
             counted = self._window.add(self._fold.step(readings))
+            self.counted += counted
             stated = {s: m.speed for s, m in members.items()}
             names = sorted(members)
             work = {s: self._window.work(s) for s in names if self._measures}
@@ -107,6 +117,21 @@ class LoadState:
             recent_LE = self._window.tokens_LE(self._triggers.recent).astype(np.float64)
             recent_par = self._par(placement, recent_LE)
             return self._triggers.stepped(Looked(recent_LE, recent_par, len(placement.servers)))
+
+    @property
+    def recent(self) -> int:
+        """Steps in which a change is looked for."""
+        return self._triggers.recent
+
+    def window_WLE(self) -> npt.NDArray[np.int64] | None:
+        """Tokens by step; None while there are fewer than two steps."""
+        with self._lock:
+            return self._window.tokens_WLE() if len(self._window) > 1 else None
+
+    def tolerate(self, drift_tolerance: float) -> None:
+        """By how much the PAR may be above what was planned, from now on."""
+        with self._lock:
+            self._triggers.tolerance = drift_tolerance
 
     def forget_the_past(self) -> None:
         """The load has changed: only the last steps are of now."""
@@ -144,6 +169,7 @@ class LoadState:
                 full = self.layers * self.experts
                 limits = {s: size // self.expert_bytes for s, size in self._room.items()}
                 room_S = np.array([min(full, limits.get(s, full)) for s in servers], np.int64)
+            nodes = [self._nodes.get(s, s) for s in servers]
             return Situation(
                 servers=tuple(servers),
                 holds_LSE=holds_LSE,
@@ -153,6 +179,7 @@ class LoadState:
                 room_S=room_S,
                 expert_bytes=self.expert_bytes,
                 window_WLE=window_WLE,
+                nodes_S=np.unique(nodes, return_inverse=True)[1].astype(np.int64),
             )
 
     def observed(self, servers: Sequence[str], last: int | None = None) -> Observed | None:

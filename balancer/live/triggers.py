@@ -47,7 +47,8 @@ class Triggers:
     ) -> None:
         self._interval = step_interval
         self._shift_tv = shift_tv
-        self._tolerance = drift_tolerance
+        self.tolerance = drift_tolerance
+        """As given; may be changed."""
         self.recent = max(_LEAST_RECENT, min(window_size, step_interval) // _RECENT_PART)
         """Steps in which drift is looked for."""
         self._since = 0
@@ -71,7 +72,7 @@ class Triggers:
             return "drift", f"the load is {far:.2f} (total variation) from what was planned for"
         tokens = float(looked.recent_LE.sum(axis=1).mean())
         noise = 2 * math.sqrt(looked.servers / max(tokens, 1.0))
-        if looked.par > par + self._tolerance + noise:
+        if looked.par > par + self.tolerance + noise:
             return "drift", f"PAR {looked.par:.2f}, {par:.2f} when it was planned"
         return None
 

@@ -46,13 +46,19 @@ def repair(holds_LSE: Holds, redundancy: int) -> Holds:
     return next_LSE
 
 
-def restore(holds_LSE: Holds, alive_S: Holds, able_S: Holds) -> Holds:
+def restore(
+    holds_LSE: Holds,
+    alive_S: Holds,
+    able_S: Holds,
+    room_S: npt.NDArray[np.int64] | None = None,
+) -> Holds:
     """Puts each expert that no living server holds onto one that is able; nothing else changes.
 
     Args:
         holds_LSE: bool (L, S, E).
         alive_S: bool (S); servers that answer.
         able_S: bool (S); servers that may be given experts, at least one.
+        room_S: Replicas that servers have memory for; where none has any left, experts stay without one.
 
     Returns:
         holds_LSE: bool (L, S, E).
@@ -60,7 +66,10 @@ def restore(holds_LSE: Holds, alive_S: Holds, able_S: Holds) -> Holds:
     next_LSE = holds_LSE.copy()
     count_S = holds_LSE.sum(axis=(0, 2))
     for layer, expert in np.argwhere(~holds_LSE[:, alive_S].any(axis=1)):
-        server = min(np.flatnonzero(able_S), key=lambda s: (count_S[s], s))
+        free_S = able_S if room_S is None else able_S & (count_S < room_S)
+        if not free_S.any():
+            break
+        server = min(np.flatnonzero(free_S), key=lambda s: (count_S[s], s))
         next_LSE[layer, server, expert] = True
         count_S[server] += 1
     return next_LSE

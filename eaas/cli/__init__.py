@@ -7,7 +7,19 @@ import sys
 import typer
 
 from eaas import __version__
-from eaas.cli import autoscale, bench, client, demo, placement, roles, servers, simulate, trace, up
+from eaas.cli import (
+    autoscale,
+    bench,
+    client,
+    demo,
+    knobs,
+    placement,
+    roles,
+    servers,
+    simulate,
+    trace,
+    up,
+)
 from eaas.errors import EaasError
 from eaas.local.child import announce
 
@@ -29,6 +41,7 @@ demo.register(app)
 bench.register(app)
 simulate.register(app)
 trace.register(app)
+knobs.register(app)
 roles.register(app)
 
 

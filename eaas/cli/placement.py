@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,6 +13,7 @@ import typer
 from eaas.cli.client import DEFAULT_ENDPOINT, fetch_status
 from eaas.cli.options import Endpoint, Json
 from eaas.cli.servers import balancer_address
+from eaas.errors import ConfigError
 
 if TYPE_CHECKING:
     from eaas.balancer_client import BalancerClient
@@ -33,6 +36,7 @@ def register(app: typer.Typer) -> None:
     app.command("rebalance")(rebalance)
     app.command("pin")(pin)
     app.command("unpin")(unpin)
+    app.command("policy")(policy)
     app.command("history")(history)
 
 
@@ -96,6 +100,49 @@ def unpin(
     """Leave an expert that was pinned to the policies again."""
     with _balancer(endpoint) as balancer:
         balancer.unpin(layer, expert, server)
+
+
+def policy(
+    name: Annotated[str, typer.Argument(help="Of docs/policies.md.", show_default=False)],
+    knob: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="A number of the policy's own; may be given several times.",
+            show_default=False,
+        ),
+    ] = None,
+    endpoint: Endpoint = DEFAULT_ENDPOINT,
+    as_json: Json = False,
+) -> None:
+    """Have a policy decide from now on where experts go; its other knobs are its defaults again.
+
+    spread evens out at once, the others act at the next interval.
+    """
+    knobs = _numbers(knob or ())
+    with _balancer(endpoint) as balancer:
+        before = balancer.set_policy(name, knobs)
+    if as_json:
+        typer.echo(json.dumps({"policy": name, "knobs": knobs, "before": before}))
+        return
+    typer.echo(f"policy {name}, before: {before}")
+
+
+def _numbers(given: Sequence[str]) -> dict[str, float]:
+    """{name: value}. Raises ConfigError for what is no NAME=VALUE of a number, and for one given twice."""
+    found: dict[str, float] = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not name or not math.isfinite(number):
+            raise ConfigError(f"--knob {text}: give NAME=VALUE, a name and a number")
+        if name in found:
+            raise ConfigError(f"--knob {name} is given twice: give it once")
+        found[name] = number
+    return found
 
 
 def history(

@@ -5,8 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-__all__ = ["progress"]
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+__all__ = ["progress", "progress_bar"]
 
 
 @contextmanager
@@ -27,3 +31,22 @@ def progress(text: str, steps: int) -> Iterator[Callable[[], None]]:
     ) as bar:
         task = bar.add_task(text, total=steps)
         yield lambda: bar.advance(task)
+
+
+@contextmanager
+def progress_bar() -> Iterator[Progress]:
+    """The same for tasks that tell the part that is done, and what they are at."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description:>24}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns, console=console, disable=not console.is_terminal, transient=True
+    ) as bar:
+        yield bar

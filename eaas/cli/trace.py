@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from eaas.cli.options import Json, Model
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
+from eaas.cli.progress import progress_bar
 
 __all__ = ["register"]
 
@@ -60,7 +56,7 @@ def record(
     from eaas.trace.record import PROMPTS, read_prompts, record_trace
 
     texts = PROMPTS if prompts is None else read_prompts(prompts)
-    with _progress() as bar:
+    with progress_bar() as bar:
         task = bar.add_task("recording", total=1.0)
         recorded = record_trace(
             model,
@@ -101,7 +97,7 @@ def generate(
     from eaas.trace.file import check_target
 
     check_target(target)
-    with _progress() as bar:
+    with progress_bar() as bar:
         task = bar.add_task(regime, total=1.0)
         made = generate_trace(
             regime,
@@ -142,7 +138,7 @@ def info(
     if against is not None:
         from simulator.calibration import deviations
 
-        with _progress() as bar:
+        with progress_bar() as bar:
             task = bar.add_task(f"against {against}", total=1.0)
             document["against"] = deviations(
                 loaded, against, progress=lambda part: bar.update(task, completed=part)
@@ -180,6 +176,14 @@ def compare(
             help="What each plan is taken to last, in seconds; or 'measured': what it takes here.",
         ),
     ] = "0.4",
+    knobs: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Also scalpel with these, of `eaas knobs train`.",
+            show_default=False,
+        ),
+    ] = None,
     plot: Annotated[
         Path | None,
         typer.Option(metavar="FILE.png", help="Draw PAR over time.", show_default=False),
@@ -201,8 +205,13 @@ def compare(
         parse_name(name)
     if plot is not None:
         check_plot(plot)
+    learned = None
+    if knobs is not None:
+        from balancer.live.learned import read_knobs
+
+        learned = read_knobs(knobs, must_win=False).knobs
     loaded = read_trace(source)
-    with _progress() as bar:
+    with progress_bar() as bar:
         task = bar.add_task("", total=1.0)
         comparison = run(
             loaded,
@@ -211,6 +220,7 @@ def compare(
             intervals=intervals,
             slots=slots,
             planning_s=planning_s,
+            learned=learned,
             progress=lambda what, part: bar.update(task, description=what, completed=part),
         )
     if plot is not None:
@@ -237,25 +247,6 @@ def _planning_s(text: str) -> float | None:
     if not 0 <= given < math.inf:
         raise ConfigError(f"--planning {text}: give seconds, at least 0, or 'measured'")
     return given
-
-
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    """A bar on standard error, where that is a terminal; nothing else."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description:>24}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TimeRemainingColumn(),
-    )
-    with Progress(
-        *columns, console=console, disable=not console.is_terminal, transient=True
-    ) as bar:
-        yield bar
 
 
 def _wrote(target: Path, shape: tuple[int, ...]) -> None:

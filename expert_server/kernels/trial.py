@@ -6,7 +6,7 @@ T tokens, K top-k, H hidden, I intermediate, E experts; "rows" are the tokens of
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from expert_server.weights import ExpertForm, ExpertWeights
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["ROWS", "ExpertSizes", "Trial", "TrialBatch"]
+__all__ = ["ROWS", "ExpertSizes", "Trial", "TrialBatch", "replica_bytes"]
 
 # From decode to prefill.
 ROWS = (1, 8, 64)
@@ -154,3 +154,14 @@ class Trial:
         )
         repeats = -(-math.prod(shape) // len(numbers))
         return numbers.to(self._spec.dtype).repeat(repeats)[: math.prod(shape)].view(shape)
+
+
+def replica_bytes(
+    kernel: ExpertKernel, form: ExpertForm, spec: KernelSpec, sizes: ExpertSizes
+) -> int:
+    """Memory that a kernel takes for one expert, found out by giving it one; the kernel holds none."""
+    (weights,) = Trial(form, spec, replace(sizes, num_experts=1)).experts
+    kernel.load(0, 0, weights)
+    taken = kernel.bytes
+    kernel.unload(0, 0)
+    return taken

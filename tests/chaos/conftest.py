@@ -35,6 +35,7 @@ from eaas.local.process import ChildProcess, wait_ready
 from eaas.rpc.v1 import monitor_pb2 as pb
 from eaas.rpc.v1 import monitor_pb2_grpc
 from eaas.types import MemberState
+from lone_process import LoneClient
 from network_faults import PATIENCE_S, Namespace, Proxy
 
 
@@ -381,3 +382,17 @@ def through_proxies(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., A
                 yield proxies
 
         yield route
+
+
+@pytest.fixture
+def lone_client(tmp_path: Path, nursery: Nursery) -> Iterator[Callable[..., LoneClient]]:
+    """Starts one, which ends with the test."""
+    with ExitStack() as stack:
+
+        def start(cluster: Any, transport: str, how: str) -> LoneClient:
+            client = LoneClient(cluster, transport, how, tmp_path, nursery)
+            stack.callback(client.end)
+            client.wait_for("ready")
+            return client
+
+        yield start

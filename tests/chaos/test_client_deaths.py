@@ -4,64 +4,20 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from eaas.local.nursery import Nursery
-from eaas.local.process import ChildProcess
 from eaas.types import MemberState
+from lone_process import LoneClient
 
 pytestmark = [pytest.mark.chaos, pytest.mark.alone, pytest.mark.timeout(300)]
 SERVING, SUSPECT, DEAD = MemberState.SERVING, MemberState.SUSPECT, MemberState.DEAD
 LONE, SERVER = "lone-client", "expert-server-0"
 # The detection window, and what a busy machine adds to it.
 W_S, NEWS_S = 2.0, 1.25
-# On a busy machine.
-START_S = 60.0
-
-
-class LoneClient(ChildProcess):
-    """`lone_client`, as a process."""
-
-    def __init__(
-        self, cluster: Any, transport: str, how: str, log_dir: Path, nursery: Nursery
-    ) -> None:
-        arguments = (cluster.monitor_address, str(cluster.model), transport, how)
-        super().__init__(LONE, arguments, log_dir, module="lone_client", nursery=nursery)
-        self._said = log_dir / f"{LONE}.log"
-
-    def wait_for(self, word: str) -> None:
-        deadline = time.monotonic() + START_S
-        while word not in self._said.read_text():
-            assert self.running, self.last_words()
-            assert time.monotonic() < deadline, f"it is not {word}"
-            time.sleep(0.02)
-
-    @property
-    def answers(self) -> int:
-        return self._said.read_text().count("answer\n")
-
-    def end(self) -> None:
-        self.signal(signal.SIGKILL)
-        assert self.reap(START_S)
-
-
-@pytest.fixture
-def lone_client(tmp_path: Path, nursery: Nursery) -> Iterator[Callable[..., LoneClient]]:
-    """Starts one, which ends with the test."""
-    with ExitStack() as stack:
-
-        def start(cluster: Any, transport: str, how: str) -> LoneClient:
-            client = LoneClient(cluster, transport, how, tmp_path, nursery)
-            stack.callback(client.end)
-            client.wait_for("ready")
-            return client
-
-        yield start
 
 
 @pytest.mark.parametrize("transport", ["shm", "grpc"])

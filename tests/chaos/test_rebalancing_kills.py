@@ -1,26 +1,37 @@
-"""Rebalances in which a server or the balancer dies at any moment. KILL_MOMENTS=200 for the long run."""
+"""Rebalances in which a server, a client or the balancer dies at any moment.
+
+KILL_MOMENTS=200 for the long run, KILL_SEED for another one.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
 from eaas.balancer_client import BalancerClient
 from eaas.config import load_config
 from eaas.errors import ClusterError
+from eaas.grpc_client import channel
+from eaas.rpc.v1 import expert_pb2, expert_pb2_grpc
 from eaas.types import Placement
+from lone_process import LoneClient
 
-ROUNDS = int(os.environ.get("KILL_MOMENTS", "3"))
+ROUNDS = int(os.environ.get("KILL_MOMENTS", "4"))
+SEED = int(os.environ.get("KILL_SEED", "7"))
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300 + 60 * ROUNDS)]
 SERVERS = tuple(f"expert-server-{i}" for i in range(3))
-VICTIMS = (*SERVERS, "balancer")
+VICTIMS = (*SERVERS, "balancer", "client", "client")
 
 
 def any_placement(now: Placement, dice: np.random.Generator) -> Placement:
@@ -33,11 +44,89 @@ def any_placement(now: Placement, dice: np.random.Generator) -> Placement:
     return Placement(0, now.servers, holds_LSE, shares_LSE.astype(np.float32))
 
 
+class Truth:
+    """What servers hold in truth, and what a client is told, looked at all the time.
+
+    Attributes:
+        uncovered: Experts without a server that holds them, or that the client can ask: there is none such,
+            as two servers have each and one dies at a time.
+        mixed: Epochs that the client was told two placements of.
+        epochs: That it was told of.
+        looks: How often was looked.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._told: dict[int, bytes] = {}
+        self._lines: dict[str, grpc.Channel] = {}
+        self.uncovered: list[Any] = []
+        self.mixed: list[int] = []
+        self.looks = 0
+        self._over = threading.Event()
+        plain = client.cluster._placements._on_placement
+
+        def take(placement: Placement) -> None:
+            said = placement.to_proto().SerializeToString(deterministic=True)
+            if self._told.setdefault(placement.epoch, said) != said:
+                self.mixed.append(placement.epoch)
+            plain(placement)
+
+        client.cluster._placements._on_placement = take
+
+    @property
+    def epochs(self) -> int:
+        return len(self._told)
+
+    def held(self) -> dict[str, np.ndarray]:
+        """bool (L, E) by server, of those that answer."""
+        shape = self._client.shape
+        found = {}
+        for name, member in self._client.cluster.session.view.members.items():
+            if name not in SERVERS:
+                continue
+            line = self._lines.get(member.address) or channel(member.address)
+            self._lines[member.address] = line
+            try:
+                answer = expert_pb2_grpc.ExpertServiceStub(line).ListExperts(
+                    expert_pb2.ListExpertsRequest(), timeout=1.0
+                )
+            except grpc.RpcError:
+                continue
+            held_LE = np.zeros((shape.num_layers, shape.num_experts), bool)
+            for layer, holding in enumerate(answer.layers):
+                held_LE[layer, list(holding.experts)] = True
+            found[name] = held_LE
+        return found
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        thread = threading.Thread(target=self._watch)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            thread.join()
+            for line in self._lines.values():
+                line.close()
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.05):
+            held = self.held()
+            # Those that did not answer in time may live: a machine that is busy is no fault.
+            if len(held) >= len(SERVERS) - 1:
+                bare_LE = ~np.any(list(held.values()), axis=0)
+                self.uncovered += np.argwhere(bare_LE).tolist()
+                self.looks += 1
+            self.uncovered += self._client.cluster.uncovered()
+
+
 def test_nobody_notices_who_dies_in_a_rebalance(
     checkpoint: Callable[..., Path],
     faulty_cluster: Callable[..., Any],
     join: Callable[..., Any],
     calling: Callable[..., Any],
+    lone_client: Callable[..., LoneClient],
     throttles: Callable[[str], Any],
     tmp_path: Path,
 ) -> None:
@@ -49,42 +138,52 @@ def test_nobody_notices_who_dies_in_a_rebalance(
         checkpoint(), redundancy=2, config_file=config, config=load_config(config)
     )
     client = join(cluster)
-    dice = np.random.default_rng(7)
-    seen: dict[int, bytes] = {}
-    mixed: list[int] = []
-    plain = client.cluster._placements._on_placement
-
-    def take(placement: Placement) -> None:
-        said = placement.to_proto().SerializeToString(deterministic=True)
-        if seen.setdefault(placement.epoch, said) != said:
-            mixed.append(placement.epoch)
-        plain(placement)
-
-    client.cluster._placements._on_placement = take
-    with calling(client) as calls:
+    other = lone_client(cluster, "shm", "on-and-on")
+    dice = np.random.default_rng(SEED)
+    truth = Truth(client)
+    died: Counter[str] = Counter()
+    with calling(client) as calls, truth.watched():
         for number in range(ROUNDS):
+            # Half of them are servers; of the others none is left out for long.
             victim = VICTIMS[int(dice.integers(len(VICTIMS)))]
-            address = str(cluster.children["balancer"].address)
-            with BalancerClient(address) as balancer:
+            with BalancerClient(str(cluster.children["balancer"].address)) as balancer:
                 now = client.until(balancer.placement)
                 balancer.apply_placement(any_placement(now, dice))
-                time.sleep(dice.uniform(0.0, 1.5))
-                os.kill(cluster.children[victim].pid, signal.SIGKILL)
-            if victim != "balancer":
-                throttles(victim).reset()
-            cluster.restart(victim)
+                time.sleep(dice.uniform(0.0, 0.9))
+                newest = balancer.history(1)[0]
+                phase = "prepare" if not newest.prepare_s else "retire"
+                phase = phase if not newest.retire_s else "rest"
+                assert other.running, other.last_words()
+                if victim == "client":
+                    other.end()
+                else:
+                    os.kill(cluster.children[victim].pid, signal.SIGKILL)
+            died[f"{victim.rstrip('-012')}, {phase}"] += 1
+            if victim == "client":
+                other = lone_client(cluster, "shm", "on-and-on")
+            else:
+                if victim != "balancer":
+                    throttles(victim).reset()
+                cluster.restart(victim)
             client.wait(3)
             with BalancerClient(str(cluster.children["balancer"].address)) as balancer:
                 placement = client.until(lambda b=balancer: rests(b))
             client.until(lambda p=placement: client.cluster.placement.epoch == p.epoch)
             assert set(placement.servers) == set(SERVERS)
             assert (placement.holds_LSE.sum(axis=1) >= 2).all()
-            assert not client.cluster.uncovered()
+            # All of the new epoch, and of no other one.
+            for name, held_LE in truth.held().items():
+                assert (held_LE == placement.holds_LSE[:, placement.servers.index(name)]).all()
+            assert not truth.uncovered
             done = len(calls.seconds)
             client.until(lambda d=done: len(calls.seconds) > d + 5)
-            print(f"{number + 1}: {victim}, epoch {placement.epoch}, {len(calls.seconds)} calls")
-    assert len(seen) >= ROUNDS
-    assert not mixed
+            print(f"{number + 1}: {victim}, {phase}, epoch {placement.epoch}", flush=True)
+        assert other.running, other.last_words()
+    print(f"{dict(died)}; {len(calls.seconds)} calls, {truth.looks} looks, {truth.epochs} epochs")
+    assert truth.epochs >= ROUNDS
+    assert truth.looks >= ROUNDS
+    assert not truth.mixed
+    assert not truth.uncovered
 
 
 def rests(balancer: BalancerClient) -> Placement | None:

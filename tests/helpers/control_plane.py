@@ -99,7 +99,8 @@ class FakeExpertServer:
     """Registers as an expert server and follows placements; loads nothing.
 
     `busy` is the part of the time for which it says that it is at work, `tokens_LE` the tokens that it says
-    experts have had; `most` is how many replicas it ever held at once.
+    experts have had, `sent_bytes` what its network has sent; `most` is how many replicas it ever held at
+    once.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class FakeExpertServer:
         shape: ModelShape = SHAPE,
         failures: int = 0,
         memory_bytes: int = 0,
+        node: str = "",
     ) -> None:
         self.state = JOINING
         self.epoch = 0
@@ -120,6 +122,7 @@ class FakeExpertServer:
         self.tokens_LE = np.zeros((shape.num_layers, shape.num_experts), np.int64)
         self.boot_id, self.sequence = secrets.randbits(62) | 1, 0
         self.busy = self._busy_s = 0.0
+        self.sent_bytes = 0
         self._reported_at = time.monotonic()
         self.released = threading.Event()
         self.released.set()
@@ -145,6 +148,8 @@ class FakeExpertServer:
                 JOINING,
                 model=shape,
                 memory_bytes=memory_bytes,
+                expert_bytes=1000 if memory_bytes else 0,
+                node=node,
             ),
             report=self._report,
         )
@@ -199,6 +204,7 @@ class FakeExpertServer:
             sequence=self.sequence,
             layers=[common_pb2.LayerTokens(tokens=row) for row in self.tokens_LE.tolist()],
             expert_bytes=1000,
+            sent_bytes=self.sent_bytes,
         )
 
     def Drain(self, request: Any, context: Any) -> expert_pb2.DrainResponse:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from balancer.actions import Action, Call, Inspect, Prepare, Publish, Retire, Settled
+from balancer.actions import Action, Call, Complain, Inspect, Prepare, Publish, Retire, Settled
 from balancer.planner import Planner
 from eaas.types import Member, MemberState, ModelShape, Placement, Role
 
@@ -46,6 +46,8 @@ class World:
         published: Of the balancer of the moment; None: none yet.
         remembers: Whether a balancer is told what the one before wanted last.
         deaf: Servers that live, and serve, and that no call of the balancer reaches.
+        rooms: Replicas that servers have memory for, by name; no limit for those that are not in it.
+        crowded: Those that were told to hold more.
     """
 
     def __init__(self, expected: int, redundancy: int) -> None:
@@ -55,6 +57,8 @@ class World:
         self.stores: dict[str, np.ndarray] = {}
         self.told: dict[str, int] = {}
         self.deaf: set[str] = set()
+        self.rooms: dict[str, int] = {}
+        self.crowded: list[str] = []
         self.vain: list[tuple[Planner, Call]] = []
         self.calls: list[tuple[Planner, Call]] = []
         self.follows: dict[str, Placement] = {}
@@ -73,6 +77,7 @@ class World:
             self.planner.remember(self.wanted)
         self.published: Placement | None = None
         self.refusals: list[Any] = []
+        self.complaints: list[str] = []
         self.settled_epochs: list[int] = []
         before = self.members.get("balancer")
         life = before.incarnation + 1 if before else 1
@@ -94,13 +99,16 @@ class World:
                 placement = action.placement
                 assert placement.epoch not in self.placements
                 assert placement.epoch > max(self.placements, default=0)
-                assert self.covered(placement).all(), "published what nobody holds"
+                # With memory limited what is lost may have to wait until room is made.
+                assert self.covered(placement).all() or self.rooms, "published what nobody holds"
                 assert np.allclose(placement.shares_LSE.sum(axis=1), 1)
                 self.placements[placement.epoch] = self.published = placement
             elif isinstance(action, Inspect | Prepare | Retire):
                 self.calls.append((self.planner, action))
                 if isinstance(action, Prepare):
                     self.wanted = action.placement
+            elif isinstance(action, Complain):
+                self.complaints.append(action.reason)
             elif isinstance(action, Settled):
                 assert action.placement is self.published
                 self.settled_epochs.append(action.placement.epoch)
@@ -126,7 +134,12 @@ class World:
         life = incarnation or (before.incarnation + 1 if before else 1)
         self.starts += 1
         address = address or f"{name}:{self.starts}"
-        self.members[name] = replace(server(name, incarnation=life), address=address)
+        self.members[name] = replace(
+            server(name, incarnation=life),
+            address=address,
+            memory_bytes=1000 * self.rooms.get(name, 0),
+            expert_bytes=1000,
+        )
         self.stores[name] = np.zeros(FULL, dtype=bool)
         self.told[name] = 0
         self.tell()
@@ -191,6 +204,8 @@ class World:
         if isinstance(call, Prepare):
             self.loads += int((share_LE & ~self.stores[name]).sum())
             self.stores[name] |= share_LE
+            if self.stores[name].sum() > self.rooms.get(name, share_LE.size):
+                self.crowded.append(name)
             state = SERVING if state is JOINING else state
         else:
             before = {c: self.covered(p) for c, p in self.follows.items()}

@@ -303,7 +303,14 @@ class HistoryResponse(_message.Message):
     def __init__(self, entries: _Optional[_Iterable[_Union[HistoryEntry, _Mapping]]] = ...) -> None: ...
 
 class HistoryEntry(_message.Message):
-    __slots__ = ("number", "unix_ms", "trigger", "policy", "verdict", "reason", "par_now", "par_then", "bound", "transit", "bytes", "epoch_before", "epoch", "plan_s", "prepare_s", "retire_s", "given_up")
+    __slots__ = ("number", "unix_ms", "trigger", "policy", "verdict", "reason", "par_now", "par_then", "bound", "transit", "bytes", "epoch_before", "epoch", "plan_s", "prepare_s", "retire_s", "given_up", "knobs")
+    class KnobsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     TRIGGER_FIELD_NUMBER: _ClassVar[int]
@@ -321,6 +328,7 @@ class HistoryEntry(_message.Message):
     PREPARE_S_FIELD_NUMBER: _ClassVar[int]
     RETIRE_S_FIELD_NUMBER: _ClassVar[int]
     GIVEN_UP_FIELD_NUMBER: _ClassVar[int]
+    KNOBS_FIELD_NUMBER: _ClassVar[int]
     number: int
     unix_ms: int
     trigger: str
@@ -338,7 +346,8 @@ class HistoryEntry(_message.Message):
     prepare_s: float
     retire_s: float
     given_up: str
-    def __init__(self, number: _Optional[int] = ..., unix_ms: _Optional[int] = ..., trigger: _Optional[str] = ..., policy: _Optional[str] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., reason: _Optional[str] = ..., par_now: _Optional[float] = ..., par_then: _Optional[float] = ..., bound: _Optional[float] = ..., transit: _Optional[int] = ..., bytes: _Optional[int] = ..., epoch_before: _Optional[int] = ..., epoch: _Optional[int] = ..., plan_s: _Optional[float] = ..., prepare_s: _Optional[float] = ..., retire_s: _Optional[float] = ..., given_up: _Optional[str] = ...) -> None: ...
+    knobs: _containers.ScalarMap[str, float]
+    def __init__(self, number: _Optional[int] = ..., unix_ms: _Optional[int] = ..., trigger: _Optional[str] = ..., policy: _Optional[str] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., reason: _Optional[str] = ..., par_now: _Optional[float] = ..., par_then: _Optional[float] = ..., bound: _Optional[float] = ..., transit: _Optional[int] = ..., bytes: _Optional[int] = ..., epoch_before: _Optional[int] = ..., epoch: _Optional[int] = ..., plan_s: _Optional[float] = ..., prepare_s: _Optional[float] = ..., retire_s: _Optional[float] = ..., given_up: _Optional[str] = ..., knobs: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class DrainServerRequest(_message.Message):
     __slots__ = ("server_id",)

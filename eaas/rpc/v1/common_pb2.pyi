@@ -54,7 +54,7 @@ class ModelShape(_message.Message):
     def __init__(self, model_type: _Optional[str] = ..., num_experts: _Optional[int] = ..., hidden_size: _Optional[int] = ..., top_k: _Optional[int] = ..., layer_names: _Optional[_Iterable[str]] = ..., dtype: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("id", "role", "pid", "host", "address", "state", "incarnation", "experts", "in_flight", "model", "progress", "speed", "memory_bytes", "transports", "silence_s", "epoch", "busy_s")
+    __slots__ = ("id", "role", "pid", "host", "address", "state", "incarnation", "experts", "in_flight", "model", "progress", "speed", "memory_bytes", "expert_bytes", "node", "transports", "silence_s", "epoch", "busy_s")
     ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +68,8 @@ class Member(_message.Message):
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     SPEED_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     SILENCE_S_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -85,11 +87,13 @@ class Member(_message.Message):
     progress: int
     speed: float
     memory_bytes: int
+    expert_bytes: int
+    node: str
     transports: _containers.RepeatedScalarFieldContainer[str]
     silence_s: float
     epoch: int
     busy_s: float
-    def __init__(self, id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[_Union[MemberState, str]] = ..., incarnation: _Optional[int] = ..., experts: _Optional[int] = ..., in_flight: _Optional[int] = ..., model: _Optional[_Union[ModelShape, _Mapping]] = ..., progress: _Optional[int] = ..., speed: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., silence_s: _Optional[float] = ..., epoch: _Optional[int] = ..., busy_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[_Union[MemberState, str]] = ..., incarnation: _Optional[int] = ..., experts: _Optional[int] = ..., in_flight: _Optional[int] = ..., model: _Optional[_Union[ModelShape, _Mapping]] = ..., progress: _Optional[int] = ..., speed: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., expert_bytes: _Optional[int] = ..., node: _Optional[str] = ..., transports: _Optional[_Iterable[str]] = ..., silence_s: _Optional[float] = ..., epoch: _Optional[int] = ..., busy_s: _Optional[float] = ...) -> None: ...
 
 class Holding(_message.Message):
     __slots__ = ("experts", "shares")

@@ -170,7 +170,7 @@ class ReadHotnessRequest(_message.Message):
     def __init__(self, boot_id: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class ReadHotnessResponse(_message.Message):
-    __slots__ = ("boot_id", "sequence", "layers", "busy_s", "batches", "visits", "expert_bytes")
+    __slots__ = ("boot_id", "sequence", "layers", "busy_s", "batches", "visits", "expert_bytes", "received_bytes", "sent_bytes")
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
@@ -178,6 +178,8 @@ class ReadHotnessResponse(_message.Message):
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     VISITS_FIELD_NUMBER: _ClassVar[int]
     EXPERT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     boot_id: int
     sequence: int
     layers: _containers.RepeatedCompositeFieldContainer[_common_pb2.LayerTokens]
@@ -185,7 +187,9 @@ class ReadHotnessResponse(_message.Message):
     batches: int
     visits: int
     expert_bytes: int
-    def __init__(self, boot_id: _Optional[int] = ..., sequence: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[_common_pb2.LayerTokens, _Mapping]]] = ..., busy_s: _Optional[float] = ..., batches: _Optional[int] = ..., visits: _Optional[int] = ..., expert_bytes: _Optional[int] = ...) -> None: ...
+    received_bytes: int
+    sent_bytes: int
+    def __init__(self, boot_id: _Optional[int] = ..., sequence: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[_common_pb2.LayerTokens, _Mapping]]] = ..., busy_s: _Optional[float] = ..., batches: _Optional[int] = ..., visits: _Optional[int] = ..., expert_bytes: _Optional[int] = ..., received_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc
 import numpy as np
@@ -16,11 +18,12 @@ import pytest
 from balancer.main import Balancer
 from control_plane import SERVING, SHAPE, FakeExpertServer, eventually, port_of
 from eaas.balancer_client import BalancerClient
-from eaas.errors import ClusterError
+from eaas.errors import ClusterError, ConfigError
 from eaas.grpc_client import channel
 from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.rpc.v1 import balancer_pb2_grpc, common_pb2
-from eaas.types import Placement
+from eaas.session import MemberSession, Report
+from eaas.types import Member, Placement, Role
 from monitor.main import Monitor
 
 pytestmark = pytest.mark.integration
@@ -33,7 +36,10 @@ HOT = [40, 1, 1, 8, 1, 1, 1, 20]
 class Box:
     """A cluster in which tokens go where the placement says."""
 
-    def __init__(self, balancer: Balancer, servers: list[FakeExpertServer]) -> None:
+    def __init__(
+        self, balancer: Balancer, servers: list[FakeExpertServer], monitor: str = ""
+    ) -> None:
+        self.monitor = monitor
         self.servers = {s.session._member.id: s for s in servers}
         self.client = BalancerClient(balancer.address)
         self.balancer = balancer
@@ -84,7 +90,11 @@ def start_box(
         settings = {"expected_servers": 4, "redundancy": 1, "num_redundant_experts": 4}
         settings |= {"step_s": 0.1, "window_size": 10, "step_interval": 10_000}
         balancer = start_balancer(address, **(settings | fields))
-        box = Box(balancer, [start_server(address, name) for name in NAMES])
+        box = Box(
+            balancer,
+            [start_server(address, s, node=f"n{i // 2}") for i, s in enumerate(NAMES)],
+            address,
+        )
         eventually(lambda: box.client.placement() is not None and box.at_rest())
         box.thread.start()
         cleanup.callback(box.client.close)
@@ -291,6 +301,63 @@ def test_a_policy_in_force_follows_the_load_and_its_flips(start_box: Callable[..
     eventually(lambda: (box.placement().holds_LSE.sum(axis=1) == 1).all() and box.at_rest())
 
 
+class Endpoint(BaseHTTPRequestHandler):
+    """Tells that each token took 40 ms, and that there is one more at each look."""
+
+    tokens: ClassVar = itertools.count(1)
+
+    def do_GET(self) -> None:
+        n = next(self.tokens)
+        name = "eaas_inter_token_latency_seconds"
+        body = f"# TYPE {name} histogram\n{name}_sum {0.04 * n}\n{name}_count {n}\n".encode()
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_live_knobs_follow_what_is_seen_and_say_so(
+    start_box: Callable[..., Box], cleanup: ExitStack
+) -> None:
+    box = start_box(
+        policy="scalpel",
+        knobs="live",
+        latency_target_ms=40.0,
+        link_bytes_per_s=1_000_000,
+    )
+    website = cleanup.enter_context(HTTPServer(("127.0.0.1", 0), Endpoint))
+    thread = threading.Thread(target=website.serve_forever)
+    thread.start()
+    cleanup.callback(thread.join)
+    cleanup.callback(website.shutdown)
+    member = Member(
+        "client", Role.ATTENTION_CLIENT, 1, "here", f"127.0.0.1:{website.server_port}", SERVING
+    )
+    session = MemberSession(box.monitor, member, report=lambda: Report(SERVING))
+    cleanup.callback(session.close)
+    settings = lambda: box.balancer.rebalancer.settings  # noqa: E731
+
+    def busy_link() -> bool:
+        box.servers["s2"].sent_bytes += 100_000_000
+        return settings().tuned.get("budget") == 1
+
+    # At its target the balance is tight, on links that are full few experts move.
+    eventually(lambda: settings().tuned.get("drift_tol") == 0.05)
+    eventually(lambda: settings().tuned["budget"] == 10)
+    eventually(busy_link)
+    assert settings().link_part == 0.05
+    assert settings().tuned["heavy_frac"] == 0.25
+    told = [e for e in box.client.history() if e.trigger == "knobs"]
+    assert told[0].knobs["budget"] == 1
+    assert "budget 10 -> 1, link 100% -> 5%: links are 100% full" in told[0].reason
+    # What an operator says comes first.
+    box.client.set_policy("scalpel", {"budget": 3})
+    assert settings().knobs == {"budget": 3}
+    eventually(lambda: settings().tuned["budget"] == 10)
+
+
 def test_memory_is_kept_to_at_every_moment(
     start_monitor: Callable[..., Monitor],
     start_balancer: Callable[..., Balancer],
@@ -320,6 +387,26 @@ def test_memory_is_kept_to_at_every_moment(
         most = max(most, stages)
     assert most > 1, "more than one stage was needed"
     assert all(server.most <= room for server in servers), [s.most for s in servers]
+
+
+def test_a_node_budget_is_kept_to(
+    start_box: Callable[..., Box], start_balancer: Callable[..., Balancer]
+) -> None:
+    """s1 and s2 on one node, the others on another one: no expert has a replica on both."""
+    box = start_box(policy="fractional", node_budget=0, step_interval=10)
+
+    def both() -> int:
+        holds_LSE = box.placement().holds_LSE
+        return int((holds_LSE[:, :2].any(axis=1) & holds_LSE[:, 2:].any(axis=1)).sum())
+
+    eventually(lambda: box.par() < 1.3 and box.at_rest())
+    assert both() == 0
+    with pytest.raises(ClusterError, match="node_budget is set, and eplb knows no nodes"):
+        box.client.set_policy("eplb")
+    with pytest.raises(ClusterError, match="knows no nodes"):
+        box.client.plan("eplb")
+    with pytest.raises(ConfigError, match="node_budget is set, and spread knows no nodes"):
+        start_balancer(box.monitor, policy="spread", node_budget=0)
 
 
 def test_what_is_seen(box: Box) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from prometheus_client import generate_latest
 
+from balancer.live.control import Signals
 from balancer.live.hotness import Reading, Work
 from balancer.live.mind import Settings
 from balancer.live.state import LoadState
@@ -29,7 +30,9 @@ def test_the_figures_of_a_placement_and_its_load() -> None:
     holds_LSE[:, 0, :2] = holds_LSE[:, 1, 2:] = True
     placement = Placement(5, ("a", "b"), holds_LSE, holds_LSE.astype(np.float32))
     now = [10.0]
-    metrics = BalancerMetrics(lambda: load, lambda: Settings(policy="eplb"), lambda: now[0])
+    wanted = Settings(policy="eplb", tuned={"k": 0.5, "budget": 3}, link_part=0.25)
+    signals = Signals(burstiness=0.1, link_load=0.75)
+    metrics = BalancerMetrics(lambda: load, lambda: wanted, lambda: signals, lambda: now[0])
     assert b"eaas_balancer_epoch" not in generate_latest(metrics.registry)
     metrics.published(placement)
     tokens = {"a": np.array([[30, 30, 0, 0]] * L), "b": np.array([[0, 0, 10, 10]] * L)}
@@ -50,6 +53,10 @@ def test_the_figures_of_a_placement_and_its_load() -> None:
     assert value("server_tokens", server="a") == 60 * L
     assert value("server_speed", server="a") == 1.0
     assert value("hotness", layer="1", expert="0") == 30
+    assert value("knob", knob="budget") == 3
+    assert value("knob", knob="link_part") == 0.25
+    assert value("signal", signal="link_load") == 0.75
+    assert value("signal", signal="latency") is None
     assert (metrics.balancedness_L() == 1 / 1.5).all()
 
     entry = pb.HistoryEntry(

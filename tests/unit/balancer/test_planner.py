@@ -365,6 +365,20 @@ def test_a_server_that_a_new_balancer_could_not_reach_is_asked_again() -> None:
     world.assert_settled()
 
 
+def test_a_server_that_hangs_in_a_load_is_gone_on_without_at_once() -> None:
+    world = settled("s1", "s2", "s3")
+    world.start("s4")
+    (hanging,) = (c for _, c in world.calls if c.server_id == "s4")
+    world.take(world.planner.failed(hanging, world.now, timed_out=True))
+    assert any("took too long" in r.reason for r in world.refusals)
+    world.calls = [(p, c) for p, c in world.calls if c is not hanging]
+    world.settle()
+    assert world.published.servers == ("s1", "s2", "s3")
+    world.wait(GRACE_S)
+    world.settle()
+    world.assert_settled()
+
+
 def test_before_the_first_placement_nobody_is_given_up() -> None:
     planner = Planner(2, 1)
     asked = prepares(planner.observe(view(server("s1"), server("s2")), 0.0))

@@ -100,6 +100,25 @@ def test_a_server_that_comes_or_dies_ends_the_stages() -> None:
         world.assert_settled()
 
 
+def test_no_stage_begins_while_one_of_its_servers_is_dead() -> None:
+    """What only that one is to have in the end others have until then."""
+    world = settled("s1", "s2", "s3")
+    first, second = draft(NAMES[:3], 1, spare=1.0), draft(NAMES[:3], 2, spare=0.0)
+    assert propose(world, first, second) is None
+    while world.published is None or not (world.published.holds_LSE == first.holds_LSE).all():
+        world.answer()
+    alone_LE = second.holds_LSE[:, 2] & ~second.holds_LSE[:, :2].any(axis=1)
+    assert alone_LE.any()
+    assert first.holds_LSE[:, :2].any(axis=1).all()
+    world.die("s3")
+    world.settle()
+    assert (world.published.holds_LSE == first.holds_LSE).all()
+    assert world.covered(world.published).all()
+    world.start("s3")
+    world.settle()
+    rests_at(world, second)
+
+
 def test_an_even_placement_is_wanted_again() -> None:
     world = settled("s1", "s2")
     assert propose(world, draft(("s1", "s2"), 1)) is None

@@ -14,8 +14,9 @@ import typer
 from typer.testing import CliRunner
 
 import eaas
-from eaas.cli import app
+from eaas.cli import app, placement
 from eaas.cli.client import _unreachable
+from eaas.errors import ConfigError
 from eaas.local.process import ChildProcess
 
 ROOT = Path(__file__).parents[3]
@@ -81,6 +82,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "expert": None,
         "server": None,
         "--endpoint": "http://127.0.0.1:8000",
+    },
+    "policy": {
+        "name": None,
+        "--knob": None,
+        "--endpoint": "http://127.0.0.1:8000",
+        "--json": False,
     },
     "history": {"--limit": 20, "--endpoint": "http://127.0.0.1:8000", "--json": False},
     "autoscale": {
@@ -259,9 +266,25 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "--interval": "256,1024",
         "--slots": None,
         "--planning": "0.4",
+        "--knobs": None,
         "--plot": None,
         "--json": False,
     },
+    "knobs train": {
+        "traces": None,
+        "--held-out": None,
+        "--out": None,
+        "--servers": 64,
+        "--slots": None,
+        "--interval": 256,
+        "--epochs": 12,
+        "--rate": 0.03,
+        "--lifetime": 2,
+        "--transit-weight": None,
+        "--seed": 0,
+        "--json": False,
+    },
+    "knobs info": {"file": None, "--json": False},
     "expert-server": EXPERT_SERVER,
     "attention-client": {
         "--model": None,
@@ -324,7 +347,7 @@ def test_version() -> None:
 def test_help_needs_neither_torch_nor_transformers() -> None:
     code = """
 import contextlib, io, json, sys
-from eaas.cli import app
+from eaas.cli import app, placement
 for words in json.load(sys.stdin):
     with contextlib.redirect_stdout(io.StringIO()) as out:
         try:
@@ -364,6 +387,42 @@ def test_a_wrong_call_names_the_option(arguments: list[str], named: str) -> None
     assert result.exit_code == 2
     assert named in result.stderr
     assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("knobs", "why"),
+    [
+        (["k"], "--knob k: give NAME=VALUE"),
+        (["=1"], "--knob =1: give NAME=VALUE"),
+        (["k=two"], "--knob k=two: give NAME=VALUE"),
+        (["k=nan"], "--knob k=nan: give NAME=VALUE"),
+        (["k=1", "k=2"], "--knob k is given twice"),
+    ],
+)
+def test_a_knob_is_a_name_and_a_number(knobs: list[str], why: str) -> None:
+    arguments = [word for knob in knobs for word in ("--knob", knob)]
+    result = CliRunner().invoke(app, ["policy", "scalpel", *arguments])
+    assert isinstance(result.exception, ConfigError)
+    assert str(result.exception).startswith(why)
+
+
+def test_a_policy_is_set_with_its_knobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Balancer:
+        def __enter__(self) -> Balancer:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def set_policy(self, name: str, knobs: dict[str, float]) -> str:
+            assert (name, knobs) == ("scalpel", {"k": 1.5, "budget": 3.0})
+            return "spread"
+
+    monkeypatch.setattr(placement, "_balancer", lambda endpoint: Balancer())
+    words = ["policy", "scalpel", "--knob", "k=1.5", "--knob", "budget=3"]
+    assert CliRunner().invoke(app, words).stdout == "policy scalpel, before: spread\n"
+    told = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
+    assert told == {"policy": "scalpel", "knobs": {"k": 1.5, "budget": 3.0}, "before": "spread"}
 
 
 def test_the_reason_nobody_answers_is_one_line() -> None:

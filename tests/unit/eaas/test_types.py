@@ -39,6 +39,8 @@ MEMBERS = st.builds(
     progress=COUNTS,
     speed=FLOATS,
     memory_bytes=COUNTS,
+    expert_bytes=COUNTS,
+    node=NAMES,
     transports=st.lists(NAMES, max_size=3).map(tuple),
     silence_s=FLOATS,
     epoch=COUNTS,

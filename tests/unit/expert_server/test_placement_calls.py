@@ -59,7 +59,7 @@ class Context:
 
 
 class Server:
-    def __init__(self) -> None:
+    def __init__(self, is_limited: bool = False) -> None:
         self.store = Store()
         self.told: list[tuple[str, int]] = []
         self.handler: Any = PlacementHandler(
@@ -67,6 +67,7 @@ class Server:
             SHAPE,
             lambda epoch: self.told.append(("prepared", epoch)),
             lambda epoch: self.told.append(("retired", epoch)),
+            is_limited,
         )
 
     def prepare(self, epoch: int, *layers: list[int]) -> Any:
@@ -142,6 +143,20 @@ def test_a_load_that_is_overtaken_is_given_up() -> None:
     assert "ABORTED: epoch 2 is newer than 1" in str(refused[0])
     assert server.list() == (2, [[0], [3]])
     assert server.told == [("prepared", 2)]
+
+
+def test_what_was_left_before_the_first_share_is_dropped() -> None:
+    """Nobody asks a server that never had a share; and nobody counts what it began to load."""
+    server = Server(is_limited=True)
+    server.store.meanwhile = lambda: setattr(server.handler, "_told", 2)
+    with pytest.raises(Refused, match="ABORTED: epoch 2 is newer than 1"):
+        server.prepare(1, [0, 1], [2])
+    server.store.meanwhile = lambda: None
+    assert server.list() == (2, [[0], []])
+    server.prepare(2, [3], [1])
+    assert server.list() == (2, [[3], [1]])
+    server.prepare(3, [2], [1])
+    assert server.list() == (3, [[2, 3], [1]]), "from then on nothing goes before it is told to"
 
 
 def test_what_cannot_be_read_is_said_and_can_be_tried_again() -> None:

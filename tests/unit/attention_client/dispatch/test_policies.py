@@ -159,3 +159,17 @@ def test_an_unknown_policy_is_an_error_that_names_those_there_are() -> None:
         ConfigError, match=r"fastest.*least_loaded, split, weights, round_robin, random"
     ):
         dispatch_policy("fastest")
+
+
+@pytest.mark.parametrize("name", ["weights", "round_robin"])
+@pytest.mark.parametrize("layers", [1, 2, 3, 4, 8, 48])
+def test_each_layer_follows_its_shares_however_many_take_turns(name: str, layers: int) -> None:
+    """Of 40 calls of each layer, one token each, the servers get what is theirs within two calls."""
+    policy = dispatch_policy(name)
+    part = 0.5 if name == "round_robin" else 0.3
+    shares_SE = np.array([[part], [1 - part]], np.float32)
+    first_L = np.zeros(layers)
+    for call in range(40 * layers):
+        layer = call % layers
+        first_L[layer] += policy.choose(chunks_of([0]), shares_SE, idle(2), layer)[0] == 0
+    assert (np.abs(first_L - 40 * part) <= 2).all(), first_L

@@ -17,7 +17,7 @@ from expert_server.kernels import ExpertKernel, KernelSpec, Quantization, Refere
 from expert_server.kernels.choose import ExpertSizes, choose_kernel, fastest
 from expert_server.kernels.kernel import UnsupportedError
 from expert_server.kernels.registry import KERNEL_NAMES, create_kernel
-from expert_server.kernels.trial import ROWS, Trial
+from expert_server.kernels.trial import ROWS, Trial, replica_bytes
 from expert_server.weights import ExpertForm, ExpertReader
 
 FORM = ExpertForm(has_gate=False, is_transposed=False, activate=torch.relu)
@@ -301,6 +301,18 @@ def test_nothing_holds_such_weights(install: Install) -> None:
 def test_few_experts_are_enough(sizes: ExpertSizes, experts: int) -> None:
     form = ExpertForm(has_gate=True, is_transposed=False, activate=torch.relu)
     assert Trial(form, FLOAT32, sizes).count == experts
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_memory_of_a_replica_is_known_before_there_is_one(dtype: torch.dtype) -> None:
+    spec, sizes = KernelSpec(dtype), ExpertSizes(32, 16, 4, 2)
+    kernel = ReferenceKernel([FORM], spec)
+    told = replica_bytes(kernel, FORM, spec, sizes)
+    assert told == (2 + FORM.has_gate) * 32 * 16 * dtype.itemsize
+    assert (kernel.count, kernel.bytes) == (0, 0)
+    for expert, weights in enumerate(Trial(FORM, spec, sizes).experts):
+        kernel.load(0, expert, weights)
+    assert kernel.bytes == told * kernel.count
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 3, 4, 9])

@@ -1,0 +1,52 @@
+"""The time between two tokens of a request, as endpoints count it on their /metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from eaas.log import get_logger
+from eaas.types import Member, MemberState, Role
+
+__all__ = ["token_times"]
+
+_log = get_logger(__name__)
+_METRICS_S = 2.0
+_TOKEN_TIME = "eaas_inter_token_latency_seconds"
+
+
+def token_times(members: Iterable[Member]) -> Mapping[tuple[str, int], tuple[float, float]]:
+    """By (id, incarnation) of each client with an endpoint, the sum of the times, and how many."""
+    times = {}
+    for m in members:
+        if (
+            m.role is not Role.ATTENTION_CLIENT
+            or m.state is not MemberState.SERVING
+            or not m.address
+        ):
+            continue
+        try:
+            # Members are no web sites: a proxy of the environment is not for them.
+            response = httpx.get(
+                f"http://{m.address}/metrics", timeout=_METRICS_S, trust_env=False
+            ).raise_for_status()
+            times[m.id, m.incarnation] = _token_time(response.text)
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+            _log.warning("%s: its /metrics was not read: %s", m.id, error)
+    return times
+
+
+def _token_time(text: str) -> tuple[float, float]:
+    """Sum and count of the histogram in a page of Prometheus. Raises ValueError where it is not there."""
+    values = {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(text)
+        if family.name == _TOKEN_TIME
+        for sample in family.samples
+    }
+    try:
+        return values[f"{_TOKEN_TIME}_sum"], values[f"{_TOKEN_TIME}_count"]
+    except KeyError as error:
+        raise ValueError(f"no {error.args[0]} in it") from error

@@ -1,0 +1,149 @@
+"""Knobs follow signals: within bounds, one way, and not for noise."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from balancer.live.control import CONFIRM, STATIC, Control, Knobs, Signals, control, knobs_for
+from balancer.live.signals import LinkMeter, burstiness
+
+part = st.floats(0, 1)
+maybe = st.none() | st.floats(0, 3)
+signals = st.builds(Signals, st.floats(0, 3), st.none() | part, maybe)
+
+
+def run(seen: list[Signals], *, spare_slots: bool = True) -> list[Knobs]:
+    state, found = Control(), []
+    for signal in seen:
+        state, knobs, _ = control(state, signal, spare_slots=spare_slots)
+        found.append(knobs)
+    return found
+
+
+@given(st.lists(signals, min_size=1), st.booleans())
+def test_knobs_stay_in_their_bounds(seen: list[Signals], spare_slots: bool) -> None:
+    for knobs in run(seen, spare_slots=spare_slots):
+        assert 0 <= knobs.k <= (2 if spare_slots else 0)
+        assert 1 <= knobs.budget <= 10
+        assert 0.05 <= knobs.drift_tol <= 0.4
+        assert 0.25 <= knobs.heavy_frac <= 0.75
+        assert 0.05 <= knobs.link_part <= 1
+
+
+@given(signals, signals)
+def test_each_knob_is_monotone_in_its_signal(one: Signals, other: Signals) -> None:
+    few, many = (knobs_for(s, spare_slots=True) for s in (one, other))
+    assert (one.burstiness <= other.burstiness) <= (few.k <= many.k)
+    if one.link_load is not None and other.link_load is not None:
+        rises = one.link_load <= other.link_load
+        assert rises <= (few.budget >= many.budget and few.link_part >= many.link_part)
+    if one.latency is not None and other.latency is not None:
+        rises = one.latency <= other.latency
+        assert rises <= (few.drift_tol >= many.drift_tol and few.heavy_frac >= many.heavy_frac)
+
+
+def test_from_end_to_end() -> None:
+    calm, wild = Signals(0.0, 0.0, 0.2), Signals(1.0, 1.0, 2.0)
+    assert knobs_for(calm, spare_slots=True) == Knobs(0.0, 10, 0.4, 0.75, 1.0)
+    assert knobs_for(wild, spare_slots=True) == Knobs(2.0, 1, 0.05, 0.25, 0.05)
+    assert knobs_for(Signals(0.0), spare_slots=True) == STATIC
+    assert knobs_for(wild, spare_slots=False).k == 0, "there is no replica to spare"
+
+
+@given(signals, st.lists(part, min_size=1))
+def test_signals_that_move_within_the_band_move_no_knob(first: Signals, noise: list[float]) -> None:
+    def near(value: float | None, width: float, by: float) -> float | None:
+        return None if value is None else value + width * (by - 0.5)
+
+    seen = [first]
+    for by in noise:
+        seen.append(
+            Signals(
+                max(0.0, first.burstiness + 0.05 * (by - 0.5)),
+                near(first.link_load, 0.19, by),
+                near(first.latency, 0.19, by),
+            )
+        )
+    assert len({astuple(k) for k in run(seen)}) == 1
+
+
+@given(signals, signals, st.integers(1, 10))
+def test_signals_that_jump_to_and_fro_move_no_knob(
+    one: Signals, other: Signals, times: int
+) -> None:
+    """Neither for a moment nor again and again: it takes three looks in a row."""
+    both = [
+        s if None not in (s.link_load, s.latency) else Signals(s.burstiness, 0.1, 0.1)
+        for s in (one, other)
+    ]
+    found = run([both[0], *[*[both[1]] * (CONFIRM - 1), both[0]] * times])
+    assert len({astuple(k) for k in found}) == 1
+
+
+def test_what_stays_is_followed_once_and_said_why() -> None:
+    state, _, why = control(Control(), Signals(0.1, 0.1, None), spare_slots=True)
+    assert [w.split(" ")[0] for w in why] == ["the", "links"]
+    for look in range(1, 3 * CONFIRM):
+        state, knobs, why = control(state, Signals(0.1, 0.9, None), spare_slots=True)
+        assert knobs.budget == (1 if look >= CONFIRM else 10)
+        assert why == (("links are 90% full, after 0.10",) if look == CONFIRM else ())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_knobs_rest_on_stationary_traffic(seed: int) -> None:
+    """Real windows of a bursty load, 400 looks: no more than one change after the first."""
+    dice = np.random.default_rng(seed)
+    part_LE = dice.dirichlet(np.ones(16), 2)
+    steps = [
+        np.stack(
+            [
+                dice.multinomial(2000, p / p.sum())
+                for p in part_LE * dice.gamma(25.0, 0.04, part_LE.shape)
+            ]
+        )
+        for _ in range(460)
+    ]
+    windows = [np.stack(steps[n : n + 60]) for n in range(400)]
+    found = run([Signals(burstiness(w)) for w in windows])
+    changes = sum(a != b for a, b in pairwise(found))
+    assert changes <= 1
+    assert found[-1].k > 0
+
+
+@pytest.mark.parametrize("cv", [0.0, 0.1, 0.3, 0.6])
+def test_burstiness_is_what_the_load_was_made_with(cv: float) -> None:
+    """Whatever the sample is, and however the popularity drifts meanwhile."""
+    dice = np.random.default_rng(1)
+    steps, layers, experts = 400, 2, 32
+    drift_W = np.linspace(0, 1, steps)[:, None, None]
+    one_LE, other_LE = dice.dirichlet(np.full(experts, 0.7), (2, layers))
+    part_WLE = (1 - drift_W) * one_LE + drift_W * other_LE
+    if cv:
+        part_WLE = part_WLE * dice.gamma(cv**-2, cv**2, part_WLE.shape)
+    part_WLE /= part_WLE.sum(axis=2, keepdims=True)
+    for tokens in (300, 30_000):
+        window_WLE = np.array(
+            [[dice.multinomial(tokens, p) for p in part_LE] for part_LE in part_WLE]
+        )
+        # Parts sum to 1: what one has more, others have less.
+        assert burstiness(window_WLE) == pytest.approx(0.9 * cv, abs=0.05 + 0.1 * cv)
+
+
+def test_without_tokens_nothing_is_bursty() -> None:
+    assert burstiness(np.zeros((5, 2, 4), np.int64)) == 0.0
+    assert burstiness(np.ones((1, 2, 4), np.int64)) == 0.0
+
+
+def test_the_busiest_direction_of_the_busiest_machine() -> None:
+    meter = LinkMeter()
+    assert meter.read({"a": (0, 0), "b": (100, 100)}, 10.0) is None
+    assert meter.read({"a": (20, 60), "b": (140, 100)}, 12.0) == 30.0
+    assert meter.read({"b": (150, 160)}, 14.0) == 30.0
+    assert meter.read({"a": (1000, 1000), "b": (0, 0)}, 16.0) is None, "machines that are new"
+    assert meter.read({"a": (1000, 1000), "b": (0, 0)}, 18.0) == 0.0

@@ -1,0 +1,112 @@
+"""The balancer's own core over many intervals: what it decides, rolled out by the planner, in no time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from balancer.live.history import History
+from balancer.live.hotness import Reading, Work
+from balancer.live.mind import Settings
+from balancer.live.plans import Glimpse
+from balancer.live.rebalancer import Rebalancer
+from balancer.live.state import LiveLayout
+from eaas.config import BalancerConfig
+from placement_world import FULL, World, settled
+
+L, E = FULL
+NAMES = ("s1", "s2", "s3")
+INTERVAL = 10
+TOKENS = 4000
+
+
+class Sim:
+    """Servers that count what the placement gives them of a load; a step is a look at all of them."""
+
+    def __init__(self, seed: int, **fields: Any) -> None:
+        self.dice = np.random.default_rng(seed)
+        self.world: World = settled(*NAMES, redundancy=1)
+        config = BalancerConfig(
+            policy="fractional",
+            redundancy=1,
+            num_redundant_experts=len(NAMES),
+            step_interval=INTERVAL,
+            window_size=2 * INTERVAL,
+            speeds="stated",
+            **fields,
+        )
+        layout = LiveLayout(
+            Settings(config.policy, config.redundancy, config.num_redundant_experts)
+        )
+        self.rebalancer = Rebalancer(config, layout, self._ask, History())
+        self.totals_SLE = {name: np.zeros(FULL, np.int64) for name in NAMES}
+        self.steps = 0
+        self.changes: list[int] = []
+        self.flip()
+
+    def _ask(self, question: Any) -> Any:
+        return question(self.world.planner)
+
+    def flip(self) -> None:
+        """Other experts are hot: each layer's hottest has a third of the tokens or so."""
+        part_LE = 2.0 ** -np.arange(E) * np.ones((L, 1))
+        self.part_LE = self.dice.permuted(part_LE / part_LE.sum(axis=1, keepdims=True), axis=1)
+
+    def par(self) -> float:
+        """Of the load as it is, by the placement as it is."""
+        load_LS = (self.world.published.shares_LSE * self.part_LE[:, None]).sum(axis=2)
+        return float((load_LS.max(axis=1) / load_LS.mean(axis=1)).mean())
+
+    def step(self) -> None:
+        placement = self.world.published
+        for layer in range(L):
+            tokens_E = self.dice.multinomial(TOKENS, self.part_LE[layer])
+            for expert, tokens in enumerate(tokens_E):
+                share_S = placement.shares_LSE[layer, :, expert].astype(float)
+                for s, count in enumerate(self.dice.multinomial(tokens, share_S / share_S.sum())):
+                    self.totals_SLE[placement.servers[s]][layer, expert] += count
+        self.steps += 1
+        readings = {
+            name: Reading(1, self.steps, total_LE.copy(), Work())
+            for name, total_LE in self.totals_SLE.items()
+        }
+        self.rebalancer.look(readings, Glimpse.of(self.world.planner), 1000)
+        self.world.wait(1.0)
+        self.world.settle()
+        if (self.world.published.holds_LSE != placement.holds_LSE).any():
+            self.changes.append(self.steps)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_on_stationary_traffic_nothing_moves_over_fifty_intervals(seed: int) -> None:
+    sim = Sim(seed)
+    assert sim.par() > 1.2
+    for _ in range(2 * INTERVAL):
+        sim.step()
+    assert len(sim.changes) == 1, "the first plan"
+    assert sim.par() < 1.05
+    for _ in range(50 * INTERVAL):
+        sim.step()
+    assert len(sim.changes) == 1
+    assert sim.par() < 1.05
+    decisions = sim.rebalancer.history.entries()
+    assert {e.trigger for e in decisions if e.transit == 0} <= {"interval"}
+    assert len(decisions) >= 50
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_flip_is_followed_within_two_intervals(seed: int) -> None:
+    """Whenever it comes in an interval."""
+    sim = Sim(seed)
+    for _ in range(3 * INTERVAL):
+        sim.step()
+    for wait in (0, 3, 7):
+        for _ in range(4 * INTERVAL + wait):
+            sim.step()
+        while sim.par() < 1.2:
+            sim.flip()
+        for _ in range(2 * INTERVAL):
+            sim.step()
+        assert sim.par() < 1.1, "followed"
