@@ -13,9 +13,10 @@ from typing import Any
 import grpc
 
 from eaas.rpc.v1 import common_pb2
+from eaas.types import Role
 from monitor.registry import IdTakenError, UnknownLifeError
 
-__all__ = ["LONGEST_TEXT", "Refused", "judged", "refusals", "require_small"]
+__all__ = ["LONGEST_TEXT", "Refused", "judged", "refusals", "require_role", "require_small"]
 
 LONGEST_TEXT = 255
 """Characters of an id, or of a reason."""
@@ -51,6 +52,14 @@ def require_small(member: common_pb2.Member) -> None:
     else:
         return
     raise Refused(grpc.StatusCode.INVALID_ARGUMENT, why)
+
+
+def require_role(certified: str | None, *roles: Role) -> None:
+    """Refuses whoever has a certificate (`eaas.authority.role_of`) of none of these roles."""
+    if certified is not None and certified not in {role.value for role in roles}:
+        wanted = " or ".join(role.value for role in roles)
+        who = certified or "whoever has no role in its certificate"
+        raise Refused(grpc.StatusCode.PERMISSION_DENIED, f"this is for {wanted}, not for {who}")
 
 
 @contextmanager

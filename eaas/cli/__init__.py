@@ -7,7 +7,19 @@ import sys
 import typer
 
 from eaas import __version__
-from eaas.cli import autoscale, bench, client, demo, placement, roles, servers, simulate, trace, up
+from eaas.cli import (
+    autoscale,
+    bench,
+    certs,
+    client,
+    demo,
+    placement,
+    roles,
+    servers,
+    simulate,
+    trace,
+    up,
+)
 from eaas.errors import EaasError
 from eaas.local.child import announce
 
@@ -25,6 +37,7 @@ client.register(app)
 servers.register(app)
 placement.register(app)
 autoscale.register(app)
+certs.register(app)
 demo.register(app)
 bench.register(app)
 simulate.register(app)
