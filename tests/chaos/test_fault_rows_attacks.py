@@ -25,8 +25,8 @@ pytestmark = [pytest.mark.chaos, pytest.mark.alone, pytest.mark.timeout(240)]
 
 # Of each kind a second; a burst of resets has a hundred of them.
 PACE = 20
-ROUNDS = 5
-WINDOW_S = 1.5
+ROUNDS = 4
+WINDOW_S = 1.2
 MOST_GROWTH_BYTES = 64 << 20
 PATIENCE_S = 30.0
 

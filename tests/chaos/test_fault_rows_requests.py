@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from eaas.checkpoint import Checkpoint
 from eaas.errors import EaasError, WrongRequestError
 from eaas.grpc_client import channel
+from eaas.local import LocalCluster
 from eaas.local.nursery import Nursery
 from eaas.local.process import ChildProcess, stop_all, wait_ready
 from eaas.rpc.v1 import expert_pb2 as pb
@@ -27,14 +28,18 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
 PATIENCE_S = 60.0
 
 
-@pytest.fixture
-def cluster(checkpoint: Callable[..., Path], start_cluster: Callable[..., Any]) -> Any:
-    return start_cluster(checkpoint(), servers=2, redundancy=2, attention_client=False)
+@pytest.fixture(scope="module")
+def cluster(checkpoint: Callable[..., Path], nursery: Nursery) -> Iterator[LocalCluster]:
+    """None of what is sent to it here changes it."""
+    with LocalCluster(
+        checkpoint(), servers=2, redundancy=2, attention_client=False, nursery=nursery
+    ) as cluster:
+        yield cluster
 
 
 @pytest.mark.parametrize("transport", ["shm", "grpc"])
 def test_row_20_nan_or_inf_in_one_token(
-    cluster: Any, join: Callable[..., Any], transport: str
+    cluster: LocalCluster, join: Callable[..., Any], transport: str
 ) -> None:
     """Row 20: NaN or Inf in one token: stays in that row; batch neighbours unchanged; counted."""
     # One server gets everything, so that the order of summation is the same.
@@ -65,7 +70,7 @@ def test_row_20_nan_or_inf_in_one_token(
 
 @pytest.mark.parametrize("transport", ["shm", "grpc"])
 def test_row_21_wrong_hidden_size_or_dtype(
-    cluster: Any,
+    cluster: LocalCluster,
     join: Callable[..., Any],
     transport: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -109,7 +114,7 @@ def test_row_21_wrong_hidden_size_or_dtype(
     assert torch.allclose(client.layer(), expected_TH, rtol=1e-4, atol=1e-5)
 
 
-def test_row_21_a_client_of_another_hidden_size_is_not_connected(cluster: Any) -> None:
+def test_row_21_a_client_of_another_hidden_size_is_not_connected(cluster: LocalCluster) -> None:
     """Row 21: wrong hidden size: INVALID_ARGUMENT."""
     shape = Checkpoint.open(cluster.model).shape
     request = pb.ConnectRequest(
@@ -151,9 +156,10 @@ def _corrupted(model: Path) -> None:
     (length,) = struct.unpack_from("<Q", data)
     header = json.loads(data[8 : 8 + length])
     name = next(name for name in header if ".experts." in name)
-    header[name]["data_offsets"][1] += 4
-    text = json.dumps(header).encode().ljust(length)
-    shard.write_bytes(data[:8] + text[:length] + data[8 + length :])
+    header[name]["data_offsets"][1] -= 4
+    text = json.dumps(header, separators=(",", ":")).encode().ljust(length)
+    assert len(text) == length
+    shard.write_bytes(data[:8] + text + data[8 + length :])
 
 
 def _pickled(model: Path) -> None:
@@ -172,7 +178,7 @@ def _pickled(model: Path) -> None:
     ],
 )
 def test_row_26_a_checkpoint_that_is_damaged_is_refused_before_serving(
-    cluster: Any,
+    cluster: LocalCluster,
     join: Callable[..., Any],
     nursery: Nursery,
     tmp_path: Path,

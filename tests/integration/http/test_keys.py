@@ -97,7 +97,7 @@ def test_health_and_metrics_are_open(locked: Box) -> None:
     assert httpx.get(f"{locked.url}/health").json() == {"status": "ok"}
     page = httpx.get(f"{locked.url}/metrics")
     assert page.status_code == 200
-    assert 'path="/v1/completions",status="401"' in page.text.replace("endpoint=", "path=")
+    assert 'eaas_http_requests_total{code="401",endpoint="/v1/models"}' in page.text
     assert KEY not in page.text
 
 
