@@ -413,7 +413,7 @@ class Cluster:
         if closing is not None:
             # What the former connection still writes must not meet slots that are granted anew.
             closing.wait(_CONNECT_S)
-        channel = open_channel(member.address, Role.EXPERT_SERVER, self._tls)
+        channel = open_channel(member.address, Role.EXPERT_SERVER.value, self._tls)
         request = pb.ConnectRequest(
             client_id=self.client_id,
             client_incarnation=self.session.incarnation,

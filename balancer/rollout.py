@@ -152,7 +152,7 @@ class Rollout:
                     self._start(action)
 
     def _start(self, call: Call) -> None:
-        line = channel(call.address, Role.EXPERT_SERVER, self._tls)
+        line = channel(call.address, Role.EXPERT_SERVER.value, self._tls)
         rpc = self._send(call, expert_pb2_grpc.ExpertServiceStub(line))
         self._running[rpc] = line
         rpc.add_done_callback(lambda done: self._inbox.put(_Outcome(call, rpc, line)))

@@ -117,7 +117,7 @@ class BalancerService(PlanCalls):
             )
         if refusal:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, refusal)
-        with channel(member.address, Role.EXPERT_SERVER, self._tls) as line:
+        with channel(member.address, Role.EXPERT_SERVER.value, self._tls) as line:
             try:
                 stub = expert_pb2_grpc.ExpertServiceStub(line)
                 stub.Drain(expert_pb2.DrainRequest(), timeout=_DRAIN_S)

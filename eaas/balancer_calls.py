@@ -21,7 +21,7 @@ def drain_server(balancer_address: str, server_id: str, tls: Identity | None = N
     Raises:
         ClusterError: The balancer refuses, in its words, or cannot be reached.
     """
-    with channel(balancer_address, Role.BALANCER, tls) as line:
+    with channel(balancer_address, Role.BALANCER.value, tls) as line:
         try:
             balancer_pb2_grpc.BalancerServiceStub(line).DrainServer(
                 balancer_pb2.DrainServerRequest(server_id=server_id), timeout=_CALL_S
@@ -36,7 +36,7 @@ def scale_servers(balancer_address: str, servers: int, tls: Identity | None = No
     Raises:
         ClusterError: The balancer refuses, in its words, or cannot be reached.
     """
-    with channel(balancer_address, Role.BALANCER, tls) as line:
+    with channel(balancer_address, Role.BALANCER.value, tls) as line:
         try:
             balancer_pb2_grpc.BalancerServiceStub(line).Scale(
                 balancer_pb2.ScaleRequest(servers=max(0, servers)), timeout=_CALL_S

@@ -44,7 +44,7 @@ class BalancerClient:
 
     def __init__(self, address: str, tls: Identity | None = None) -> None:
         self.address = address
-        self._channel = channel(address, Role.BALANCER, tls)
+        self._channel = channel(address, Role.BALANCER.value, tls)
         self._stub: Any = balancer_pb2_grpc.BalancerServiceStub(self._channel)
 
     def __enter__(self) -> BalancerClient:

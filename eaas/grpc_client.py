@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import grpc
 
 from eaas.tls import Identity, server_name
-from eaas.types import Role
 
 __all__ = [
     "MESSAGE_BYTES",
@@ -94,7 +93,7 @@ class _Deadline(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]
 
 def channel(
     address: str,
-    peer: Role | None = None,
+    peer: str | None = None,
     tls: Identity | None = None,
     timeout_s: float = UNARY_TIMEOUT_S,
 ) -> grpc.Channel:
@@ -102,7 +101,7 @@ def channel(
 
     Args:
         address: host:port of the peer ("[::1]:50051" for IPv6).
-        peer: What the peer's certificate has to name; to be given where there is TLS.
+        peer: Role that the peer's certificate has to name; to be given where there is TLS.
         tls: Who calls; None: plain text.
         timeout_s: Deadline of a unary call that states none.
     """
@@ -111,7 +110,7 @@ def channel(
     else:
         assert peer is not None
         # Whoever is at the address: only a certificate of that role is taken.
-        name = ("grpc.ssl_target_name_override", server_name(peer.value))
+        name = ("grpc.ssl_target_name_override", server_name(peer))
         line = grpc.secure_channel(address, tls.channel_credentials(), options=(*_OPTIONS, name))
     return grpc.intercept_channel(line, _Deadline(timeout_s))
 

@@ -54,11 +54,10 @@ def _grpc(address: str, role: str | None) -> str | None:
 
     from eaas.grpc_client import channel
     from eaas.tls import Identity
-    from eaas.types import Role
 
     directory = os.environ.get(_TLS_VARIABLE)
     tls = Identity(Path(directory), role) if directory and role else None
-    with channel(address, Role(role) if role else None, tls) as line:
+    with channel(address, role, tls) as line:
         try:
             answer = health_pb2_grpc.HealthStub(line).Check(
                 health_pb2.HealthCheckRequest(), timeout=_ANSWER_S

@@ -40,19 +40,25 @@ class MonitorLine:
     def __init__(self, address: str, tls: Identity | None = None) -> None:
         self.address = address
         self._tls = tls
+        self._lock = threading.Lock()
+        self._former: Any = None
         self._connect()
 
     def _connect(self) -> None:
         self._shown = self._tls.version if self._tls else 0
-        self._channel = channel(self.address, Role.MONITOR, self._tls)
+        self._channel = channel(self.address, Role.MONITOR.value, self._tls)
         self.stub: Any = monitor_pb2_grpc.MonitorServiceStub(self._channel)
 
     def renew(self) -> None:
-        """Shows the new certificate from now on, if there is one; running calls end."""
-        if self._tls is not None and self._tls.version != self._shown:
-            former = self._channel
+        """Shows the new certificate from now on, if there is one. Running calls go on."""
+        with self._lock:
+            if self._tls is None or self._tls.version == self._shown:
+                return
+            # The last one stays for now: another thread may be about to call on it.
+            if self._former is not None:
+                self._former.close()
+            self._former = self._channel
             self._connect()
-            former.close()
 
     def members(self, timeout_s: float) -> list[Member] | None:
         """Everybody, with their loads of this moment; None where the monitor ends without a word.
@@ -71,7 +77,10 @@ class MonitorLine:
 
     def close(self) -> None:
         """Ends the calls on it."""
-        self._channel.close()
+        with self._lock:
+            self._channel.close()
+            if self._former is not None:
+                self._former.close()
 
 
 class Monitors:

@@ -71,7 +71,7 @@ class PlacementWatch:
             if address is None:
                 self._closed.wait(_LOOK_AGAIN_S)
                 continue
-            with channel(address, Role.BALANCER, self._tls) as line:
+            with channel(address, Role.BALANCER.value, self._tls) as line:
                 try:
                     self._watch(balancer_pb2_grpc.BalancerServiceStub(line), backoff)
                 except (grpc.RpcError, TimeoutError) as error:

@@ -139,7 +139,7 @@ class PeerReader:
         )
         with self._lines_lock:
             if address not in self._lines:
-                self._lines[address] = channel(address, Role.EXPERT_SERVER, self.tls)
+                self._lines[address] = channel(address, Role.EXPERT_SERVER.value, self.tls)
             line = self._lines[address]
         call = line.unary_stream(_READ_SHARD, pb.ReadShardRequest.SerializeToString)(
             request, timeout=_STREAM_S
@@ -260,7 +260,7 @@ def checkpoint_of_peers(reader: PeerReader, addresses: Sequence[str]) -> Checkpo
 def _describe(addresses: Sequence[str], tls: Identity | None) -> pb.DescribeCheckpointResponse:
     why = "none serves"
     for address in addresses:
-        with channel(address, Role.EXPERT_SERVER, tls) as line:
+        with channel(address, Role.EXPERT_SERVER.value, tls) as line:
             try:
                 described: pb.DescribeCheckpointResponse = expert_pb2_grpc.ExpertServiceStub(
                     line

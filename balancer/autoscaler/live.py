@@ -120,7 +120,7 @@ def _balancer(members: Iterable[Member]) -> str:
 
 
 def _fewest(balancer: str, tls: Identity | None) -> int:
-    with channel(balancer, Role.BALANCER, tls) as line:
+    with channel(balancer, Role.BALANCER.value, tls) as line:
         try:
             response = balancer_pb2_grpc.BalancerServiceStub(line).GetScale(
                 balancer_pb2.GetScaleRequest(), timeout=_CALL_S

@@ -102,7 +102,7 @@ class HotnessReader:
             line = self._lines.get(member.address)
             if line is None:
                 line = self._lines[member.address] = channel(
-                    member.address, Role.EXPERT_SERVER, self._tls
+                    member.address, Role.EXPERT_SERVER.value, self._tls
                 )
             boot_id, sequence = load.position(server_id) if load else (0, 0)
             request = pb.ReadHotnessRequest(boot_id=boot_id, sequence=sequence)

@@ -67,7 +67,7 @@ class ScaleWatch:
         while not self._closed.is_set():
             address = self._balancer_address()
             if address is not None:
-                with channel(address, Role.BALANCER, self._tls) as line:
+                with channel(address, Role.BALANCER.value, self._tls) as line:
                     try:
                         self._watch(balancer_pb2_grpc.BalancerServiceStub(line), backoff)
                     except (grpc.RpcError, TimeoutError) as error:

@@ -19,7 +19,7 @@ from eaas.rpc.v1 import common_pb2
 from fuzz_targets import TARGETS, seeds
 
 CORPUS = Path(__file__).with_name("corpus")
-SECONDS = float(os.environ.get("FUZZ_SECONDS", "2"))
+SECONDS = float(os.environ.get("FUZZ_SECONDS", "1"))
 SEEDS = {name: [data for target, _, data in seeds() if target == name] for name in TARGETS}
 
 

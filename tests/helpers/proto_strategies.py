@@ -60,7 +60,9 @@ def _fill(draw: st.DrawFn, message: Any, field: Any, known: Known, depth: int) -
     else:
         values = _scalar(field)
         if field.name in known:
-            values = st.one_of(known[field.name], known[field.name], values)
+            values = st.integers(0, 5).flatmap(
+                lambda n, it=known[field.name], any_=values: it if n else any_
+            )
         if field.is_repeated:
             getattr(message, field.name).extend(draw(st.lists(values, max_size=4)))
         else:

@@ -54,7 +54,7 @@ def certificates(directory: Path, days: float = 1) -> Path:
 
 
 def line_to(address: str, directory: Path, role: str, peer: Role = Role.MONITOR) -> grpc.Channel:
-    return channel(address, peer, Identity(directory, role))
+    return channel(address, peer.value, Identity(directory, role))
 
 
 def replace_all(source: Path, target: Path) -> None:

@@ -128,7 +128,7 @@ def test_row_33_certificates_rotated_under_load(
 
     def load(reconnect: bool) -> None:
         own = Identity(directory, "attention-client")
-        line = channel(address, Role.MONITOR, own)
+        line = channel(address, Role.MONITOR.value, own)
         while not stop.is_set():
             try:
                 assert say(line) == b"hello"
@@ -137,7 +137,7 @@ def test_row_33_certificates_rotated_under_load(
                 failures.append(error)
             if reconnect:
                 line.close()
-                line = channel(address, Role.MONITOR, own)
+                line = channel(address, Role.MONITOR.value, own)
         line.close()
 
     threads = [threading.Thread(target=load, args=(again,)) for again in (False, True)]
