@@ -11,12 +11,21 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from eaas.rpc.v1 import common_pb2
 from eaas.types import Role
 from monitor.registry import IdTakenError, UnknownLifeError
 
-__all__ = ["LONGEST_TEXT", "Refused", "judged", "refusals", "require_role", "require_small"]
+__all__ = [
+    "LONGEST_TEXT",
+    "Refused",
+    "judged",
+    "refusals",
+    "require_role",
+    "require_small",
+    "require_whole",
+]
 
 LONGEST_TEXT = 255
 """Characters of an id, or of a reason."""
@@ -52,6 +61,12 @@ def require_small(member: common_pb2.Member) -> None:
     else:
         return
     raise Refused(grpc.StatusCode.INVALID_ARGUMENT, why)
+
+
+def require_whole(request: Any) -> None:
+    """Refuses what was no message, as gRPC itself does for servers of threads."""
+    if isinstance(request, DecodeError):
+        raise Refused(grpc.StatusCode.INTERNAL, f"this is no message of the contract: {request}")
 
 
 def require_role(certified: str | None, *roles: Role) -> None:

@@ -30,6 +30,7 @@ from monitor.refusal import (
     refusals,
     require_role,
     require_small,
+    require_whole,
 )
 from monitor.registry import IdTakenError, Registry
 from monitor.store import Store
@@ -259,6 +260,7 @@ class MonitorService:
         async with refusals(context):
             certified = role_of(context)
             while (request := await context.read()) is not grpc.aio.EOF:
+                require_whole(request)
                 await context.write(self._heard(request, certified))
 
     def _heard(self, request: pb.HeartbeatRequest, certified: str | None) -> bytes:

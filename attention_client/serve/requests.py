@@ -121,6 +121,16 @@ class StreamOptions(_Model):
 class GenerationRequest(_Model):
     """What both endpoints have in common."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "if": {
+                "properties": {"stream_options": {"type": "object"}},
+                "required": ["stream_options"],
+            },
+            "then": {"properties": {"stream": {"const": True}}, "required": ["stream"]},
+        }
+    )
+
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -203,7 +213,24 @@ class ToolCallIn(BaseModel):
 class Message(BaseModel):
     """One chat message. Fields that answers carry and prompts do not use are let through."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(
+        strict=True,
+        json_schema_extra={
+            "anyOf": [
+                {
+                    "properties": {"content": {"type": ["string", "array"]}},
+                    "required": ["content"],
+                },
+                {
+                    "properties": {
+                        "role": {"const": "assistant"},
+                        "tool_calls": {"type": "array", "minItems": 1},
+                    },
+                    "required": ["tool_calls"],
+                },
+            ]
+        },
+    )
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[Any, BeforeValidator(_content), WithJsonSchema(_CONTENT_SCHEMA)] = None
