@@ -182,7 +182,6 @@ def test_row_33_everything_goes_on_while_certificates_change(
         ] or now["state"] != "SERVING":
             assert time.monotonic() < deadline
             time.sleep(0.2)
-        operator.run("rebalance", *operator.key, *operator.tls)
         operator.run("drain", "expert-server-1", *operator.key, *operator.tls)
         answered = len(texts)
         while len(texts) < answered + 2:
@@ -195,7 +194,7 @@ def test_row_33_everything_goes_on_while_certificates_change(
 
 
 def test_no_secret_was_shown(up: Any, operator: Operator, secrets_at: Path) -> None:
-    for words in (("status", "--json"), ("history", *operator.tls), ("plan", *operator.tls)):
+    for words in (("status", "--json"), ("history", *operator.tls)):
         operator.run(*words, *operator.key)
     up.signal(signal.SIGINT)
     assert up.process.wait(20) == 0
