@@ -6,13 +6,14 @@ import json
 import math
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from eaas.cli.client import DEFAULT_ENDPOINT, fetch_status
-from eaas.cli.options import Endpoint, Json
-from eaas.cli.servers import balancer_address
+from eaas.cli.options import Endpoint, Json, KeyToShow, Tls
+from eaas.cli.servers import balancer_address, operator
 from eaas.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -56,10 +57,12 @@ def plan(
         typer.Option(help="Replicas per layer for balance.", min=0, show_default="as it is"),
     ] = None,
     endpoint: Endpoint = DEFAULT_ENDPOINT,
+    key_file: KeyToShow = None,
+    tls: Tls = None,
     as_json: Json = False,
 ) -> None:
     """Say what another placement would be worth, with this cluster or another one; nothing changes."""
-    with _balancer(endpoint) as balancer:
+    with _balancer(endpoint, key_file, tls) as balancer:
         answer = balancer.plan(
             policy or "",
             more_servers=more_servers,
@@ -74,10 +77,12 @@ def rebalance(
     policy: Policy = None,
     force: Annotated[bool, typer.Option("--force", help="Also what does not pay.")] = False,
     endpoint: Endpoint = DEFAULT_ENDPOINT,
+    key_file: KeyToShow = None,
+    tls: Tls = None,
     as_json: Json = False,
 ) -> None:
     """Plan now, and roll out what pays; requests go on. `eaas history` says what became of it."""
-    with _balancer(endpoint) as balancer:
+    with _balancer(endpoint, key_file, tls) as balancer:
         answer = balancer.rebalance(policy or "", force=force)
     if as_json:
         typer.echo(json.dumps({"applied": answer.applied, "plan": _document(answer.plan)}))
@@ -87,18 +92,28 @@ def rebalance(
 
 
 def pin(
-    layer: Layer, expert: Expert, server: Server, endpoint: Endpoint = DEFAULT_ENDPOINT
+    layer: Layer,
+    expert: Expert,
+    server: Server,
+    endpoint: Endpoint = DEFAULT_ENDPOINT,
+    key_file: KeyToShow = None,
+    tls: Tls = None,
 ) -> None:
     """Have a server hold an expert, whatever policies say."""
-    with _balancer(endpoint) as balancer:
+    with _balancer(endpoint, key_file, tls) as balancer:
         balancer.pin(layer, expert, server)
 
 
 def unpin(
-    layer: Layer, expert: Expert, server: Server, endpoint: Endpoint = DEFAULT_ENDPOINT
+    layer: Layer,
+    expert: Expert,
+    server: Server,
+    endpoint: Endpoint = DEFAULT_ENDPOINT,
+    key_file: KeyToShow = None,
+    tls: Tls = None,
 ) -> None:
     """Leave an expert that was pinned to the policies again."""
-    with _balancer(endpoint) as balancer:
+    with _balancer(endpoint, key_file, tls) as balancer:
         balancer.unpin(layer, expert, server)
 
 
@@ -113,6 +128,8 @@ def policy(
         ),
     ] = None,
     endpoint: Endpoint = DEFAULT_ENDPOINT,
+    key_file: KeyToShow = None,
+    tls: Tls = None,
     as_json: Json = False,
 ) -> None:
     """Have a policy decide from now on where experts go; its other knobs are its defaults again.
@@ -120,7 +137,7 @@ def policy(
     spread evens out at once, the others act at the next interval.
     """
     knobs = _numbers(knob or ())
-    with _balancer(endpoint) as balancer:
+    with _balancer(endpoint, key_file, tls) as balancer:
         before = balancer.set_policy(name, knobs)
     if as_json:
         typer.echo(json.dumps({"policy": name, "knobs": knobs, "before": before}))
@@ -148,10 +165,12 @@ def _numbers(given: Sequence[str]) -> dict[str, float]:
 def history(
     limit: Annotated[int, typer.Option(help="The last so many; 0: all that are kept.", min=0)] = 20,
     endpoint: Endpoint = DEFAULT_ENDPOINT,
+    key_file: KeyToShow = None,
+    tls: Tls = None,
     as_json: Json = False,
 ) -> None:
     """Show what was decided about the placement, why, and what became of it."""
-    with _balancer(endpoint) as balancer:
+    with _balancer(endpoint, key_file, tls) as balancer:
         entries = balancer.history(limit)
     if as_json:
         typer.echo(json.dumps([_document(entry) for entry in entries]))
@@ -160,10 +179,10 @@ def history(
         typer.echo(_line(entry))
 
 
-def _balancer(endpoint: str) -> BalancerClient:
+def _balancer(endpoint: str, key_file: Path | None, tls: Path | None) -> BalancerClient:
     from eaas.balancer_client import BalancerClient
 
-    return BalancerClient(balancer_address(fetch_status(endpoint)))
+    return BalancerClient(balancer_address(fetch_status(endpoint, key_file)), operator(tls))
 
 
 def _document(message: Any) -> dict[str, Any]:
