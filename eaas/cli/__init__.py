@@ -7,7 +7,19 @@ import sys
 import typer
 
 from eaas import __version__
-from eaas.cli import autoscale, bench, client, demo, placement, roles, servers, simulate, trace, up
+from eaas.cli import (
+    autoscale,
+    bench,
+    chaos,
+    client,
+    demo,
+    placement,
+    roles,
+    servers,
+    simulate,
+    trace,
+    up,
+)
 from eaas.errors import EaasError
 from eaas.local.child import announce
 
@@ -27,6 +39,7 @@ placement.register(app)
 autoscale.register(app)
 demo.register(app)
 bench.register(app)
+chaos.register(app)
 simulate.register(app)
 trace.register(app)
 roles.register(app)
