@@ -1,5 +1,5 @@
 # Two commands are enough: `make up` serves a model, `make test` runs every test.
-.PHONY: setup up test test-compose lint format proto clean
+.PHONY: setup up test test-compose sim soak lint format proto clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
@@ -45,6 +45,14 @@ test: setup
 # Builds the image and attacks a cluster of containers; skips where `docker compose` finds no engine.
 test-compose: setup
 	$(BIN)/python -m pytest -m compose tests/compose
+
+# 10,000 seeds of the whole cluster in simulated time, on two cores.
+sim: setup
+	CLUSTER_SEEDS=$(or $(SEEDS),10000) $(BIN)/python -m pytest -n 2 --dist load tests/sim/test_cluster.py
+
+# Faults on a real cluster under load; the command says how to repeat what it finds.
+soak: setup
+	$(BIN)/eaas chaos run --seed $(or $(SEED),1) --minutes $(or $(MINUTES),10)
 
 lint: setup proto
 	$(BIN)/ruff check .

@@ -39,6 +39,8 @@ _LOOK_S = 0.1
 # From the last request on: a heartbeat, and what is let go of after an answer.
 _REST_S = 2.0
 _PROMPTS, _PROMPT_TOKENS = 12, 12
+# Before the run: servers that are lost, and how much denser requests are.
+_WARM_KILLS, _WARM_RATE = 3, 4.0
 # Of prompts: not of the run, so that a seed's answers are those of any other.
 _PROMPT_SEED = 9
 
@@ -224,12 +226,14 @@ class _Attack:
         return History(asked, answers, tuple(self._incidents), before, self._census(), ())
 
     def _warm_up(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Until what is made once, at the first request or the first lost server, is there."""
+        """Until what is made once, at first requests and first lost servers, is there."""
         settings = self._settings
-        self._drive([self._lane(iter([Fault("kill", 0.5, 0.1, (0,), 0)]))])
-        load = OpenLoad(self._cluster.endpoint, prompts, settings.max_tokens, 2 * settings.rate, 0)
+        load = OpenLoad(
+            self._cluster.endpoint, prompts, settings.max_tokens, _WARM_RATE * settings.rate, 0
+        )
         self._stack.callback(load.stop, 0.0)
-        self._drive([self._lane(iter([Fault("kill", 0.5, 0.1, (s,), 0) for s in range(2)]))])
+        kills = [Fault("kill", 0.5, 0.1, (number,), 0) for number in range(_WARM_KILLS)]
+        self._drive([self._lane(iter(kills))])
         load.stop(_WHOLE_S)
         self._incidents.clear()
         self._interrupt.wait(_REST_S)
