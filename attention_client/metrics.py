@@ -44,11 +44,6 @@ class ClientMetrics:
             ["reason"],
             registry=registry,
         )
-        self.nonfinite_rows = Counter(
-            "eaas_nonfinite_rows",
-            "Tokens whose result of a layer was NaN or infinite",
-            registry=registry,
-        )
         self.late_answers = Counter(
             "eaas_late_answers", "Answers that came after nobody waited; dropped", registry=registry
         )

@@ -25,17 +25,21 @@ def check(history: History) -> list[str]:
     return wrong + [f"left behind: {what}" for what in history.left_behind]
 
 
-def excused(asked: Asked, incidents: Iterable[Incident]) -> bool:
+def excused(asked: Asked, history: History) -> bool:
     """Whether experts may have had no replica at a time when the request was on its way.
 
-    Each expert is on two servers at least; so only where two of them were lost at once.
+    That is, where as many servers were lost at once as hold an expert: two.
     """
     answer = asked.answer
-    return answer is not None and any(
-        incident.kind == "pair"
-        and incident.began_s <= answer.ended_s
-        and answer.sent_s <= incident.whole_s
-        for incident in incidents
+    return (
+        answer is not None
+        and history.redundancy <= 2
+        and any(
+            incident.kind == "pair"
+            and incident.began_s <= answer.ended_s
+            and answer.sent_s <= incident.whole_s
+            for incident in history.incidents
+        )
     )
 
 
@@ -51,7 +55,7 @@ def _requests(history: History) -> Iterable[str]:
                 )
         elif not answer.error_type:
             yield f"{name}: an error without a type: {answer.error}"
-        elif answer.error_type != _NO_REPLICA or not excused(asked, history.incidents):
+        elif answer.error_type != _NO_REPLICA or not excused(asked, history):
             yield f"{name}: failed though a replica lived: {answer.error}"
         elif not history.answers[asked.prompt].startswith(answer.text):
             yield f"{name}: wrong text {answer.text!r} before its error"
@@ -71,7 +75,7 @@ def _resources(history: History) -> Iterable[str]:
         yield f"processes: {', '.join(sorted(after))}; they were {', '.join(sorted(before))}"
         return
     for name in sorted(before):
-        if after[name].descriptors > before[name].descriptors:
+        if after[name].descriptors != before[name].descriptors:
             yield f"{name}: {after[name].descriptors} descriptors, {before[name].descriptors} before"
         if after[name].segments != before[name].segments:
             yield f"{name}: {after[name].segments} segments, {before[name].segments} before"

@@ -67,6 +67,7 @@ class History:
     """A whole run.
 
     Attributes:
+        redundancy: Servers that held each expert.
         asked: Every request, in the order in which they were due.
         answers: The right text for each prompt.
         incidents: Every fault, in the order of their ends.
@@ -75,6 +76,7 @@ class History:
         left_behind: Processes, namespaces and segments that outlived the cluster.
     """
 
+    redundancy: int
     asked: tuple[Asked, ...]
     answers: tuple[str, ...]
     incidents: tuple[Incident, ...]

@@ -36,7 +36,7 @@ def document_of(
             ),
             "errors": sum(bool(answer.error) for answer in answers),
             "errors_without_a_replica": sum(
-                bool(a.answer and a.answer.error) and excused(a, history.incidents) for a in asked
+                bool(a.answer and a.answer.error) and excused(a, history) for a in asked
             ),
             "worst_stall_ms": round(1e3 * max((a.stall_s for a in answers), default=0.0), 1),
         },
@@ -121,5 +121,3 @@ def print_report(document: Mapping[str, Any]) -> None:
     )
     for violation in document["violations"]:
         print(f"VIOLATION: {violation}")
-    if document["violations"]:
-        print(f"repeat it with: {document['repeat']}")

@@ -25,7 +25,7 @@ from eaas.chaos.network import Namespace, why_no_namespace
 from eaas.chaos.report import document_of
 from eaas.chaos.schedule import CONTROL, SERVERS, Fault, lane
 from eaas.chaos.watch import Watch
-from eaas.errors import ClusterError
+from eaas.errors import ClusterError, EaasError
 from eaas.local.interrupt import Interrupt
 from eaas.local.nursery import CLIENT_MODULES, CONTROL_MODULES, SERVER_MODULES, Nursery
 from eaas.local.process import ChildProcess, stop_all, wait_ready
@@ -39,6 +39,8 @@ _LOOK_S = 0.1
 # From the last request on: a heartbeat, and what is let go of after an answer.
 _REST_S = 2.0
 _PROMPTS, _PROMPT_TOKENS = 12, 12
+# Until connections that nobody uses are closed.
+_CLOSE_S = 15.0
 # Before the run: servers that are lost, and how much denser requests are.
 _WARM_KILLS, _WARM_RATE = 3, 4.0
 # Of prompts: not of the run, so that a seed's answers are those of any other.
@@ -223,7 +225,14 @@ class _Attack:
             self._interrupt.wait(left)
         asked = load.stop(_WHOLE_S)
         self._interrupt.wait(_REST_S)
-        return History(asked, answers, tuple(self._incidents), before, self._census(), ())
+        after = self._census()
+        patience = time.monotonic() + _CLOSE_S
+        while _open(after) != _open(before) and time.monotonic() < patience:
+            self._interrupt.wait(_REST_S / 4)
+            after = self._census()
+        return History(
+            settings.redundancy, asked, answers, tuple(self._incidents), before, after, ()
+        )
 
     def _warm_up(self, prompts: Sequence[Sequence[int]]) -> None:
         """Until what is made once, at first requests and first lost servers, is there."""
@@ -239,7 +248,8 @@ class _Attack:
         self._interrupt.wait(_REST_S)
 
     def _servers(self) -> dict[str, int]:
-        children = self._cluster.children.values()
+        # In one step: another thread asks.
+        children = tuple(self._cluster.children.values())
         return {c.name: c.pid for c in children if c.name.startswith("expert-server-")}
 
     def _census(self) -> dict[str, Census]:
@@ -269,7 +279,7 @@ class _Attack:
         began, failure = time.monotonic(), ""
         try:
             yield from self._faults.strike(fault)
-        except ClusterError as error:
+        except EaasError as error:
             failure = str(error)
         mended = time.monotonic()
         while not self._watch.whole_since(mended):
@@ -285,3 +295,7 @@ class _Attack:
             f"{fault.kind} of {target}: {mended - began:.1f} s, whole again {whole - mended:.1f} s later"
             + (f"; {failure}" if failure else "")
         )
+
+
+def _open(census: dict[str, Census]) -> dict[str, int]:
+    return {name: one.descriptors for name, one in census.items()}

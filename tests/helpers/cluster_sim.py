@@ -49,7 +49,7 @@ class Simulation(Faults, Checks, Network):
 
     _metrics: ClassVar[list[ClientMetrics]] = []
 
-    def __init__(self, seed: int, fault_s: float = 6.0, rest_s: float = 14.0) -> None:
+    def __init__(self, seed: int, fault_s: float = 6.0, rest_s: float = 12.0) -> None:
         self.dice = random.Random(seed)
         self.agenda = Agenda()
         self.fault_s, self.rest_s = fault_s, rest_s

@@ -161,7 +161,7 @@ class ClientProcess(Process):
         took_s = sim.now - began
         stopped_s = max(0.0, self.stopped_until - began)
         demand(took_s <= CALL_S + 1.0 + stopped_s, f"{self.id}: a call took {took_s:.2f} s")
-        self.call_soon(sim.dice.uniform(0.05, 0.6) if sim.in_faults else 0.7)
+        self.call_soon(sim.dice.uniform(0.05, 0.6) if sim.in_faults else 0.9)
 
     # -- placements and connections ---------------------------------------------------------------
 
