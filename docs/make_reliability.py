@@ -1,9 +1,10 @@
-"""Makes the table of docs/reliability.md: each row of the fault contract, and the tests that are named after it.
+"""Makes the table of docs/reliability.md: each row of the fault contract, and the tests named after it.
 
-    python docs/make_reliability.py               # after a test of a row came, went or was renamed
-    python -m pytest -m '' -k test_row_ --junitxml rows.xml; python docs/make_reliability.py rows.xml   # last runs
+    python docs/make_reliability.py             # after a test of a row came, went or was renamed
+    python docs/make_reliability.py rows.xml    # and notes when rows last ran, and how that ended
 
-Rows, and when they last ran, are in docs/fault_rows.json.
+where rows.xml is of `python -m pytest -k test_row_ --junitxml rows.xml`. Rows, and when they last ran, are
+in docs/fault_rows.json.
 """
 
 from __future__ import annotations
@@ -61,13 +62,8 @@ def note(report: Path) -> None:
         match = re.match(r"test_row_(\d+)_", case.get("name", ""))
         if match:
             ended = {child.tag for child in case}
-            outcome = (
-                "failed"
-                if ended & {"failure", "error"}
-                else "skipped"
-                if ended & {"skipped"}
-                else "passed"
-            )
+            failed = bool(ended & {"failure", "error"})
+            outcome = "failed" if failed else "skipped" if "skipped" in ended else "passed"
             outcomes.setdefault(int(match[1]), []).append(outcome)
     suite = next(tree.iter("testsuite"))
     day = suite.get("timestamp", "")[:10]

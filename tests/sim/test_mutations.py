@@ -47,5 +47,9 @@ def test_a_safeguard_that_is_gone_is_missed(
     monkeypatch.setattr(owner, name, without)
     torch.set_num_threads(1)
     with pytest.raises(Violation, match=words):
-        for seed in range(first, first + MORE):
-            Simulation(seed).run()
+        run_all(range(first, first + MORE))
+
+
+def run_all(seeds: range) -> None:
+    for seed in seeds:
+        Simulation(seed).run()

@@ -1,4 +1,4 @@
-"""docs/reliability.md says what there is: each row of the fault contract has tests, under the names that it gives."""
+"""docs/reliability.md says what there is: each row of the fault contract has tests, and they are these."""
 
 from __future__ import annotations
 
