@@ -58,7 +58,7 @@ class Simulation(Faults, Checks, Network):
         self.weather = Weather(
             self.dice.choice([0.0005, 0.002, 0.02]),
             self.dice.choice([0.0, 0.0, 0.02, 0.1]),
-            self.dice.choice([0.0, 0.05]),
+            self.dice.choice([0.0, 0.05, 0.2]),
         )
         self.calm = Weather()
         self.processes: list[Process] = []
@@ -102,7 +102,7 @@ class Simulation(Faults, Checks, Network):
             if isinstance(client, ClientProcess):
                 client.call_soon(0.5)
         begin = self.now
-        for _ in range(self.dice.randint(2, 7)):
+        for _ in range(self.dice.randint(3, 9)):
             self.agenda.at(begin + self.dice.uniform(0.3, self.fault_s), self.strike)
         with jumping_wall_clock(self.dice.random()), torch.inference_mode():
             self.agenda.run_until(begin + self.fault_s)

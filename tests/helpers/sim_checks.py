@@ -11,7 +11,7 @@ from sim_balancer import BalancerProcess
 from sim_client import ClientProcess
 from sim_clock import demand
 from sim_monitor import MonitorProcess
-from sim_process import ACK_S, CALL_S, FULL, LEASE_S, REDUNDANCY, SERVING, Process
+from sim_process import ACK_S, FULL, LEASE_S, REDUNDANCY, SERVING, Process
 from sim_server import ServerProcess
 
 
@@ -57,9 +57,9 @@ class Checks:
 
     def check_failure(self, client: ClientProcess, layer: int, experts: Any, began: float) -> None:
         """No error where a replica lived: on a server that was well all along, and known to the client."""
-        if self.now - max(client.disturbed_at, began - 1.0) < CALL_S:
-            return
         since = began - 1.0
+        if client.disturbed_at > since:
+            return
         placements = [p for at, p in client.followed if at < self.now]
         first = max((i for i, (at, _) in enumerate(client.followed) if at <= since), default=None)
         if first is None:

@@ -69,7 +69,7 @@ class Faults:
         dice, live = self.dice, [p for p in self.processes if p.alive]
         process = dice.choice(live)
         lasts_s = dice.choice([dice.uniform(0.01, 0.5), dice.uniform(0.5, 3.0)])
-        faults = ("kill", "stop", "slow", "cut", "twin", "propose", "propose", "trap", "trap")
+        faults = ("kill", "stop", "slow", "cut", "twin", *(2 * ("propose", "trap")), "propose")
         fault = dice.choice(faults)
         if fault == "kill" and not isinstance(process, ClientProcess):
             self.kill(process, lasts_s)
