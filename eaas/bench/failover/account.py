@@ -13,6 +13,7 @@ the work that is done again, cold caches, the control plane's work.
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -58,18 +59,22 @@ def lost(strikes: Sequence[Strike], cores: int) -> dict[str, float]:
     """Shares of the throughput without faults.
 
     Returns:
-        `tokens_per_s_quiet`, `tokens_per_s_faulted`; `gross`: the share lost; `capacity`: processor time that
-        replacements took, as a share of the machine; `beyond_capacity`: gross less capacity;
-        `seconds_per_fault`: gross, in seconds of work without faults.
+        `tokens_per_s_quiet`, `tokens_per_s_faulted`; `gross`: the share lost; `gross_error`: its standard
+        error, by how much single faults differ; `capacity`: processor time that replacements took, as a
+        share of the machine; `beyond_capacity`: gross less capacity; `seconds_per_fault`: gross, in seconds
+        of work without faults.
     """
     quiet, faulted = _rate([s.quiet for s in strikes]), _rate([s.faulted for s in strikes])
     seconds = sum(s.faulted.seconds for s in strikes)
     gross = 1 - faulted / quiet
+    singly = [1 - s.quiet.seconds / s.faulted.seconds for s in strikes]
+    error = statistics.stdev(singly) / len(singly) ** 0.5 if len(singly) > 1 else 0.0
     capacity = sum(s.replacement_cpu_s for s in strikes) / (cores * seconds)
     return {
         "tokens_per_s_quiet": quiet,
         "tokens_per_s_faulted": faulted,
         "gross": gross,
+        "gross_error": error,
         "capacity": capacity,
         "beyond_capacity": gross - capacity,
         "seconds_per_fault": gross * seconds / len(strikes),

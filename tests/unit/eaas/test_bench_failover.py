@@ -32,6 +32,12 @@ def test_what_is_lost_is_the_time_that_nothing_came() -> None:
     assert sums["gross"] == pytest.approx(0.2)
     assert sums["seconds_per_fault"] == pytest.approx(2.5)
     assert sums["beyond_capacity"] == pytest.approx(0.2)
+    assert sums["gross_error"] == pytest.approx(0.0)
+
+
+def test_an_error_comes_from_faults_that_differ() -> None:
+    # 20 % and nothing: the mean of the two is as far from either as it is uncertain.
+    assert lost([strike(2.5), strike(0.0)], cores=2)["gross_error"] == pytest.approx(0.1)
 
 
 def test_processor_time_of_replacements_is_capacity_that_was_gone() -> None:
@@ -83,6 +89,7 @@ DOCUMENT = {
         "tokens_per_s_quiet": 100.0,
         "tokens_per_s_faulted": 99.0,
         "gross": 0.01,
+        "gross_error": 0.002,
         "capacity": 0.02,
         "beyond_capacity": -0.01,
         "seconds_per_fault": 0.05,
