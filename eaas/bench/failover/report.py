@@ -32,7 +32,8 @@ def print_report(document: dict[str, Any]) -> None:
     print(
         f"tokens/s: {lost['tokens_per_s_quiet']:.1f} without faults, "
         f"{lost['tokens_per_s_faulted']:.1f} with them\n"
-        f"lost: {lost['gross']:.2%} (standard error {lost['gross_error']:.2%}), of which replacements' processor time {lost['capacity']:.2%}; "
+        f"lost: {lost['gross']:.2%} (standard error {lost['gross_error']:.2%}), of which replacements' "
+        f"processor time {lost['capacity']:.2%}; "
         f"beyond that {lost['beyond_capacity']:.2%}; {lost['seconds_per_fault']:.2f} s a fault\n"
         f"failed requests: {document['failed_requests']}, wrong answers: {document['wrong_answers']}, "
         f"worst stall: {stall['faulted']:.0f} ms (without faults {stall['quiet']:.0f} ms)"
