@@ -43,6 +43,8 @@ _PROMPTS, _PROMPT_TOKENS = 12, 12
 _CLOSE_S = 15.0
 # Before the run: servers that are lost, and how much denser requests are.
 _WARM_KILLS, _WARM_RATE = 3, 4.0
+# Tokens of the cache that the first request leaves for its answer.
+_SHORT = 64
 # Of prompts: not of the run, so that a seed's answers are those of any other.
 _PROMPT_SEED = 9
 
@@ -237,6 +239,13 @@ class _Attack:
     def _warm_up(self, prompts: Sequence[Sequence[int]]) -> None:
         """Until what is made once, at first requests and first lost servers, is there."""
         settings = self._settings
+        # One that needs the whole cache, whose pages are there once they were written.
+        cache = self._cluster.config.attention_client
+        longest = cache.cache_blocks * cache.cache_block_tokens - _SHORT
+        filling = (prompts[0] * longest)[:longest]
+        (answer,) = answers_of(self._cluster.endpoint, [filling], 2)
+        if answer.error:
+            self._say(f"the cache is not filled beforehand, memory may grow: {answer.error}")
         load = OpenLoad(
             self._cluster.endpoint, prompts, settings.max_tokens, _WARM_RATE * settings.rate, 0
         )
