@@ -242,7 +242,7 @@ class _Attack:
         # One that needs the whole cache, whose pages are there once they were written.
         cache = self._cluster.config.attention_client
         longest = cache.cache_blocks * cache.cache_block_tokens - _SHORT
-        filling = (prompts[0] * longest)[:longest]
+        filling = (list(prompts[0]) * longest)[:longest]
         (answer,) = answers_of(self._cluster.endpoint, [filling], 2)
         if answer.error:
             self._say(f"the cache is not filled beforehand, memory may grow: {answer.error}")
