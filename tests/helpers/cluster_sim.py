@@ -49,7 +49,7 @@ class Simulation(Faults, Checks, Network):
 
     _metrics: ClassVar[list[ClientMetrics]] = []
 
-    def __init__(self, seed: int, fault_s: float = 6.0, rest_s: float = 12.0) -> None:
+    def __init__(self, seed: int, fault_s: float = 5.0, rest_s: float = 11.5) -> None:
         self.dice = random.Random(seed)
         self.agenda = Agenda()
         self.fault_s, self.rest_s = fault_s, rest_s
@@ -60,7 +60,8 @@ class Simulation(Faults, Checks, Network):
             self.dice.choice([0.0, 0.0, 0.02, 0.1]),
             self.dice.choice([0.0, 0.05, 0.2]),
         )
-        self.calm = Weather()
+        # What is lost can hold anything up: then it is no wonder.
+        self.is_lossy = self.weather.lost > 0
         self.processes: list[Process] = []
         self.lives: dict[tuple[str, int], Process] = {}
         self.kept: dict[str, Any] = {}
@@ -70,7 +71,7 @@ class Simulation(Faults, Checks, Network):
         self.epochs: dict[int, bytes] = {}
         # What is to meet the server that gets the next request.
         self.trap = ""
-        self.calling = True
+        self.calling = self.in_faults = True
         self.right = self.failed = self.open_calls = 0
         self._pids = 0
         self._streams_until: dict[tuple[Process, Process], float] = {}
@@ -106,7 +107,9 @@ class Simulation(Faults, Checks, Network):
             self.agenda.at(begin + self.dice.uniform(0.3, self.fault_s), self.strike)
         with jumping_wall_clock(self.dice.random()), torch.inference_mode():
             self.agenda.run_until(begin + self.fault_s)
+            self.in_faults = False
             self.mend()
+            self.weather = Weather()
             self.agenda.run_until(begin + self.fault_s + self.rest_s - CALL_S - 2.0)
             failed, right = self.failed, self.right
             self.agenda.run_until(self.now + 1.0)

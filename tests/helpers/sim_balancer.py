@@ -13,6 +13,8 @@ from eaas.types import Placement
 from sim_client import ClientProcess
 from sim_process import ACK_S, GRACE_S, PUSH_S, REDUNDANCY, RETRY_S, Process
 
+_TICK_S = 0.5
+
 
 class BalancerProcess(Process):
     """The planner, and a roll-out of a few lines."""
@@ -34,7 +36,7 @@ class BalancerProcess(Process):
     def tick(self) -> None:
         if self.incarnation:
             self.act(self.planner.tick(self.sim.now))
-        self.soon(0.5, self.tick)
+        self.soon(_TICK_S, self.tick)
 
     def act(self, actions: Any) -> None:
         for action in actions:
@@ -66,11 +68,14 @@ class BalancerProcess(Process):
         placement = self.published
         if placement is None:
             return
-        message = placement.to_proto()
-        for process in tuple(self.sim.processes):
-            is_client = isinstance(process, ClientProcess) and process.alive
-            if is_client and process.epoch < placement.epoch:
-                self.sim.stream(self, process, lambda p=process: p.take_placement(message))
+        behind = [
+            p
+            for p in self.sim.processes
+            if isinstance(p, ClientProcess) and p.alive and p.epoch < placement.epoch
+        ]
+        message = placement.to_proto() if behind else None
+        for process in behind:
+            self.sim.stream(self, process, lambda p=process: p.take_placement(message))
 
     def propose_any(self) -> None:
         """As an operator does."""

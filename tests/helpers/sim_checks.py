@@ -45,7 +45,7 @@ class Checks:
         for client, covered_LE in before.items():
             lost_LE = covered_LE & ~after[client]
             undisturbed_s = self.now - max(client.disturbed_at, self._last_cut_of(client))
-            if undisturbed_s > ACK_S + LEASE_S and self.weather.lost == 0:
+            if undisturbed_s > ACK_S + LEASE_S and not self.is_lossy:
                 where = np.argwhere(lost_LE).tolist()
                 demand(not where, f"{client.id} lost {where} to a retirement of {server.id}")
 
@@ -76,7 +76,7 @@ class Checks:
                     and p.holds_LSE[layer, p.servers.index(server.id), expert]
                     for p in placements[first:]
                 )
-                if well and held and led and self.weather.lost == 0:
+                if well and held and led and not self.is_lossy:
                     demand(False, f"{client.id}: no expert {expert}, which {server.id} had")
 
     def check_end(self) -> None:

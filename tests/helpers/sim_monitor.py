@@ -11,11 +11,15 @@ from monitor.store.kept import Kept
 from sim_clock import demand
 from sim_process import DEAD, HEARTBEAT_S, LEASE_S, PUSH_S, SERVING, Process, Refused
 
+# What happens at about the same time is told at once.
+_TOGETHER_S = 0.005
+
 
 class MonitorProcess(Process):
     """The registry, and whoever is told of it."""
 
     def start(self, kept: Kept | None) -> None:
+        self.is_telling = False
         self.registry = Registry(LEASE_S, HEARTBEAT_S, self.sim.now, kept)
         own = Member("monitor", Role.MONITOR, self.pid, "h", "", SERVING)
         self.life, events = self.registry.register(own, 0, self.sim.now)
@@ -61,8 +65,9 @@ class MonitorProcess(Process):
                 calm_s = self.sim.now - max(process.disturbed_at, self.disturbed_at)
                 if process.alive and process.incarnation == member.incarnation:
                     demand(calm_s < 3 * LEASE_S, f"{life} is healthy, and was declared DEAD")
-        if events:
-            self.push_now()
+        if events and not self.is_telling:
+            self.is_telling = True
+            self.soon(_TOGETHER_S, self.push_now)
 
     def push_all(self) -> None:
         self.push_now()
@@ -70,6 +75,7 @@ class MonitorProcess(Process):
 
     def push_now(self) -> None:
         """To everybody, in order; live, a stream goes on with events."""
+        self.is_telling = False
         position = (self.pid, self.registry.revision)
         behind = [
             p for p in self.sim.processes if p is not self and p.alive and p.position != position

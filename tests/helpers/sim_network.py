@@ -27,25 +27,23 @@ class Weather:
 class Network:
     """What happens to messages; a part of `Simulation`."""
 
-    @property
-    def in_faults(self) -> bool:
-        return self.now < 100.0 + self.fault_s
-
-    def _now_weather(self) -> Weather:
-        return self.weather if self.in_faults else self.calm
-
     def delay_s(self) -> float:
-        mean_s = self._now_weather().delay_s
-        return self.dice.uniform(0.0001, 2 * mean_s) if self.dice.random() < 0.95 else 20 * mean_s
+        """Of one message: some are overtaken by many others."""
+        drawn = self.dice.random()
+        return self.weather.delay_s * (0.05 + 2 * drawn if drawn < 0.95 else 20.0)
 
     def fate(self) -> str:
-        weather, drawn = self._now_weather(), self.dice.random()
+        """Of one message: once, twice or lost."""
+        weather, drawn = self.weather, self.dice.random()
         if drawn < weather.lost:
             return "lost"
         return "twice" if drawn < weather.lost + weather.twice else "once"
 
     def is_cut(self, one: Process, other: Process) -> bool:
-        return self.cuts.get(frozenset((one.host, other.host)), 0.0) > self.now
+        """Whether nothing comes from one to the other now."""
+        if not self.cuts:
+            return False
+        return self.cuts.get(frozenset((one.host, other.host)), 0.0) > self.agenda.now
 
     def peer(self, name: str, pid: int | None = None) -> Process | None:
         """Who answers at an address now."""
