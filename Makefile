@@ -1,5 +1,5 @@
 # Two commands are enough: `make up` serves a model, `make test` runs every test.
-.PHONY: setup up test test-compose sim soak lint format proto clean
+.PHONY: setup up test test-compose fuzz sim soak lint format proto clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
@@ -45,6 +45,12 @@ test: setup
 # Builds the image and attacks a cluster of containers; skips where `docker compose` finds no engine.
 test-compose: setup
 	$(BIN)/python -m pytest -m compose tests/compose
+
+# What `make test` has a few seconds of, for minutes; FUZZ_SECONDS for each target of atheris.
+FUZZ_SECONDS ?= 60
+FUZZ_FACTOR ?= 20
+fuzz: setup
+	FUZZ_SECONDS=$(FUZZ_SECONDS) FUZZ_FACTOR=$(FUZZ_FACTOR) $(BIN)/python -m pytest --timeout 3600 tests/fuzz
 
 # 10,000 seeds of the whole cluster in simulated time, on two cores.
 sim: setup

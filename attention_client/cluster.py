@@ -37,6 +37,7 @@ from eaas.outcome_reports import OutcomeReporter
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.rpc.v1 import expert_pb2_grpc
 from eaas.session import MemberSession, MembershipView, PlacementWatch, Report
+from eaas.tls import Identity
 from eaas.types import Member, MemberState, ModelShape, Placement, Role
 
 __all__ = ["Cluster"]
@@ -61,6 +62,7 @@ class Cluster:
         client_id: Unique in the cluster; by default made of host and process id.
         address: Where this client serves HTTP, for `status`; may be set later.
         on_stopping: Called when the operator stops the cluster.
+        tls: Who this process is; None: plain text.
 
     Raises:
         ClusterError: The monitor cannot be reached.
@@ -77,7 +79,9 @@ class Cluster:
         client_id: str | None = None,
         address: str = "",
         on_stopping: Callable[[], None] | None = None,
+        tls: Identity | None = None,
     ) -> None:
+        self._tls = tls
         self.shape = shape
         self.config = config
         self.metrics = metrics
@@ -130,11 +134,12 @@ class Cluster:
             report=self._report,
             on_change=self._on_members,
             on_stopping=on_stopping,
+            tls=tls,
         )
         self._joined.set()
         self._reporter = OutcomeReporter(self.session, metrics.outcomes, self._settle)
         metrics.view_age.set_function(lambda: self.session.view.age_s(time.monotonic()))
-        self._placements = PlacementWatch(self._balancer_address, self._on_placement)
+        self._placements = PlacementWatch(self._balancer_address, self._on_placement, tls)
 
     # -- calls ----------------------------------------------------------------------------------------
 
@@ -408,7 +413,7 @@ class Cluster:
         if closing is not None:
             # What the former connection still writes must not meet slots that are granted anew.
             closing.wait(_CONNECT_S)
-        channel = open_channel(member.address)
+        channel = open_channel(member.address, Role.EXPERT_SERVER.value, self._tls)
         request = pb.ConnectRequest(
             client_id=self.client_id,
             client_incarnation=self.session.incarnation,

@@ -125,11 +125,18 @@ class LayerCall:
                 out_TH = combine(self._inputs.x_TH.shape, [(r.part, r.part_RH) for r in results])
                 # Every slot is to be released, whatever the others say.
                 if all([result.release() for result in results]):
+                    self._count_nonfinite(out_TH)
                     return out_TH
                 # A slot was given to another client while it was read. Rare enough to begin anew.
                 self._results, self._missing_TK = [], self._wanted_TK
         finally:
             self.cancel()
+
+    def _count_nonfinite(self, out_TH: torch.Tensor) -> None:
+        # One sum tells of all. Where it only overflowed, no row is counted.
+        if not math.isfinite(out_TH.sum().item()):
+            rows = int((~out_TH.isfinite().all(dim=1)).sum())
+            self._shared.metrics.nonfinite_rows.inc(rows)
 
     def cancel(self) -> None:
         """End a call that was started, without its result: its slots come back. Idempotent."""

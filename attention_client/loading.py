@@ -17,9 +17,12 @@ from attention_client.cluster import Cluster
 from attention_client.metrics import ClientMetrics
 from attention_client.model import load_model
 from attention_client.overlap import DoubleBatch
+from eaas.api_keys import authorization
 from eaas.checkpoint import Checkpoint
 from eaas.config import AttentionClientConfig
 from eaas.errors import ClusterError
+from eaas.tls import Identity
+from eaas.types import Role
 
 __all__ = ["load", "load_onto"]
 
@@ -32,6 +35,7 @@ def load(
     *,
     config: AttentionClientConfig | None = None,
     dtype: torch.dtype | None = None,
+    tls: str | Path | None = None,
 ) -> PreTrainedModel:
     """Load a checkpoint's attention part; its experts are computed by a cluster.
 
@@ -43,10 +47,13 @@ def load(
         cluster: The monitor's host:port, the URL of an endpoint of the cluster, or a `Cluster`.
         config: Transport, slots, timeouts; where `cluster` is not a `Cluster`.
         dtype: Of the weights; by default the checkpoint's.
+        tls: Directory of certificates (`eaas certs`); where `cluster` is not a `Cluster`. The key that an
+            endpoint asks for is taken from EAAS_API_KEY.
 
     Raises:
         CheckpointError: The path holds nothing that can be served (see its subclasses).
         ClusterError: The cluster cannot be reached, or is not SERVING within a minute.
+        ConfigError: The certificates, or the key, cannot be used.
     """
     checkpoint = Checkpoint.open(path)
     if isinstance(cluster, Cluster):
@@ -63,6 +70,7 @@ def load(
         checkpoint.shape,
         config or AttentionClientConfig(),
         ClientMetrics(CollectorRegistry()),
+        tls=None if tls is None else Identity(Path(tls), Role.ATTENTION_CLIENT.value),
     )
     try:
         joined.wait_until_covered(_READY_S)
@@ -102,7 +110,11 @@ def _monitor_of(endpoint: str) -> str:
     """Ask an HTTP endpoint for the address of its cluster's monitor."""
     url = f"{endpoint.rstrip('/').removesuffix('/v1')}/eaas/v1/status"
     try:
-        members = httpx.get(url, timeout=5.0).raise_for_status().json()["members"]
+        members = (
+            httpx.get(url, headers=authorization(), timeout=5.0)
+            .raise_for_status()
+            .json()["members"]
+        )
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError) as error:
         raise ClusterError(f"{endpoint}: no cluster answers there ({error})") from None
     for member in members:

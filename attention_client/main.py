@@ -18,11 +18,13 @@ from attention_client.scheduler import strategy
 from attention_client.serve import HttpServer, Scheduling, ServeLimits, bind, build_app
 from attention_client.server_metrics import ServerMetrics
 from attention_client.status import cluster_status
+from eaas.api_keys import ApiKeys
 from eaas.checkpoint import Checkpoint
 from eaas.config import AttentionClientConfig
 from eaas.cores import usable_cores
 from eaas.errors import NotACheckpointError
 from eaas.grpc_server import host_to_tell, join_host_port
+from eaas.tls import Identity
 
 __all__ = ["run"]
 
@@ -38,6 +40,8 @@ def run(
     config: AttentionClientConfig,
     stopping: threading.Event,
     on_serving: Callable[[str], None],
+    tls: Identity | None = None,
+    keys: ApiKeys | None = None,
 ) -> None:
     """Serve until `stopping` is set (by a signal, or because the operator stops the cluster).
 
@@ -48,6 +52,8 @@ def run(
         config: Endpoint, transport, timeouts.
         stopping: Ends the call.
         on_serving: Called with the endpoint's URL once requests are answered.
+        tls: Who this process is; None: plain text.
+        keys: What requests have to show; None: nothing.
 
     Raises:
         CheckpointError: Nothing that can be served.
@@ -72,6 +78,7 @@ def run(
             client_id=client_id,
             address=host_port,
             on_stopping=stopping.set,
+            tls=tls,
         )
         registry.register(ServerMetrics(cluster.session.ask_members))
         try:
@@ -80,6 +87,11 @@ def run(
             if stopping.is_set():
                 return
             url = f"http://{host_port}"
+            limits = ServeLimits(
+                num_blocks=config.cache_blocks,
+                page_size=config.cache_block_tokens,
+                max_batch_tokens=config.max_batch_tokens,
+            )
             app = build_app(
                 model,
                 tokenizer,
@@ -87,15 +99,12 @@ def run(
                 aliases=(str(model_path),),
                 status=lambda: cluster_status(cluster, url),
                 healthy=lambda: _healthy(cluster),
-                limits=ServeLimits(
-                    num_blocks=config.cache_blocks,
-                    page_size=config.cache_block_tokens,
-                    max_batch_tokens=config.max_batch_tokens,
-                ),
+                limits=limits,
                 scheduling=Scheduling(config.scheduler, lambda: cluster.placement),
                 registry=registry,
+                keys=keys,
             )
-            server = HttpServer(app, config.host, config.port, listener)
+            server = HttpServer(app, config.host, config.port, listener, limits)
             server.start()
             try:
                 cluster.serving()

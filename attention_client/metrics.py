@@ -62,6 +62,11 @@ class ClientMetrics:
         self.quarantined_slots = Counter(
             "eaas_quarantined_slots", "Slots with damaged bytes; not used again", registry=registry
         )
+        self.nonfinite_rows = Counter(
+            "eaas_nonfinite_rows",
+            "Tokens whose sum over the experts is NaN or infinite",
+            registry=registry,
+        )
         self.unavailable = Counter(
             "eaas_layer_calls_failed", "Layer calls that no replica answered", registry=registry
         )

@@ -33,6 +33,7 @@ from eaas.membership import MembershipView
 from eaas.rpc.v1 import balancer_pb2, balancer_pb2_grpc
 from eaas.session import MemberSession, Report
 from eaas.shutdown import Shutdown
+from eaas.tls import Identity
 from eaas.types import Member, MemberState, Placement, Role
 
 __all__ = ["Balancer", "run"]
@@ -42,6 +43,8 @@ _log = get_logger(__name__)
 # Each client holds a worker for its watch. Threads are made when they are needed.
 _WORKERS = 512
 _GRACE_S = 0.2
+# A placement of a thousand servers and a model of 58 layers of 256 experts, each twice, has 2 MB.
+_MESSAGE_BYTES = 16 << 20
 # One at a time is the balancer: the name is the fence.
 _ID = "balancer"
 _CALL_S = 2.0
@@ -57,6 +60,7 @@ class Balancer:
         config: The balancer's settings.
         monitor_address: host:port of the monitor.
         on_stopping: Called when the operator stops the cluster, or this cannot go on (`failure`).
+        tls: Who this process is; None: plain text.
 
     Raises:
         PortInUseError: The port is taken.
@@ -65,7 +69,11 @@ class Balancer:
     """
 
     def __init__(
-        self, config: BalancerConfig, monitor_address: str, on_stopping: Callable[[], None]
+        self,
+        config: BalancerConfig,
+        monitor_address: str,
+        on_stopping: Callable[[], None],
+        tls: Identity | None = None,
     ) -> None:
         layout = LiveLayout(
             Settings(
@@ -94,11 +102,13 @@ class Balancer:
         self.metrics = BalancerMetrics(lambda: layout.load, lambda: layout.settings)
         history = History(self._on_entry, self._changed)
         self._rollout = Rollout(
-            planner, self._publish, config.apply_timeout_s, self._on_broken, history.phase
+            planner, self._publish, config.apply_timeout_s, self._on_broken, history.phase, tls
         )
         self.rebalancer = Rebalancer(config, layout, self._rollout.ask, history, self._changed)
         once = Once(on_answered=self._keep)
-        self._service = BalancerService(self._rollout.ask, self.rebalancer, once, config.step_s)
+        self._service = BalancerService(
+            self._rollout.ask, self.rebalancer, once, config.step_s, tls
+        )
         self._memory = Memory(layout, history, once)
         self._journal: Journal | None = None
         # What came before the record of the balancer before was read.
@@ -118,6 +128,8 @@ class Balancer:
                 config.host,
                 config.port,
                 max_workers=_WORKERS,
+                credentials=tls and tls.server_credentials(),
+                message_bytes=_MESSAGE_BYTES,
             )
         except EaasError:
             self._rollout.close()
@@ -151,13 +163,16 @@ class Balancer:
                 on_change=self._observe,
                 on_stopping=on_stopping,
                 on_replaced=self._replaced,
+                tls=tls,
             )
         except EaasError:
             self._rollout.close()
             self._server.stop(0)
             raise
         self._remember()
-        self._reader = HotnessReader(self.rebalancer, config.step_s, self._on_look, self._on_broken)
+        self._reader = HotnessReader(
+            self.rebalancer, config.step_s, self._on_look, self._on_broken, tls
+        )
         self._server.set_serving(True)
 
     def _observe(self, view: MembershipView) -> None:
@@ -243,20 +258,29 @@ class Balancer:
         self._server.stop(_GRACE_S)
 
 
-def run(config: BalancerConfig, monitor_address: str, ready: Callable[[str], None]) -> None:
+def run(
+    config: BalancerConfig,
+    monitor_address: str,
+    ready: Callable[[str], None],
+    tls: Identity | None = None,
+) -> None:
     """Works until SIGTERM, SIGINT (in the main thread) or the cluster's end.
 
     Args:
         config: The balancer's settings.
         monitor_address: host:port of the monitor.
         ready: Called with host:port once it serves.
+        tls: Who this process is; None: plain text.
 
     Raises:
         PortInUseError, ConfigError, ClusterError: See `Balancer`.
     """
     with Shutdown() as shutdown:
         balancer = Balancer(
-            config, monitor_address, on_stopping=lambda: shutdown.request("the cluster stops")
+            config,
+            monitor_address,
+            on_stopping=lambda: shutdown.request("the cluster stops"),
+            tls=tls,
         )
         try:
             ready(balancer.address)

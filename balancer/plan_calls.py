@@ -64,6 +64,7 @@ class PlanCalls:
     def _apply(self, request: pb.ApplyRequest) -> pb.ApplyResponse:
         now, placement = self._now()
         if request.WhichOneof("what") == "placement":
+            _check_size(request.placement, placement)
             wanted = checked(
                 Placement.from_proto(request.placement),
                 placement.holds_LSE.shape[0],
@@ -239,6 +240,15 @@ class PlanCalls:
     ) -> _T:
         with _errors(context):
             return self._once.run(request, response_type, work)
+
+
+def _check_size(wanted: common_pb2.Placement, placement: Placement) -> None:
+    layers, _, experts = placement.holds_LSE.shape
+    if (wanted.num_layers, wanted.num_experts) != (layers, experts):
+        raise ValueError(
+            f"the placement has {wanted.num_layers} layers of {wanted.num_experts} experts, "
+            f"the model has {layers} of {experts}"
+        )
 
 
 def _check(placement: Placement, layer: int, expert: int) -> None:

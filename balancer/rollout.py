@@ -23,7 +23,8 @@ from eaas.grpc_client import channel
 from eaas.log import get_logger
 from eaas.membership import MembershipView
 from eaas.rpc.v1 import common_pb2, expert_pb2, expert_pb2_grpc
-from eaas.types import Placement
+from eaas.tls import Identity
+from eaas.types import Placement, Role
 
 __all__ = ["Rollout"]
 
@@ -58,6 +59,7 @@ class Rollout:
         on_broken: Called with an error that nobody expected: nothing is done any more.
         on_phase: Called with the epoch when a placement begins to be loaded ("prepare"), is published
             ("retire"), and is all that servers hold ("settled"). Must not block.
+        tls: Who this process is to the servers; None: plain text.
     """
 
     def __init__(
@@ -67,7 +69,9 @@ class Rollout:
         load_timeout_s: float,
         on_broken: Callable[[Exception], None],
         on_phase: Callable[[str, Placement], None] = lambda _phase, _placement: None,
+        tls: Identity | None = None,
     ) -> None:
+        self._tls = tls
         self._on_broken = on_broken
         self._on_phase = on_phase
         self._preparing = 0
@@ -148,7 +152,7 @@ class Rollout:
                     self._start(action)
 
     def _start(self, call: Call) -> None:
-        line = channel(call.address)
+        line = channel(call.address, Role.EXPERT_SERVER.value, self._tls)
         rpc = self._send(call, expert_pb2_grpc.ExpertServiceStub(line))
         self._running[rpc] = line
         rpc.add_done_callback(lambda done: self._inbox.put(_Outcome(call, rpc, line)))

@@ -16,7 +16,8 @@ from eaas.authority import OPERATOR
 from eaas.grpc_client import STREAM_SIGN_S, channel
 from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.rpc.v1 import common_pb2, expert_pb2, expert_pb2_grpc
-from eaas.types import Member, Placement
+from eaas.tls import Identity
+from eaas.types import Member, Placement, Role
 
 __all__ = ["ROLES", "BalancerService"]
 
@@ -38,6 +39,7 @@ class BalancerService(PlanCalls):
         rebalancer: Decides where experts go.
         once: Answers to calls that change something.
         step_s: Seconds between two looks at the load.
+        tls: Who this process is to the servers; None: plain text.
     """
 
     def __init__(
@@ -46,7 +48,9 @@ class BalancerService(PlanCalls):
         rebalancer: Rebalancer,
         once: Once,
         step_s: float,
+        tls: Identity | None = None,
     ) -> None:
+        self._tls = tls
         super().__init__(rebalancer, once, step_s)
         self._ask = ask
         self._changed = threading.Condition()
@@ -113,7 +117,7 @@ class BalancerService(PlanCalls):
             )
         if refusal:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, refusal)
-        with channel(member.address) as line:
+        with channel(member.address, Role.EXPERT_SERVER.value, self._tls) as line:
             try:
                 stub = expert_pb2_grpc.ExpertServiceStub(line)
                 stub.Drain(expert_pb2.DrainRequest(), timeout=_DRAIN_S)

@@ -11,13 +11,18 @@ from typing import Any
 
 import grpc
 
-__all__ = ["OPERATOR", "RoleGuard", "role_of"]
+__all__ = ["OPERATOR", "RoleGuard", "role_of", "role_uri"]
 
 OPERATOR = "operator"
 """The role of people and their programs."""
 
 _SCHEME = "eaas://"
 _KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+
+
+def role_uri(role: str) -> str:
+    """What names a role in its holder's certificate."""
+    return f"{_SCHEME}{role}"
 
 
 def role_of(context: Any) -> str | None:

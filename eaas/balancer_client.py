@@ -14,7 +14,8 @@ from eaas.errors import ClusterError
 from eaas.grpc_client import Backoff, channel
 from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.rpc.v1 import balancer_pb2_grpc, common_pb2
-from eaas.types import Placement
+from eaas.tls import Identity
+from eaas.types import Placement, Role
 
 __all__ = ["BalancerClient"]
 
@@ -35,14 +36,15 @@ class BalancerClient:
 
     Args:
         address: host:port of the balancer.
+        tls: Who calls; None: plain text.
 
     Every method raises ClusterError with the balancer's own words where it refuses, and where it cannot be
     reached.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, tls: Identity | None = None) -> None:
         self.address = address
-        self._channel = channel(address)
+        self._channel = channel(address, Role.BALANCER.value, tls)
         self._stub: Any = balancer_pb2_grpc.BalancerServiceStub(self._channel)
 
     def __enter__(self) -> BalancerClient:

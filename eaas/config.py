@@ -28,6 +28,7 @@ from pydantic_settings import (
     YamlConfigSettingsSource,
 )
 
+from eaas.api_keys import KEY_VARIABLE
 from eaas.errors import ConfigError
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "ExpertServerConfig",
     "MonitorConfig",
     "SchedulerConfig",
+    "SecurityConfig",
     "load_config",
 ]
 
@@ -62,6 +64,19 @@ def _on_off(value: object) -> object:
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class SecurityConfig(_Section):
+    """Who is believed, and what is open to others."""
+
+    tls_dir: str = Field(
+        "",
+        description="Directory with ca.pem, ROLE.pem and ROLE.key (`eaas certs`); empty: no TLS.",
+    )
+    insecure: bool = Field(
+        False,
+        description="Other machines may connect without TLS, or use the endpoint without a key.",
+    )
 
 
 class MonitorConfig(_Section):
@@ -321,6 +336,10 @@ class AttentionClientConfig(_Section):
 
     host: str = Field("127.0.0.1", description="Address of the HTTP endpoint.")
     port: Port = Field(8000, description="Port of the HTTP endpoint; 0 takes a free one.")
+    api_key_file: str = Field(
+        "",
+        description="File with the keys that requests may show, one a line; empty: EAAS_API_KEY's, or none.",
+    )
     transport: Literal["shm", "grpc", "nixl"] = Field(
         "shm", description="How tokens reach the servers."
     )
@@ -366,6 +385,7 @@ class ClusterConfig(BaseSettings):
         env_prefix=_PREFIX, env_nested_delimiter=_BETWEEN, extra="forbid", frozen=True
     )
 
+    security: SecurityConfig = SecurityConfig()
     monitor: MonitorConfig = MonitorConfig()
     balancer: BalancerConfig = BalancerConfig()
     autoscaler: AutoscalerConfig = AutoscalerConfig()
@@ -426,7 +446,7 @@ def _refuse_unknown_variables() -> None:
     """pydantic passes over a variable whose section it does not know; a typing error is to be found."""
     for name in os.environ:
         section = name.upper().removeprefix(_PREFIX).partition(_BETWEEN)[0]
-        known = section.lower() in ClusterConfig.model_fields
+        known = section.lower() in ClusterConfig.model_fields or name.upper() == KEY_VARIABLE
         if name.upper().startswith(_PREFIX) and not known:
             sections = ", ".join(_variable(field) for field in ClusterConfig.model_fields)
             raise ConfigError(f"{name}: no such setting; they begin with one of {sections}")

@@ -15,7 +15,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from eaas.grpc_server import SERVER_OPTIONS, add_port
+from eaas.grpc_server import add_port, server_options
 
 __all__ = ["RunningAioServer", "serve_aio"]
 
@@ -71,7 +71,14 @@ class RunningAioServer:
 
 
 def serve_aio(
-    service: str, add: Callable[[Any], None], host: str, port: int, max_calls: int
+    service: str,
+    add: Callable[[Any], None],
+    host: str,
+    port: int,
+    max_calls: int,
+    message_bytes: int,
+    streams: int,
+    credentials: grpc.ServerCredentials | None = None,
 ) -> RunningAioServer:
     """Starts a server for one service plus health and reflection.
 
@@ -82,6 +89,9 @@ def serve_aio(
         port: 0 takes a free one (see `RunningAioServer.address`).
         max_calls: Calls at a time; a stream counts for as long as it lives. More are refused with
             RESOURCE_EXHAUSTED at once.
+        message_bytes: Larger messages are refused with RESOURCE_EXHAUSTED, too.
+        streams: Calls at a time on one connection; more wait at their sender.
+        credentials: For TLS; None: plain text.
 
     Raises:
         PortInUseError: Another process holds the port.
@@ -92,7 +102,7 @@ def serve_aio(
         # gRPC itself refuses calls by chance once 1,000 of them wait to be looked at: so many members may
         # begin to watch at the same moment.
         options = [
-            *SERVER_OPTIONS,
+            *server_options(message_bytes, streams),
             ("grpc.server.max_pending_requests", max_calls),
             ("grpc.server.max_pending_requests_hard_limit", max_calls),
         ]
@@ -103,7 +113,7 @@ def serve_aio(
         reflection.enable_server_reflection(
             (service, health.SERVICE_NAME, reflection.SERVICE_NAME), server
         )
-        address = add_port(server, host, port)
+        address = add_port(server, host, port, credentials)
         await server.start()
         loop = asyncio.get_running_loop()
         running = RunningAioServer(server, health_servicer, service, address, loop)

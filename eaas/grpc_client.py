@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import grpc
 
+from eaas.tls import Identity, server_name
+
 __all__ = [
     "MESSAGE_BYTES",
     "STREAM_SIGN_S",
@@ -89,16 +91,28 @@ class _Deadline(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]
         return continuation(details, request)
 
 
-def channel(address: str, timeout_s: float = UNARY_TIMEOUT_S) -> grpc.Channel:
+def channel(
+    address: str,
+    peer: str | None = None,
+    tls: Identity | None = None,
+    timeout_s: float = UNARY_TIMEOUT_S,
+) -> grpc.Channel:
     """A channel to `host:port`; it connects at the first call and again whenever it has to.
 
     Args:
         address: host:port of the peer ("[::1]:50051" for IPv6).
+        peer: Role that the peer's certificate has to name; to be given where there is TLS.
+        tls: Who calls; None: plain text.
         timeout_s: Deadline of a unary call that states none.
     """
-    return grpc.intercept_channel(
-        grpc.insecure_channel(address, options=_OPTIONS), _Deadline(timeout_s)
-    )
+    if tls is None:
+        line = grpc.insecure_channel(address, options=_OPTIONS)
+    else:
+        assert peer is not None
+        # Whoever is at the address: only a certificate of that role is taken.
+        name = ("grpc.ssl_target_name_override", server_name(peer))
+        line = grpc.secure_channel(address, tls.channel_credentials(), options=(*_OPTIONS, name))
+    return grpc.intercept_channel(line, _Deadline(timeout_s))
 
 
 def responses(

@@ -19,21 +19,35 @@ from eaas.errors import ConfigError, PortInUseError
 from eaas.grpc_client import MESSAGE_BYTES
 
 __all__ = [
-    "SERVER_OPTIONS",
+    "METADATA_BYTES",
+    "STREAMS",
     "RunningServer",
     "Service",
     "add_port",
     "host_to_tell",
     "join_host_port",
     "serve",
+    "server_options",
 ]
 
-SERVER_OPTIONS = (
+STREAMS = 64
+"""Calls at a time on one connection: more wait at their sender, and leave room for others."""
+
+METADATA_BYTES = 8 << 10
+"""Headers of one call."""
+
+_HANDSHAKE_S = 10
+
+_OPTIONS = (
     # With reuse on (the default) a second server takes the same port silently and gets half the
     # calls.
     ("grpc.so_reuseport", 0),
     ("grpc.max_send_message_length", MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    # Above the first one calls are refused by chance, above the second one all are.
+    ("grpc.max_metadata_size", METADATA_BYTES),
+    ("grpc.absolute_max_metadata_size", METADATA_BYTES),
+    # Whoever connects and says nothing.
+    ("grpc.server_handshake_timeout_ms", 1000 * _HANDSHAKE_S),
     # No ping beside every message to measure the path: windows are fixed, and idle processes stay idle.
     ("grpc.http2.bdp_probe", 0),
     # A stream of a peer that vanished must not hold its worker thread for ever.
@@ -44,7 +58,20 @@ SERVER_OPTIONS = (
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
 )
-"""Of every server."""
+
+
+def server_options(message_bytes: int, streams: int = STREAMS) -> list[tuple[str, int]]:
+    """Options of a server.
+
+    Args:
+        message_bytes: Larger messages are refused with RESOURCE_EXHAUSTED, before they are read.
+        streams: Calls at a time on one connection.
+    """
+    return [
+        *_OPTIONS,
+        ("grpc.max_receive_message_length", message_bytes),
+        ("grpc.max_concurrent_streams", streams),
+    ]
 
 
 @dataclass(frozen=True)
@@ -106,6 +133,7 @@ def serve(
     port: int,
     max_workers: int = 64,
     credentials: grpc.ServerCredentials | None = None,
+    message_bytes: int = MESSAGE_BYTES,
 ) -> RunningServer:
     """Starts a server for `services` plus health and reflection.
 
@@ -116,6 +144,7 @@ def serve(
         max_workers: Calls at a time; a stream counts for as long as it lives. More are refused with
             RESOURCE_EXHAUSTED at once, since a queued call would only meet its deadline.
         credentials: For TLS; None: plain text.
+        message_bytes: Larger messages are refused.
 
     Raises:
         PortInUseError: Another process holds the port.
@@ -128,7 +157,7 @@ def serve(
     server = grpc.server(
         workers,
         interceptors=(guard,),
-        options=SERVER_OPTIONS,
+        options=server_options(message_bytes),
         maximum_concurrent_rpcs=max_workers,
     )
     names = [service.name for service in services]

@@ -1,4 +1,4 @@
-"""`python -m eaas.health ADDRESS`: whether a process of the cluster serves; for health checks of containers.
+"""`python -m eaas.health ADDRESS [ROLE]`: whether a process serves; for health checks of containers.
 
 It is no command of `eaas`, since it runs every few seconds: the command line would take four times as long to
 import as all the rest takes.
@@ -7,22 +7,32 @@ import as all the rest takes.
 from __future__ import annotations
 
 import http.client
+import os
 import sys
 import urllib.error
 import urllib.request
+from pathlib import Path
+
+from eaas.errors import EaasError
 
 __all__ = ["main", "why_not_serving"]
 
 _ANSWER_S = 4.0
+_TLS_VARIABLE = "EAAS_SECURITY__TLS_DIR"
 
 
-def why_not_serving(address: str) -> str | None:
+def why_not_serving(address: str, role: str | None = None) -> str | None:
     """None where a process serves, else the reason, for people.
 
     Args:
         address: host:port of a monitor, balancer or expert server; or the URL of an endpoint's /health.
+        role: What is there, and whose certificate is shown: a container has its own alone. To be given where
+            EAAS_SECURITY__TLS_DIR names certificates.
+
+    Raises:
+        ConfigError: The certificates cannot be used.
     """
-    return _http(address) if address.startswith("http://") else _grpc(address)
+    return _http(address) if address.startswith("http://") else _grpc(address, role)
 
 
 def _http(url: str) -> str | None:
@@ -38,13 +48,16 @@ def _http(url: str) -> str | None:
         return str(error)
 
 
-def _grpc(address: str) -> str | None:
+def _grpc(address: str, role: str | None) -> str | None:
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
     from eaas.grpc_client import channel
+    from eaas.tls import Identity
 
-    with channel(address) as line:
+    directory = os.environ.get(_TLS_VARIABLE)
+    tls = Identity(Path(directory), role) if directory and role else None
+    with channel(address, role, tls) as line:
         try:
             answer = health_pb2_grpc.HealthStub(line).Check(
                 health_pb2.HealthCheckRequest(), timeout=_ANSWER_S
@@ -58,8 +71,12 @@ def _grpc(address: str) -> str | None:
 
 def main(arguments: list[str]) -> int:
     """Exit code 0 where the one process that is named serves, else 1 and a line."""
-    (address,) = arguments
-    reason = why_not_serving(address)
+    address, role = (*arguments, None)[:2]
+    assert address is not None
+    try:
+        reason = why_not_serving(address, role)
+    except EaasError as error:
+        reason = str(error)
     if reason is not None:
         print(f"{address}: {reason}")
     return int(reason is not None)

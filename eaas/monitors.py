@@ -11,7 +11,8 @@ import grpc
 from eaas.errors import ClusterError
 from eaas.grpc_client import Backoff, channel
 from eaas.rpc.v1 import monitor_pb2, monitor_pb2_grpc
-from eaas.types import Member
+from eaas.tls import Identity
+from eaas.types import Member, Role
 
 __all__ = ["LEADER_KEY", "MonitorLine", "Monitors", "ask_members"]
 
@@ -36,10 +37,28 @@ class MonitorLine:
         stub: Of its service.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, tls: Identity | None = None) -> None:
         self.address = address
-        self._channel = channel(address)
+        self._tls = tls
+        self._lock = threading.Lock()
+        self._former: Any = None
+        self._connect()
+
+    def _connect(self) -> None:
+        self._shown = self._tls.version if self._tls else 0
+        self._channel = channel(self.address, Role.MONITOR.value, self._tls)
         self.stub: Any = monitor_pb2_grpc.MonitorServiceStub(self._channel)
+
+    def renew(self) -> None:
+        """Shows the new certificate from now on, if there is one. Running calls go on."""
+        with self._lock:
+            if self._tls is None or self._tls.version == self._shown:
+                return
+            # The last one stays for now: another thread may be about to call on it.
+            if self._former is not None:
+                self._former.close()
+            self._former = self._channel
+            self._connect()
 
     def members(self, timeout_s: float) -> list[Member] | None:
         """Everybody, with their loads of this moment; None where the monitor ends without a word.
@@ -58,7 +77,10 @@ class MonitorLine:
 
     def close(self) -> None:
         """Ends the calls on it."""
-        self._channel.close()
+        with self._lock:
+            self._channel.close()
+            if self._former is not None:
+                self._former.close()
 
 
 class Monitors:
@@ -67,11 +89,12 @@ class Monitors:
     Args:
         addresses: "host:port", or "host:port,host:port" where there are several. No other address is ever
             connected to, whatever a monitor says.
+        tls: Who calls; None: plain text.
     """
 
-    def __init__(self, addresses: str) -> None:
+    def __init__(self, addresses: str, tls: Identity | None = None) -> None:
         names = [address.strip() for address in addresses.split(",")]
-        self._lines = [MonitorLine(address) for address in dict.fromkeys(names)]
+        self._lines = [MonitorLine(address, tls) for address in dict.fromkeys(names)]
         self._lock = threading.Lock()
         self._now = self._lines[0]
         # The last one that did not answer: whoever still takes it for the leader is behind.
@@ -95,6 +118,7 @@ class Monitors:
         """
         if isinstance(error, grpc.Call) and error.code() not in _AWAY:
             return False
+        line.renew()
         named = _leader(error)
         with self._lock:
             if line is not self._now:

@@ -12,7 +12,8 @@ from eaas.grpc_client import STREAM_SILENCE_S, Backoff, channel, responses
 from eaas.log import get_logger
 from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.rpc.v1 import balancer_pb2_grpc
-from eaas.types import Placement
+from eaas.tls import Identity
+from eaas.types import Placement, Role
 
 __all__ = ["PlacementWatch"]
 
@@ -30,13 +31,16 @@ class PlacementWatch:
         balancer_address: host:port of the balancer now; None while there is none. Asked before each
             attempt to connect.
         on_placement: Must not block; a failing one is logged.
+        tls: Who this process is to the balancer; None: plain text.
     """
 
     def __init__(
         self,
         balancer_address: Callable[[], str | None],
         on_placement: Callable[[Placement], None],
+        tls: Identity | None = None,
     ) -> None:
+        self._tls = tls
         self._balancer_address = balancer_address
         self._on_placement = on_placement
         self._epoch = 0
@@ -67,7 +71,7 @@ class PlacementWatch:
             if address is None:
                 self._closed.wait(_LOOK_AGAIN_S)
                 continue
-            with channel(address) as line:
+            with channel(address, Role.BALANCER.value, self._tls) as line:
                 try:
                     self._watch(balancer_pb2_grpc.BalancerServiceStub(line), backoff)
                 except (grpc.RpcError, TimeoutError) as error:

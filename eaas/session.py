@@ -24,6 +24,7 @@ from eaas.membership import MembershipFold, MembershipView
 from eaas.monitors import MonitorLine, Monitors
 from eaas.placement_watch import PlacementWatch
 from eaas.rpc.v1 import monitor_pb2 as pb
+from eaas.tls import Identity
 from eaas.types import Member, MemberState
 
 __all__ = ["PROTOCOL_VERSION", "MemberSession", "MembershipView", "PlacementWatch", "Report"]
@@ -78,6 +79,7 @@ class MemberSession:
         on_new_incarnation: Called when the former life had ended (DEAD) and a new one has begun.
         on_replaced: Called when the former life has ended and none begins: another process has the id now.
         register_timeout_s: How long to try to register first.
+        tls: Who this process is to the monitor; None: plain text.
 
     Raises:
         ClusterError: The first registration failed; names the address and the cause.
@@ -94,6 +96,7 @@ class MemberSession:
         on_new_incarnation: Callable[[int], None] | None = None,
         on_replaced: Callable[[], None] | None = None,
         register_timeout_s: float = 10.0,
+        tls: Identity | None = None,
     ) -> None:
         self.monitor_address = monitor_address
         self._member = member
@@ -113,7 +116,7 @@ class MemberSession:
         self._calls: dict[Any, MonitorLine] = {}
         # The monitor whose watch stream has begun to speak, and where what it says is taken from.
         self._watched: tuple[MonitorLine, queue.SimpleQueue[pb.WatchResponse]] | None = None
-        self._monitors = Monitors(monitor_address)
+        self._monitors = Monitors(monitor_address, tls)
         try:
             self._register_first(register_timeout_s)
         except ClusterError:

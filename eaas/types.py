@@ -208,6 +208,10 @@ def _message_of(shape: ModelShape) -> pb.ModelShape:
     return shape.to_proto()
 
 
+# Ten thousand servers, and a model of 61 layers of 256 experts.
+_MOST_CELLS = 1 << 28
+
+
 @dataclass(frozen=True, eq=False)
 class Placement:
     """Which server holds which replicas, and how each expert's tokens are shared.
@@ -261,6 +265,13 @@ class Placement:
     @classmethod
     def from_proto(cls, message: pb.Placement) -> Placement:
         """The value of a message. Raises ValueError where an id or a length is out of range."""
+        # Before there is any memory for it: two numbers could ask for all that there is.
+        cells = message.num_layers * max(1, len(message.servers)) * message.num_experts
+        if cells > _MOST_CELLS:
+            raise ValueError(
+                f"a placement of {message.num_layers} layers, {len(message.servers)} servers and "
+                f"{message.num_experts} experts: {_MOST_CELLS} of them at most"
+            )
         shape = (message.num_layers, len(message.servers), message.num_experts)
         holds_LSE = np.zeros(shape, dtype=np.bool_)
         shares_LSE = np.zeros(shape, dtype=np.float32)

@@ -20,6 +20,7 @@ from eaas.cores import usable_cores
 from eaas.grpc_server import Service, serve
 from eaas.log import get_logger
 from eaas.session import MemberSession, MembershipView, Report
+from eaas.tls import Identity
 from eaas.types import Member, MemberState, Role
 from eaas.wire import Arena
 from eaas.wire.header import WireDtype, payload_layout, result_length
@@ -45,6 +46,8 @@ _GRACE_S = 1.0
 _SHARING = (MemberState.SERVING, MemberState.DRAINING)
 # Calls at a time beside the clients' streams.
 _CALLS = 32
+# Of a message, beside what fits a slot: shares of placements.
+_CONTROL_BYTES = 4 << 20
 # How long a thread that is busy in Python may keep the interpreter from the polling loop. With Python's own
 # 5 ms, an answer for which the loop gives it up four times (waits, products) comes 20 ms late while experts
 # load; with this 1 ms, and the loading is no slower.
@@ -63,6 +66,7 @@ class ExpertServer:
         config: Threads, kernel, slots.
         on_serving: Called with the gRPC address and a line about the kernel when the first placement is
             loaded.
+        tls: Who this process is; None: plain text.
 
     Raises:
         CheckpointError: Nothing that can be served (see its subclasses).
@@ -79,6 +83,7 @@ class ExpertServer:
         monitor_address: str,
         config: ExpertServerConfig,
         on_serving: Callable[[str, str], None],
+        tls: Identity | None = None,
     ) -> None:
         # A server that is started by hand leaves half of the cores to the other processes of a machine.
         threads = config.threads or max(1, usable_cores() // 2)
@@ -86,10 +91,12 @@ class ExpertServer:
         sys.setswitchinterval(_SWITCH_S)
         self._server_id = server_id
         self._joined = threading.Event()
-        self._peers = [m.address for m in serving_peers(monitor_address)] if model is None else []
+        self._peers = (
+            [m.address for m in serving_peers(monitor_address, tls)] if model is None else []
+        )
         self._peer_reader: PeerReader | None = None
         if model is None:
-            self._peer_reader = PeerReader(self._peer_addresses)
+            self._peer_reader = PeerReader(self._peer_addresses, tls)
             checkpoint = checkpoint_of_peers(self._peer_reader, self._peers)
         else:
             checkpoint = Checkpoint.open(model)
@@ -150,6 +157,8 @@ class ExpertServer:
                 config.port,
                 # A client's stream is a call that lasts: there are no more of them than slots.
                 max_workers=config.slots + _CALLS,
+                credentials=tls and tls.server_credentials(),
+                message_bytes=_CONTROL_BYTES + self._arena.request_stride,
             )
             undo.callback(self._server.stop, 0)
             member = Member(
@@ -172,6 +181,7 @@ class ExpertServer:
                 on_stopping=self._loop.stop,
                 on_new_incarnation=self._on_new_incarnation,
                 on_replaced=self._on_replaced,
+                tls=tls,
             )
             self._leaving = Leaving(
                 server_id,

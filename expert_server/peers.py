@@ -22,6 +22,7 @@ from eaas.log import get_logger
 from eaas.monitors import Monitors, ask_members
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.rpc.v1 import expert_pb2_grpc
+from eaas.tls import Identity
 from eaas.types import Member, MemberState, Role
 from eaas.wire.chunk import Chunk, decode_chunk
 from eaas.wire.frame import paste
@@ -47,16 +48,17 @@ _RUN_BYTES = 4 << 20
 _READ_SHARD = "/eaas.rpc.v1.ExpertService/ReadShard"
 
 
-def serving_peers(monitor_address: str) -> list[Member]:
+def serving_peers(monitor_address: str, tls: Identity | None = None) -> list[Member]:
     """The expert servers that serve now, as the monitor says.
 
     Args:
         monitor_address: host:port of the monitor; "host:port,host:port" where there are several.
+        tls: Who asks; None: plain text.
 
     Raises:
         ClusterError: It does not answer.
     """
-    with contextlib.closing(Monitors(monitor_address)) as monitors:
+    with contextlib.closing(Monitors(monitor_address, tls)) as monitors:
         members = ask_members(monitors, _CALL_S)
     return [m for m in members if m.role is Role.EXPERT_SERVER and m.state is MemberState.SERVING]
 
@@ -66,9 +68,11 @@ class PeerReader:
 
     Args:
         addresses: host:port of the peers now, the one to be asked first at the front.
+        tls: Who asks; None: plain text.
     """
 
-    def __init__(self, addresses: Callable[[], Sequence[str]]) -> None:
+    def __init__(self, addresses: Callable[[], Sequence[str]], tls: Identity | None = None) -> None:
+        self.tls = tls
         self._addresses = addresses
         self._lines_lock = threading.Lock()
         self._lines: dict[str, grpc.Channel] = {}
@@ -135,7 +139,7 @@ class PeerReader:
         )
         with self._lines_lock:
             if address not in self._lines:
-                self._lines[address] = channel(address)
+                self._lines[address] = channel(address, Role.EXPERT_SERVER.value, self.tls)
             line = self._lines[address]
         call = line.unary_stream(_READ_SHARD, pb.ReadShardRequest.SerializeToString)(
             request, timeout=_STREAM_S
@@ -232,7 +236,7 @@ def checkpoint_of_peers(reader: PeerReader, addresses: Sequence[str]) -> Checkpo
         ClusterError: None of them has a checkpoint.
         CheckpointError: It cannot be served, or not be read (see its subclasses).
     """
-    described = _describe(addresses)
+    described = _describe(addresses, reader.tls)
     with tempfile.TemporaryDirectory(prefix="eaas-checkpoint-") as name:
         directory = Path(name)
         (directory / CONFIG).write_bytes(described.config)
@@ -253,10 +257,10 @@ def checkpoint_of_peers(reader: PeerReader, addresses: Sequence[str]) -> Checkpo
     return checkpoint
 
 
-def _describe(addresses: Sequence[str]) -> pb.DescribeCheckpointResponse:
+def _describe(addresses: Sequence[str], tls: Identity | None) -> pb.DescribeCheckpointResponse:
     why = "none serves"
     for address in addresses:
-        with channel(address) as line:
+        with channel(address, Role.EXPERT_SERVER.value, tls) as line:
             try:
                 described: pb.DescribeCheckpointResponse = expert_pb2_grpc.ExpertServiceStub(
                     line

@@ -24,7 +24,14 @@ __all__ = ["ROLES", "SERVICE", "ExpertService", "add_expert_service", "transport
 
 SERVICE = "eaas.rpc.v1.ExpertService"
 # Placements, and goodbyes, are the balancer's word.
-ROLES = dict.fromkeys(("PreparePlacement", "RetirePlacement", "Drain"), (Role.BALANCER.value,))
+_BALANCERS = ("PreparePlacement", "RetirePlacement", "Drain", "ListExperts", "ReadHotness")
+_CLIENTS = ("Connect", "Disconnect", "Exchange", "Join")
+_PEERS = ("DescribeCheckpoint", "ReadShard")
+ROLES = (
+    dict.fromkeys(_BALANCERS, (Role.BALANCER.value,))
+    | dict.fromkeys(_CLIENTS, (Role.ATTENTION_CLIENT.value,))
+    | dict.fromkeys(_PEERS, (Role.EXPERT_SERVER.value,))
+)
 """Whom methods are for."""
 _CALLS = ("Connect", "Disconnect", "Drain")
 

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from eaas.monitors import LEADER_KEY
 from eaas.rpc.v1 import monitor_pb2 as pb
-from monitor.refusal import Refused, refusals
+from monitor.refusal import Refused, refusals, require_whole
 from monitor.service import MonitorService
 
 __all__ = ["SERVICE", "Front"]
@@ -46,29 +47,29 @@ class Front:
         calls: dict[str, tuple[Any, Callable[[bytes], Any], Callable[[Any], bytes] | None]] = {
             "Register": (
                 _UNARY,
-                pb.RegisterRequest.FromString,
+                _reader(pb.RegisterRequest),
                 pb.RegisterResponse.SerializeToString,
             ),
-            "Heartbeat": (_STREAM, pb.HeartbeatRequest.FromString, None),
-            "Watch": (_ANSWERS, pb.WatchRequest.FromString, None),
+            "Heartbeat": (_STREAM, _reader(pb.HeartbeatRequest), None),
+            "Watch": (_ANSWERS, _reader(pb.WatchRequest), None),
             "Deregister": (
                 _UNARY,
-                pb.DeregisterRequest.FromString,
+                _reader(pb.DeregisterRequest),
                 pb.DeregisterResponse.SerializeToString,
             ),
             "ReportOutcome": (
                 _UNARY,
-                pb.ReportOutcomeRequest.FromString,
+                _reader(pb.ReportOutcomeRequest),
                 pb.ReportOutcomeResponse.SerializeToString,
             ),
             "KeepRecord": (
                 _UNARY,
-                pb.KeepRecordRequest.FromString,
+                _reader(pb.KeepRecordRequest),
                 pb.KeepRecordResponse.SerializeToString,
             ),
             "GetRecord": (
                 _UNARY,
-                pb.GetRecordRequest.FromString,
+                _reader(pb.GetRecordRequest),
                 pb.GetRecordResponse.SerializeToString,
             ),
         }
@@ -81,6 +82,7 @@ class Front:
     def _passing(self, name: str) -> Callable[[Any, Any], Any]:
         async def call(request: Any, context: Any) -> Any:
             async with refusals(context):
+                require_whole(request)
                 return await getattr(self._now(), name)(request, context)
 
         return call
@@ -96,3 +98,18 @@ class Front:
             f"this monitor stands by; the one at {leader} leads: give both addresses",
             ((LEADER_KEY, leader),),
         )
+
+
+def _reader(cls: Any) -> Callable[[bytes], Any]:
+    """Reads messages of a type; what is none becomes its error, which the call raises.
+
+    gRPC's own loop would take one that is raised here for a mistake of ours: UNKNOWN, and a trace in the log.
+    """
+
+    def read(data: bytes) -> Any:
+        try:
+            return cls.FromString(data)
+        except DecodeError as error:
+            return error
+
+    return read

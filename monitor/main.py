@@ -15,6 +15,7 @@ from eaas.errors import ConfigError, EaasError, StoreError
 from eaas.grpc_aio_server import serve_aio
 from eaas.log import get_logger
 from eaas.shutdown import Shutdown
+from eaas.tls import Identity
 from eaas.types import Member, MemberState, Role
 from monitor.front import SERVICE, Front
 from monitor.service import MonitorService
@@ -30,6 +31,10 @@ _log = get_logger(__name__)
 
 # A member has two for as long as it lives (heartbeat, watch).
 _MOST_CALLS = 40_000
+# Of a client's report on ten thousand servers; a record has 512 KiB.
+_MESSAGE_BYTES = 4 << 20
+# A connection is a member's, or of a program that stands for many.
+_STREAMS = 4096
 _LINGER_S = 1.0
 _GRACE_S = 0.2
 
@@ -40,6 +45,7 @@ class Monitor:
     Args:
         config: The monitor's settings.
         on_failure: Called when it can go on no more: what it knows cannot be kept, or it made a mistake.
+        tls: Who this process is; None: plain text.
 
     Raises:
         PortInUseError: The port is taken.
@@ -50,7 +56,10 @@ class Monitor:
     """
 
     def __init__(
-        self, config: MonitorConfig, on_failure: Callable[[str], None] = _log.error
+        self,
+        config: MonitorConfig,
+        on_failure: Callable[[str], None] = _log.error,
+        tls: Identity | None = None,
     ) -> None:
         if config.heartbeat_s >= config.lease_s / 2:
             raise ConfigError(
@@ -65,7 +74,14 @@ class Monitor:
         self._candidate: Candidate | None = None
         try:
             self._server = serve_aio(
-                SERVICE, self._front.add_to, config.host, config.port, _MOST_CALLS
+                SERVICE,
+                self._front.add_to,
+                config.host,
+                config.port,
+                _MOST_CALLS,
+                _MESSAGE_BYTES,
+                _STREAMS,
+                tls and tls.server_credentials(),
             )
         except EaasError:
             self._close_store()
@@ -163,12 +179,13 @@ class Monitor:
         self._close_store()
 
 
-def run(config: MonitorConfig, ready: Callable[[str], None]) -> None:
+def run(config: MonitorConfig, ready: Callable[[str], None], tls: Identity | None = None) -> None:
     """Serves until SIGTERM or SIGINT (in the main thread).
 
     Args:
         config: The monitor's settings.
         ready: Called with host:port once it serves, or stands by.
+        tls: Who this process is; None: plain text.
 
     Raises:
         EaasError: See `Monitor`.
@@ -184,7 +201,7 @@ def run(config: MonitorConfig, ready: Callable[[str], None]) -> None:
             failures.append(what)
             shutdown.request("it can go on no more")
 
-        monitor = Monitor(config, on_failure)
+        monitor = Monitor(config, on_failure, tls)
         try:
             ready(monitor.address)
             _log.info("monitor ends: %s", shutdown.wait())

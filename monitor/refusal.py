@@ -11,11 +11,21 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from eaas.rpc.v1 import common_pb2
+from eaas.types import Role
 from monitor.registry import IdTakenError, UnknownLifeError
 
-__all__ = ["LONGEST_TEXT", "Refused", "judged", "refusals", "require_small"]
+__all__ = [
+    "LONGEST_TEXT",
+    "Refused",
+    "judged",
+    "refusals",
+    "require_role",
+    "require_small",
+    "require_whole",
+]
 
 LONGEST_TEXT = 255
 """Characters of an id, or of a reason."""
@@ -51,6 +61,20 @@ def require_small(member: common_pb2.Member) -> None:
     else:
         return
     raise Refused(grpc.StatusCode.INVALID_ARGUMENT, why)
+
+
+def require_whole(request: Any) -> None:
+    """Refuses what was no message, as gRPC itself does for servers of threads."""
+    if isinstance(request, DecodeError):
+        raise Refused(grpc.StatusCode.INTERNAL, f"this is no message of the contract: {request}")
+
+
+def require_role(certified: str | None, *roles: Role) -> None:
+    """Refuses whoever has a certificate (`eaas.authority.role_of`) of none of these roles."""
+    if certified is not None and certified not in {role.value for role in roles}:
+        wanted = " or ".join(role.value for role in roles)
+        who = certified or "whoever has no role in its certificate"
+        raise Refused(grpc.StatusCode.PERMISSION_DENIED, f"this is for {wanted}, not for {who}")
 
 
 @contextmanager

@@ -265,6 +265,11 @@ class Registry:
         """The member, if this life of it is registered. Raises UnknownLifeError."""
         return self._life(member_id, incarnation).member
 
+    def living(self, member_id: str) -> Member | None:
+        """The member as it is now; None where none of that id lives."""
+        life = self._live.get(member_id)
+        return None if life is None else life.member
+
     def _life(self, member_id: str, incarnation: int) -> Life:
         life = self._live.get(member_id)
         if life is None or life.member.incarnation != incarnation:

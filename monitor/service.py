@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 
 from eaas import versions
+from eaas.authority import role_of
 from eaas.grpc_client import STREAM_SIGN_S
 from eaas.log import get_logger
 from eaas.rpc.v1 import monitor_pb2 as pb
@@ -22,7 +23,15 @@ from monitor.journal import Journal
 from monitor.life import MemberEvent
 from monitor.outcomes import Said
 from monitor.records import MOST_BYTES, Records, StaleRecordError
-from monitor.refusal import LONGEST_TEXT, Refused, judged, refusals, require_small
+from monitor.refusal import (
+    LONGEST_TEXT,
+    Refused,
+    judged,
+    refusals,
+    require_role,
+    require_small,
+    require_whole,
+)
 from monitor.registry import IdTakenError, Registry
 from monitor.store import Store
 from monitor.store.kept import new_life
@@ -181,6 +190,11 @@ class MonitorService:
         if self._over or (self._store is not None and self._clock() >= self._store.leads_until):
             raise Refused(grpc.StatusCode.UNAVAILABLE, "this monitor leads no more")
 
+    def _require_own(self, certified: str | None, member_id: str) -> None:
+        """Refuses whoever speaks for a member of another role than its certificate's. The lock is held."""
+        if certified is not None and (member := self._registry.living(member_id)) is not None:
+            require_role(certified, member.role)
+
     async def _settle(self, revision: int, records: int = 0) -> None:
         """Waits until what happened up to `revision`, and so many records, are stored."""
         journal = self._journal
@@ -220,10 +234,14 @@ class MonitorService:
                     f"no life has incarnation {request.previous_incarnation}",
                 )
             require_small(request.member)
+            with judged():
+                member = Member.from_proto(request.member)
+            require_role(role_of(context), member.role)
             with self._changed:
+                self._require_own(role_of(context), member.id)
                 with judged():
                     incarnation, events = self._registry.register(
-                        Member.from_proto(request.member),
+                        member,
                         request.previous_incarnation,
                         self._clock(),
                     )
@@ -240,13 +258,16 @@ class MonitorService:
     async def Heartbeat(self, _requests: Any, context: Any) -> None:
         """Renews the lease. A stream that breaks says nothing of its member: the lease decides."""
         async with refusals(context):
+            certified = role_of(context)
             while (request := await context.read()) is not grpc.aio.EOF:
-                await context.write(self._heard(request))
+                require_whole(request)
+                await context.write(self._heard(request, certified))
 
-    def _heard(self, request: pb.HeartbeatRequest) -> bytes:
+    def _heard(self, request: pb.HeartbeatRequest, certified: str | None) -> bytes:
         """Takes a heartbeat; returns the answer, serialized."""
         self._require_lead()
         with self._changed:
+            self._require_own(certified, request.id)
             with judged():
                 events = self._registry.heartbeat(
                     request.id,
@@ -289,6 +310,7 @@ class MonitorService:
                 raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "nobody deregisters the monitor")
             self._require_lead()
             with self._changed:
+                self._require_own(role_of(context), request.id)
                 reason = request.reason[:LONGEST_TEXT]
                 events = self._registry.deregister(request.id, request.incarnation, reason)
                 self._tell(events)
@@ -301,6 +323,7 @@ class MonitorService:
     ) -> pb.ReportOutcomeResponse:
         """What a client's requests came to (errors: `monitor.proto`)."""
         async with refusals(context):
+            require_role(role_of(context), Role.ATTENTION_CLIENT)
             self._require_lead()
             with self._changed:
                 with judged():
@@ -318,6 +341,7 @@ class MonitorService:
     ) -> pb.KeepRecordResponse:
         """What a balancer leaves (errors: `monitor.proto`)."""
         async with refusals(context):
+            require_role(role_of(context), Role.BALANCER)
             self._require_lead()
             with self._changed:
                 member = self._registry.require(request.id, request.incarnation)
@@ -338,6 +362,7 @@ class MonitorService:
     async def GetRecord(self, request: pb.GetRecordRequest, context: Any) -> pb.GetRecordResponse:
         """What was kept last."""
         async with refusals(context):
+            require_role(role_of(context), Role.BALANCER)
             self._require_lead()
             with self._changed:
                 record = self._records.get(request.id)

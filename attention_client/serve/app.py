@@ -22,8 +22,10 @@ from attention_client.serve.guard import GENERATION_PATHS, RequestGuard
 from attention_client.serve.limits import ServeLimits
 from attention_client.serve.live_admission import LiveAdmission, Scheduling
 from attention_client.serve.metrics import ServeMetrics
+from attention_client.serve.openapi import openapi_document
 from attention_client.serve.scheduler_metrics import SchedulerMetrics
 from attention_client.serve.service import Service
+from eaas.api_keys import ApiKeys
 
 __all__ = ["build_app"]
 
@@ -42,6 +44,7 @@ def build_app(
     limits: ServeLimits,
     scheduling: Scheduling | None = None,
     registry: CollectorRegistry | None = None,
+    keys: ApiKeys | None = None,
 ) -> FastAPI:
     """The HTTP face of a loaded model. Its engine runs from the application's start to its end.
 
@@ -55,6 +58,7 @@ def build_app(
         limits: What is accepted.
         scheduling: Which waiting requests run together; None: by the defaults.
         registry: What /metrics shows; the application's counters are added to it.
+        keys: What requests have to show; None: nothing.
     """
     # transformers warns of each request, and of settings that are meant.
     for noisy in ("ContinuousBatchingLogger", "transformers.generation"):
@@ -78,7 +82,7 @@ def build_app(
     ]
     _add_routes(app, service, status, healthy)
     install_error_handlers(app)
-    app.add_middleware(RequestGuard, limits=limits, metrics=metrics)
+    app.add_middleware(RequestGuard, limits=limits, metrics=metrics, keys=keys)
     app.state.end_requests = service.shutdown
     inner = app.router.lifespan_context
 
@@ -120,4 +124,5 @@ def _add_routes(
         APIRoute("/health", health),
         APIRoute("/metrics", metrics),
         APIRoute("/eaas/v1/status", cluster),
+        APIRoute("/openapi.json", openapi_document),
     ]

@@ -67,6 +67,8 @@ class ApiError(Exception):
     def response(self) -> JSONResponse:
         """The HTTP answer."""
         headers = {"Retry-After": "1"} if self.status in (429, 503) else None
+        if self.status == 401:
+            headers = {"WWW-Authenticate": "Bearer"}
         return JSONResponse(self.body(), status_code=self.status, headers=headers)
 
     def sse(self) -> str:

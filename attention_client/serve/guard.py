@@ -1,4 +1,4 @@
-"""What stands before the application: body limits, and an end to work nobody waits for."""
+"""What stands before the application: keys, body limits, and an end to work nobody waits for."""
 
 from __future__ import annotations
 
@@ -9,12 +9,29 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from attention_client.serve.errors import ApiError
 from attention_client.serve.limits import ServeLimits
 from attention_client.serve.metrics import ServeMetrics
+from eaas.api_keys import ApiKeys
 
 __all__ = ["GENERATION_PATHS", "RequestGuard"]
 
 GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
-_NAMED_PATHS = GENERATION_PATHS | {"/v1/models", "/health", "/metrics", "/eaas/v1/status"}
+_NAMED_PATHS = GENERATION_PATHS | {
+    "/v1/models",
+    "/health",
+    "/metrics",
+    "/eaas/v1/status",
+    "/openapi.json",
+}
+# Health checks and Prometheus come without a key.
+_OPEN_PATHS = frozenset({"/health", "/metrics"})
 _CLIENT_GONE = 499  # nginx's number; nobody receives it
+
+
+# The same whether a key is wrong or none is shown.
+_UNKNOWN = ApiError(
+    401,
+    "No valid API key: show one of this endpoint's as 'Authorization: Bearer KEY'.",
+    code="invalid_api_key",
+)
 
 
 class _ClientGoneError(Exception):
@@ -28,9 +45,17 @@ class RequestGuard:
         app: What it stands before.
         limits: Body size and time.
         metrics: Counts each request by endpoint and status.
+        keys: What requests have to show; None: nothing.
     """
 
-    def __init__(self, app: ASGIApp, limits: ServeLimits, metrics: ServeMetrics) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        limits: ServeLimits,
+        metrics: ServeMetrics,
+        keys: ApiKeys | None = None,
+    ) -> None:
+        self._keys = keys
         self._app = app
         self._limits = limits
         self._metrics = metrics
@@ -49,7 +74,9 @@ class RequestGuard:
             await send(message)
 
         try:
-            if scope["method"] == "POST" and scope["path"] in GENERATION_PATHS:
+            if not self._may(scope):
+                await _UNKNOWN.response()(scope, receive, counted_send)
+            elif scope["method"] == "POST" and scope["path"] in GENERATION_PATHS:
                 await self._generation(scope, receive, counted_send)
             else:
                 await self._app(scope, receive, counted_send)
@@ -57,6 +84,12 @@ class RequestGuard:
             # Only known paths: a scanner must not grow the metrics.
             path = scope["path"] if scope["path"] in _NAMED_PATHS else "other"
             self._metrics.http_requests.labels(path, str(status)).inc()
+
+    def _may(self, scope: Scope) -> bool:
+        if self._keys is None or scope["path"] in _OPEN_PATHS:
+            return True
+        shown = [value for name, value in scope["headers"] if name == b"authorization"]
+        return len(shown) == 1 and self._keys.allow(shown[0])
 
     async def _generation(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

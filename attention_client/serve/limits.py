@@ -21,6 +21,8 @@ class ServeLimits:
         max_requests: Requests that run or wait; the next one is refused with status 429.
         max_body_bytes: Largest request body; a larger one is refused with status 413.
         body_timeout_s: A client that has not sent its body by then is refused with status 408.
+        head_timeout_s: A connection on which no request began, its headers whole, for so long is closed.
+        max_head_bytes: Request line and headers; more is refused with status 400.
     """
 
     num_blocks: int = 256
@@ -30,3 +32,5 @@ class ServeLimits:
     max_requests: int = 1024
     max_body_bytes: int = 4 * 2**20
     body_timeout_s: float = 30.0
+    head_timeout_s: float = 10.0
+    max_head_bytes: int = 16 * 2**10

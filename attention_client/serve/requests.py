@@ -11,14 +11,15 @@ import json
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
+    WithJsonSchema,
     model_validator,
 )
+from pydantic_core.core_schema import no_info_after_validator_function
 
 from attention_client.serve.errors import ApiError
 
@@ -27,16 +28,42 @@ __all__ = ["ChatRequest", "CompletionRequest", "Message", "parse"]
 _INT64 = 2**63
 
 
-def _only(*neutral: Any) -> AfterValidator:
+class _only:
     """Refuses every value that would change the answer, since that is not supported."""
 
-    def check(value: Any) -> Any:
-        if value is not None and value not in neutral:
-            allowed = " or ".join(json.dumps(each) for each in neutral)
-            raise ValueError("is not supported" + (f" other than {allowed}" if neutral else ""))
+    def __init__(self, *neutral: Any) -> None:
+        self._neutral = neutral
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        return no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, _schema: Any, _handler: Any) -> dict[str, Any]:
+        return {"enum": [None, *self._neutral]}
+
+    def _check(self, value: Any) -> Any:
+        if value is not None and value not in self._neutral:
+            allowed = " or ".join(json.dumps(each) for each in self._neutral)
+            raise ValueError("is not supported" + (f" other than {allowed}" if allowed else ""))
         return value
 
-    return AfterValidator(check)
+
+_TEXT = {"type": "string", "minLength": 1}
+_TOKENS = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
+_PROMPTS = {"type": "array", "items": {"anyOf": [{"type": "string"}, _TOKENS]}, "maxItems": 1}
+_PARTS = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+        "required": ["type", "text"],
+    },
+}
+# What the checks below take, for whoever reads the schema.
+_STOPS_SCHEMA = {
+    "anyOf": [{"type": "null"}, _TEXT, {"type": "array", "items": _TEXT, "maxItems": 16}]
+}
+_PROMPT_SCHEMA = {"anyOf": [{"type": "string"}, _TOKENS, _PROMPTS | {"minItems": 1}]}
+_CONTENT_SCHEMA = {"anyOf": [{"type": "null"}, {"type": "string"}, _PARTS]}
 
 
 def _stops(value: Any) -> Any:
@@ -94,6 +121,16 @@ class StreamOptions(_Model):
 class GenerationRequest(_Model):
     """What both endpoints have in common."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "if": {
+                "properties": {"stream_options": {"type": "object"}},
+                "required": ["stream_options"],
+            },
+            "then": {"properties": {"stream": {"const": True}}, "required": ["stream"]},
+        }
+    )
+
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -104,7 +141,7 @@ class GenerationRequest(_Model):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     seed: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = None
-    stop: Annotated[list[str], BeforeValidator(_stops)] = []
+    stop: Annotated[list[str], BeforeValidator(_stops), WithJsonSchema(_STOPS_SCHEMA)] = []
 
     # Refused unless they change nothing.
     n: Annotated[int | None, _only(1)] = None
@@ -136,7 +173,7 @@ class GenerationRequest(_Model):
 class CompletionRequest(GenerationRequest):
     """Body of /v1/completions."""
 
-    prompt: Annotated[str | list[int], BeforeValidator(_prompt)]
+    prompt: Annotated[str | list[int], BeforeValidator(_prompt), WithJsonSchema(_PROMPT_SCHEMA)]
 
     best_of: Annotated[int | None, _only(1)] = None
     echo: Annotated[bool | None, _only(False)] = None
@@ -176,10 +213,27 @@ class ToolCallIn(BaseModel):
 class Message(BaseModel):
     """One chat message. Fields that answers carry and prompts do not use are let through."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(
+        strict=True,
+        json_schema_extra={
+            "anyOf": [
+                {
+                    "properties": {"content": {"type": ["string", "array"]}},
+                    "required": ["content"],
+                },
+                {
+                    "properties": {
+                        "role": {"const": "assistant"},
+                        "tool_calls": {"type": "array", "minItems": 1},
+                    },
+                    "required": ["tool_calls"],
+                },
+            ]
+        },
+    )
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[Any, BeforeValidator(_content)] = None
+    content: Annotated[Any, BeforeValidator(_content), WithJsonSchema(_CONTENT_SCHEMA)] = None
     tool_calls: list[ToolCallIn] | None = None
     tool_call_id: str | None = None
 

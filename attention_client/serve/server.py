@@ -7,10 +7,13 @@ import errno
 import math
 import socket
 import threading
+from typing import ClassVar
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from attention_client.serve.limits import ServeLimits
 from eaas.errors import ClusterError, PortInUseError
 
 __all__ = ["HttpServer", "bind"]
@@ -48,6 +51,35 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+class _Protocol(H11Protocol):  # type: ignore[misc]
+    """HTTP/1.1 that waits for a request's headers for a limited time: uvicorn itself waits for ever."""
+
+    head_timeout_s: ClassVar[float]
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self._waits_since = self.loop.time()
+        self._timer = self.loop.call_later(self.head_timeout_s, self._look)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._timer.cancel()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._waits_since = self.loop.time()
+
+    def _look(self) -> None:
+        due_at = self._waits_since + self.head_timeout_s
+        # Between a request's headers and the end of its answer others see to the time.
+        if self.cycle is not None and not self.cycle.response_complete:
+            due_at = self.loop.time() + self.head_timeout_s
+        if due_at <= self.loop.time():
+            self.transport.close()
+            return
+        self._timer = self.loop.call_at(due_at, self._look)
+
+
 class _Server(uvicorn.Server):  # type: ignore[misc]
     """uvicorn, which tells the engine when the grace is over instead of cancelling requests.
 
@@ -78,11 +110,19 @@ class HttpServer:
         host: Address to listen on.
         port: Port to listen on; 0 takes a free one.
         listener: A socket from `bind`, in place of host and port.
+        limits: Of what headers may be, and how long they may take.
     """
 
     def __init__(
-        self, app: FastAPI, host: str, port: int, listener: socket.socket | None = None
+        self,
+        app: FastAPI,
+        host: str,
+        port: int,
+        listener: socket.socket | None = None,
+        limits: ServeLimits | None = None,
     ) -> None:
+        limits = limits or ServeLimits()
+        protocol = type("Protocol", (_Protocol,), {"head_timeout_s": limits.head_timeout_s})
         self._listener = bind(host, port) if listener is None else listener
         name, number = self._listener.getsockname()[:2]
         self._address = f"[{name}]:{number}" if ":" in name else f"{name}:{number}"
@@ -93,6 +133,8 @@ class HttpServer:
                 access_log=False,
                 server_header=False,
                 ws="none",
+                http=protocol,
+                h11_max_incomplete_event_size=limits.max_head_bytes,
                 lifespan="on",
             )
         )

@@ -25,6 +25,7 @@ from eaas.grpc_client import channel
 from eaas.log import get_logger
 from eaas.monitors import Monitors, ask_members
 from eaas.rpc.v1 import balancer_pb2, balancer_pb2_grpc
+from eaas.tls import Identity
 from eaas.types import Member, MemberState, Role
 
 __all__ = ["LiveAutoscaler"]
@@ -46,6 +47,7 @@ class LiveAutoscaler:
         monitor_address: host:port of the monitor; "host:port,host:port" where there are several.
         dry_run: Decide, and do nothing.
         clock: Monotonic seconds.
+        tls: Who asks; None: plain text.
 
     Raises:
         ConfigError: min_servers is above max_servers.
@@ -57,7 +59,9 @@ class LiveAutoscaler:
         monitor_address: str,
         dry_run: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        tls: Identity | None = None,
     ) -> None:
+        self._tls = tls
         try:
             self._autoscaler = Autoscaler(config)
         except ValueError as error:
@@ -66,7 +70,7 @@ class LiveAutoscaler:
         self._clock = clock
         self._utilizations = Utilizations()
         self._latency = LatencyMeter()
-        self._monitors = Monitors(monitor_address)
+        self._monitors = Monitors(monitor_address, tls)
 
     def close(self) -> None:
         """Ends its connections. Idempotent."""
@@ -85,7 +89,7 @@ class LiveAutoscaler:
             return str(decision)
         if self._dry_run:
             return f"{decision} (nothing is done: this is a dry run)"
-        scale_servers(balancer, decision.servers)
+        scale_servers(balancer, decision.servers, self._tls)
         self._autoscaler.changed(decision, self._clock())
         return str(decision)
 
@@ -102,7 +106,7 @@ class LiveAutoscaler:
             work=sum(shares.values()),
             unmeasured=sum(server not in shares for server in counted),
             busiest=max(shares.values(), default=0.0),
-            fewest=_fewest(balancer),
+            fewest=_fewest(balancer, self._tls),
             token_s=self._latency.read(_token_times(members)),
             changing=", ".join(changing),
         )
@@ -115,8 +119,8 @@ def _balancer(members: Iterable[Member]) -> str:
     raise ClusterError("no balancer lives in this cluster: start one with `eaas balancer --join`")
 
 
-def _fewest(balancer: str) -> int:
-    with channel(balancer) as line:
+def _fewest(balancer: str, tls: Identity | None) -> int:
+    with channel(balancer, Role.BALANCER.value, tls) as line:
         try:
             response = balancer_pb2_grpc.BalancerServiceStub(line).GetScale(
                 balancer_pb2.GetScaleRequest(), timeout=_CALL_S

@@ -16,6 +16,9 @@ from balancer.policies.types import Float
 from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.types import Placement
 
+# A plan for more of them would take all memory, and the balancer's time.
+_MOST_SERVERS = 1024
+
 __all__ = ["answer_of", "knobs_of", "settings_of", "situation_of"]
 
 
@@ -73,6 +76,8 @@ def situation_of(
 def _other_servers(now: Situation, request: pb.PlanRequest) -> Situation:
     kept = [i for i, s in enumerate(now.servers) if s not in request.without_servers]
     more = request.more_servers
+    if more > _MOST_SERVERS:
+        raise ValueError(f"{more} servers more: {_MOST_SERVERS} at most")
     if not kept and not more:
         raise ValueError("no server is left")
     layers, _, experts = now.holds_LSE.shape

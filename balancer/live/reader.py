@@ -15,7 +15,8 @@ from eaas.grpc_client import channel
 from eaas.log import get_logger
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.rpc.v1 import expert_pb2_grpc
-from eaas.types import Member, MemberState
+from eaas.tls import Identity
+from eaas.types import Member, MemberState, Role
 
 __all__ = ["HotnessReader"]
 
@@ -35,6 +36,7 @@ class HotnessReader:
         step_s: Seconds between two looks.
         on_look: Called after each.
         on_broken: Called with an error that nobody expected: no more looks are taken.
+        tls: Who this process is to the servers; None: plain text.
     """
 
     def __init__(
@@ -43,7 +45,9 @@ class HotnessReader:
         step_s: float,
         on_look: Callable[[], None],
         on_broken: Callable[[Exception], None],
+        tls: Identity | None = None,
     ) -> None:
+        self._tls = tls
         self._rebalancer = rebalancer
         self._step_s = step_s
         self._on_look = on_look
@@ -97,7 +101,9 @@ class HotnessReader:
         for server_id, member in servers.items():
             line = self._lines.get(member.address)
             if line is None:
-                line = self._lines[member.address] = channel(member.address)
+                line = self._lines[member.address] = channel(
+                    member.address, Role.EXPERT_SERVER.value, self._tls
+                )
             boot_id, sequence = load.position(server_id) if load else (0, 0)
             request = pb.ReadHotnessRequest(boot_id=boot_id, sequence=sequence)
             stub = expert_pb2_grpc.ExpertServiceStub(line)
@@ -108,6 +114,10 @@ class HotnessReader:
                 answers[server_id] = call.result()
             except grpc.RpcError as error:
                 _log.debug("%s does not tell its load: %s", server_id, error)
+                # The next look connects anew, with the certificate of then.
+                line = self._lines.pop(servers[server_id].address, None)
+                if line is not None:
+                    line.close()
         return answers
 
 

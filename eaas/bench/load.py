@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import httpx
 import numpy as np
 
+from eaas.api_keys import authorization
 from eaas.bench.stream import ask
 from eaas.errors import ClusterError
 
@@ -99,7 +100,7 @@ async def _run(base_url: str, workload: Workload, arrival_s: Sequence[float] | N
     turns = asyncio.Semaphore(at_once)
     limits = httpx.Limits(max_connections=at_once)
     async with httpx.AsyncClient(
-        timeout=httpx.Timeout(10.0, read=_READ_S), limits=limits
+        headers=authorization(), timeout=httpx.Timeout(10.0, read=_READ_S), limits=limits
     ) as client:
         started = time.monotonic()
         await asyncio.gather(

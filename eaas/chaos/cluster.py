@@ -72,6 +72,9 @@ class ChaosCluster(LocalCluster):
                 "data_dir": str(scratch / "monitor"),
             }
         }
+        if namespace:
+            # Its address is not loopback, though nobody else can reach it.
+            settings["security"] = {"insecure": True}
         file = scratch / "cluster.yaml"
         file.write_text(yaml.safe_dump(settings))
         super().__init__(

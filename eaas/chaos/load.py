@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import httpx
 
+from eaas.api_keys import authorization
 from eaas.bench.stream import Answer, ask
 from eaas.chaos.history import Asked
 
@@ -29,13 +30,21 @@ def _body(prompt: Sequence[int], max_tokens: int) -> dict[str, object]:
     }
 
 
+def _client() -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        headers=authorization(),
+        timeout=httpx.Timeout(10.0, read=_READ_S),
+        limits=httpx.Limits(max_connections=None),
+    )
+
+
 def answers_of(
     base_url: str, prompts: Sequence[Sequence[int]], max_tokens: int
 ) -> tuple[Answer, ...]:
     """What a server answers to each prompt, one after another."""
 
     async def run() -> tuple[Answer, ...]:
-        async with httpx.AsyncClient(timeout=httpx.Timeout(10.0, read=_READ_S)) as client:
+        async with _client() as client:
             return tuple([await ask(client, base_url, _body(p, max_tokens)) for p in prompts])
 
     return asyncio.run(run())
@@ -93,9 +102,7 @@ class OpenLoad:
             self._error = error
 
     async def _all(self) -> None:
-        limits = httpx.Limits(max_connections=None)
-        timeout = httpx.Timeout(10.0, read=_READ_S)
-        async with httpx.AsyncClient(timeout=timeout, limits=limits) as client:
+        async with _client() as client:
             due = time.monotonic()
             while not self._over.is_set():
                 due += self._dice.expovariate(self._rate)

@@ -10,6 +10,7 @@ from eaas import __version__
 from eaas.cli import (
     autoscale,
     bench,
+    certs,
     chaos,
     client,
     demo,
@@ -37,6 +38,7 @@ client.register(app)
 servers.register(app)
 placement.register(app)
 autoscale.register(app)
+certs.register(app)
 demo.register(app)
 bench.register(app)
 chaos.register(app)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from eaas.cli.options import ConfigFile, Join
+from eaas.cli.options import ConfigFile, Join, Tls
 from eaas.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def autoscale(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be done and why; do nothing.")
     ] = False,
+    tls: Tls = None,
     config: ConfigFile = None,
 ) -> None:
     """Start and end expert servers of a cluster, one at a time, as its load rises and falls.
@@ -40,7 +41,9 @@ def autoscale(
     that there are then stay.
     """
     from balancer.autoscaler.live import LiveAutoscaler
+    from eaas.authority import OPERATOR
     from eaas.config import load_config
+    from eaas.exposure import identity
     from eaas.local.interrupt import Interrupt, Interrupted
     from eaas.log import configure_logging
 
@@ -48,9 +51,11 @@ def autoscale(
     # A line for each request would hide the others.
     logging.getLogger("httpx").setLevel(logging.WARNING)
     limits: dict[str, Any] = {"min_servers": least, "max_servers": most}
-    loaded = load_config(config, autoscaler=limits).autoscaler
+    security = {"tls_dir": tls and str(tls)}
+    cluster = load_config(config, security=security, autoscaler=limits)
+    loaded, own = cluster.autoscaler, identity(cluster.security, OPERATOR)
     with Interrupt() as interrupt:
-        autoscaler = LiveAutoscaler(loaded, join, dry_run)
+        autoscaler = LiveAutoscaler(loaded, join, dry_run, tls=own)
         try:
             # The first look is the one that may fail: a wrong address is to be said at once.
             _say(autoscaler.look())

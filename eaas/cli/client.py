@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import httpx
 import typer
 
-from eaas.cli.options import Endpoint, Json
+from eaas.api_keys import authorization
+from eaas.cli.options import Endpoint, Json, KeyToShow
 from eaas.errors import ClusterError
 
 __all__ = ["fetch_status", "register", "status_table"]
@@ -36,10 +38,23 @@ def register(app: typer.Typer) -> None:
     app.command("generate")(generate)
 
 
-def fetch_status(endpoint: str) -> dict[str, Any]:
-    """The status document of a cluster. Raises ClusterError if nobody answers."""
+def fetch_status(endpoint: str, key_file: Path | None = None) -> dict[str, Any]:
+    """The status document of a cluster.
+
+    Args:
+        endpoint: Its URL.
+        key_file: With the key to show; None: the environment's, or none.
+
+    Raises:
+        ClusterError: Nobody answers, or the key is not one of the endpoint's.
+        ConfigError: There is no key in the file.
+    """
+    headers = authorization(key_file)
     try:
-        response = httpx.get(f"{_base(endpoint)}/eaas/v1/status", timeout=_STATUS_S)
+        url = f"{_base(endpoint)}/eaas/v1/status"
+        response = httpx.get(url, headers=headers, timeout=_STATUS_S)
+        if response.status_code == httpx.codes.UNAUTHORIZED:
+            _check(response)
         response.raise_for_status()
         document: dict[str, Any] = response.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
@@ -82,9 +97,11 @@ def status_table(document: dict[str, Any]) -> Any:
     return table
 
 
-def status(endpoint: Endpoint = DEFAULT_ENDPOINT, as_json: Json = False) -> None:
+def status(
+    endpoint: Endpoint = DEFAULT_ENDPOINT, key_file: KeyToShow = None, as_json: Json = False
+) -> None:
     """Show the members of a cluster, and whether every expert has a live replica."""
-    document = fetch_status(endpoint)
+    document = fetch_status(endpoint, key_file)
     if as_json:
         typer.echo(json.dumps(document))
         return
@@ -100,6 +117,7 @@ def generate(
     endpoint: Endpoint = DEFAULT_ENDPOINT,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 64,
     temperature: Annotated[float, typer.Option(min=0.0, help="0: the likeliest token.")] = 0.0,
+    key_file: KeyToShow = None,
     as_json: Json = False,
 ) -> None:
     """Print a completion of a prompt, as it comes."""
@@ -111,13 +129,14 @@ def generate(
     }
     url = f"{_base(endpoint)}/v1/completions"
     timeout = httpx.Timeout(_STATUS_S, read=_TOKEN_S)
+    headers = authorization(key_file)
     try:
         if as_json:
-            response = httpx.post(url, json=body, timeout=timeout)
+            response = httpx.post(url, json=body, headers=headers, timeout=timeout)
             _check(response)
             typer.echo(json.dumps(response.json()))
             return
-        with httpx.stream("POST", url, json=body, timeout=timeout) as response:
+        with httpx.stream("POST", url, json=body, headers=headers, timeout=timeout) as response:
             if response.is_error:
                 response.read()
             _check(response)

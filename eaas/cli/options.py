@@ -7,7 +7,17 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["ConfigFile", "Endpoint", "Join", "Json", "Model"]
+__all__ = [
+    "ApiKeyFile",
+    "ConfigFile",
+    "Endpoint",
+    "Insecure",
+    "Join",
+    "Json",
+    "KeyToShow",
+    "Model",
+    "Tls",
+]
 
 Model = Annotated[
     Path,
@@ -28,5 +38,41 @@ Join = Annotated[
 ]
 Endpoint = Annotated[
     str, typer.Option("--endpoint", metavar="URL", help="HTTP endpoint of the cluster.")
+]
+Tls = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls",
+        metavar="DIR",
+        help="Directory of certificates (`eaas certs`).",
+        show_default="no TLS",
+        envvar="EAAS_SECURITY__TLS_DIR",
+    ),
+]
+Insecure = Annotated[
+    bool,
+    typer.Option(
+        "--insecure",
+        help="Other machines may connect without TLS, or use the endpoint without a key.",
+    ),
+]
+ApiKeyFile = Annotated[
+    str | None,
+    typer.Option(
+        "--api-key-file",
+        metavar="FILE",
+        help="A key a line; requests have to show one of them.",
+        show_default="the key of EAAS_API_KEY, or none",
+    ),
+]
+KeyToShow = Annotated[
+    Path | None,
+    typer.Option(
+        "--api-key-file",
+        metavar="FILE",
+        help="Whose first key to show.",
+        show_default="that of EAAS_API_KEY, or none",
+        envvar="EAAS_ATTENTION_CLIENT__API_KEY_FILE",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]

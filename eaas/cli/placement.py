@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from eaas.cli.client import DEFAULT_ENDPOINT, fetch_status
-from eaas.cli.options import Endpoint, Json
-from eaas.cli.servers import balancer_address
+from eaas.cli.options import Endpoint, Json, KeyToShow, Tls
+from eaas.cli.servers import balancer_address, operator
 
 if TYPE_CHECKING:
     from eaas.balancer_client import BalancerClient
@@ -52,10 +53,12 @@ def plan(
         typer.Option(help="Replicas per layer for balance.", min=0, show_default="as it is"),
     ] = None,
     endpoint: Endpoint = DEFAULT_ENDPOINT,
+    key_file: KeyToShow = None,
+    tls: Tls = None,
     as_json: Json = False,
 ) -> None:
     """Say what another placement would be worth, with this cluster or another one; nothing changes."""
-    with _balancer(endpoint) as balancer:
+    with _balancer(endpoint, key_file, tls) as balancer:
         answer = balancer.plan(
             policy or "",
             more_servers=more_servers,
@@ -70,10 +73,12 @@ def rebalance(
     policy: Policy = None,
     force: Annotated[bool, typer.Option("--force", help="Also what does not pay.")] = False,
     endpoint: Endpoint = DEFAULT_ENDPOINT,
+    key_file: KeyToShow = None,
+    tls: Tls = None,
     as_json: Json = False,
 ) -> None:
     """Plan now, and roll out what pays; requests go on. `eaas history` says what became of it."""
-    with _balancer(endpoint) as balancer:
+    with _balancer(endpoint, key_file, tls) as balancer:
         answer = balancer.rebalance(policy or "", force=force)
     if as_json:
         typer.echo(json.dumps({"applied": answer.applied, "plan": _document(answer.plan)}))
@@ -83,28 +88,40 @@ def rebalance(
 
 
 def pin(
-    layer: Layer, expert: Expert, server: Server, endpoint: Endpoint = DEFAULT_ENDPOINT
+    layer: Layer,
+    expert: Expert,
+    server: Server,
+    endpoint: Endpoint = DEFAULT_ENDPOINT,
+    key_file: KeyToShow = None,
+    tls: Tls = None,
 ) -> None:
     """Have a server hold an expert, whatever policies say."""
-    with _balancer(endpoint) as balancer:
+    with _balancer(endpoint, key_file, tls) as balancer:
         balancer.pin(layer, expert, server)
 
 
 def unpin(
-    layer: Layer, expert: Expert, server: Server, endpoint: Endpoint = DEFAULT_ENDPOINT
+    layer: Layer,
+    expert: Expert,
+    server: Server,
+    endpoint: Endpoint = DEFAULT_ENDPOINT,
+    key_file: KeyToShow = None,
+    tls: Tls = None,
 ) -> None:
     """Leave an expert that was pinned to the policies again."""
-    with _balancer(endpoint) as balancer:
+    with _balancer(endpoint, key_file, tls) as balancer:
         balancer.unpin(layer, expert, server)
 
 
 def history(
     limit: Annotated[int, typer.Option(help="The last so many; 0: all that are kept.", min=0)] = 20,
     endpoint: Endpoint = DEFAULT_ENDPOINT,
+    key_file: KeyToShow = None,
+    tls: Tls = None,
     as_json: Json = False,
 ) -> None:
     """Show what was decided about the placement, why, and what became of it."""
-    with _balancer(endpoint) as balancer:
+    with _balancer(endpoint, key_file, tls) as balancer:
         entries = balancer.history(limit)
     if as_json:
         typer.echo(json.dumps([_document(entry) for entry in entries]))
@@ -113,10 +130,10 @@ def history(
         typer.echo(_line(entry))
 
 
-def _balancer(endpoint: str) -> BalancerClient:
+def _balancer(endpoint: str, key_file: Path | None, tls: Path | None) -> BalancerClient:
     from eaas.balancer_client import BalancerClient
 
-    return BalancerClient(balancer_address(fetch_status(endpoint)))
+    return BalancerClient(balancer_address(fetch_status(endpoint, key_file)), operator(tls))
 
 
 def _document(message: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from eaas.cli.options import ConfigFile, Join, Model
+from eaas.cli.options import ApiKeyFile, ConfigFile, Insecure, Join, Model, Tls
 from eaas.local.child import announce, bind_to_launcher
 from eaas.log import configure_logging
 
@@ -44,6 +44,11 @@ def _begin(role: str) -> None:
     configure_logging(role)
     # No role ever fetches anything: checkpoints are directories.
     os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+def _security(tls: Path | None, insecure: bool) -> dict[str, Any]:
+    """What the command line says of the settings' section of that name."""
+    return {"tls_dir": tls and str(tls), "insecure": insecure or None}
 
 
 def _ready(address: str) -> None:
@@ -99,10 +104,13 @@ def expert_server(
     ] = None,
     slots: Annotated[int | None, typer.Option(help="Slots in the arena, over all clients.")] = None,
     slot_tokens: Annotated[int | None, typer.Option(help="Tokens that one slot can carry.")] = None,
+    tls: Tls = None,
+    insecure: Insecure = False,
     config: ConfigFile = None,
 ) -> None:
     """Run one expert server: it joins the cluster, loads what the balancer places on it, and serves."""
     from eaas.config import load_config
+    from eaas.exposure import guarded_port
 
     _begin("expert-server")
     settings: dict[str, Any] = {
@@ -114,12 +122,13 @@ def expert_server(
         "slots": slots,
         "slot_tokens": slot_tokens,
     }
-    loaded = load_config(config, expert_server=settings).expert_server
+    cluster = load_config(config, security=_security(tls, insecure), expert_server=settings)
+    loaded = cluster.expert_server
+    own = guarded_port(cluster.security, "expert-server", loaded.host)
     from expert_server import ExpertServer
 
-    server = ExpertServer(
-        model, id or f"expert-server-{socket.gethostname()}-{os.getpid()}", join, loaded, _serving
-    )
+    server_id = id or f"expert-server-{socket.gethostname()}-{os.getpid()}"
+    server = ExpertServer(model, server_id, join, loaded, _serving, own)
 
     def leave_now(_number: int, _frame: object) -> None:
         server.stop()
@@ -150,10 +159,14 @@ def attention_client(
     port: Port = None,
     transport: Annotated[str | None, typer.Option(help="shm, grpc or nixl.")] = None,
     threads: Threads = None,
+    api_key_file: ApiKeyFile = None,
+    tls: Tls = None,
+    insecure: Insecure = False,
     config: ConfigFile = None,
 ) -> None:
     """Run one attention client: the model without its experts, behind an OpenAI-compatible endpoint."""
     from eaas.config import load_config
+    from eaas.exposure import guarded_keys, identity
 
     _begin("attention-client")
     settings: dict[str, Any] = {
@@ -161,8 +174,12 @@ def attention_client(
         "port": port,
         "transport": transport,
         "threads": threads,
+        "api_key_file": api_key_file,
     }
-    loaded = load_config(config, attention_client=settings).attention_client
+    cluster = load_config(config, security=_security(tls, insecure), attention_client=settings)
+    loaded = cluster.attention_client
+    own = identity(cluster.security, "attention-client")
+    keys = guarded_keys(cluster.security, loaded.host, loaded.api_key_file)
     stopping = threading.Event()
 
     def end(_number: int, _frame: object) -> None:
@@ -185,6 +202,8 @@ def attention_client(
         loaded,
         stopping,
         ready,
+        own,
+        keys,
     )
     _leave()
 
@@ -209,10 +228,13 @@ def monitor(
     zookeeper_hosts: Annotated[
         str | None, typer.Option(metavar="HOST:PORT,...", help="ZooKeeper's servers.")
     ] = None,
+    tls: Tls = None,
+    insecure: Insecure = False,
     config: ConfigFile = None,
 ) -> None:
     """Run the monitor: who is in the cluster."""
     from eaas.config import load_config
+    from eaas.exposure import guarded_port
 
     _begin("monitor")
     settings: dict[str, Any] = {
@@ -223,10 +245,12 @@ def monitor(
         "data_dir": data_dir,
         "zookeeper_hosts": zookeeper_hosts,
     }
-    loaded = load_config(config, monitor=settings).monitor
+    cluster = load_config(config, security=_security(tls, insecure), monitor=settings)
+    loaded = cluster.monitor
+    own = guarded_port(cluster.security, "monitor", loaded.host)
     from monitor import run
 
-    run(loaded, _ready)
+    run(loaded, _ready, own)
     _leave()
 
 
@@ -238,10 +262,13 @@ def balancer(
     redundancy: Annotated[int | None, typer.Option(help="Servers that hold each expert.")] = None,
     host: Host = None,
     port: Port = None,
+    tls: Tls = None,
+    insecure: Insecure = False,
     config: ConfigFile = None,
 ) -> None:
     """Run the balancer: where the experts are."""
     from eaas.config import load_config
+    from eaas.exposure import guarded_port
 
     _begin("balancer")
     settings: dict[str, Any] = {
@@ -250,8 +277,10 @@ def balancer(
         "expected_servers": servers,
         "redundancy": redundancy,
     }
-    loaded = load_config(config, balancer=settings).balancer
+    cluster = load_config(config, security=_security(tls, insecure), balancer=settings)
+    loaded = cluster.balancer
+    own = guarded_port(cluster.security, "balancer", loaded.host)
     from balancer.main import run
 
-    run(loaded, join, _ready)
+    run(loaded, join, _ready, own)
     _leave()

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from eaas.cli.client import DEFAULT_ENDPOINT, fetch_status
-from eaas.cli.options import Endpoint
+from eaas.cli.options import Endpoint, KeyToShow, Tls
 from eaas.errors import ClusterError
 
-__all__ = ["balancer_address", "register"]
+if TYPE_CHECKING:
+    from eaas.tls import Identity
+
+__all__ = ["balancer_address", "operator", "register"]
 
 _LOOK_S = 0.2
 # For each server that comes or goes: it loads its experts, or others load them.
@@ -30,35 +34,40 @@ def register(app: typer.Typer) -> None:
 def scale(
     servers: Annotated[int, typer.Argument(help="Expert servers that there are to be.")],
     endpoint: Endpoint = DEFAULT_ENDPOINT,
+    key_file: KeyToShow = None,
+    tls: Tls = None,
 ) -> None:
     """Start expert servers of a cluster of `eaas up`, or have some leave, one at a time; requests go on."""
     from eaas.balancer_calls import scale_servers
 
-    document = fetch_status(endpoint)
+    document = fetch_status(endpoint, key_file)
     before = len(_servers(document))
-    scale_servers(balancer_address(document), servers)
+    scale_servers(balancer_address(document), servers, operator(tls))
 
     def has_so_many(document: dict[str, Any]) -> bool:
         members = _servers(document)
         # One that serves may hold nothing: there are more servers than replicas.
         return len(members) == servers and all(m["state"] == "SERVING" for m in members)
 
-    _wait(endpoint, has_so_many, f"there are not {servers} servers", 1 + abs(servers - before))
+    otherwise = f"there are not {servers} servers"
+    _wait(endpoint, key_file, has_so_many, otherwise, 1 + abs(servers - before))
 
 
 def drain(
     server: Annotated[str, typer.Argument(help="Its name in `eaas status`.", show_default=False)],
     endpoint: Endpoint = DEFAULT_ENDPOINT,
+    key_file: KeyToShow = None,
+    tls: Tls = None,
 ) -> None:
     """Have an expert server leave: others take its experts over, then it ends; requests go on."""
     from eaas.balancer_calls import drain_server
 
-    drain_server(balancer_address(fetch_status(endpoint)), server)
+    drain_server(balancer_address(fetch_status(endpoint, key_file)), server, operator(tls))
 
     def has_left(document: dict[str, Any]) -> bool:
         return server not in {m["id"] for m in _servers(document)}
 
-    _wait(endpoint, has_left, f"{server} has not left", 1)
+    _wait(endpoint, key_file, has_left, f"{server} has not left", 1)
 
 
 def _servers(document: dict[str, Any]) -> list[dict[str, Any]]:
@@ -75,8 +84,22 @@ def balancer_address(document: dict[str, Any]) -> str:
     raise ClusterError("no balancer lives in this cluster: start one with `eaas balancer --join`")
 
 
+def operator(directory: Path | None) -> Identity | None:
+    """Who a person's command is to the balancer; None where there is no TLS. Raises ConfigError."""
+    if directory is None:
+        return None
+    from eaas.authority import OPERATOR
+    from eaas.tls import Identity
+
+    return Identity(directory, OPERATOR)
+
+
 def _wait(
-    endpoint: str, is_done: Callable[[dict[str, Any]], bool], otherwise: str, servers: int
+    endpoint: str,
+    key_file: Path | None,
+    is_done: Callable[[dict[str, Any]], bool],
+    otherwise: str,
+    servers: int,
 ) -> None:
     """Print what members come to until it is done."""
     deadline = time.monotonic() + servers * _SERVER_S
@@ -84,7 +107,7 @@ def _wait(
     heard_at = time.monotonic()
     while True:
         try:
-            document = fetch_status(endpoint)
+            document = fetch_status(endpoint, key_file)
         except ClusterError:
             if time.monotonic() > heard_at + _PATIENCE_S:
                 raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shlex
 import sys
 import time
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from eaas.api_keys import KEY_VARIABLE
 from eaas.cli.client import fetch_status, status_table
-from eaas.cli.options import ConfigFile, Model
+from eaas.cli.options import ApiKeyFile, ConfigFile, Insecure, Model, Tls
 from eaas.errors import ClusterError, EaasError
 from eaas.local.process import program
 
@@ -60,6 +62,9 @@ def up(
             help="How experts' weights are held: none, int8 or int4.", show_default="none"
         ),
     ] = None,
+    api_key_file: ApiKeyFile = None,
+    tls: Tls = None,
+    insecure: Insecure = False,
     config: ConfigFile = None,
     log_dir: Annotated[
         Path | None,
@@ -77,7 +82,13 @@ def up(
     with Interrupt() as interrupt:
         settings = load_config(
             config,
-            attention_client={"transport": transport, "host": host, "port": port},
+            security={"tls_dir": tls and str(tls), "insecure": insecure or None},
+            attention_client={
+                "transport": transport,
+                "host": host,
+                "port": port,
+                "api_key_file": api_key_file,
+            },
             expert_server={"kernel": kernel, "quantization": quantization},
         )
         cluster = LocalCluster(
@@ -117,16 +128,29 @@ def _greet(cluster: LocalCluster) -> None:
             "max_tokens": 32,
         }
     )
+    file = _key_file(cluster)
+    status = [*program(), "status", "--endpoint", cluster.endpoint]
+    key = f'"${KEY_VARIABLE}"' if KEY_VARIABLE in os.environ else ""
+    if file is not None:
+        status += ["--api-key-file", str(file.resolve())]
+        key = f'"$(grep -v ^# {shlex.quote(str(file.resolve()))} | head -n 1)"'
+    # The key itself is not for the screen.
+    curl = f"curl -s{f' --oauth2-bearer {key}' if key else ''}"
     _say(f"""
 kernel:   {_kernels(cluster)}
 endpoint: {cluster.endpoint}/v1
-status:   {shlex.join([*program(), "status", "--endpoint", cluster.endpoint])}
+status:   {shlex.join(status)}
 logs:     {cluster.log_dir or "not kept; --log-dir DIR (make up LOG_DIR=DIR) keeps them"}
 
-curl -s {cluster.endpoint}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}
+{curl} {cluster.endpoint}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}
 
 Try it: kill -9 an expert server's PID while it answers. Ctrl-C ends the cluster.
 """)
+
+
+def _key_file(cluster: LocalCluster) -> Path | None:
+    file = cluster.config.attention_client.api_key_file
+    return Path(file) if file else None
 
 
 def _kernels(cluster: LocalCluster) -> str:
@@ -148,7 +172,7 @@ def _watch(cluster: LocalCluster, interrupt: Interrupt) -> None:
         return _balancer_address(cluster)
 
     scaler = Scaler(cluster, lambda: _started_by_hand(cluster), balancer)
-    watch = ScaleWatch(balancer, scaler.want)
+    watch = ScaleWatch(balancer, scaler.want, cluster.tls)
     try:
         if sys.stdout.isatty():
             _watch_live(cluster, interrupt, scaler)
@@ -168,7 +192,7 @@ def _started_by_hand(cluster: LocalCluster) -> int:
     Raises:
         ClusterError: The endpoint does not answer.
     """
-    members = fetch_status(cluster.endpoint)["members"]
+    members = fetch_status(cluster.endpoint, _key_file(cluster))["members"]
     servers = [m for m in members if m["role"] == "expert-server" and m["state"] != "DEAD"]
     return sum(not cluster.has_started(server["pid"]) for server in servers)
 
@@ -176,7 +200,7 @@ def _started_by_hand(cluster: LocalCluster) -> int:
 def _balancer_address(cluster: LocalCluster) -> str | None:
     """Of the balancer now: one that ended may have been started again by hand."""
     try:
-        members = fetch_status(cluster.endpoint)["members"]
+        members = fetch_status(cluster.endpoint, _key_file(cluster))["members"]
     except ClusterError:
         return None
     alive = (m for m in members if m["role"] == "balancer" and m["state"] != "DEAD")
@@ -200,7 +224,7 @@ def _watch_live(cluster: LocalCluster, interrupt: Interrupt, scaler: Scaler) -> 
         while True:
             _check_client(cluster)
             try:
-                shown = status_table(fetch_status(cluster.endpoint))
+                shown = status_table(fetch_status(cluster.endpoint, _key_file(cluster)))
             except ClusterError as error:
                 shown = Text(str(error))
             for line in (*_scale(scaler), *_obituaries(cluster, reported)):

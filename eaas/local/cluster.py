@@ -15,6 +15,7 @@ from eaas.checkpoint import precheck
 from eaas.config import ClusterConfig
 from eaas.cores import usable_cores
 from eaas.errors import ClusterError, ConfigError, PortInUseError
+from eaas.exposure import guarded_keys, identity
 from eaas.local.interrupt import Interrupt
 from eaas.local.nursery import CLIENT_MODULES, CONTROL_MODULES, SERVER_MODULES, Nursery
 from eaas.local.process import ChildProcess, stop_all, wait_ready
@@ -25,6 +26,7 @@ _MONITOR_S = 30.0
 _END_S = 5.0
 _LOOK_S = 0.05
 _SERVER = "expert-server-"
+_OPERATOR = "operator"
 
 
 class LocalCluster:
@@ -37,15 +39,16 @@ class LocalCluster:
         model: Directory of a checkpoint.
         servers: Expert servers.
         redundancy: Servers that hold each expert.
-        config: Of this, the endpoint's host, port and transport and the servers' threads, kernel and
-            quantization are passed on.
+        config: Of this, the endpoint's host, port, transport and keys, the servers' threads, kernel and
+            quantization, and what is said of security, are passed on.
         config_file: Every other setting, which the children read for themselves.
         log_dir: Where the children's output goes; by default nowhere that lasts.
         attention_client: Start one, with its endpoint; False where the caller is the client itself.
         nursery: Forks the processes; left running. By default the cluster has one of its own.
 
     Raises:
-        ConfigError: Fewer servers than the redundancy asks for; log_dir or the host cannot be used.
+        ConfigError: Fewer servers than the redundancy asks for; log_dir or the host cannot be used, or is
+            not to be, as others could connect; certificates or keys cannot be read.
         CheckpointError: The model cannot be served, as far as its files tell.
         PortInUseError: The endpoint's port is taken.
     """
@@ -68,8 +71,12 @@ class LocalCluster:
                 f"--redundancy {redundancy} needs as many servers, --servers is {servers}: "
                 f"give --servers {redundancy} or a lower --redundancy"
             )
+        security, client = self.config.security, self.config.attention_client
+        # Whoever asks its balancer to let servers go is an operator.
+        self.tls = identity(security, _OPERATOR)
+        if attention_client:
+            guarded_keys(security, client.host, client.api_key_file)
         precheck(model)
-        client = self.config.attention_client
         if attention_client:
             _check_port(client.host, client.port)
         self._with_client = attention_client
@@ -79,6 +86,10 @@ class LocalCluster:
         self.servers = servers
         self.redundancy = redundancy
         self._config_flags = ["--config", str(config_file.resolve())] if config_file else []
+        if security.tls_dir:
+            self._config_flags += ["--tls", str(Path(security.tls_dir).resolve())]
+        if security.insecure:
+            self._config_flags += ["--insecure"]
         if log_dir is not None:
             _make_log_dir(log_dir)
         self.log_dir = log_dir
@@ -245,6 +256,11 @@ class LocalCluster:
             *("attention-client", "--id", "attention-client", "--model", str(self.model)),
             *("--join", self.monitor_address, "--transport", client.transport),
             *("--host", client.host, "--port", str(client.port)),
+            *(
+                ("--api-key-file", str(Path(keys).resolve()))
+                if (keys := client.api_key_file)
+                else ()
+            ),
         )
 
 

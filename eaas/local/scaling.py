@@ -15,10 +15,12 @@ from eaas.grpc_client import STREAM_SILENCE_S, Backoff, channel, responses
 from eaas.local.process import stop_all
 from eaas.log import get_logger
 from eaas.rpc.v1 import balancer_pb2, balancer_pb2_grpc
+from eaas.types import Role
 
 if TYPE_CHECKING:
     from eaas.local.cluster import LocalCluster
     from eaas.local.process import ChildProcess
+    from eaas.tls import Identity
 
 __all__ = ["ScaleWatch", "Scaler"]
 
@@ -32,11 +34,16 @@ class ScaleWatch:
     Args:
         balancer_address: host:port of the balancer now; None while there is none.
         on_wanted: Called with each new number, on that thread.
+        tls: Who asks; None: plain text.
     """
 
     def __init__(
-        self, balancer_address: Callable[[], str | None], on_wanted: Callable[[int], None]
+        self,
+        balancer_address: Callable[[], str | None],
+        on_wanted: Callable[[int], None],
+        tls: Identity | None = None,
     ) -> None:
+        self._tls = tls
         self._balancer_address = balancer_address
         self._on_wanted = on_wanted
         self._closed = threading.Event()
@@ -60,7 +67,7 @@ class ScaleWatch:
         while not self._closed.is_set():
             address = self._balancer_address()
             if address is not None:
-                with channel(address) as line:
+                with channel(address, Role.BALANCER.value, self._tls) as line:
                     try:
                         self._watch(balancer_pb2_grpc.BalancerServiceStub(line), backoff)
                     except (grpc.RpcError, TimeoutError) as error:
@@ -170,7 +177,7 @@ class Scaler:
             last, balancer = running[-1], self._balancer_address()
             if balancer is None:
                 return []
-            drain_server(balancer, last.name)
+            drain_server(balancer, last.name, self._cluster.tls)
             self._leaving = last
             return [f"{last.name} (pid {last.pid}) leaves"]
         # Another number may have come since it was looked at.

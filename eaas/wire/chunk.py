@@ -9,6 +9,7 @@ from eaas.wire.protobuf import bytes_tag, fields, number_tag, varint
 __all__ = ["Chunk", "decode_chunk", "encode_chunk"]
 
 _OFFSET, _DATA, _DIGEST = 1, 2, 4
+_UINT64 = (1 << 64) - 1
 _EMPTY = memoryview(b"")
 
 
@@ -45,7 +46,7 @@ def decode_chunk(message: bytes) -> Chunk:
     for field, value in fields(message):
         if isinstance(value, int):
             if field == _OFFSET:
-                offset = value
+                offset = value & _UINT64
         elif field == _DATA:
             data = value
         elif field == _DIGEST:

@@ -111,7 +111,8 @@ class FaultyCluster(LocalCluster):
         arguments = (*arguments, *self._config_flags, *self.options, *port)
         with pytest.MonkeyPatch.context() as patch:
             if namespace := self.namespaces.get(name):
-                arguments = (*arguments, "--host", namespace.server_host)
+                # A network of the test's own.
+                arguments = (*arguments, "--host", namespace.server_host, "--insecure")
                 patch.setenv("FAULTY_SERVER_NETWORK", namespace.path)
             child = self._faulty(name, arguments)
         self.children[name] = child

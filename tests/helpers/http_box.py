@@ -83,7 +83,9 @@ def tiny_model(kind: str = "qwen3_moe") -> Any:
 class Box:
     """A server over a tiny model whose experts can fail, break or be slow."""
 
-    def __init__(self, kind: str = "qwen3_moe", limits: ServeLimits = LIMITS) -> None:
+    def __init__(
+        self, kind: str = "qwen3_moe", limits: ServeLimits = LIMITS, keys: Any = None
+    ) -> None:
         self.model = tiny_model(kind)
         self.tokenizer = byte_tokenizer()
         self.error: Exception | None = None
@@ -101,8 +103,9 @@ class Box:
             status=lambda: {"epoch": 3, "members": []},
             healthy=lambda: self.good,
             limits=limits,
+            keys=keys,
         )
-        self.server = HttpServer(self.app, "127.0.0.1", 0)
+        self.server = HttpServer(self.app, "127.0.0.1", 0, limits=limits)
         self.server.start()
         self.url = f"http://{self.server.address}"
         self.http = httpx.Client(base_url=self.url, timeout=60)

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 
 from eaas.bench.failover.account import Strike, lost, phases, timeline
 from eaas.bench.failover.streams import Round, Streams
 from eaas.bench.machine import processor, processor_s
 from eaas.bench.worker import nursing
+from eaas.cli.client import fetch_status
 from eaas.config import load_config
 from eaas.cores import usable_cores
 from eaas.errors import ClusterError
@@ -161,10 +161,9 @@ class _Bench:
     def _wait_back(self) -> float:
         """When every expert has all of its replicas, and every server serves."""
         deadline = time.monotonic() + _BACK_S
-        url = f"{self._cluster.endpoint}/eaas/v1/status"
         while time.monotonic() < deadline:
             now = time.monotonic()
-            document = httpx.get(url, timeout=_BACK_S).json()
+            document = fetch_status(self._cluster.endpoint)
             states = [m["state"] for m in document["members"] if m["role"] == "expert-server"]
             if set(states) == {"SERVING"} and (
                 document["coverage"]["min_replicas"] >= self._redundancy

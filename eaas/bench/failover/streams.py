@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
+from eaas.api_keys import authorization
 from eaas.bench.stream import Answer, ask
 
 __all__ = ["Round", "Streams"]
@@ -95,7 +96,9 @@ class Streams:
         self._round.ended_s = time.monotonic()
 
     async def _all(self) -> None:
-        async with httpx.AsyncClient(timeout=httpx.Timeout(10.0, read=_READ_S)) as client:
+        async with httpx.AsyncClient(
+            headers=authorization(), timeout=httpx.Timeout(10.0, read=_READ_S)
+        ) as client:
             done = asyncio.gather(*(self._one(client, prompt) for prompt in self._prompts))
             while not done.done():
                 await asyncio.wait([done], timeout=0.2)

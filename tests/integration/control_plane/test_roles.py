@@ -179,3 +179,8 @@ def test_every_call_that_changes_something_is_guarded() -> None:
     methods = balancer_pb2.DESCRIPTOR.services_by_name["BalancerService"].methods
     reading = {"GetPlacement", "WatchPlacement", "Plan", "GetHotness", "History"}
     assert {m.name for m in methods} == BALANCER_ROLES.keys() | reading | {"GetScale", "WatchScale"}
+
+
+def test_every_call_of_an_expert_server_is_somebodys() -> None:
+    methods = expert_pb2.DESCRIPTOR.services_by_name["ExpertService"].methods
+    assert {m.name for m in methods} == EXPERT_ROLES.keys()

@@ -98,13 +98,45 @@ def test_commands_are_those_of_the_program(workload: dict[str, Any]) -> None:
         assert set(options) <= known
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             ports = {port["name"]: port["containerPort"] for port in container.get("ports", [])}
-            if "grpc" in container.get(probe, {}):
-                assert container[probe]["grpc"]["port"] == ports["grpc"]
+            if "exec" in container.get(probe, {}):
+                # The kubelet's own probe of gRPC cannot show a certificate.
+                shell, _, line = container[probe]["exec"]["command"]
+                asked = f'exec python -m eaas.health "$POD_IP:{ports["grpc"]}" {command}'
+                assert (shell, line) == ("sh", asked)
+                assert container[probe]["timeoutSeconds"] > 4
             elif probe in container:
                 assert container[probe]["httpGet"]["port"] in ports
         for port in container.get("ports", []):
             words = " ".join(arguments).replace("=", " ").split()
             assert words[words.index("--port") + 1] == str(port["containerPort"])
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=name_of)
+def test_every_role_has_its_own_certificate(workload: dict[str, Any]) -> None:
+    """By the names that `Identity` looks for, readable for nobody but the pod's user."""
+    pod = workload["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+    role = container["command"][1]
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    secret = volumes["tls"]["secret"]
+    assert secret["secretName"] == f"{role}-tls"
+    assert {item["path"] for item in secret["items"]} == {"ca.pem", f"{role}.pem", f"{role}.key"}
+    assert {item["key"] for item in secret["items"]} == {"ca.crt", "tls.crt", "tls.key"}
+    assert secret["defaultMode"] == 0o440
+    assert pod["securityContext"]["fsGroup"] == pod["securityContext"]["runAsUser"]
+    (mount,) = [m for m in container["volumeMounts"] if m["name"] == "tls"]
+    assert {"name": "EAAS_SECURITY__TLS_DIR", "value": mount["mountPath"]} in container["env"]
+    assert "--insecure" not in container["command"]
+
+
+def test_the_endpoint_asks_for_a_key() -> None:
+    (workload,) = [w for w in WORKLOADS if w["metadata"]["name"] == "attention-client"]
+    pod = workload["spec"]["template"]["spec"]
+    (keys,) = [v["secret"] for v in pod["volumes"] if v["name"] == "keys"]
+    assert keys == {"secretName": "api-keys", "defaultMode": 0o440}
+    (container,) = pod["containers"]
+    (mount,) = [m for m in container["volumeMounts"] if m["name"] == "keys"]
+    assert f"--api-key-file={mount['mountPath']}/keys" in container["command"]
 
 
 def test_numbers_that_depend_on_one_another() -> None:

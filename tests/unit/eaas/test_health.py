@@ -8,11 +8,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 
 from eaas.grpc_server import RunningServer, serve
 from eaas.health import main
+from eaas.tls import Identity
+from tls_world import certificates
 
 
 @pytest.fixture
@@ -49,6 +52,29 @@ def endpoint() -> Iterator[str]:
     http_server.shutdown()
     thread.join()
     http_server.server_close()
+
+
+def test_with_certificates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in a pod, which has its own certificate and no other."""
+    made = certificates(tmp_path / "made")
+    own = tmp_path / "own"
+    own.mkdir()
+    for name in ("ca.pem", "balancer.pem", "balancer.key"):
+        (made / name).rename(own / name)
+    running = serve([], "127.0.0.1", 0, credentials=Identity(own, "balancer").server_credentials())
+    running.set_serving(True)
+    try:
+        monkeypatch.setenv("EAAS_SECURITY__TLS_DIR", str(own))
+        assert main([running.address, "balancer"]) == 0
+        assert main([running.address, "monitor"]) == 1
+        assert "monitor.pem: No such file" in capsys.readouterr().out
+        monkeypatch.delenv("EAAS_SECURITY__TLS_DIR")
+        assert main([running.address]) == 1
+        assert "UNAVAILABLE" in capsys.readouterr().out
+    finally:
+        running.stop(0)
 
 
 def test_grpc(server: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,6 +33,10 @@ class Call:
         self.code: grpc.StatusCode | None = None
         self.details = ""
 
+    def auth_context(self) -> dict[str, Any]:
+        """Plain text."""
+        return {}
+
     def set_trailing_metadata(self, trailing: Any) -> None:
         """Nothing here looks at it."""
 

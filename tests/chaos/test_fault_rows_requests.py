@@ -1,0 +1,207 @@
+"""Rows of the fault contract about what comes in: numbers, shapes and files. Real processes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import torch
+
+from eaas.checkpoint import Checkpoint
+from eaas.errors import EaasError, WrongRequestError
+from eaas.grpc_client import channel
+from eaas.local import LocalCluster
+from eaas.local.nursery import Nursery
+from eaas.local.process import ChildProcess, stop_all, wait_ready
+from eaas.rpc.v1 import expert_pb2 as pb
+from eaas.rpc.v1 import expert_pb2_grpc
+from eaas.versions import SLOTS
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
+
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def cluster(checkpoint: Callable[..., Path], nursery: Nursery) -> Iterator[LocalCluster]:
+    """None of what is sent to it here changes it."""
+    with LocalCluster(
+        checkpoint(), servers=2, redundancy=2, attention_client=False, nursery=nursery
+    ) as cluster:
+        yield cluster
+
+
+@pytest.mark.parametrize("transport", ["shm", "grpc"])
+def test_row_20_nan_or_inf_in_one_token(
+    cluster: LocalCluster, join: Callable[..., Any], transport: str
+) -> None:
+    """Row 20: NaN or Inf in one token: stays in that row; batch neighbours unchanged; counted."""
+    # One server gets everything, so that the order of summation is the same.
+    client = join(cluster, 2, transport=transport, dispatch="weights")
+    dice = torch.Generator().manual_seed(4)
+    x_TH = torch.randn(16, client.shape.hidden_size, generator=dice)
+    order_TE = torch.rand(16, client.shape.num_experts, generator=dice).argsort(dim=1)
+    ids_TK = order_TE[:, : client.shape.top_k]
+    scores_TK = torch.rand(16, client.shape.top_k, generator=dice)
+
+    def call(x_TH: torch.Tensor) -> torch.Tensor:
+        out_TH: torch.Tensor = client.cluster.layer_call(0, x_TH, ids_TK, scores_TK, None)
+        return out_TH
+
+    whole_TH = call(x_TH)
+    assert client.count("eaas_nonfinite_rows_total") == 0
+    for count, bad in enumerate((torch.nan, torch.inf, -torch.inf), start=1):
+        sick_TH = x_TH.clone()
+        sick_TH[5, 3] = bad
+        out_TH = call(sick_TH)
+        assert not out_TH[5].isfinite().all()
+        others = [row for row in range(16) if row != 5]
+        assert torch.equal(out_TH[others], whole_TH[others])
+        assert client.count("eaas_nonfinite_rows_total") == count
+    assert torch.equal(call(x_TH), whole_TH)
+    assert client.count("eaas_failovers_total", reason="refused") == 0
+
+
+@pytest.mark.parametrize("transport", ["shm", "grpc"])
+def test_row_21_wrong_hidden_size_or_dtype(
+    cluster: LocalCluster,
+    join: Callable[..., Any],
+    transport: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Row 21: wrong hidden size or dtype: INVALID_ARGUMENT; not retried; not held against the server."""
+    from attention_client import connection as connection_module
+
+    client = join(cluster, 2, transport=transport)
+    expected_TH = client.layer()
+    # Here, before anything is sent.
+    narrow_TH = torch.zeros(4, client.shape.hidden_size // 2)
+    few_TK, one_TK = torch.zeros(4, 1, dtype=torch.int64), torch.ones(4, 1)
+    with pytest.raises(WrongRequestError, match="hidden size"):
+        client.cluster.layer_call(0, narrow_TH, few_TK, one_TK, None)
+    doubled_TH = torch.zeros(4, client.shape.hidden_size, dtype=torch.float64)
+    with pytest.raises(WrongRequestError, match="float64"):
+        client.cluster.layer_call(0, doubled_TH, few_TK, one_TK, None)
+    # There: a client that does not know better.
+    sent: list[int] = []
+    changes: dict[str, int] = {}
+    plain = connection_module.RequestHeader.pack_into
+
+    def forged(header: Any, buffer: Any, offset: int) -> None:
+        sent.append(header.request_id)
+        plain(header._replace(**changes), buffer, offset)
+
+    for lie in ({"hidden_size": client.shape.hidden_size + 1}, {"dtype": 77}):
+        changes = lie
+        sent.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(connection_module.RequestHeader, "pack_into", forged)
+            with pytest.raises(WrongRequestError, match=r"refused a request of layer 0"):
+                client.layer(tokens=1)
+        # A token's experts may be two servers': each is asked once.
+        assert 1 <= len(sent) <= 2
+    for reason in ("slow", "failures"):
+        assert client.count("eaas_ejections_total", reason=reason) == 0
+    for reason in ("refused", "timeout", "corrupt", "lost"):
+        assert client.count("eaas_failovers_total", reason=reason) == 0
+    assert client.cluster.view().usable_S().all()
+    assert torch.allclose(client.layer(), expected_TH, rtol=1e-4, atol=1e-5)
+
+
+def test_row_21_a_client_of_another_hidden_size_is_not_connected(cluster: LocalCluster) -> None:
+    """Row 21: wrong hidden size: INVALID_ARGUMENT."""
+    shape = Checkpoint.open(cluster.model).shape
+    request = pb.ConnectRequest(
+        client_id="a",
+        protocol_version=SLOTS.newest,
+        transport="grpc",
+        slots=2,
+        hidden_size=shape.hidden_size + 1,
+        model_digest=shape.digest,
+    )
+    with channel(str(cluster.children["expert-server-0"].address)) as line:
+        stub = expert_pb2_grpc.ExpertServiceStub(line)
+        with pytest.raises(grpc.RpcError, match="hidden size") as caught:
+            stub.Connect(request)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+# -- row 26 -------------------------------------------------------------------------------------------
+
+
+def _shard(model: Path) -> Path:
+    return sorted(model.glob("*.safetensors"))[0]
+
+
+def _truncated(model: Path) -> None:
+    with _shard(model).open("r+b") as file:
+        file.truncate(_shard(model).stat().st_size - 100)
+
+
+def _bloated(model: Path) -> None:
+    with _shard(model).open("r+b") as file:
+        file.write(struct.pack("<Q", 1 << 40))
+
+
+def _corrupted(model: Path) -> None:
+    """A tensor that claims to be elsewhere."""
+    shard = _shard(model)
+    data = shard.read_bytes()
+    (length,) = struct.unpack_from("<Q", data)
+    header = json.loads(data[8 : 8 + length])
+    name = next(name for name in header if ".experts." in name)
+    header[name]["data_offsets"][1] -= 4
+    text = json.dumps(header, separators=(",", ":")).encode().ljust(length)
+    assert len(text) == length
+    shard.write_bytes(data[:8] + text + data[8 + length :])
+
+
+def _pickled(model: Path) -> None:
+    for shard in model.glob("*.safetensors"):
+        shard.rename(shard.with_suffix(".bin"))
+    (model / "model.safetensors.index.json").unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (_truncated, r"\.safetensors.*tensor model\."),
+        (_bloated, r"\.safetensors.*header"),
+        (_corrupted, r"\.safetensors.*tensor model\..*experts"),
+        (_pickled, r"pickle|\.bin|safetensors"),
+    ],
+)
+def test_row_26_a_checkpoint_that_is_damaged_is_refused_before_serving(
+    cluster: LocalCluster,
+    join: Callable[..., Any],
+    nursery: Nursery,
+    tmp_path: Path,
+    damage: Callable[[Path], None],
+    named: str,
+) -> None:
+    """Row 26: shard corrupted, truncated or with a bloated header; a pickle file: refused before SERVING,
+    the file and tensor named; other experts serve.
+    """
+    client = join(cluster, 2)
+    expected_TH = client.layer()
+    model = Path(shutil.copytree(cluster.model, tmp_path / "damaged"))
+    damage(model)
+    words = ["expert-server", "--id", "damaged", "--join", cluster.monitor_address]
+    child = ChildProcess("damaged", [*words, "--model", str(model)], None, nursery=nursery)
+    try:
+        with pytest.raises(EaasError, match=named) as caught:
+            wait_ready([child], PATIENCE_S)
+        assert "\n" not in str(caught.value)
+        assert str(model) in str(caught.value)
+        assert child.reap(PATIENCE_S)
+        assert child.process.returncode == 2
+    finally:
+        stop_all([child], at_once=True)
+    assert "damaged" not in client.cluster.session.view.members
+    assert torch.equal(client.layer(), expected_TH)

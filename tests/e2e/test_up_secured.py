@@ -1,0 +1,211 @@
+"""`eaas up` with certificates and keys, as a person uses it: all commands work, and no secret is shown."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+
+from eaas.grpc_client import channel
+from eaas.rpc.v1 import balancer_pb2, balancer_pb2_grpc
+from eaas.tls import Identity
+from eaas.types import Role
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
+
+KEY = "sk-e2e-0123456789abcdef"
+LONG = 300
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def secrets_at(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the file of keys; the certificates come into its `tls`."""
+    directory = tmp_path_factory.mktemp("secrets")
+    file = directory / "keys"
+    file.write_text(f"# of this test\n{KEY}\n")
+    file.chmod(0o600)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def up(
+    checkpoint: Callable[..., Path], start_up: Callable[..., Any], secrets_at: Path
+) -> Iterator[Any]:
+    tls = secrets_at / "tls"
+    running = start_up(
+        checkpoint("qwen3_moe"),
+        *("--servers", "2", "--transport", "grpc", "--log-dir", str(secrets_at / "logs")),
+        *("--tls", str(tls), "--api-key-file", str(secrets_at / "keys")),
+    )
+    # Nothing starts without them.
+    assert running.process.wait(60) == 2
+    assert "ca.pem: No such file or directory; `eaas certs` makes" in running.output
+    made = running.home.run("certs", str(tls))
+    assert (made.returncode, made.stderr) == (0, "")
+    running = start_up(
+        checkpoint("qwen3_moe"),
+        *("--servers", "2", "--transport", "grpc", "--log-dir", str(secrets_at / "logs")),
+        *("--tls", str(tls), "--api-key-file", str(secrets_at / "keys")),
+    )
+    running.wait_serving()
+    yield running
+    running.end()
+
+
+class Operator:
+    """Who has a certificate and a key, and keeps everything that is printed."""
+
+    def __init__(self, up: Any, secrets_at: Path) -> None:
+        self._up = up
+        self.endpoint = up.endpoint
+        self.key = ("--api-key-file", str(secrets_at / "keys"))
+        self.tls = ("--tls", str(secrets_at / "tls"))
+        self.printed = ""
+
+    def run(self, *words: str, code: int = 0) -> str:
+        done = self._up.home.run(*words, "--endpoint", self.endpoint, timeout=120)
+        self.printed += done.stdout + done.stderr
+        assert done.returncode == code, done.stderr
+        return done.stdout if code == 0 else done.stderr
+
+    def members(self) -> list[dict[str, Any]]:
+        headers = {"Authorization": f"Bearer {KEY}"}
+        response = httpx.get(f"{self.endpoint}/eaas/v1/status", headers=headers, timeout=10)
+        self.printed += response.text
+        return list(response.json()["members"])
+
+    def member(self, name: str) -> dict[str, Any]:
+        return next(m for m in self.members() if m["id"] == name)
+
+
+@pytest.fixture(scope="module")
+def operator(up: Any, secrets_at: Path) -> Operator:
+    return Operator(up, secrets_at)
+
+
+def test_the_printed_lines_work(up: Any, operator: Operator) -> None:
+    (curl,) = re.findall(r"^curl .*$", up.output, re.MULTILINE)
+    done = subprocess.run(["bash", "-c", curl], capture_output=True, text=True, timeout=60)
+    assert '"content"' in done.stdout, done.stdout + done.stderr
+    (status,) = re.findall(r"^status: +\S+eaas(.*)$", up.output, re.MULTILINE)
+    done = up.home.run(*status.split())
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("SERVING") == 5
+
+
+def test_who_has_neither_key_nor_certificate(operator: Operator) -> None:
+    for words in (("status",), ("generate", "Hello"), ("scale", "3", *operator.tls)):
+        assert "401): No valid API key" in operator.run(*words, code=2)
+    said = operator.run("scale", "3", *operator.key, code=2)
+    assert said.count("\n") == 1
+    # In plain text; and with a certificate of another role.
+    address = operator.member("balancer")["address"]
+    with channel(address) as line:
+        stub = balancer_pb2_grpc.BalancerServiceStub(line)
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.GetPlacement(balancer_pb2.GetPlacementRequest())
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    own = Identity(Path(operator.tls[1]), Role.EXPERT_SERVER.value)
+    with channel(address, Role.BALANCER.value, own) as line:
+        stub = balancer_pb2_grpc.BalancerServiceStub(line)
+        assert stub.GetPlacement(balancer_pb2.GetPlacementRequest()).placement.epoch == 1
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.Scale(balancer_pb2.ScaleRequest(servers=1))
+        assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+def test_arenas_are_their_owners_alone(operator: Operator) -> None:
+    arenas = []
+    for name in ("expert-server-0", "expert-server-1"):
+        for fd in Path(f"/proc/{operator.member(name)['pid']}/fd").iterdir():
+            # Some are closed while one looks.
+            with contextlib.suppress(FileNotFoundError):
+                if os.readlink(fd).startswith("/dev/shm/"):
+                    arenas.append(fd.stat())
+    assert len(arenas) == 2
+    assert {status.st_mode & 0o777 for status in arenas} == {0o600}
+    assert {status.st_uid for status in arenas} == {os.geteuid()}
+
+
+def test_row_33_everything_goes_on_while_certificates_change(
+    up: Any, operator: Operator, secrets_at: Path, root: Path
+) -> None:
+    """Row 33: certificates rotated under load: 0 failed calls."""
+    words = ("generate", "Once upon a time", "--max-tokens", str(LONG), *operator.key)
+    expected = operator.run(*words)
+    texts: list[str] = []
+    over = threading.Event()
+
+    def ask() -> None:
+        body = {"prompt": "Once upon a time", "max_tokens": LONG, "temperature": 0}
+        headers = {"Authorization": f"Bearer {KEY}"}
+        with httpx.Client(headers=headers, timeout=PATIENCE_S) as client:
+            while not over.is_set():
+                answer = client.post(f"{operator.endpoint}/v1/completions", json=body)
+                texts.append(answer.json()["choices"][0]["text"] if answer.is_success else "")
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        renewed = up.home.run("certs", operator.tls[1], "--renew", "--days", "2")
+        assert renewed.returncode == 0, renewed.stderr
+        # Whoever connects now shows the new ones: a server that is started, one that comes back, operators.
+        operator.run("scale", "3", *operator.key, *operator.tls)
+        victim = operator.member("expert-server-0")
+        os.kill(victim["pid"], signal.SIGKILL)
+        line = up.wait_output(r"expert-server-0 \(pid \d+\) ended; start it again with:\n  (.+)\n")
+        returned = subprocess.Popen(
+            ["bash", "-c", f"exec {line}"],
+            cwd=root,
+            env=up.home.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        threading.Thread(target=returned.wait, daemon=True).start()
+        deadline = time.monotonic() + PATIENCE_S
+        while (now := operator.member("expert-server-0"))["incarnation"] == victim[
+            "incarnation"
+        ] or now["state"] != "SERVING":
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        operator.run("drain", "expert-server-1", *operator.key, *operator.tls)
+        answered = len(texts)
+        while len(texts) < answered + 2:
+            assert time.monotonic() < deadline + PATIENCE_S
+            time.sleep(0.1)
+    finally:
+        over.set()
+        thread.join()
+    assert set(texts) == {expected.removesuffix("\n")}
+
+
+def test_no_secret_was_shown(up: Any, operator: Operator, secrets_at: Path) -> None:
+    for words in (("status", "--json"), ("history", *operator.tls)):
+        operator.run(*words, *operator.key)
+    up.signal(signal.SIGINT)
+    assert up.process.wait(20) == 0
+    shown = up.output + operator.printed
+    logs = sorted((secrets_at / "logs").iterdir())
+    assert len(logs) >= 5
+    shown += "".join(path.read_text() for path in logs)
+    assert "certificates" in shown
+    secrets = [KEY]
+    for key in (secrets_at / "tls").glob("*.key"):
+        secrets += key.read_text().splitlines()[1:-1]
+    assert len(secrets) > 10
+    assert [secret for secret in secrets if secret in shown] == []
+    up.home.assert_nothing_left()

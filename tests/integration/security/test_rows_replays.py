@@ -1,0 +1,179 @@
+"""Row 25 of the fault contract, the control path's half: what was said once is not done twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import grpc
+import pytest
+
+from balancer.once import Once
+from balancer.service import BalancerService
+from eaas.config import MonitorConfig
+from eaas.grpc_client import channel
+from eaas.grpc_server import Service, serve
+from eaas.rpc.v1 import (
+    balancer_pb2,
+    balancer_pb2_grpc,
+    common_pb2,
+    expert_pb2,
+    expert_pb2_grpc,
+    monitor_pb2,
+    monitor_pb2_grpc,
+)
+from eaas.session import PROTOCOL_VERSION
+from eaas.types import Member, MemberState, ModelShape, Role
+from expert_server.placements import PlacementHandler
+from monitor.main import Monitor
+from tls_world import code_of
+
+pytestmark = pytest.mark.integration
+
+REFUSED = grpc.StatusCode.FAILED_PRECONDITION
+OK = grpc.StatusCode.OK
+SHAPE = ModelShape("tiny", 4, 64, 2, ("l0",), "float32", "digest")
+
+
+@pytest.fixture
+def cleanup() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def open_to(cleanup: ExitStack) -> Callable[[Service], grpc.Channel]:
+    def start(service: Service) -> grpc.Channel:
+        server = serve([service], "127.0.0.1", 0)
+        cleanup.callback(server.stop, 0)
+        return cleanup.enter_context(channel(server.address))
+
+    return start
+
+
+class Store:
+    """Remembers what it was told to load, and to let go."""
+
+    count = 0
+
+    def __init__(self) -> None:
+        self.loads: list[Any] = []
+        self.unloads: list[Any] = []
+
+    def load(self, wanted: Any, _is_given_up: Any) -> int:
+        self.loads.append(wanted)
+        return 0
+
+    def held(self) -> dict[int, list[int]]:
+        return {0: [1, 2]}
+
+    def unload(self, what: Any) -> None:
+        self.unloads.append(what)
+
+
+def test_row_25_an_older_placement_that_is_sent_again(
+    open_to: Callable[[Service], grpc.Channel],
+) -> None:
+    """Row 25: a request replayed or doubled: control path: refused."""
+    store = Store()
+    handler = PlacementHandler(store, SHAPE, lambda _epoch: None, lambda _epoch: None)  # type: ignore[arg-type]
+
+    class Servicer(expert_pb2_grpc.ExpertServiceServicer):  # type: ignore[misc]
+        PreparePlacement = staticmethod(handler.PreparePlacement)
+        RetirePlacement = staticmethod(handler.RetirePlacement)
+
+    add = expert_pb2_grpc.add_ExpertServiceServicer_to_server
+    stub = expert_pb2_grpc.ExpertServiceStub(
+        open_to(Service("eaas.rpc.v1.ExpertService", add, Servicer()))
+    )
+
+    def prepare(epoch: int, *experts: int) -> Any:
+        layers = [common_pb2.Holding(experts=experts)]
+        return expert_pb2.PreparePlacementRequest(epoch=epoch, layers=layers)
+
+    def retire(epoch: int, *experts: int) -> Any:
+        layers = [common_pb2.Holding(experts=experts)]
+        return expert_pb2.RetirePlacementRequest(epoch=epoch, layers=layers)
+
+    assert code_of(lambda: stub.PreparePlacement(prepare(4, 1))) is OK
+    assert code_of(lambda: stub.PreparePlacement(prepare(5, 2))) is OK
+    assert code_of(lambda: stub.RetirePlacement(retire(5, 2))) is OK
+    loads, unloads = list(store.loads), list(store.unloads)
+    for call in (
+        lambda: stub.PreparePlacement(prepare(4, 1)),
+        lambda: stub.RetirePlacement(retire(4, 1)),
+        lambda: stub.RetirePlacement(retire(0)),
+    ):
+        assert code_of(call) is REFUSED
+    assert (store.loads, store.unloads, handler.epoch) == (loads, unloads, 5)
+
+
+def test_row_25_an_operators_word_counts_once(
+    open_to: Callable[[Service], grpc.Channel],
+) -> None:
+    """Row 25: a request replayed or doubled: control path: refused. With its id it is answered as before,
+    and has no second effect; another request with that id is refused.
+    """
+    done: list[str] = []
+
+    class Rebalancer:
+        """Whose settings are looked at."""
+
+        class settings:
+            policy = "spread"
+
+        def change(self, **_changes: Any) -> None:
+            done.append("changed")
+
+        def level(self) -> None:
+            done.append("level")
+
+    balancer = BalancerService(lambda question: None, Rebalancer(), Once(), 1.0)  # type: ignore[arg-type]
+    add = balancer_pb2_grpc.add_BalancerServiceServicer_to_server
+    stub = balancer_pb2_grpc.BalancerServiceStub(
+        open_to(Service("eaas.rpc.v1.BalancerService", add, balancer))
+    )
+    request = balancer_pb2.SetPolicyRequest(request_id="r", policy="eplb")
+    first = stub.SetPolicy(request)
+    assert done == ["changed"]
+    assert stub.SetPolicy(request) == first
+    assert done == ["changed"]
+    other = balancer_pb2.SetPolicyRequest(request_id="r", policy="craft")
+    assert code_of(lambda: stub.SetPolicy(other)) is grpc.StatusCode.ALREADY_EXISTS
+    assert done == ["changed"]
+
+
+def test_row_25_an_older_record_and_a_former_life(cleanup: ExitStack) -> None:
+    """Row 25: a request replayed or doubled: control path: refused."""
+    monitor = Monitor(MonitorConfig(lease_s=60.0))
+    cleanup.callback(monitor.stop)
+    stub = monitor_pb2_grpc.MonitorServiceStub(cleanup.enter_context(channel(monitor.address)))
+    member = Member("balancer", Role.BALANCER, 1, "h", "h:1", MemberState.SERVING)
+
+    def register() -> int:
+        request = monitor_pb2.RegisterRequest(
+            member=member.to_proto(), protocol_version=PROTOCOL_VERSION
+        )
+        return int(stub.Register(request).incarnation)
+
+    def keep(incarnation: int, version: int) -> grpc.StatusCode:
+        return code_of(
+            lambda: stub.KeepRecord(
+                monitor_pb2.KeepRecordRequest(
+                    id="balancer", incarnation=incarnation, version=version, data=b"%d" % version
+                )
+            )
+        )
+
+    former = register()
+    assert [keep(former, 1), keep(former, 2)] == [OK, OK]
+    assert keep(former, 1) is REFUSED
+    assert stub.GetRecord(monitor_pb2.GetRecordRequest(id="balancer")).data == b"2"
+    # The process began a new life: whatever the former one said counts no more.
+    assert register() == former + 1
+    assert keep(former, 3) is grpc.StatusCode.NOT_FOUND
+    goodbye = monitor_pb2.DeregisterRequest(id="balancer", incarnation=former)
+    assert code_of(lambda: stub.Deregister(goodbye)) is OK
+    snapshot = next(stub.Watch(monitor_pb2.WatchRequest(), timeout=10)).snapshot
+    assert {m.id: m.state for m in snapshot.members}["balancer"] == MemberState.SERVING.number
