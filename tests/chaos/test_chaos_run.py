@@ -80,5 +80,6 @@ def test_ctrl_c_leaves_nothing_behind(when: str, tmp_path: Path) -> None:
     assert "Traceback" not in told
     _, alive = psutil.wait_procs(family, timeout=5)
     assert not alive
-    assert list(tmp_path.iterdir()) == []
+    # The one is torch's own.
+    assert {path.name for path in tmp_path.iterdir()} <= {"torchinductor_root"}
     assert namespaces() <= before

@@ -69,6 +69,7 @@ class Simulation(Faults, Checks, Network):
         self.cuts: dict[frozenset[str], float] = {}
         self.last_cut: dict[frozenset[str], float] = {}
         self.epochs: dict[int, bytes] = {}
+        self.published: dict[int, tuple[float, Any]] = {}
         # What is to meet the server that gets the next request.
         self.trap = ""
         self.calling = self.in_faults = True

@@ -43,6 +43,7 @@ class BalancerProcess(Process):
             if isinstance(action, Publish):
                 self.sim.say(f"{self.id}({self.pid}): publish {action.placement.epoch}")
                 self.published = action.placement
+                self.sim.published[self.published.epoch] = (self.sim.now, self)
                 self.push_now()
             elif isinstance(action, Inspect | Prepare | Retire):
                 if isinstance(action, Prepare):

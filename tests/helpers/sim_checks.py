@@ -11,15 +11,12 @@ from sim_balancer import BalancerProcess
 from sim_client import ClientProcess
 from sim_clock import demand
 from sim_monitor import MonitorProcess
-from sim_process import ACK_S, FULL, LEASE_S, REDUNDANCY, SERVING, Process
+from sim_process import ACK_S, DEAD, FULL, REDUNDANCY, SERVING
 from sim_server import ServerProcess
 
 
 class Checks:
     """Invariants; a part of `Simulation`."""
-
-    def _last_cut_of(self, process: Process) -> float:
-        return max((at for pair, at in self.last_cut.items() if process.host in pair), default=0.0)
 
     def coverages(self) -> dict[ClientProcess, np.ndarray]:
         """Experts that each client would find, by what it follows and what live servers hold."""
@@ -39,15 +36,20 @@ class Checks:
                 found[client] = covered_LE
         return found
 
-    def check_retirement(self, server: ServerProcess, before: dict[Any, np.ndarray]) -> None:
-        """Nobody whom the balancer could reach loses an expert to a retirement."""
-        after = self.coverages()
+    def check_retirement(
+        self, server: ServerProcess, epoch: int, before: dict[Any, np.ndarray]
+    ) -> None:
+        """Until its time is over, no client that the balancer knows loses an expert to a retirement."""
+        published_at, balancer = self.published.get(epoch, (-np.inf, None))
+        if self.now >= published_at + ACK_S:
+            return
+        after, known = self.coverages(), balancer.fold.view.members
         for client, covered_LE in before.items():
-            lost_LE = covered_LE & ~after[client]
-            undisturbed_s = self.now - max(client.disturbed_at, self._last_cut_of(client))
-            if undisturbed_s > ACK_S + LEASE_S and not self.is_lossy:
-                where = np.argwhere(lost_LE).tolist()
-                demand(not where, f"{client.id} lost {where} to a retirement of {server.id}")
+            member = known.get(client.id)
+            life = None if member is None or member.state is DEAD else member.incarnation
+            lost = np.argwhere(covered_LE & ~after[client]).tolist()
+            if life == client.incarnation:
+                demand(not lost, f"{client.id} lost {lost} to a retirement of {server.id}")
 
     def check_epoch(self, placement: Placement) -> None:
         """There are no two placements of one epoch."""

@@ -137,7 +137,7 @@ class ServerProcess(Process):
             self.placements.RetirePlacement(request, Context())
             demand(placement.epoch >= self.newest_told, f"{self.id} retired by an older epoch")
             self.newest_told = placement.epoch
-            self.sim.check_retirement(self, before)
+            self.sim.check_retirement(self, placement.epoch, before)
         return None
 
     # -- data -------------------------------------------------------------------------------------
