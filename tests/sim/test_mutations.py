@@ -29,10 +29,10 @@ def no_retry(call: Any, part: Any) -> None:
 @pytest.mark.parametrize(
     ("owner", "name", "without", "first", "words"),
     [
-        (PlacementHandler, "_refuse_older", lambda *_: None, 0, "an older epoch"),
-        (connection, "validate_result", lambda *_, **__: None, 0, "a wrong answer"),
-        (ServerPool, "clients_behind", lambda *_: False, 0, "to a retirement"),
-        (LayerCall, "_miss", no_retry, 0, r"no expert \d, which s\d had"),
+        (PlacementHandler, "_refuse_older", lambda *_: None, 37, "an older epoch"),
+        (connection, "validate_result", lambda *_, **__: None, 3, "a wrong answer"),
+        (ServerPool, "clients_behind", lambda *_: False, 5, "to a retirement"),
+        (LayerCall, "_miss", no_retry, 1, r"no expert \d, which s\d had"),
     ],
     ids=["fencing by epoch", "request ids", "clients' word before a retirement", "failover"],
 )
