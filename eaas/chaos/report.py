@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eaas.bench.stream import Answer
 from eaas.chaos.check import excused
 from eaas.chaos.history import Census, History
+from eaas.errors import ConfigError
 
 if TYPE_CHECKING:
     from eaas.chaos.run import Settings
 
-__all__ = ["document_of", "print_report", "repeat_command"]
+__all__ = ["document_of", "print_report", "repeat_command", "write_history"]
 
 
 def document_of(
@@ -75,8 +79,47 @@ def repeat_command(settings: Settings) -> str:
             *("--servers", str(settings.servers), "--redundancy", str(settings.redundancy)),
             *("--transport", settings.transport, "--rate", f"{settings.rate:g}"),
             *("--max-tokens", str(settings.max_tokens)),
+            *(("--model", settings.model) if settings.model else ()),
         ]
     )
+
+
+def write_history(history: History, path: Path) -> None:
+    """A line of JSON for each request and each fault; seconds from when the first request was due.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+    begin = history.asked[0].due_s if history.asked else 0.0
+    lines: list[dict[str, Any]] = [
+        {"prompt": a.prompt, "due_s": round(a.due_s - begin, 4)}
+        | (_answer_line(a.answer, begin) if a.answer else {"error": "no end"})
+        for a in history.asked
+    ]
+    lines += [
+        vars(i)
+        | {
+            name: None if math.isinf(at := getattr(i, name)) else round(at - begin, 4)
+            for name in ("began_s", "mended_s", "whole_s")
+        }
+        for i in history.incidents
+    ]
+    try:
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    except OSError as error:
+        raise ConfigError(f"--history {path}: {error.strerror}; give another file") from error
+
+
+def _answer_line(answer: Answer, begin: float) -> dict[str, Any]:
+    return {
+        "sent_s": round(answer.sent_s - begin, 4),
+        "ended_s": round(answer.ended_s - begin, 4),
+        "tokens": answer.tokens,
+        "stall_s": round(answer.stall_s, 4),
+        "text": answer.text,
+        "error": answer.error,
+        "error_type": answer.error_type,
+    }
 
 
 def _stall(history: History, begin: float, end: float) -> float:

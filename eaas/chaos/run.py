@@ -22,9 +22,10 @@ from eaas.chaos.faults import Faults, Steps
 from eaas.chaos.history import Census, History, Incident
 from eaas.chaos.load import OpenLoad, answers_of
 from eaas.chaos.network import Namespace, why_no_namespace
-from eaas.chaos.report import document_of
+from eaas.chaos.report import document_of, write_history
 from eaas.chaos.schedule import CONTROL, SERVERS, Fault, lane
 from eaas.chaos.watch import Watch
+from eaas.config import load_config
 from eaas.errors import ClusterError, EaasError
 from eaas.local.interrupt import Interrupt
 from eaas.local.nursery import CLIENT_MODULES, CONTROL_MODULES, SERVER_MODULES, Nursery
@@ -62,6 +63,7 @@ class Settings:
         transport: shm, grpc or nixl.
         rate: Requests per second.
         max_tokens: Of each answer.
+        model: Checkpoint, as the operator named it; empty: a demo checkpoint.
     """
 
     seed: int
@@ -72,6 +74,7 @@ class Settings:
     transport: str = "shm"
     rate: float = 4.0
     max_tokens: int = 24
+    model: str = ""
 
 
 def run_chaos(
@@ -80,6 +83,7 @@ def run_chaos(
     *,
     interrupt: Interrupt,
     say: Callable[[str], None],
+    history_file: Path | None = None,
     nursery: Nursery | None = None,
 ) -> dict[str, Any]:
     """Attack a cluster of one's own, and check all that happened. Ends every process, whatever happens.
@@ -89,6 +93,7 @@ def run_chaos(
         settings: Of the run.
         interrupt: Ends it early.
         say: Progress, for people.
+        history_file: Where every request and every fault is written, a line of JSON each.
         nursery: Forks the processes; left running. By default one of its own does.
 
     Returns:
@@ -98,6 +103,8 @@ def run_chaos(
         EaasError: Something did not start.
         Interrupted: The operator wants the end.
     """
+    # What is wrong with a setting is to be said at once.
+    load_config(attention_client={"transport": settings.transport})
     skipped = _cannot(settings.kinds)
     kinds = tuple(kind for kind in settings.kinds if kind not in skipped)
     for kind, why in skipped.items():
@@ -127,6 +134,8 @@ def run_chaos(
             cluster.stop()
     left = tuple(f"process {pid}" for pid in still_running(cluster.pids))
     history = History(**(vars(history) | {"left_behind": left}))
+    if history_file is not None:
+        write_history(history, history_file)
     return document_of(settings, skipped, history, check(history))
 
 

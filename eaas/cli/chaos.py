@@ -53,6 +53,15 @@ def run(
     transport: Annotated[str, typer.Option(help="shm, grpc or nixl.")] = "shm",
     rate: Annotated[float, typer.Option(min=0.1, help="Requests per second.")] = 4.0,
     max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer.")] = 24,
+    history: Annotated[
+        Path | None,
+        typer.Option(
+            "--history",
+            metavar="FILE",
+            help="Write every request and every fault there.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Faults from a seed on a cluster of its own, under load with known answers; exit code 1: a violation.
@@ -67,7 +76,10 @@ def run(
     from eaas.local.interrupt import Interrupt, Interrupted
 
     kinds = known("--faults", faults.split(",") if faults else KINDS, KINDS)
-    settings = Settings(seed, 60 * minutes, kinds, servers, redundancy, transport, rate, max_tokens)
+    named = str(model.resolve()) if model else ""
+    settings = Settings(
+        seed, 60 * minutes, kinds, servers, redundancy, transport, rate, max_tokens, named
+    )
     with Interrupt() as interrupt, tempfile.TemporaryDirectory(prefix="eaas-chaos-") as scratch:
         try:
             if model is None:
@@ -75,7 +87,9 @@ def run(
 
                 model = Path(scratch) / "demo"
                 write_demo_model(model)
-            document = run_chaos(model, settings, interrupt=interrupt, say=_say)
+            document = run_chaos(
+                model, settings, interrupt=interrupt, say=_say, history_file=history
+            )
         except Interrupted:
             raise typer.Exit(_INTERRUPTED) from None
     if as_json:

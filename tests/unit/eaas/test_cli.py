@@ -275,6 +275,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "--transport": "shm",
         "--rate": 4.0,
         "--max-tokens": 24,
+        "--history": None,
         "--json": False,
     },
     "simulate autoscale": {
