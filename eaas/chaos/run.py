@@ -248,6 +248,7 @@ class _Attack:
     def _warm_up(self, prompts: Sequence[Sequence[int]]) -> None:
         """Until what is made once, at first requests and first lost servers, is there."""
         settings = self._settings
+        self._say("warming up ...")
         # One that needs the whole cache, whose pages are there once they were written.
         cache = self._cluster.config.attention_client
         longest = cache.cache_blocks * cache.cache_block_tokens - _SHORT
@@ -309,6 +310,9 @@ class _Attack:
         whole = math.inf if failure else time.monotonic()
         incident = Incident(fault.kind, target, began, mended, whole, failure)
         self._incidents.append(incident)
+        # What comes before the run is of no interest, unless it goes wrong.
+        if math.isinf(self._ends_at) and not failure:
+            return
         self._say(
             f"{fault.kind} of {target}: {mended - began:.1f} s, whole again {whole - mended:.1f} s later"
             + (f"; {failure}" if failure else "")

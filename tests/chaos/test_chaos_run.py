@@ -25,14 +25,14 @@ def test_row_37_random_faults_under_load(
     checkpoint: object, nursery: Nursery, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Row 37: an hour of random faults under load, seeded: resident memory, descriptors and slots flat; every
-    answer right. (12 seconds here; `make soak` for longer.)
+    answer right. (10 seconds here; `make soak` for longer.)
     """
-    kinds = ("kill", "hang", "slow", "monitor", "balancer", "rebalance")
+    kinds = ("kill", "hang", "slow", "pause", "balancer", "rebalance")
     said: list[str] = []
     with Interrupt() as interrupt:
         document = run_chaos(
             checkpoint(),  # type: ignore[operator]
-            Settings(seed=1, seconds=12.0, kinds=kinds),
+            Settings(seed=1, seconds=10.0, kinds=kinds),
             interrupt=interrupt,
             say=said.append,
             nursery=nursery,
@@ -41,10 +41,12 @@ def test_row_37_random_faults_under_load(
     requests = document["requests"]
     assert requests["right"] == requests["asked"] > 20
     assert requests["errors"] == 0
-    assert len(document["incidents"]) == len(said) >= 4
+    assert len(document["incidents"]) == len(said) - 1 >= 3
     assert all(i["recovery_s"] is not None for i in document["incidents"])
     assert json.loads(json.dumps(document)) == document
-    assert document["repeat"].startswith("eaas chaos run --seed 1 --minutes 0.2 --faults kill,")
+    assert document["repeat"].startswith(
+        "eaas chaos run --seed 1 --minutes 0.166667 --faults kill,"
+    )
 
 
 def namespaces() -> set[str]:
@@ -70,9 +72,9 @@ def test_ctrl_c_leaves_nothing_behind(when: str, tmp_path: Path) -> None:
             assert time.monotonic() < deadline, "it does not start"
             time.sleep(0.05)
         if when == "a fault":
-            # The first ones are of the warm-up.
-            assert "kill" in run.stderr.readline()
-            time.sleep(0.7)
+            assert run.stderr.readline() == "warming up ...\n"
+            # Into the first faults, which are not told.
+            time.sleep(0.8)
         family = process.children(recursive=True)
         run.send_signal(signal.SIGINT)
         _, told = run.communicate(timeout=60)
