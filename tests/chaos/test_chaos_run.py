@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -49,14 +50,19 @@ def test_row_37_random_faults_under_load(
     )
 
 
-def namespaces() -> set[str]:
-    directory = Path("/run/netns")
-    return {path.name for path in directory.iterdir()} if directory.exists() else set()
+def namespaces(pid: int) -> list[Path]:
+    """Those that a process made and that are there: others may be another test's."""
+    number = re.compile(r"eaas-(\d+)").fullmatch
+    own = {(pid + 997 * i) % (1 << 14) for i in range(3)}
+    return [
+        path
+        for path in Path("/run").glob("netns/*")
+        if (match := number(path.name)) and int(match[1]) in own
+    ]
 
 
 @pytest.mark.parametrize("when", ["it starts", "a fault"])
 def test_ctrl_c_leaves_nothing_behind(when: str, tmp_path: Path) -> None:
-    before = namespaces()
     with subprocess.Popen(
         [sys.executable, "-m", "eaas", "chaos", "run", "--minutes", "5", "--rate", "2"],
         stdout=subprocess.PIPE,
@@ -76,6 +82,8 @@ def test_ctrl_c_leaves_nothing_behind(when: str, tmp_path: Path) -> None:
             # Into the first faults, which are not told.
             time.sleep(0.8)
         family = process.children(recursive=True)
+        # As root; nobody else may make one.
+        assert namespaces(run.pid) or os.geteuid() != 0 or when == "it starts"
         run.send_signal(signal.SIGINT)
         _, told = run.communicate(timeout=60)
     assert run.returncode == 130, told
@@ -84,4 +92,4 @@ def test_ctrl_c_leaves_nothing_behind(when: str, tmp_path: Path) -> None:
     assert not alive
     # The one is torch's own.
     assert {path.name for path in tmp_path.iterdir()} <= {"torchinductor_root"}
-    assert namespaces() <= before
+    assert namespaces(run.pid) == []
