@@ -27,7 +27,8 @@ class Round:
         began_s: When its streams were sent.
         ended_s: When the last of them was answered.
         answers: One for each stream.
-        failed: Answers that ended with an error; such a stream was asked for again from its beginning.
+        failed: The first error of each stream that had one; it was asked for again, from its beginning, until
+            it was answered.
     """
 
     began_s: float = 0.0
@@ -114,9 +115,10 @@ class Streams:
             "temperature": 0,
             "ignore_eos": True,
         }
-        while True:
-            answer = await ask(client, self._endpoint(), body)
-            if not answer.error:
-                return answer
+        answer = await ask(client, self._endpoint(), body)
+        if answer.error:
             self._round.failed.append(answer)
+        while answer.error:
             await asyncio.sleep(_AGAIN_S)
+            answer = await ask(client, self._endpoint(), body)
+        return answer
