@@ -1,5 +1,5 @@
 # Two commands are enough: `make up` serves a model, `make test` runs every test.
-.PHONY: setup up test test-compose fuzz lint format proto clean
+.PHONY: setup up test test-compose fuzz sim soak lint format proto clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
@@ -51,6 +51,14 @@ FUZZ_SECONDS ?= 60
 FUZZ_FACTOR ?= 20
 fuzz: setup
 	FUZZ_SECONDS=$(FUZZ_SECONDS) FUZZ_FACTOR=$(FUZZ_FACTOR) $(BIN)/python -m pytest --timeout 3600 tests/fuzz
+
+# 10,000 seeds of the whole cluster in simulated time, on two cores.
+sim: setup
+	CLUSTER_SEEDS=$(or $(SEEDS),10000) $(BIN)/python -m pytest -n 2 --dist load tests/sim/test_cluster.py
+
+# Faults on a real cluster under load; the command says how to repeat what it finds.
+soak: setup
+	$(BIN)/eaas chaos run --seed $(or $(SEED),1) --minutes $(or $(MINUTES),10)
 
 lint: setup proto
 	$(BIN)/ruff check .

@@ -6,7 +6,7 @@ Closed-loop: so many users, each with one request at a time. Open-loop: requests
 from __future__ import annotations
 
 import asyncio
-import json
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,6 +15,7 @@ import httpx
 import numpy as np
 
 from eaas.api_keys import authorization
+from eaas.bench.stream import ask
 from eaas.errors import ClusterError
 
 __all__ = ["LoadResult", "Workload", "run_load"]
@@ -101,7 +102,7 @@ async def _run(base_url: str, workload: Workload, arrival_s: Sequence[float] | N
     async with httpx.AsyncClient(
         headers=authorization(), timeout=httpx.Timeout(10.0, read=_READ_S), limits=limits
     ) as client:
-        started = time.perf_counter()
+        started = time.monotonic()
         await asyncio.gather(
             *(
                 _one(
@@ -116,7 +117,7 @@ async def _run(base_url: str, workload: Workload, arrival_s: Sequence[float] | N
                 for i in range(workload.requests)
             )
         )
-        result.seconds = time.perf_counter() - started
+        result.seconds = time.monotonic() - started
     return result
 
 
@@ -134,34 +135,16 @@ async def _one(
         "max_tokens": workload.output_tokens,
         "temperature": 0,
         "ignore_eos": True,
-        "stream": True,
     }
     if due is not None:
-        await asyncio.sleep(due - time.perf_counter())
+        await asyncio.sleep(due - time.monotonic())
     async with turns:
-        sent = time.perf_counter() if due is None else due
-        last: float | None = None
-        usage = 0
-        try:
-            async with client.stream("POST", f"{base_url}/v1/completions", json=body) as response:
-                if response.is_error:
-                    raise ClusterError(f"{base_url}: {(await response.aread()).decode()[:200]}")
-                async for line in response.aiter_lines():
-                    if not line.startswith("data: ") or line == "data: [DONE]":
-                        continue
-                    now = time.perf_counter()
-                    chunk = json.loads(line.removeprefix("data: "))
-                    if "error" in chunk:
-                        raise ClusterError(f"{base_url}: {chunk['error']}")
-                    usage = (chunk.get("usage") or {}).get("completion_tokens", usage)
-                    if not any(choice.get("text") for choice in chunk["choices"]):
-                        continue
-                    if last is None:
-                        result.ttft_s.append(now - sent)
-                    else:
-                        result.itl_s.append(now - last)
-                    last = now
-        except httpx.HTTPError as error:
-            raise ClusterError(f"{base_url}: {error!r}") from error
-        result.tokens += usage
-        result.e2e_s.append(time.perf_counter() - sent)
+        answer = await ask(client, base_url, body)
+    if answer.error:
+        raise ClusterError(f"{base_url}: {answer.error}")
+    sent = answer.sent_s if due is None else due
+    stamps = answer.stamps_s
+    result.ttft_s += [stamp - sent for stamp in stamps[:1]]
+    result.itl_s += [later - stamp for stamp, later in itertools.pairwise(stamps)]
+    result.tokens += answer.tokens
+    result.e2e_s.append(answer.ended_s - sent)

@@ -11,6 +11,7 @@ from eaas.cli import (
     autoscale,
     bench,
     certs,
+    chaos,
     client,
     demo,
     knobs,
@@ -41,6 +42,7 @@ autoscale.register(app)
 certs.register(app)
 demo.register(app)
 bench.register(app)
+chaos.register(app)
 simulate.register(app)
 trace.register(app)
 knobs.register(app)

@@ -161,11 +161,20 @@ class LocalCluster:
         """Whether a process was started here, be it that it has ended."""
         return pid in self._pids
 
+    @property
+    def pids(self) -> frozenset[int]:
+        """Of every process that was started here, be it that it has ended."""
+        return frozenset(self._pids)
+
     def restart(self, name: str, timeout_s: float = 60.0) -> None:
         """Start a process that has ended once more, and wait until it is SERVING."""
+        wait_ready([self.start_again(name)], timeout_s)
+
+    def start_again(self, name: str) -> ChildProcess:
+        """Start a process that has ended once more; does not wait for it."""
         old = self.children[name]
         old.reap(_END_S)
-        wait_ready([self._start(name, old.arguments)], timeout_s)
+        return self._start(name, old.arguments)
 
     # -- servers come and go ---------------------------------------------------------------------------
 

@@ -1,0 +1,95 @@
+"""One streamed completion, as its user sees it: what came, when, and how it ended. Nothing is raised."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+__all__ = ["Answer", "ask"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of a request. Times are monotonic seconds.
+
+    Attributes:
+        sent_s: When it was sent.
+        ended_s: When it was over, with or without success.
+        text: All that came.
+        tokens: Of the answer, as the server counts them; 0 where it did not come to that.
+        stamps_s: When each piece of text came.
+        error: What went wrong; empty: nothing.
+        error_type: The server's own word for it; empty where the connection broke, or there is none.
+    """
+
+    sent_s: float
+    ended_s: float
+    text: str
+    tokens: int
+    stamps_s: tuple[float, ...]
+    error: str = ""
+    error_type: str = ""
+
+    @property
+    def stall_s(self) -> float:
+        """Longest time between two pieces of text; 0 where there are no two."""
+        pairs = itertools.pairwise(self.stamps_s)
+        return max((after - before for before, after in pairs), default=0.0)
+
+
+async def ask(client: httpx.AsyncClient, base_url: str, body: dict[str, Any]) -> Answer:
+    """Send a request for a streamed completion and read its answer to the end.
+
+    Args:
+        client: Its timeouts end what nobody answers.
+        base_url: Without "/v1".
+        body: Of /v1/completions, but for `stream`.
+    """
+    pieces: list[str] = []
+    stamps: list[float] = []
+    tokens, error, kind = 0, "", ""
+    sent = time.monotonic()
+    try:
+        request = client.stream("POST", f"{base_url}/v1/completions", json=body | {"stream": True})
+        async with request as response:
+            if response.is_error:
+                error, kind = _told((await response.aread()).decode(), response.status_code)
+            else:
+                async for line in response.aiter_lines():
+                    if not line.startswith("data: ") or line == "data: [DONE]":
+                        continue
+                    now = time.monotonic()
+                    chunk = json.loads(line.removeprefix("data: "))
+                    if "error" in chunk:
+                        error, kind = _words(chunk["error"])
+                        break
+                    tokens = (chunk.get("usage") or {}).get("completion_tokens", tokens)
+                    text = "".join(choice.get("text") or "" for choice in chunk["choices"])
+                    if text:
+                        pieces.append(text)
+                        stamps.append(now)
+                else:
+                    # Every answer says how long it is at its end.
+                    error = "" if tokens else "the stream ended before its answer"
+    except httpx.HTTPError as broken:
+        error = repr(broken)
+    return Answer(sent, time.monotonic(), "".join(pieces), tokens, tuple(stamps), error, kind)
+
+
+def _told(text: str, status: int) -> tuple[str, str]:
+    try:
+        words, kind = _words(json.loads(text)["error"])
+    except (ValueError, KeyError, TypeError):
+        return f"status {status}: {text[:200]}", ""
+    return f"status {status}: {words}", kind
+
+
+def _words(error: Any) -> tuple[str, str]:
+    if isinstance(error, dict):
+        return str(error.get("message", error)), str(error.get("type") or "")
+    return str(error), ""

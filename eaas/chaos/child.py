@@ -1,0 +1,61 @@
+"""`python -m eaas.chaos.child ...`: the `eaas` program in surroundings of its own (Linux, as root).
+
+CHAOS_CHILD in the environment: {"network": file of a network namespace, "shared_memory": bytes of /dev/shm},
+each where it is wanted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+
+__all__ = ["VARIABLE", "enter_network", "shrink_shared_memory"]
+
+VARIABLE = "CHAOS_CHILD"
+_CLONE_NEWNS, _CLONE_NEWNET = 0x00020000, 0x40000000
+_MS_REC, _MS_PRIVATE = 1 << 14, 1 << 18
+
+
+def enter_network(path: str) -> None:
+    """Of this thread and of those that it starts: it must still be the only one. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _check(_libc().setns(fd, _CLONE_NEWNET), f"setns {path}")
+    finally:
+        os.close(fd)
+
+
+def shrink_shared_memory(size: int) -> None:
+    """Give this process a /dev/shm of its own, of so many bytes. Raises OSError."""
+    libc = _libc()
+    _check(libc.unshare(_CLONE_NEWNS), "unshare")
+    # What is mounted from here on is nobody else's.
+    _check(libc.mount(None, b"/", None, ctypes.c_ulong(_MS_REC | _MS_PRIVATE), None), "mount /")
+    options = f"size={size}".encode()
+    _check(libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", ctypes.c_ulong(0), options), "mount tmpfs")
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def _main() -> None:
+    wanted = json.loads(os.environ.pop(VARIABLE))
+    if "network" in wanted:
+        enter_network(wanted["network"])
+    if "shared_memory" in wanted:
+        shrink_shared_memory(wanted["shared_memory"])
+    from eaas.cli import main
+
+    main()
+
+
+if __name__ == "__main__":
+    _main()

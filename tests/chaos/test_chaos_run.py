@@ -1,0 +1,95 @@
+"""`eaas chaos run`, short: row 37 of the fault contract. `make soak` is the long one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from eaas.chaos import run_chaos
+from eaas.chaos.run import Settings
+from eaas.local.interrupt import Interrupt
+from eaas.local.nursery import Nursery
+
+pytestmark = [pytest.mark.chaos, pytest.mark.alone, pytest.mark.timeout(300)]
+
+
+def test_row_37_random_faults_under_load(
+    checkpoint: object, nursery: Nursery, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Row 37: an hour of random faults under load, seeded: resident memory, descriptors and slots flat; every
+    answer right. (10 seconds here; `make soak` for longer.)
+    """
+    kinds = ("kill", "hang", "slow", "pause", "balancer", "rebalance")
+    said: list[str] = []
+    with Interrupt() as interrupt:
+        document = run_chaos(
+            checkpoint(),  # type: ignore[operator]
+            Settings(seed=1, seconds=10.0, kinds=kinds),
+            interrupt=interrupt,
+            say=said.append,
+            nursery=nursery,
+        )
+    assert document["violations"] == [], said
+    requests = document["requests"]
+    assert requests["right"] == requests["asked"] > 20
+    assert requests["errors"] == 0
+    assert len(document["incidents"]) == len(said) - 1 >= 3
+    assert all(i["recovery_s"] is not None for i in document["incidents"])
+    assert json.loads(json.dumps(document)) == document
+    assert document["repeat"].startswith(
+        "eaas chaos run --seed 1 --minutes 0.166667 --faults kill,"
+    )
+
+
+def namespaces(pid: int) -> list[Path]:
+    """Those that a process made and that are there: others may be another test's."""
+    number = re.compile(r"eaas-(\d+)").fullmatch
+    own = {(pid + 997 * i) % (1 << 14) for i in range(3)}
+    return [
+        path
+        for path in Path("/run").glob("netns/*")
+        if (match := number(path.name)) and int(match[1]) in own
+    ]
+
+
+@pytest.mark.parametrize("when", ["it starts", "a fault"])
+def test_ctrl_c_leaves_nothing_behind(when: str, tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "eaas", "chaos", "run", "--minutes", "5", "--rate", "2"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        process_group=0,
+    ) as run:
+        assert run.stderr is not None
+        process = psutil.Process(run.pid)
+        deadline = time.monotonic() + 60
+        while not process.children(recursive=True):
+            assert time.monotonic() < deadline, "it does not start"
+            time.sleep(0.05)
+        if when == "a fault":
+            assert run.stderr.readline() == "warming up ...\n"
+            # Into the first faults, which are not told.
+            time.sleep(0.8)
+        family = process.children(recursive=True)
+        # As root; nobody else may make one.
+        assert namespaces(run.pid) or os.geteuid() != 0 or when == "it starts"
+        run.send_signal(signal.SIGINT)
+        _, told = run.communicate(timeout=60)
+    assert run.returncode == 130, told
+    assert "Traceback" not in told
+    _, alive = psutil.wait_procs(family, timeout=5)
+    assert not alive
+    # The one is torch's own.
+    assert {path.name for path in tmp_path.iterdir()} <= {"torchinductor_root"}
+    assert namespaces(run.pid) == []

@@ -1,0 +1,116 @@
+"""Row 24 of the fault contract: more than servers can do."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from eaas.errors import EaasError, ExpertsUnavailableError
+
+pytestmark = [pytest.mark.chaos, pytest.mark.alone, pytest.mark.timeout(300)]
+
+SERVERS = tuple(f"expert-server-{i}" for i in range(3))
+REASONS = ("lost", "timeout", "refused", "corrupt")
+
+
+def same(out_TH: torch.Tensor, expected_TH: torch.Tensor) -> bool:
+    return torch.allclose(out_TH, expected_TH, rtol=1e-4, atol=1e-5)
+
+
+class Callers:
+    """Threads that call a layer one time after another, for a while."""
+
+    def __init__(self, clients: list[Any], threads: int, seconds: float) -> None:
+        self.right = self.wrong = 0
+        self.errors: list[EaasError] = []
+        self.most_in_flight = 0
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self._expected_TH = clients[0].layer(4)
+        workers = [
+            threading.Thread(target=self._work, args=(clients[i % len(clients)],))
+            for i in range(threads)
+        ]
+        for worker in workers:
+            worker.start()
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            slots = [
+                c.in_flight for client in clients for c in client.cluster.view().connections if c
+            ]
+            self.most_in_flight = max(self.most_in_flight, *slots)
+            time.sleep(0.01)
+        self._over.set()
+        for worker in workers:
+            worker.join()
+
+    def _work(self, client: Any) -> None:
+        while not self._over.is_set():
+            try:
+                right = same(client.layer(4), self._expected_TH)
+            except EaasError as error:
+                with self._lock:
+                    self.errors.append(error)
+                continue
+            with self._lock:
+                self.right += right
+                self.wrong += not right
+
+
+def test_row_24_ten_times_overload(
+    checkpoint: Callable[..., Path],
+    faulty_cluster: Callable[..., Any],
+    throttles: Callable[[str], Any],
+    join: Callable[..., Any],
+) -> None:
+    """Row 24: 10 times overload: bounded queues, push-back, goodput at least 80 % of the peak, retries at
+    most 10 %.
+
+    The peak is what as many callers as there are slots get of servers that take their time for every batch;
+    then there are ten times as many.
+    """
+    cluster = faulty_cluster(checkpoint())
+    clients = [join(cluster, layer_timeout_s=2.0) for _ in range(2)]
+    slots = clients[0].cluster.config.slots
+    for server in SERVERS:
+        throttles(server).slow(0.004)
+    Callers(clients, 2 * slots, 1.0)  # Budgets are learned.
+    seconds = 3.0
+    peak = Callers(clients, 2 * slots, seconds)
+    before = sums(clients)
+    over = Callers(clients, 10 * 2 * slots, seconds)
+    sent, again = (now - was for now, was in zip(sums(clients), before, strict=True))
+    assert peak.right > 30
+    assert not peak.wrong
+    assert not over.wrong
+    assert over.right >= 0.8 * peak.right, (over.right, peak.right)
+    # Slots are the queue: whoever finds none waits, and is told so if that lasts.
+    assert over.most_in_flight <= slots
+    assert all(isinstance(error, ExpertsUnavailableError) for error in over.errors)
+    assert again <= 0.1 * sent, (again, sent)
+    for server in SERVERS:
+        throttles(server).reset()
+    after = Callers(clients, 1, 0.5)
+    assert after.right > 5, "it is over when it is over"
+    assert not after.errors
+
+
+def sums(clients: list[Any]) -> tuple[float, float]:
+    """Answers, and parts of calls that were sent once more."""
+    answered = sum(
+        getattr(server, kind)
+        for client in clients
+        for server in client.metrics.outcomes.read()
+        for kind in ("answered", "timed_out", "lost", "refused", "failed", "corrupt", "hedged_away")
+    )
+    again = sum(c.count("eaas_failovers_total", reason=r) for c in clients for r in REASONS)
+    hedged = sum(
+        c.count("eaas_hedges_total", outcome=o) for c in clients for o in ("won", "lost", "failed")
+    )
+    return answered, again + hedged

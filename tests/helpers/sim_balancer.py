@@ -1,0 +1,90 @@
+"""The balancer of a simulated cluster: the planner, and a roll-out of a few lines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from balancer.actions import Call, Inspect, Prepare, Publish, Retire
+from balancer.drafts import Draft
+from balancer.planner import Planner
+from eaas.types import Placement
+from sim_client import ClientProcess
+from sim_process import ACK_S, GRACE_S, PUSH_S, REDUNDANCY, RETRY_S, Process
+
+_TICK_S = 0.5
+
+
+class BalancerProcess(Process):
+    """The planner, and a roll-out of a few lines."""
+
+    def start(self, wanted: Placement | None) -> None:
+        self.planner = Planner(self.sim.servers, REDUNDANCY, GRACE_S, ACK_S)
+        if wanted is not None:
+            self.planner.remember(wanted)
+        self.published: Placement | None = None
+        self.join()
+        self.push_all()
+        self.tick()
+
+    def on_members(self) -> None:
+        # Who is not known yet by this life of it has no number.
+        if self.incarnation:
+            self.act(self.planner.observe(self.fold.view.members, self.sim.now))
+
+    def tick(self) -> None:
+        if self.incarnation:
+            self.act(self.planner.tick(self.sim.now))
+        self.soon(_TICK_S, self.tick)
+
+    def act(self, actions: Any) -> None:
+        for action in actions:
+            if isinstance(action, Publish):
+                self.sim.say(f"{self.id}({self.pid}): publish {action.placement.epoch}")
+                self.published = action.placement
+                self.sim.published[self.published.epoch] = (self.sim.now, self)
+                self.push_now()
+            elif isinstance(action, Inspect | Prepare | Retire):
+                if isinstance(action, Prepare):
+                    self.sim.wanted = action.placement
+                self.send(action)
+
+    def send(self, call: Call) -> None:
+        def done(told: tuple[Any, int] | None) -> None:
+            self.act(self.planner.succeeded(call, self.sim.now, *(told or ())))
+
+        def failed() -> None:
+            self.soon(RETRY_S, lambda: self.planner.is_wanted(call) and self.send(call))
+            self.act(self.planner.failed(call, self.sim.now))
+
+        pid = int(call.address.rpartition(":")[2])
+        self.sim.call(self, call.server_id, lambda s: s.order(call), done, failed, pid=pid)
+
+    def push_all(self) -> None:
+        self.push_now()
+        self.soon(PUSH_S, self.push_all)
+
+    def push_now(self) -> None:
+        placement = self.published
+        if placement is None:
+            return
+        behind = [
+            p
+            for p in self.sim.processes
+            if isinstance(p, ClientProcess) and p.alive and p.epoch < placement.epoch
+        ]
+        message = placement.to_proto() if behind else None
+        for process in behind:
+            self.sim.stream(self, process, lambda p=process: p.take_placement(message))
+
+    def propose_any(self) -> None:
+        """As an operator does."""
+        now = self.planner.current
+        if now is None:
+            return
+        dice = np.random.default_rng(self.sim.dice.getrandbits(32))
+        replicas = min(REDUNDANCY, len(now.servers))
+        holds_LSE = dice.random(now.holds_LSE.shape).argsort(1).argsort(1) < replicas
+        shares_LSE = (holds_LSE / replicas).astype(np.float32)
+        self.planner.propose([Draft(now.servers, holds_LSE, shares_LSE)], now.epoch)

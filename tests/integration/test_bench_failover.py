@@ -1,0 +1,46 @@
+"""`eaas bench failover`, as small as it goes: one server is killed, and one cluster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from eaas.bench.failover import bench_failover
+from eaas.local.nursery import Nursery
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+
+
+def test_a_fault_beside_the_same_work_without_it(
+    checkpoint: Callable[..., Path], nursery: Nursery
+) -> None:
+    said: list[str] = []
+    document = bench_failover(
+        checkpoint(),
+        servers=3,
+        redundancy=2,
+        faults=1,
+        kinds=("kill",),
+        streams=2,
+        max_tokens=120,
+        fixed_group=True,
+        seed=1,
+        transport="shm",
+        say=said.append,
+        nursery=nursery,
+    )
+    assert json.loads(json.dumps(document)) is not None
+    (row,) = document["faults"]
+    assert row["kind"] == "kill"
+    assert row["tokens"] == 240
+    assert row["replacement_cpu_s"] > 0
+    assert document["failed_requests"] == document["wrong_answers"] == 0
+    group = document["fixed_group"]
+    # Those that were on their way failed; each was asked for again until it was answered.
+    assert group["failed_requests"] >= 2
+    assert group["worst_pause_ms"] > document["worst_stall_ms"]["faulted"]
+    assert set(document["timeline"]) == {"quiet", "faulted", "fixed_group"}
+    assert len(said) == 3
