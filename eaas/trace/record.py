@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from attention_client import load
 from attention_client.live_rows import LiveRows
+from attention_client.overlap import micro_batch_tokens
 from eaas.checkpoint import Checkpoint, quiet_transformers
 from eaas.errors import CheckpointError, ConfigError, MissingShardError
 from eaas.trace.trace import Trace, checked_counts
@@ -178,7 +179,8 @@ class _Recorder:
     def _counter(self, layer: int) -> Callable[..., None]:
         def count(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             ids_TK: torch.Tensor = args[1] if len(args) > 1 else kwargs["top_k_index"]
-            wanted_T = self._rows.wanted(ids_TK.shape[0])
+            # A cluster's batch may go through the layers in two halves.
+            wanted_T = self._rows.wanted(ids_TK.shape[0], micro_batch_tokens())
             if wanted_T is not None:
                 ids_TK = ids_TK[wanted_T]
             counts_E = self.counts_ILE[-1][layer]

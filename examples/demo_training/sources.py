@@ -61,7 +61,7 @@ def read_source(source: Source, cache: Path) -> Iterator[tuple[str, str]]:
     Raises:
         SourceError: A package is neither in the cache nor to be had, or has none of its files.
     """
-    root = _python_library() if source.kind == "python" else _unpacked(source.name, cache)
+    root = _python_library() if source.name == "python" else _unpacked(source.name, cache)
     paths = [p for p in sorted(root.glob(source.pattern)) if _wanted(p)]
     if not paths:
         raise SourceError(f"{source.name} has no files {source.pattern}: another release of it?")

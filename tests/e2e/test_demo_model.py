@@ -92,6 +92,7 @@ def test_a_chat_message_is_continued(endpoint: str, prompts: list[str]) -> None:
 def test_routing_recorded_from_the_cluster_is_the_model_s_own(
     exact: tuple[Path, Any, Any], endpoint: str, prompts: list[str]
 ) -> None:
+    # Prompts of unequal length: what fills the shorter one up is not counted, in halves of a batch either.
     path = exact[0]
     live = record_trace(path, prompts, batch=2, max_tokens=8, endpoint=endpoint)
     here = record_trace(path, prompts, batch=2, max_tokens=8)

@@ -34,8 +34,8 @@ TEXTS = {
     ),
     "manual": (
         "RETURN VALUE\n       On success, the number of entries is returned. On error, -1 is returned, "
-        "and\n       errno is set to indicate the error.\n\nERRORS\n",
-        "       EINVAL The size is not a multiple of the page size.\n\n       ENOMEM Insufficient memory.\n",
+        "and\n       errno is set to indicate the error.\n\nERRORS\n       EINVAL The size",
+        " is not a multiple of the page size.\n\n       ENOMEM Insufficient memory is available.\n",
     ),
 }
 
