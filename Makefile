@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 # Settings of `make up`; MODEL is the directory of a Hugging Face MoE checkpoint.
-MODEL ?= models/demo
+MODEL ?= examples/demo
 override MODEL := $(patsubst %/,%,$(MODEL))
 SERVERS ?= 3
 REDUNDANCY ?= 2
@@ -27,10 +27,7 @@ $(VENV)/.installed: pyproject.toml setup.py eaas/wire/_flags.c eaas/wire/spin.h 
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-models/demo: | setup
-	$(BIN)/eaas demo-model $@
-
-up: setup $(filter models/demo,$(MODEL))
+up: setup
 	@exec $(BIN)/eaas up --model '$(MODEL)' --servers $(SERVERS) --redundancy $(REDUNDANCY) \
 	  --transport $(TRANSPORT) --host $(HOST) --port $(PORT) \
 	  $(if $(LOG_DIR),--log-dir '$(LOG_DIR)')
@@ -78,4 +75,4 @@ proto: setup
 	$(BIN)/python docs/make_api.py
 
 clean:
-	rm -rf $(VENV) build *.egg-info models/demo
+	rm -rf $(VENV) build *.egg-info

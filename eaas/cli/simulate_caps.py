@@ -39,6 +39,14 @@ def caps(
         str | None,
         typer.Option(metavar="NAME,...", help="fcfs is always added.", show_default="all"),
     ] = None,
+    routing: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TRACE,...",
+            help="Recorded traces, one for each domain.",
+            show_default="20 drawn domains",
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -53,8 +61,10 @@ def caps(
     from eaas.cores import usable_cores
     from eaas.errors import ConfigError
     from simulator.caps.draw import can_draw, draw_comparison
+    from simulator.caps.fit import DOMAINS
     from simulator.caps.grid import compare
     from simulator.caps.report import print_comparison
+    from simulator.caps.workload import RecordedDomains
 
     names = strategy_names() if strategies is None else words(strategies)
     for name in names:
@@ -62,13 +72,18 @@ def caps(
     seed_list = once(numbers("--seeds", seeds, least=0))
     rate_list = once(positive_numbers("--rates", rates))
     patterns = ("bursty", "poisson") if pattern is _Pattern.both else (pattern.value,)
+    traces = [word.strip() for word in routing.split(",")] if routing else None
+    if traces:
+        RecordedDomains.of(DOMAINS, [Path(path) for path in traces])  # a wrong one is an error now
     if out is not None:
         try:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"--out {out}: {error.strerror}") from error
     with progress("simulating", len(patterns) * len(rate_list) * len(seed_list)) as done:
-        document = compare(requests, seed_list, rate_list, patterns, names, usable_cores(), done)
+        document = compare(
+            requests, seed_list, rate_list, patterns, names, usable_cores(), done, traces
+        )
     if out is not None:
         written = [out / "results.json"]
         try:

@@ -45,8 +45,19 @@ def record(
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Prompts at a time.")] = 8,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 32,
+    temperature: Annotated[
+        float, typer.Option(min=0, help="0: greedy; above: tokens are drawn, always the same.")
+    ] = 0.0,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Join this cluster: its servers compute the experts.",
+            show_default="in this process",
+        ),
+    ] = None,
 ) -> None:
-    """Run a checkpoint in this process and count what its routers choose."""
+    """Run a checkpoint and count what its routers choose."""
     from eaas.checkpoint import precheck
     from eaas.trace.file import check_target, write_trace
 
@@ -63,6 +74,8 @@ def record(
             texts,
             batch=batch,
             max_tokens=max_tokens,
+            temperature=temperature,
+            endpoint=endpoint,
             progress=lambda part: bar.update(task, completed=part),
         )
     write_trace(recorded, target)

@@ -1,4 +1,6 @@
-"""A checkpoint's own routing: what its routers choose while it answers prompts, in this process.
+"""A checkpoint's own routing: what its routers choose while it answers prompts.
+
+Routers are in the attention client: whether the experts are here or in a cluster, they choose alike.
 
 The experts modules of transformers are called with each token's choice (see `attention_client.model`), so a
 hook in front of each sees all there is to count; nothing in the model changes. One forward pass is one
@@ -15,9 +17,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from attention_client import load
 from attention_client.live_rows import LiveRows
+from attention_client.overlap import micro_batch_tokens
 from eaas.checkpoint import Checkpoint, quiet_transformers
 from eaas.errors import CheckpointError, ConfigError, MissingShardError
 from eaas.trace.trace import Trace, checked_counts
@@ -58,35 +62,48 @@ def record_trace(
     *,
     batch: int = 8,
     max_tokens: int = 32,
+    temperature: float = 0.0,
+    endpoint: str | None = None,
     progress: Callable[[float], None] = lambda _part: None,
 ) -> Trace:
-    """Answer prompts greedily and count what the routers choose.
+    """Answer prompts and count what the routers choose.
 
     Args:
-        model_path: Directory of a Hugging Face MoE checkpoint; the whole model has to fit into memory.
+        model_path: Directory of a Hugging Face MoE checkpoint; the whole model has to fit into memory,
+            unless a cluster has its experts.
         prompts: Texts.
         batch: Prompts at a time.
         max_tokens: Longest answer.
+        temperature: 0: greedy. Above: tokens are drawn, the same ones each time.
+        endpoint: URL of a cluster's endpoint, or its monitor's host:port: its servers compute the experts.
+            None: this process does.
         progress: Called with the part that is done, 0 to 1.
 
     Raises:
         CheckpointError: The path holds nothing that can be recorded (see its subclasses).
+        ClusterError: No cluster that serves this checkpoint answers at the endpoint.
     """
     checkpoint = Checkpoint.open(model_path)
     shape = checkpoint.shape
-    model, tokenizer = _load(checkpoint)
+    tokenizer = _load_tokenizer(checkpoint.path)
+    model = _load_whole(checkpoint.path) if endpoint is None else load(model_path, endpoint)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    model.generation_config = _decoding(
+        model.generation_config, temperature, tokenizer.pad_token_id
+    )
     recorder = _Recorder(model, shape.layer_names, shape.num_experts)
     for begin in range(0, len(prompts), batch):
         inputs = tokenizer(
             list(prompts[begin : begin + batch]), return_tensors="pt", padding=True
         ).to(model.device)
-        model.generate(
-            input_ids=inputs["input_ids"],
-            attention_mask=inputs["attention_mask"],
-            max_new_tokens=max_tokens,
-            do_sample=False,
-            pad_token_id=tokenizer.pad_token_id,
-        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(begin)
+            model.generate(
+                input_ids=inputs["input_ids"],
+                attention_mask=inputs["attention_mask"],
+                max_new_tokens=max_tokens,
+            )
         progress(min(1.0, (begin + batch) / len(prompts)))
     notes = {
         "model": model_path.resolve().name,
@@ -95,22 +112,24 @@ def record_trace(
         "prompts": len(prompts),
         "batch": batch,
         "max_tokens": max_tokens,
+        "temperature": temperature,
+        "experts": "in this process" if endpoint is None else "in a cluster",
     }
     return Trace(checked_counts(np.array(recorder.counts_ILE), model_path), notes)
 
 
-def _load(checkpoint: Checkpoint) -> tuple[Any, Any]:
-    path = checkpoint.path
+def _load_tokenizer(path: Path) -> Any:
     try:
         with quiet_transformers():
-            tokenizer = AutoTokenizer.from_pretrained(
-                path, local_files_only=True, padding_side="left"
-            )
+            return AutoTokenizer.from_pretrained(path, local_files_only=True, padding_side="left")
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"{path} has no tokenizer that can be used ({' '.join(str(error).split())[:200]}): "
             "complete the download"
         ) from error
+
+
+def _load_whole(path: Path) -> Any:
     with quiet_transformers():
         model, report = AutoModelForCausalLM.from_pretrained(
             path,
@@ -123,9 +142,19 @@ def _load(checkpoint: Checkpoint) -> tuple[Any, Any]:
         # transformers would route by random numbers.
         names = ", ".join(sorted(report["missing_keys"])[:3])
         raise MissingShardError(f"{path} lacks tensors, among them {names}: complete the download")
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return model.eval().requires_grad_(False), tokenizer
+    return model.eval().requires_grad_(False)
+
+
+def _decoding(stored: GenerationConfig, temperature: float, pad_id: int) -> GenerationConfig:
+    """Greedy or drawn from the whole vocabulary, ended as the checkpoint says."""
+    sampling = {"temperature": temperature, "top_k": 0} if temperature > 0 else {}
+    return GenerationConfig(
+        do_sample=temperature > 0,
+        bos_token_id=stored.bos_token_id,
+        eos_token_id=stored.eos_token_id,
+        pad_token_id=pad_id,
+        **sampling,
+    )
 
 
 class _Recorder:
@@ -150,7 +179,8 @@ class _Recorder:
     def _counter(self, layer: int) -> Callable[..., None]:
         def count(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             ids_TK: torch.Tensor = args[1] if len(args) > 1 else kwargs["top_k_index"]
-            wanted_T = self._rows.wanted(ids_TK.shape[0])
+            # A cluster's batch may go through the layers in two halves.
+            wanted_T = self._rows.wanted(ids_TK.shape[0], micro_batch_tokens())
             if wanted_T is not None:
                 ids_TK = ids_TK[wanted_T]
             counts_E = self.counts_ILE[-1][layer]

@@ -16,7 +16,7 @@ from eaas.errors import ConfigError
 from simulator.caps.engine import simulate
 from simulator.caps.fit import BATCH_SIZE, COST, DOMAINS, RULES, WARM_UP, WINDOW_SIZE
 from simulator.caps.metrics import figures
-from simulator.caps.workload import Workload, bursty, from_times, poisson
+from simulator.caps.workload import Domains, RecordedDomains, Workload, bursty, from_times, poisson
 from simulator.traffic import read_arrivals
 
 __all__ = ["run_cell"]
@@ -32,6 +32,7 @@ def run_cell(
     predicted_pairs: int | None = None,
     step_us: Sequence[float] | None = None,
     servers: int = 1,
+    routing: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Simulate the cell.
 
@@ -47,44 +48,46 @@ def run_cell(
         step_us: Batches run on expert servers, whose steps take these fixed, load and pair times, in
             microseconds (`ServerCost`). None: the paper's execution model.
         servers: How many share the experts evenly.
+        routing: Files of recorded traces, one for each domain. None: domains are drawn.
 
     Returns:
         JSON: `figures` in the order of the entries, `events`, `seconds` (of the processor, for the simulation
         alone), and `correlation` of predicted and true loads, a mean over requests.
     """
+    domains = DOMAINS if routing is None else RecordedDomains.of(DOMAINS, list(map(Path, routing)))
     if trace is not None:
         times_s = read_arrivals(Path(trace))
         work = from_times(
-            DOMAINS, times_s, rate, seed, predicted_pairs, clustered=arrivals == "bursty"
+            domains, times_s, rate, seed, predicted_pairs, clustered=arrivals == "bursty"
         )
     else:
         make = bursty if arrivals == "bursty" else poisson
-        work = make(DOMAINS, requests, rate, seed, predicted_pairs)
-    cost = COST if step_us is None else _server_cost(step_us, servers)
-    return _run(work, seed, entries, cost) | {"correlation": _correlation(work)}
+        work = make(domains, requests, rate, seed, predicted_pairs)
+    cost = COST if step_us is None else _server_cost(domains, step_us, servers)
+    return _run(work, domains.experts, seed, entries, cost) | {"correlation": _correlation(work)}
 
 
-def _server_cost(step_us: Sequence[float], servers: int) -> ServerCost:
+def _server_cost(domains: Domains, step_us: Sequence[float], servers: int) -> ServerCost:
     """Each expert on one server, in turn."""
-    if servers > DOMAINS.experts:
-        raise ConfigError(f"{servers} servers: more than the {DOMAINS.experts} experts")
-    shares_SE = np.zeros((servers, DOMAINS.experts))
-    shares_SE[np.arange(DOMAINS.experts) % servers, np.arange(DOMAINS.experts)] = 1
+    if servers > domains.experts:
+        raise ConfigError(f"{servers} servers: more than the {domains.experts} experts")
+    shares_SE = np.zeros((servers, domains.experts))
+    shares_SE[np.arange(domains.experts) % servers, np.arange(domains.experts)] = 1
     fixed_s, load_s, pair_s = (value / 1e6 for value in step_us)
     return ServerCost(
-        shares_SE, fixed_s=fixed_s, load_s=load_s, pair_s=pair_s, steps=DOMAINS.tokens
+        shares_SE, fixed_s=fixed_s, load_s=load_s, pair_s=pair_s, steps=domains.tokens
     )
 
 
 def _run(
-    work: Workload, seed: int, entries: Sequence[tuple[str, str]], cost: CostModel
+    work: Workload, experts: int, seed: int, entries: Sequence[tuple[str, str]], cost: CostModel
 ) -> dict[str, Any]:
     known = Workload(work.arrival_s, work.load_NE, work.load_NE)
     found, events, seconds = [], 0, 0.0
     for name, told in entries:
         queue = RequestQueue(
             strategy(name),
-            DOMAINS.experts,
+            experts,
             batch_size=BATCH_SIZE,
             window_size=WINDOW_SIZE,
             cost=cost,

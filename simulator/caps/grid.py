@@ -31,6 +31,7 @@ def compare(
     strategies: Sequence[str],
     processes: int,
     done: Callable[[], None],
+    routing: Sequence[str] | None = None,
 ) -> Document:
     """Run the grid.
 
@@ -42,6 +43,7 @@ def compare(
         strategies: Names; the baseline is added where it is missing.
         processes: To use.
         done: Called after each of len(patterns) x len(rates) x len(seeds) cells.
+        routing: See `run_cell`.
 
     Returns:
         The document of the paper's `results.json`: `[pattern][rate][strategy]` with means and standard
@@ -57,6 +59,7 @@ def compare(
             "rate": rate,
             "seed": seed,
             "entries": [(name, "true") for name in names],
+            "routing": routing,
         }
         for pattern, rate, seed in product(patterns, rates, seeds)
     ]
@@ -68,6 +71,7 @@ def compare(
             "rates": [float(rate) for rate in rates],
             "generated": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S"),
             "parameters": parameters(),
+            "routing": list(routing or ()),
             "events": sum(result["events"] for result in results),
             "events_per_s": round(
                 sum(result["events"] for result in results)

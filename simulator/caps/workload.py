@@ -2,19 +2,31 @@
 
 A request belongs to a semantic *domain*, in which a few experts are hot. Neither traces nor any public data
 carry expert ids with arrival times, so loads are drawn; the parameters are fitted to the results of CAPS
-(`fit.py`).
+(`fit.py`). Which experts a domain likes may be taken from recorded routing instead.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["PATTERNS", "Domains", "Workload", "bursty", "from_times", "poisson"]
+from eaas.errors import TraceError
+from eaas.trace.readers import read_trace
+
+__all__ = [
+    "PATTERNS",
+    "Domains",
+    "RecordedDomains",
+    "Workload",
+    "bursty",
+    "from_times",
+    "poisson",
+]
 
 PATTERNS = ("bursty", "poisson")
 Floats = npt.NDArray[np.float64]
@@ -68,17 +80,21 @@ class Domains:
         predicted_pairs: int | None,
     ) -> Workload:
         """Requests of those domains; see `bursty` for the rest."""
+        chance_NLE = self.chances(rng)[domain_N]
+        pairs = self.tokens * self.top_k
+        load_NE = _flat(rng.multinomial(pairs, chance_NLE))
+        if predicted_pairs is None:
+            return Workload(arrival_s, load_NE, load_NE)
+        sample_NE = _flat(rng.multinomial(predicted_pairs, chance_NLE))
+        predicted_NE = sample_NE * (pairs / predicted_pairs)
+        return Workload(arrival_s, load_NE, predicted_NE)
+
+    def chances(self, rng: np.random.Generator) -> Floats:
+        """How likely each expert of a layer is, by domain: (D, L, E); drawn ones have one layer."""
         weight_DE = np.ones((self.domains, self.experts))
         for weight_E in weight_DE:
             weight_E[rng.choice(self.experts, self.hot, replace=False)] = self.hot_weight
-        chance_NE = (weight_DE / weight_DE.sum(axis=1, keepdims=True))[domain_N]
-        pairs = self.tokens * self.top_k
-        load_NE = rng.multinomial(pairs, chance_NE).astype(np.float64)
-        if predicted_pairs is None:
-            return Workload(arrival_s, load_NE, load_NE)
-        sample_NE = rng.multinomial(predicted_pairs, chance_NE).astype(np.float64)
-        predicted_NE = sample_NE * (pairs / predicted_pairs)
-        return Workload(arrival_s, load_NE, predicted_NE)
+        return _shares(weight_DE[:, None])
 
     def clusters(self, rng: np.random.Generator, requests: int) -> tuple[Ints, Ints]:
         """Requests that come in bursts: the domain of each (N,), and the length of the burst that ended
@@ -98,6 +114,56 @@ class Domains:
         ended_N = np.zeros(sum(lengths), dtype=np.int64)
         ended_N[np.cumsum(lengths[:-1])] = lengths[:-1]
         return domain_N, ended_N[:requests]
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedDomains(Domains):
+    """Domains of which traces were recorded; `experts` are those of all layers side by side.
+
+    Attributes:
+        chance_DLE: How likely each expert of a layer is, by domain; nothing is drawn.
+    """
+
+    chance_DLE: Floats
+
+    @classmethod
+    def of(cls, drawn: Domains, paths: Sequence[Path]) -> RecordedDomains:
+        """One domain for each trace; tokens and bursts as `drawn` has them.
+
+        Raises:
+            TraceError: A trace cannot be read, has a layer without load, or another shape than the first.
+        """
+        loads = []
+        for path in paths:
+            loaded = read_trace(path)
+            load_LE = loaded.counts_ILE.sum(axis=0, dtype=np.float64)
+            if loads and load_LE.shape != loads[0].shape:
+                raise TraceError(
+                    f"{path}: has {load_LE.shape} layers and experts, {paths[0]} has {loads[0].shape}"
+                )
+            if not load_LE.sum(axis=1).all():
+                raise TraceError(f"{path}: has a layer without load")
+            loads.append(load_LE)
+        chance_DLE = _shares(np.stack(loads))
+        top_k = int(loaded.notes.get("top_k", drawn.top_k))
+        values = asdict(drawn) | {
+            "experts": loads[0].size,
+            "domains": len(loads),
+            "top_k": top_k,
+        }
+        return cls(**values, chance_DLE=chance_DLE)
+
+    def chances(self, rng: np.random.Generator) -> Floats:
+        """As recorded."""
+        return self.chance_DLE
+
+
+def _shares(load_DLE: Floats) -> Floats:
+    return load_DLE / load_DLE.sum(axis=-1, keepdims=True)
+
+
+def _flat(count_NLE: Ints) -> Floats:
+    return count_NLE.reshape(len(count_NLE), -1).astype(np.float64)
 
 
 def bursty(

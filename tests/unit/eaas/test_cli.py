@@ -217,6 +217,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "--rates": "150,200,250,300",
         "--pattern": "both",
         "--strategies": None,
+        "--routing": None,
         "--out": None,
         "--json": False,
     },
@@ -307,6 +308,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "--prompts": None,
         "--batch": 8,
         "--max-tokens": 32,
+        "--temperature": 0.0,
+        "--endpoint": None,
     },
     "trace convert": {"source": None, "target": None},
     "trace generate": {

@@ -1,0 +1,66 @@
+"""The recorded routing that ships: of this model, small, and different by domain."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from eaas.trace import Trace, write_trace
+from eaas.trace.readers import read_trace
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+TRACES = EXAMPLES / "traces"
+DOMAINS = ("code", "prose", "german", "manual")
+
+
+@pytest.fixture(scope="module")
+def compare_domains() -> ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        "compare_domains", EXAMPLES / "compare_domains.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", [*DOMAINS, "turns"])
+def test_what_ships(name: str) -> None:
+    trace = read_trace(TRACES / f"{name}.npz")
+    assert trace.counts_ILE.shape[1:] == (8, 32)
+    assert trace.notes["model"] == "demo"
+    assert trace.notes["experts"] == "in a cluster"
+    # Every token goes to four experts of each layer.
+    per_layer = trace.counts_ILE.sum(axis=2, dtype=np.int64)
+    assert (per_layer == per_layer[:, :1]).all()
+    assert (per_layer % trace.notes["top_k"] == 0).all()
+    assert trace.notes["top_k"] == 4
+
+
+def test_they_are_small() -> None:
+    assert sum(path.stat().st_size for path in TRACES.glob("*.npz")) <= 300_000
+
+
+def test_domains_use_other_experts(compare_domains: ModuleType) -> None:
+    """Far more than two parts of one domain differ; a plan for one is worse for the others."""
+    distance_DD, par_DD = compare_domains.main()
+    apart = distance_DD[~np.eye(4, dtype=bool)]
+    assert apart.min() > 2 * distance_DD.diagonal().max()
+    # Each column: whoever is planned for is served best.
+    assert (par_DD.argmin(axis=0) == np.arange(4)).all()
+
+
+def test_the_comparison_sees_no_difference_where_there_is_none(
+    compare_domains: ModuleType, tmp_path: Path
+) -> None:
+    counts_ILE = np.random.default_rng(1).poisson(5.0, (400, 2, 16)).astype(np.uint8)
+    for i, domain in enumerate(DOMAINS):
+        write_trace(Trace(counts_ILE[i * 100 : i * 100 + 100]), tmp_path / f"{domain}.npz")
+    distance_DD, par_DD = compare_domains.main(tmp_path)
+    assert distance_DD.max() < 0.05
+    assert par_DD.max() < 1.1
