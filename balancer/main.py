@@ -118,7 +118,7 @@ class Balancer:
         self._rollout = Rollout(
             planner, self._publish, config.apply_timeout_s, self._on_broken, history.phase, tls
         )
-        self.tuning = tuner and Tuning(config, layout, history, tuner, token_times)
+        self.tuning = Tuning(config, layout, history, tuner, token_times) if tuner else None
         self.rebalancer = Rebalancer(
             config, layout, self._rollout.ask, history, self.tuning, self._changed
         )

@@ -136,4 +136,4 @@ def shares_of(holds_LSE: Holds, *wanted: npt.NDArray[np.floating]) -> Shares:
     # A replica without a share is one that nobody asks: it is to have a little.
     least_LSE = np.where(holds_LSE, np.maximum(result, 1 / 1024), 0.0)
     sum_LE = least_LSE.sum(axis=1, keepdims=True)
-    return np.divide(least_LSE, sum_LE, out=np.zeros_like(least_LSE), where=sum_LE > 0)
+    return np.asarray(np.divide(least_LSE, sum_LE, out=np.zeros_like(least_LSE), where=sum_LE > 0))

@@ -97,7 +97,7 @@ def _drop_spares(holds_LSE: Holds, held_LSE: Holds, server: int, count: int) -> 
 def _movable(holds_LSE: Holds, held_LSE: Holds, server: int) -> npt.NDArray[np.int64]:
     """A replica of a server, one that is not there yet if there is such."""
     new_LE = holds_LSE[:, server] & ~held_LSE[:, server]
-    return np.argwhere(new_LE if new_LE.any() else holds_LSE[:, server])[0]
+    return np.asarray(np.argwhere(new_LE if new_LE.any() else holds_LSE[:, server])[0])
 
 
 def _with_room(holds_LSE: Holds, held_LSE: Holds, free_S: Int) -> int:

@@ -107,7 +107,8 @@ def cycle_outcome(
     part = budget - budget.detach().floor()
 
     def kept(of: torch.Tensor, of_more: torch.Tensor) -> torch.Tensor:
-        return of + part * (of_more - of)
+        found: torch.Tensor = of + part * (of_more - of)
+        return found
 
     def equal(holds_LSE: torch.Tensor) -> torch.Tensor:
         return holds_LSE / holds_LSE.sum(dim=1, keepdim=True)

@@ -164,7 +164,7 @@ def _go_through(
             weight = options.transit_weight * len(found) * layers / options.lifetime
             value = outcome.par + weight * outcome.transit
             optimizer.zero_grad()
-            value.backward()  # type: ignore[no-untyped-call]
+            value.backward()
             optimizer.step()
         knobs = network.frozen()(window.features_F)
         held_LSE = advance(window, knobs, held_LSE, slots, anew=not number)
