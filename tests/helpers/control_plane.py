@@ -24,6 +24,7 @@ from eaas.rpc.v1 import (
     expert_pb2_grpc,
 )
 from eaas.session import MemberSession, MembershipView, Report
+from eaas.tls import Identity
 from eaas.types import Member, MemberState, ModelShape, Role
 
 ROOT = Path(__file__).parents[2]
@@ -111,6 +112,7 @@ class FakeExpertServer:
         failures: int = 0,
         memory_bytes: int = 0,
         node: str = "",
+        tls: Identity | None = None,
     ) -> None:
         self.state = JOINING
         self.epoch = 0
@@ -136,6 +138,7 @@ class FakeExpertServer:
             ],
             "127.0.0.1",
             0,
+            credentials=tls and tls.server_credentials(),
         )
         self.session = MemberSession(
             monitor_address,
@@ -152,6 +155,7 @@ class FakeExpertServer:
                 node=node,
             ),
             report=self._report,
+            tls=tls,
         )
 
     def _report(self) -> Report:
