@@ -158,6 +158,7 @@ def _bytes_of(path: Path) -> bytes:
 def _check(paths: tuple[Path, ...], ca: bytes, certificate: bytes, key: bytes) -> None:
     """gRPC says nothing of files that it cannot use but "handshake failed", with each connection."""
     from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     ca_path, certificate_path, key_path = paths
@@ -166,13 +167,13 @@ def _check(paths: tuple[Path, ...], ca: bytes, certificate: bytes, key: bytes) -
     except ValueError as error:
         raise ConfigError(f"{ca_path}: no PEM certificates") from error
     try:
-        holder = x509.load_pem_x509_certificates(certificate)[0]
-    except ValueError as error:
+        certified_key = x509.load_pem_x509_certificates(certificate)[0].public_key()
+    except (ValueError, UnsupportedAlgorithm) as error:
         raise ConfigError(f"{certificate_path}: no PEM certificate") from error
     try:
         public_key = load_pem_private_key(key, None).public_key()
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         # What the library says of it could hold a part of it.
         raise ConfigError(f"{key_path}: no PEM private key without a password") from error
-    if public_key != holder.public_key():
+    if public_key != certified_key:
         raise ConfigError(f"{key_path} is not the key of {certificate_path}")

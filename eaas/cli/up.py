@@ -130,12 +130,13 @@ def _greet(cluster: LocalCluster) -> None:
     )
     file = _key_file(cluster)
     status = [*program(), "status", "--endpoint", cluster.endpoint]
-    key = f'"${KEY_VARIABLE}"' if KEY_VARIABLE in os.environ else ""
+    key = f'"${KEY_VARIABLE}"' if KEY_VARIABLE in os.environ else None
     if file is not None:
         status += ["--api-key-file", str(file.resolve())]
-        key = f'"$(grep -v ^# {shlex.quote(str(file.resolve()))} | head -n 1)"'
-    # The key itself is not for the screen.
-    curl = f"curl -s{f' --oauth2-bearer {key}' if key else ''}"
+        key = f'"$(grep -m 1 "^[^#]" {shlex.quote(str(file.resolve()))})"'
+    # The key itself is neither for the screen nor for a command line.
+    shown = f" -H @<(printf 'Authorization: Bearer %s' {key})" if key else ""
+    curl = f"curl -s{shown}"
     _say(f"""
 kernel:   {_kernels(cluster)}
 endpoint: {cluster.endpoint}/v1

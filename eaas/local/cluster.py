@@ -74,11 +74,10 @@ class LocalCluster:
         security, client = self.config.security, self.config.attention_client
         # Whoever asks its balancer to let servers go is an operator.
         self.tls = identity(security, _OPERATOR)
-        if attention_client:
-            guarded_keys(security, client.host, client.api_key_file)
         precheck(model)
         if attention_client:
             _check_port(client.host, client.port)
+            guarded_keys(security, client.host, client.api_key_file)
         self._with_client = attention_client
         self._nursery = nursery
         self._owns_nursery = nursery is None

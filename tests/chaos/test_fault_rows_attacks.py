@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.alone, pytest.mark.timeout(240)]
 
 # Of each kind a second; a burst of resets has a hundred of them.
 PACE = 20
-ROUNDS = 4
+ROUNDS = 5
 WINDOW_S = 1.2
 MOST_GROWTH_BYTES = 64 << 20
 PATIENCE_S = 30.0
@@ -64,8 +64,8 @@ def test_row_34_honest_clients_under_attack(
     client = join(cluster, 1, transport=transport)
     expected_TH = client.layer()
 
-    def window() -> list[float]:
-        """Milliseconds that calls take."""
+    def window() -> float:
+        """p99 of what calls take, milliseconds."""
         took, until = [], time.monotonic() + WINDOW_S
         while time.monotonic() < until:
             began = time.monotonic()
@@ -73,21 +73,21 @@ def test_row_34_honest_clients_under_attack(
             took.append((time.monotonic() - began) * 1e3)
             assert torch.equal(out_TH, expected_TH)
             time.sleep(0.002)
-        return took
+        assert len(took) > 50
+        return statistics.quantiles(took, n=100)[98]
 
     window()
     files, memory = process.num_fds(), process.memory_info().rss
-    quiet: list[float] = []
-    attacked: list[float] = []
     # In turns: whatever else the machine does is in both.
+    rounds = []
     for _ in range(ROUNDS):
-        quiet += window()
+        quiet = window()
         with attack(str(server.address)):
-            attacked += window()
-    p99, under_attack = (statistics.quantiles(ms, n=100)[98] for ms in (quiet, attacked))
-    print(f"p99 of a layer call: {p99:.2f} ms, under attack {under_attack:.2f} ms")
-    assert len(attacked) > 500
-    assert under_attack <= 2 * p99
+            rounds.append((window() / quiet, quiet))
+    times = statistics.median(ratio for ratio, _ in rounds)
+    usual = statistics.median(quiet for _, quiet in rounds)
+    print(f"p99 of a layer call: {usual:.2f} ms, under attack {times:.2f} times that")
+    assert times <= 2
     assert process.memory_info().rss < memory + MOST_GROWTH_BYTES
     deadline = time.monotonic() + PATIENCE_S
     while process.num_fds() > files + 2:

@@ -109,6 +109,13 @@ def test_host_of_another_machine(home: Any, model: Path) -> None:
     refused(home, up(home, model, "--host", "192.0.2.1"), "--host 192.0.2.1")
 
 
+def test_open_to_others_by_mistake(home: Any, model: Path) -> None:
+    done = up(home, model, "--host", "0.0.0.0")
+    refused(home, done, "--host 0.0.0.0", "--api-key-file FILE", "--insecure")
+    done = home.run("monitor", "--host", "0.0.0.0", timeout=SOON_S)
+    refused(home, done, "--host 0.0.0.0", "--tls DIR", "eaas certs", "--insecure")
+
+
 def test_redundancy_above_servers(home: Any, model: Path) -> None:
     done = up(home, model, "--servers", "1", "--redundancy", "2")
     refused(home, done, "--servers 2", "--redundancy 2")
