@@ -15,8 +15,9 @@ _SHARED = "/dev/shm/"
 
 
 def census(pids: Mapping[str, int]) -> dict[str, Census]:
-    """Of each process, by name. Raises OSError where one has ended."""
-    return {name: _of(pid) for name, pid in pids.items()}
+    """Of each process that has not ended, by name."""
+    alive = set(still_running(pids.values()))
+    return {name: _of(pid) for name, pid in pids.items() if pid in alive}
 
 
 def _of(pid: int) -> Census:

@@ -1,0 +1,58 @@
+"""What a process holds, and whether it is there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from eaas.chaos.census import census, still_running
+
+HOLDS = """
+import mmap, os, sys
+fd = os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR)
+os.ftruncate(fd, 1 << 16)
+area = mmap.mmap(fd, 1 << 16)
+kept = bytearray(os.urandom(1) * (8 << 20))
+print("ready", flush=True)
+sys.stdin.readline()
+more = [os.open("/dev/null", os.O_RDONLY) for _ in range(3)]
+area.close()
+kept += bytes(kept)
+print("ready", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_what_it_holds_is_counted_while_it_lives() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        pids = {"a": child.pid, "nobody": (1 << 22) - 1}
+        child.stdout.readline()
+        (first,) = census(pids).values()
+        assert (first.pid, first.segments) == (child.pid, 1)
+        assert first.resident_bytes > 8 << 20
+        child.stdin.write("\n")
+        child.stdin.flush()
+        child.stdout.readline()
+        second = census(pids)["a"]
+        # Python's mapping had one of its own.
+        assert second.descriptors == first.descriptors + 3 - 1
+        assert second.segments == 0
+        assert second.resident_bytes - first.resident_bytes > 7 << 20
+        assert still_running(pids.values()) == [child.pid]
+        child.kill()
+        # Not reaped yet: it is gone all the same.
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert still_running(pids.values()) == []
+        assert census(pids) == {}
+
+
+@pytest.mark.parametrize("pids", [{}, {"nobody": (1 << 22) - 1}])
+def test_nobody_holds_nothing(pids: dict[str, int]) -> None:
+    assert census(pids) == {}
