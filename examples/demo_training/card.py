@@ -73,7 +73,9 @@ def _card(
         f"transformers' `Qwen3MoeForCausalLM`: {config.num_hidden_layers} layers, hidden size "
         f"{config.hidden_size}, {config.num_experts} experts of width {config.moe_intermediate_size} in "
         f"each, top-{config.num_experts_per_tok}, vocabulary {config.vocab_size} (byte-level BPE trained "
-        "on the same text), bf16. It continues texts; a chat message is continued as well.",
+        "on the same text), bf16. It continues texts; a chat message is continued as well. End a prompt in "
+        "the middle of a line: a line end is a token of its own only before a line without indent, or at "
+        "the end of a text.",
         "",
         "## Data",
         "",

@@ -45,8 +45,8 @@ SOURCES = (
     Source("prose", "sword-text-kjv", "public domain", "sword", "**/engKJV2006eb/*.bzs"),
     Source("german", "manpages-de", "GPL-3+ and the pages' own", "roff", "**/man/de/man*/*.gz"),
     Source("german", "debian-reference-de", "GPL-2+", "html", "**/debian-reference/*.de.html"),
-    Source("german", "installation-guide-amd64", "GPL-2+", "html", "**/de/*.html"),
-    Source("german", "developers-reference-de", "GPL-2+", "html", "**/de/*.html"),
+    Source("german", "installation-guide-amd64", "GPL-2", "html", "**/de/*.html"),
+    Source("german", "developers-reference-de", "GPL-2", "html", "**/de/*.html"),
     Source("german", "debian-handbook", "CC-BY-SA-3.0 or GPL-2+", "html", "**/de-DE/*.html"),
     Source("manual", "manpages", "man-pages licences (verbatim, GPL, BSD)", "roff", "**/man*/*.gz"),
     Source(

@@ -133,7 +133,7 @@ class RecordedDomains(Domains):
         Raises:
             TraceError: A trace cannot be read, has a layer without load, or another shape than the first.
         """
-        loads = []
+        loads: list[Floats] = []
         for path in paths:
             loaded = read_trace(path)
             load_LE = loaded.counts_ILE.sum(axis=0, dtype=np.float64)
@@ -159,7 +159,8 @@ class RecordedDomains(Domains):
 
 
 def _shares(load_DLE: Floats) -> Floats:
-    return load_DLE / load_DLE.sum(axis=-1, keepdims=True)
+    shares_DLE: Floats = load_DLE / load_DLE.sum(axis=-1, keepdims=True)
+    return shares_DLE
 
 
 def _flat(count_NLE: Ints) -> Floats:
