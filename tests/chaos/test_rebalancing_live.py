@@ -223,54 +223,6 @@ def test_one_rebalance_evens_the_load_out_while_requests_run(
     assert not client.count("eaas_failovers_total", reason="lost")
 
 
-def other_places(now: Placement, dice: np.random.Generator) -> Placement:
-    """Each expert on some other server than now."""
-    layers, servers, experts = now.holds_LSE.shape
-    place_LE = (
-        now.holds_LSE.argmax(axis=1) + dice.integers(1, servers, (layers, experts))
-    ) % servers
-    holds_LSE = place_LE[:, None] == np.arange(servers)[:, None]
-    return Placement(0, now.servers, holds_LSE, holds_LSE.astype(np.float32))
-
-
-@pytest.mark.alone
-@pytest.mark.parametrize("slow", [1, 2])
-def test_roll_outs_hardly_slow_layer_calls_down(
-    start: Callable[..., Any], throttles: Callable[[str], Any], slow: int
-) -> None:
-    """p99 during roll-outs under 1.5 times before, each of them of all experts; and with a slow server.
-
-    Roll-outs and the same time without take turns: what else the machine does is in both.
-    """
-    if slow > 1:
-        for name in SERVERS:
-            throttles(name).slow(0.001 * (slow if name == SERVERS[-1] else 1))
-    client, api, biased = start(1)
-    dice = np.random.default_rng(3)
-    calm: list[float] = []
-    busy: list[float] = []
-    with biased.running():
-        client.until(lambda: len(biased.seconds) > 4 * LAYERS * CALLS)
-        for _ in range(12):
-            biased.seconds.clear()
-            began = time.monotonic()
-            epoch = api.apply_placement(other_places(client.cluster.placement, dice)).epoch
-            rested(api, client, epoch + 1)
-            took_s = time.monotonic() - began
-            busy += biased.seconds
-            biased.seconds.clear()
-            time.sleep(took_s)
-            calm += biased.seconds
-    p99 = [float(np.percentile(seconds, 99)) for seconds in (calm, busy)]
-    print(
-        f"slow {slow}: {len(calm)} and {len(busy)} calls, "
-        f"p50 {np.median(calm) * 1e3:.1f} and {np.median(busy) * 1e3:.1f} ms, "
-        f"p99 {p99[0] * 1e3:.1f} and {p99[1] * 1e3:.1f} ms, ratio {p99[1] / p99[0]:.2f}"
-    )
-    assert min(len(calm), len(busy)) >= 300
-    assert p99[1] < 1.5 * p99[0]
-
-
 def test_shares_follow_the_speed_of_a_server_at_half_speed(
     start: Callable[..., Any], throttles: Callable[[str], Any]
 ) -> None:
