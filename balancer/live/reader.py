@@ -108,7 +108,8 @@ class HotnessReader:
             request = pb.ReadHotnessRequest(boot_id=boot_id, sequence=sequence)
             stub = expert_pb2_grpc.ExpertServiceStub(line)
             calls[server_id] = stub.ReadHotness.future(request, timeout=_CALL_S)
-        answers, silent = {}, set()
+        answers: dict[str, pb.ReadHotnessResponse] = {}
+        silent: set[str] = set()
         for server_id, call in calls.items():
             try:
                 answers[server_id] = call.result()
