@@ -108,16 +108,17 @@ class HotnessReader:
             request = pb.ReadHotnessRequest(boot_id=boot_id, sequence=sequence)
             stub = expert_pb2_grpc.ExpertServiceStub(line)
             calls[server_id] = stub.ReadHotness.future(request, timeout=_CALL_S)
-        answers = {}
+        answers: dict[str, pb.ReadHotnessResponse] = {}
+        silent: set[str] = set()
         for server_id, call in calls.items():
             try:
                 answers[server_id] = call.result()
             except grpc.RpcError as error:
                 _log.debug("%s does not tell its load: %s", server_id, error)
-                # The next look connects anew, with the certificate of then.
-                line = self._lines.pop(servers[server_id].address, None)
-                if line is not None:
-                    line.close()
+                silent.add(servers[server_id].address)
+        # The next look connects anew, with the certificate of then.
+        for address in silent:
+            self._lines.pop(address).close()
         return answers
 
 

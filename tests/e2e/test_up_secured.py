@@ -140,9 +140,7 @@ def test_arenas_are_their_owners_alone(operator: Operator) -> None:
     assert {status.st_uid for status in arenas.values()} == {os.geteuid()}
 
 
-def test_row_33_everything_goes_on_while_certificates_change(
-    up: Any, operator: Operator, secrets_at: Path, root: Path
-) -> None:
+def test_row_33_everything_goes_on_while_certificates_change(up: Any, operator: Operator) -> None:
     """Row 33: certificates rotated under load: 0 failed calls."""
     words = ("generate", "Once upon a time", "--max-tokens", str(LONG), *operator.key)
     expected = operator.run(*words)
@@ -162,31 +160,14 @@ def test_row_33_everything_goes_on_while_certificates_change(
     try:
         renewed = up.home.run("certs", operator.tls[1], "--renew", "--days", "2")
         assert renewed.returncode == 0, renewed.stderr
-        # Whoever connects now shows the new ones: a server that is started, one that comes back, operators.
+        # Whoever connects now shows the new ones: operators, a server that is started, clients to it, the
+        # balancer to one that is to leave.
         operator.run("scale", "3", *operator.key, *operator.tls)
-        victim = operator.member("expert-server-0")
-        os.kill(victim["pid"], signal.SIGKILL)
-        line = up.wait_output(r"expert-server-0 \(pid \d+\) ended; start it again with:\n  (.+)\n")
-        returned = subprocess.Popen(
-            ["bash", "-c", f"exec {line}"],
-            cwd=root,
-            env=up.home.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        threading.Thread(target=returned.wait, daemon=True).start()
+        operator.run("drain", "expert-server-0", *operator.key, *operator.tls)
         deadline = time.monotonic() + PATIENCE_S
-        while (now := operator.member("expert-server-0"))["incarnation"] == victim[
-            "incarnation"
-        ] or now["state"] != "SERVING":
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
-        operator.run("drain", "expert-server-1", *operator.key, *operator.tls)
         answered = len(texts)
         while len(texts) < answered + 2:
-            assert time.monotonic() < deadline + PATIENCE_S
+            assert time.monotonic() < deadline
             time.sleep(0.1)
     finally:
         over.set()

@@ -24,6 +24,7 @@ from eaas.rpc.v1 import (
     expert_pb2_grpc,
 )
 from eaas.session import MemberSession, MembershipView, Report
+from eaas.tls import Identity
 from eaas.types import Member, MemberState, ModelShape, Role
 
 ROOT = Path(__file__).parents[2]
@@ -109,6 +110,7 @@ class FakeExpertServer:
         shape: ModelShape = SHAPE,
         failures: int = 0,
         memory_bytes: int = 0,
+        tls: Identity | None = None,
     ) -> None:
         self.state = JOINING
         self.epoch = 0
@@ -133,6 +135,7 @@ class FakeExpertServer:
             ],
             "127.0.0.1",
             0,
+            credentials=tls and tls.server_credentials(),
         )
         self.session = MemberSession(
             monitor_address,
@@ -147,6 +150,7 @@ class FakeExpertServer:
                 memory_bytes=memory_bytes,
             ),
             report=self._report,
+            tls=tls,
         )
 
     def _report(self) -> Report:

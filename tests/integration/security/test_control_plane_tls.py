@@ -1,0 +1,81 @@
+"""The control plane with certificates, from an operator's word to the servers; rotated meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from balancer.autoscaler.live import LiveAutoscaler
+from balancer.main import Balancer
+from control_plane import DRAINING, FakeExpertServer, eventually
+from eaas.balancer_calls import drain_server, scale_servers
+from eaas.balancer_client import BalancerClient
+from eaas.certs import issue_again
+from eaas.config import AutoscalerConfig, BalancerConfig, MonitorConfig
+from eaas.errors import ClusterError
+from eaas.placement_watch import PlacementWatch
+from eaas.tls import Identity
+from eaas.types import Placement
+from monitor.main import Monitor
+from tls_world import certificates
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def cleanup() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def test_from_an_operators_word_to_the_servers(tmp_path: Path, cleanup: ExitStack) -> None:
+    directory = certificates(tmp_path / "tls")
+    monitor = Monitor(MonitorConfig(), tls=Identity(directory, "monitor"))
+    cleanup.callback(monitor.stop)
+    config = BalancerConfig(expected_servers=2, redundancy=1, step_s=0.1)
+    own = Identity(directory, "balancer")
+    balancer = Balancer(config, monitor.address, on_stopping=lambda: None, tls=own)
+    cleanup.callback(balancer.stop)
+    servers = {}
+    for name in ("s1", "s2"):
+        tls = Identity(directory, "expert-server")
+        servers[name] = FakeExpertServer(monitor.address, name, tls=tls)
+        cleanup.callback(servers[name].close)
+    placements: list[Placement] = []
+    watch = PlacementWatch(
+        lambda: balancer.address, placements.append, Identity(directory, "attention-client")
+    )
+    cleanup.callback(watch.close)
+    eventually(lambda: placements)
+    # From here on everybody who connects shows another certificate.
+    issue_again(directory, days=1)
+    operator = Identity(directory, "operator")
+    with BalancerClient(balancer.address, operator) as client:
+        client.pin(0, 1, "s2")
+        eventually(lambda: 1 in servers["s2"].held[0])
+
+        def has_seen_load() -> bool:
+            for server in servers.values():
+                server.tokens_LE += 100
+            return bool(client.hotness().steps)
+
+        eventually(has_seen_load)
+    with BalancerClient(balancer.address, Identity(directory, "expert-server")) as client:
+        assert client.placement() is not None
+        with pytest.raises(ClusterError, match="is for operator, not for expert-server"):
+            client.unpin(0, 1, "s2")
+    with pytest.raises(ClusterError, match="nobody starts servers"):
+        scale_servers(balancer.address, 3, operator)
+    with pytest.raises(ClusterError, match="does not leave"):
+        drain_server(balancer.address, "s1", Identity(directory, "attention-client"))
+    assert servers["s1"].state is not DRAINING
+    drain_server(balancer.address, "s1", operator)
+    eventually(lambda: servers["s1"].state is DRAINING)
+    eventually(lambda: not servers["s1"].experts)
+    autoscaler = LiveAutoscaler(AutoscalerConfig(), monitor.address, dry_run=True, tls=operator)
+    cleanup.callback(autoscaler.close)
+    assert autoscaler.look()
+    assert balancer.failure is None
