@@ -108,6 +108,8 @@ class Planner:
         self._next_holders: frozenset[str] = frozenset()
         self._next_is_urgent = False
         self._retire_at = 0.0
+        # Of clients, before the current one.
+        self._there_was_one = False
         self._last_epoch = 0
         self._first_seen_at: float | None = None
         self._recovering = False
@@ -428,6 +430,7 @@ class Planner:
         placement = self._next
         if placement is None or not self._steps.is_prepared(placement):
             return []
+        self._there_was_one = self._current is not None or self._recovering
         self._current, self._next, self._gave_up = placement, None, False
         self._retire_at = now + self._ack_timeout_s
         self._holdings.clear()
@@ -443,7 +446,9 @@ class Planner:
         placement = self._current
         if placement is None or not self._may_retire:
             return []
-        if now < self._retire_at and self._pool.clients_behind(placement.epoch):
+        if now < self._retire_at and self._pool.clients_behind(
+            placement.epoch, self._there_was_one
+        ):
             return []
         return self._steps.retire(placement)
 

@@ -152,12 +152,18 @@ class ServerPool:
         dead = (s for s in server_ids if s in self._dead_since)
         return [self._dead_since[s] + self._dead_grace_s for s in dead]
 
-    def clients_behind(self, epoch: int) -> bool:
-        """Whether a live client uses an older placement. One that has none will get the newest."""
+    def clients_behind(self, epoch: int, there_was_one: bool) -> bool:
+        """Whether a live client may use an older placement.
+
+        Args:
+            epoch: Of the newest.
+            there_was_one: Before it. Then a client that says that it has none may have got that a moment ago.
+        """
+        oldest = 0 if there_was_one else 1
         return any(
             m.role is Role.ATTENTION_CLIENT
             and m.state is not MemberState.DEAD
-            and 0 < m.epoch < epoch
+            and oldest <= m.epoch < epoch
             for m in self._members.values()
         )
 

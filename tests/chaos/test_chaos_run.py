@@ -26,14 +26,14 @@ def test_row_37_random_faults_under_load(
     checkpoint: object, nursery: Nursery, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Row 37: an hour of random faults under load, seeded: resident memory, descriptors and slots flat; every
-    answer right. (10 seconds here; `make soak` for longer.)
+    answer right. (8 seconds here; `make soak` for longer.)
     """
     kinds = ("kill", "hang", "slow", "pause", "balancer", "rebalance")
     said: list[str] = []
     with Interrupt() as interrupt:
         document = run_chaos(
             checkpoint(),  # type: ignore[operator]
-            Settings(seed=1, seconds=10.0, kinds=kinds),
+            Settings(seed=1, seconds=8.0, kinds=kinds),
             interrupt=interrupt,
             say=said.append,
             nursery=nursery,
@@ -42,11 +42,11 @@ def test_row_37_random_faults_under_load(
     requests = document["requests"]
     assert requests["right"] == requests["asked"] > 20
     assert requests["errors"] == 0
-    assert len(document["incidents"]) == len(said) - 1 >= 3
+    assert len(document["incidents"]) == len(said) - 1 >= 2
     assert all(i["recovery_s"] is not None for i in document["incidents"])
     assert json.loads(json.dumps(document)) == document
     assert document["repeat"].startswith(
-        "eaas chaos run --seed 1 --minutes 0.166667 --faults kill,"
+        "eaas chaos run --seed 1 --minutes 0.133333 --faults kill,"
     )
 
 

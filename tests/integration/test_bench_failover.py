@@ -25,7 +25,7 @@ def test_a_fault_beside_the_same_work_without_it(
         faults=1,
         kinds=("kill",),
         streams=2,
-        max_tokens=120,
+        max_tokens=80,
         fixed_group=True,
         seed=1,
         transport="shm",
@@ -35,7 +35,7 @@ def test_a_fault_beside_the_same_work_without_it(
     assert json.loads(json.dumps(document)) is not None
     (row,) = document["faults"]
     assert row["kind"] == "kill"
-    assert row["tokens"] == 240
+    assert row["tokens"] == 160
     assert row["replacement_cpu_s"] > 0
     assert document["failed_requests"] == document["wrong_answers"] == 0
     group = document["fixed_group"]

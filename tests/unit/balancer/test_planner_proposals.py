@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from balancer.actions import Prepare
+from balancer.actions import Prepare, Retire
 from balancer.drafts import Draft
-from placement_world import DRAINING, FULL, GRACE_S, SERVING, World, settled
+from placement_world import DRAINING, FULL, GRACE_S, SERVING, World, client, settled
 
 L, E = FULL
 NAMES = ("s1", "s2", "s3", "s4")
@@ -227,3 +227,18 @@ def test_shares_of_what_stays_are_kept_where_experts_are_restored(seed: int) -> 
     assert np.allclose(placement.shares_LSE.sum(axis=1), 1)
     kept = np.moveaxis(placement.shares_LSE, 1, 2)[~touched_LE]
     assert np.allclose(kept, np.moveaxis(wanted.shares_LSE, 1, 2)[~touched_LE], atol=1e-6)
+
+
+def test_a_client_that_says_it_has_none_may_have_got_the_one_before() -> None:
+    """Found by the simulation: it took the former placement up, and its word of that was on its way."""
+    world = settled("s1", "s2", "s3")
+    former = world.published
+    world.members["late"] = client("late")
+    world.tell()
+    world.start("s4")
+    while world.published is former:
+        world.answer()
+    world.follow("c")
+    assert not any(isinstance(call, Retire) for _, call in world.calls)
+    world.follow("late")
+    assert any(isinstance(call, Retire) for _, call in world.calls)
