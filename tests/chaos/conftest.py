@@ -372,7 +372,7 @@ def through_proxies(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., A
             proxies: dict[str, Proxy] = {}
             plain = cluster.open_channel
 
-            def open_channel(address: str) -> grpc.Channel:
+            def open_channel(address: str, *_peer_and_identity: object) -> grpc.Channel:
                 if address not in proxies:
                     proxies[address] = Proxy(address)
                     stack.callback(proxies[address].close)

@@ -47,7 +47,7 @@ class Dialled:
         self._changed = threading.Condition()
         self.addresses: list[str] = []
 
-    def __call__(self, address: str) -> Any:
+    def __call__(self, address: str, *_peer_and_identity: object) -> Any:
         with self._changed:
             self.addresses.append(address)
             self._changed.notify_all()

@@ -22,8 +22,8 @@ def status(*states: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    calls: list[tuple[str, int]] = []
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
+    calls: list[tuple[object, ...]] = []
     monkeypatch.setattr(eaas.balancer_calls, "scale_servers", lambda *call: calls.append(call))
     monkeypatch.setattr(servers, "_LOOK_S", 0.0)
     return calls
@@ -32,7 +32,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 def show(monkeypatch: pytest.MonkeyPatch, *documents: dict[str, Any] | None) -> Iterator[Any]:
     left = iter(documents)
 
-    def fetch(endpoint: str) -> dict[str, Any]:
+    def fetch(endpoint: str, _key_file: object) -> dict[str, Any]:
         document = next(left)
         if document is None:
             raise ClusterError("nobody answers")
@@ -43,7 +43,7 @@ def show(monkeypatch: pytest.MonkeyPatch, *documents: dict[str, Any] | None) -> 
 
 
 def test_it_ends_with_servers_that_hold_nothing_and_survives_a_look_that_failed(
-    monkeypatch: pytest.MonkeyPatch, asked: list[tuple[str, int]]
+    monkeypatch: pytest.MonkeyPatch, asked: list[tuple[object, ...]]
 ) -> None:
     left = show(
         monkeypatch,
@@ -54,12 +54,12 @@ def test_it_ends_with_servers_that_hold_nothing_and_survives_a_look_that_failed(
         status("SERVING", "SERVING"),
     )
     servers.scale(2, "http://e")
-    assert asked == [("h:1", 2)]
+    assert asked == [("h:1", 2, None)]
     assert next(left, "all were looked at") == "all were looked at"
 
 
 def test_it_ends_where_nobody_answers_any_more(
-    monkeypatch: pytest.MonkeyPatch, asked: list[tuple[str, int]]
+    monkeypatch: pytest.MonkeyPatch, asked: list[tuple[object, ...]]
 ) -> None:
     monkeypatch.setattr(servers, "_PATIENCE_S", 0.0)
     show(monkeypatch, status("SERVING"), None, None)

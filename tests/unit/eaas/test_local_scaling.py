@@ -99,9 +99,9 @@ def test_who_was_started_here_is_not_by_hand_and_a_balancer_is_where_it_says(
         member("balancer", 4, "DEAD"),
         member("balancer", 5),
     ]
-    monkeypatch.setattr(up, "fetch_status", lambda endpoint: {"members": members})
+    monkeypatch.setattr(up, "fetch_status", lambda endpoint, key_file: {"members": members})
     cluster = LocalCluster.__new__(LocalCluster)
-    cluster.endpoint = ""
+    cluster.endpoint, cluster.config = "", ClusterConfig()
     # It left without a goodbye: the monitor still believes in it, the launcher does not have it any more.
     cluster.children, cluster._pids = {}, {1}
     assert up._started_by_hand(cluster) == 1

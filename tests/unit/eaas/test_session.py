@@ -97,8 +97,8 @@ def boxes(monkeypatch: pytest.MonkeyPatch) -> dict[str, Box]:
     boxes = {"a:1": Box(), "b:2": Box()}
     made = MonitorLine.__init__
 
-    def connect(line: MonitorLine, address: str) -> None:
-        made(line, address)
+    def connect(line: MonitorLine, address: str, tls: None) -> None:
+        made(line, address, tls)
         line.stub = boxes[address]
 
     monkeypatch.setattr(MonitorLine, "__init__", connect)
