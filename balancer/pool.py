@@ -157,14 +157,14 @@ class ServerPool:
 
         Args:
             epoch: Of the newest.
-            there_was_one: Before it. Then a client that says that it has none may have got that a moment ago.
+            there_was_one: Before it. Then a client that says that it has none, and does not serve yet, may
+                have got that a moment ago. (One that serves and names none does not say what it has.)
         """
-        oldest = 0 if there_was_one else 1
         return any(
-            m.role is Role.ATTENTION_CLIENT
-            and m.state is not MemberState.DEAD
-            and oldest <= m.epoch < epoch
+            m.epoch < epoch
+            and (m.epoch > 0 or (there_was_one and m.state is not MemberState.SERVING))
             for m in self._members.values()
+            if m.role is Role.ATTENTION_CLIENT and m.state is not MemberState.DEAD
         )
 
     def let_drain(self, server_id: str) -> bool:

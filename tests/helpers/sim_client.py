@@ -31,6 +31,7 @@ from sim_process import (
     EXPERTS,
     HIDDEN,
     HOLD_S,
+    JOINING,
     LAYERS,
     RECONNECT_S,
     SERVING,
@@ -108,7 +109,9 @@ class ClientProcess(Process):
 
     def report(self) -> dict[str, Any]:
         placement = self.switch.current
-        return {"state": SERVING, "epoch": placement.epoch if placement else 0}
+        if placement is None:
+            return {"state": JOINING}
+        return {"state": SERVING, "epoch": placement.epoch}
 
     def wait_while_stopped(self) -> None:
         if self.sim.now < self.stopped_until:

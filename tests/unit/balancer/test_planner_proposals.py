@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from balancer.actions import Prepare, Retire
 from balancer.drafts import Draft
-from placement_world import DRAINING, FULL, GRACE_S, SERVING, World, client, settled
+from placement_world import DRAINING, FULL, GRACE_S, JOINING, SERVING, World, client, settled
 
 L, E = FULL
 NAMES = ("s1", "s2", "s3", "s4")
@@ -233,7 +233,7 @@ def test_a_client_that_says_it_has_none_may_have_got_the_one_before() -> None:
     """Found by the simulation: it took the former placement up, and its word of that was on its way."""
     world = settled("s1", "s2", "s3")
     former = world.published
-    world.members["late"] = client("late")
+    world.members["late"] = client("late", state=JOINING)
     world.tell()
     world.start("s4")
     while world.published is former:
