@@ -104,8 +104,7 @@ class ChaosCluster(LocalCluster):
             wanted["network"] = self._namespace.path
             arguments = tuple(arguments)
             if "--host" not in arguments:
-                # A network of this machine alone.
-                arguments = (*arguments, "--host", self._namespace.server_host, "--insecure")
+                arguments = (*arguments, "--host", self._namespace.server_host)
         if (size := self.shared_memory.pop(name, None)) is not None:
             wanted["shared_memory"] = size
         if not wanted:

@@ -26,7 +26,10 @@ def split_cluster(
 ) -> Any:
     """Two servers with the same experts; one of them has a network of its own."""
     settings = tmp_path / "cluster.yaml"
-    settings.write_text(f"monitor:\n  host: {namespace.monitor_host}\n")
+    # Nobody else can reach these addresses.
+    settings.write_text(
+        f"monitor:\n  host: {namespace.monitor_host}\nsecurity:\n  insecure: true\n"
+    )
     return faulty_cluster(
         checkpoint(),
         servers=2,

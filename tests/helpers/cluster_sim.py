@@ -23,6 +23,7 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from attention_client.metrics import ClientMetrics
+from eaas.membership import RETURN_GRACE_S
 from eaas.types import Placement, Role
 from sim_checks import Checks
 from sim_client import ClientProcess
@@ -32,6 +33,10 @@ from sim_network import Network, Weather
 from sim_process import CALL_S, Process
 
 __all__ = ["Simulation", "Violation"]
+
+# A monitor that comes back at the end of the faults keeps the place of members that it has not heard of, for that
+# time; a new life of one of them is let in then, and loads. Then calls are looked at for a while.
+REST_S = RETURN_GRACE_S + 1.5 + 2.0 + CALL_S
 
 
 class Simulation(Faults, Checks, Network):
@@ -49,7 +54,7 @@ class Simulation(Faults, Checks, Network):
 
     _metrics: ClassVar[list[ClientMetrics]] = []
 
-    def __init__(self, seed: int, fault_s: float = 5.0, rest_s: float = 11.5) -> None:
+    def __init__(self, seed: int, fault_s: float = 5.0, rest_s: float = REST_S) -> None:
         self.dice = random.Random(seed)
         self.agenda = Agenda()
         self.fault_s, self.rest_s = fault_s, rest_s

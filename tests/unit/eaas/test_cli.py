@@ -239,13 +239,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "--model": None,
         "--strategies": None,
         "--trace": None,
-        "--rounds": 3,
-        "--requests": 120,
-        "--load": 1.5,
+        "--rounds": 4,
+        "--requests": 80,
+        "--load": 3.0,
         "--batch-size": 4,
         "--window-size": 16,
         "--prompt-tokens": 32,
-        "--max-tokens": 32,
+        "--max-tokens": 16,
         "--servers": 2,
         "--redundancy": 1,
         "--seed": 1,
@@ -489,7 +489,7 @@ def test_a_policy_is_set_with_its_knobs(monkeypatch: pytest.MonkeyPatch) -> None
             assert (name, knobs) == ("scalpel", {"k": 1.5, "budget": 3.0})
             return "spread"
 
-    monkeypatch.setattr(placement, "_balancer", lambda endpoint: Balancer())
+    monkeypatch.setattr(placement, "_balancer", lambda *_: Balancer())
     words = ["policy", "scalpel", "--knob", "k=1.5", "--knob", "budget=3"]
     assert CliRunner().invoke(app, words).stdout == "policy scalpel, before: spread\n"
     told = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
