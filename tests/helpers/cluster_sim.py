@@ -34,8 +34,8 @@ from sim_process import CALL_S, Process
 
 __all__ = ["Simulation", "Violation"]
 
-# A monitor that comes back at the end of the faults keeps the place of members that it has not heard of, for that
-# time; a new life of one of them is let in then, and loads. Then calls are looked at for a while.
+# A monitor that comes back at the end of the faults keeps the place of members that it has not heard of for
+# that long; only then a new life of one of them is let in, and loads. Then calls are looked at for a while.
 REST_S = RETURN_GRACE_S + 1.5 + 2.0 + CALL_S
 
 
