@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 
 from balancer.main import Balancer
-from control_plane import (
-    FakeExpertServer,
-    Observer,
-)
+from control_plane import FakeExpertServer, Observer, eventually
 from eaas.config import BalancerConfig, MonitorConfig
 from monitor.main import Monitor
+from rebalancing_box import NAMES, Box
 
 
 @pytest.fixture
@@ -62,3 +60,36 @@ def start_server(cleanup: ExitStack) -> Callable[..., FakeExpertServer]:
         return server
 
     return start
+
+
+@pytest.fixture
+def start_box(
+    start_monitor: Callable[..., Monitor],
+    start_balancer: Callable[..., Balancer],
+    start_server: Callable[..., FakeExpertServer],
+    cleanup: ExitStack,
+) -> Callable[..., Box]:
+    def start(**fields: Any) -> Box:
+        address = start_monitor().address
+        settings = {"expected_servers": 4, "redundancy": 1, "num_redundant_experts": 4}
+        settings |= {"step_s": 0.1, "window_size": 10, "step_interval": 10_000}
+        balancer = start_balancer(address, **(settings | fields))
+        box = Box(
+            balancer,
+            [start_server(address, s, node=f"n{i // 2}") for i, s in enumerate(NAMES)],
+            address,
+        )
+        eventually(lambda: box.client.placement() is not None and box.at_rest())
+        box.thread.start()
+        cleanup.callback(box.client.close)
+        cleanup.callback(box.thread.join)
+        cleanup.callback(box.over.set)
+        eventually(lambda: box.client.hotness().steps >= 3)
+        return box
+
+    return start
+
+
+@pytest.fixture
+def box(start_box: Callable[..., Box]) -> Iterator[Box]:
+    return start_box()

@@ -2,121 +2,27 @@
 
 from __future__ import annotations
 
-import itertools
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 
-from balancer.live.learned import (
-    FEATURES,
-    KNOBS,
-    HeldOut,
-    KnobFile,
-    LearnedKnobs,
-    write_knobs,
-)
 from balancer.main import Balancer
-from control_plane import SERVING, SHAPE, FakeExpertServer, eventually, port_of
+from control_plane import SERVING, FakeExpertServer, eventually, port_of
 from eaas.balancer_client import BalancerClient
-from eaas.errors import ClusterError, ConfigError
+from eaas.errors import ClusterError
 from eaas.grpc_client import channel
 from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.rpc.v1 import balancer_pb2_grpc, common_pb2
-from eaas.session import MemberSession, Report
-from eaas.types import Member, Placement, Role
+from eaas.types import Placement
 from monitor.main import Monitor
+from rebalancing_box import HOT, NAMES, Box, E, L
 
 pytestmark = pytest.mark.integration
-
-L, E = SHAPE.num_layers, SHAPE.num_experts
-NAMES = ("s1", "s2", "s3", "s4")
-HOT = [40, 1, 1, 8, 1, 1, 1, 20]
-
-
-class Box:
-    """A cluster in which tokens go where the placement says."""
-
-    def __init__(
-        self, balancer: Balancer, servers: list[FakeExpertServer], monitor: str = ""
-    ) -> None:
-        self.monitor = monitor
-        self.servers = {s.session._member.id: s for s in servers}
-        self.client = BalancerClient(balancer.address)
-        self.balancer = balancer
-        self.hot: list[int] = HOT
-        self.over = threading.Event()
-        self.thread = threading.Thread(target=self._serve)
-
-    def _serve(self) -> None:
-        """What each expert gets is split over its servers by their shares, as `weights` clients do."""
-        while not self.over.wait(0.02):
-            placement = self.client.placement()
-            assert placement is not None
-            for s, name in enumerate(placement.servers):
-                tokens = np.rint(50 * placement.shares_LSE[:, s] * np.array(self.hot))
-                self.servers[name].tokens_LE += tokens.astype(np.int64)
-
-    def placement(self) -> Placement:
-        placement = self.client.placement()
-        assert placement is not None
-        return placement
-
-    def par(self) -> float:
-        """Of the load as it is, under the placement as it is."""
-        load_LS = (self.placement().shares_LSE * np.array(self.hot)).sum(axis=2)
-        return float((load_LS.max(axis=1) / load_LS.mean(axis=1)).mean())
-
-    def at_rest(self) -> bool:
-        return bool(self.balancer.rebalancer.glimpse().at_rest)
-
-    def held(self, layer: int, expert: int) -> set[str]:
-        """Servers that have it, by the placement and in truth."""
-        eventually(self.at_rest)
-        placement = self.placement()
-        names = {s for i, s in enumerate(NAMES) if placement.holds_LSE[layer, i, expert]}
-        assert names == {s for s, fake in self.servers.items() if expert in fake.held[layer]}
-        return names
-
-
-@pytest.fixture
-def start_box(
-    start_monitor: Callable[..., Monitor],
-    start_balancer: Callable[..., Balancer],
-    start_server: Callable[..., FakeExpertServer],
-    cleanup: ExitStack,
-) -> Callable[..., Box]:
-    def start(**fields: Any) -> Box:
-        address = start_monitor().address
-        settings = {"expected_servers": 4, "redundancy": 1, "num_redundant_experts": 4}
-        settings |= {"step_s": 0.1, "window_size": 10, "step_interval": 10_000}
-        balancer = start_balancer(address, **(settings | fields))
-        box = Box(
-            balancer,
-            [start_server(address, s, node=f"n{i // 2}") for i, s in enumerate(NAMES)],
-            address,
-        )
-        eventually(lambda: box.client.placement() is not None and box.at_rest())
-        box.thread.start()
-        cleanup.callback(box.client.close)
-        cleanup.callback(box.thread.join)
-        cleanup.callback(box.over.set)
-        eventually(lambda: box.client.hotness().steps >= 3)
-        return box
-
-    return start
-
-
-@pytest.fixture
-def box(start_box: Callable[..., Box]) -> Iterator[Box]:
-    return start_box()
 
 
 def test_a_plan_is_a_dry_run_and_is_what_becomes_of_it(box: Box) -> None:
@@ -307,171 +213,6 @@ def test_a_policy_in_force_follows_the_load_and_its_flips(start_box: Callable[..
     assert (box.placement().holds_LSE == holds_LSE).all(), "nothing moves where nothing changes"
     assert box.client.set_policy("spread") == "fractional"
     eventually(lambda: (box.placement().holds_LSE.sum(axis=1) == 1).all() and box.at_rest())
-
-
-class Endpoint(BaseHTTPRequestHandler):
-    """Tells that each token took 40 ms, and that there is one more at each look."""
-
-    tokens: ClassVar = itertools.count(1)
-
-    def do_GET(self) -> None:
-        n = next(self.tokens)
-        name = "eaas_inter_token_latency_seconds"
-        body = f"# TYPE {name} histogram\n{name}_sum {0.04 * n}\n{name}_count {n}\n".encode()
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-def test_live_knobs_follow_what_is_seen_and_say_so(
-    start_box: Callable[..., Box], cleanup: ExitStack
-) -> None:
-    box = start_box(
-        policy="scalpel",
-        knobs="live",
-        latency_target_ms=40.0,
-        link_bytes_per_s=1_000_000,
-    )
-    website = cleanup.enter_context(HTTPServer(("127.0.0.1", 0), Endpoint))
-    thread = threading.Thread(target=website.serve_forever)
-    thread.start()
-    cleanup.callback(thread.join)
-    cleanup.callback(website.shutdown)
-    member = Member(
-        "client", Role.ATTENTION_CLIENT, 1, "here", f"127.0.0.1:{website.server_port}", SERVING
-    )
-    session = MemberSession(box.monitor, member, report=lambda: Report(SERVING))
-    cleanup.callback(session.close)
-    settings = lambda: box.balancer.rebalancer.settings  # noqa: E731
-
-    def busy_link() -> bool:
-        box.servers["s2"].sent_bytes += 100_000_000
-        return settings().tuned.get("budget") == 1
-
-    # At its target the balance is tight, on links that are full few experts move.
-    eventually(lambda: settings().tuned.get("drift_tol") == 0.05)
-    eventually(lambda: settings().tuned["budget"] == 10)
-    eventually(busy_link)
-    assert settings().link_part == 0.05
-    assert settings().tuned["heavy_frac"] == 0.25
-    # What else a busy machine makes of the load may be said in the same breath.
-    told = next(
-        e for e in box.client.history() if e.trigger == "knobs" and "link 100% -> 5%" in e.reason
-    )
-    assert told.knobs["budget"] == 1
-    assert "budget 10 -> 1" in told.reason
-    assert "links are 100% full" in told.reason
-    # What an operator says comes first.
-    box.client.set_policy("scalpel", {"budget": 3})
-    assert settings().knobs == {"budget": 3}
-    eventually(lambda: settings().tuned["budget"] == 10)
-
-
-def test_memory_is_kept_to_at_every_moment(
-    start_monitor: Callable[..., Monitor],
-    start_balancer: Callable[..., Balancer],
-    start_server: Callable[..., FakeExpertServer],
-    cleanup: ExitStack,
-) -> None:
-    """A replica has 1,000 bytes; each server has room for one in each layer more than it starts with."""
-    address = start_monitor().address
-    balancer = start_balancer(
-        address, expected_servers=4, redundancy=1, num_redundant_experts=4, step_s=0.1
-    )
-    room = L * 3
-    servers = [start_server(address, name, memory_bytes=1000 * room) for name in NAMES]
-    box = Box(balancer, servers)
-    cleanup.callback(box.client.close)
-    eventually(lambda: box.client.placement() is not None and box.at_rest())
-    # How large replicas are is known once servers were asked.
-    eventually(lambda: (load := balancer.rebalancer.load) is not None and load.expert_bytes)
-    most = 0
-    for turn in (HOT, HOT[::-1], HOT[4:] + HOT[:4]):
-        epoch = box.placement().epoch
-        box.hot = turn
-        many = [[1000 * n for n in turn]] * L
-        plan = box.client.plan("fractional", loads_LE=many)
-        stages = box.client.apply(plan.plan_id).stages
-        eventually(lambda: box.placement().epoch == epoch + stages and box.at_rest())  # noqa: B023
-        most = max(most, stages)
-    assert most > 1, "more than one stage was needed"
-    assert all(server.most <= room for server in servers), [s.most for s in servers]
-
-
-def test_memory_is_kept_to_while_servers_come_and_leave(
-    start_monitor: Callable[..., Monitor],
-    start_balancer: Callable[..., Balancer],
-    start_server: Callable[..., FakeExpertServer],
-    cleanup: ExitStack,
-) -> None:
-    """Twice each expert would take 48 on three servers that have room for 12 each."""
-    address = start_monitor().address
-    balancer = start_balancer(address, expected_servers=3, redundancy=2, step_s=0.1)
-    room = L * E // 2
-    servers = [start_server(address, name, memory_bytes=1000 * room) for name in NAMES[:3]]
-    client = cleanup.enter_context(BalancerClient(balancer.address))
-
-    def rests(wanted: int) -> bool:
-        placement = client.placement()
-        if placement is None or not balancer.rebalancer.glimpse().at_rest:
-            return False
-        held = [{(i, e) for i, layer in enumerate(s.held) for e in layer} for s in servers]
-        assert all(server.most <= room for server in servers), [s.most for s in servers]
-        return len(placement.servers) == wanted and len(set.union(*held)) == L * E
-
-    eventually(lambda: rests(3))
-    assert sum(server.experts for server in servers) == 3 * room, "as often as there is room for"
-    servers.append(start_server(address, NAMES[3], memory_bytes=1000 * room))
-    eventually(lambda: rests(4))
-    assert servers[3].experts
-    client.drain(NAMES[0])
-    eventually(lambda: rests(3) and not servers[0].experts)
-    client.drain(NAMES[1])
-    eventually(lambda: rests(2) and not servers[1].experts)
-    with pytest.raises(ClusterError, match=r"without s3 there is memory for 12 of 24 experts"):
-        client.drain(NAMES[2])
-
-
-def test_learned_knobs_are_used_live(start_box: Callable[..., Box], tmp_path: Path) -> None:
-    """A network that says the same of every window, and a file that says that it won."""
-    count, hidden = len(KNOBS), np.zeros((1, len(FEATURES)))
-    zero_F = np.zeros(len(FEATURES))
-    network = LearnedKnobs(
-        zero_F, zero_F + 1, hidden, np.zeros(1), np.zeros((count, 1)), np.zeros(count)
-    )
-    won = HeldOut("t.npz", "0f", 4, 64, 1.5, 1.4, 1.4, 1.3, 10, 20)
-    path = tmp_path / "knobs.safetensors"
-    write_knobs(path, KnobFile(network, [won], {}))
-    box = start_box(policy="scalpel", knobs=str(path), step_interval=10)
-    eventually(lambda: any(e.trigger == "knobs" for e in box.client.history()))
-    assert box.balancer.rebalancer.settings.tuned == network(zero_F)
-    eventually(lambda: box.par() < 1.3)
-    (told,) = (e for e in box.client.history() if e.trigger == "knobs")
-    assert "learned for burstiness" in told.reason
-    assert told.knobs["budget"] == 6
-
-
-def test_a_node_budget_is_kept_to(
-    start_box: Callable[..., Box], start_balancer: Callable[..., Balancer]
-) -> None:
-    """s1 and s2 on one node, the others on another one: one expert of a layer may have replicas on both."""
-    box = start_box(policy="fractional", node_budget=1, step_interval=10)
-
-    def abroad_L() -> Any:
-        holds_LSE = box.placement().holds_LSE
-        return (holds_LSE[:, :2].any(axis=1) & holds_LSE[:, 2:].any(axis=1)).sum(axis=1)
-
-    eventually(lambda: box.par() < 1.3 and box.at_rest())
-    assert abroad_L().max() == 1
-    with pytest.raises(ClusterError, match="node_budget is set, and eplb knows no nodes"):
-        box.client.set_policy("eplb")
-    with pytest.raises(ClusterError, match="knows no nodes"):
-        box.client.plan("eplb")
-    with pytest.raises(ConfigError, match="node_budget is set, and spread knows no nodes"):
-        start_balancer(box.monitor, policy="spread", node_budget=0)
 
 
 def test_what_is_seen(box: Box) -> None:
