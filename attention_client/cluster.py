@@ -20,22 +20,18 @@ import numpy as np
 import torch
 
 from attention_client.budget import HedgeBudget, ServiceTimes
+from attention_client.connecting import CONNECT_S, Connector
 from attention_client.connection import Connection
 from attention_client.dispatch import dispatch_policy
 from attention_client.layer_call import ClusterView, Dispatcher, LayerCall
 from attention_client.messages import LayerInput
 from attention_client.metrics import ClientMetrics
 from attention_client.placements import PlacementSwitch
-from attention_client.transports import opener
-from eaas import versions
 from eaas.config import HOLD_BACK_S, AttentionClientConfig
 from eaas.errors import ClusterError, EaasError, ExpertsUnavailableError
 from eaas.grpc_client import Backoff
-from eaas.grpc_client import channel as open_channel
 from eaas.log import get_logger
 from eaas.outcome_reports import OutcomeReporter
-from eaas.rpc.v1 import expert_pb2 as pb
-from eaas.rpc.v1 import expert_pb2_grpc
 from eaas.session import MemberSession, MembershipView, PlacementWatch, Report
 from eaas.tls import Identity
 from eaas.types import Member, MemberState, ModelShape, Placement, Role
@@ -43,7 +39,6 @@ from eaas.types import Member, MemberState, ModelShape, Placement, Role
 __all__ = ["Cluster"]
 
 _log = get_logger(__name__)
-_CONNECT_S = 5.0
 _RECONNECT_S = 0.25
 _RECONNECT_MOST_S = 2.0
 # A process may hold several models, each a member of its own.
@@ -81,13 +76,10 @@ class Cluster:
         on_stopping: Callable[[], None] | None = None,
         tls: Identity | None = None,
     ) -> None:
-        self._tls = tls
         self.shape = shape
         self.config = config
         self.metrics = metrics
         self.monitor_address = monitor_address
-        # Here, since a transport that is not installed is to be one error, and not one for each server.
-        self._open_link = opener(config.transport)
         self._changed = threading.Condition()
         self._connections: dict[str, Connection] = {}
         # Which process (`Member.life`) each of them leads to, and which one is being connected to.
@@ -119,6 +111,7 @@ class Cluster:
         self._joined = threading.Event()
         hostname = socket.gethostname()
         self.client_id = client_id or f"client-{hostname}-{os.getpid()}-{next(_numbers)}"
+        self._connector = Connector(self.client_id, shape, config, metrics, self._on_lost, tls)
         member = Member(
             id=self.client_id,
             role=Role.ATTENTION_CLIENT,
@@ -412,55 +405,13 @@ class Cluster:
         closing = self._closing.get(member.id)
         if closing is not None:
             # What the former connection still writes must not meet slots that are granted anew.
-            closing.wait(_CONNECT_S)
-        channel = open_channel(member.address, Role.EXPERT_SERVER.value, self._tls)
-        request = pb.ConnectRequest(
-            client_id=self.client_id,
-            client_incarnation=self.session.incarnation,
-            transport=self.config.transport,
-            slots=self.config.slots,
-            hidden_size=self.shape.hidden_size,
-            model_digest=self.shape.digest,
+            closing.wait(CONNECT_S)
+        connection = self._connector.connect(
+            member, self.session.incarnation, lambda made: self._list(member, made)
         )
-        stub = expert_pb2_grpc.ExpertServiceStub(channel)
-
-        def connect(version: int) -> pb.ConnectResponse:
-            request.protocol_version = version
-            answer: pb.ConnectResponse = stub.Connect(request, timeout=_CONNECT_S)
-            return answer
-
-        try:
-            granted = versions.negotiate(versions.SLOTS, connect)
-            early: list[str] = []
-            box: list[Connection] = []
-
-            def gone(reason: str) -> None:
-                early.append(reason)
-                if box:
-                    box[0].lose(reason)
-
-            link = self._open_link(granted, channel, gone)
-        except BaseException:
-            channel.close()
-            raise
-        connection = Connection(
-            member.id,
-            member.incarnation,
-            link,
-            self.shape.hidden_size,
-            self.config.spin_us,
-            self.config.checksum,
-            self._on_lost,
-            channel.close,
-            self.metrics,
-        )
-        self._list(member, connection)
-        # Only now: a connection that is lost before it is listed would be listed for ever.
-        connection.service = self._service_times.setdefault(member.id, connection.service)
-        box.append(connection)
-        if early:
-            connection.lose(early[0])
-        elif not self._still_wanted(member):
+        if connection.lost_reason is not None:
+            return
+        if not self._still_wanted(member):
             connection.lose("another life of the server began")
         else:
             _log.info("%s: connected (%s)", member.id, self.config.transport)
@@ -470,6 +421,7 @@ class Cluster:
             if self._lives.get(member.id, member.life) != member.life:
                 # The new life's incarnation may be below the former's, whose totals would hide its own.
                 self.metrics.outcomes.forget(member.id)
+            connection.service = self._service_times.setdefault(member.id, connection.service)
             self._lives[member.id] = member.life
             self._connections[member.id] = connection
             self._refresh()

@@ -363,14 +363,14 @@ def free_port() -> int:
 @pytest.fixture
 def through_proxies(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     """While the context lasts, clients connect to servers through proxies; gives those by address."""
-    from attention_client import cluster
+    from attention_client import connecting
 
     with ExitStack() as stack:
 
         @contextlib.contextmanager
         def route() -> Iterator[dict[str, Proxy]]:
             proxies: dict[str, Proxy] = {}
-            plain = cluster.open_channel
+            plain = connecting.open_channel
 
             def open_channel(address: str, *_peer_and_identity: object) -> grpc.Channel:
                 if address not in proxies:
@@ -379,7 +379,7 @@ def through_proxies(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., A
                 return plain(proxies[address].address)
 
             with monkeypatch.context() as patch:
-                patch.setattr(cluster, "open_channel", open_channel)
+                patch.setattr(connecting, "open_channel", open_channel)
                 yield proxies
 
         yield route

@@ -12,6 +12,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from attention_client import cluster as module
+from attention_client import connecting
+from attention_client.budget import ServiceTimes
 from attention_client.cluster import Cluster
 from attention_client.connection import Connection
 from attention_client.metrics import ClientMetrics
@@ -65,6 +67,7 @@ class Listed:
 
     def __init__(self, incarnation: int) -> None:
         self.server_id, self.incarnation = "s1", incarnation
+        self.service = ServiceTimes()
 
     def lose(self, reason: str) -> None:
         self.lost_reason = reason
@@ -79,7 +82,7 @@ class Listed:
 @pytest.fixture
 def dialled(monkeypatch: pytest.MonkeyPatch) -> Dialled:
     dialled = Dialled(ClusterError("nobody there"))
-    monkeypatch.setattr(module, "open_channel", dialled)
+    monkeypatch.setattr(connecting, "open_channel", dialled)
     return dialled
 
 
