@@ -32,10 +32,10 @@ up: setup
 	  --transport $(TRANSPORT) --host $(HOST) --port $(PORT) \
 	  $(if $(LOG_DIR),--log-dir '$(LOG_DIR)')
 
-# Two files at a time at first; then, one after another, the tests that must have the machine to themselves.
+# Three files at a time at first, since many tests wait more than they compute; then, one after another, the tests that must have the machine to themselves.
 test: setup
 	status=0; \
-	$(BIN)/python -m pytest -m 'not alone and not compose' -n 2 --dist loadfile --no-loadscope-reorder || status=1; \
+	$(BIN)/python -m pytest -m 'not alone and not compose' -n 3 --dist loadfile --no-loadscope-reorder || status=1; \
 	$(BIN)/python -m pytest -m alone || status=1; \
 	exit $$status
 
