@@ -17,7 +17,7 @@ from eaas.checkpoint import Checkpoint
 from eaas.checkpoint.files import CONFIG, INDEX, sampled
 from eaas.checkpoint.shard import Shard, ShardHeader
 from eaas.errors import ClusterError, CorruptShardError
-from eaas.grpc_client import Backoff, channel
+from eaas.grpc_client import Backoff, channel, leave
 from eaas.log import get_logger
 from eaas.monitors import Monitors, ask_members
 from eaas.rpc.v1 import expert_pb2 as pb
@@ -153,7 +153,7 @@ class PeerReader:
                 done += len(chunk.data)
                 yield chunk
         finally:
-            call.cancel()
+            leave(call)
 
     def _leave(self, address: str) -> None:
         """The next read connects anew."""
