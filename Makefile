@@ -1,5 +1,5 @@
 # Two commands are enough: `make up` serves a model, `make test` runs every test.
-.PHONY: setup up test test-compose fuzz sim soak lint format proto clean
+.PHONY: setup up test test-compose fuzz sim soak bench-client lint format proto clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
@@ -57,6 +57,16 @@ sim: setup
 soak: setup
 	$(BIN)/eaas chaos run --seed $(or $(SEED),1) --minutes $(or $(MINUTES),10)
 
+# aiperf, a client of others, drives the chat endpoint. It pins packages that ours need newer, so it has a place of its own.
+AIPERF := aiperf==0.13.0
+bench-client: setup .venv-bench/.installed
+	$(BIN)/eaas bench client --model '$(MODEL)'
+
+.venv-bench/.installed:
+	$(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/pip install --quiet --disable-pip-version-check '$(AIPERF)'
+	@touch $@
+
 lint: setup proto
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -75,4 +85,4 @@ proto: setup
 	$(BIN)/python docs/make_api.py
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) .venv-bench build *.egg-info
