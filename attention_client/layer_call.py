@@ -213,6 +213,7 @@ class LayerCall:
                 self._attempts.append(attempt)
                 self._shared.hedges.earn()
                 sent.append(part)
+        self._shared.metrics.server_requests.inc(len(sent))
         if complete and len(sent) == len(parts):
             self._missing_TK = None
         else:

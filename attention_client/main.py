@@ -17,7 +17,7 @@ from attention_client.metrics import ClientMetrics
 from attention_client.scheduler import strategy
 from attention_client.serve import HttpServer, Scheduling, ServeLimits, bind, build_app
 from attention_client.server_metrics import ServerMetrics
-from attention_client.status import cluster_status
+from attention_client.status import cluster_status, min_replicas
 from eaas.api_keys import ApiKeys
 from eaas.checkpoint import Checkpoint
 from eaas.config import AttentionClientConfig
@@ -67,6 +67,7 @@ def run(
     checkpoint = Checkpoint.open(model_path)
     tokenizer = _load_tokenizer(model_path)
     registry = CollectorRegistry()
+    metrics = ClientMetrics(registry)
     listener = bind(config.host, config.port)
     host_port = join_host_port(host_to_tell(config.host), listener.getsockname()[1])
     try:
@@ -74,13 +75,20 @@ def run(
             monitor_address,
             checkpoint.shape,
             config,
-            ClientMetrics(registry),
+            metrics,
             client_id=client_id,
             address=host_port,
             on_stopping=stopping.set,
             tls=tls,
         )
-        registry.register(ServerMetrics(cluster.session.ask_members))
+        metrics.watch_coverage(lambda: len(cluster.uncovered()), lambda: min_replicas(cluster))
+        registry.register(
+            ServerMetrics(
+                cluster.session.ask_members,
+                lambda: cluster.session.view.members,
+                lambda: cluster.placement.servers if cluster.placement else (),
+            )
+        )
         try:
             model = load_onto(checkpoint, cluster)
             cluster.wait_until_covered(_COVERED_S, stopping)

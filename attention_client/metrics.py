@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from attention_client.outcomes import OutcomeTally
@@ -37,6 +39,11 @@ class ClientMetrics:
         )
         self.pairs = Counter(
             "eaas_dispatched_pairs", "(token, expert) pairs sent to servers", registry=registry
+        )
+        self.server_requests = Counter(
+            "eaas_server_requests",
+            "Requests to expert servers, one for each part of a layer call; without hedges",
+            registry=registry,
         )
         self.failovers = Counter(
             "eaas_failovers",
@@ -77,3 +84,16 @@ class ClientMetrics:
         self.connections = Gauge(
             "eaas_connected_servers", "Expert servers connected", registry=registry
         )
+
+    def watch_coverage(self, uncovered: Callable[[], int], min_replicas: Callable[[], int]) -> None:
+        """Shows what is connected of the placement, whenever somebody looks.
+
+        Args:
+            uncovered: (layer, expert) pairs without a connected replica.
+            min_replicas: Connected replicas of the expert that has fewest.
+        """
+        for name, text, read in (
+            ("eaas_uncovered_experts", "Experts of a layer without a connected replica", uncovered),
+            ("eaas_min_replicas", "Connected replicas of the expert with fewest", min_replicas),
+        ):
+            Gauge(name, text, registry=self.registry).set_function(read)

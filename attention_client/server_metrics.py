@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -15,16 +15,26 @@ _ASK_S = 0.5
 
 
 class ServerMetrics(Collector):
-    """Two metrics of each live expert server, asked for whenever somebody looks.
+    """Metrics of each expert server, asked for whenever somebody looks.
 
-    Every client shows the same ones: of several, take the largest. Without a monitor there are none.
+    Every client shows the same ones: of several, take the largest. Without a monitor there is only whether a
+    server is up, as it was heard last.
 
     Args:
         ask_members: The members with their loads, or None; called with the seconds to wait at most.
+        known_members: The members as they were heard of last.
+        placed: Servers of the placement in use.
     """
 
-    def __init__(self, ask_members: Callable[[float], Mapping[str, Member] | None]) -> None:
+    def __init__(
+        self,
+        ask_members: Callable[[float], Mapping[str, Member] | None],
+        known_members: Callable[[], Mapping[str, Member]],
+        placed: Callable[[], Sequence[str]],
+    ) -> None:
         self._ask_members = ask_members
+        self._known_members = known_members
+        self._placed = placed
 
     def describe(self) -> list[Metric]:
         """Nothing: registering it is to ask nobody."""
@@ -40,9 +50,24 @@ class ServerMetrics(Collector):
         experts = GaugeMetricFamily(
             "eaas_expert_server_experts", "Replicas that an expert server holds", labels=["server"]
         )
-        for member in (self._ask_members(_ASK_S) or {}).values():
-            if member.role is Role.EXPERT_SERVER and member.state is not MemberState.DEAD:
-                busy.add_metric([member.id], member.busy_s)
-                experts.add_metric([member.id], member.experts)
+        up = GaugeMetricFamily(
+            "eaas_expert_server_up",
+            "1 for an expert server that lives, 0 for one that is dead and still in the placement",
+            labels=["server"],
+        )
+        asked = self._ask_members(_ASK_S)
+        members = self._known_members() if asked is None else asked
+        live = {
+            m.id: m
+            for m in members.values()
+            if m.role is Role.EXPERT_SERVER and m.state is not MemberState.DEAD
+        }
+        # One that left, or whose experts others have taken over, is nobody's concern any more.
+        for server in sorted(live.keys() | set(self._placed())):
+            up.add_metric([server], float(server in live))
+        for server, member in live.items() if asked is not None else ():
+            busy.add_metric([server], member.busy_s)
+            experts.add_metric([server], member.experts)
         yield busy
         yield experts
+        yield up

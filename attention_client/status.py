@@ -8,7 +8,7 @@ import numpy as np
 
 from attention_client.cluster import Cluster
 
-__all__ = ["cluster_status"]
+__all__ = ["cluster_status", "min_replicas"]
 
 _ASK_S = 0.5
 
@@ -43,13 +43,13 @@ def cluster_status(cluster: Cluster, endpoint: str) -> dict[str, Any]:
         "members": members,
         "coverage": {
             "uncovered": [list(pair) for pair in cluster.uncovered()],
-            "min_replicas": _min_replicas(cluster),
+            "min_replicas": min_replicas(cluster),
         },
         "endpoint": endpoint,
     }
 
 
-def _min_replicas(cluster: Cluster) -> int:
+def min_replicas(cluster: Cluster) -> int:
     """Connected replicas of the expert that has fewest."""
     if cluster.placement is None:
         return 0

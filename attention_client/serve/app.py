@@ -66,7 +66,8 @@ def build_app(
     metrics = ServeMetrics(registry if registry is not None else CollectorRegistry())
     admission = LiveAdmission(scheduling or Scheduling(), model, SchedulerMetrics(metrics.registry))
     engine = build_engine(model, limits, admission)
-    metrics.watch(engine.running, engine.waiting)
+    metrics.watch(engine.running, engine.waiting, engine.cache_usage)
+    metrics.show_as_vllm(model_name)
     service = Service(model, tokenizer, model_name, aliases, engine, limits, metrics)
     app: FastAPI = build_server(
         service,

@@ -328,6 +328,11 @@ class BatchingEngine:
         pending = 0 if processor is None else len(processor.scheduler.waiting_requests)
         return pending + int(self.manager.input_queue.qsize())
 
+    def cache_usage(self) -> float:
+        """Part of the key-value cache that is in use, 0 to 1."""
+        processor = self.manager.batch_processor
+        return 0.0 if processor is None else 1.0 - float(processor.cache.compute_free_capacity())
+
     def stop(self, timeout_s: float) -> None:
         """Ends the thread, and gives the model its attention implementation back."""
         error = CBWorkerDeadError("The server is stopping.")

@@ -82,6 +82,9 @@ class Engine(Protocol):
     def waiting(self) -> int:
         """Requests that wait."""
 
+    def cache_usage(self) -> float:
+        """Part of the key-value cache that is in use, 0 to 1; 0 where it has no bound."""
+
     def stop(self, timeout_s: float) -> None:
         """Fails what is left and ends the thread, waiting for a running forward pass that long."""
 

@@ -83,7 +83,7 @@ class Generation:
         self._metrics = metrics
         self._count = 0
         self._calls = 0
-        self._begun = self._last = perf_counter()
+        self._begun = self._first = self._last = perf_counter()
 
     @property
     def prompt_tokens(self) -> int:
@@ -128,6 +128,10 @@ class Generation:
             self._engine.cancel(self._work.id)
             self._metrics.requests.labels(reason).inc()
             self._metrics.e2e_latency.observe(perf_counter() - self._begun)
+            self._metrics.request_prompt_tokens.observe(len(self._work.prompt))
+            self._metrics.request_generation_tokens.observe(self._count)
+            if self._count:
+                self._metrics.decode_time.observe(self._last - self._first)
 
     def _take(self, delivery: Delivery) -> tuple[str, str | None]:
         """The text of new tokens, and why the answer ends with them, if it does."""
@@ -150,6 +154,8 @@ class Generation:
         if self._count == 0:
             self._metrics.time_to_first_token.observe(now - self._begun)
             self._metrics.queue_time.observe(delivery.queued_s)
+            self._metrics.prefill_time.observe(max(0.0, now - self._begun - delivery.queued_s))
+            self._first = now
         else:
             self._metrics.inter_token_latency.observe(now - self._last)
         self._last = now

@@ -1,4 +1,4 @@
-"""What the HTTP face counts (Prometheus). Names are vLLM's where the meaning is the same."""
+"""What the HTTP face counts (Prometheus). Names are vLLM's where the meaning is the same: docs/metrics.md."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from attention_client.serve.vllm_names import VllmNames
+
 __all__ = ["ServeMetrics"]
 
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 
 
 class ServeMetrics:
@@ -45,17 +48,60 @@ class ServeMetrics:
         self.queue_time = self._histogram(
             "eaas_request_queue_time_seconds", "Time that a request waited for the engine"
         )
+        self.prefill_time = self._histogram(
+            "eaas_request_prefill_time_seconds", "From a request's start to its first token"
+        )
+        self.decode_time = self._histogram(
+            "eaas_request_decode_time_seconds", "From a request's first token to its last"
+        )
+        self.request_prompt_tokens = self._histogram(
+            "eaas_request_prompt_tokens", "Prompt tokens of a request", _TOKENS
+        )
+        self.request_generation_tokens = self._histogram(
+            "eaas_request_generation_tokens", "Generated tokens of a request", _TOKENS
+        )
         self._running = Gauge(
             "eaas_num_requests_running", "Requests in the running batch", registry=registry
         )
         self._waiting = Gauge(
             "eaas_num_requests_waiting", "Requests that wait for the engine", registry=registry
         )
+        self._cache_usage = Gauge(
+            "eaas_kv_cache_usage_perc",
+            "Part of the key-value cache that is in use, 0 to 1",
+            registry=registry,
+        )
 
-    def _histogram(self, name: str, text: str) -> Histogram:
-        return Histogram(name, text, buckets=_SECONDS, registry=self.registry)
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
+        return Histogram(name, text, buckets=buckets, registry=self.registry)
 
-    def watch(self, running: Callable[[], int], waiting: Callable[[], int]) -> None:
-        """Reads the two gauges from the engine whenever they are asked for."""
+    def watch(
+        self,
+        running: Callable[[], int],
+        waiting: Callable[[], int],
+        cache_usage: Callable[[], float],
+    ) -> None:
+        """Reads the gauges from the engine whenever they are asked for."""
         self._running.set_function(running)
         self._waiting.set_function(waiting)
+        self._cache_usage.set_function(cache_usage)
+
+    def show_as_vllm(self, model_name: str) -> None:
+        """Shows what vLLM counts, too, under vLLM's names."""
+        same = (
+            self.requests,
+            self.prompt_tokens,
+            self.generation_tokens,
+            self.time_to_first_token,
+            self.inter_token_latency,
+            self.e2e_latency,
+            self.queue_time,
+            self.prefill_time,
+            self.decode_time,
+            self.request_prompt_tokens,
+            self.request_generation_tokens,
+            self._running,
+            self._waiting,
+            self._cache_usage,
+        )
+        self.registry.register(VllmNames(same, model_name))

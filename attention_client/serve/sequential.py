@@ -101,6 +101,10 @@ class SequentialEngine:
         """Requests that wait for their turn."""
         return max(0, len(self._jobs) - self.running())
 
+    def cache_usage(self) -> float:
+        """0: each request has a cache of its own, without a bound."""
+        return 0.0
+
     def stop(self, timeout_s: float) -> None:
         """Ends the running request at its next token and fails the others."""
         self._stopped = True

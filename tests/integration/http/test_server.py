@@ -37,10 +37,32 @@ def test_health_status_and_metrics(box: Box) -> None:
         "eaas_inter_token_latency_seconds",
         "eaas_request_queue_time_seconds",
         "eaas_e2e_request_latency_seconds",
+        "eaas_request_prefill_time_seconds",
+        "eaas_request_decode_time_seconds",
+        "eaas_request_generation_tokens",
     ):
         assert box.metric(f"{name}_count") > 0
+        theirs = name.replace("eaas_", "vllm:")
+        assert box.metric(f"{theirs}_sum") == box.metric(f"{name}_sum")
     box.http.get("/some/scanner/path")
     assert "scanner" not in box.http.get("/metrics").text
+
+
+def test_a_request_fills_the_cache_and_leaves_it(box: Box) -> None:
+    box.wait_idle()
+    empty = box.metric("eaas_kv_cache_usage_perc")
+    box.slow_s = 0.05
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(box.complete, max_tokens=24)
+            deadline = time.monotonic() + 20
+            while box.metric("eaas_kv_cache_usage_perc") <= empty:
+                assert time.monotonic() < deadline
+            done.result()
+    finally:
+        box.slow_s = 0.0
+    box.wait_idle()
+    assert box.metric("eaas_kv_cache_usage_perc") == empty
 
 
 def test_a_cache_larger_than_memory_is_named() -> None:

@@ -39,6 +39,9 @@ def test_a_late_request_is_hedged_and_the_first_answer_wins() -> None:
     assert (hedges(call, "won"), hedges(call, "lost")) == (1, 0)
     assert ended(call) == {"s0": {"hedged_away": 1}, "s1": {"answered": 1}}
     assert slow.abandoned == 1
+    # What hedges are a share of.
+    count = call.shared.metrics.registry.get_sample_value
+    assert count("eaas_server_requests_total") == 1
 
 
 def test_a_hedge_that_comes_second_is_dropped() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 from prometheus_client import CollectorRegistry, generate_latest
 
 from attention_client.server_metrics import ServerMetrics
@@ -21,9 +23,15 @@ MEMBERS = {
 }
 
 
-def samples(members: dict[str, Member] | None) -> list[str]:
+def samples(
+    members: dict[str, Member] | None,
+    placed: tuple[str, ...] = (),
+    known: dict[str, Member] | None = None,
+) -> list[str]:
     registry = CollectorRegistry()
-    registry.register(ServerMetrics(lambda _timeout_s: members))
+    registry.register(
+        ServerMetrics(lambda _timeout_s: members, lambda: known or {}, lambda: placed)
+    )
     lines = generate_latest(registry).decode().splitlines()
     return [line for line in lines if not line.startswith("#")]
 
@@ -34,10 +42,27 @@ def test_live_expert_servers_only() -> None:
         'eaas_expert_server_busy_seconds_total{server="b"} 2.5',
         'eaas_expert_server_experts{server="a"} 4.0',
         'eaas_expert_server_experts{server="b"} 4.0',
+        'eaas_expert_server_up{server="a"} 1.0',
+        'eaas_expert_server_up{server="b"} 1.0',
     ]
 
 
-def test_without_a_monitor_there_are_none() -> None:
+def ups(*given: Any, **more: Any) -> list[str]:
+    return [line for line in samples(*given, **more) if "_up" in line]
+
+
+def test_a_dead_server_is_down_while_the_placement_counts_on_it() -> None:
+    up = [f'eaas_expert_server_up{{server="{name}"}} 1.0' for name in "ab"]
+    assert ups(MEMBERS, ("a", "c")) == [*up, 'eaas_expert_server_up{server="c"} 0.0']
+    assert ups(MEMBERS, ("a", "b")) == up
+
+
+def test_without_a_monitor_there_is_what_was_heard_last() -> None:
+    assert samples(None, ("a", "c"), MEMBERS) == [
+        'eaas_expert_server_up{server="a"} 1.0',
+        'eaas_expert_server_up{server="b"} 1.0',
+        'eaas_expert_server_up{server="c"} 0.0',
+    ]
     assert samples(None) == []
 
 
@@ -49,7 +74,7 @@ def test_registering_asks_nobody() -> None:
         return MEMBERS
 
     registry = CollectorRegistry()
-    registry.register(ServerMetrics(ask))
+    registry.register(ServerMetrics(ask, dict, tuple))
     assert asked == []
     generate_latest(registry)
     assert len(asked) == 1

@@ -6,13 +6,21 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import yaml
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Metric
 
 from attention_client.metrics import ClientMetrics
 from attention_client.serve.metrics import ServeMetrics
+from attention_client.serve.scheduler_metrics import SchedulerMetrics
 from attention_client.server_metrics import ServerMetrics
-from eaas.types import Member, MemberState, Role
+from balancer.live.control import Signals
+from balancer.live.hotness import Reading, Work
+from balancer.live.mind import Settings
+from balancer.live.state import LoadState
+from balancer.metrics import BalancerMetrics
+from eaas.config import BalancerConfig
+from eaas.types import Member, MemberState, Placement, Role
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
@@ -20,29 +28,76 @@ DASHBOARD = json.loads((DEPLOY / "grafana/dashboards/eaas.json").read_text())
 SOURCE = yaml.safe_load((DEPLOY / "grafana/provisioning/datasources/prometheus.yaml").read_text())
 
 
-def sample_names() -> set[str]:
-    """Of everything that /metrics can show."""
+def families() -> list[Metric]:
+    """Of everything that /metrics of endpoint and balancer can show."""
     registry = CollectorRegistry()
-    ClientMetrics(registry)
-    ServeMetrics(registry)
+    ClientMetrics(registry).watch_coverage(int, int)
+    ServeMetrics(registry).show_as_vllm("demo")
+    SchedulerMetrics(registry)
     server = Member("a", Role.EXPERT_SERVER, 1, "here", "here:1", MemberState.SERVING)
-    registry.register(ServerMetrics(lambda _timeout_s: {"a": server}))
+    registry.register(ServerMetrics(lambda _timeout_s: {"a": server}, dict, tuple))
+    return [*registry.collect(), *balancer_families()]
+
+
+def balancer_families() -> list[Metric]:
+    """With a load, and with knobs that are set from it."""
+    load = LoadState(BalancerConfig(), 1, 2)
+    holds_LSE = np.ones((1, 1, 2), bool)
+    placement = Placement(1, ("a",), holds_LSE, holds_LSE.astype(np.float32))
+    member = Member("a", Role.EXPERT_SERVER, 1, "here", "here:1", MemberState.SERVING)
+    for n in (1, 2):
+        reading = Reading(1, n, np.full((1, 2), n), Work(float(n)))
+        load.stepped({"a": reading}, {"a": member}, placement, 1000)
+    metrics = BalancerMetrics(
+        lambda: load,
+        lambda: Settings(policy="eplb", tuned={"k": 0.5}),
+        lambda: Signals(burstiness=0.1),
+    )
+    metrics.published(placement)
+    return list(metrics.registry.collect())
+
+
+def sample_names() -> set[str]:
     names = set()
-    for metric in registry.collect():
+    for metric in families():
         endings = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}
         names |= {metric.name + ending for ending in endings.get(metric.type, [""])}
     return names
 
 
+def named(expressions: list[str]) -> set[str]:
+    return {name for text in expressions for name in re.findall(r"\beaas_\w+", text)}
+
+
 def test_the_dashboard_asks_for_metrics_that_exist() -> None:
-    asked = {
-        name
-        for panel in DASHBOARD["panels"]
-        for target in panel["targets"]
-        for name in re.findall(r"eaas_\w+", target["expr"])
-    }
+    asked = named([t["expr"] for panel in DASHBOARD["panels"] for t in panel["targets"]])
     assert len(asked) > 10
     assert asked <= sample_names()
+
+
+def test_the_alerts_ask_for_metrics_that_exist() -> None:
+    rules = yaml.safe_load((DEPLOY / "prometheus/alerts.yaml").read_text())["groups"][0]["rules"]
+    asked = named([rule["expr"] for rule in rules])
+    assert len(asked) > 5
+    assert asked <= sample_names()
+
+
+def test_the_page_lists_every_metric_and_no_other() -> None:
+    page = (DEPLOY.parent / "docs/metrics.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    listed = {
+        n for row in rows for n in re.findall(r"`((?:eaas_|vllm:)\w+)", row.rsplit("|", 2)[0])
+    }
+    listed.discard("eaas_scheduler_")
+    there = {m.name + ("_total" if m.type == "counter" else "") for m in families()}
+    assert listed == {name for name in there if not name.startswith("eaas_scheduler_")}
+
+
+def test_units_are_base_units_and_names_say_them() -> None:
+    for metric in families():
+        assert re.fullmatch(r"(eaas_|vllm:)[a-z0-9_]+", metric.name)
+        assert not re.search(r"_(ms|us|minutes|kb|mb|percent)$", metric.name)
+        assert metric.documentation
 
 
 def test_the_dashboard_is_whole() -> None:
@@ -70,6 +125,8 @@ def test_the_files_lie_where_they_are_looked_for() -> None:
     )
     for source in mounts.values():
         assert (DEPLOY / source).exists()
+    config = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text())
+    assert [f"/etc/prometheus/{name}" in mounts for name in config["rule_files"]] == [True]
     providers = yaml.safe_load((DEPLOY / "grafana/provisioning/dashboards/eaas.yaml").read_text())
     (provider,) = providers["providers"]
     environment = COMPOSE["services"]["grafana"]["environment"]
@@ -83,9 +140,12 @@ def test_services_and_ports() -> None:
     (source,) = SOURCE["datasources"]
     assert source["url"] == "http://prometheus:9090"
     scrape = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text())["scrape_configs"]
-    ((lookup,),) = [job["dns_sd_configs"] for job in scrape]
-    (client,) = lookup["names"]
-    assert services[client]["ports"][0].endswith(f":{lookup['port']}")
+    lookups = {job["job_name"]: job["dns_sd_configs"][0] for job in scrape}
+    (client,) = lookups["eaas"]["names"]
+    assert services[client]["ports"][0].endswith(f":{lookups['eaas']['port']}")
+    (balancer,) = lookups["eaas-balancer"]["names"]
+    port = services[balancer]["environment"]["EAAS_BALANCER__METRICS_PORT"]
+    assert port == str(lookups["eaas-balancer"]["port"])
     # What is published is for this machine.
     published = [port for service in services.values() for port in service.get("ports", [])]
     assert len(published) == 3

@@ -57,6 +57,9 @@ class ScriptedEngine:
     def waiting(self) -> int:
         return 0
 
+    def cache_usage(self) -> float:
+        return 0.0
+
 
 def one_by_one(tokens: list[int]) -> list[Delivery]:
     return [Delivery([t], finished=i == len(tokens) - 1) for i, t in enumerate(tokens)]
@@ -95,6 +98,9 @@ def test_text_ends_with_an_end_token_that_is_not_shown() -> None:
     stop = {"finished_reason": "stop"}
     assert registry.get_sample_value("eaas_request_success_total", stop) == 1
     assert registry.get_sample_value("eaas_generation_tokens_total") == len(tokens)
+    for name, value in (("prompt", 3), ("generation", len(tokens))):
+        assert registry.get_sample_value(f"eaas_request_{name}_tokens_count") == 1
+        assert registry.get_sample_value(f"eaas_request_{name}_tokens_sum") == value
 
 
 def test_what_was_held_back_comes_at_the_end() -> None:

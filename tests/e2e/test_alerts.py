@@ -1,0 +1,145 @@
+"""The alert rules in a real Prometheus that scrapes a real cluster: they fire on kills, and resolve."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from prometheus_box import PrometheusBox, missing
+
+pytestmark = [
+    pytest.mark.chaos,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(missing() is not None, reason=str(missing())),
+]
+
+FILES = Path(__file__).parents[2] / "deploy/prometheus"
+
+
+def until(wanted: Callable[[], Any], timeout_s: float = 60.0) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while not (found := wanted()):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    return found
+
+
+def in_seconds(text: str) -> str:
+    """The rules as they are, but for how long something is to be so, and over what time rates are taken."""
+    text = re.sub(r"^( +for:) \d+[sm]$", r"\1 1s", text, flags=re.MULTILINE)
+    return re.sub(r"\[\d+m\]", "[10s]", text)
+
+
+@pytest.fixture
+def up(checkpoint: Callable[..., Path], start_up: Callable[..., Any], tmp_path: Path) -> Any:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    config = tmp_path / "cluster.yaml"
+    config.write_text(yaml.safe_dump({"balancer": {"metrics_port": port}}))
+    running = start_up(checkpoint("qwen3_moe"), "--config", str(config))
+    running.balancer_metrics = f"127.0.0.1:{port}"
+    running.wait_serving()
+    return running
+
+
+@pytest.fixture
+def prometheus(up: Any, tmp_path: Path) -> Iterator[PrometheusBox]:
+    (tmp_path / "alerts.yaml").write_text(in_seconds((FILES / "alerts.yaml").read_text()))
+    document = yaml.safe_load((FILES / "prometheus.yml").read_text())
+    document["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    addresses = {
+        "eaas": up.endpoint.removeprefix("http://"),
+        "eaas-balancer": up.balancer_metrics,
+    }
+    for job in document["scrape_configs"]:
+        # In place of a lookup that only containers have.
+        del job["dns_sd_configs"]
+        job["static_configs"] = [{"targets": [addresses[job["job_name"]]]}]
+    config = tmp_path / "prometheus.yml"
+    config.write_text(yaml.safe_dump(document))
+    box = PrometheusBox(tmp_path / "prometheus", config)
+    yield box
+    box.stop()
+
+
+def generate(up: Any) -> None:
+    body = {"prompt": "Once upon", "max_tokens": 30, "ignore_eos": True}
+    response = httpx.post(f"{up.endpoint}/v1/completions", json=body, timeout=60)
+    assert response.status_code == 200
+
+
+def kill(up: Any, name: str) -> Callable[[], None]:
+    """SIGKILL; returns what starts it again."""
+    pid = up.member(name)["pid"]
+    line = [word.decode() for word in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]]
+    directory = os.readlink(f"/proc/{pid}/cwd")
+    os.kill(pid, signal.SIGKILL)
+
+    def again() -> None:
+        process = subprocess.Popen(
+            line, cwd=directory, env=up.home.environment, start_new_session=True
+        )
+        threading.Thread(target=process.wait, daemon=True).start()
+
+    return again
+
+
+def test_kills_fire_and_returns_resolve(up: Any, prometheus: PrometheusBox) -> None:
+    def scraped(query: str, wanted: float) -> bool:
+        return prometheus.value(query) == wanted
+
+    generate(up)
+    until(lambda: scraped('count(up{job=~"eaas.*"} == 1)', 2))
+    until(lambda: scraped("sum(eaas_expert_server_up)", 3))
+    until(lambda: scraped("eaas_generation_tokens_total", 30))
+    until(lambda: scraped("vllm:generation_tokens_total", 30))
+
+    def par() -> float:
+        generate(up)
+        return prometheus.value("avg(eaas_balancer_par)") or 0.0
+
+    until(lambda: par() >= 1.0)
+    assert scraped("eaas_min_replicas", 2)
+    assert prometheus.firing().keys() <= {"EaasParHigh"}  # Of a tiny model, for few tokens.
+
+    # One of three: everything is served on, with a replica fewer.
+    first = kill(up, "expert-server-1")
+    dead = until(lambda: prometheus.firing().get("EaasServerDead"))
+    assert dead["server"] == "expert-server-1"
+    assert dead["severity"] == "warning"
+    until(lambda: scraped("eaas_min_replicas", 1))
+    assert "EaasExpertUncovered" not in prometheus.firing()
+    first()
+    until(lambda: "EaasServerDead" not in prometheus.firing())
+
+    # Two of three: what only they held is nowhere.
+    until(lambda: scraped("eaas_min_replicas", 2))
+    returns = [kill(up, "expert-server-0"), kill(up, "expert-server-1")]
+    uncovered = until(lambda: prometheus.firing().get("EaasExpertUncovered"))
+    assert uncovered["severity"] == "critical"
+    for again in returns:
+        again()
+    resolved = {"EaasExpertUncovered", "EaasServerDead"}
+    until(lambda: not resolved & prometheus.firing().keys())
+    assert "EaasViewStale" not in prometheus.firing()
+
+    os.kill(up.member("monitor")["pid"], signal.SIGKILL)
+    until(lambda: "EaasViewStale" in prometheus.firing())
+
+    # Last, the endpoint itself.
+    client = up.status()["members"]
+    (pid,) = [m["pid"] for m in client if m["role"] == "attention-client"]
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: "EaasEndpointDown" in prometheus.firing())

@@ -1,0 +1,175 @@
+"""Each alert rule, by promtool: figures that must fire it, and figures next to these that must not."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from prometheus_box import missing
+
+ROOT = Path(__file__).parents[3]
+FILE = ROOT / "deploy/prometheus/alerts.yaml"
+RULES = {rule["alert"]: rule for rule in yaml.safe_load(FILE.read_text())["groups"][0]["rules"]}
+
+needs_promtool = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+
+ENDPOINT = 'job="eaas",instance="here:8000"'
+UP = {f"up{{{ENDPOINT}}}": "1x400"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Series every 5 s, and when the alert is looked for."""
+
+    alert: str
+    series: dict[str, str]
+    at: str
+    fires: bool
+    labels: dict[str, str] | None = None
+
+
+def uncovered(values: str) -> dict[str, str]:
+    return {f"eaas_uncovered_experts{{{ENDPOINT}}}": values}
+
+
+def servers(b: str) -> dict[str, str]:
+    return {
+        f'eaas_expert_server_up{{server="{server}",{ENDPOINT}}}': values
+        for server, values in (("a", "1x400"), ("b", b))
+    }
+
+
+def age(values: str) -> dict[str, str]:
+    return {f"eaas_view_age_seconds{{{ENDPOINT}}}": values}
+
+
+def hedges(per_1000: int) -> dict[str, str]:
+    return {
+        f"eaas_server_requests_total{{{ENDPOINT}}}": "0+1000x400",
+        f'eaas_hedges_total{{outcome="won",{ENDPOINT}}}': f"0+{per_1000 - 1}x400",
+        f'eaas_hedges_total{{outcome="lost",{ENDPOINT}}}': "0+1x400",
+    }
+
+
+def par(first: float, second: float, tokens: str = "0+50x400") -> dict[str, str]:
+    balancer = 'job="eaas-balancer",instance="there:7003"'
+    return {
+        f'eaas_balancer_par{{layer="0",{balancer}}}': f"{first}x400",
+        f'eaas_balancer_par{{layer="1",{balancer}}}': f"{second}x400",
+        f"eaas_generation_tokens_total{{{ENDPOINT}}}": tokens,
+    }
+
+
+def failed(values: str) -> dict[str, str]:
+    return {f"eaas_layer_calls_failed_total{{{ENDPOINT}}}": values}
+
+
+CASES = [
+    Case("EaasExpertUncovered", uncovered("0 0 4x100"), "20s", True),
+    Case("EaasExpertUncovered", uncovered("0 0 4x100"), "10s", False),  # Not for 5 s yet.
+    Case("EaasExpertUncovered", uncovered("0 0 4x10 0x90"), "2m", False),
+    Case("EaasExpertUncovered", uncovered("0x100"), "5m", False),
+    Case("EaasLayerCallsFailing", failed("0x20 1x300"), "2m", True),
+    Case("EaasLayerCallsFailing", failed("0x20 1x300"), "8m", False),  # Five minutes later.
+    Case("EaasLayerCallsFailing", failed("3x300"), "5m", False),
+    Case(
+        "EaasEndpointDown",
+        {f"up{{{ENDPOINT}}}": "1x10 0x100"},
+        "2m",
+        True,
+        {"job": "eaas", "instance": "here:8000"},
+    ),
+    Case("EaasEndpointDown", {'up{job="eaas-balancer"}': "1x100"}, "2m", True, {"job": "eaas"}),
+    Case("EaasEndpointDown", {f"up{{{ENDPOINT}}}": "1x10 0x100"}, "1m", False),
+    Case("EaasEndpointDown", UP | {'up{job="other"}': "0x400"}, "5m", False),
+    Case("EaasServerDead", servers("1x10 0x100"), "65s", True, {"server": "b"}),
+    Case("EaasServerDead", servers("1x10 0x10 1x100"), "3m", False),
+    Case("EaasServerDead", servers("1x10 0x10 _x100"), "10m", False),  # Replaced by others.
+    Case("EaasViewStale", age("0x10 0+5x100"), "2m", True),
+    Case("EaasViewStale", age("0x10 0+5x100"), "70s", False),
+    Case("EaasViewStale", age("15x400"), "10m", False),
+    Case("EaasHedgesHigh", hedges(31), "11m", True),
+    Case("EaasHedgesHigh", hedges(29), "11m", False),
+    Case("EaasParHigh", par(1.2, 2.0), "20m", True),
+    Case("EaasParHigh", par(1.2, 2.0), "9m", False),
+    Case("EaasParHigh", par(1.0, 2.0), "20m", False),
+    Case("EaasParHigh", par(1.2, 2.0, "7x400"), "20m", False),  # Idle.
+]
+
+
+def judge(rules: Path, cases: list[Case]) -> subprocess.CompletedProcess[str]:
+    """promtool's word on whether the rules do what the cases say; it names those that they do not."""
+    tests = []
+    for case in cases:
+        up = {} if "Endpoint" in case.alert else UP
+        labels = {"severity": RULES[case.alert]["labels"]["severity"], **(case.labels or {})}
+        expected = [{"exp_labels": labels}] if case.fires else []
+        series = [{"series": name, "values": v} for name, v in (case.series | up).items()]
+        look = {"eval_time": case.at, "alertname": case.alert, "exp_alerts": expected}
+        tests.append({"interval": "5s", "input_series": series, "alert_rule_test": [look]})
+    file = rules.parent / "test.yaml"
+    document = {"rule_files": [str(rules)], "evaluation_interval": "5s", "tests": tests}
+    file.write_text(yaml.safe_dump(document))
+    return subprocess.run(
+        ["promtool", "test", "rules", str(file)], capture_output=True, text=True, timeout=60
+    )
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Path:
+    """The rules without the texts for people, which are not what is tested."""
+    document = yaml.safe_load(FILE.read_text())
+    for rule in document["groups"][0]["rules"]:
+        del rule["annotations"]
+    path = tmp_path / "alerts.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+@needs_promtool
+def test_promtool_accepts_the_files() -> None:
+    for what, name in (("rules", "alerts.yaml"), ("config", "prometheus.yml")):
+        done = subprocess.run(
+            ["promtool", "check", what, str(FILE.parent / name)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert f"{len(RULES)} rules found" in done.stdout
+
+
+@needs_promtool
+def test_each_rule_fires_when_it_must_and_only_then(bare: Path) -> None:
+    done = judge(bare, CASES)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_promtool
+@pytest.mark.parametrize("expr", ["vector(0) > 1", "vector(1)"], ids=["never", "always"])
+@pytest.mark.parametrize("alert", sorted(RULES))
+def test_a_rule_that_is_wrong_is_found(bare: Path, alert: str, expr: str) -> None:
+    document = yaml.safe_load(bare.read_text())
+    (rule,) = [r for r in document["groups"][0]["rules"] if r["alert"] == alert]
+    rule["expr"] = expr
+    bare.write_text(yaml.safe_dump(document))
+    done = judge(bare, [c for c in CASES if c.alert == alert])
+    assert done.returncode == 1
+    assert f"alertname: {alert}" in done.stdout + done.stderr
+
+
+def test_each_rule_has_both_kinds_of_cases() -> None:
+    assert {(c.alert, c.fires) for c in CASES} == {(a, f) for a in RULES for f in (True, False)}
+
+
+def test_each_rule_says_what_to_do() -> None:
+    page = (ROOT / "docs/metrics.md").read_text()
+    assert re.findall(r"^\| `(Eaas\w+)` \|", page, re.MULTILINE) == list(RULES)
+    for rule in RULES.values():
+        assert set(rule["annotations"]) == {"summary", "description"}
+        assert rule["labels"]["severity"] in ("warning", "critical")
