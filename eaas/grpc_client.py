@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import grpc
+from grpc._channel import _SingleThreadedRendezvous
 
 from eaas.tls import Identity, server_name
 
@@ -117,14 +118,14 @@ def channel(
 
 
 def leave(call: Any) -> None:
-    """Ends a response stream of a `channel` and lets go of it. For the thread that reads it; idempotent.
+    """Ends a stream and lets go of it. For the thread that reads it; idempotent.
 
-    `call.cancel()` alone leaks about 20 KB: gRPC keeps such a call for good, even past its channel, until
-    its last events are taken, and a cancelled one's iterator takes none.
+    `call.cancel()` alone leaks about 20 KB of a response stream that waits in C: gRPC keeps the call for
+    good, even past its channel, until its last events are taken, and a cancelled one's iterator takes none.
     """
     call.cancel()
     # There is no public way to them (grpcio 1.85). After a cancel they come at once.
-    while call._state.due:
+    while isinstance(call, _SingleThreadedRendezvous) and call._state.due:
         call._consume_next_event()
 
 
