@@ -1,0 +1,107 @@
+"""What happened between two looks at a cluster. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from eaas.facts.model import Decision, Event, Facts
+from eaas.types import Member, MemberState
+
+__all__ = ["between"]
+
+_KINDS = {
+    MemberState.SERVING: ("serving", "serves"),
+    MemberState.DRAINING: ("draining", "is leaving: others take its experts over"),
+    MemberState.SUSPECT: ("suspected", "is late with its heartbeat"),
+    MemberState.DEAD: ("dead", "is DEAD"),
+    MemberState.JOINING: ("joined", "joins"),
+}
+
+
+def between(before: Facts, after: Facts) -> tuple[Event, ...]:
+    """The events, the newest look's. The first look of all has none: nobody saw what came before."""
+    if not before.sources:
+        return ()
+    return tuple(
+        Event(after.at, kind, subject, text)
+        for events in (
+            _sources(before, after),
+            _members(before, after),
+            _coverage(before, after),
+            _failovers(before, after),
+            _decisions(before.decisions, after.decisions),
+        )
+        for kind, subject, text in events
+    )
+
+
+def _sources(before: Facts, after: Facts) -> Iterator[tuple[str, str, str]]:
+    for name, source in after.sources.items():
+        was_silent = before.sources[name].silent_since is not None
+        if source.silent_since is not None and not was_silent:
+            yield "unreachable", name, f"does not answer: {source.why}"
+        elif source.silent_since is None and was_silent:
+            yield "reachable", name, "answers again"
+
+
+def _members(before: Facts, after: Facts) -> Iterator[tuple[str, str, str]]:
+    # Nobody has joined or left because the monitor speaks for the first time.
+    if not before.members:
+        return
+    known = {m.member.id: m.member for m in before.members}
+    for member in (m.member for m in after.members):
+        old = known.pop(member.id, None)
+        if old is None or old.incarnation != member.incarnation:
+            yield "joined", member.id, f"joined (life {member.incarnation}, pid {member.pid})"
+            if member.state is not MemberState.JOINING:
+                yield _state(member)
+        elif old.state is not member.state:
+            yield _state(member)
+    for old in known.values():
+        if old.state is not MemberState.DEAD:
+            yield "dead", old.id, "has left"
+
+
+def _state(member: Member) -> tuple[str, str, str]:
+    kind, text = _KINDS[member.state]
+    return kind, member.id, text
+
+
+def _coverage(before: Facts, after: Facts) -> Iterator[tuple[str, str, str]]:
+    if after.uncovered and not before.uncovered:
+        layer, expert = after.uncovered[0]
+        count = len(after.uncovered)
+        yield "uncovered", "experts", f"{count} without a live replica (first: {layer}/{expert})"
+    elif before.uncovered and not after.uncovered:
+        yield "covered", "experts", "all have a live replica again"
+
+
+def _failovers(before: Facts, after: Facts) -> Iterator[tuple[str, str, str]]:
+    if before.counters is None or after.counters is None:
+        return
+    for reason, total in after.counters.failovers.items():
+        count = total - before.counters.failovers.get(reason, 0.0)
+        if count > 0:
+            parts = "1 part of a layer call" if count == 1 else f"{count:.0f} parts of layer calls"
+            yield "failover", "endpoint", f"{parts} sent to another replica ({reason})"
+
+
+def _decisions(
+    before: tuple[Decision, ...], after: tuple[Decision, ...]
+) -> Iterator[tuple[str, str, str]]:
+    newest = max((d.number for d in before), default=0)
+    for decision in reversed(after):
+        if decision.number > newest:
+            yield "rebalance", "balancer", decision_text(decision)
+
+
+def decision_text(decision: Decision) -> str:
+    """What was decided and why, in a line."""
+    change = f"PAR {decision.par_now:.2f} to {decision.par_then:.2f}" if decision.par_now else ""
+    what = {
+        "moves": f"{decision.transit} replicas move",
+        "shares": "other shares, nothing moves",
+    }.get(decision.verdict, "nothing changes")
+    why = f": {decision.reason}" if decision.reason else ""
+    given_up = f" Given up: {decision.given_up}" if decision.given_up else ""
+    return ", ".join(filter(None, (f"{decision.trigger}: {what}", change))) + why + given_up

@@ -1,0 +1,127 @@
+"""Readings, folded into facts. No I/O, no clock."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from eaas.facts.counters import Counters, Rates, rates
+from eaas.facts.events import between
+from eaas.facts.model import (
+    Answer,
+    Facts,
+    MemberFacts,
+    Point,
+    Reading,
+    Source,
+    coverage,
+)
+from eaas.types import Member, MemberState
+
+__all__ = ["FactsFold"]
+
+# Of events and of points of the curves.
+_EVENTS = 200
+_POINTS = 300
+# The rates are of so many seconds: a token that takes longer than a look is still seen.
+_RATES_S = 10.0
+
+
+class FactsFold:
+    """Keeps the last word of each source, so that one that is silent leaves what it said."""
+
+    def __init__(self) -> None:
+        self.facts = Facts()
+        self._heard_at = 0.0
+        self._members: tuple[Member, ...] = ()
+        self._busy: dict[tuple[str, int], tuple[float, float, float | None]] = {}
+        self._counters: deque[tuple[float, Counters]] = deque()
+        self._curve: deque[Point] = deque(maxlen=_POINTS)
+
+    def take(self, reading: Reading) -> Facts:
+        """The facts with this reading, the newest yet."""
+        before, now = self.facts, reading.at
+        if reading.members is not None:
+            self._heard_at = now
+            self._members = tuple(sorted(reading.members, key=lambda m: (m.role.value, m.id)))
+        placement = reading.placement or before.placement
+        uncovered, min_replicas = coverage(placement, self._members)
+        load = reading.load or before.load
+        bound = reading.bound if reading.bound is not None else before.bound
+        par = load.par if load is not None and reading.balancer.reached else None
+        pace = self._rates(now, reading.counters)
+        self._curve.append(Point(now, par, bound if par is not None else None, pace))
+        facts = Facts(
+            at=now,
+            sources=_sources(before.sources, reading),
+            members=self._member_facts(now, fresh=reading.members is not None),
+            placement=placement,
+            load=load,
+            uncovered=uncovered,
+            min_replicas=min_replicas,
+            par=par,
+            bound=bound,
+            counters=reading.counters or before.counters,
+            rates=pace,
+            curve=tuple(self._curve),
+            decisions=before.decisions if reading.decisions is None else reading.decisions,
+        )
+        # The newest first, also of those that were seen together.
+        events = (*reversed(between(before, facts)), *before.events)[:_EVENTS]
+        self.facts = replace(facts, events=events)
+        return self.facts
+
+    def _member_facts(self, now: float, *, fresh: bool) -> tuple[MemberFacts, ...]:
+        found = []
+        for member in self._members:
+            heard_at = self._heard_at - member.silence_s
+            # Of its last heartbeat: `busy_s` is as old as that.
+            if fresh:
+                self._utilise(member, heard_at)
+            share = self._busy.get((member.id, member.incarnation), (0.0, 0.0, None))[2]
+            if member.state is MemberState.DEAD:
+                share = None
+            found.append(MemberFacts(member, now - heard_at, share))
+        if fresh:
+            known = {(m.id, m.incarnation) for m in self._members}
+            self._busy = {key: value for key, value in self._busy.items() if key in known}
+        return tuple(found)
+
+    def _utilise(self, member: Member, heard_at: float) -> None:
+        key = member.id, member.incarnation
+        then, busy_s, share = self._busy.get(key, (heard_at, member.busy_s, None))
+        # Two snapshots between two heartbeats tell the same twice, but for rounding.
+        if heard_at - then > 0.2:
+            share = min(1.0, max(0.0, (member.busy_s - busy_s) / (heard_at - then)))
+            then, busy_s = heard_at, member.busy_s
+        self._busy[key] = then, busy_s, share
+
+    def _rates(self, now: float, counters: Counters | None) -> Rates:
+        if counters is None:
+            self._counters.clear()
+            return Rates()
+        self._counters.append((now, counters))
+        while len(self._counters) > 2 and self._counters[1][0] <= now - _RATES_S:
+            self._counters.popleft()
+        then, first = self._counters[0]
+        return rates(first, counters, now - then)
+
+
+def _sources(before: Mapping[str, Source], reading: Reading) -> Mapping[str, Source]:
+    answers: dict[str, Answer] = {
+        "monitor": reading.monitor,
+        "balancer": reading.balancer,
+        "endpoint": reading.endpoint,
+    }
+    return MappingProxyType(
+        {name: _source(before.get(name), name, a, reading.at) for name, a in answers.items()}
+    )
+
+
+def _source(before: Source | None, name: str, answer: Answer, now: float) -> Source:
+    if answer.reached:
+        return Source(name)
+    since = before.silent_since if before is not None else None
+    return Source(name, now if since is None else since, answer.why)
