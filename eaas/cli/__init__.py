@@ -19,6 +19,7 @@ from eaas.cli import (
     roles,
     servers,
     simulate,
+    top,
     trace,
     up,
 )
@@ -44,6 +45,7 @@ demo.register(app)
 bench.register(app)
 chaos.register(app)
 simulate.register(app)
+top.register(app)
 trace.register(app)
 knobs.register(app)
 roles.register(app)

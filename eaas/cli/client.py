@@ -14,7 +14,7 @@ from eaas.api_keys import authorization
 from eaas.cli.options import Endpoint, Json, KeyToShow
 from eaas.errors import ClusterError
 
-__all__ = ["fetch_status", "register", "status_table"]
+__all__ = ["STATE_COLOURS", "fetch_status", "register", "status_table"]
 
 DEFAULT_ENDPOINT = "http://127.0.0.1:8000"
 _STATUS_S = 5.0
@@ -23,7 +23,7 @@ _PIPED_WIDTH = 160
 _NAMED = 6
 # Between two tokens of a stream: a layer's whole deadline, many times over.
 _TOKEN_S = 120.0
-_COLOURS = {
+STATE_COLOURS = {
     "SERVING": "green",
     "JOINING": "cyan",
     "DRAINING": "cyan",
@@ -87,7 +87,7 @@ def status_table(document: dict[str, Any]) -> Any:
         state = member["state"]
         table.add_row(
             member["id"],
-            Text(state, style=_COLOURS.get(state, "")),
+            Text(state, style=STATE_COLOURS.get(state, "")),
             str(member["pid"]),
             member["address"],
             str(member["incarnation"]),

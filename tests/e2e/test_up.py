@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import pty
 import random
 import re
+import select
 import shutil
 import signal
 import socket
+import struct
 import subprocess
+import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -163,6 +169,64 @@ def test_status_table(up: Any) -> None:
     for m in up.status()["members"]:
         (row,) = [line for line in done.stdout.splitlines() if line.split()[:1] == [m["id"]]]
         assert row.split()[1:4] == ["SERVING", str(m["pid"]), m["address"]]
+
+
+def test_top_for_programs_and_in_a_pipe(up: Any) -> None:
+    done = up.home.run("top", "--json", "--endpoint", up.endpoint)
+    assert (done.returncode, done.stderr) == (0, "")
+    document = json.loads(done.stdout)
+    assert document["coverage"] == {"uncovered": [], "min_replicas": 2}
+    assert {source["silent_s"] for source in document["sources"].values()} == {None}
+    told = {m["id"]: m["state"] for m in document["members"]}
+    assert told == {m["id"]: m["state"] for m in up.status()["members"]}
+    done = up.home.run("top", "--endpoint", up.endpoint)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"{up.endpoint}   epoch 1   experts: at least 2 live\n")
+    assert "\x1b" not in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("key", [b"q", b"\x03"], ids=["q", "Ctrl-C"])
+def test_top_in_a_terminal(up: Any, key: bytes) -> None:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    before = termios.tcgetattr(theirs)
+    environment = up.home.environment | {"TERM": "xterm-256color"}
+    command = [sys.executable, "-m", "eaas", "top", "--endpoint", up.endpoint]
+    with subprocess.Popen(
+        command,
+        env=environment,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        # So that Ctrl-C is its terminal's to turn into a signal.
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    ) as process:
+        try:
+            shown = b""
+            # From the second frame on there are rates: it goes on by itself.
+            while shown.count(b"tokens/s") < 3:
+                ready, _, _ = select.select([ours], [], [], 60)
+                assert ready, shown.decode(errors="replace")
+                shown += os.read(ours, 65536)
+            os.write(ours, key)
+            deadline = time.monotonic() + 20
+            while process.poll() is None:
+                assert time.monotonic() < deadline
+                if select.select([ours], [], [], 0.1)[0]:
+                    shown += os.read(ours, 65536)
+            assert process.returncode == 0
+            assert b"Traceback" not in shown
+            assert b"expert-server-0" in shown
+            # The screen, the cursor and the keyboard are as they were.
+            assert shown.count(b"\x1b[?1049h") == shown.count(b"\x1b[?1049l") == 1
+            assert shown.count(b"\x1b[?25l") == shown.count(b"\x1b[?25h") == 1
+            assert termios.tcgetattr(theirs) == before
+        finally:
+            process.kill()
+            os.close(ours)
+            os.close(theirs)
 
 
 def test_generate(up: Any, eager_text: str) -> None:

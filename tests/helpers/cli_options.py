@@ -39,6 +39,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "--log-dir": None,
     },
     "status": {"--endpoint": "http://127.0.0.1:8000", "--api-key-file": None, "--json": False},
+    "top": {
+        "--endpoint": "http://127.0.0.1:8000",
+        "--once": False,
+        "--api-key-file": None,
+        "--tls": None,
+        "--json": False,
+    },
     "generate": {
         "prompt": None,
         "--endpoint": "http://127.0.0.1:8000",
