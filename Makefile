@@ -1,5 +1,5 @@
 # Two commands are enough: `make up` serves a model, `make test` runs every test.
-.PHONY: setup up test test-compose fuzz sim soak bench-client lint format proto clean
+.PHONY: setup up test test-compose fuzz sim soak bench-client docs lint format proto clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
@@ -67,7 +67,11 @@ bench-client: setup .venv-bench/.installed
 	.venv-bench/bin/pip install --quiet --disable-pip-version-check '$(AIPERF)'
 	@touch $@
 
-lint: setup proto
+# The site, into site/; a link or an anchor that leads nowhere ends it.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+lint: setup proto docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -85,4 +89,4 @@ proto: setup
 	$(BIN)/python docs/make_api.py
 
 clean:
-	rm -rf $(VENV) .venv-bench build *.egg-info
+	rm -rf $(VENV) .venv-bench site build *.egg-info

@@ -12,7 +12,8 @@ __all__ = ["disagreements", "row"]
 def row(asked: Asked, run: Run) -> dict[str, Any]:
     """A run in the document: counts of requests, then aiperf's figures.
 
-    `prompts_differ` and `outputs_differ` are requests for which aiperf's count is not the endpoint's.
+    `prompts_differ` and `outputs_differ` are requests for which aiperf's count is not the endpoint's,
+    `outputs_off` is by how many tokens, at most.
     """
     records = run.records
     return {
@@ -21,6 +22,7 @@ def row(asked: Asked, run: Run) -> dict[str, Any]:
         "failed": run.failed,
         "prompts_differ": sum(r.prompt != r.usage_prompt for r in records),
         "outputs_differ": sum(r.output != r.usage_output for r in records),
+        "outputs_off": max((abs(r.output - r.usage_output) for r in records), default=0),
         "fewest_tokens": min((r.usage_output for r in records), default=0),
         "most_tokens": max((r.usage_output for r in records), default=0),
         "figures": run.figures,
@@ -30,15 +32,15 @@ def row(asked: Asked, run: Run) -> dict[str, Any]:
 def disagreements(row: dict[str, Any]) -> list[str]:
     """What is wrong with a run, in words; empty if nothing is.
 
-    Of answers that end in the middle of a token, at a stop string, only the endpoint knows the count;
-    there, aiperf is told to take it.
+    The length of an answer must agree where aiperf takes the endpoint's counts. Its tokenizer cuts the
+    answer's text anew, and a model does not always choose the tokens that a tokenizer would.
     """
     asked, wrong = row["asked"], []
     if row["failed"]:
         wrong.append(f"{len(row['failed'])} requests failed, the first with {row['failed'][0]}")
     if row["answered"] + len(row["failed"]) != asked["requests"]:
         wrong.append(f"{row['answered']} of {asked['requests']} requests are in its records")
-    for of in ("prompts", "outputs"):
+    for of in ("prompts", "outputs") if asked["server_counts"] else ("prompts",):
         if row[f"{of}_differ"]:
             wrong.append(
                 f"the lengths of {row[f'{of}_differ']} {of} are not what the endpoint says"

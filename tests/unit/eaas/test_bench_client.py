@@ -80,7 +80,7 @@ def test_a_run_in_which_all_agrees(tmp_path: Path) -> None:
     [
         (ASKED, REFUSED, "1 requests failed, the first with 400 Bad Request: no"),
         (ASKED, entry(usage_prompt_tokens=65), "the lengths of 1 prompts are not"),
-        (ASKED, entry(output_sequence_length=47), "the lengths of 1 outputs are not"),
+        (STOPPED, entry(output_sequence_length=47), "the lengths of 1 outputs are not"),
         (ASKED, entry(output=47), "answers of 47 to 48 tokens, though ignore_eos asks for 48"),
         (ASKED, None, "1 of 2 requests are in its records"),
         (STOPPED, entry(output=23), "an answer of 23 tokens, under min_tokens"),
@@ -99,12 +99,21 @@ def test_an_answer_may_end_at_its_stop_string_once_it_has_its_tokens(tmp_path: P
     assert disagreements(found) == []
 
 
+def test_a_text_can_be_cut_into_tokens_in_several_ways(tmp_path: Path) -> None:
+    found = row(ASKED, read_run(write(tmp_path, [entry(), entry(output_sequence_length=46)])))
+    assert (found["outputs_differ"], found["outputs_off"]) == (1, 2)
+    assert disagreements(found) == []
+
+
 def test_people_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [row(ASKED, read_run(write(tmp_path, [entry(), REFUSED])))]
     runs.append(row(ASKED, read_run(write(tmp_path, [REFUSED, REFUSED]))))
     print_report({"runs": runs, "wrong": ["run 1: x"]})
     told = capsys.readouterr().out
     assert "wrong: run 1: x" in told
+    (line,) = [line for line in told.splitlines() if "84.4" in line]
+    assert line.split()[:7] == ["counts", "1", "1", "0", "0", "48-48", "84.4"]
+    assert max(map(len, told.splitlines())) <= 100
 
 
 @pytest.mark.parametrize("lines", ["", "[]\n", "{}\n", "no json\n"])
