@@ -50,7 +50,9 @@ from balancer.actions import (
 )
 from balancer.drafts import (
     Draft,
+    covers,
     first,
+    gains,
     has_orphans,
     lacking_without,
     recovered,
@@ -271,7 +273,7 @@ class Planner:
         """Somebody wants another placement, or several, one after another.
 
         Args:
-            stages: Of servers that live. At least one.
+            stages: At least one. Of servers that can be given experts, and of others that are given none.
             epoch: Of the placement that they were made from.
 
         Returns:
@@ -284,7 +286,7 @@ class Planner:
         if not self.is_at_rest:
             return "a roll-out is going on"
         for server in stages[-1].servers:
-            if server not in self._pool.able:
+            if server not in self._pool.able and gains(server, self._current, stages):
                 return f"{server} cannot be given experts now"
         self._stages = list(stages)
         return None
@@ -373,10 +375,17 @@ class Planner:
     def _may_begin_stage(self, current: Placement, limited: bool) -> bool:
         """Whether there is one, and all that it counts on do as they are told.
 
-        Not while one of its servers is dead: what is to be its alone would leave those that have it. And
-        where memory is limited each has to have dropped what the stage before took from it.
+        Not while one of its servers is dead and is to load something, or is to be the only one that has an
+        expert: that would leave those that have it now. And where memory is limited each has to have
+        dropped what the stage before took from it.
         """
-        if not self._stages or not self._pool.willing.keys() >= {*self._stages[0].servers}:
+        if not self._stages:
+            return False
+        stage, willing = self._stages[0], self._pool.willing
+        away = {*stage.servers} - willing.keys()
+        if any(gains(server, current, [stage]) for server in away):
+            return False
+        if away and not covers(stage, willing):
             return False
         return not (limited and self._steps.unheard(current))
 
