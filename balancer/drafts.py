@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,9 @@ from eaas.types import Member, MemberState, Placement
 
 __all__ = [
     "Draft",
+    "covers",
     "first",
+    "gains",
     "has_orphans",
     "lacking_without",
     "recovered",
@@ -42,6 +44,23 @@ class Draft:
     holds_LSE: Holds
     shares_LSE: Shares
     layer_order: tuple[int, ...] = ()
+
+
+def gains(server: str, current: Placement, stages: Sequence[Draft]) -> bool:
+    """Whether a server is to hold at any stage what it does not hold by the placement now."""
+    held_LE: npt.NDArray[np.bool_] | bool = False
+    if server in current.servers:
+        held_LE = current.holds_LSE[:, current.servers.index(server)]
+    return any(
+        bool((stage.holds_LSE[:, stage.servers.index(server)] & ~np.asarray(held_LE)).any())
+        for stage in stages
+        if server in stage.servers
+    )
+
+
+def covers(draft: Draft, some: Mapping[str, Member]) -> bool:
+    """Whether each expert is to be on one of these servers."""
+    return bool(draft.holds_LSE[:, _among(draft.servers, some)].any(axis=1).all())
 
 
 def first(layout: Layout, layers: int, experts: int, pool: ServerPool) -> Draft:

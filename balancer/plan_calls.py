@@ -49,13 +49,13 @@ class PlanCalls:
     def Plan(self, request: pb.PlanRequest, context: Any) -> pb.PlanResponse:
         """A dry run."""
         with _errors(context):
-            _, placement = self._now()
+            now, placement = self._now()
             settings = settings_of(request, self._rebalancer.settings)
             other = situation_of(request, placement, self._rebalancer.load)
             if other is None:
-                return answer_of(self._rebalancer.plan(settings, placement))
+                return answer_of(self._rebalancer.plan(settings, now))
             situation, par_L = other
-            planned = self._rebalancer.plan(settings, placement, situation)
+            planned = self._rebalancer.plan(settings, now, situation)
             return answer_of(replace(planned, proposal=replace(planned.proposal, par_now_L=par_L)))
 
     def Apply(self, request: pb.ApplyRequest, context: Any) -> pb.ApplyResponse:

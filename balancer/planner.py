@@ -62,6 +62,7 @@ from balancer.ledger import Ledger
 from balancer.policies.room import NoRoomError
 from balancer.pool import ServerPool
 from balancer.steps import Steps
+from balancer.wishes import Wishes
 from eaas.membership import RETURN_GRACE_S
 from eaas.types import Member, Placement
 
@@ -115,16 +116,13 @@ class Planner:
         self._recovering = False
         # A draft was given up: servers may have heard of an epoch above the current one.
         self._gave_up = False
-        # The current placement, or what it came from, was proposed: it needs not be even.
-        self._is_proposed = False
-        self._stages: list[Draft] = []
         # What could not be done the last time.
         self._complained = ""
         self._layer_order: tuple[int, ...] = ()
         self._settled_epoch = 0
-        self._wanted: Placement | None = None
         self._ledger = Ledger()
         self._steps = Steps(self._pool, self._ledger)
+        self._wishes = Wishes(self._pool, self._steps)
         self._holdings: dict[Life, npt.NDArray[np.bool_]] = {}
 
     # -- events ---------------------------------------------------------------------------------
@@ -198,7 +196,7 @@ class Planner:
         self._pool.give_new_chances(now)
         if self._next is not None and not self._stands(self._next):
             self._next, self._gave_up = None, True
-            self._stages.clear()
+            self._wishes.stages.clear()
         actions = self._settle()
         if self._next is None:
             actions += self._next_draft(now)
@@ -254,7 +252,7 @@ class Planner:
     @property
     def is_at_rest(self) -> bool:
         """Nothing is on its way, and nothing is to follow."""
-        return self._is_idle() and not self._stages
+        return self._is_idle() and not self._wishes.stages
 
     @property
     def pool(self) -> ServerPool:
@@ -265,13 +263,13 @@ class Planner:
 
     def remember(self, wanted: Placement) -> None:
         """What the balancer before wanted last: where its servers still are that is what they get."""
-        self._wanted = wanted
+        self._wishes.wanted = wanted
 
     def propose(self, stages: Sequence[Draft], epoch: int) -> str | None:
         """Somebody wants another placement, or several, one after another.
 
         Args:
-            stages: Of servers that live. At least one.
+            stages: At least one. Of servers that can be given experts, and of others that are given none.
             epoch: Of the placement that they were made from.
 
         Returns:
@@ -283,15 +281,11 @@ class Planner:
             return f"the placement is of epoch {self._current.epoch} by now, not {epoch}"
         if not self.is_at_rest:
             return "a roll-out is going on"
-        for server in stages[-1].servers:
-            if server not in self._pool.able:
-                return f"{server} cannot be given experts now"
-        self._stages = list(stages)
-        return None
+        return self._wishes.propose(stages, self._current)
 
     def level(self) -> None:
         """What was proposed before is no reason any more."""
-        self._is_proposed = False
+        self._wishes.is_granted = False
 
     def member(self, server_id: str) -> Member | None:
         """A live server of the cluster."""
@@ -332,9 +326,10 @@ class Planner:
         if not unknown and able:
             none_LE = np.zeros(full, dtype=np.bool_)
             held = {s: self._holdings.get(self._pool.life(m), none_LE) for s, m in staying.items()}
-            draft, *self._stages = recovered(held, self._layout, self._wanted, self._pool)
+            wishes = self._wishes
+            draft, *wishes.stages = recovered(held, self._layout, wishes.wanted, self._pool)
             self._draft(draft)
-            self._is_proposed = self._wanted is not None
+            wishes.is_granted = wishes.wanted is not None
         return self._ledger.begin(
             [Inspect(m.id, self._pool.life(m), m.address, *full) for m in unknown]
         )
@@ -355,30 +350,20 @@ class Planner:
         further: list[Draft] = []
         if draft is None and not clears and (self._gave_up or idle):
             # Where memory is limited nothing is as even as it could be.
-            is_wanted = self._is_proposed or bool(self._stages) or limited
+            is_wanted = self._wishes.keeps_as_is or limited
             drafts = repaired(current, self._pool, self._layout, now, is_wanted=is_wanted)
             draft, further = (drafts[0], drafts[1:]) if drafts else (None, [])
         if draft is None and self._gave_up:
             draft = Draft(current.servers, current.holds_LSE, current.shares_LSE)
         if draft is not None:
             # Whoever proposed does not know of this.
-            self._stages = further
-        elif idle and self._may_begin_stage(current, limited):
-            draft, self._is_proposed = self._stages.pop(0), True
+            self._wishes.stages = further
+        elif idle:
+            draft = self._wishes.next_stage(current, limited)
         if draft is not None:
             self._draft(draft)
             self._next_is_urgent = urgent
         return []
-
-    def _may_begin_stage(self, current: Placement, limited: bool) -> bool:
-        """Whether there is one, and all that it counts on do as they are told.
-
-        Not while one of its servers is dead: what is to be its alone would leave those that have it. And
-        where memory is limited each has to have dropped what the stage before took from it.
-        """
-        if not self._stages or not self._pool.willing.keys() >= {*self._stages[0].servers}:
-            return False
-        return not (limited and self._steps.unheard(current))
 
     def _most_of_unheard(self, current: Placement) -> dict[str, int]:
         """What servers may hold that were told in vain to drop the rest: there is no room for more."""
@@ -389,8 +374,9 @@ class Planner:
     def _draft(self, draft: Draft) -> None:
         servers = draft.servers
         own = _EPOCHS_OF_A_LIFE * (self._pool.balancer_life - 1)
-        known = self._wanted.epoch if self._wanted else 0
-        self._last_epoch = 1 + max(self._last_epoch, self._pool.highest_epoch, own, known)
+        self._last_epoch = 1 + max(
+            self._last_epoch, self._pool.highest_epoch, own, self._wishes.last_epoch
+        )
         shares_LSE = draft.shares_LSE.astype(np.float32)
         self._next = Placement(self._last_epoch, servers, draft.holds_LSE, shares_LSE)
         self._layer_order = draft.layer_order

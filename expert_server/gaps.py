@@ -10,12 +10,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Protocol
 
-__all__ = ["Gaps", "Turns"]
+__all__ = ["Batches", "Gaps", "Turns"]
 
 # A loader that worked for t seconds rests for so many t at most.
 _REST = 10.0
-_LOOK_S = 2e-4
+
+
+class Batches(Protocol):
+    """What a loader goes behind: the server's loop."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request waits, or is computed."""
+
+    def wait_idle(self, timeout_s: float) -> None:
+        """Returns when none is any more, or when the time is over."""
 
 
 class Turns:
@@ -46,29 +57,28 @@ class Gaps:
     """The pauses of one load. Made and used by the thread that loads.
 
     Args:
-        is_busy: Whether a request waits, or is computed.
+        batches: Go first.
         clock: Monotonic seconds.
         worked_s: Seconds of a processor that this thread has had: to wait for a disk disturbs nobody.
-        sleep: Waits for so many seconds.
     """
 
     def __init__(
         self,
-        is_busy: Callable[[], bool],
+        batches: Batches,
         clock: Callable[[], float] = time.monotonic,
         worked_s: Callable[[], float] = time.thread_time,
-        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._is_busy = is_busy
+        self._batches = batches
         self._clock = clock
         self._worked_s = worked_s
-        self._sleep = sleep
         self._turns = Turns()
         self._began_at = worked_s()
 
     def wait(self) -> None:
         """The `Pause` of that load (`eaas.checkpoint.pieces`)."""
-        self._turns.worked(self._worked_s() - self._began_at, self._clock())
-        while not self._turns.may_begin(self._is_busy(), self._clock()):
-            self._sleep(_LOOK_S)
+        now = self._clock()
+        self._turns.worked(self._worked_s() - self._began_at, now)
+        while not self._turns.may_begin(self._batches.is_busy, now):
+            self._batches.wait_idle(self._turns.rests_until - now)
+            now = self._clock()
         self._began_at = self._worked_s()

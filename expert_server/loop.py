@@ -12,6 +12,7 @@ revoked meanwhile: the request is then dropped, before or after it was computed.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Literal
@@ -100,6 +101,9 @@ class ServeLoop:
         self._stopped = False
         # Slots that are claimed: their flags stay WRITTEN until they are answered.
         self._admitted: set[int] = set()
+        # Set but for a thread that waits for it: to look at it costs next to nothing.
+        self._idle = threading.Event()
+        self._idle.set()
         self.epoch = 0
         self.computed = 0
         self.refused = 0
@@ -123,6 +127,13 @@ class ServeLoop:
         """Whether a request waits, or is computed. Any thread may ask."""
         # The flag is WRITTEN until the answer is there. A loop that was stopped will have no arena.
         return not self._stopped and bool(self._arena.flags.scan(0, self._arena.slots, _WRITTEN))
+
+    def wait_idle(self, timeout_s: float) -> None:
+        """Returns when no request waits or is computed, or when the time is over. One thread at a time."""
+        # In this order: a loop that has become idle before it was asked to say so is not busy.
+        self._idle.clear()
+        if self.is_busy:
+            self._idle.wait(timeout_s)
 
     def stop(self) -> None:
         """Make `run` return after the batch at hand. From any thread or signal handler."""
@@ -151,6 +162,8 @@ class ServeLoop:
         turns_at = self._clock()
         if batcher.is_empty and self._on_the_way.next_at() is None:
             self.pulse.turns(turns_at + _IDLE_US * 1e-6)
+            if not self._idle.is_set() and not self.is_busy:
+                self._idle.set()
             ready = arena.flags.wait(
                 0, arena.slots, _WRITTEN, DOORBELL, seen, self._spin_us, _IDLE_US
             )

@@ -140,9 +140,7 @@ class ExpertServer:
                 config.batch_window_us * 1e-6,
                 config.added_latency_us * 1e-6,
             )
-            self._store = ExpertStore(
-                reader, self._kernel, config.load_bytes_per_s, lambda: self._loop.is_busy
-            )
+            self._store = ExpertStore(reader, self._kernel, config.load_bytes_per_s, self._loop)
             hotness = HotnessHandler(self.shape, self._loop, self._store)
             self._kernel.count_into(hotness.counts_LX)
             placements = PlacementHandler(

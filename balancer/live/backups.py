@@ -12,10 +12,11 @@ import numpy.typing as npt
 
 from balancer.policies.types import Holds, Int, Shares
 
-__all__ = ["deal", "primaries", "with_backups", "with_least_shares"]
+__all__ = ["BACKUP_SHARE", "deal", "primaries", "with_backups", "with_least_shares"]
 
-_BACKUP_SHARE = 1 / 1024
-_IS_PRIMARY = 1.5 * _BACKUP_SHARE
+BACKUP_SHARE = 1 / 1024
+"""Of what an expert has to do, what each of its backups takes."""
+_IS_PRIMARY = 1.5 * BACKUP_SHARE
 
 
 def primaries(holds_LSE: Holds, shares_LSE: npt.NDArray[np.floating]) -> Holds:
@@ -32,7 +33,7 @@ def with_least_shares(primary_LSE: Holds, holds_LSE: Holds, shares_LSE: Shares) 
         primary_LSE, holds_LSE: bool (L, S, E); primaries are among those held.
         shares_LSE: float64; what the primaries are to take.
     """
-    least_LSE = np.where(primary_LSE, 2 * _BACKUP_SHARE, np.where(holds_LSE, _BACKUP_SHARE, 0.0))
+    least_LSE = np.where(primary_LSE, 2 * BACKUP_SHARE, np.where(holds_LSE, BACKUP_SHARE, 0.0))
     raised_LSE = np.maximum(np.where(holds_LSE, shares_LSE, 0.0), least_LSE)
     # Of what is above the least: so that the least stays what it is.
     spare_LSE = raised_LSE - least_LSE
@@ -45,7 +46,13 @@ def with_least_shares(primary_LSE: Holds, holds_LSE: Holds, shares_LSE: Shares) 
     return np.asarray(least_LSE + scaled_LSE)
 
 
-def with_backups(primary_LSE: Holds, held_LSE: Holds, redundancy: int, cap_LS: Int) -> Holds:
+def with_backups(
+    primary_LSE: Holds,
+    held_LSE: Holds,
+    redundancy: int,
+    cap_LS: Int,
+    away_LE: Int | None = None,
+) -> Holds:
     """Each expert on `redundancy` servers at least, where there is room: what is held stays, if it can.
 
     Args:
@@ -53,15 +60,20 @@ def with_backups(primary_LSE: Holds, held_LSE: Holds, redundancy: int, cap_LS: I
         held_LSE: bool (L, S, E); what servers hold now.
         redundancy: Servers of each expert; all of them where there are fewer.
         cap_LS: int64; replicas that a server may hold.
+        away_LE: int64; servers of each expert that are not of these, and count. None: there are none.
     """
-    wanted = min(redundancy, primary_LSE.shape[1])
+    layers, servers, experts = primary_LSE.shape
+    known_LE = np.zeros((layers, experts), np.int64) if away_LE is None else away_LE
+    wanted_LE = np.minimum(redundancy - known_LE, servers)
     holds_LSE = primary_LSE.copy()
-    for holds_SE, held_SE, cap_S in zip(holds_LSE, held_LSE, cap_LS, strict=True):
+    for holds_SE, held_SE, cap_S, wanted_E in zip(
+        holds_LSE, held_LSE, cap_LS, wanted_LE, strict=True
+    ):
         count_S = holds_SE.sum(axis=1)
         # First what is there already: of two that want the last room, it costs nothing.
         for only_held in (True, False):
-            for expert in np.flatnonzero(holds_SE.sum(axis=0) < wanted):
-                for _ in range(wanted - int(holds_SE[:, expert].sum())):
+            for expert in np.flatnonzero(holds_SE.sum(axis=0) < wanted_E):
+                for _ in range(int(wanted_E[expert] - holds_SE[:, expert].sum())):
                     free_S = ~holds_SE[:, expert] & (count_S < cap_S)
                     if only_held:
                         free_S &= held_SE[:, expert]

@@ -99,6 +99,8 @@ class Situation:
         expert_bytes: Of a replica.
         window_WLE: The window itself, for policies that look at more than its sum; None: there is none.
         nodes_S: int64; which servers are near to one another. None: not known.
+        away_LE: int64; replicas on servers that are to come back, and are none of these. None: there are
+            none.
     """
 
     servers: tuple[str, ...]
@@ -110,6 +112,7 @@ class Situation:
     expert_bytes: int = 0
     window_WLE: npt.NDArray[np.int64] | None = None
     nodes_S: Int | None = None
+    away_LE: Int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,7 +178,7 @@ def lay_out(settings: Settings, now: Situation) -> tuple[Holds, Shares]:
     # Not the policy's own shares: equal ones, or those of its forecast. Clients here can follow any, and
     # what is best for the window is what the next look at it will ask for.
     shares_LSE = best_shares(load_LE, primary_LSE, now.speeds_S)
-    holds_LSE = with_backups(primary_LSE, now.holds_LSE, settings.redundancy, cap_LS)
+    holds_LSE = with_backups(primary_LSE, now.holds_LSE, settings.redundancy, cap_LS, now.away_LE)
     return holds_LSE, with_least_shares(primary_LSE, holds_LSE, shares_LSE)
 
 

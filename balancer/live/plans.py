@@ -41,6 +41,12 @@ class Glimpse:
     at_rest: bool
     clients: Sequence[Member] = ()
 
+    @property
+    def away(self) -> tuple[str, ...]:
+        """Servers of the placement that are dead; for a time their return is waited for."""
+        servers = self.placement.servers if self.placement else ()
+        return tuple(s for s in servers if s not in self.servers)
+
     @classmethod
     def of(cls, planner: Planner) -> Glimpse:
         """To be called on the planner's thread."""
@@ -57,7 +63,7 @@ class Planned:
         id: For `Apply`.
         settings, situation: What was asked.
         proposal: What was answered.
-        placement: That of then.
+        placement: That of then. The situation has those of its servers that lived.
         plan_s: Seconds that it took.
         applicable: The servers are those that there are.
     """

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from balancer.drafts import Draft
+from balancer.live.away import among_the_living, with_the_dead
 from balancer.live.history import History
 from balancer.live.hotness import Reading
 from balancer.live.mind import STATIC_POLICY, Settings, Situation, weigh
@@ -103,19 +104,19 @@ class Rebalancer:
             self._tuning.look(load, readings, now.clients)
         if reason is None or self.settings.policy == STATIC_POLICY or not now.at_rest:
             return
-        if not now.able >= set(now.placement.servers):
-            return  # Somebody's return is awaited, or somebody leaves: the planner knows what to do.
+        if not now.able >= {*now.placement.servers} - {*now.away}:
+            return  # Somebody leaves, or is suspected: the planner knows what to do.
         trigger, why = reason
         if trigger == "drift":
             load.forget_the_past()
         try:
             with self._deciding:
-                self._decide(trigger, why, now.placement)
+                self._decide(trigger, why, now)
         except (NotNowError, ValueError) as error:
             _log.warning("no plan (%s): %s", why, error)
 
-    def _decide(self, trigger: str, why: str, placement: Placement) -> None:
-        planned = self._plan_now(self.settings, placement)
+    def _decide(self, trigger: str, why: str, now: Glimpse) -> None:
+        planned = self._plan_now(self.settings, now)
         proposal = planned.proposal
         _log.info("%s: %s: %s", trigger, proposal.kind, proposal.reason)
         drafts = self._drafts(planned, proposal.holds_LSE, proposal.shares_LSE)
@@ -126,11 +127,11 @@ class Rebalancer:
         par_L = proposal.par_now_L if proposal.kind == "nothing" else proposal.par_then_L
         self.load.planned(planned.situation, par_L)
 
-    def _plan_now(self, settings: Settings, placement: Placement) -> Planned:
+    def _plan_now(self, settings: Settings, now: Glimpse) -> Planned:
         """Where plans are not made beside roll-outs, on the planner's own thread."""
         if self._config.use_async:
-            return self.plan(settings, placement)
-        planned: Planned = self._ask(lambda _planner: self.plan(settings, placement))
+            return self.plan(settings, now)
+        planned: Planned = self._ask(lambda _planner: self.plan(settings, now))
         return planned
 
     # -- by an operator's word --------------------------------------------------------------------
@@ -138,27 +139,31 @@ class Rebalancer:
     def plan(
         self,
         settings: Settings,
-        placement: Placement,
+        now: Glimpse,
         situation: Situation | None = None,
     ) -> Planned:
         """What another placement is worth; nothing changes.
 
+        It is a plan for the servers that live. One that is dead keeps what the placement gives it.
+
         Args:
             settings: What is wanted.
-            placement: That of now.
+            now: What the planner knows.
             situation: In place of the cluster's own.
 
         Raises:
-            NotNowError: No load was seen yet.
+            NotNowError: There is no placement, no load was seen yet, or no server lives.
             ValueError: The policy cannot do that; says why.
         """
-        load = self.load
+        load, placement = self.load, now.placement
+        if placement is None:
+            raise NotNowError("there is no placement yet")
         # The loads may be others than those that were seen; the servers must be there.
         applicable = situation is None or situation.servers == placement.servers
         if situation is None:
             if load is None:
                 raise NotNowError("no load has been seen yet")
-            situation = load.situation(placement.servers, placement.holds_LSE, placement.shares_LSE)
+            situation = among_the_living(load, placement, now.away)
         if not situation.load_LE.any():
             raise NotNowError("no load has been seen yet: send some requests, or give loads")
         began = self._clock()
@@ -193,12 +198,10 @@ class Rebalancer:
         """
         with self._deciding:
             now = self.glimpse()
-            if now.placement is None:
-                raise NotNowError("there is no placement yet")
             settings = self.settings
             if policy and policy != settings.policy:
                 settings = replace(settings, policy=policy, knobs={})
-            planned = self._plan_now(settings, now.placement)
+            planned = self._plan_now(settings, now)
             proposal = planned.proposal
             if proposal.kind == "nothing" and not force:
                 self._record(planned, "manual", proposal.reason, [])
@@ -264,7 +267,7 @@ class Rebalancer:
     # -- carrying out -----------------------------------------------------------------------------
 
     def _drafts(self, planned: Planned, holds_LSE: Any, shares_LSE: Any) -> list[Draft]:
-        """What the planner is to be given for a layout; empty where it is what there is."""
+        """On the way to a layout of those that live; empty where it is what there is."""
         now, proposal = planned.situation, planned.proposal
         moved = bool((holds_LSE != now.holds_LSE).any())
         if not moved and np.allclose(shares_LSE, now.shares_LSE, atol=1e-6):
@@ -294,7 +297,8 @@ class Rebalancer:
             plan_s=planned.plan_s,
         )
         if drafts:
-            self._propose(drafts, planned.placement.epoch, entry)
+            placement = planned.placement
+            self._propose([with_the_dead(d, placement) for d in drafts], placement.epoch, entry)
         else:
             self.history.decided(entry)
 

@@ -17,6 +17,7 @@ from balancer.layout import EvenLayout, Holds, Shares
 from balancer.live.hotness import HotnessFold, Reading, Window
 from balancer.live.mind import STATIC_POLICY, Settings, Situation, lay_out, par_of
 from balancer.live.speeds import Speedometer
+from balancer.live.stages import shares_of
 from balancer.live.triggers import Looked, Triggers
 from balancer.policies.measure import peak_to_mean
 from balancer.policies.types import Float
@@ -195,9 +196,16 @@ class LoadState:
             return Observed(steps, tokens_LE, load_LS, speeds_S, par_L)
 
     def _par(self, placement: Placement, load_LE: Float) -> float:
-        speeds_S = np.array([self._speeds.get(s, 1.0) for s in placement.servers])
-        par_L = par_of(load_LE, placement.holds_LSE, placement.shares_LSE, speeds_S)
-        return float(par_L.mean())
+        """Among the servers that live, as a plan is made for them."""
+        living = [s for s, server in enumerate(placement.servers) if server in self._speeds]
+        if not living:
+            return 1.0
+        held_LSE = placement.holds_LSE[:, living]
+        shares_LSE = placement.shares_LSE[:, living].astype(np.float64)
+        if len(living) < len(placement.servers):
+            shares_LSE = shares_of(held_LSE, shares_LSE)
+        speeds_S = np.array([self._speeds[placement.servers[s]] for s in living])
+        return float(par_of(load_LE, held_LSE, shares_LSE, speeds_S).mean())
 
 
 class LiveLayout:

@@ -29,6 +29,7 @@ class Box:
         self.client = BalancerClient(balancer.address)
         self.balancer = balancer
         self.hot: list[int] = HOT
+        self.dead: set[str] = set()
         self.over = threading.Event()
         self.thread = threading.Thread(target=self._serve)
 
@@ -37,8 +38,12 @@ class Box:
         while not self.over.wait(0.02):
             placement = self.client.placement()
             assert placement is not None
+            # What a dead server does not answer goes to the others that have it.
+            alive_S = np.array([name not in self.dead for name in placement.servers])
+            shares_LSE = placement.shares_LSE * alive_S[:, None]
+            shares_LSE /= shares_LSE.sum(axis=1, keepdims=True)
             for s, name in enumerate(placement.servers):
-                tokens = np.rint(50 * placement.shares_LSE[:, s] * np.array(self.hot))
+                tokens = np.rint(50 * shares_LSE[:, s] * np.array(self.hot))
                 self.servers[name].tokens_LE += tokens.astype(np.int64)
 
     def placement(self) -> Placement:
@@ -53,6 +58,11 @@ class Box:
 
     def at_rest(self) -> bool:
         return bool(self.balancer.rebalancer.glimpse().at_rest)
+
+    def kill(self, name: str) -> None:
+        """A server that says no goodbye."""
+        self.dead.add(name)
+        self.servers[name].close(deregister=False)
 
     def held(self, layer: int, expert: int) -> set[str]:
         """Servers that have it, by the placement and in truth."""

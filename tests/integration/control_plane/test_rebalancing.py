@@ -127,6 +127,25 @@ def test_a_rebalance_does_what_pays_and_nothing_more(box: Box) -> None:
     assert "noise" in box.client.history(1)[0].reason
 
 
+def test_a_rebalance_goes_on_while_a_server_is_dead(start_box: Callable[..., Box]) -> None:
+    box = start_box(redundancy=2)
+    before = box.placement()
+    box.kill("s4")
+    eventually(lambda: box.balancer.rebalancer.glimpse().away == ("s4",))
+    eventually(box.at_rest)
+    answer = box.client.rebalance("fractional")
+    assert answer.applied, answer.plan.reason
+    assert {s.server_id for s in answer.plan.placement.servers} == {"s1", "s2", "s3"}
+    eventually(lambda: box.at_rest() and box.placement().epoch > before.epoch)
+    placement = box.placement()
+    s4, then = before.servers.index("s4"), placement.servers.index("s4")
+    assert (placement.holds_LSE[:, then] == before.holds_LSE[:, s4]).all()
+    assert (placement.holds_LSE.sum(axis=1) >= 2).all()
+    others = [s for s in range(4) if s != then]
+    load_LS = (placement.shares_LSE[:, others] * np.array(HOT)).sum(axis=2)
+    assert (load_LS.max(axis=1) / load_LS.mean(axis=1)).mean() < 1.1
+
+
 def test_pins_and_replicas(box: Box) -> None:
     (owner,) = box.held(1, 2)
     other = next(s for s in NAMES if s != owner)

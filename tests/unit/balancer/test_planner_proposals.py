@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from balancer.actions import Prepare, Retire
 from balancer.drafts import Draft
+from balancer.live.away import with_the_dead
+from eaas.types import Placement
 from placement_world import DRAINING, FULL, GRACE_S, JOINING, SERVING, World, client, settled
 
 L, E = FULL
@@ -119,6 +121,57 @@ def test_no_stage_begins_while_one_of_its_servers_is_dead() -> None:
     rests_at(world, second)
 
 
+def without(servers: tuple[str, ...], dead: str, current: Placement, seed: int) -> Draft:
+    """Any placement of the others that covers, and the dead one as it is."""
+    others = tuple(s for s in servers if s != dead)
+    return with_the_dead(draft(others, seed), current)
+
+
+def test_the_others_are_balanced_while_one_is_dead() -> None:
+    world = settled("s1", "s2", "s3")
+    world.die("s3")
+    world.settle()
+    before = world.published
+    held_LE = before.holds_LSE[:, before.servers.index("s3")]
+    wanted = without(before.servers, "s3", before, 1)
+    assert propose(world, wanted) is None
+    world.settle()
+    assert world.published.epoch > before.epoch
+    assert (world.published.holds_LSE == wanted.holds_LSE).all()
+    assert np.allclose(world.published.shares_LSE.sum(axis=1), 1)
+    assert world.covered(world.published).all()
+    assert (world.published.holds_LSE[:, world.published.servers.index("s3")] == held_LE).all()
+    world.start("s3")
+    world.settle()
+    rests_at(world, wanted)
+
+
+def test_a_dead_server_is_given_nothing() -> None:
+    world = settled("s1", "s2", "s3")
+    world.die("s3")
+    world.settle()
+    assert propose(world, draft(NAMES[:3], 1, spare=1.0)) == "s3 cannot be given experts now"
+    assert world.planner.is_at_rest
+
+
+def test_what_a_dead_server_has_is_not_left_to_it_alone() -> None:
+    world = settled("s1", "s2", "s3")
+    world.die("s3")
+    world.settle()
+    current = world.published
+    wanted = without(current.servers, "s3", current, 1)
+    s3 = wanted.servers.index("s3")
+    alone_LSE = wanted.holds_LSE.copy()
+    alone_LSE[:, :s3] &= ~wanted.holds_LSE[:, [s3]]
+    shares_LSE = alone_LSE / alone_LSE.sum(axis=1, keepdims=True)
+    assert propose(world, Draft(wanted.servers, alone_LSE, shares_LSE)) is None
+    world.settle()
+    assert world.published is current
+    world.start("s3")
+    world.settle()
+    assert (world.published.holds_LSE == alone_LSE).all()
+
+
 def test_an_even_placement_is_wanted_again() -> None:
     world = settled("s1", "s2")
     assert propose(world, draft(("s1", "s2"), 1)) is None
@@ -187,8 +240,11 @@ def test_any_history_with_proposals_ends_covered_and_followed(
         elif what < 0.85 and world.published is not None:
             servers = tuple(n for n in world.published.servers if n in staying)
             if servers:
-                count = dice.randrange(1, 3)
-                propose(world, *(draft(servers, dice.randrange(99)) for _ in range(count)))
+                drafts = [draft(servers, dice.randrange(99)) for _ in range(dice.randrange(1, 3))]
+                if dice.random() < 0.5:
+                    # Those that are dead, or leave, keep what they have.
+                    drafts = [with_the_dead(one, world.published) for one in drafts]
+                propose(world, *drafts)
         elif what < 0.9 and len(staying) > 1:
             world.die(dice.choice(up))
         elif what < 0.95 and (down := [n for n in NAMES if n not in up]):

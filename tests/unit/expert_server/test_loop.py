@@ -75,6 +75,37 @@ def test_it_is_busy_from_a_request_to_its_answer(bench) -> None:
     assert not bench.loop.is_busy
 
 
+def test_who_waits_for_a_gap_is_woken_by_the_last_answer(bench) -> None:
+    grants = [bench.grant(name) for name in "ab"]
+    for layer, grant in enumerate(grants):
+        bench.write(grant, 2, layer=layer)
+    woken = []
+
+    def wait() -> None:
+        bench.loop.wait_idle(60.0)
+        woken.append(len(bench.kernel.batches))
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    while bench.loop._idle.is_set():
+        time.sleep(0.001)
+    while len(bench.kernel.batches) < 2:
+        bench.loop.step(bench.arena.flags.seq(DOORBELL))
+        assert not woken
+    # The next step has nothing to do, and would wait.
+    bench.arena.flags.interrupt(DOORBELL)
+    bench.loop.step(bench.arena.flags.seq(DOORBELL) - 1)
+    waiter.join(30)
+    assert woken == [2]
+
+
+def test_who_waits_for_a_gap_waits_no_longer_than_it_may(bench) -> None:
+    bench.loop.wait_idle(60.0)
+    bench.write(bench.grant("a"), 2)
+    bench.loop.wait_idle(0.01)
+    assert bench.loop.is_busy
+
+
 def test_the_unknown_expert_of_one_is_not_the_others_fault(bench) -> None:
     good, bad, other = (bench.grant(name) for name in "abc")
     slots = [bench.write(good, 2), bench.write(bad, 3, EXPERTS), bench.write(other, 5)]

@@ -345,10 +345,15 @@ def test_the_loader_looks_for_work_before_each_piece(
     # Bytes that were read, and pieces that were packed, since the last look.
     read, packed = [0], [0]
 
-    def is_busy() -> bool:
-        read.append(0)
-        packed.append(0)
-        return False
+    class Looked:
+        @property
+        def is_busy(self) -> bool:
+            read.append(0)
+            packed.append(0)
+            return False
+
+        def wait_idle(self, timeout_s: float) -> None:
+            raise AssertionError("nothing is waited for")
 
     really_read, really_pack = os.preadv, _native.pack
 
@@ -363,7 +368,7 @@ def test_the_loader_looks_for_work_before_each_piece(
 
     reader = ExpertReader(Checkpoint.open(tmp_path / "m"))
     kernel = NativeKernel(reader.forms, KernelSpec(reader.dtype))
-    store = ExpertStore(reader, kernel, is_busy=is_busy)
+    store = ExpertStore(reader, kernel, batches=Looked())
     monkeypatch.setattr(os, "preadv", counted)
     monkeypatch.setattr(_native, "pack", pack)
     loaded = store.load({0: [0, 1]})

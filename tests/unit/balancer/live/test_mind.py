@@ -212,6 +212,10 @@ def test_backups_are_added_where_there_is_room(
     bounded = with_backups(primary, held, redundancy, cap_LS)
     assert (bounded >= primary).all()
     assert (bounded.sum(axis=2) <= cap_LS).all()
+    away_LE = np.arange(14).reshape(2, 7) % 3
+    spared = with_backups(primary, held, redundancy, np.full((2, 5), 7), away_LE)
+    least_LE = np.minimum(redundancy - away_LE, 5)
+    assert (spared.sum(axis=1) == np.maximum(primary.sum(axis=1), least_LE)).all()
     free = with_backups(primary, held, redundancy, np.full((2, 5), 7))
     assert (free.sum(axis=1) == np.maximum(primary.sum(axis=1), wanted)).all()
     # What is there is not loaded anew.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,27 +11,29 @@ import pytest
 from balancer.live.history import History
 from balancer.live.hotness import Reading, Work
 from balancer.live.mind import Settings
-from balancer.live.plans import Glimpse
+from balancer.live.plans import Glimpse, NotNowError
 from balancer.live.rebalancer import Rebalancer
 from balancer.live.state import LiveLayout
 from eaas.config import BalancerConfig
-from placement_world import FULL, World, settled
+from placement_world import FULL, GRACE_S, World, settled
 
 L, E = FULL
 NAMES = ("s1", "s2", "s3")
 INTERVAL = 10
 TOKENS = 4000
+# A step takes a second of the world's clock.
+GRACE_STEPS = int(GRACE_S) - 2
 
 
 class Sim:
     """Servers that count what the placement gives them of a load; a step is a look at all of them."""
 
-    def __init__(self, seed: int, **fields: Any) -> None:
+    def __init__(self, seed: int, redundancy: int = 1, **fields: Any) -> None:
         self.dice = np.random.default_rng(seed)
-        self.world: World = settled(*NAMES, redundancy=1)
+        self.world: World = settled(*NAMES, redundancy=redundancy)
         config = BalancerConfig(
             policy="fractional",
-            redundancy=1,
+            redundancy=redundancy,
             num_redundant_experts=len(NAMES),
             step_interval=INTERVAL,
             window_size=2 * INTERVAL,
@@ -55,8 +58,12 @@ class Sim:
         self.part_LE = self.dice.permuted(part_LE / part_LE.sum(axis=1, keepdims=True), axis=1)
 
     def par(self) -> float:
-        """Of the load as it is, by the placement as it is."""
-        load_LS = (self.world.published.shares_LSE * self.part_LE[:, None]).sum(axis=2)
+        """Of the load as it is, by the placement as it is, among the servers that live."""
+        placement = self.world.published
+        living = [s for s, name in enumerate(placement.servers) if name in self.world.stores]
+        shares_LSE = placement.shares_LSE[:, living]
+        shares_LSE = shares_LSE / shares_LSE.sum(axis=1, keepdims=True)
+        load_LS = (shares_LSE * self.part_LE[:, None]).sum(axis=2)
         return float((load_LS.max(axis=1) / load_LS.mean(axis=1)).mean())
 
     def step(self) -> None:
@@ -65,12 +72,13 @@ class Sim:
             tokens_E = self.dice.multinomial(TOKENS, self.part_LE[layer])
             for expert, tokens in enumerate(tokens_E):
                 share_S = placement.shares_LSE[layer, :, expert].astype(float)
+                share_S *= [name in self.world.stores for name in placement.servers]
                 for s, count in enumerate(self.dice.multinomial(tokens, share_S / share_S.sum())):
                     self.totals_SLE[placement.servers[s]][layer, expert] += count
         self.steps += 1
         readings = {
-            name: Reading(1, self.steps, total_LE.copy(), Work())
-            for name, total_LE in self.totals_SLE.items()
+            name: Reading(1, self.steps, self.totals_SLE[name].copy(), Work())
+            for name in self.world.up()
         }
         self.rebalancer.look(readings, Glimpse.of(self.world.planner), 1000)
         self.world.wait(1.0)
@@ -110,3 +118,61 @@ def test_a_flip_is_followed_within_two_intervals(seed: int) -> None:
         for _ in range(2 * INTERVAL):
             sim.step()
         assert sim.par() < 1.1, "followed"
+
+
+def test_the_load_is_followed_while_a_server_is_dead() -> None:
+    """What a dead server has stays its own while its return is awaited, and nobody else loads it."""
+    sim = Sim(0, redundancy=2)
+    for _ in range(3 * INTERVAL):
+        sim.step()
+    sim.world.die("s3")
+    sim.world.settle()
+    before = sim.world.published
+    s3 = before.servers.index("s3")
+    for _ in range(INTERVAL):
+        sim.step()
+    assert sim.world.published.epoch > before.epoch
+    assert sim.par() < 1.1
+    while sim.par() < 1.2:
+        sim.flip()
+    followed = sim.world.published.epoch
+    for _ in range(GRACE_STEPS - INTERVAL):
+        sim.step()
+    placement = sim.world.published
+    assert placement.epoch > followed
+    assert sim.par() < 1.1
+    assert (placement.holds_LSE[:, placement.servers.index("s3")] == before.holds_LSE[:, s3]).all()
+    assert (placement.holds_LSE.sum(axis=1) >= 2).all()
+    sim.world.start("s3")
+    sim.world.settle()
+    for _ in range(2 * INTERVAL):
+        sim.step()
+    assert len(sim.world.up()) == 3
+    assert sim.par() < 1.1, "with all of them"
+
+
+def test_an_operator_may_rebalance_while_a_server_is_dead() -> None:
+    sim = Sim(1, redundancy=2)
+    for _ in range(3):
+        sim.step()
+    sim.world.die("s2")
+    sim.world.settle()
+    before = sim.world.published
+    planned, stages = sim.rebalancer.rebalance("", force=False)
+    assert planned.situation.servers == ("s1", "s3")
+    assert planned.applicable
+    assert stages == 1
+    sim.world.wait(0.0)
+    sim.world.settle()
+    assert sim.world.published.epoch > before.epoch
+    assert set(sim.world.published.servers) == {*NAMES}
+    assert sim.par() == pytest.approx(planned.proposal.par_then_L.mean(), rel=0.05)
+
+
+def test_without_a_living_server_there_is_no_plan() -> None:
+    sim = Sim(2, redundancy=1)
+    for _ in range(3):
+        sim.step()
+    now = Glimpse.of(sim.world.planner)
+    with pytest.raises(NotNowError, match="no server of the placement lives"):
+        sim.rebalancer.plan(sim.rebalancer.settings, replace(now, servers={}))
