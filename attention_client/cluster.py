@@ -28,7 +28,7 @@ from attention_client.messages import LayerInput
 from attention_client.metrics import ClientMetrics
 from attention_client.placements import PlacementSwitch
 from eaas.config import HOLD_BACK_S, AttentionClientConfig
-from eaas.errors import ClusterError, EaasError, ExpertsUnavailableError
+from eaas.errors import ClusterError, ConnectionLostError, EaasError, ExpertsUnavailableError
 from eaas.grpc_client import Backoff
 from eaas.log import get_logger
 from eaas.outcome_reports import OutcomeReporter
@@ -377,12 +377,10 @@ class Cluster:
     def _connect(self, member: Member) -> None:
         self._joined.wait()
         backoff = Backoff(_RECONNECT_S, _RECONNECT_MOST_S)
-        connected = False
         try:
             while self._still_wanted(member):
                 try:
                     self._connect_once(member)
-                    connected = True
                     return
                 except (grpc.RpcError, EaasError) as error:
                     what = str(error.details() if isinstance(error, grpc.Call) else error)
@@ -397,8 +395,8 @@ class Cluster:
                 if self._connecting.get(member.id) == member.life:
                     del self._connecting[member.id]
                 self._refusals = {k: v for k, v in self._refusals.items() if k != member.id}
-            # A view that came after the last look at it found this thread still at work.
-            if not connected and self._still_wanted(member):
+            # A view that came after the last look at it, or a loss, found this thread still at work.
+            if self._still_wanted(member):
                 self._connect_soon(member)
 
     def _connect_once(self, member: Member) -> None:
@@ -410,14 +408,19 @@ class Cluster:
             member, self.session.incarnation, lambda made: self._list(member, made)
         )
         if connection.lost_reason is not None:
-            return
-        if not self._still_wanted(member):
+            raise ConnectionLostError(connection.lost_reason)
+        with self._changed:
+            listed = self._connections.get(member.id) is connection
+        if not (listed and self._still_wanted(member)):
             connection.lose("another life of the server began")
         else:
             _log.info("%s: connected (%s)", member.id, self.config.transport)
 
     def _list(self, member: Member, connection: Connection) -> None:
         with self._changed:
+            if not self._still_wanted(member):
+                # The connection to another life, which began meanwhile, may be listed already.
+                return
             if self._lives.get(member.id, member.life) != member.life:
                 # The new life's incarnation may be below the former's, whose totals would hide its own.
                 self.metrics.outcomes.forget(member.id)

@@ -11,7 +11,7 @@ runs live and in simulation.
 
 Reasons to suspect a member: it is late (`monitor.detector`); an expert server's work does not move
 (`monitor.progress`), or its clients accuse it (`monitor.outcomes`). It is what it reports again when none
-holds. Silence alone makes anybody DEAD.
+holds. Silence alone makes anybody DEAD, but for a goodbye, and for a process that its parent saw end.
 
 Terms:
   life: what lies between a registration and DEAD; named by (id, incarnation).
@@ -126,7 +126,7 @@ class Registry:
         return tuple(self._history)[len(self._history) - missed :]
 
     def register(
-        self, member: Member, previous_incarnation: int, now: float
+        self, member: Member, previous_incarnation: int, now: float, ended_pid: int = 0
     ) -> tuple[int, list[MemberEvent]]:
         """Begins a life, or goes on with one that is still known; returns its incarnation.
 
@@ -134,6 +134,7 @@ class Registry:
             member: As the process describes itself; `incarnation` is ignored.
             previous_incarnation: What a process that lives on was given before, else 0.
             now: Monotonic seconds.
+            ended_pid: Of the process that had this id on this host and was seen to end; 0: nobody saw any.
 
         Raises:
             ValueError: The member has no id, or reports a state that only the monitor may give.
@@ -145,6 +146,7 @@ class Registry:
             raise ValueError(
                 f"{member.id}: a member does not report {member.state.value} of itself"
             )
+        ended = self._end_seen(member, previous_incarnation, ended_pid)
         incarnation, reason = self._incarnation_of(member, previous_incarnation)
         before = self._live.get(member.id)
         self._dead.pop(member.id, None)
@@ -167,8 +169,18 @@ class Registry:
         )
         self._live[member.id] = life
         if shown == life.member:
-            return incarnation, []
-        return incarnation, [self._event(life, reason)]
+            return incarnation, ended
+        return incarnation, [*ended, self._event(life, reason)]
+
+    def _end_seen(self, member: Member, previous: int, ended_pid: int) -> list[MemberEvent]:
+        """The end of the life whose process the parent of `member` saw end, where that life is known."""
+        known = self._live.get(member.id)
+        # Whoever was registered before speaks of itself: a lease that it has is its own.
+        if known is None or not ended_pid or previous:
+            return []
+        if (known.member.pid, known.member.host) != (ended_pid, member.host):
+            return []
+        return [self._bury(known, "its parent saw it end")]
 
     def _incarnation_of(self, member: Member, previous: int) -> tuple[int, str]:
         if known := self._live.get(member.id):

@@ -244,6 +244,7 @@ class MonitorService:
                         member,
                         request.previous_incarnation,
                         self._clock(),
+                        request.ended_pid,
                     )
                 self._tell(events)
                 revision = self._registry.revision
@@ -266,6 +267,8 @@ class MonitorService:
     def _heard(self, request: pb.HeartbeatRequest, certified: str | None) -> bytes:
         """Takes a heartbeat; returns the answer, serialized."""
         self._require_lead()
+        if self._own is not None and request.id == self._own.id:
+            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "nobody speaks for the monitor")
         with self._changed:
             self._require_own(certified, request.id)
             with judged():

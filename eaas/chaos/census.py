@@ -1,22 +1,26 @@
-"""What processes hold, as Linux tells."""
+"""What processes hold, as Linux tells.
+
+A process is named by its pid and its birth, in ticks since the machine started: the pid alone is a stranger's
+some time after its end.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from eaas.chaos.history import Census
 
-__all__ = ["census", "still_running"]
+__all__ = ["birth", "census", "still_running"]
 
 _PROC = Path("/proc")
 _SHARED = "/dev/shm/"
 
 
-def census(pids: Mapping[str, int]) -> dict[str, Census]:
+def census(pids: Mapping[str, int], births: Mapping[int, int | None]) -> dict[str, Census]:
     """Of each process that has not ended, by name."""
-    alive = set(still_running(pids.values()))
+    alive = set(still_running(births))
     return {name: _of(pid) for name, pid in pids.items() if pid in alive}
 
 
@@ -31,15 +35,18 @@ def _of(pid: int) -> Census:
     return Census(pid, own, len(os.listdir(proc / "fd")), segments)
 
 
-def still_running(pids: Iterable[int]) -> list[int]:
-    """Those of these processes that have not ended; one that nobody has reaped has ended."""
-    return [pid for pid in pids if _state(pid) not in ("", "Z", "X")]
-
-
-def _state(pid: int) -> str:
+def birth(pid: int) -> int | None:
+    """Of a process; None where it has ended. One that nobody has reaped has ended."""
     try:
         stat = (_PROC / str(pid) / "stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
-        return ""
-    # The name before it may hold anything, but ends with the last bracket.
-    return stat.rpartition(")")[2].split()[0]
+        return None
+    # From the third field of proc_pid_stat(5) on. The name before it may hold anything, but ends with the
+    # last bracket.
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in ("Z", "X") else int(fields[22 - 3])
+
+
+def still_running(births: Mapping[int, int | None]) -> list[int]:
+    """Pids of those that have not ended, of processes of which `birth` told this soon after they began."""
+    return [pid for pid, born in births.items() if born is not None and birth(pid) == born]

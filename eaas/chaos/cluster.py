@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from eaas.chaos.census import birth
 from eaas.chaos.child import VARIABLE
 from eaas.chaos.network import Namespace
 from eaas.config import load_config
@@ -87,6 +88,8 @@ class ChaosCluster(LocalCluster):
             nursery=nursery,
         )
         self._namespace = namespace
+        # Of every process that was started here, by pid.
+        self.births: dict[int, int | None] = {}
         # Surroundings of a process's next life.
         self.shared_memory: dict[str, int] = {}
 
@@ -97,6 +100,11 @@ class ChaosCluster(LocalCluster):
     def add_numbered(self, number: int) -> ChildProcess:
         """Start one more server, of this number; does not wait for it."""
         return self._spawn_server(number)
+
+    def _launch(self, name: str, arguments: Sequence[str], module: str = "eaas") -> ChildProcess:
+        child = super()._launch(name, arguments, module)
+        self.births[child.pid] = birth(child.pid)
+        return child
 
     def _start(self, name: str, arguments: Sequence[str]) -> ChildProcess:
         wanted: dict[str, object] = {}
@@ -111,11 +119,6 @@ class ChaosCluster(LocalCluster):
             return super()._start(name, arguments)
         os.environ[VARIABLE] = json.dumps(wanted)
         try:
-            child = ChildProcess(
-                name, arguments, self.log_dir, module="eaas.chaos.child", nursery=self._nursery
-            )
+            return self._launch(name, arguments, "eaas.chaos.child")
         finally:
             del os.environ[VARIABLE]
-        self.children[name] = child
-        self._pids.add(child.pid)
-        return child

@@ -132,7 +132,7 @@ def run_chaos(
                 history = attack.run(answers, kinds)
         finally:
             cluster.stop()
-    left = tuple(f"process {pid}" for pid in still_running(cluster.pids))
+    left = tuple(f"process {pid}" for pid in still_running(cluster.births))
     history = History(**(vars(history) | {"left_behind": left}))
     if history_file is not None:
         write_history(history, history_file)
@@ -272,7 +272,8 @@ class _Attack:
         return {c.name: c.pid for c in children if c.name.startswith("expert-server-")}
 
     def _census(self) -> dict[str, Census]:
-        return census({name: child.pid for name, child in self._cluster.children.items()})
+        pids = {name: child.pid for name, child in self._cluster.children.items()}
+        return census(pids, self._cluster.births)
 
     # -- lanes ----------------------------------------------------------------------------------------
 

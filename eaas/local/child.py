@@ -9,14 +9,17 @@ import os
 import signal
 
 __all__ = [
+    "ENDED_VARIABLE",
     "PARENT_VARIABLE",
     "READY_VARIABLE",
     "announce",
     "bind_to_launcher",
+    "ended_pid",
 ]
 
 READY_VARIABLE = "_EAAS_READY_FD"
 PARENT_VARIABLE = "_EAAS_LAUNCHER_PID"
+ENDED_VARIABLE = "_EAAS_ENDED_PID"
 _PR_SET_PDEATHSIG = 1
 
 
@@ -34,6 +37,11 @@ def bind_to_launcher() -> None:
     # It may have ended before the call above.
     if os.getppid() != int(launcher):
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def ended_pid() -> int:
+    """Of the former process of this name, which the launcher saw end; 0 where there was none."""
+    return int(os.environ.get(ENDED_VARIABLE, "0"))
 
 
 def announce(**facts: object) -> None:

@@ -94,6 +94,8 @@ class LocalCluster:
         self.log_dir = log_dir
         self.children: dict[str, ChildProcess] = {}
         self._pids: set[int] = set()
+        # The last process of each name that there was.
+        self._lives: dict[str, ChildProcess] = {}
         self.monitor_address = ""
         self.endpoint = ""
 
@@ -161,11 +163,6 @@ class LocalCluster:
         """Whether a process was started here, be it that it has ended."""
         return pid in self._pids
 
-    @property
-    def pids(self) -> frozenset[int]:
-        """Of every process that was started here, be it that it has ended."""
-        return frozenset(self._pids)
-
     def restart(self, name: str, timeout_s: float = 60.0) -> None:
         """Start a process that has ended once more, and wait until it is SERVING."""
         wait_ready([self.start_again(name)], timeout_s)
@@ -224,8 +221,19 @@ class LocalCluster:
         return self._start(name, (*arguments, *self._config_flags))
 
     def _start(self, name: str, arguments: Sequence[str]) -> ChildProcess:
-        child = ChildProcess(name, arguments, self.log_dir, nursery=self._nursery)
-        self.children[name] = child
+        return self._launch(name, arguments)
+
+    def _launch(self, name: str, arguments: Sequence[str], module: str = "eaas") -> ChildProcess:
+        former = self._lives.get(name)
+        child = ChildProcess(
+            name,
+            arguments,
+            self.log_dir,
+            module,
+            nursery=self._nursery,
+            ended_pid=former.pid if former is not None and not former.running else 0,
+        )
+        self.children[name] = self._lives[name] = child
         self._pids.add(child.pid)
         return child
 

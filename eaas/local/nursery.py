@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from eaas.errors import ClusterError
+from eaas.local.child import ENDED_VARIABLE
 from eaas.local.process import ChildProcess, stop_all
 
 __all__ = ["CLIENT_MODULES", "CONTROL_MODULES", "SERVER_MODULES", "Forked", "Nursery"]
@@ -62,8 +63,17 @@ class Nursery(ChildProcess):
         finally:
             theirs.close()
 
-    def fork(self, module: str, arguments: Sequence[str], log_fd: int, ready_fd: int) -> Forked:
+    def fork(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        log_fd: int,
+        ready_fd: int,
+        ended_pid: int = 0,
+    ) -> Forked:
         """Start `python -m module arguments`; the descriptors become the child's.
+
+        It is told `ended_pid` (`ChildProcess`).
 
         Raises:
             ClusterError: The nursery has ended, or the system lets it fork no more.
@@ -73,6 +83,7 @@ class Nursery(ChildProcess):
             for name in self._environment.keys() | os.environ.keys()
             if self._environment.get(name) != os.environ.get(name)
         }
+        changed[ENDED_VARIABLE] = str(ended_pid)
         request = {"module": module, "arguments": list(arguments), "environment": changed}
         answer, fds = self._ask(request, (log_fd, ready_fd))
         return Forked(self, answer["pid"], fds[0])

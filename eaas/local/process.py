@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from eaas.errors import ClusterError, EaasError
-from eaas.local.child import PARENT_VARIABLE, READY_VARIABLE
+from eaas.local.child import ENDED_VARIABLE, PARENT_VARIABLE, READY_VARIABLE
 from eaas.local.interrupt import Interrupt
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class ChildProcess:
         module: Python module to run.
         pass_fds: Descriptors that it inherits, under the same numbers.
         nursery: Forks it, which is fast. By default it is executed.
+        ended_pid: Of the former process of this name, which was seen to end; 0: there is none.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class ChildProcess:
         module: str = "eaas",
         pass_fds: Sequence[int] = (),
         nursery: Nursery | None = None,
+        ended_pid: int = 0,
     ) -> None:
         self.name = name
         self.arguments = tuple(arguments)
@@ -74,9 +76,10 @@ class ChildProcess:
         self.process: subprocess.Popen[bytes] | Forked
         try:
             if nursery is None:
-                self.process = self._execute(module, write_fd, pass_fds)
+                self.process = self._execute(module, write_fd, pass_fds, ended_pid)
             else:
-                self.process = nursery.fork(module, self.arguments, self._log.fileno(), write_fd)
+                fds = self._log.fileno(), write_fd
+                self.process = nursery.fork(module, self.arguments, *fds, ended_pid)
         except BaseException:
             os.close(self.fd)
             self._log.close()
@@ -85,14 +88,19 @@ class ChildProcess:
             os.close(write_fd)
 
     def _execute(
-        self, module: str, ready_fd: int, pass_fds: Sequence[int]
+        self, module: str, ready_fd: int, pass_fds: Sequence[int], ended_pid: int
     ) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [sys.executable, "-m", module, *self.arguments],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
-            env=os.environ | {READY_VARIABLE: str(ready_fd), PARENT_VARIABLE: str(os.getpid())},
+            env=os.environ
+            | {
+                READY_VARIABLE: str(ready_fd),
+                PARENT_VARIABLE: str(os.getpid()),
+                ENDED_VARIABLE: str(ended_pid),
+            },
             pass_fds=(ready_fd, *pass_fds),
             # A group of its own: Ctrl-C in the terminal is for the launcher, which ends the others.
             process_group=0,

@@ -55,6 +55,7 @@ class Process:
     """One process; another one of the same id is another object.
 
     Attributes:
+        ended_pid: Of the one before it, if its parent saw that end.
         heard_at: When the registry last took something of it.
         beats: Heartbeats that the registry took.
         suspected: At how many beats it was each time that it was suspected.
@@ -62,6 +63,7 @@ class Process:
 
     index: int
     pid: int
+    ended_pid: int = 0
     incarnation: int = 0
     alive: bool = True
     killed_at: float | None = None
@@ -127,6 +129,7 @@ class Simulation:
         self._steps = 0
         self._pids = iter(range(1, 1_000_000))
         self._present: dict[int, Process] = {}
+        self._ended: dict[int, int] = {}
         self._revision = 0
         self._given: dict[str, int] = {}
         self._watcher = Watcher()
@@ -203,7 +206,8 @@ class Simulation:
             if member.state is DEAD:
                 process.dead_at = self.now
                 silence_s = self.now - process.heard_at
-                assert silence_s >= LEASE_S - 1e-9, "a lease is a lease"
+                seen = event.reason == "its parent saw it end" and not process.alive
+                assert seen or silence_s >= LEASE_S - 1e-9, "a lease is a lease"
                 cut = self.was_cut(process.index, process.heard_at, self.now)
                 assert cut or process.killed_at is not None, f"{process.id} is healthy"
             elif member.state is SUSPECT:
@@ -218,10 +222,13 @@ class Simulation:
     def _kill(self, index: int) -> None:
         if (process := self._present.pop(index, None)) is not None:
             process.alive, process.killed_at = False, self.now
+            self._ended[index] = process.pid
 
     def _start(self, index: int) -> None:
         assert index not in self._present
-        process = Process(index, next(self._pids))
+        # One that is started by hand knows of no end.
+        ended_pid = self._ended.get(index, 0) if self.dice.random() < 0.5 else 0
+        process = Process(index, next(self._pids), ended_pid)
         self._present[index] = process
         self._register(process)
 
@@ -250,8 +257,13 @@ class Simulation:
             return
         member = Member(process.id, Role.EXPERT_SERVER, process.pid, "h", "", MemberState.SERVING)
         try:
-            incarnation, events = self.registry.register(member, process.incarnation, self.now)
+            incarnation, events = self.registry.register(
+                member, process.incarnation, self.now, process.ended_pid
+            )
         except IdTakenError:
+            holder = (process.id, self._given[process.id])
+            gone = next(p for p in self.processes if (p.id, p.incarnation) == holder)
+            assert process.incarnation or process.ended_pid != gone.pid, "its parent saw its end"
             self._at(self.now + _RETRY_S, self._register, process)
             return
         before = self._given.get(process.id, 0)

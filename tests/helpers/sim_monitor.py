@@ -35,7 +35,9 @@ class MonitorProcess(Process):
 
     def register(self, process: Process, previous: int) -> int:
         try:
-            incarnation, events = self.registry.register(process.member(), previous, self.sim.now)
+            incarnation, events = self.registry.register(
+                process.member(), previous, self.sim.now, process.ended_pid
+            )
         except IdTakenError as error:
             raise Refused from error
         self.sim.lives[process.id, incarnation] = process
@@ -61,7 +63,8 @@ class MonitorProcess(Process):
             process = self.sim.lives.get((member.id, member.incarnation))
             if member.state is DEAD and process is not None:
                 silence_s = self.sim.now - process.heard_at
-                demand(silence_s >= LEASE_S - 1e-9, f"{life} DEAD after {silence_s:.3f} s")
+                seen = event.reason == "its parent saw it end" and not process.alive
+                demand(seen or silence_s >= LEASE_S - 1e-9, f"{life} DEAD after {silence_s:.3f} s")
                 calm_s = self.sim.now - max(process.disturbed_at, self.disturbed_at)
                 if process.alive and process.incarnation == member.incarnation:
                     demand(calm_s < 3 * LEASE_S, f"{life} is healthy, and was declared DEAD")

@@ -247,6 +247,23 @@ def test_a_cluster_whose_server_is_stopped_killed_and_started_again(
     assert {c.process.returncode for c in cluster.children.values()} <= {0, -signal.SIGKILL}
 
 
+def test_a_server_that_was_seen_to_end_is_let_in_again_at_once(
+    checkpoint: Callable[..., Path], start_cluster: Callable[..., LocalCluster], tmp_path: Path
+) -> None:
+    file = tmp_path / "cluster.yaml"
+    # Nobody is silent for so long, and nobody tries to register for so long.
+    file.write_text("monitor: {lease_s: 300, heartbeat_s: 0.5}\n")
+    cluster = start_cluster(checkpoint("qwen3_moe"), attention_client=False, config_file=file)
+    for _ in range(2):
+        cluster.children[SERVER].signal(signal.SIGKILL)
+        cluster.restart(SERVER)
+    # And so it is with the name of one that was let go of.
+    cluster.children[SERVER].signal(signal.SIGKILL)
+    assert cluster.children[SERVER].reap(60)
+    assert cluster.add_server().name == SERVER
+    wait_ready([cluster.children[SERVER]], 60)
+
+
 # -- who ends with whom --------------------------------------------------------------------------------
 
 LAUNCHER = """

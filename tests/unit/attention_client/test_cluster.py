@@ -107,6 +107,11 @@ def view(*members: Member) -> MembershipView:
     return MembershipView(1, MappingProxyType(dict(told)), time.monotonic())
 
 
+def put_on_list(cluster: Cluster, member: Member, connection: Listed) -> None:
+    cluster._members = view(member)
+    cluster._list(member, cast("Connection", connection))
+
+
 def test_the_next_process_is_dialled_though_a_forgetful_monitor_counts_from_one_again(
     cluster: Cluster, dialled: Dialled
 ) -> None:
@@ -122,7 +127,7 @@ def test_the_next_process_is_dialled_though_a_forgetful_monitor_counts_from_one_
 @pytest.mark.parametrize("incarnation", [1, 2, 3])
 def test_the_former_process_is_let_go(cluster: Cluster, incarnation: int) -> None:
     former = Listed(2)
-    cluster._list(server("old:1", 2), cast("Connection", former))
+    put_on_list(cluster, server("old:1", 2), former)
     cluster._on_members(view(server("old:1", 2)))
     assert former.lost_reason is None
     cluster._on_members(view(server("new:1", incarnation, pid=8)))
@@ -132,9 +137,9 @@ def test_the_former_process_is_let_go(cluster: Cluster, incarnation: int) -> Non
 def test_a_lower_incarnation_is_counted_from_its_beginning(cluster: Cluster) -> None:
     former, present = Listed(2), Listed(1)
     outcomes = cluster.metrics.outcomes
-    cluster._list(server("old:1", 2), cast("Connection", former))
+    put_on_list(cluster, server("old:1", 2), former)
     outcomes.count(former, Outcome.LOST)
-    cluster._list(server("new:1", 1), cast("Connection", present))
+    put_on_list(cluster, server("new:1", 1), present)
     outcomes.count(present, Outcome.ANSWERED)
     (told,) = outcomes.read()
     assert (told.server_incarnation, told.answered, told.lost) == (1, 1, 0)
@@ -152,3 +157,110 @@ def test_after_a_mistake_there_is_a_pause_too(
     # One thread, which pauses after each try.
     assert len(waited) >= 4
     assert "a bug" in cluster._refusals["s1"]
+
+
+class Made(Listed):
+    """A connection whose loss its cluster is told of."""
+
+    def __init__(self, cluster: Cluster, incarnation: int) -> None:
+        super().__init__(incarnation)
+        self.cluster = cluster
+        self.closed = threading.Event()
+
+    def lose(self, reason: str) -> None:
+        if self.lost_reason is None:
+            self.lost_reason = reason
+            self.cluster._on_lost(cast("Connection", self))
+
+    def close(self) -> None:
+        self.lose("closed")
+        self.closed.set()
+
+    def wake(self) -> None:
+        """Nobody waits."""
+
+
+class Connector:
+    """Connects to servers of the test's own making.
+
+    Attributes:
+        made: Connections, in the order of their making.
+        ready: By address: before it, the call does not return.
+        before: Called with each connection that was listed.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.made: list[Made] = []
+        self.ready: dict[str, threading.Event] = {}
+        self.before: Callable[[Made], None] = lambda _made: None
+
+    def connect(self, member: Member, _incarnation: int, list_it: Callable[[Any], None]) -> Made:
+        if member.address in self.ready:
+            assert self.ready[member.address].wait(PATIENCE_S)
+        made = Made(self.cluster, member.incarnation)
+        self.made.append(made)
+        list_it(made)
+        self.before(made)
+        return made
+
+
+def until(wanted: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not wanted():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def connected(cluster: Cluster) -> Any:
+    return cluster._connections.get("s1")
+
+
+def test_a_connection_to_a_former_life_that_comes_late_takes_nobodys_place(
+    cluster: Cluster,
+) -> None:
+    connector = Connector(cluster)
+    cluster._connector = cast("Any", connector)
+    connector.ready["old:1"] = threading.Event()
+    cluster._on_members(view(server("old:1", 1)))
+    until(lambda: cluster._connecting)
+    cluster._on_members(view(server("new:1", 2, pid=8)))
+    until(lambda: connected(cluster))
+    present = connected(cluster)
+    connector.ready["old:1"].set()
+    until(lambda: len(connector.made) == 2)
+    late = connector.made[1]
+    assert late.closed.wait(PATIENCE_S)
+    assert connected(cluster) is present
+    assert (present.incarnation, present.lost_reason) == (2, None)
+    assert cluster._lives["s1"] == server("new:1", 2, pid=8).life
+
+
+@pytest.mark.parametrize("moment", ["before it returns", "after it was looked at"])
+def test_a_connection_that_is_lost_while_it_is_made_is_made_again(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    connector = Connector(cluster)
+    cluster._connector = cast("Any", connector)
+
+    def lose(made: Made) -> None:
+        """And the thread of the loss finds that of the making still at work."""
+        if len(connector.made) == 1:
+            made.lose("its stream broke")
+            assert made.closed.wait(PATIENCE_S)
+            until(lambda: not any(t.name == "after-loss" for t in threading.enumerate()))
+
+    if moment == "before it returns":
+        connector.before = lose
+    else:
+        info = module._log.info
+
+        def note(text: str, *arguments: object) -> None:
+            info(text, *arguments)
+            if text == "%s: connected (%s)":
+                lose(connector.made[-1])
+
+        monkeypatch.setattr(module._log, "info", note)
+    cluster._on_members(view(server("a:1")))
+    until(lambda: len(connector.made) == 2 and connected(cluster) is connector.made[1])
+    assert connector.made[1].lost_reason is None

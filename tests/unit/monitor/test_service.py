@@ -14,6 +14,7 @@ import pytest
 from eaas.rpc.v1 import monitor_pb2 as pb
 from eaas.session import PROTOCOL_VERSION
 from eaas.types import Member, MemberState, Role
+from monitor.refusal import Refused
 from monitor.service import MonitorService
 from monitor.store import Change, Kept
 
@@ -126,6 +127,19 @@ def test_a_mistake_of_the_monitors_own_is_not_the_callers(
     monkeypatch.setattr(service, "_tell", wrong)
     with pytest.raises(ValueError, match="a bug"):
         register(service, member("a").to_proto())
+
+
+def test_nobody_speaks_for_the_monitor() -> None:
+    async def scenario() -> None:
+        service = MonitorService(LEASE_S, HEARTBEAT_S, asyncio.get_running_loop())
+        service.register_self(member("monitor", Role.MONITOR))
+        state = MemberState.DRAINING.number
+        heartbeat = pb.HeartbeatRequest(id="monitor", incarnation=1, state=state)
+        with pytest.raises(Refused, match="nobody speaks for the monitor") as caught:
+            service._heard(heartbeat, None)
+        assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
+
+    asyncio.run(scenario())
 
 
 def test_what_the_caller_says_wrong_is_told_to_him(service: MonitorService) -> None:

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from eaas.chaos.census import census, still_running
+from eaas.chaos.census import birth, census, still_running
 
 HOLDS = """
 import mmap, os, sys
@@ -34,25 +34,31 @@ def test_what_it_holds_is_counted_while_it_lives() -> None:
         assert child.stdout is not None
         pids = {"a": child.pid, "nobody": (1 << 22) - 1}
         child.stdout.readline()
-        (first,) = census(pids).values()
+        births = {pid: birth(pid) for pid in pids.values()}
+        (first,) = census(pids, births).values()
         assert (first.pid, first.segments) == (child.pid, 1)
         assert first.resident_bytes > 8 << 20
         child.stdin.write("\n")
         child.stdin.flush()
         child.stdout.readline()
-        second = census(pids)["a"]
+        second = census(pids, births)["a"]
         # Python's mapping had one of its own.
         assert second.descriptors == first.descriptors + 3 - 1
         assert second.segments == 0
         assert second.resident_bytes - first.resident_bytes > 7 << 20
-        assert still_running(pids.values()) == [child.pid]
+        assert still_running(births) == [child.pid]
+        # Another one, which has the pid of one that was born before.
+        strangers = {pid: None if born is None else born - 1 for pid, born in births.items()}
+        assert still_running(strangers) == []
+        assert census(pids, strangers) == {}
         child.kill()
         # Not reaped yet: it is gone all the same.
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        assert still_running(pids.values()) == []
-        assert census(pids) == {}
+        assert still_running(births) == []
+        assert census(pids, births) == {}
+        assert birth(child.pid) is None
 
 
 @pytest.mark.parametrize("pids", [{}, {"nobody": (1 << 22) - 1}])
 def test_nobody_holds_nothing(pids: dict[str, int]) -> None:
-    assert census(pids) == {}
+    assert census(pids, {pid: birth(pid) for pid in pids.values()}) == {}
