@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import grpc
+from grpc._channel import _SingleThreadedRendezvous
 
 from eaas.tls import Identity, server_name
 
@@ -23,6 +24,7 @@ __all__ = [
     "UNARY_TIMEOUT_S",
     "Backoff",
     "channel",
+    "leave",
     "responses",
 ]
 
@@ -115,6 +117,18 @@ def channel(
     return grpc.intercept_channel(line, _Deadline(timeout_s))
 
 
+def leave(call: Any) -> None:
+    """Ends a stream and lets go of it. For the thread that reads it; idempotent.
+
+    `call.cancel()` alone leaks about 20 KB of a response stream that waits in C: gRPC keeps the call for
+    good, even past its channel, until its last events are taken, and a cancelled one's iterator takes none.
+    """
+    call.cancel()
+    # There is no public way to them (grpcio 1.85). After a cancel they come at once.
+    while isinstance(call, _SingleThreadedRendezvous) and call._state.due:
+        call._consume_next_event()
+
+
 def responses(
     call: Any,
     silence_s: float = STREAM_SILENCE_S,
@@ -143,6 +157,7 @@ def responses(
             inbox.put(error)
         else:
             inbox.put(end)
+        leave(call)
 
     threading.Thread(target=pump, name="grpc-responses", daemon=True).start()
     try:

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from eaas.errors import ClusterError
-from eaas.grpc_client import Backoff, channel
+from eaas.grpc_client import Backoff, channel, leave
 from eaas.rpc.v1 import monitor_pb2, monitor_pb2_grpc
 from eaas.tls import Identity
 from eaas.types import Member, Role
@@ -72,7 +72,7 @@ class MonitorLine:
                 if response.WhichOneof("kind") == "snapshot":
                     return [Member.from_proto(message) for message in response.snapshot.members]
         finally:
-            call.cancel()
+            leave(call)
         return None
 
     def close(self) -> None:

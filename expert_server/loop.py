@@ -122,6 +122,12 @@ class ServeLoop:
         """Requests admitted and not answered."""
         return len(self._admitted)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request waits, or is computed. Any thread may ask."""
+        # The flag is WRITTEN until the answer is there. A loop that was stopped will have no arena.
+        return not self._stopped and bool(self._arena.flags.scan(0, self._arena.slots, _WRITTEN))
+
     def stop(self) -> None:
         """Make `run` return after the batch at hand. From any thread or signal handler."""
         self._stopped = True

@@ -123,7 +123,6 @@ class ExpertServer:
                 # Told before anything is placed here, so that nobody places too much.
                 size = replica_bytes(self._kernel, reader.forms[0], spec, sizes)
             self._about_kernel = _describe(self._kernel, reader)
-            self._store = ExpertStore(reader, self._kernel, config.load_bytes_per_s)
             self._arena = Arena.create_shared(
                 config.slots,
                 payload_layout(
@@ -145,6 +144,9 @@ class ExpertServer:
                 config.batch_window_us * 1e-6,
                 config.added_latency_us * 1e-6,
                 traces=BatchTraces(tracing.tracer, self._arena, server_id) if tracing else None,
+            )
+            self._store = ExpertStore(
+                reader, self._kernel, config.load_bytes_per_s, lambda: self._loop.is_busy
             )
             hotness = HotnessHandler(self.shape, self._loop, self._store)
             self._kernel.count_into(hotness.counts_LX)

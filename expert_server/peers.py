@@ -15,9 +15,10 @@ import xxhash
 
 from eaas.checkpoint import Checkpoint
 from eaas.checkpoint.files import CONFIG, INDEX, sampled
+from eaas.checkpoint.pieces import Pause, at_once, pieces
 from eaas.checkpoint.shard import Shard, ShardHeader
 from eaas.errors import ClusterError, CorruptShardError
-from eaas.grpc_client import Backoff, channel
+from eaas.grpc_client import Backoff, channel, leave
 from eaas.log import get_logger
 from eaas.monitors import Monitors, ask_members
 from eaas.rpc.v1 import expert_pb2 as pb
@@ -153,7 +154,7 @@ class PeerReader:
                 done += len(chunk.data)
                 yield chunk
         finally:
-            call.cancel()
+            leave(call)
 
     def _leave(self, address: str) -> None:
         """The next read connects anew."""
@@ -185,9 +186,10 @@ class _PeerShard(Shard):
         # Memory of runs that were read, by size: to touch new pages takes longer than to copy.
         self._free: dict[int, list[bytearray]] = {}
 
-    def prefetch(self, places: Sequence[tuple[int, int]]) -> None:
+    def prefetch(self, places: Sequence[tuple[int, int]], pause: Pause = at_once) -> None:
         """Bytes that are read soon: they are asked for now, neighbours together."""
         for neighbours in runs(places, _RUN_BYTES):
+            pause()
             begin, (last, count) = neighbours[0][0], neighbours[-1]
             size = last + count - begin
             free = self._free.get(size)
@@ -198,16 +200,22 @@ class _PeerShard(Shard):
                 self._coming[place] = run
                 run.readers += 1
 
-    def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fills the buffer from a place of the file. Raises OSError if it cannot."""
+    def read_into(self, buffer: memoryview, offset: int, pause: Pause = at_once) -> None:
+        """Fills the buffer from a place of the file, with a pause before each piece.
+
+        Raises OSError if it cannot.
+        """
         run = self._coming.pop((offset, len(buffer)), None)
         if run is None:
             if len(buffer):
+                pause()
                 self._reader.read(self.path.name, offset, buffer)
             return
         run.coming.result()
-        begin = offset - run.begin
-        paste(buffer, 0, memoryview(run.data)[begin : begin + len(buffer)])
+        data = memoryview(run.data)[offset - run.begin :]
+        for begin, end in pieces(len(buffer)):
+            pause()
+            paste(buffer, begin, data[begin:end])
         run.readers -= 1
         if not run.readers:
             self._free.setdefault(len(run.data), []).append(run.data)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from eaas.errors import CheckpointError
 from expert_server.background import compute_alone, step_back
+from expert_server.gaps import Gaps
 from expert_server.kernels import ExpertKernel
 from expert_server.memory import trim
 from expert_server.sharing import Pace
@@ -27,12 +28,20 @@ class ExpertStore:
         reader: Where the weights come from.
         kernel: Owns them from then on, in its layout.
         bytes_per_s: Fastest that replicas are loaded while others are served; 0: no limit.
+        is_busy: Whether a request waits, or is computed: then loading does (see `gaps`).
     """
 
-    def __init__(self, reader: ExpertReader, kernel: ExpertKernel, bytes_per_s: int = 0) -> None:
+    def __init__(
+        self,
+        reader: ExpertReader,
+        kernel: ExpertKernel,
+        bytes_per_s: int = 0,
+        is_busy: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._reader = reader
         self._kernel = kernel
         self._bytes_per_s = bytes_per_s
+        self._is_busy = is_busy
         self._changing = threading.Lock()
 
     @property
@@ -90,13 +99,14 @@ class ExpertStore:
 
     def _load(self, wanted: Mapping[int, Collection[int]], is_given_up: Callable[[], bool]) -> int:
         before = trimmed = self.bytes
+        gaps = Gaps(self._is_busy)
         pace = Pace(self._bytes_per_s) if self._bytes_per_s and self.count else None
         try:
             for layer in wanted:
                 missing = {e for e in wanted[layer] if not self.holds(layer, e)}
-                for expert, weights in self._reader.read(layer, missing):
+                for expert, weights in self._reader.read(layer, missing, gaps.wait):
                     with naming_expert(layer, expert):
-                        self._kernel.load(layer, expert, weights)
+                        self._kernel.load(layer, expert, weights, gaps.wait)
                     if pace is not None:
                         pace.take(weights.nbytes)
                     del weights  # before the reader goes on: it is a view of a chunk

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from eaas.checkpoint import Checkpoint, ExpertTensor
+from eaas.checkpoint.pieces import Pause, at_once
 from eaas.checkpoint.shard import TensorSlice, prefetch
 from eaas.errors import CorruptShardError, MissingShardError
 from expert_server.memory import huge_memory
@@ -118,11 +119,18 @@ class ExpertReader:
         """Logical experts of a layer."""
         return self._checkpoint.shape.num_experts
 
-    def read(self, layer: int, experts: Collection[int]) -> Iterator[tuple[int, ExpertWeights]]:
+    def read(
+        self, layer: int, experts: Collection[int], pause: Pause = at_once
+    ) -> Iterator[tuple[int, ExpertWeights]]:
         """The experts' weights, in ascending order.
 
         They are read in chunks, and an expert is a view of its chunk, whose memory is used again: it
         is valid until the next step. Copy what is to stay, and drop the view.
+
+        Args:
+            layer: MoE layer.
+            experts: Logical experts.
+            pause: Called before each piece.
 
         Raises:
             MissingShardError, CorruptShardError: A tensor cannot be read; names the file and the
@@ -130,12 +138,12 @@ class ExpertReader:
         """
         wanted = sorted(experts)
         count = max(1, _CHUNK_BYTES // self._expert_bytes(layer))
-        self._prefetch(layer, wanted[:count])
+        self._prefetch(layer, wanted[:count], pause)
         for start in range(0, len(wanted), count):
             chunk = wanted[start : start + count]
-            tensors = self._read_chunk(layer, chunk)
+            tensors = self._read_chunk(layer, chunk, pause)
             # The next one is read while this one is packed.
-            self._prefetch(layer, wanted[start + count : start + 2 * count])
+            self._prefetch(layer, wanted[start + count : start + 2 * count], pause)
             for place, expert in enumerate(chunk):
                 yield expert, self._weights(layer, tensors, place)
             del tensors  # before the next chunk is read
@@ -145,15 +153,17 @@ class ExpertReader:
         self._checkpoint.release()
         self._buffers.clear()
 
-    def _prefetch(self, layer: int, experts: list[int]) -> None:
+    def _prefetch(self, layer: int, experts: list[int], pause: Pause) -> None:
         """These are read next."""
-        if experts:
-            prefetch(
-                part
-                for sources in self._sources[layer].values()
-                for tensors in sources.values()
-                for part in self._parts(tensors, experts)
-            )
+        if not experts:
+            return
+        ahead = [
+            part
+            for sources in self._sources[layer].values()
+            for tensors in sources.values()
+            for part in self._parts(tensors, experts)
+        ]
+        prefetch(ahead, pause)
 
     def _expert_bytes(self, layer: int) -> int:
         """Size of one expert of a layer."""
@@ -173,7 +183,7 @@ class ExpertReader:
             down_bias=None if down_bias is None else down_bias[place],
         )
 
-    def _read_chunk(self, layer: int, experts: list[int]) -> dict[str, torch.Tensor]:
+    def _read_chunk(self, layer: int, experts: list[int], pause: Pause) -> dict[str, torch.Tensor]:
         """Parameter of the experts module -> its rows for these experts (ascending)."""
         module, name = self._modules[layer], self._checkpoint.shape.layer_names[layer]
         wanted = {
@@ -183,7 +193,7 @@ class ExpertReader:
         found: dict[str, torch.Tensor] = {}
         with _shrunk(module, wanted):
             for target, sources in self._sources[layer].items():
-                found |= self._convert(target, sources, experts)
+                found |= self._convert(target, sources, experts, pause)
         path = self._checkpoint.path
         for parameter, shape in wanted.items():
             full_name = f"{name}.{parameter}"
@@ -197,7 +207,11 @@ class ExpertReader:
         return {parameter: found[f"{name}.{parameter}"] for parameter in wanted}
 
     def _convert(
-        self, target: str, sources: Mapping[str, list[ExpertTensor]], experts: list[int]
+        self,
+        target: str,
+        sources: Mapping[str, list[ExpertTensor]],
+        experts: list[int],
+        pause: Pause,
     ) -> dict[str, torch.Tensor]:
         """What transformers' rule makes of these experts' parts of a parameter's sources, by name.
 
@@ -211,15 +225,15 @@ class ExpertReader:
         name = target.rpartition(".")[2]
         rule = self._rules.get(next(iter(sources)))
         if rule is None:
-            return {target: self._stack(name, list(parts.values()))}
+            return {target: self._stack(name, list(parts.values()), pause)}
         if _only_stacks(rule) and _are_alike(parts):
             in_order = [parts[pattern] for pattern in rule.source_patterns if pattern in parts]
-            return {target: self._stack(name, in_order)}
+            return {target: self._stack(name, in_order, pause)}
         # The rule is the reader's own, and gives up what it has collected when it converts.
         rule.collected_tensors = {
-            pattern: [self._stack(pattern, [parts[pattern]])]
+            pattern: [self._stack(pattern, [parts[pattern]], pause)]
             if tensors[0].expert is None
-            else [part[...].to(self.dtype) for part in parts[pattern]]
+            else [self._whole(part, pause) for part in parts[pattern]]
             for pattern, tensors in sources.items()
         }
         skeleton = self._checkpoint.skeleton
@@ -243,7 +257,13 @@ class ExpertReader:
             return [whole.row(expert) for expert in experts]
         return [self._checkpoint.slice(tensors[expert].key) for expert in experts]
 
-    def _stack(self, name: str, columns: list[list[TensorSlice]]) -> torch.Tensor:
+    def _whole(self, part: TensorSlice, pause: Pause) -> torch.Tensor:
+        """A tensor in memory of its own."""
+        raw = torch.empty(part.nbytes, dtype=torch.uint8)
+        part.read_into(raw.numpy().data, pause)
+        return raw.view(part.dtype).view(part.shape).to(self.dtype)
+
+    def _stack(self, name: str, columns: list[list[TensorSlice]], pause: Pause) -> torch.Tensor:
         """Experts along a new first dimension, each of them the parts in its columns one below the other.
 
         Every part is read to where it belongs, in memory that is kept under that name for the next
@@ -257,7 +277,7 @@ class ExpertReader:
         free = used.numpy().data
         for row in zip(*columns, strict=True):
             for part in row:
-                part.read_into(free[: part.nbytes])
+                part.read_into(free[: part.nbytes], pause)
                 free = free[part.nbytes :]
         rest = first[0].shape if len(first) == 1 else (-1, *first[0].shape[1:])
         return used.view(first[0].dtype).view(len(columns[0]), *rest).to(self.dtype)

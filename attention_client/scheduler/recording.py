@@ -15,6 +15,8 @@ Each of the others is something that happened, at so many seconds since the firs
     {"at": 1.0, "use": "fcfs"}                                 another strategy: the first one failed
     {"at": 1.1, "step": [3, 40], "seconds": 0.02}              the engine's step of 3 requests that decode
                                                                and 40 tokens of prompts has taken that long
+    {"at": 1.1, "probe": 0.0003}                               a fixed computation took that long: the pace
+                                                               of the machine
 
 A cost model is {"shares_LSE": [[[1.0, ...]]], "fixed_s": 0.0, "load_s": 16.0, "pair_s": 1.0, "steps": 1}
 (`ServerCost`). Numbers are written in full, so that they are read as they were.

@@ -105,27 +105,27 @@ class ChatHandler(Handler, ChatCompletionHandler):  # type: ignore[misc]
             service.tokenizer, service.model, prompt, tools=self._tools(request)
         )
 
-    def opening(self, request_id: str) -> list[str]:
+    def opening(self, request_id: str, usage: CompletionUsage | None) -> list[str]:
         """The role, as OpenAI's streams begin."""
-        return [self._build_chunk_sse(request_id, role="assistant", model=self._service.name)]
+        return [
+            self._build_chunk_sse(
+                request_id, role="assistant", model=self._service.name, usage=usage
+            )
+        ]
 
-    def event(self, request_id: str, piece: Any) -> str:
+    def event(self, request_id: str, piece: Any, usage: CompletionUsage | None) -> str:
         """The chunk of a piece."""
-        name = self._service.name
+        content: dict[str, Any] = {"content": piece}
         if isinstance(piece, Finish):
-            return str(
-                self._build_chunk_sse(
-                    request_id, finish_reason=piece.reason, model=name, usage=usage_of(piece)
-                )
-            )
-        if isinstance(piece, Call):
-            call = ChoiceDeltaToolCall.model_validate(
-                {"index": piece.index, **_tool_call(request_id, piece)}
-            )
-            return str(self._build_chunk_sse(request_id, model=name, tool_calls=[call]))
-        if isinstance(piece, ReasoningText):
-            return str(self._build_chunk_sse(request_id, model=name, reasoning_content=piece))
-        return str(self._build_chunk_sse(request_id, model=name, content=piece))
+            content = {"finish_reason": piece.reason}
+        elif isinstance(piece, Call):
+            call = {"index": piece.index, **_tool_call(request_id, piece)}
+            content = {"tool_calls": [ChoiceDeltaToolCall.model_validate(call)]}
+        elif isinstance(piece, ReasoningText):
+            content = {"reasoning_content": piece}
+        return str(
+            self._build_chunk_sse(request_id, model=self._service.name, usage=usage, **content)
+        )
 
     def usage_event(self, request_id: str, usage: CompletionUsage) -> str:
         """OpenAI's last chunk."""

@@ -35,20 +35,14 @@ class TextHandler(Handler, CompletionHandler):  # type: ignore[misc]
     def parser(self, request: CompletionRequest, prompt: list[int]) -> None:
         """Plain text has no parts."""
 
-    def opening(self, request_id: str) -> list[str]:
+    def opening(self, request_id: str, usage: CompletionUsage | None) -> list[str]:
         """Nothing."""
         return []
 
-    def event(self, request_id: str, piece: Any) -> str:
+    def event(self, request_id: str, piece: Any, usage: CompletionUsage | None) -> str:
         """The chunk of a piece."""
-        name = self._service.name
-        if isinstance(piece, Finish):
-            return str(
-                self._build_chunk_sse(
-                    request_id, name, finish_reason=piece.reason, usage=usage_of(piece)
-                )
-            )
-        return str(self._build_chunk_sse(request_id, name, text=piece))
+        content = {"finish_reason": piece.reason} if isinstance(piece, Finish) else {"text": piece}
+        return str(self._build_chunk_sse(request_id, self._service.name, **content, usage=usage))
 
     def usage_event(self, request_id: str, usage: CompletionUsage) -> str:
         """OpenAI's last chunk."""

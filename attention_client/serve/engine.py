@@ -26,6 +26,7 @@ class Work:
         max_tokens: Most tokens of the answer, 1 at least.
         end_tokens: Tokens that end the answer; empty if only max_tokens does.
         sampling: How tokens are chosen.
+        min_tokens: Tokens of the answer in whose text no stop string is looked for.
     """
 
     id: str
@@ -33,6 +34,7 @@ class Work:
     max_tokens: int
     end_tokens: tuple[int, ...]
     sampling: Sampling
+    min_tokens: int = 0
 
 
 @dataclass(frozen=True)

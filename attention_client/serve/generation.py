@@ -85,6 +85,16 @@ class Generation:
         self._calls = 0
         self._begun = self._first = self._last = perf_counter()
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self._work.prompt)
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens generated so far, the end token included."""
+        return self._count
+
     async def pieces(self) -> AsyncIterator[Any]:
         """The answer: str, ReasoningText (transformers'), Call, and at last one Finish.
 
@@ -108,7 +118,8 @@ class Generation:
                     raise delivery.error
                 text, finish = self._take(delivery)
                 if finish is not None and not self._stop.matched:
-                    text += self._stop.push(self._text.flush()) + self._stop.flush()
+                    text += self._stop.push(self._text.flush(), search=self._may_stop())
+                    text += self._stop.flush()
                 for piece in self._parse(text, final=finish is not None):
                     yield piece
             reason = "tool_calls" if self._calls and finish == "stop" else finish
@@ -135,10 +146,13 @@ class Generation:
             is_end = token in self._work.end_tokens
             # Only a parser wants the end token, which may close a part.
             if not is_end or self._parser is not None:
-                text += self._stop.push(self._text.push(token))
+                text += self._stop.push(self._text.push(token), search=self._may_stop())
             if is_end or self._stop.matched:
                 return text, "stop"
         return text, "length" if delivery.finished else None
+
+    def _may_stop(self) -> bool:
+        return self._count > self._work.min_tokens
 
     def _observe(self, delivery: Delivery) -> None:
         now = perf_counter()

@@ -73,12 +73,12 @@ class Handler:
         """What parts the answer into reasoning, tool calls and text, if anything."""
 
     @abstractmethod
-    def opening(self, request_id: str) -> list[str]:
+    def opening(self, request_id: str, usage: CompletionUsage | None) -> list[str]:
         """Events before the first token."""
 
     @abstractmethod
-    def event(self, request_id: str, piece: Any) -> str:
-        """The event of a piece of the answer, or of its Finish."""
+    def event(self, request_id: str, piece: Any, usage: CompletionUsage | None) -> str:
+        """The event of a piece of the answer, or of its Finish; with the counts so far, if given."""
 
     @abstractmethod
     def usage_event(self, request_id: str, usage: CompletionUsage) -> str:
@@ -91,15 +91,18 @@ class Handler:
     async def _events(
         self, generation: Generation, request: GenerationRequest
     ) -> AsyncIterator[str]:
-        for event in self.opening(generation.id):
-            yield event
         options = request.stream_options
+        total = options is not None and bool(options.include_usage)
+        running = options is not None and total and bool(options.continuous_usage_stats)
+        for event in self.opening(generation.id, usage_of(generation) if running else None):
+            yield event
         try:
             async with aclosing(generation.pieces()) as pieces:  # type: ignore[type-var]
                 async for piece in pieces:
-                    yield self.event(generation.id, piece)
-            if options is not None and options.include_usage:
-                yield self.usage_event(generation.id, usage_of(piece))
+                    counts = running or isinstance(piece, Finish)
+                    yield self.event(generation.id, piece, usage_of(generation) if counts else None)
+            if total:
+                yield self.usage_event(generation.id, usage_of(generation))
         except ApiError as error:
             yield error.sse()
         yield _DONE
@@ -140,6 +143,7 @@ class Handler:
             max_tokens=budget,
             end_tokens=() if request.ignore_eos else service.end_tokens,
             sampling=self._sampling(request, len(prompt)),
+            min_tokens=request.min_tokens or 0,
         )
 
     def _sampling(self, request: GenerationRequest, prompt_length: int) -> Sampling:
@@ -158,10 +162,10 @@ class Handler:
         )
 
 
-def usage_of(finish: Finish) -> CompletionUsage:
+def usage_of(counts: Finish | Generation) -> CompletionUsage:
     """The token counts in OpenAI's form."""
     return CompletionUsage(
-        prompt_tokens=finish.prompt_tokens,
-        completion_tokens=finish.completion_tokens,
-        total_tokens=finish.prompt_tokens + finish.completion_tokens,
+        prompt_tokens=counts.prompt_tokens,
+        completion_tokens=counts.completion_tokens,
+        total_tokens=counts.prompt_tokens + counts.completion_tokens,
     )

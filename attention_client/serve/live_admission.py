@@ -19,6 +19,7 @@ from attention_client.scheduler.cost import Loads, ServerCost
 from attention_client.scheduler.predictor import Predictor, correlation
 from attention_client.scheduler.recording import QueueSettings, Recorder
 from attention_client.scheduler.strategies.fcfs import Fcfs
+from attention_client.serve.pace import PaceProbe
 from attention_client.serve.scheduler_metrics import SchedulerMetrics
 from eaas.config import SchedulerConfig
 from eaas.errors import ConfigError
@@ -97,6 +98,7 @@ class LiveAdmission:
         loads = _NO_LOADS if self._predictor is None else self._predictor.loads
         cost = self._price(np.ones((1, 1, loads)))
         self._recorder = self._open_recorder()
+        self._probe = PaceProbe()
         self._step = 0, 0  # requests that decode, tokens of prompts
         self._queue = queue_settings(config, loads).queue(cost, self._recorder)
         self._admission = Admission(self._queue, config.batch_size, cost)
@@ -213,6 +215,9 @@ class LiveAdmission:
         """The step of that pass took so long, from scheduling to its tokens."""
         if self._recorder is not None:
             self._recorder.note(step=self._step, seconds=seconds)
+            probe_s = self._probe.seconds()
+            if probe_s is not None:
+                self._recorder.note(probe=probe_s)
 
     def _saw(self, predictor: Predictor, batch: Sequence[Any], ids_LTK: Any) -> None:
         end = 0

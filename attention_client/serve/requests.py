@@ -115,6 +115,7 @@ class StreamOptions(_Model):
     """Options of a streamed answer."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # vLLM's: with include_usage, in every event
     include_obfuscation: bool | None = None  # has no effect
 
 

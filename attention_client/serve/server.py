@@ -23,6 +23,12 @@ __all__ = ["HttpServer", "bind"]
 
 _DATE_S = 1.0  # between two looks at the clock for the header
 _START_TIMEOUT_S = 60.0
+# Longer than clients keep an idle connection: where both give up at once, a request is sent into the end
+# of it. Common clients: 5 s (httpx) to 60 s (nginx).
+_KEEP_ALIVE_S = 75.0
+# But no long wait where more than these are open: each holds a descriptor.
+_MANY_CONNECTIONS = 256
+_SHORT_KEEP_ALIVE_S = 5.0
 _AFTER_GRACE_S = 10.0  # failed requests and the engine end well before that
 
 
@@ -55,32 +61,47 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 class _Protocol(H11Protocol):  # type: ignore[misc]
-    """HTTP/1.1 that waits for a request's headers for a limited time: uvicorn itself waits for ever."""
+    """HTTP/1.1 that waits for a request's headers for a limited time: uvicorn itself waits for ever.
+
+    A connection may idle longer than that between two requests.
+    """
 
     head_timeout_s: ClassVar[float]
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
-        self._waits_since = self.loop.time()
-        self._timer = self.loop.call_later(self.head_timeout_s, self._look)
+        self._idle = False
+        self._wait(self.head_timeout_s)
+
+    def data_received(self, data: bytes) -> None:
+        if self._idle:
+            # The next request begins.
+            self._idle = False
+            self._timer.cancel()
+            self._wait(self.head_timeout_s)
+        super().data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
+        many = len(self.connections) > _MANY_CONNECTIONS
+        self.timeout_keep_alive = _SHORT_KEEP_ALIVE_S if many else _KEEP_ALIVE_S
+        self._idle = True
+        self._timer.cancel()
+        self._wait(max(self.timeout_keep_alive, self.head_timeout_s))
         super().on_response_complete()
-        self._waits_since = self.loop.time()
+
+    def _wait(self, timeout_s: float) -> None:
+        self._timer = self.loop.call_later(timeout_s, self._look)
 
     def _look(self) -> None:
-        due_at = self._waits_since + self.head_timeout_s
         # Between a request's headers and the end of its answer others see to the time.
         if self.cycle is not None and not self.cycle.response_complete:
-            due_at = self.loop.time() + self.head_timeout_s
-        if due_at <= self.loop.time():
+            self._wait(self.head_timeout_s)
+        else:
             self.transport.close()
-            return
-        self._timer = self.loop.call_at(due_at, self._look)
 
 
 class _Server(uvicorn.Server):  # type: ignore[misc]

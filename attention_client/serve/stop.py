@@ -11,7 +11,8 @@ class StopStrings:
     """Lets text through up to the first stop string.
 
     Of several, the one that is complete first wins (of those, the longest), so the result does not
-    depend on how the text was cut into pieces. Text that may still become one is held back.
+    depend on how the text was cut into pieces. Text that may still become one is held back. What is
+    complete within text that is not to be searched is none; one may begin there.
 
     Args:
         stops: The stop strings, none of them empty.
@@ -22,15 +23,17 @@ class StopStrings:
         self._held = ""
         self.matched = False
 
-    def push(self, text: str) -> str:
+    def push(self, text: str, *, search: bool = True) -> str:
         """What may be shown after this piece. After a match nothing more comes."""
         if self.matched:
             return ""
-        buffer = self._held + text
+        buffer, seen = self._held + text, len(self._held)
         ends = [
-            (start + len(stop), start) for stop in self._stops if (start := buffer.find(stop)) >= 0
+            (start + len(stop), start)
+            for stop in self._stops
+            if (start := buffer.find(stop, max(0, seen - len(stop) + 1))) >= 0
         ]
-        if ends:
+        if search and ends:
             self.matched = True
             self._held = ""
             return buffer[: min(ends)[1]]

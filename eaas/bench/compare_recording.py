@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +14,20 @@ from attention_client.scheduler.cost import CostModel
 from attention_client.scheduler.recording import QueueSettings, read_recording
 from eaas.bench.load import LoadResult
 from simulator.caps.continuous import EngineModel, Job, run_engine
-from simulator.caps.engine_fit import fit_engine, recorded_pace, recorded_steps
+from simulator.caps.engine_fit import (
+    Pace,
+    Times,
+    fit_engine,
+    probed_pace,
+    recorded_pace,
+    recorded_steps,
+)
 
-__all__ = ["COMPARED", "FitLoad", "Sizes", "compare_recording"]
+__all__ = ["COMPARED", "ROUND", "Sizes", "compare_recording", "reversed_gaps"]
 
 COMPARED = ("p50_ms", "throughput_per_s")
-
-# Requests of each user of a load that the engine is fitted to.
-_EACH = 3
+# Which load of a round is the compared one, in even and odd rounds; the engine is fitted to the other.
+ROUND = ((False, True), (True, False))
 
 Document = dict[str, Any]
 
@@ -32,8 +37,8 @@ class Sizes:
     """What is measured.
 
     Attributes:
-        rounds: Each is a load that is compared, between two that fit the engine; medians count.
-        requests: Of the compared load.
+        rounds: Each is a load that the engine is fitted to, and one that is compared.
+        requests: Of a load.
         prompt_tokens, output_tokens: Of each.
         batch_size, window_size: Of the scheduler.
         load: Requests a second, as a share of what the cluster was measured to do.
@@ -47,29 +52,10 @@ class Sizes:
     window_size: int
     load: float
 
-    @property
-    def fit_loads(self) -> list[tuple[int, int]]:
-        """Requests and users of what the engine is fitted to: one at a time, some, a full batch, more."""
-        users = (1, max(1, self.batch_size // 2), self.batch_size, 2 * self.batch_size)
-        return [(_EACH * count, count) for count in users]
 
-    @property
-    def fitting(self) -> int:
-        """Requests of all that."""
-        return sum(requests for requests, _ in self.fit_loads)
-
-
-@dataclass(frozen=True)
-class FitLoad:
-    """What users saw of a load that the engine is fitted to.
-
-    Attributes:
-        alone_s: Time of a request with nobody else there, the median.
-        capacity_per_s: Requests a second of a full batch.
-    """
-
-    alone_s: float
-    capacity_per_s: float
+def reversed_gaps(arrival_s: Sequence[float]) -> list[float]:
+    """Arrivals from 0 on with the same times between them, the last one first."""
+    return [arrival_s[-1] - at_s for at_s in reversed(arrival_s)]
 
 
 def compare_recording(
@@ -77,40 +63,38 @@ def compare_recording(
     sizes: Sizes,
     batch_tokens: int,
     arrival_s: Sequence[float],
-    fits: Sequence[FitLoad],
+    alone_s: float,
     lives: Sequence[LoadResult],
 ) -> list[Document]:
     """Live and simulated figures of each round.
 
     Args:
-        record: Of the queue, whose last loads are, for each round, one to fit, the compared one, one to fit.
+        record: Of the queue, whose last loads are the rounds' (`ROUND`).
         sizes: Of the loads.
         batch_tokens: Most tokens of the engine's step.
         arrival_s: Of the compared requests.
-        fits: Two for each round.
+        alone_s: Time of a request with nobody else there.
         lives: One for each round.
 
     Raises:
-        ConfigError: It is no recording, or has too few steps.
+        ConfigError: It is no recording, or has too few steps or probes.
     """
     settings, cost, events = read_recording(record)
     came = [place for place, event in enumerate(events) if "add" in event]
-    counts = [sizes.fitting, sizes.requests, sizes.fitting] * sizes.rounds
-    ends = list(itertools.accumulate(counts, initial=len(came) - sum(counts)))
-    bounds = [came[first] for first in ends[:-1]] + [len(events)]
-    loads = [events[begin:end] for begin, end in itertools.pairwise(bounds)]
+    firsts = came[len(came) - 2 * sizes.rounds * sizes.requests :: sizes.requests]
+    bounds = [*firsts, len(events)]
+    loads = [events[bounds[n] : bounds[n + 1]] for n in range(2 * sizes.rounds)]
     # The placement of the start is that of the end.
     prices = [event["price"] for event in events if "price" in event]
+    pace = probed_pace(events)
+    are_compared = [each for number in range(sizes.rounds) for each in ROUND[number % 2]]
+    compared = [load for load, is_it in zip(loads, are_compared, strict=True) if is_it]
+    fitted = [load for load, is_it in zip(loads, are_compared, strict=True) if not is_it]
+    fit = fit_engine([step for load in fitted for step in recorded_steps(load)], pace)
     simulated = _Simulated(settings, prices[-1] if prices else cost, sizes, batch_tokens)
     return [
-        _compare(
-            simulated,
-            loads[3 * number : 3 * number + 3],
-            arrival_s,
-            float(np.mean([fit.alone_s for fit in fits[2 * number : 2 * number + 2]])),
-            live,
-        )
-        for number, live in enumerate(lives)
+        _compare(simulated, load, arrival_s, alone_s, live, fit, pace)
+        for load, live in zip(compared, lives, strict=True)
     ]
 
 
@@ -123,12 +107,17 @@ class _Simulated:
         self._settings, self._cost = settings, cost
         self._sizes, self._batch_tokens = sizes, batch_tokens
 
-    def engine(self, fit: tuple[float, float, float], **pace: Any) -> EngineModel:
-        return EngineModel(self._sizes.batch_size, self._batch_tokens, *fit, **pace)
+    def engine(self, fit: Times, pace: Pace, begin_s: float) -> EngineModel:
+        """At that pace of the recording's time, which is `begin_s` when the simulation begins."""
+        sizes = self._sizes
+        return EngineModel(
+            sizes.batch_size, self._batch_tokens, *fit, pace=lambda now: pace(begin_s + now)
+        )
 
     def latency_s(
         self, arrival_s: Sequence[float], loads: Sequence[Any], engine: EngineModel
     ) -> Any:
+        """Of each request."""
         sizes = self._sizes
         jobs = [
             Job(at_s, sizes.prompt_tokens, sizes.output_tokens, load_E)
@@ -141,18 +130,20 @@ class _Simulated:
 
 def _compare(
     simulated: _Simulated,
-    loads: Sequence[Sequence[Document]],
+    compared: Sequence[Document],
     arrival_s: Sequence[float],
     alone_s: float,
     live: LoadResult,
+    fit: Times,
+    pace: Pace,
 ) -> Document:
-    before, compared, after = loads
     predicted = [event["load"] for event in compared if "add" in event]
-    own = fit_engine(recorded_steps(compared))
-    pace = recorded_pace(compared, own, compared[0]["at"] - arrival_s[0])
+    begin_s = compared[0]["at"] - arrival_s[0]
+    steps = recorded_steps(compared)
+    own = fit_engine(steps)
     engines = {
-        "error": simulated.engine(fit_engine(recorded_steps([*before, *after]))),
-        "error_own_steps": simulated.engine(own, pace=pace),
+        "error": simulated.engine(fit, pace, begin_s),
+        "error_own_steps": simulated.engine(own, recorded_pace(steps, own), begin_s),
     }
     measured = _figures(np.asarray(live.e2e_s), live.seconds)
     itl_ms = 1e3 * np.percentile(live.itl_s, (50, 99))
@@ -167,10 +158,12 @@ def _compare(
         figures = _figures(latency_s, float((latency_s + arrival_s).max()))
         if kind == "error":
             document["simulated"] = figures
-            times = engine.fixed_s, engine.row_s, engine.prompt_s
-            names = ("fixed_ms", "row_ms", "prompt_token_ms")
+            names = ("fixed_ms", "row_ms", "prompt_token_ms", "request_ms")
+            times_s = (engine.fixed_s, engine.row_s, engine.prompt_s, engine.came_s)
+            usual = float(np.median([pace(step[4]) for step in steps]))
             document["engine"] = {
-                name: round(1e3 * time_s, 4) for name, time_s in zip(names, times, strict=True)
+                name: round(1e3 * usual * time_s, 4)
+                for name, time_s in zip(names, times_s, strict=True)
             }
         document[kind] = {key: round(figures[key] / measured[key] - 1, 4) for key in COMPARED}
     return document | {"choices": sum("take" in event for event in compared)}

@@ -13,48 +13,33 @@ from typing import Any
 import numpy as np
 import yaml
 
-from eaas.bench.compare_recording import COMPARED, FitLoad, Sizes, compare_recording
-from eaas.bench.load import LoadResult, Workload, run_load
+from eaas.bench.compare_recording import COMPARED, ROUND, Sizes, compare_recording, reversed_gaps
+from eaas.bench.domains import DomainWorkload, TextWorkload
+from eaas.bench.load import LoadResult, run_load
 from eaas.config import ClusterConfig, load_config
 from eaas.local import LocalCluster
 
-__all__ = ["TOLERANCE", "DomainWorkload", "validate"]
+__all__ = ["TOLERANCE", "validate"]
 
 TOLERANCE = 0.1
-# Prompts: so many domains with so many tokens each, and requests in a row of one of them, in batches.
-_DOMAINS, _DOMAIN_TOKENS, _BURST_BATCHES = 8, 6, 3
+# Requests in a row of one domain, in batches.
+_BURST_BATCHES = 3
+# Requests of a user who is alone; of each of many who show what the cluster can do.
+_ALONE, _EACH = 5, 3
+_RESAMPLES = 2000
 
 Document = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class DomainWorkload(Workload):
-    """Prompts of a few domains, in bursts of one domain each.
-
-    Attributes:
-        burst: Requests in a row of one domain.
-    """
-
-    burst: int
-
-    def prompt(self, index: int) -> list[int]:
-        """Tokens of its domain, each as frequent as words are (Zipf)."""
-        domain = np.random.default_rng(index // self.burst % _DOMAINS)
-        tokens = domain.choice(np.arange(16, 250), _DOMAIN_TOKENS, replace=False)
-        chance = 1 / np.arange(1, _DOMAIN_TOKENS + 1)
-        own = np.random.default_rng([index, self.burst])
-        drawn = own.choice(tokens, self.prompt_tokens, p=chance / chance.sum())
-        return [int(token) for token in drawn]
+Texts = Sequence[Sequence[int]]
 
 
 @dataclass
 class _Measured:
-    """A cluster and what was measured of it: two fits for each of the lives, before and after it."""
+    """A cluster and what was measured of it."""
 
     strategy: str
     cluster: LocalCluster
     record: Path
-    fits: list[FitLoad] = field(default_factory=list)
+    alone_s: float = 0.0
     lives: list[LoadResult] = field(default_factory=list)
 
 
@@ -65,15 +50,18 @@ def validate(
     sizes: Sizes,
     arrivals: Callable[[int, float], Sequence[float]],
     *,
+    texts: Texts,
     servers: int,
     redundancy: int,
     say: Callable[[str], None],
 ) -> Document:
     """Measure a cluster under each strategy, and simulate it.
 
-    The engine's times are fitted to loads that come before and after each compared one, on the same cluster.
-    All clusters stand ready and take turns, round by round, so that what they are compared with is near in
-    time: the speed of a machine that others use too changes within seconds.
+    All clusters stand ready and take turns in many short rounds, there and back (A B B A ...), so that what
+    they are compared with is near in time. A round is a load with the compared arrivals in reversed order, to
+    which the engine is fitted, and the compared load, in turn before and after it. Steps are fitted and
+    simulated in units of the machine's pace, which each recording has beside its steps: the speed of a
+    machine that others use too changes within seconds.
 
     Args:
         model: Checkpoint.
@@ -82,15 +70,16 @@ def validate(
         sizes: Of the loads.
         arrivals: From their number and a rate (requests/s) to the seconds at which requests come. The rate is
             that of the first strategy for all.
+        texts: Tokens that prompts are taken from, a domain each. Empty: domains are drawn.
         servers, redundancy: Of each cluster.
         say: Progress, for people.
 
     Returns:
         JSON: for each strategy the live and simulated P50 (ms) and throughput (requests/s) of each round, the
-        median of their errors, and that of a simulation with the compared load's own steps and the pace that
-        they had at each time: what is left if the machine's speed is known. `within`: whether all errors of
-        the first kind are. `live_change`: live figures against those of the first strategy, medians of the
-        rounds' ratios less 1.
+        median of their errors with its 95 % interval over rounds, and that of a simulation with the compared
+        load's own steps and the pace that they had at each time: what is left if the engine's speed is known.
+        `within`: whether all errors of the first kind are. `live_change`: live figures against those of the
+        first strategy, medians of the rounds' ratios less 1, with intervals.
 
     Raises:
         EaasError: Something did not start, or a request failed.
@@ -109,24 +98,28 @@ def validate(
             )
             all_measured.append(_Measured(name, stack.enter_context(cluster), record))
         batch_tokens = settings.attention_client.max_batch_tokens
+        loads = _Loads(sizes, texts)
         for measured in all_measured:
             # A first load that does not count: memory is touched, connections are made.
-            _fit_load(measured.cluster.endpoint, sizes)
-        rate = sizes.load * _fit_load(all_measured[0].cluster.endpoint, sizes).capacity_per_s
+            loads.closed(measured, 2 * sizes.batch_size)
+            measured.alone_s = float(np.median(loads.closed(measured, 1).e2e_s))
+        full = loads.closed(all_measured[0], 2 * sizes.batch_size)
+        rate = sizes.load * len(full.e2e_s) / full.seconds
         arrival_s = list(arrivals(sizes.requests, rate))
+        say(f"{rate:.1f} requests/s ...")
         for number in range(sizes.rounds):
-            say(f"round {number + 1} of {sizes.rounds}, {rate:.1f} requests/s ...")
-            for measured in all_measured:
-                endpoint = measured.cluster.endpoint
-                measured.fits.append(_fit_load(endpoint, sizes))
-                workload = _workload(sizes, sizes.requests, 1)
-                measured.lives.append(run_load(endpoint, workload, arrival_s))
-                measured.fits.append(_fit_load(endpoint, sizes))
+            say(f"round {number + 1} of {sizes.rounds} ...")
+            for measured in all_measured if number % 2 == 0 else reversed(all_measured):
+                for compared in ROUND[number % 2]:
+                    at_s = arrival_s if compared else reversed_gaps(arrival_s)
+                    done = loads.open(measured, 2 * number + compared, at_s)
+                    if compared:
+                        measured.lives.append(done)
         for measured in all_measured:
             measured.cluster.stop()  # its recording is whole
         rows = [_row(measured, arrival_s, sizes, batch_tokens) for measured in all_measured]
     for row in rows:
-        row["live_change"] = _change(row["rounds"], rows[0]["rounds"])
+        row["live_change"], row["live_change_ci95"] = _change(row["rounds"], rows[0]["rounds"])
     errors = [abs(error) for row in rows for error in row["error"].values()]
     return {
         "model": model.name,
@@ -150,52 +143,69 @@ def _settings(config_file: Path | None, strategy: str, sizes: Sizes, record: Pat
     return load_config(config_file, attention_client={"port": 0, "scheduler": scheduler})
 
 
-def _workload(sizes: Sizes, requests: int, concurrency: int) -> Workload:
-    return DomainWorkload(
-        requests,
-        concurrency,
-        sizes.prompt_tokens,
-        sizes.output_tokens,
-        _BURST_BATCHES * sizes.batch_size,
-    )
+class _Loads:
+    """Puts loads on clusters; each of a cluster's has prompts of its own, the same for all clusters."""
 
+    def __init__(self, sizes: Sizes, texts: Texts) -> None:
+        self._sizes, self._texts = sizes, texts
 
-def _fit_load(endpoint: str, sizes: Sizes) -> FitLoad:
-    """What the engine is measured with: closed-loop, so many users at a time."""
-    loads = [
-        run_load(endpoint, _workload(sizes, requests, users)) for requests, users in sizes.fit_loads
-    ]
-    return FitLoad(float(np.median(loads[0].e2e_s)), len(loads[-1].e2e_s) / loads[-1].seconds)
+    def closed(self, measured: _Measured, users: int) -> LoadResult:
+        """So many users at a time."""
+        requests = _ALONE if users == 1 else _EACH * users
+        # Beyond those of all rounds.
+        first = (2 * self._sizes.rounds + users) * self._sizes.requests
+        return run_load(measured.cluster.endpoint, self._workload(requests, users, first))
+
+    def open(self, measured: _Measured, number: int, arrival_s: Sequence[float]) -> LoadResult:
+        """Requests at those times."""
+        requests = self._sizes.requests
+        workload = self._workload(requests, 1, number * requests)
+        return run_load(measured.cluster.endpoint, workload, arrival_s)
+
+    def _workload(self, requests: int, users: int, first: int) -> DomainWorkload:
+        sizes = self._sizes
+        amount = requests, users, sizes.prompt_tokens, sizes.output_tokens
+        burst = _BURST_BATCHES * sizes.batch_size
+        if self._texts:
+            return TextWorkload(*amount, burst, first, self._texts)
+        return DomainWorkload(*amount, burst, first)
 
 
 def _row(
     measured: _Measured, arrival_s: Sequence[float], sizes: Sizes, batch_tokens: int
 ) -> Document:
     rounds = compare_recording(
-        measured.record, sizes, batch_tokens, arrival_s, measured.fits, measured.lives
+        measured.record, sizes, batch_tokens, arrival_s, measured.alone_s, measured.lives
     )
-    return {
-        "strategy": measured.strategy,
-        "error": _median(rounds, "error"),
-        "error_own_steps": _median(rounds, "error_own_steps"),
-        "rounds": rounds,
-    }
+    row: Document = {"strategy": measured.strategy}
+    for kind in ("error", "error_own_steps"):
+        of_rounds = {key: [each[kind][key] for each in rounds] for key in COMPARED}
+        row[kind], row[f"{kind}_ci95"] = _medians(of_rounds)
+    return row | {"rounds": rounds}
 
 
-def _median(rounds: Sequence[Document], kind: str) -> dict[str, float]:
-    return {
-        key: round(statistics.median(each[kind][key] for each in rounds), 4) for key in COMPARED
-    }
-
-
-def _change(rounds: Sequence[Document], base: Sequence[Document]) -> dict[str, float]:
-    return {
-        key: round(
-            statistics.median(
+def _change(
+    rounds: Sequence[Document], base: Sequence[Document]
+) -> tuple[dict[str, float], dict[str, list[float]]]:
+    return _medians(
+        {
+            key: [
                 each["live"][key] / other["live"][key] - 1
                 for each, other in zip(rounds, base, strict=True)
-            ),
-            4,
-        )
-        for key in rounds[0]["live"]
-    }
+            ]
+            for key in rounds[0]["live"]
+        }
+    )
+
+
+def _medians(
+    of_rounds: dict[str, list[float]],
+) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """Of each its median, and that one's 95 % interval: rounds are drawn again (bootstrap)."""
+    rng = np.random.default_rng(0)
+    medians, intervals = {}, {}
+    for key, values in of_rounds.items():
+        drawn = np.median(rng.choice(values, (_RESAMPLES, len(values))), axis=1)
+        medians[key] = round(statistics.median(values), 4)
+        intervals[key] = [round(float(end), 4) for end in np.percentile(drawn, (2.5, 97.5))]
+    return medians, intervals

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
+from eaas.checkpoint.pieces import Pause, at_once, pieces
 from eaas.errors import CorruptShardError, UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -92,20 +93,27 @@ class Shard:
         offset = self.header.data_begin + begin
         return TensorSlice(self, key, tuple(fields["shape"]), offset, end - begin)
 
-    def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fills the buffer from a place of the file. Raises OSError or ValueError if it cannot."""
-        while len(buffer):
-            count = os.preadv(self._fd, [buffer], offset)
-            if not count:
-                raise ValueError(f"the file ends at byte {offset}")
-            buffer, offset = buffer[count:], offset + count
+    def read_into(self, buffer: memoryview, offset: int, pause: Pause = at_once) -> None:
+        """Fills the buffer from a place of the file, with a pause before each piece.
 
-    def prefetch(self, places: Sequence[tuple[int, int]]) -> None:
+        Raises OSError or ValueError if it cannot.
+        """
+        for begin, end in pieces(len(buffer)):
+            pause()
+            while begin < end:
+                count = os.preadv(self._fd, [buffer[begin:end]], offset + begin)
+                if not count:
+                    raise ValueError(f"the file ends at byte {offset + begin}")
+                begin += count
+
+    def prefetch(self, places: Sequence[tuple[int, int]], pause: Pause = at_once) -> None:
         """Bytes that are read soon, (offset, count) each: the system may get them while the caller does
         something else.
         """
         for offset, count in places:
-            os.posix_fadvise(self._fd, offset, count, os.POSIX_FADV_WILLNEED)
+            for begin, end in pieces(count):
+                pause()
+                os.posix_fadvise(self._fd, offset + begin, end - begin, os.POSIX_FADV_WILLNEED)
 
     def _read_header(self, known: ShardHeader | None) -> ShardHeader:
         file_bytes = os.fstat(self._fd).st_size
@@ -186,13 +194,13 @@ class TensorSlice:
         part.read_into(raw.numpy().data)
         return raw.view(part.dtype).view(part.shape)
 
-    def read_into(self, buffer: memoryview) -> None:
-        """Reads all of it into a buffer of `nbytes`.
+    def read_into(self, buffer: memoryview, pause: Pause = at_once) -> None:
+        """Reads all of it into a buffer of `nbytes`, with a pause before each piece.
 
         Raises CorruptShardError, naming the file and the tensor, where that cannot be done.
         """
         try:
-            self.shard.read_into(buffer, self.offset)
+            self.shard.read_into(buffer, self.offset, pause)
         except (OSError, ValueError) as error:
             raise CorruptShardError(
                 f"{self.shard.path}: tensor {self.key} cannot be read ({error}): "
@@ -209,10 +217,10 @@ class TensorSlice:
         )
 
 
-def prefetch(slices: Iterable[TensorSlice]) -> None:
+def prefetch(slices: Iterable[TensorSlice], pause: Pause = at_once) -> None:
     """They are read soon, all of them: the system may get them while the caller does something else."""
     places: dict[Shard, list[tuple[int, int]]] = {}
     for part in slices:
         places.setdefault(part.shard, []).append((part.offset, part.nbytes))
     for shard, wanted in places.items():
-        shard.prefetch(sorted(wanted))
+        shard.prefetch(sorted(wanted), pause)

@@ -38,8 +38,16 @@ def validate(
             show_default="Poisson",
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Compared loads; medians count.")] = 4,
-    requests: Annotated[int, typer.Option(min=10, help="Requests of each.")] = 80,
+    prompts: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Text of a domain, that prompts are taken from. May be given again.",
+            show_default="domains are drawn",
+        ),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Compared loads; medians count.")] = 10,
+    requests: Annotated[int, typer.Option(min=10, help="Requests of each.")] = 40,
     load: Annotated[
         float, typer.Option(min=0.05, help="Arrivals, as a share of what the cluster can do.")
     ] = 3.0,
@@ -59,6 +67,7 @@ def validate(
     from attention_client.scheduler import strategy as strategy_named
     from attention_client.scheduler.strategies.registry import DEFAULT
     from eaas.bench.compare_recording import Sizes
+    from eaas.bench.domains import check_texts
     from eaas.bench.options import words
     from eaas.bench.validate import validate
     from eaas.errors import ConfigError
@@ -76,6 +85,9 @@ def validate(
     times = None if trace is None else read_arrivals(trace)
     if times is not None and len(times) < requests:
         raise ConfigError(f"--trace {trace}: {len(times)} requests, --requests is {requests}")
+
+    texts = [(str(path), _tokens(path, model)) for path in prompts or []]
+    check_texts(texts, prompt_tokens)
 
     def arrivals(count: int, rate: float) -> Sequence[float]:
         if times is None:
@@ -97,6 +109,7 @@ def validate(
             names,
             sizes,
             arrivals,
+            texts=[tokens for _, tokens in texts],
             servers=servers,
             redundancy=redundancy,
             say=lambda line: print(line, file=sys.stderr, flush=True),
@@ -107,6 +120,22 @@ def validate(
         _print(document)
     if not document["within"]:
         raise typer.Exit(1)
+
+
+def _tokens(path: Path, model: Path | None) -> list[int]:
+    """A text's, by the model's tokenizer. Raises ConfigError where there is no such text or tokenizer."""
+    from tokenizers import Tokenizer
+
+    from eaas.errors import ConfigError
+
+    if model is None:
+        raise ConfigError("--prompts: texts say nothing to the demo checkpoint; give a --model")
+    try:
+        text = path.read_text(encoding="utf-8")
+        found: list[int] = Tokenizer.from_file(str(model / "tokenizer.json")).encode(text).ids
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise ConfigError(f"--prompts {path}, by the tokenizer of {model}: {error}") from error
+    return found
 
 
 def _print(document: dict[str, Any]) -> None:
@@ -130,26 +159,31 @@ def _print(document: dict[str, Any]) -> None:
             )
     Console().print(table)
     for row in document["strategies"]:
-        print(f"{row['strategy']}, medians: {_words(row['error'])}")
-        print(f"  with the engine's pace of the time: {_words(row['error_own_steps'])}")
+        print(f"{row['strategy']}, medians of {len(row['rounds'])} rounds:")
+        print(f"  {_words(row, 'error')}")
+        print(f"  with the engine's pace of the time: {_words(row, 'error_own_steps')}")
     first = document["strategies"][0]["strategy"]
     for row in document["strategies"][1:]:
-        print(f"{row['strategy']} against {first}, live: {_changes(row['live_change'])}")
+        print(f"{row['strategy']} against {first}, live: {_words(row, 'live_change')}")
     verdict = "within" if document["within"] else "NOT within"
     print(f"{document['rate_per_s']} requests/s; {verdict} {100 * document['tolerance']:.0f} %")
 
 
-def _words(error: dict[str, float]) -> str:
-    p50, throughput = (f"{100 * value:+.1f} %" for value in error.values())
-    return f"P50 {p50}, throughput {throughput}"
+_NAMES = {
+    "p50_ms": "P50",
+    "p99_ms": "P99",
+    "throughput_per_s": "throughput",
+    "itl_p50_ms": "P50 between tokens",
+    "itl_p99_ms": "P99 between tokens",
+}
 
 
-def _changes(change: dict[str, float]) -> str:
-    names = {
-        "p50_ms": "P50",
-        "p99_ms": "P99",
-        "throughput_per_s": "throughput",
-        "itl_p50_ms": "P50 between tokens",
-        "itl_p99_ms": "P99 between tokens",
-    }
-    return ", ".join(f"{name} {100 * change[key]:+.1f} %" for key, name in names.items())
+def _words(row: dict[str, Any], kind: str) -> str:
+    """Each figure with its interval."""
+    found, intervals = row[kind], row[f"{kind}_ci95"]
+    parts = []
+    for key, name in _NAMES.items():
+        if key in found:
+            low, high = (f"{100 * end:+.1f}" for end in intervals[key])
+            parts.append(f"{name} {100 * found[key]:+.1f} % ({low} to {high})")
+    return ", ".join(parts)

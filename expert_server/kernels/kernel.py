@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from eaas.checkpoint.pieces import Pause, at_once
 from expert_server.weights import ExpertForm, ExpertWeights
 
 __all__ = ["ExpertKernel", "KernelSpec", "Quantization", "Sized", "UnsupportedError"]
@@ -107,15 +108,21 @@ class ExpertKernel(abc.ABC):
         """
         self._counts_LX = counts_LX
 
-    def load(self, layer: int, expert: int, weights: ExpertWeights) -> None:
+    def load(self, layer: int, expert: int, weights: ExpertWeights, pause: Pause = at_once) -> None:
         """Takes an expert over in the kernel's own layout; `weights` may be freed afterwards.
 
         One thread at a time. A replica that is held already goes once the new one is packed.
 
+        Args:
+            layer: MoE layer.
+            expert: Logical expert.
+            weights: Of that expert.
+            pause: Called before each piece that is packed.
+
         Raises:
             CheckpointError: A weight is NaN or infinite, and weights are to be quantised; nothing changes.
         """
-        self._put(layer, expert, self.pack(weights, self.forms[layer]))
+        self._put(layer, expert, self.pack(weights, self.forms[layer], pause))
 
     def unload(self, layer: int, expert: int) -> None:
         """Drops a replica, if it is held. One thread at a time, the one that loads."""
@@ -123,8 +130,8 @@ class ExpertKernel(abc.ABC):
         self._bytes -= packed.nbytes if packed else 0
 
     @abc.abstractmethod
-    def pack(self, weights: ExpertWeights, form: ExpertForm) -> Sized:
-        """An expert in this kernel's layout, in memory of its own.
+    def pack(self, weights: ExpertWeights, form: ExpertForm, pause: Pause) -> Sized:
+        """An expert in this kernel's layout, in memory of its own; with a pause before each piece.
 
         Raises:
             CheckpointError: A weight is NaN or infinite, and weights are to be quantised.

@@ -16,6 +16,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from eaas.checkpoint.pieces import Pause, at_once, pieces
 from expert_server.kernels import _native
 from expert_server.kernels.activation import Activation, recognise
 from expert_server.kernels.kernel import (
@@ -25,7 +26,7 @@ from expert_server.kernels.kernel import (
     Sized,
     UnsupportedError,
 )
-from expert_server.kernels.quantized_panels import pack_quantized, panel_bytes
+from expert_server.kernels.quantized_panels import pack_quantized, panel_bytes, rows_of_piece
 from expert_server.memory import huge_memory
 from expert_server.weights import ExpertForm, ExpertWeights
 
@@ -94,9 +95,9 @@ class NativeKernel(ExpertKernel):
             del self._layers[layer][expert]
             self._publish(layer)
 
-    def pack(self, weights: ExpertWeights, form: ExpertForm) -> PackedExpert:
+    def pack(self, weights: ExpertWeights, form: ExpertForm, pause: Pause) -> PackedExpert:
         """See `ExpertKernel`."""
-        return pack_expert(weights.plain(form), self._activations[form], self.spec)
+        return pack_expert(weights.plain(form), self._activations[form], self.spec, pause)
 
     def close(self) -> None:
         """See `ExpertKernel`."""
@@ -219,13 +220,16 @@ def _weights_format(spec: KernelSpec) -> int:
     return _QUANTIZED.get(spec.quantization, _FORMATS[spec.dtype])
 
 
-def pack_expert(weights: ExpertWeights, activation: Activation, spec: KernelSpec) -> PackedExpert:
+def pack_expert(
+    weights: ExpertWeights, activation: Activation, spec: KernelSpec, pause: Pause = at_once
+) -> PackedExpert:
     """An expert of the plain (out, in) layout in panels (see `native/native.h`).
 
     Args:
         weights: up (2I, H) or (I, H), down (H, I).
         activation: Says how gate and up lie in `up`.
         spec: dtype (float32 or bfloat16) and quantization of the panels.
+        pause: Called before each piece.
 
     Raises:
         CheckpointError: A weight is NaN or infinite, and weights are to be quantised.
@@ -243,9 +247,9 @@ def pack_expert(weights: ExpertWeights, activation: Activation, spec: KernelSpec
     blocks = torch.split(memory, sizes)
     for matrices, block in ((parts, blocks[0]), ((weights.down,), blocks[1])):
         if spec.quantization is Quantization.NONE:
-            _pack_matrix(matrices, block.view(spec.dtype))
+            _pack_matrix(matrices, block.view(spec.dtype), pause)
         else:
-            pack_quantized(matrices, spec.quantization, block)
+            pack_quantized(matrices, spec.quantization, block, pause)
     if bias_parts:
         _pack_bias(bias_parts, blocks[2].view(torch.float32))
     if weights.down_bias is not None:
@@ -270,7 +274,7 @@ def _matrix_bytes(n: int, k: int, spec: KernelSpec) -> int:
     return _padded(n, _PANEL) // _PANEL * panel_bytes(k, spec.quantization)
 
 
-def _pack_matrix(parts: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
+def _pack_matrix(parts: tuple[torch.Tensor, ...], out: torch.Tensor, pause: Pause) -> None:
     """Matrices (n, k) into alternating panels: [n / 16][part][k / v][16][v], v = 4 bytes' worth.
 
     What pads them is not written: `out` is zeros.
@@ -279,21 +283,25 @@ def _pack_matrix(parts: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
     pair = 4 // out.itemsize
     # In words of 4 bytes, so that a pair of bfloat16 moves as one.
     panel_words = _padded(k, _PACK_K) // pair * _PANEL
+    some = rows_of_piece(k * out.itemsize)
     for place, part in enumerate(parts):
-        rows = part.to(out.dtype)
-        if k % pair:
-            rows = torch.nn.functional.pad(rows, (0, 1))
-        # Rows may be apart, as every second one of an interleaved matrix is; their numbers may not.
-        if rows.stride(1) != 1 or rows.stride(0) % pair:
-            rows = rows.contiguous()
-        _native.pack(
-            rows.data_ptr(),
-            rows.stride(0) // pair,
-            n,
-            rows.shape[1] // pair,
-            out.data_ptr() + 4 * place * panel_words,
-            len(parts) * panel_words,
-        )
+        for begin, end in pieces(n, some):
+            pause()
+            rows = part[begin:end].to(out.dtype)
+            if k % pair:
+                rows = torch.nn.functional.pad(rows, (0, 1))
+            # Rows may be apart, as every second one of an interleaved matrix is; their numbers may not.
+            if rows.stride(1) != 1 or rows.stride(0) % pair:
+                rows = rows.contiguous()
+            panel = begin // _PANEL * len(parts) + place
+            _native.pack(
+                rows.data_ptr(),
+                rows.stride(0) // pair,
+                end - begin,
+                rows.shape[1] // pair,
+                out.data_ptr() + 4 * panel * panel_words,
+                len(parts) * panel_words,
+            )
 
 
 def _pack_bias(parts: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
+from eaas.checkpoint.pieces import Pause
 from expert_server.kernels.activation import ActivationKind, recognise
 from expert_server.kernels.grouping import batches, group_rows
 from expert_server.kernels.kernel import ExpertKernel, KernelSpec, Quantization, UnsupportedError
@@ -84,14 +85,17 @@ class PackedKernel(ExpertKernel):
         self._scratch: dict[str, torch.Tensor] = {}
         self._dropped = 0
 
-    def pack(self, weights: ExpertWeights, form: ExpertForm) -> PackedExpert:
-        """The expert as the products want it."""
+    def pack(self, weights: ExpertWeights, form: ExpertForm, pause: Pause) -> PackedExpert:
+        """The expert as the products want it. A matrix is a piece, whatever its size."""
         weights = weights.plain(form)
         up, up_bias = weights.up, weights.up_bias
         activation = self._activations[form]
         if activation is not None and activation.is_interleaved:
             up, up_bias = _apart(up), None if up_bias is None else _apart(up_bias)
-        linears = self._linear(up, up_bias), self._linear(weights.down, weights.down_bias)
+        pause()
+        linear = self._linear(up, up_bias)
+        pause()
+        linears = linear, self._linear(weights.down, weights.down_bias)
         nbytes = sum(
             self._products.nbytes(weight) + (0 if bias is None else bias.nbytes)
             for weight, bias in linears

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from eaas.checkpoint.pieces import PIECE_BYTES, Pause, at_once, pieces
 from expert_server.kernels.kernel import Quantization
 from expert_server.kernels.quantize import GROUP, QuantizedMatrix, quantize
 
-__all__ = ["pack_quantized", "panel_bytes"]
+__all__ = ["pack_quantized", "panel_bytes", "rows_of_piece"]
 
 _PANEL, _LINE_BYTES = 16, 64
 
@@ -50,8 +51,16 @@ def panel_bytes(inputs: int, quantization: Quantization) -> int:
     return (padded // layout.line + -(-padded // layout.segment)) * _LINE_BYTES
 
 
+def rows_of_piece(row_bytes: int) -> int:
+    """How many rows are packed between two pauses: whole panels, about a piece of weights."""
+    return max(1, PIECE_BYTES // (_PANEL * row_bytes)) * _PANEL
+
+
 def pack_quantized(
-    parts: Sequence[torch.Tensor], quantization: Quantization, out: torch.Tensor
+    parts: Sequence[torch.Tensor],
+    quantization: Quantization,
+    out: torch.Tensor,
+    pause: Pause = at_once,
 ) -> None:
     """Quantises matrices of one shape (N, K) into alternating panels.
 
@@ -59,15 +68,20 @@ def pack_quantized(
         parts: Gate and up, or a single matrix.
         quantization: INT8 or INT4.
         out: uint8, `panel_bytes` for each part and 16 channels.
+        pause: Called before each piece.
 
     Raises:
         CheckpointError: A weight is NaN or infinite.
     """
-    inputs = parts[0].shape[1]
+    channels, inputs = parts[0].shape
     lines = panel_bytes(inputs, quantization) // _LINE_BYTES
     panels = out.view(torch.int32).view(-1, len(parts), lines, _PANEL)
+    some = rows_of_piece(inputs * parts[0].itemsize)
     for place, part in enumerate(parts):
-        _fill(panels[:, place], quantize(part, quantization), _LAYOUTS[quantization])
+        for begin, end in pieces(channels, some):
+            pause()
+            piece = panels[begin // _PANEL : -(-end // _PANEL), place]
+            _fill(piece, quantize(part[begin:end], quantization), _LAYOUTS[quantization])
 
 
 def _fill(panels: torch.Tensor, matrix: QuantizedMatrix, layout: _Layout) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from eaas.checkpoint.pieces import Pause
 from expert_server.kernels.kernel import ExpertKernel, Quantization
 from expert_server.kernels.quantize import fake_quantize
 from expert_server.weights import ExpertForm, ExpertWeights
@@ -21,8 +22,9 @@ class ReferenceKernel(ExpertKernel):
     name = "reference"
     _packed: dict[tuple[int, int], ExpertWeights]  # type: ignore[assignment]
 
-    def pack(self, weights: ExpertWeights, form: ExpertForm) -> ExpertWeights:
+    def pack(self, weights: ExpertWeights, form: ExpertForm, pause: Pause) -> ExpertWeights:
         """The weights as they are, or what quantisation leaves of them, in the kernel's dtype."""
+        pause()
         if self.spec.quantization is not Quantization.NONE:
             exact = weights.to(torch.promote_types(self.spec.dtype, torch.float32))
             weights = fake_quantize(exact, form, self.spec.quantization)

@@ -7,7 +7,8 @@ Of the key-value cache nothing is known here: it is taken to be large enough.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +22,9 @@ __all__ = ["EngineModel", "Job", "run_engine"]
 
 @dataclass(frozen=True)
 class EngineModel:
-    """What an engine does in a step, and how long it takes: fixed_s + row_s x rows + prompt_s x tokens.
+    """What an engine does in a step, and how long it takes.
+
+    fixed_s + row_s x rows + prompt_s x tokens + came_s x requests that come meanwhile.
 
     Attributes:
         batch_size: Most requests that run together.
@@ -29,6 +32,7 @@ class EngineModel:
         fixed_s: Seconds of any step.
         row_s: Seconds for each request that decodes.
         prompt_s: Seconds for each token of a prompt.
+        came_s: Seconds for each request that comes: what reads it shares the engine's process.
         pace: By how much longer a step takes at a time, in seconds: a machine that others use, too.
     """
 
@@ -37,11 +41,20 @@ class EngineModel:
     fixed_s: float
     row_s: float
     prompt_s: float
+    came_s: float = 0.0
     pace: Callable[[float], float] = lambda now: 1.0
 
-    def step_s(self, rows: int, prompt_tokens: int, now: float = 0.0) -> float:
-        """The time of a step that begins at a time, in seconds."""
-        return self.pace(now) * (self.fixed_s + self.row_s * rows + self.prompt_s * prompt_tokens)
+    def end_s(
+        self, rows: int, prompt_tokens: int, now: float = 0.0, next_s: Iterable[float] = ()
+    ) -> float:
+        """When a step ends that begins at a time; the next requests come at those."""
+        pace = self.pace(now)
+        end_s = now + pace * (self.fixed_s + self.row_s * rows + self.prompt_s * prompt_tokens)
+        for came_s in next_s:
+            if came_s > end_s:
+                break
+            end_s += pace * self.came_s
+        return end_s
 
 
 @dataclass(frozen=True)
@@ -84,6 +97,7 @@ def run_engine(
         When each request ends, float64 (N,), in seconds.
     """
     end_s = np.zeros(len(jobs))
+    arrival_s = [job.arrival_s for job in jobs]
     running: dict[str, _Running] = {}
     now, came, ended = 0.0, 0, 0
     while ended < len(jobs):
@@ -110,12 +124,13 @@ def run_engine(
             budget -= prompts[-1][2]
             admission.admit([name])
         # Step 2: it takes its time.
-        now += model.step_s(len(decoding), sum(tokens for _, _, tokens in prompts), now)
+        tokens = sum(part for *_, part in prompts)
+        now = model.end_s(len(decoding), tokens, now, itertools.islice(arrival_s, came, None))
         # Step 3: a token for each that decodes, and for each whose prompt is through.
         for each in decoding:
             each.output_left -= 1
-        for name, each, tokens in prompts:
-            each.prompt_left -= tokens
+        for name, each, part in prompts:
+            each.prompt_left -= part
             if not each.prompt_left:
                 each.output_left -= 1
                 admission.saw(name, each.job.load_E)

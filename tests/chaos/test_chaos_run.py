@@ -19,7 +19,7 @@ from eaas.chaos.run import Settings
 from eaas.local.interrupt import Interrupt
 from eaas.local.nursery import Nursery
 
-pytestmark = [pytest.mark.chaos, pytest.mark.alone, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 
 
 def test_row_37_random_faults_under_load(

@@ -17,7 +17,7 @@ import torch
 from eaas.errors import ExpertsUnavailableError
 from eaas.types import MemberState
 
-pytestmark = [pytest.mark.chaos, pytest.mark.alone, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 DRAINING, DEAD = MemberState.DRAINING, MemberState.DEAD
 VICTIM = "expert-server-1"
 

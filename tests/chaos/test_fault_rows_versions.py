@@ -20,7 +20,7 @@ from eaas.local.nursery import Nursery
 from eaas.local.process import ChildProcess, wait_ready
 from eaas.types import MemberState
 
-pytestmark = [pytest.mark.chaos, pytest.mark.alone, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 SERVERS = tuple(f"expert-server-{i}" for i in range(3))
 NOW = versions.CONTROL_PLANE.newest
 NEXT = versions.Versions(NOW, NOW + 1)

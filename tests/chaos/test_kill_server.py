@@ -23,7 +23,7 @@ from eaas.errors import ExpertsUnavailableError
 from eaas.local import LocalCluster
 from eaas.one_sided import why_not
 
-pytestmark = [pytest.mark.chaos, pytest.mark.alone, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
 ADDED_LATENCY_S = 0.25
 NO_NIXL = pytest.mark.skipif(bool(why_not()), reason=why_not())
@@ -109,6 +109,7 @@ def cluster_of(model: PreTrainedModel) -> attention_client.Cluster:
     return next(m._eaas_cluster for m in model.modules() if hasattr(m, "_eaas_cluster"))
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
 def test_latency_of_the_call_that_met_it(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 __all__ = ["OPTIONS"]
@@ -245,8 +246,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "--model": None,
         "--strategies": None,
         "--trace": None,
-        "--rounds": 4,
-        "--requests": 80,
+        "--prompts": None,
+        "--rounds": 10,
+        "--requests": 40,
         "--load": 3.0,
         "--batch-size": 4,
         "--window-size": 16,
@@ -265,6 +267,20 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "--prompt-tokens": 64,
         "--max-tokens": 32,
         "--threads": None,
+        "--json": False,
+    },
+    "bench client": {
+        "--model": None,
+        "--aiperf": Path(".venv-bench/bin/aiperf"),
+        "--endpoint": None,
+        "--servers": 3,
+        "--redundancy": 2,
+        "--transport": "shm",
+        "--requests": 32,
+        "--concurrency": 4,
+        "--prompt-tokens": 64,
+        "--max-tokens": 48,
+        "--rounds": 3,
         "--json": False,
     },
     "bench failover": {

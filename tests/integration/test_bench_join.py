@@ -10,7 +10,6 @@ from eaas.local.nursery import Nursery
 
 
 @pytest.mark.integration
-@pytest.mark.alone
 @pytest.mark.timeout(300)
 def test_a_join_from_each_source(capsys: pytest.CaptureFixture[str], nursery: Nursery) -> None:
     said: list[str] = []

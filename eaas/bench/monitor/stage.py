@@ -15,7 +15,7 @@ from eaas.bench.machine import processor_s
 from eaas.bench.monitor.plan import Plan
 from eaas.bench.worker import Worker, working
 from eaas.errors import ClusterError
-from eaas.grpc_client import channel
+from eaas.grpc_client import channel, leave
 from eaas.local.process import ChildProcess, stop_all, wait_ready
 from eaas.rpc.v1 import common_pb2, monitor_pb2_grpc
 from eaas.rpc.v1 import monitor_pb2 as pb
@@ -68,7 +68,7 @@ class Stage:
                 pb.WatchRequest(), timeout=_SNAPSHOT_S
             )
             snapshot = next(iter(call)).snapshot
-            call.cancel()
+            leave(call)
         return snapshot, time.monotonic() - began
 
     def watch(self, count: int) -> None:

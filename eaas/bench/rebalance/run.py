@@ -30,7 +30,8 @@ from eaas.types import Placement
 __all__ = ["bench_rebalance"]
 
 _ROLL_OUT_S = 300.0
-_LOOK_S = 0.01
+# Seldom: who asks takes time that calls and loading would have.
+_LOOK_S = 0.25
 _WARM_S = 1.0
 _LEAST_SHARE = 1 / 1024
 

@@ -22,7 +22,7 @@ from eaas.local.process import ChildProcess, wait_ready
 from eaas.rpc.v1 import expert_pb2, expert_pb2_grpc
 from eaas.types import Member, MemberState
 
-pytestmark = [pytest.mark.integration, pytest.mark.alone, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 THREE = ("expert-server-0", "expert-server-1", "expert-server-2")
 CYCLES = int(os.environ.get("GROW_SHRINK_CYCLES", "3"))

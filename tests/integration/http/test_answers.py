@@ -42,6 +42,29 @@ def test_openai_chat(box: Box) -> None:
     assert {chunk.id for chunk in stream} == {stream[0].id} != {whole.id}
 
 
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [("completions", {"prompt": "Hello"}), ("chat/completions", {"messages": CHAT["messages"]})],
+)
+def test_counts_in_every_event(box: Box, path: str, prompt: dict[str, Any]) -> None:
+    body = prompt | {"max_tokens": 9, "ignore_eos": True, "stream": True}
+
+    def stream(**options: bool) -> list[Any]:
+        asked = body | {"stream_options": options}
+        return events(box.http.post(f"/v1/{path}", json=asked).text)
+
+    chunks = stream(include_usage=True, continuous_usage_stats=True)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts)
+    assert counts[0] == (0 if path.startswith("chat") else 1)
+    assert len(set(counts)) > 3
+    assert counts[-1] == counts[-2] == 9
+    assert chunks[-1]["choices"] == []
+    assert len({chunk["usage"]["prompt_tokens"] for chunk in chunks}) == 1
+    # As in vLLM it needs include_usage.
+    assert ["usage" in chunk for chunk in stream(continuous_usage_stats=True)][:-1].count(True) == 0
+
+
 def test_openai_completions(box: Box) -> None:
     body: Any = {"model": "tiny", "prompt": "Hello", "max_tokens": 24}
     extra = {"ignore_eos": True}

@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from attention_client.serve import ServeLimits
+from attention_client.serve import ServeLimits, server
 from eaas.api_keys import ApiKeys
 from http_box import CHAT, LIMITS, Box, error_of
 
@@ -147,3 +147,32 @@ def test_row_34_a_head_that_does_not_end(locked: Box) -> None:
         locked.slow_s = 0.0
         locked.http.headers["Authorization"] = f"Bearer {KEY}"
         locked.wait_idle()
+
+
+def test_an_idle_connection_waits_for_its_next_request(
+    locked: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+    address = locked.server.address.rsplit(":", 1)
+    with socket.create_connection((address[0], int(address[1])), timeout=20) as line:
+        for _ in range(2):
+            line.sendall(ask)
+            answer = b""
+            while not answer.endswith(b"}"):
+                piece = line.recv(65_536)
+                assert piece, "closed"
+                answer += piece
+            assert answer.startswith(b"HTTP/1.1 200 ")
+            # A client may keep it for longer than a request's head may take.
+            time.sleep(3 * HEAD_S)
+        # But once a head has begun, it has the time of a head.
+        line.sendall(ask[:20])
+        begun = time.monotonic()
+        assert read_to_end(line) == b""
+        assert time.monotonic() - begun < 20
+    monkeypatch.setattr(server, "_MANY_CONNECTIONS", 0)
+    monkeypatch.setattr(server, "_SHORT_KEEP_ALIVE_S", HEAD_S)
+    with socket.create_connection((address[0], int(address[1])), timeout=20) as line:
+        line.sendall(ask)
+        # Where there are many, it is not waited for.
+        assert read_to_end(line).startswith(b"HTTP/1.1 200 ")

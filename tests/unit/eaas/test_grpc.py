@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
+import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from eaas.errors import ConfigError, PortInUseError
-from eaas.grpc_client import Backoff, channel, responses
+from eaas.grpc_client import Backoff, channel, leave, responses
 from eaas.grpc_server import RunningServer, Service, join_host_port, serve
 from eaas.rpc.v1 import balancer_pb2, balancer_pb2_grpc
 
@@ -207,6 +209,40 @@ def test_a_reader_that_leaves_ends_the_stream(server: RunningServer, answers: An
         assert next(stream).epoch == 1
         stream.close()
         assert answers.over.wait(5)
+
+
+def left_in_the_middle(line: grpc.Channel) -> None:
+    call = watch(line)
+    assert next(call).epoch == 1
+    leave(call)
+
+
+def left_unread(line: grpc.Channel) -> None:
+    leave(watch(line))
+
+
+def left_by_its_reader(line: grpc.Channel) -> None:
+    stream = responses(watch(line))
+    assert next(stream).epoch == 1
+    stream.close()
+
+
+@pytest.mark.parametrize("left", [left_in_the_middle, left_unread, left_by_its_reader])
+def test_a_stream_that_was_left_is_not_kept(
+    server: RunningServer, left: Callable[[grpc.Channel], None]
+) -> None:
+    process, streams = psutil.Process(), 300
+
+    with channel(server.address) as line:
+        for _ in range(streams):
+            left(line)
+        gc.collect()
+        before = process.memory_info().rss
+        for _ in range(streams):
+            left(line)
+        gc.collect()
+        # One that is only cancelled stays for good, with 20 KB and more.
+        assert process.memory_info().rss - before < streams * 10_000
 
 
 def test_a_broken_stream_is_an_rpc_error(answers: Answers) -> None:

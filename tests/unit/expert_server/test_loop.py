@@ -59,6 +59,22 @@ def test_busy_is_the_time_that_is_not_waited(bench) -> None:
     assert 0.05 <= bench.loop.busy_s <= ended_at - written_at[0]
 
 
+def test_it_is_busy_from_a_request_to_its_answer(bench) -> None:
+    seen = []
+    bench.kernel.meanwhile = lambda: seen.append(bench.loop.is_busy)
+    grant = bench.grant("a")
+    assert not bench.loop.is_busy
+    slot = bench.write(grant, 2)
+    assert bench.loop.is_busy
+    bench.serve(slot)
+    assert seen == [True]
+    assert not bench.loop.is_busy
+    bench.write(grant, 2, slot=grant.first_slot + 1)
+    bench.loop.stop()
+    bench.arena.close()
+    assert not bench.loop.is_busy
+
+
 def test_the_unknown_expert_of_one_is_not_the_others_fault(bench) -> None:
     good, bad, other = (bench.grant(name) for name in "abc")
     slots = [bench.write(good, 2), bench.write(bad, 3, EXPERTS), bench.write(other, 5)]

@@ -1,5 +1,6 @@
 """Servers hold just their experts, in every layout, and compute what the whole model does."""
 
+import os
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -12,10 +13,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from eaas.checkpoint import Checkpoint, quiet_transformers
+from eaas.checkpoint.pieces import PIECE_BYTES, Pause
 from eaas.checkpoint.shard import TensorSlice
 from eaas.demo_model import ARCHITECTURES, write_demo_model
 from eaas.errors import CheckpointError, CorruptShardError, MissingShardError
-from expert_server.kernels import KernelSpec, Quantization, ReferenceKernel
+from expert_server.kernels import KernelSpec, Quantization, ReferenceKernel, _native
+from expert_server.kernels.native import NativeKernel
 from expert_server.store import ExpertStore
 from expert_server.weights import ExpertForm, ExpertReader, ExpertWeights
 
@@ -151,10 +154,10 @@ def test_only_wanted_bytes_are_read(path: Path, monkeypatch: pytest.MonkeyPatch)
     read = 0
     really_read = TensorSlice.read_into
 
-    def counted(part: TensorSlice, buffer: memoryview) -> None:
+    def counted(part: TensorSlice, buffer: memoryview, *pause: Any) -> None:
         nonlocal read
         read += len(buffer)
-        really_read(part, buffer)
+        really_read(part, buffer, *pause)
 
     monkeypatch.setattr(TensorSlice, "read_into", counted)
     store = new_store(Checkpoint.open(path))
@@ -301,9 +304,11 @@ def test_loads_beside_serving_take_one_core(qwen: Path, monkeypatch: pytest.Monk
     threads: list[int] = []
     pack = ReferenceKernel.pack
 
-    def seen(self: ReferenceKernel, weights: ExpertWeights, form: ExpertForm) -> ExpertWeights:
+    def seen(
+        self: ReferenceKernel, weights: ExpertWeights, form: ExpertForm, pause: Pause
+    ) -> ExpertWeights:
         threads.append(torch.get_num_threads())
-        return pack(self, weights, form)
+        return pack(self, weights, form, pause)
 
     monkeypatch.setattr(ReferenceKernel, "pack", seen)
     torch.set_num_threads(2)
@@ -323,13 +328,50 @@ def test_layers_are_loaded_in_the_order_that_is_asked_for(
     layers: list[int] = []
     plain = ExpertReader.read
 
-    def read(reader: ExpertReader, layer: int, experts: Collection[int]) -> Any:
+    def read(reader: ExpertReader, layer: int, experts: Collection[int], pause: Pause) -> Any:
         layers.append(layer)
-        return plain(reader, layer, experts)
+        return plain(reader, layer, experts, pause)
 
     monkeypatch.setattr(ExpertReader, "read", read)
     store.load({2: [0], 0: [1], 1: [2]})
     assert layers == [2, 0, 1]
+
+
+def test_the_loader_looks_for_work_before_each_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a tensor has many pieces: here one of 2.4 MB."""
+    write_demo_model(tmp_path / "m", "qwen3_moe", **TINY | {"hidden": 1104, "experts": 2})
+    # Bytes that were read, and pieces that were packed, since the last look.
+    read, packed = [0], [0]
+
+    def is_busy() -> bool:
+        read.append(0)
+        packed.append(0)
+        return False
+
+    really_read, really_pack = os.preadv, _native.pack
+
+    def counted(fd: int, buffers: Any, offset: int) -> int:
+        count = really_read(fd, buffers, offset)
+        read[-1] += count
+        return count
+
+    def pack(rows: int, stride: int, n: int, words: int, *out: int) -> None:
+        packed[-1] += 4 * n * words
+        really_pack(rows, stride, n, words, *out)
+
+    reader = ExpertReader(Checkpoint.open(tmp_path / "m"))
+    kernel = NativeKernel(reader.forms, KernelSpec(reader.dtype))
+    store = ExpertStore(reader, kernel, is_busy=is_busy)
+    monkeypatch.setattr(os, "preadv", counted)
+    monkeypatch.setattr(_native, "pack", pack)
+    loaded = store.load({0: [0, 1]})
+    one = kernel.bytes // 2
+    assert loaded == 2 * one > 2 * 3 * 2 * PIECE_BYTES
+    assert PIECE_BYTES // 2 < max(read) <= PIECE_BYTES
+    assert PIECE_BYTES // 2 < max(packed) <= PIECE_BYTES
+    kernel.close()
 
 
 def test_loads_beside_serving_keep_to_a_rate(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,10 +66,13 @@ def one_by_one(tokens: list[int]) -> list[Delivery]:
 
 
 def generation(
-    deliveries: list[Delivery], stops: tuple[str, ...] = (), parser: Any = None
+    deliveries: list[Delivery],
+    stops: tuple[str, ...] = (),
+    parser: Any = None,
+    min_tokens: int = 0,
 ) -> tuple[Generation, ScriptedEngine, CollectorRegistry]:
     engine, registry = ScriptedEngine(deliveries), CollectorRegistry()
-    work = Work("x-1", [1, 2, 3], 1000, (END,), GREEDY)
+    work = Work("x-1", [1, 2, 3], 1000, (END,), GREEDY, min_tokens)
     metrics = ServeMetrics(registry)
     return Generation(engine, work, TOKENIZER, stops, parser, metrics), engine, registry
 
@@ -112,6 +115,15 @@ def test_a_stop_string_ends_it_in_the_middle_of_a_delivery() -> None:
     it, engine, _ = generation([Delivery(ids("ab STOP cd"))], stops=("STOP",))
     assert collect(it) == ["ab ", Finish("stop", 3, len("ab STOP"))]
     assert engine.cancelled == ["x-1"]
+
+
+@pytest.mark.parametrize(("min_tokens", "text"), [(0, "a"), (2, "a"), (3, "a;;b"), (6, "a;;b;;c")])
+def test_min_tokens_hold_stop_strings_back(min_tokens: int, text: str) -> None:
+    it, *_ = generation(one_by_one(ids("a;;b;;c")), stops=(";;",), min_tokens=min_tokens)
+    *pieces, finish = collect(it)
+    assert "".join(pieces) == text
+    assert finish.completion_tokens > min_tokens
+    assert it.completion_tokens == finish.completion_tokens
 
 
 def test_parts_of_an_answer() -> None:

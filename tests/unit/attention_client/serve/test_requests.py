@@ -107,6 +107,7 @@ def test_a_chat_request_is_refused_by_name(change: dict[str, Any], param: str | 
         {"response_format": {"type": "text"}, "modalities": ["text"], "tool_choice": "auto"},
         {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
         {"stream": True, "stream_options": {"include_usage": True}},
+        {"stream": True, "stream_options": {"continuous_usage_stats": True}},
         {"messages": [{"role": "developer", "content": [{"type": "text", "text": "a"}]}]},
         {
             "messages": [

@@ -7,9 +7,9 @@ TEXT = st.text("abc", max_size=30)
 STOPS = st.lists(st.text("abc", min_size=1, max_size=4), max_size=3)
 
 
-def cut(text: str, stops: list[str]) -> tuple[str, bool]:
+def cut(text: str, stops: list[str], unsearched: int = 0) -> tuple[str, bool]:
     """What the class promises, said another way: watch the text grow, character by character."""
-    for end in range(1, len(text) + 1):
+    for end in range(unsearched + 1, len(text) + 1):
         matches = [stop for stop in stops if text[:end].endswith(stop)]
         if matches:
             return text[: end - len(max(matches, key=len))], True
@@ -27,6 +27,16 @@ def test_result_does_not_depend_on_the_pieces(
         rest = rest[size:]
     out += strings.flush()
     assert (out, strings.matched) == cut(text, stops)
+
+
+@given(TEXT, TEXT, STOPS)
+def test_a_stop_string_ends_nothing_where_none_is_looked_for(
+    before: str, after: str, stops: list[str]
+) -> None:
+    strings = StopStrings(stops)
+    out = "".join(strings.push(character, search=False) for character in before)
+    out += "".join(strings.push(character) for character in after) + strings.flush()
+    assert (out, strings.matched) == cut(before + after, stops, unsearched=len(before))
 
 
 @given(TEXT, STOPS)

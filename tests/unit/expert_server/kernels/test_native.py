@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,11 +13,45 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from expert_server.kernels import KernelSpec, _native
-from expert_server.kernels.native import NativeKernel
+from expert_server.kernels import KernelSpec, Quantization, _native, quantized_panels
+from expert_server.kernels.activation import Activation, ActivationKind
+from expert_server.kernels.native import NativeKernel, pack_expert
 from expert_server.weights import ExpertForm, ExpertWeights
 
 FORMS = [ExpertForm(False, False, functional.relu)]
+
+
+@given(
+    hidden=st.integers(1, 300),
+    intermediate=st.integers(1, 300),
+    spec=st.sampled_from(
+        [
+            KernelSpec(torch.float32),
+            KernelSpec(torch.bfloat16),
+            KernelSpec(torch.float32, Quantization.INT8),
+            KernelSpec(torch.float32, Quantization.INT4),
+        ]
+    ),
+    is_interleaved=st.booleans(),
+)
+def test_an_expert_is_packed_alike_in_pieces(
+    hidden: int, intermediate: int, spec: KernelSpec, is_interleaved: bool
+) -> None:
+    weights = ExpertWeights(
+        torch.randn(2 * intermediate, hidden).to(spec.dtype),
+        torch.randn(hidden, intermediate).to(spec.dtype),
+    )
+    activation = Activation(ActivationKind.SILU, True, is_interleaved=is_interleaved)
+    packed = []
+    for piece in (1 << 30, 4096):
+        pause = mock.Mock()
+        with mock.patch.object(quantized_panels, "PIECE_BYTES", piece):
+            one = pack_expert(weights, activation, spec, pause)
+        packed.append((one.memory, pause.call_count))
+    (whole, least), (pieces, count) = packed
+    assert torch.equal(whole, pieces)
+    assert least == 3
+    assert count >= weights.nbytes // max(4096, 16 * 4 * max(hidden, intermediate))
 
 
 @pytest.mark.parametrize("threads", [0, -1])

@@ -12,7 +12,7 @@ from attention_client.scheduler.admission import Admission
 from attention_client.scheduler.cost import ImbalanceCost
 from eaas.errors import ConfigError
 from simulator.caps.continuous import EngineModel, Job, run_engine
-from simulator.caps.engine_fit import fit_engine, recorded_pace, recorded_steps
+from simulator.caps.engine_fit import Step, fit_engine, probed_pace, recorded_pace, recorded_steps
 
 EXPERTS = 4
 COST = ImbalanceCost(1.0, 0.5)
@@ -90,36 +90,73 @@ def test_what_must_hold(
     assert max(ends) <= jobs[-1].arrival_s + work_s + 0.5 * most_steps + 1e-9
 
 
+def test_requests_that_come_hold_the_step_up_in_which_they_come() -> None:
+    model = EngineModel(1, 100, fixed_s=1.0, row_s=0.0, prompt_s=0.0, came_s=0.5)
+    # The second comes in the first's first step; the third just as that has become longer.
+    assert run([job(0, 1, 2), job(0.5, 1, 1), job(1.4, 1, 1)], model)[0] == 3.0
+    # What comes between two steps is read while nothing runs.
+    assert run([job(0, 1, 1), job(5, 1, 1)], model) == [1.0, 6.0]
+
+
 def test_an_engine_is_fitted() -> None:
     rng = np.random.default_rng(1)
     steps = [
-        (rows, tokens, 0.004 + 0.0005 * rows + 0.00002 * tokens)
-        for rows, tokens in rng.integers(0, 40, (60, 2)).tolist()
+        (rows, tokens, came, 0.004 + 0.0005 * rows + 0.00002 * tokens + 0.003 * came, 0.1 * number)
+        for number, (rows, tokens, came) in enumerate(rng.integers(0, 40, (60, 3)).tolist())
     ]
-    assert fit_engine(steps) == pytest.approx((0.004, 0.0005, 0.00002))
+    assert fit_engine(steps) == pytest.approx((0.004, 0.0005, 0.00002, 0.003))
     # Where more rows take less time, that was chance.
-    falling = [(rows, 0, 0.01 - 0.0001 * rows) for rows in range(30)]
-    fixed_s, row_s, prompt_s = fit_engine(falling)
-    assert (row_s, prompt_s) == (0, 0)
-    assert fixed_s == pytest.approx(np.mean([s for *_, s in falling]))
+    falling = [(rows, 0, 0, 0.01 - 0.0001 * rows, 0.1 * rows) for rows in range(30)]
+    fixed_s, *others = fit_engine(falling)
+    assert others == [0, 0, 0]
+    assert fixed_s == pytest.approx(np.mean([step[3] for step in falling]))
     with pytest.raises(ConfigError, match="3 recorded steps"):
         fit_engine(steps[:3])
 
 
+SLOW = [{"at": 0.05 * number, "probe": 0.001 if number < 200 else 0.003} for number in range(400)]
+
+
+def test_a_slow_machine_is_no_slow_engine() -> None:
+    """Half of the steps, and of the probes, take three times as long: what is fitted is one engine."""
+    fast = [(number % 4, 0, 0, 2.0 + number % 4, 0.5 * number) for number in range(18)]
+    slow = [(rows, 0, 0, 3 * seconds, 30 + at_s) for rows, *_, seconds, at_s in fast]
+    pace = probed_pace(SLOW)
+    fixed_s, row_s, *_ = fit_engine([*fast, *slow], pace)
+    assert (fixed_s * 0.001, row_s * 0.001) == pytest.approx((2.0, 1.0))
+    with pytest.raises(ConfigError, match="2 recorded probes"):
+        probed_pace(SLOW[:2])
+
+
+def test_one_probe_that_was_interrupted_is_no_pace() -> None:
+    hit = [{**each, "probe": 0.1} if number == 50 else each for number, each in enumerate(SLOW)]
+    assert probed_pace(hit)(2.5) == 0.001
+    assert [probed_pace(SLOW)(at_s) for at_s in (-1, 3, 15, 99)] == [0.001, 0.001, 0.003, 0.003]
+
+
 def test_a_machine_that_is_slow_for_a_while() -> None:
     """The second half of the steps takes three times as long; a simulation at that pace is right again."""
-    fit = (1.0, 0.0, 0.0)
+    fit = (1.0, 0.0, 0.0, 0.0)
     jobs = [job(0, 1, 32), job(40, 1, 32)]
     truth = EngineModel(1, 10, *fit, pace=lambda now: 1.0 if now < 16 else 3.0)
-    events, now = [], 0.0
+    steps: list[Step] = []
+    now = 0.0
     while now < 160:
-        seconds = truth.step_s(1, 0, now)
-        now += seconds
-        events.append({"at": 5 + now, "step": [1, 0], "seconds": seconds})
-    pace = recorded_pace(events, fit, begin_s=5.0)
+        end_s = truth.end_s(1, 0, now)
+        steps.append((1, 0, 0, end_s - now, end_s))
+        now = end_s
+    pace = recorded_pace(steps, fit)
     assert run(jobs, EngineModel(1, 10, *fit, pace=pace)) == run(jobs, truth) == [64.0, 160.0]
 
 
 def test_steps_of_a_recording() -> None:
-    events = [{"at": 0.0, "add": 1}, {"at": 1.0, "step": [3, 4], "seconds": 0.5}]
-    assert recorded_steps(events) == [(3, 4, 0.5)]
+    events = [
+        {"at": 0.0, "add": 1},
+        {"at": 1.0, "step": [3, 4], "seconds": 0.5},
+        {"at": 1.0, "probe": 0.1},
+        {"at": 1.001, "add": 2},
+        {"at": 1.5, "step": [4, 0], "seconds": 0.49},
+        {"at": 9.0, "add": 3},  # nothing ran
+    ]
+    # The second one came in the first step, and the engine saw it after that.
+    assert recorded_steps(events) == [(3, 4, 1, 0.5, 1.0), (4, 0, 0, 0.49, 1.5)]

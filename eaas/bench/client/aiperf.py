@@ -1,0 +1,150 @@
+"""aiperf 0.13: its command line, and what it writes down of a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eaas.errors import EaasError
+
+__all__ = ["Asked", "Record", "Run", "command", "read_run"]
+
+# aiperf's names of these files below --artifact-dir.
+_RECORDS, _SUMMARY = "profile_export.jsonl", "profile_export_aiperf.json"
+# What is reported of its summary, and aiperf's statistics of each.
+_FIGURES = {
+    "output_token_throughput": ("avg",),
+    "time_to_first_token": ("p50", "p99"),
+    "inter_token_latency": ("p50", "p99"),
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What aiperf is to send.
+
+    Attributes:
+        requests: How many.
+        concurrency: Of them at a time.
+        prompt_tokens: Tokens of a prompt, by the checkpoint's tokenizer.
+        max_tokens: Tokens of an answer; the model's end token does not end it.
+        min_tokens: Tokens before which no stop string does.
+        stop: A stop string.
+        server_counts: Tokens are counted by the endpoint, in every event, not by the tokenizer.
+        seed: Draws the prompts.
+    """
+
+    requests: int
+    concurrency: int
+    prompt_tokens: int
+    max_tokens: int
+    min_tokens: int | None = None
+    stop: str | None = None
+    server_counts: bool = False
+    seed: int = 1
+
+
+@dataclass(frozen=True)
+class Record:
+    """One request, as aiperf saw it.
+
+    Attributes:
+        prompt: Tokens of the prompt, by aiperf's tokenizer.
+        output: Tokens of the answer, by aiperf's tokenizer, or by the endpoint with `Asked.server_counts`.
+        usage_prompt: Tokens of the prompt, as the endpoint says.
+        usage_output: Tokens of the answer, as the endpoint says.
+    """
+
+    prompt: int
+    output: int
+    usage_prompt: int
+    usage_output: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """What aiperf found.
+
+    Attributes:
+        records: Requests that were answered, one each.
+        failed: Why others were not.
+        figures: {metric: {statistic: value}}; tokens/s and milliseconds.
+    """
+
+    records: list[Record]
+    failed: list[str]
+    figures: dict[str, dict[str, float]]
+
+
+def command(aiperf: Path, endpoint: str, model: Path, asked: Asked, out: Path) -> list[str]:
+    """The words that start aiperf.
+
+    Args:
+        aiperf: The program.
+        endpoint: URL.
+        model: Directory of the checkpoint: its name is the model's, its tokenizer aiperf's.
+        asked: What to send.
+        out: Directory for what it writes.
+    """
+    extra: dict[str, Any] = {"ignore_eos": True}
+    if asked.min_tokens is not None:
+        extra["min_tokens"] = asked.min_tokens
+    if asked.stop is not None:
+        extra["stop"] = asked.stop
+    words: list[object] = [aiperf, "profile", "--model", model.name, "--url", endpoint]
+    words += ["--endpoint-type", "chat", "--streaming", "--tokenizer", model.resolve()]
+    words += ["--request-count", asked.requests, "--concurrency", asked.concurrency]
+    words += ["--isl", asked.prompt_tokens, "--isl-stddev", 0]
+    words += ["--osl", asked.max_tokens, "--osl-stddev", 0]
+    words += ["--random-seed", asked.seed, "--extra-inputs", json.dumps(extra)]
+    if asked.server_counts:
+        words += ["--use-server-token-count", "--per-chunk-usage"]
+    words += ["--artifact-dir", out, "--ui", "none"]
+    # Nothing but requests goes to the cluster, and nothing is drawn.
+    words += ["--no-gpu-telemetry", "--no-server-metrics", "--no-auto-plot"]
+    return [str(word) for word in words]
+
+
+def read_run(out: Path) -> Run:
+    """What aiperf wrote into its directory. Raises EaasError where it is not what 0.13 writes."""
+    try:
+        lines = (out / _RECORDS).read_text().splitlines()
+        summary = json.loads((out / _SUMMARY).read_text())
+        entries = [json.loads(line) for line in lines]
+        good = [entry["metrics"] for entry in entries if not entry.get("error")]
+        return Run(
+            records=[_record(metrics) for metrics in good],
+            failed=_reasons(entries),
+            figures={
+                metric: {name: float(summary[metric][name]) for name in names}
+                for metric, names in _FIGURES.items()
+                if good
+            },
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise EaasError(
+            f"{out}: this is not what aiperf 0.13 writes ({type(error).__name__}: {error}); "
+            "install it with `make .venv-bench/.installed`"
+        ) from error
+
+
+def _record(metrics: dict[str, Any]) -> Record:
+    return Record(
+        *(
+            int(metrics[name]["value"])
+            for name in (
+                "input_sequence_length",
+                "output_sequence_length",
+                "usage_prompt_tokens",
+                "usage_completion_tokens",
+            )
+        )
+    )
+
+
+def _reasons(entries: Sequence[dict[str, Any]]) -> list[str]:
+    errors = [entry["error"] for entry in entries if entry.get("error")]
+    return [f"{error.get('code')} {error.get('type')}: {error['message']}" for error in errors]

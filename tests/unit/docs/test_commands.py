@@ -1,0 +1,130 @@
+"""Each `eaas ...` in the documents is a command that there is, with options that it has."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from eaas.cli import app
+
+ROOT = Path(__file__).parents[3]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
+    # What a log or a decision says was true on its day.
+    *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "performance.md"),
+    *sorted((ROOT / "examples").rglob("*.md")),
+]
+PROGRAM = typer.main.get_command(app)
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_INLINE = re.compile(r"`((?:\.venv/bin/)?eaas [^`\n]+)`")
+_ENDS = {"&&", "||", "|", ";", "&", ">"}
+# Stands for the rest of a command, or for a command of a group.
+_REST = "..."
+
+
+def lines_of(text: str) -> list[str]:
+    """Lines of shell in fenced blocks, continued ones joined."""
+    shell = [block for language, block in _FENCE.findall(text) if language in ("", "bash", "sh")]
+    blocks = "".join(shell).replace("\\\n", " ")
+    return [line for line in blocks.splitlines() if re.search(r"(^|[\s/(])eaas ", line)]
+
+
+def words_of(line: str) -> list[list[str]]:
+    """The words behind each `eaas` of a line."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    try:
+        tokens = list(lexer)
+    except ValueError:
+        return []  # a line of something else, with a quote that goes on
+    found: list[list[str]] = []
+    inside = False
+    for before, token in zip(["", *tokens], tokens, strict=False):
+        if not inside and Path(token).name == "eaas" and not before.startswith("-"):
+            found.append([])
+            inside = True
+        elif inside and (token in _ENDS or set(token) <= set("&|;()<>")):
+            inside = False
+        elif inside:
+            found[-1].append(token)
+    return [words for words in found if words]
+
+
+def find(words: list[str]) -> tuple[Any, list[str]]:
+    """The command, and the words that are left for it. Raises LookupError where there is none."""
+    command: Any = PROGRAM
+    while hasattr(command, "commands") and words and not words[0].startswith("-"):
+        if words[0] == _REST:
+            return command, []
+        if words[0] not in command.commands:
+            raise LookupError(f"there is no command {words[0]!r} in {sorted(command.commands)}")
+        command, words = command.commands[words[0]], words[1:]
+    return command, words
+
+
+def check_options(words: list[str]) -> None:
+    """Of a command in the middle of a sentence, which may leave things out."""
+    command, rest = find(words)
+    known = {name for p in command.params for name in (*p.opts, *p.secondary_opts)} | {"--help"}
+    for word in rest:
+        if word.startswith("--"):
+            assert word.partition("=")[0] in known, f"{' '.join(words)}: no option {word}"
+
+
+def check_whole(words: list[str]) -> None:
+    """Of a command to type: it must parse."""
+    command, rest = find(words)
+    assert not hasattr(command, "commands") or "--help" in rest, f"{words}: which command?"
+    if _REST in rest:
+        return check_options(words)
+    numbers = ["7" if word in ("N", "SEED") else word for word in rest]
+    command.make_context("eaas", numbers).close()
+    return None
+
+
+CASES = [
+    pytest.param(words, id=f"{page.name}: {' '.join(words)[:60]}")
+    for page in PAGES
+    for line in lines_of(page.read_text())
+    for words in words_of(line)
+]
+MENTIONS = sorted(
+    {
+        (page.name, mention)
+        for page in PAGES
+        for mention in _INLINE.findall(_FENCE.sub("", page.read_text()))
+    }
+)
+
+
+def test_there_are_commands() -> None:
+    assert len(CASES) > 30
+    assert len(MENTIONS) > 20
+
+
+@pytest.mark.parametrize("words", CASES)
+def test_a_command_to_type_parses(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    check_whole(words)
+
+
+@pytest.mark.parametrize(("page", "mention"), MENTIONS)
+def test_a_command_that_is_mentioned_is_there(page: str, mention: str) -> None:
+    for words in words_of(mention):
+        check_options(words)
+
+
+def test_what_is_wrong_is_found() -> None:
+    with pytest.raises(LookupError, match="no command 'upp'"):
+        check_whole(["upp"])
+    with pytest.raises(AssertionError, match="no option --modell"):
+        check_options(["up", "--modell", "x"])
+    with pytest.raises(Exception, match="--modell"):
+        check_whole(["up", "--modell", "x"])
+    assert words_of("a && .venv/bin/eaas scale 5   # two more") == [["scale", "5"]]
+    assert words_of("kubectl -n eaas create secret") == []

@@ -1,0 +1,68 @@
+"""docs/faq.md quotes errors: each must stand in the code, word for word but for what `...` stands for."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs" / "faq.md"
+PACKAGES = ("eaas", "attention_client", "expert_server", "monitor", "balancer")
+_CELL = re.compile(r"^\| (`.*?) \| ", re.MULTILINE)
+_QUOTE = re.compile(r"`([^`]+)`")
+# Where a string of the code has a value.
+_VALUE = "\0"
+
+
+def quotes() -> list[str]:
+    return [quote for cell in _CELL.findall(PAGE.read_text()) for quote in _QUOTE.findall(cell)]
+
+
+def strings(tree: ast.AST) -> Iterator[str]:
+    """What the code says, docstrings left out."""
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(
+                str(part.value) if isinstance(part, ast.Constant) else _VALUE
+                for part in node.values
+            )
+        elif (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in docstrings
+        ):
+            yield node.value
+
+
+@pytest.fixture(scope="module")
+def said() -> list[str]:
+    files = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
+    trees = [ast.parse(file.read_text()) for file in files]
+    return [text for tree in trees for text in strings(tree)] + [(ROOT / "Makefile").read_text()]
+
+
+def stands(quote: str, said: list[str]) -> bool:
+    """Whether a string has all that the quote has between its `...`, in order."""
+    fragments = [re.escape(part) for part in re.split(r"\s*\.\.\.\s*", quote)]
+    pattern = re.compile(r"[^\n]*?".join(fragments))
+    return any(pattern.search(text) for text in said)
+
+
+def test_there_are_quotes() -> None:
+    assert len(quotes()) > 50
+
+
+@pytest.mark.parametrize("quote", quotes())
+def test_a_quoted_error_stands_in_the_code(quote: str, said: list[str]) -> None:
+    assert len(quote.replace("...", "").strip(" :;.,")) >= 10, "too short to mean one error"
+    assert stands(quote, said), f"no string of the code is {quote!r}"
+
+
+def test_what_nobody_says_is_found(said: list[str]) -> None:
+    assert not stands("... is missing: complete the upload", said)
+    assert not stands("are free: ... asked for", said)
