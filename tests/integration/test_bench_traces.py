@@ -42,5 +42,5 @@ def test_what_is_sampled_arrives(
     # Three layers, five forward passes at least, one or two servers.
     assert spans["layer"] >= 2 * 3 * workload.output_tokens
     assert spans["dispatch"] >= spans["layer"]
-    # Requests of the same layer are one batch of a server only where there are two clients.
-    assert spans["server batch"] == spans["dispatch"]
+    # On a busy machine one that is asked anew may be in one batch with the former request, or expire.
+    assert spans["layer"] / 2 < spans["server batch"] <= spans["dispatch"]
