@@ -15,6 +15,7 @@ import numpy.typing as npt
 from attention_client.connection import Connection
 from attention_client.dispatch.parts import Part
 from attention_client.messages import Ticket
+from attention_client.tracing import DispatchTrace
 
 __all__ = ["Attempt", "Race", "Result"]
 
@@ -33,6 +34,7 @@ class Attempt:
         hedge_at: When to ask a replica beside it; infinity: never.
         expires_at: When to ask a replica instead of it.
         race: With its rivals, if there are any.
+        trace: Its span, where it is traced.
     """
 
     part: Part
@@ -42,6 +44,7 @@ class Attempt:
     hedge_at: float
     expires_at: float
     race: Race | None = None
+    trace: DispatchTrace | None = None
 
 
 @dataclass(eq=False, slots=True)

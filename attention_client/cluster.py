@@ -27,6 +27,7 @@ from attention_client.layer_call import ClusterView, Dispatcher, LayerCall
 from attention_client.messages import LayerInput
 from attention_client.metrics import ClientMetrics
 from attention_client.placements import PlacementSwitch
+from attention_client.tracing import RequestTraces
 from eaas.config import HOLD_BACK_S, AttentionClientConfig
 from eaas.errors import ClusterError, ConnectionLostError, EaasError, ExpertsUnavailableError
 from eaas.grpc_client import Backoff
@@ -58,6 +59,7 @@ class Cluster:
         address: Where this client serves HTTP, for `status`; may be set later.
         on_stopping: Called when the operator stops the cluster.
         tls: Who this process is; None: plain text.
+        traces: Of requests; None: there are none.
 
     Raises:
         ClusterError: The monitor cannot be reached.
@@ -75,6 +77,7 @@ class Cluster:
         address: str = "",
         on_stopping: Callable[[], None] | None = None,
         tls: Identity | None = None,
+        traces: RequestTraces | None = None,
     ) -> None:
         self.shape = shape
         self.config = config
@@ -106,6 +109,7 @@ class Cluster:
             attempt_timeout_s=config.attempt_timeout_s,
             hedges=HedgeBudget(config.hedge_share),
             metrics=metrics,
+            traces=traces,
         )
         self._closed = threading.Event()
         self._joined = threading.Event()

@@ -36,6 +36,7 @@ from eaas.wire.slot import (
     seal,
     validate_result,
     verify,
+    write_trace,
 )
 from eaas.wire.views import SlotViews
 
@@ -211,7 +212,9 @@ class Connection:
 
     # -- one exchange ---------------------------------------------------------------------------------
 
-    def submit(self, inputs: LayerInput, epoch: int, part: Part, budget_s: float) -> Ticket:
+    def submit(
+        self, inputs: LayerInput, epoch: int, part: Part, budget_s: float, trace: bytes = b""
+    ) -> Ticket:
         """Write a request into a free slot and hand it to the server.
 
         Args:
@@ -219,6 +222,7 @@ class Connection:
             epoch: The placement's version that led here.
             part: What of it is this server's; `max_tokens` rows at most.
             budget_s: Time that the answer is worth waiting for.
+            trace: Context of a span, for the server's; empty: none.
 
         Raises:
             SlotsBusyError: Every slot is in use.
@@ -244,13 +248,15 @@ class Connection:
         )
         ticket = self._take_slot(header.request_id, rows, part.work)
         try:
-            self._write(ticket, inputs, part, header)
+            self._write(ticket, inputs, part, header, trace)
         finally:
             with self._lock:
                 self._writers -= 1
         return ticket
 
-    def _write(self, ticket: Ticket, inputs: LayerInput, part: Part, header: RequestHeader) -> None:
+    def _write(
+        self, ticket: Ticket, inputs: LayerInput, part: Part, header: RequestHeader, trace: bytes
+    ) -> None:
         """Fill a slot and hand it over; ends the ticket where that fails."""
         arena, slot = self._link.arena, ticket.slot
         # A process that slept through the loss of its slots would write into another client's.
@@ -268,9 +274,11 @@ class Connection:
                 np.take(inputs.scores_TK, part.rows_R, axis=0, out=scores_view, mode="clip")
             ids_view[...] = part.ids_RK
             if self._header_flags:
-                seal(arena.buffer, offset, header)
+                seal(arena.buffer, offset, header, trace)
             else:
                 header.pack_into(arena.buffer, offset)
+                if trace:
+                    write_trace(arena.buffer, offset, trace)
         except BaseException:  # A signal handler's, mostly: nothing was handed over yet.
             self._end(ticket, free=True)
             raise

@@ -26,7 +26,8 @@ from attention_client.outcomes import Outcome
 from attention_client.sending import Sender
 from attention_client.shared import ClusterView, Dispatcher, Replicas
 from attention_client.standing import Standing
-from eaas.errors import ExpertsUnavailableError
+from attention_client.tracing import LayerTrace
+from eaas.errors import EaasError, ExpertsUnavailableError
 
 __all__ = ["ClusterView", "Dispatcher", "LayerCall", "Replicas"]
 
@@ -73,6 +74,7 @@ class LayerCall:
         # Answers that come while another one is slept on, or between start and finish, come unseen.
         self._slept_on: Attempt | None = None
         self._all_seen = True
+        self._trace: LayerTrace | None = None
 
     @property
     def pairs(self) -> int:
@@ -129,6 +131,10 @@ class LayerCall:
                     return out_TH
                 # A slot was given to another client while it was read. Rare enough to begin anew.
                 self._results, self._missing_TK = [], self._wanted_TK
+        except EaasError as error:
+            if self._trace is not None:
+                self._trace.fail(str(error))
+            raise
         finally:
             self.cancel()
 
@@ -144,12 +150,17 @@ class LayerCall:
         answered = [r for a in self._attempts if a.race is not None for r in a.race.answered]
         self._call_off(self._attempts, self._results + answered)
         self._results = []
+        if self._trace is not None:
+            self._trace.end()
+            self._trace = None
 
     def _begin(self) -> Sender:
         self._deadline = self._shared.clock() + self._shared.timeout_s
         self._missing_TK = self._wanted_TK
+        if self._shared.traces is not None:
+            self._trace = self._shared.traces.layer(self._inputs.layer, len(self._ids_TK))
         self._sender = Sender(
-            self._shared, self._standing, self._inputs, self._ids_TK, self._deadline
+            self._shared, self._standing, self._inputs, self._ids_TK, self._deadline, self._trace
         )
         return self._sender
 
@@ -270,6 +281,8 @@ class LayerCall:
                 continue
             ended = True
             self._attempts.remove(attempt)
+            if attempt.trace is not None:
+                attempt.trace.end("answered" if isinstance(found, Result) else "failed")
             if isinstance(found, Result):
                 answered.append(attempt)
                 self._settle_answered(attempt, found)
@@ -294,6 +307,8 @@ class LayerCall:
         for attempt in tuple(attempts):
             attempt.connection.abandon(attempt.ticket, overdue=False)
             self._attempts.remove(attempt)
+            if attempt.trace is not None:
+                attempt.trace.end("called off")
         for result in results:
             result.release()
 
@@ -328,6 +343,8 @@ class LayerCall:
         if settled.beaten is not None:
             self._attempts.remove(settled.beaten)
             settled.beaten.connection.abandon(settled.beaten.ticket, overdue=True)
+            if settled.beaten.trace is not None:
+                settled.beaten.trace.end("beaten by a hedge")
             self._standing.blame(settled.beaten.connection)
             self._shared.metrics.outcomes.count(settled.beaten.connection, Outcome.HEDGED_AWAY)
         if settled.outcome is not None:

@@ -18,12 +18,14 @@ from attention_client.scheduler import strategy
 from attention_client.serve import HttpServer, Scheduling, ServeLimits, bind, build_app
 from attention_client.server_metrics import ServerMetrics
 from attention_client.status import cluster_status, min_replicas
+from attention_client.tracing import RequestTraces
 from eaas.api_keys import ApiKeys
 from eaas.checkpoint import Checkpoint
 from eaas.config import AttentionClientConfig
 from eaas.cores import usable_cores
 from eaas.errors import NotACheckpointError
 from eaas.grpc_server import host_to_tell, join_host_port
+from eaas.telemetry import Tracing
 from eaas.tls import Identity
 
 __all__ = ["run"]
@@ -42,6 +44,7 @@ def run(
     on_serving: Callable[[str], None],
     tls: Identity | None = None,
     keys: ApiKeys | None = None,
+    tracing: Tracing | None = None,
 ) -> None:
     """Serve until `stopping` is set (by a signal, or because the operator stops the cluster).
 
@@ -54,6 +57,7 @@ def run(
         on_serving: Called with the endpoint's URL once requests are answered.
         tls: Who this process is; None: plain text.
         keys: What requests have to show; None: nothing.
+        tracing: Where spans of requests go; None: there are none. It is closed at the end.
 
     Raises:
         CheckpointError: Nothing that can be served.
@@ -68,6 +72,7 @@ def run(
     tokenizer = _load_tokenizer(model_path)
     registry = CollectorRegistry()
     metrics = ClientMetrics(registry)
+    traces = RequestTraces(tracing.tracer) if tracing is not None else None
     listener = bind(config.host, config.port)
     host_port = join_host_port(host_to_tell(config.host), listener.getsockname()[1])
     try:
@@ -80,6 +85,7 @@ def run(
             address=host_port,
             on_stopping=stopping.set,
             tls=tls,
+            traces=traces,
         )
         metrics.watch_coverage(lambda: len(cluster.uncovered()), lambda: min_replicas(cluster))
         registry.register(
@@ -111,6 +117,7 @@ def run(
                 scheduling=Scheduling(config.scheduler, lambda: cluster.placement),
                 registry=registry,
                 keys=keys,
+                traces=traces,
             )
             server = HttpServer(app, config.host, config.port, listener, limits)
             server.start()
@@ -126,6 +133,8 @@ def run(
             cluster.close()
     finally:
         listener.close()
+        if tracing is not None:
+            tracing.close()
 
 
 def _healthy(cluster: Cluster) -> tuple[bool, str]:

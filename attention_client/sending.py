@@ -14,6 +14,7 @@ from attention_client.dispatch.plan import plan
 from attention_client.messages import LayerInput
 from attention_client.shared import ClusterView, Dispatcher
 from attention_client.standing import Standing
+from attention_client.tracing import LayerTrace
 from eaas.errors import ConnectionLostError, SlotsBusyError
 
 __all__ = ["Sender"]
@@ -32,6 +33,7 @@ class Sender:
         inputs: What is sent.
         ids_TK: int64, contiguous, logical experts.
         deadline: Monotonic seconds; of the call.
+        trace: Of the call; None: it is not traced.
     """
 
     def __init__(
@@ -41,12 +43,14 @@ class Sender:
         inputs: LayerInput,
         ids_TK: npt.NDArray[np.int64],
         deadline: float,
+        trace: LayerTrace | None = None,
     ) -> None:
         self._shared = shared
         self._standing = standing
         self._inputs = inputs
         self._ids_TK = ids_TK
         self._deadline = deadline
+        self._trace = trace
 
     def plan(
         self, view: ClusterView, servers: Sequence[bool], wanted_TK: npt.NDArray[np.bool_]
@@ -87,10 +91,17 @@ class Sender:
         if timeouts:
             # Twice as long each time: the only replica may have become slower than it ever was.
             budget_s = min(budget_s * 2.0**timeouts, left_s)
+        epoch, trace = view.placement.epoch, None
         try:
-            ticket = connection.submit(self._inputs, view.placement.epoch, part, budget_s)
-        except (ConnectionLostError, SlotsBusyError):
+            if self._trace is None:
+                ticket = connection.submit(self._inputs, epoch, part, budget_s)
+            else:
+                trace = self._trace.dispatch(connection.server_id, rows)
+                ticket = connection.submit(self._inputs, epoch, part, budget_s, trace.context)
+        except (ConnectionLostError, SlotsBusyError) as error:
+            if trace is not None:
+                trace.end("busy" if isinstance(error, SlotsBusyError) else "lost")
             return None
         tail_s = service.tail_s(rows)
         hedge_at = math.inf if tail_s is None else now + max(tail_s, _LEAST_HEDGE_S)
-        return Attempt(part, connection, ticket, now, hedge_at, now + budget_s)
+        return Attempt(part, connection, ticket, now, hedge_at, now + budget_s, trace=trace)

@@ -15,6 +15,7 @@ from attention_client.connection import Connection
 from attention_client.dispatch import DispatchPolicy
 from attention_client.metrics import ClientMetrics
 from attention_client.speeds import Ejections, Speeds
+from attention_client.tracing import RequestTraces
 from eaas.types import Placement
 from eaas.wire.slot import WireDtype
 
@@ -75,6 +76,7 @@ class Dispatcher:
         ejections: Of the servers.
         metrics: Counters.
         clock: Monotonic seconds.
+        traces: Of requests; None: there are none.
     """
 
     replicas: Replicas
@@ -86,3 +88,4 @@ class Dispatcher:
     speeds: Speeds = field(default_factory=Speeds)
     ejections: Ejections = field(default_factory=Ejections)
     clock: Callable[[], float] = time.monotonic
+    traces: RequestTraces | None = None

@@ -7,7 +7,6 @@ two underscores between them: `EAAS_EXPERT_SERVER__THREADS=2`. Unknown keys are 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -29,6 +28,8 @@ from pydantic_settings import (
 )
 
 from eaas.api_keys import KEY_VARIABLE
+from eaas.config_errors import BETWEEN, PREFIX, explain, variable
+from eaas.config_telemetry import TelemetryConfig
 from eaas.errors import ConfigError
 
 __all__ = [
@@ -49,9 +50,6 @@ HOLD_BACK_S = 5.0
 
 What moved has to stay where it was for longer (`BalancerConfig.ack_timeout_s`).
 """
-
-_PREFIX = "EAAS_"
-_BETWEEN = "__"
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
@@ -402,7 +400,7 @@ class ClusterConfig(BaseSettings):
     """A whole cluster (`cluster.yaml`)."""
 
     model_config = SettingsConfigDict(
-        env_prefix=_PREFIX, env_nested_delimiter=_BETWEEN, extra="forbid", frozen=True
+        env_prefix=PREFIX, env_nested_delimiter=BETWEEN, extra="forbid", frozen=True
     )
 
     security: SecurityConfig = SecurityConfig()
@@ -411,6 +409,7 @@ class ClusterConfig(BaseSettings):
     autoscaler: AutoscalerConfig = AutoscalerConfig()
     expert_server: ExpertServerConfig = ExpertServerConfig()
     attention_client: AttentionClientConfig = AttentionClientConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
 
     @classmethod
     def settings_customise_sources(
@@ -450,7 +449,7 @@ def load_config(path: Path | None = None, **overrides: dict[str, Any]) -> Cluste
     try:
         return Settings(**given)
     except ValidationError as error:
-        raise ConfigError(_explain(error, path, given)) from error
+        raise ConfigError(explain(error, path, given)) from error
     except SettingsError as error:
         raise ConfigError(f"environment: {error}; it is to be JSON") from error
     except (yaml.YAMLError, ValueError, TypeError, OSError) as error:
@@ -458,36 +457,11 @@ def load_config(path: Path | None = None, **overrides: dict[str, Any]) -> Cluste
         raise ConfigError(f"{path} is no YAML of sections and settings: {what}") from error
 
 
-def _variable(*place: str) -> str:
-    return (_PREFIX + _BETWEEN.join(place)).upper()
-
-
 def _refuse_unknown_variables() -> None:
     """pydantic passes over a variable whose section it does not know; a typing error is to be found."""
     for name in os.environ:
-        section = name.upper().removeprefix(_PREFIX).partition(_BETWEEN)[0]
+        section = name.upper().removeprefix(PREFIX).partition(BETWEEN)[0]
         known = section.lower() in ClusterConfig.model_fields or name.upper() == KEY_VARIABLE
-        if name.upper().startswith(_PREFIX) and not known:
-            sections = ", ".join(_variable(field) for field in ClusterConfig.model_fields)
+        if name.upper().startswith(PREFIX) and not known:
+            sections = ", ".join(variable(field) for field in ClusterConfig.model_fields)
             raise ConfigError(f"{name}: no such setting; they begin with one of {sections}")
-
-
-def _explain(
-    error: ValidationError, path: Path | None, given: Mapping[str, Mapping[str, object]]
-) -> str:
-    """One line: where the first wrong setting comes from, its name, what is wrong."""
-    first = error.errors()[0]
-    place = [str(part) for part in first["loc"]]
-    section, field = (*place, "", "")[:2]
-    variables = {name.upper() for name in os.environ}
-    if field in given.get(section, {}):
-        source = f"--{field.replace('_', '-')}"
-    elif variable := next(
-        (v for v in (_variable(*place[:n]) for n in (3, 2, 1)) if v in variables), None
-    ):
-        source = variable
-    else:
-        source = str(path)
-    what = "no such setting" if first["type"] == "extra_forbidden" else first["msg"]
-    # One line, whatever whitespace a key has.
-    return " ".join(f"{source}: {'.'.join(place)} = {first['input']!r}: {what}".split())

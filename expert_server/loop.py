@@ -30,6 +30,7 @@ from expert_server.latency import AddedLatency
 from expert_server.pulse import Pulse
 from expert_server.replies import Replies, Request
 from expert_server.slots import Grant, SlotTable
+from expert_server.tracing import BatchTraces
 from expert_server.views import Scratch, TensorViews
 
 __all__ = ["ServeLoop"]
@@ -57,6 +58,7 @@ class ServeLoop:
         batch_window_s: Longest wait of a batch for company.
         added_latency_s: Each request is seen so much later than it was written.
         clock: Monotonic seconds.
+        traces: Of batches; None: there are none.
 
     Attributes:
         epoch: Of the placement; told with STALE_PLACEMENT.
@@ -79,6 +81,7 @@ class ServeLoop:
         batch_window_s: float = 0.0,
         added_latency_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
+        traces: BatchTraces | None = None,
     ) -> None:
         self._arena = arena
         self._buffer = arena.buffer
@@ -86,6 +89,7 @@ class ServeLoop:
         self._kernel = kernel
         self._spin_us = spin_us
         self._clock = clock
+        self._traces = traces
         self._limits = SlotLimits(
             arena.payload_capacity, arena.result_capacity, shape.hidden_size, shape.num_layers
         )
@@ -282,7 +286,11 @@ class ServeLoop:
             groups.setdefault((header.top_k, header.dtype), []).append(request)
             tokens += header.batch_size
         for group in groups.values():
-            self._compute(group)
+            if self._traces is None:
+                self._compute(group)
+            else:
+                with self._traces.batch(group, began):
+                    self._compute(group)
         self._release([request.slot for request in requests])
         ended = self._clock()
         if tokens:

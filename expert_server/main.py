@@ -20,6 +20,7 @@ from eaas.cores import usable_cores
 from eaas.grpc_server import Service, serve
 from eaas.log import get_logger
 from eaas.session import MemberSession, MembershipView, Report
+from eaas.telemetry import Tracing
 from eaas.tls import Identity
 from eaas.types import Member, MemberState, Role
 from eaas.wire import Arena
@@ -38,6 +39,7 @@ from expert_server.service import ROLES, SERVICE, ExpertService, add_expert_serv
 from expert_server.sharing import CheckpointSharer
 from expert_server.slots import SlotTable, last_gone
 from expert_server.store import ExpertStore, naming_expert
+from expert_server.tracing import BatchTraces
 from expert_server.weights import ExpertReader
 
 __all__ = ["ExpertServer"]
@@ -68,6 +70,7 @@ class ExpertServer:
         on_serving: Called with the gRPC address and a line about the kernel when the first placement is
             loaded.
         tls: Who this process is; None: plain text.
+        tracing: Where spans of batches go; None: there are none.
 
     Raises:
         CheckpointError: Nothing that can be served (see its subclasses).
@@ -85,6 +88,7 @@ class ExpertServer:
         config: ExpertServerConfig,
         on_serving: Callable[[str, str], None],
         tls: Identity | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         # A server that is started by hand leaves half of the cores to the other processes of a machine.
         threads = config.threads or max(1, usable_cores() // 2)
@@ -139,6 +143,7 @@ class ExpertServer:
                 config.batching,
                 config.batch_window_us * 1e-6,
                 config.added_latency_us * 1e-6,
+                traces=BatchTraces(tracing.tracer, self._arena, server_id) if tracing else None,
             )
             self._store = ExpertStore(reader, self._kernel, config.load_bytes_per_s, self._loop)
             hotness = HotnessHandler(self.shape, self._loop, self._store)

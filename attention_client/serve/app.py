@@ -25,6 +25,7 @@ from attention_client.serve.metrics import ServeMetrics
 from attention_client.serve.openapi import openapi_document
 from attention_client.serve.scheduler_metrics import SchedulerMetrics
 from attention_client.serve.service import Service
+from attention_client.tracing import RequestTraces
 from eaas.api_keys import ApiKeys
 
 __all__ = ["build_app"]
@@ -45,6 +46,7 @@ def build_app(
     scheduling: Scheduling | None = None,
     registry: CollectorRegistry | None = None,
     keys: ApiKeys | None = None,
+    traces: RequestTraces | None = None,
 ) -> FastAPI:
     """The HTTP face of a loaded model. Its engine runs from the application's start to its end.
 
@@ -59,6 +61,7 @@ def build_app(
         scheduling: Which waiting requests run together; None: by the defaults.
         registry: What /metrics shows; the application's counters are added to it.
         keys: What requests have to show; None: nothing.
+        traces: Told of each request; None: nobody is.
     """
     # transformers warns of each request, and of settings that are meant.
     for noisy in ("ContinuousBatchingLogger", "transformers.generation"):
@@ -68,6 +71,9 @@ def build_app(
     engine = build_engine(model, limits, admission)
     metrics.watch(engine.running, engine.waiting, engine.cache_usage)
     metrics.show_as_vllm(model_name)
+    if traces is not None:
+        traces.watch(engine.in_batch)
+        metrics.traces = traces
     service = Service(model, tokenizer, model_name, aliases, engine, limits, metrics)
     app: FastAPI = build_server(
         service,

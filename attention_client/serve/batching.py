@@ -19,7 +19,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -327,6 +327,11 @@ class BatchingEngine:
         processor = self.manager.batch_processor
         pending = 0 if processor is None else len(processor.scheduler.waiting_requests)
         return pending + int(self.manager.input_queue.qsize())
+
+    def in_batch(self) -> Iterable[str]:
+        """Ids of the requests of the running forward pass."""
+        requests = self.manager.batch_processor.inputs_and_outputs.requests_in_batch
+        return [request.state.request_id for request in requests]
 
     def cache_usage(self) -> float:
         """Part of the key-value cache that is in use, 0 to 1."""

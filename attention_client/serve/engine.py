@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -81,6 +81,9 @@ class Engine(Protocol):
 
     def waiting(self) -> int:
         """Requests that wait."""
+
+    def in_batch(self) -> Iterable[str]:
+        """Ids of the requests of the running forward pass. Called in the engine's thread, within one."""
 
     def cache_usage(self) -> float:
         """Part of the key-value cache that is in use, 0 to 1; 0 where it has no bound."""

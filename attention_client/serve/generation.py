@@ -103,6 +103,9 @@ class Generation:
         """
         queue: asyncio.Queue[Delivery] = asyncio.Queue()
         reason = "abort"
+        traces = self._metrics.traces
+        if traces is not None:
+            traces.begin(self._work.id, len(self._work.prompt), self._work.max_tokens)
         try:
             self._engine.submit(self._work, queue.put_nowait)
             self._metrics.prompt_tokens.inc(len(self._work.prompt))
@@ -126,6 +129,8 @@ class Generation:
             raise as_api_error(error) from error
         finally:
             self._engine.cancel(self._work.id)
+            if traces is not None:
+                traces.end(self._work.id, reason, self._count)
             self._metrics.requests.labels(reason).inc()
             self._metrics.e2e_latency.observe(perf_counter() - self._begun)
             self._metrics.request_prompt_tokens.observe(len(self._work.prompt))
@@ -156,6 +161,8 @@ class Generation:
             self._metrics.queue_time.observe(delivery.queued_s)
             self._metrics.prefill_time.observe(max(0.0, now - self._begun - delivery.queued_s))
             self._first = now
+            if self._metrics.traces is not None:
+                self._metrics.traces.first_token(self._work.id)
         else:
             self._metrics.inter_token_latency.observe(now - self._last)
         self._last = now

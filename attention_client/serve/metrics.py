@@ -7,6 +7,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from attention_client.serve.vllm_names import VllmNames
+from attention_client.tracing import RequestTraces
 
 __all__ = ["ServeMetrics"]
 
@@ -19,10 +20,14 @@ class ServeMetrics:
 
     Args:
         registry: Where they are registered.
+
+    Attributes:
+        traces: Told of each request, too; None: nobody is.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
+        self.traces: RequestTraces | None = None
         self.http_requests = Counter(
             "eaas_http_requests", "HTTP requests", ["endpoint", "code"], registry=registry
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from time import perf_counter
 from typing import Any
 
@@ -100,6 +100,10 @@ class SequentialEngine:
     def waiting(self) -> int:
         """Requests that wait for their turn."""
         return max(0, len(self._jobs) - self.running())
+
+    def in_batch(self) -> Iterable[str]:
+        """The one that is at work."""
+        return (self._current,) if self._current is not None else ()
 
     def cache_usage(self) -> float:
         """0: each request has a cache of its own, without a bound."""

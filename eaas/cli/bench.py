@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from eaas.cli import bench_client, bench_failover, bench_predict
+from eaas.cli import bench_client, bench_failover, bench_predict, bench_traces
 from eaas.cli.options import Json
 
 __all__ = ["register"]
@@ -26,6 +26,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands."""
     bench_predict.register(bench)
     bench_failover.register(bench)
+    bench_traces.register(bench)
     bench_client.register(bench)
     app.add_typer(bench, name="bench")
 

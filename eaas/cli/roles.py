@@ -125,10 +125,12 @@ def expert_server(
     cluster = load_config(config, security=_security(tls, insecure), expert_server=settings)
     loaded = cluster.expert_server
     own = guarded_port(cluster.security, "expert-server", loaded.host)
+    from eaas.telemetry import start_tracing
     from expert_server import ExpertServer
 
     server_id = id or f"expert-server-{socket.gethostname()}-{os.getpid()}"
-    server = ExpertServer(model, server_id, join, loaded, _serving, own)
+    tracing = start_tracing(cluster.telemetry, "expert-server", server_id)
+    server = ExpertServer(model, server_id, join, loaded, _serving, own, tracing)
 
     def leave_now(_number: int, _frame: object) -> None:
         server.stop()
@@ -145,6 +147,8 @@ def expert_server(
     signal.signal(signal.SIGTERM, leave)
     signal.signal(signal.SIGINT, leave)
     server.run()
+    if tracing is not None:
+        tracing.close()
     _leave()
 
 
@@ -194,16 +198,20 @@ def attention_client(
         _ready(address)
 
     from attention_client.main import run
+    from eaas.telemetry import start_tracing
 
+    client_id = id or f"attention-client-{socket.gethostname()}-{os.getpid()}"
+    tracing = start_tracing(cluster.telemetry, "attention-client", client_id)
     run(
         model,
-        id or f"attention-client-{socket.gethostname()}-{os.getpid()}",
+        client_id,
         join,
         loaded,
         stopping,
         ready,
         own,
         keys,
+        tracing,
     )
     _leave()
 

@@ -21,6 +21,8 @@ __all__ = [
     "MAGIC",
     "REQUEST_HEADER_BYTES",
     "RESULT_HEADER_BYTES",
+    "TRACE_BYTES",
+    "TRACE_OFFSET",
     "VERSION",
     "PayloadLayout",
     "RequestHeader",
@@ -44,6 +46,8 @@ DAMAGED = 1
 """ResultHeader.detail of an INTERNAL answer: the request was not whole, and its slot is not to be trusted."""
 
 REQUEST_HEADER_BYTES = 128
+TRACE_OFFSET = 64
+TRACE_BYTES = 24
 RESULT_HEADER_BYTES = 64
 
 _ALIGNMENT = 64

@@ -29,7 +29,8 @@ Request header                                 Result header
     52  batch_size       u32  T                   48  service_us       u64
     56  hidden_size      u32  H                   56  zeros
     60  top_k            u32  K
-    64  zeros
+    64  trace            16 + 8 bytes, or zeros
+    88  zeros
 
 The flag of a slot is not in the slot but on a 64-byte line of its own (see `eaas.wire.arena`):
 
@@ -54,6 +55,9 @@ after it was verified, while the server computes with it. Then its own rows are 
 header is read once, and that copy is judged and believed; kernels read each expert id once; no row of a
 batch depends on another one.
 
+The trace of a request is the context of the client's span (trace id and span id, as in W3C's traceparent),
+where the request is traced. Nothing depends on it: a server that knows no traces never reads it.
+
 Letters: T tokens (batch size), H hidden size, K experts per token (top-k).
 """
 
@@ -73,6 +77,8 @@ from eaas.wire.header import (
     MAGIC,
     REQUEST_HEADER_BYTES,
     RESULT_HEADER_BYTES,
+    TRACE_BYTES,
+    TRACE_OFFSET,
     VERSION,
     PayloadLayout,
     RequestHeader,
@@ -112,6 +118,7 @@ __all__ = [
     "max_tokens",
     "next_state",
     "payload_layout",
+    "read_trace",
     "reply_bell",
     "request_views",
     "result_view",
@@ -119,6 +126,7 @@ __all__ = [
     "validate_request",
     "validate_result",
     "verify",
+    "write_trace",
 ]
 
 DOORBELL = 0
@@ -264,13 +272,20 @@ _CHECKSUM_OFFSET = 12
 _AFTER_CHECKSUM = _CHECKSUM_OFFSET + 4
 
 
-def seal(buffer: WriteableBuffer, offset: int, header: RequestHeader | ResultHeader) -> None:
+def seal(
+    buffer: WriteableBuffer,
+    offset: int,
+    header: RequestHeader | ResultHeader,
+    trace: bytes = b"",
+) -> None:
     """Packs a header at `offset`, together with the checksum of itself and of the bytes after it.
 
     The last step of writing a slot with checksums: the payload or result stands there already. A
-    request needs CHECKSUM_FLAG; a result is sealed when its request was.
+    request needs CHECKSUM_FLAG; a result is sealed when its request was. A request may have a `trace`.
     """
     header.pack_into(buffer, offset)
+    if trace:
+        write_trace(buffer, offset, trace)
     head = bytes(memoryview(buffer)[offset : offset + header.start])
     checksum = _checksum(head, buffer, offset, header)
     struct.pack_into("<I", buffer, offset + _CHECKSUM_OFFSET, checksum)
@@ -302,6 +317,22 @@ def _checksum(
     """CRC-32 of a header without the checksum's own four bytes, and of what follows it; never 0."""
     crc = crc32(head[_AFTER_CHECKSUM:], crc32(head[:_CHECKSUM_OFFSET]))
     return crc32(memoryview(buffer)[offset + header.start : offset + header.end], crc) or 1
+
+
+# -- trace ----------------------------------------------------------------------------------------
+
+
+def write_trace(buffer: WriteableBuffer, offset: int, trace: bytes) -> None:
+    """Puts a trace (TRACE_BYTES) into the request header at `offset`; after packing, which leaves zeros."""
+    start = offset + TRACE_OFFSET
+    memoryview(buffer)[start : start + TRACE_BYTES] = trace
+
+
+def read_trace(buffer: ReadableBuffer, offset: int) -> bytes:
+    """The trace in the request header at `offset`; empty where the request is not traced."""
+    start = offset + TRACE_OFFSET
+    trace = bytes(memoryview(buffer)[start : start + TRACE_BYTES])
+    return trace if any(trace) else b""
 
 
 # -- views ----------------------------------------------------------------------------------------

@@ -84,7 +84,11 @@ class Box:
     """A server over a tiny model whose experts can fail, break or be slow."""
 
     def __init__(
-        self, kind: str = "qwen3_moe", limits: ServeLimits = LIMITS, keys: Any = None
+        self,
+        kind: str = "qwen3_moe",
+        limits: ServeLimits = LIMITS,
+        keys: Any = None,
+        traces: Any = None,
     ) -> None:
         self.model = tiny_model(kind)
         self.tokenizer = byte_tokenizer()
@@ -92,6 +96,7 @@ class Box:
         self.slow_s = 0.0
         self.good = (True, "")
         self.forwards = 0
+        self.traces = traces
         self.model.model.layers[-1].mlp.register_forward_pre_hook(self._experts)
         # Before build_app: it may give the model another attention.
         self.expected = {prompt: self._greedy(prompt) for prompt in ("Hello", "abc", "zz top")}
@@ -104,6 +109,7 @@ class Box:
             healthy=lambda: self.good,
             limits=limits,
             keys=keys,
+            traces=traces,
         )
         self.server = HttpServer(self.app, "127.0.0.1", 0, limits=limits)
         self.server.start()
@@ -113,6 +119,8 @@ class Box:
 
     def _experts(self, *_: Any) -> None:
         self.forwards += 1
+        if self.traces is not None and (trace := self.traces.layer(0, 1)) is not None:
+            trace.end()
         time.sleep(self.slow_s)
         if self.error is not None:
             raise self.error

@@ -16,6 +16,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import torch
+from opentelemetry.trace import Tracer
 from prometheus_client import CollectorRegistry
 
 from attention_client.connection import Connection
@@ -39,6 +40,7 @@ from expert_server.placements import PlacementHandler
 from expert_server.service import SERVICE, ExpertService, add_expert_service
 from expert_server.sharing import CheckpointSharer
 from expert_server.slots import SlotTable
+from expert_server.tracing import BatchTraces
 
 HIDDEN, TOP_K, EXPERTS, SLOT_TOKENS, SLOTS = 8, 2, 4, 16, 64
 SHAPE = ModelShape("tiny", EXPERTS, HIDDEN, TOP_K, ("layer.0", "layer.1"), "float32", "digest")
@@ -59,13 +61,21 @@ def kernel(
 class Server:
     """An expert server without a model, a monitor or a main; without `run` the test is the loop."""
 
-    def __init__(self, *, run: bool = True, slots: int = SLOTS, tokens: int = SLOT_TOKENS) -> None:
+    def __init__(
+        self,
+        *,
+        run: bool = True,
+        slots: int = SLOTS,
+        tokens: int = SLOT_TOKENS,
+        tracer: Tracer | None = None,
+    ) -> None:
         payload = payload_layout(tokens, HIDDEN, TOP_K, WireDtype.FLOAT32).total
         self.arena = Arena.create_shared(
             slots, payload, result_length(tokens, HIDDEN), time.monotonic_ns()
         )
         self.table = SlotTable(self.arena)
-        self.loop = ServeLoop(self.arena, self.table, kernel, SHAPE, 20)
+        traces = BatchTraces(tracer, self.arena, "server") if tracer is not None else None
+        self.loop = ServeLoop(self.arena, self.table, kernel, SHAPE, 20, traces=traces)
         self.service = ExpertService(
             self.arena,
             self.table,
@@ -100,8 +110,9 @@ class Server:
 class Client:
     """Connects, and keeps what it connected to close it."""
 
-    def __init__(self, transport: str) -> None:
+    def __init__(self, transport: str, checksum: bool = False) -> None:
         self.transport = transport
+        self.checksum = checksum
         self.metrics = ClientMetrics(CollectorRegistry())
         self.connections: list[Connection] = []
         self.lost: list[Connection] = []
@@ -139,7 +150,15 @@ class Client:
             channel.close()
             raise
         connection = Connection(
-            "server", 1, link, HIDDEN, 20, False, self.lost.append, channel.close, self.metrics
+            "server",
+            1,
+            link,
+            HIDDEN,
+            20,
+            self.checksum,
+            self.lost.append,
+            channel.close,
+            self.metrics,
         )
         box.append(connection)
         if early:

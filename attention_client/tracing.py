@@ -1,0 +1,130 @@
+"""Spans of requests, layer calls and dispatches (OpenTelemetry), for the requests that are sampled.
+
+    request                       a generation, from its arrival to its last token; sampled here
+      layer                       one call of one MoE layer for the batch that the request is in
+        dispatch                  one request to one expert server
+          server batch            made by that server (`expert_server.tracing`)
+
+A forward pass is of a batch of requests. Its layers are children of the first sampled request of the batch
+and linked to the others, so that nothing is told twice. Without a sampled request there is no span, and
+nothing is looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from opentelemetry.trace import Link, SpanKind, StatusCode, set_span_in_context
+
+from eaas.telemetry.tracing import pack
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span, Tracer
+
+__all__ = ["DispatchTrace", "LayerTrace", "RequestTraces"]
+
+
+class DispatchTrace:
+    """One request to one server."""
+
+    __slots__ = ("_span", "context")
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+        self.context = pack(span)
+
+    def end(self, outcome: str) -> None:
+        """It was answered, or will not be."""
+        self._span.set_attribute("eaas.outcome", outcome)
+        self._span.end()
+
+
+class LayerTrace:
+    """One layer call."""
+
+    __slots__ = ("_span", "_tracer")
+
+    def __init__(self, tracer: Tracer, span: Span) -> None:
+        self._tracer = tracer
+        self._span = span
+
+    def dispatch(self, server: str, tokens: int) -> DispatchTrace:
+        """A server is asked."""
+        return DispatchTrace(
+            self._tracer.start_span(
+                "dispatch",
+                context=set_span_in_context(self._span),
+                kind=SpanKind.CLIENT,
+                attributes={"eaas.server": server, "eaas.tokens": tokens},
+            )
+        )
+
+    def fail(self, reason: str) -> None:
+        """There will be no result."""
+        self._span.set_status(StatusCode.ERROR, reason)
+
+    def end(self) -> None:
+        """The call is over."""
+        self._span.end()
+
+
+class RequestTraces:
+    """Traces of one attention client. Requests come and end on the event loop, layers on the engine's thread.
+
+    Args:
+        tracer: Samples requests, and makes the spans.
+    """
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._requests: dict[str, Span] = {}
+        self._in_batch: Callable[[], Iterable[str]] = tuple
+
+    def watch(self, in_batch: Callable[[], Iterable[str]]) -> None:
+        """Ask this for the requests of the running forward pass."""
+        self._in_batch = in_batch
+
+    def begin(self, request_id: str, prompt_tokens: int, max_tokens: int) -> None:
+        """A request came."""
+        span = self._tracer.start_span(
+            "request",
+            kind=SpanKind.SERVER,
+            attributes={
+                "eaas.request_id": request_id,
+                "gen_ai.request.max_tokens": max_tokens,
+                "gen_ai.usage.input_tokens": prompt_tokens,
+            },
+        )
+        if span.is_recording():
+            self._requests[request_id] = span
+
+    def first_token(self, request_id: str) -> None:
+        """Its first token is there."""
+        if (span := self._requests.get(request_id)) is not None:
+            span.add_event("first token")
+
+    def end(self, request_id: str, reason: str, tokens: int) -> None:
+        """It is over."""
+        if (span := self._requests.pop(request_id, None)) is None:
+            return
+        span.set_attribute("gen_ai.usage.output_tokens", tokens)
+        span.set_attribute("gen_ai.response.finish_reasons", (reason,))
+        if reason == "error":
+            span.set_status(StatusCode.ERROR)
+        span.end()
+
+    def layer(self, layer: int, tokens: int) -> LayerTrace | None:
+        """A layer call begins; None where no sampled request is in its batch."""
+        if not self._requests:
+            return None
+        spans = [s for i in self._in_batch() if (s := self._requests.get(i)) is not None]
+        if not spans:
+            return None
+        span = self._tracer.start_span(
+            "layer",
+            context=set_span_in_context(spans[0]),
+            links=[Link(other.get_span_context()) for other in spans[1:]],
+            attributes={"eaas.layer": layer, "eaas.tokens": tokens},
+        )
+        return LayerTrace(self._tracer, span)

@@ -1,0 +1,108 @@
+"""A process' tracer, and a span's context as bytes that fit a slot.
+
+A trace is sampled where its root begins, which is a request at an attention client. What comes after goes by
+that: who has no context of a sampled request makes no span.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
+
+from eaas.config_telemetry import TelemetryConfig
+from eaas.errors import ConfigError
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span, Tracer
+
+__all__ = ["CONTEXT_BYTES", "Tracing", "pack", "remote_parent", "start_tracing", "unpack"]
+
+CONTEXT_BYTES = 24
+_TRACE_ID_BYTES = 16
+# The exporter's deadline for one call, and the patience for what is left when a process ends.
+_EXPORT_S = 5
+_LAST_S = 2.0
+
+
+class Tracing:
+    """The tracer of a process; close it.
+
+    Args:
+        provider: Where its spans go.
+    """
+
+    def __init__(self, provider: TracerProvider) -> None:
+        self._provider = provider
+        self.tracer: Tracer = provider.get_tracer("eaas")
+
+    def close(self) -> None:
+        """Sends what is left, and ends."""
+        self._provider.force_flush(int(_LAST_S * 1e3))
+        self._provider.shutdown()
+
+
+def start_tracing(config: TelemetryConfig, role: str, instance: str) -> Tracing | None:
+    """The tracing of this process; None where it is switched off.
+
+    Spans are sent by a thread of their own, in batches; where the collector does not answer, they are
+    dropped, and the log says so.
+
+    Args:
+        config: Switch, share, collector.
+        role: Of the process; OpenTelemetry's `service.name` is "eaas-" and this.
+        instance: Its id in the cluster.
+
+    Raises:
+        ConfigError: OpenTelemetry is not installed.
+    """
+    if not config.traces:
+        return None
+    try:
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+    except ImportError as error:
+        raise ConfigError(
+            f"telemetry.traces: OpenTelemetry is missing ({error}): "
+            "pip install 'expert-as-a-service[otel]'"
+        ) from error
+    provider = TracerProvider(
+        sampler=ParentBased(TraceIdRatioBased(config.sampling)),
+        resource=Resource.create({"service.name": f"eaas-{role}", "service.instance.id": instance}),
+        # Nobody but the role ends it: a process that is torn down at once is to say so.
+        shutdown_on_exit=False,
+    )
+    exporter = OTLPSpanExporter(
+        endpoint=config.endpoint,
+        insecure=config.endpoint.startswith("http://"),
+        timeout=_EXPORT_S,
+    )
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    return Tracing(provider)
+
+
+def pack(span: Span) -> bytes:
+    """Trace id and span id, big-endian as in W3C's traceparent."""
+    context = span.get_span_context()
+    return context.trace_id.to_bytes(_TRACE_ID_BYTES, "big") + context.span_id.to_bytes(8, "big")
+
+
+def unpack(data: bytes) -> SpanContext | None:
+    """The context of a sampled span elsewhere; None where the bytes are those of no span."""
+    context = SpanContext(
+        trace_id=int.from_bytes(data[:_TRACE_ID_BYTES], "big"),
+        span_id=int.from_bytes(data[_TRACE_ID_BYTES:CONTEXT_BYTES], "big"),
+        is_remote=True,
+        trace_flags=TraceFlags(TraceFlags.SAMPLED),
+    )
+    return context if context.is_valid else None
+
+
+def remote_parent(context: SpanContext) -> Context:
+    """As the parent of a span."""
+    return set_span_in_context(NonRecordingSpan(context))
