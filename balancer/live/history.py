@@ -47,6 +47,7 @@ class History:
         self._since = 0.0
         self._is_first = False
         self._wanted: Placement | None = None
+        self._published = 0  # epoch that clients were told last
 
     @property
     def wanted(self) -> Placement | None:
@@ -58,6 +59,8 @@ class History:
         with self._lock:
             self._entries.extend(entries)
             self._number = self._entries[-1].number if self._entries else 0
+            done = (e.epoch for e in reversed(self._entries) if e.epoch and not e.given_up)
+            self._published = next(done, 0)
             # What comes first now is about a cluster that was there before.
             self._is_first = bool(self._entries)
 
@@ -96,6 +99,8 @@ class History:
                     self._open.retire_s += now - self._since
                     if not self._stages:
                         told, self._open = self._open, None
+            if phase == "retire":
+                self._published = placement.epoch
             self._since = now
         if told is not None:
             self._on_entry(told)
@@ -109,7 +114,11 @@ class History:
         if self._is_first:
             trigger = "recovery"
         self._open = pb.HistoryEntry(
-            trigger=trigger, verdict=pb.VERDICT_MOVES, reason=reason, epoch=placement.epoch
+            trigger=trigger,
+            verdict=pb.VERDICT_MOVES,
+            reason=reason,
+            epoch_before=self._published,
+            epoch=placement.epoch,
         )
         self._add(self._open)
         return self._open

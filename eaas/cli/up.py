@@ -187,15 +187,15 @@ def _watch(cluster: LocalCluster, interrupt: Interrupt) -> None:
         watch.close()
 
 
-def _started_by_hand(cluster: LocalCluster) -> int:
-    """Expert servers that live in this cluster and were not started by it.
+def _started_by_hand(cluster: LocalCluster) -> set[str]:
+    """Names of expert servers that live in this cluster and were not started by it.
 
     Raises:
         ClusterError: The endpoint does not answer.
     """
     members = fetch_status(cluster.endpoint, _key_file(cluster))["members"]
     servers = [m for m in members if m["role"] == "expert-server" and m["state"] != "DEAD"]
-    return sum(not cluster.has_started(server["pid"]) for server in servers)
+    return {server["id"] for server in servers if not cluster.has_started(server["pid"])}
 
 
 def _balancer_address(cluster: LocalCluster) -> str | None:

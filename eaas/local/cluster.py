@@ -6,7 +6,7 @@ import errno
 import itertools
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -198,13 +198,15 @@ class LocalCluster:
         servers = [c for c in self.children.values() if c.name.startswith(_SERVER) and c.running]
         return sorted(servers, key=lambda child: int(child.name.removeprefix(_SERVER)))
 
-    def add_server(self, *, model: bool = True) -> ChildProcess:
+    def add_server(self, *, model: bool = True, others: Collection[str] = ()) -> ChildProcess:
         """Start one more, with the lowest number that is free; does not wait for it.
 
         Args:
             model: Give it the checkpoint. False: the others are to send it what it needs.
+            others: Names of servers that live and were not started here. One of ours that died may have
+                been started again by hand.
         """
-        taken = {child.name for child in self.running_servers()}
+        taken = {child.name for child in self.running_servers()} | set(others)
         index = next(i for i in itertools.count() if f"{_SERVER}{i}" not in taken)
         self.forget(f"{_SERVER}{index}")
         return self._spawn_server(index, model=model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -95,14 +95,14 @@ class Scaler:
 
     Args:
         cluster: Whose servers.
-        others: How many of those that are wanted live already, and were not started by this cluster.
+        others: Names of those that live already, and were not started by this cluster.
         balancer_address: host:port of the balancer now; by default of the one that the cluster started.
     """
 
     def __init__(
         self,
         cluster: LocalCluster,
-        others: Callable[[], int] = lambda: 0,
+        others: Callable[[], Collection[str]] = lambda: (),
         balancer_address: Callable[[], str | None] | None = None,
     ) -> None:
         self._cluster = cluster
@@ -161,16 +161,17 @@ class Scaler:
         if wanted is None:
             return []
         try:
-            own = wanted - self._others()
+            others = self._others()
         except ClusterError as error:
             _log.debug("who else is there is not known, looking again: %s", error)
             return []
+        own = wanted - len(others)
         if own < 0:
             raise ClusterError(
                 f"{wanted - own} servers were started by hand: take some out with `eaas drain`"
             )
         if len(running) < own:
-            self._starting = self._cluster.add_server()
+            self._starting = self._cluster.add_server(others=others)
             self._ready_by = time.monotonic() + self._cluster.config.balancer.apply_timeout_s
             return [f"{self._starting.name} (pid {self._starting.pid}) starts"]
         if len(running) > own:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import pytest
@@ -46,7 +46,8 @@ class Cluster:
     def running_servers(self) -> list[Child]:
         return self.running
 
-    def add_server(self) -> Child:
+    def add_server(self, others: Collection[str] = ()) -> Child:
+        self.others = others
         self.running.append(self.child)
         return self.child
 
@@ -66,10 +67,10 @@ def test_a_look_that_failed_is_taken_again() -> None:
     cluster = Cluster()
     looks = iter([False, True])
 
-    def others() -> int:
+    def others() -> set[str]:
         if not next(looks):
             raise ClusterError("the endpoint is slow")
-        return 0
+        return set()
 
     scaler = Scaler(cluster, others)  # type: ignore[arg-type]
     scaler.want(1)
@@ -77,10 +78,25 @@ def test_a_look_that_failed_is_taken_again() -> None:
     assert scaler.step() == ["expert-server-1 (pid 11) starts"]
 
 
+def test_a_server_that_was_started_again_by_hand_keeps_its_name() -> None:
+    cluster = Cluster()
+    scaler = Scaler(cluster, lambda: {"expert-server-0"})  # type: ignore[arg-type]
+    scaler.want(2)
+    scaler.step()
+    assert cluster.others == {"expert-server-0"}
+
+    started: list[int] = []
+    real = LocalCluster.__new__(LocalCluster)
+    real.children = {}
+    real._spawn_server = lambda index, model: started.append(index)  # type: ignore[method-assign, assignment, return-value]
+    real.add_server(others={"expert-server-0", "by-hand"})
+    assert started == [1]
+
+
 def test_nobody_leaves_while_no_balancer_is_known() -> None:
     cluster = Cluster()
     cluster.add_server()
-    scaler = Scaler(cluster, lambda: 0, lambda: None)  # type: ignore[arg-type]
+    scaler = Scaler(cluster, lambda: (), lambda: None)  # type: ignore[arg-type]
     scaler.want(0)
     assert scaler.step() == []
     assert scaler.busy
@@ -90,7 +106,7 @@ def test_who_was_started_here_is_not_by_hand_and_a_balancer_is_where_it_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def member(role: str, pid: int, state: str = "SERVING") -> dict[str, Any]:
-        return {"role": role, "pid": pid, "state": state, "address": f"h:{pid}"}
+        return {"id": f"m{pid}", "role": role, "pid": pid, "state": state, "address": f"h:{pid}"}
 
     members = [
         member("expert-server", 1),
@@ -104,7 +120,7 @@ def test_who_was_started_here_is_not_by_hand_and_a_balancer_is_where_it_says(
     cluster.endpoint, cluster.config = "", ClusterConfig()
     # It left without a goodbye: the monitor still believes in it, the launcher does not have it any more.
     cluster.children, cluster._pids = {}, {1}
-    assert up._started_by_hand(cluster) == 1
+    assert up._started_by_hand(cluster) == {"m2"}
     assert up._balancer_address(cluster) == "h:5"
 
 

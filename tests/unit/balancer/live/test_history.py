@@ -81,6 +81,19 @@ def test_what_changes_nothing_is_remembered_as_well() -> None:
     assert told.history.entries(1)[0].reason == "", "copies"
 
 
+def test_a_placement_says_which_one_was_there_before() -> None:
+    told = Told()
+    told.phases(placement(1, draft()), "prepare", "retire", "settled")
+    told.phases(placement(2, draft()), "prepare")  # overtaken
+    told.phases(placement(3, draft()), "prepare", "retire", "settled")
+    epochs = [(e.epoch_before, e.epoch) for e in told.history.entries()]
+    assert epochs == [(1, 3), (1, 2), (0, 1)]
+    after = Told()
+    after.history.restore(told.history.entries()[::-1])
+    after.phases(placement(4, draft()), "prepare")
+    assert after.history.entries()[0].epoch_before == 3
+
+
 @pytest.mark.parametrize("before", [0, 3])
 def test_the_first_placement_of_the_next_balancer(before: int) -> None:
     told = Told()

@@ -1,0 +1,55 @@
+"""Links of the documents, as the site shows them. `make lint` builds it all."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def maker() -> Any:
+    spec = importlib.util.spec_from_file_location("make_site", ROOT / "docs" / "make_site.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("page", "link", "shown"),
+    [
+        ("index.md", "[a](docs/security.md#keys)", "[a](security.md#keys)"),
+        ("index.md", "[a](docs/adr/)", "[a](adr/README.md)"),
+        ("index.md", "[a](#set-up)", "[a](#set-up)"),
+        ("index.md", "[`a`](docs/faq.md)", "[`a`](faq.md)"),
+        ("faq.md", "[a](../README.md#http)", "[a](index.md#http)"),
+        ("faq.md", "[a](https://x.org/y.md)", "[a](https://x.org/y.md)"),
+        ("faq.md", "[a](security.md)", "[a](security.md)"),
+        ("adr/0001-nameless-arena.md", "[a](../faq.md)", "[a](../faq.md)"),
+        ("adr/0001-nameless-arena.md", "[a](0002-bells.md)", "[a](0002-bells.md)"),
+        # The site has no sources.
+        ("faq.md", "[a file](../eaas/errors.py)", "a file (`eaas/errors.py`)"),
+        ("faq.md", "[`errors`](../eaas/errors.py)", "`errors`"),
+        ("faq.md", "[eaas/errors.py](../eaas/errors.py)", "eaas/errors.py"),
+    ],
+)
+def test_a_link_leads_to_a_page(maker: Any, page: str, link: str, shown: str) -> None:
+    assert maker.rewritten(f"See {link}.", page) == f"See {shown}."
+
+
+def test_code_is_left_alone(maker: Any) -> None:
+    block = "```\n[a](../eaas/errors.py)\n```\n"
+    assert maker.rewritten(block, "faq.md") == block
+
+
+def test_a_file_that_is_gone_is_told(maker: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        maker.rewritten("[a](../eaas/none.py)", "faq.md")
+    assert "docs/faq.md has a link to eaas/none.py, which does not exist" in caplog.text
