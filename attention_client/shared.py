@@ -15,6 +15,7 @@ from attention_client.connection import Connection
 from attention_client.dispatch import DispatchPolicy
 from attention_client.metrics import ClientMetrics
 from attention_client.speeds import Ejections, Speeds
+from attention_client.witness import Witness
 from eaas.types import Placement
 from eaas.wire.slot import WireDtype
 
@@ -74,6 +75,7 @@ class Dispatcher:
         speeds: Of the servers.
         ejections: Of the servers.
         metrics: Counters.
+        witness: Told who computed what.
         clock: Monotonic seconds.
     """
 
@@ -85,4 +87,5 @@ class Dispatcher:
     metrics: ClientMetrics
     speeds: Speeds = field(default_factory=Speeds)
     ejections: Ejections = field(default_factory=Ejections)
+    witness: Witness = field(default_factory=Witness)
     clock: Callable[[], float] = time.monotonic

@@ -116,6 +116,8 @@ class StreamOptions(_Model):
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None  # has no effect
+    # Beside OpenAI's: before each token's text, which expert servers computed how much of it.
+    include_servers: bool | None = None
 
 
 class GenerationRequest(_Model):
