@@ -74,6 +74,8 @@ def _png(levels_RC: npt.NDArray[np.uint8], palette: Sequence[bytes]) -> bytes:
 
 
 _WIDTH, _HEIGHT = 300, 64
+# Few points are not drawn out over the whole width.
+_LEAST_POINTS = 60
 
 
 def curve(
@@ -92,15 +94,17 @@ def curve(
     known = [v for _, values in lines for v in values if v is not None]
     top = max([*known, least + 1e-9]) * 1.08
     drawn = []
+    points_shown = max(_LEAST_POINTS, *(len(values) for _, values in lines))
+    step = _WIDTH / max(1, points_shown - 1)
     for name, values in lines:
         points: list[list[str]] = [[]]
         for i, value in enumerate(values):
             if value is None:
                 points.append([])
                 continue
-            x = _WIDTH - (len(values) - 1 - i)
+            x = _WIDTH - step * (len(values) - 1 - i)
             y = _HEIGHT - (value - least) / (top - least) * _HEIGHT
-            points[-1].append(f"{x},{y:.1f}")
+            points[-1].append(f"{x:.1f},{y:.1f}")
         drawn += [f'<polyline class="{name}" points="{" ".join(p)}"/>' for p in points if p]
     return (
         f'<svg class="curve" role="img" aria-label="{escape(label)}" '

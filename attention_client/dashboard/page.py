@@ -82,10 +82,8 @@ class _Page:
                     .style("width: 9em; margin-bottom: 8px")
                 )
                 self._section("placement")
-            with _card("balance", "Balance"):
-                self._section("balance")
-            with _card("speed", "Speed"):
-                self._section("speed")
+            with _card("curves", "Balance and speed", "whole"):
+                self._section("curves")
             with _card("decisions", "Decisions of the balancer", "whole"):
                 self._section("decisions", scroll="Decisions")
         self.show()

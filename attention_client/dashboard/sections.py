@@ -46,14 +46,14 @@ def alerts(facts: Facts) -> str:
 
 def summary(facts: Facts) -> str:
     """The figures that matter, in one row."""
-    live = facts.live(Role.EXPERT_SERVER)
-    serving = sum(m.state is MemberState.SERVING for m in live)
+    servers = [m.member for m in facts.members if _is_server(m.member)]
+    serving = sum(m.state is MemberState.SERVING for m in servers)
     rates = facts.rates
     covered = "no placement" if facts.placement is None else f"≥ {facts.min_replicas} replicas"
     if facts.uncovered:
         covered = f"{len(facts.uncovered)} uncovered"
     tiles = (
-        ("Expert servers", f"{serving} of {len(live)} serving" if live else "none"),
+        ("Expert servers", f"{serving} of {len(servers)} serving" if servers else "none"),
         ("Experts", covered),
         ("Epoch", str(facts.placement.epoch) if facts.placement else _NONE),
         ("PAR", _number(facts.par)),
@@ -157,47 +157,47 @@ def _axis(names: Sequence[str], what: str) -> str:
 # -- balance ---------------------------------------------------------------------------------------------
 
 
-def balance(facts: Facts) -> str:
-    """PAR and bound over time."""
-    par = [point.par for point in facts.curve]
-    bound = [point.bound for point in facts.curve]
-    now = (
-        f"PAR {_number(facts.par)}, bound {_number(facts.bound)}, gap {_number(facts.gap)}"
-        if facts.par is not None
-        else "No load, or no balancer to tell it"
-    )
-    label = f"PAR and its bound over the last {len(par)} seconds. Now: {now}."
-    return (
-        f'<p class="note">{now}. Peak-to-average ratio of the servers\' loads, 1 is even.</p>'
-        f"{curve([('bound', bound), ('par', par)], label, least=1.0)}"
-        '<p class="legend"><span class="par"></span> PAR <span class="bound"></span> least that any '
-        "placement with these slots can have</p>"
-    )
-
-
-def speed(facts: Facts) -> str:
-    """Tokens/s, TTFT and ITL over time."""
-    rates = [point.rates for point in facts.curve]
-    now = facts.rates
-    shown: tuple[tuple[str, str, Sequence[float | None]], ...] = (
+def curves(facts: Facts) -> str:
+    """PAR with its bound, tokens/s, TTFT and ITL over time."""
+    points, now = facts.curve, facts.rates
+    seconds = round(points[-1].at - points[0].at) if points else 0
+    par = f"{_number(facts.par)}, bound {_number(facts.bound)}, gap {_number(facts.gap)}"
+    shown: tuple[tuple[str, str, float, list[tuple[str, list[float | None]]]], ...] = (
+        ("PAR", par, 1.0, [("bound", [p.bound for p in points]), ("par", [p.par for p in points])]),
         (
             "Tokens/s",
             f"{now.tokens_per_s:.1f}",
-            [rate.tokens_per_s for rate in rates],
+            0.0,
+            [("rate", [p.rates.tokens_per_s for p in points])],
         ),
-        ("Time to first token", _milliseconds(now.ttft_s), [rate.ttft_s for rate in rates]),
-        ("Between two tokens", _milliseconds(now.itl_s), [rate.itl_s for rate in rates]),
+        (
+            "Time to first token",
+            _milliseconds(now.ttft_s),
+            0.0,
+            [("rate", [p.rates.ttft_s for p in points])],
+        ),
+        (
+            "Between two tokens",
+            _milliseconds(now.itl_s),
+            0.0,
+            [("rate", [p.rates.itl_s for p in points])],
+        ),
     )
     parts = [
-        f'<figure><figcaption>{name}: <strong data-rate="{i}">{value}</strong></figcaption>'
-        f"{curve([('rate', values)], f'{name} over the last {len(values)} seconds. Now: {value}.')}</figure>"
-        for i, (name, value, values) in enumerate(shown)
+        f"<figure><figcaption>{name}: <strong>{value}</strong></figcaption>"
+        f"{curve(lines, f'{name} over the last {seconds} s. Now: {value}.', least=least)}</figure>"
+        for name, value, least, lines in shown
     ]
     counters = facts.counters
     queue = (
         f"{counters.running:.0f} requests run, {counters.waiting:.0f} wait. " if counters else ""
     )
-    return f'<p class="note">{queue}Means of the last 10 s.</p>{"".join(parts)}'
+    return (
+        f'<p class="note">{queue}PAR: peak-to-average ratio of the servers\' loads, 1 is even; bound '
+        "(dashed): the least that any placement with these slots can have; gap: the one by the other. "
+        f"The others are means of the last 10 s.</p>"
+        f'<div class="figures">{"".join(parts)}</div>'
+    )
 
 
 # -- placement -------------------------------------------------------------------------------------------
@@ -316,8 +316,7 @@ SECTIONS: Mapping[str, Callable[[Facts], str]] = {
     "summary": summary,
     "members": members,
     "load": load,
-    "balance": balance,
-    "speed": speed,
+    "curves": curves,
     "events": events,
     "decisions": decisions,
 }
