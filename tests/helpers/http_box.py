@@ -84,7 +84,11 @@ class Box:
     """A server over a tiny model whose experts can fail, break or be slow."""
 
     def __init__(
-        self, kind: str = "qwen3_moe", limits: ServeLimits = LIMITS, keys: Any = None
+        self,
+        kind: str = "qwen3_moe",
+        limits: ServeLimits = LIMITS,
+        keys: Any = None,
+        dashboard: Any = None,
     ) -> None:
         self.model = tiny_model(kind)
         self.tokenizer = byte_tokenizer()
@@ -104,6 +108,7 @@ class Box:
             healthy=lambda: self.good,
             limits=limits,
             keys=keys,
+            dashboard=dashboard,
         )
         self.server = HttpServer(self.app, "127.0.0.1", 0, limits=limits)
         self.server.start()
