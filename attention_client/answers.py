@@ -63,7 +63,7 @@ def look(
         if answer.header.service_us:
             seconds = answer.header.service_us * 1e-6
             shared.speeds.observe(name, attempt.part.work, seconds, now)
-        return Result(attempt.part, answer.part_RH, attempt)
+        return Result(attempt.part, answer.part_RH, attempt, name)
     status = Status(answer.header.status)
     if status is Status.INVALID_ARGUMENT:
         shared.metrics.outcomes.count(connection, Outcome.REFUSED)

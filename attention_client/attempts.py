@@ -55,11 +55,13 @@ class Result:
         part: What was asked for.
         part_RH: float32 (R, H); without rows once it was released.
         attempt: Whose slot it stands in; None once it has been copied.
+        server_id: Who computed it.
     """
 
     part: Part
     part_RH: npt.NDArray[np.float32]
     attempt: Attempt | None
+    server_id: str
 
     def bank(self) -> bool:
         """Copy the result and free its slot. Says whether what was copied is right."""

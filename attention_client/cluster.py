@@ -28,6 +28,7 @@ from attention_client.messages import LayerInput
 from attention_client.metrics import ClientMetrics
 from attention_client.placements import PlacementSwitch
 from attention_client.tracing import RequestTraces
+from attention_client.witness import Witness
 from eaas.config import HOLD_BACK_S, AttentionClientConfig
 from eaas.errors import ClusterError, ConnectionLostError, EaasError, ExpertsUnavailableError
 from eaas.grpc_client import Backoff
@@ -222,6 +223,11 @@ class Cluster:
             self.metrics.layer_calls.inc()
             self.metrics.pairs.inc(call.pairs)
             self.metrics.layer_call_seconds.observe(time.monotonic() - started)
+
+    @property
+    def witness(self) -> Witness:
+        """Sees who computes what."""
+        return self._dispatcher.witness
 
     def view(self) -> ClusterView:
         """The newest view. Raises ClusterError while there has been no placement."""

@@ -128,6 +128,7 @@ class LayerCall:
                 # Every slot is to be released, whatever the others say.
                 if all([result.release() for result in results]):
                     self._count_nonfinite(out_TH)
+                    self._shared.witness.saw(results)
                     return out_TH
                 # A slot was given to another client while it was read. Rare enough to begin anew.
                 self._results, self._missing_TK = [], self._wanted_TK

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 from transformers import AutoTokenizer
 
 from attention_client.cluster import Cluster
+from attention_client.dashboard import Dashboard
+from attention_client.dashboard.operator import Operator
 from attention_client.loading import load_onto
 from attention_client.metrics import ClientMetrics
 from attention_client.scheduler import strategy
@@ -20,13 +22,17 @@ from attention_client.server_metrics import ServerMetrics
 from attention_client.status import cluster_status, min_replicas
 from attention_client.tracing import RequestTraces
 from eaas.api_keys import ApiKeys
+from eaas.authority import OPERATOR
 from eaas.checkpoint import Checkpoint
 from eaas.config import AttentionClientConfig
 from eaas.cores import usable_cores
 from eaas.errors import NotACheckpointError
+from eaas.facts import FactsReader
+from eaas.facts.counters import COUNTED, Counters, read_counters
 from eaas.grpc_server import host_to_tell, join_host_port
 from eaas.telemetry import Tracing
 from eaas.tls import Identity
+from eaas.types import Member
 
 __all__ = ["run"]
 
@@ -118,6 +124,8 @@ def run(
                 registry=registry,
                 keys=keys,
                 traces=traces,
+                witness=cluster.witness,
+                dashboard=_dashboard(cluster, config, registry, tls, keys),
             )
             server = HttpServer(app, config.host, config.port, listener, limits)
             server.start()
@@ -135,6 +143,31 @@ def run(
         listener.close()
         if tracing is not None:
             tracing.close()
+
+
+def _dashboard(
+    cluster: Cluster,
+    config: AttentionClientConfig,
+    registry: CollectorRegistry,
+    tls: Identity | None,
+    keys: ApiKeys | None,
+) -> Dashboard | None:
+    if not config.dashboard:
+        return None
+
+    def members(timeout_s: float) -> list[Member] | None:
+        found = cluster.session.ask_members(timeout_s)
+        return None if found is None else list(found.values())
+
+    def counters(_timeout_s: float) -> Counters:
+        # The metrics that the monitor is asked for are not among these.
+        return read_counters(generate_latest(registry.restricted_registry(COUNTED)).decode())
+
+    operator = None
+    # Who has a key may use the model; that does not make an operator.
+    if config.operator_page and keys is None:
+        operator = Operator(Identity(tls.directory, OPERATOR) if tls is not None else None)
+    return Dashboard(lambda: FactsReader(members, counters, tls), operator)
 
 
 def _healthy(cluster: Cluster) -> tuple[bool, str]:

@@ -16,6 +16,7 @@ from attention_client.dispatch import DispatchPolicy
 from attention_client.metrics import ClientMetrics
 from attention_client.speeds import Ejections, Speeds
 from attention_client.tracing import RequestTraces
+from attention_client.witness import Witness
 from eaas.types import Placement
 from eaas.wire.slot import WireDtype
 
@@ -75,6 +76,7 @@ class Dispatcher:
         speeds: Of the servers.
         ejections: Of the servers.
         metrics: Counters.
+        witness: Told who computed what.
         clock: Monotonic seconds.
         traces: Of requests; None: there are none.
     """
@@ -87,5 +89,6 @@ class Dispatcher:
     metrics: ClientMetrics
     speeds: Speeds = field(default_factory=Speeds)
     ejections: Ejections = field(default_factory=Ejections)
+    witness: Witness = field(default_factory=Witness)
     clock: Callable[[], float] = time.monotonic
     traces: RequestTraces | None = None

@@ -358,6 +358,13 @@ class AttentionClientConfig(_Section):
         "",
         description="File with the keys that requests may show, one a line; empty: EAAS_API_KEY's, or none.",
     )
+    dashboard: bool = Field(
+        True, description="Show the cluster, and a chat, at the endpoint's / (docs/dashboard.md)."
+    )
+    operator_page: bool = Field(
+        False,
+        description="The page has buttons that kill, stop and start servers, scale and rebalance.",
+    )
     transport: Literal["shm", "grpc", "nixl"] = Field(
         "shm", description="How tokens reach the servers."
     )

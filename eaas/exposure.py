@@ -14,7 +14,7 @@ from eaas.errors import ConfigError
 if TYPE_CHECKING:
     from eaas.tls import Identity
 
-__all__ = ["guarded_keys", "guarded_port", "identity"]
+__all__ = ["guarded_keys", "guarded_port", "identity", "only_here"]
 
 
 def identity(security: SecurityConfig, role: str) -> Identity | None:
@@ -34,7 +34,7 @@ def guarded_port(security: SecurityConfig, role: str, host: str) -> Identity | N
         ConfigError: Other machines could connect and there is no TLS; or `Identity` cannot be made.
     """
     known = identity(security, role)
-    if known is None and not security.insecure and not _only_here(host):
+    if known is None and not security.insecure and not only_here(host):
         raise ConfigError(
             f"--host {host} lets other machines connect, and nothing asks who they are: give --tls DIR "
             "(`eaas certs DIR` makes certificates), or --insecure if the network is yours alone"
@@ -49,7 +49,7 @@ def guarded_keys(security: SecurityConfig, host: str, file: str) -> ApiKeys | No
         ConfigError: Other machines could use the endpoint and there is no key; or `ApiKeys` cannot be made.
     """
     keys = ApiKeys.of(file)
-    if keys is None and not security.insecure and not _only_here(host):
+    if keys is None and not security.insecure and not only_here(host):
         raise ConfigError(
             f"--host {host} lets other machines use the endpoint, and nothing asks who they are: give "
             "--api-key-file FILE or EAAS_API_KEY, or --insecure if the network is yours alone"
@@ -57,7 +57,7 @@ def guarded_keys(security: SecurityConfig, host: str, file: str) -> ApiKeys | No
     return keys
 
 
-def _only_here(host: str) -> bool:
+def only_here(host: str) -> bool:
     """Whether only this machine can connect to what listens there."""
     try:
         found = socket.getaddrinfo(

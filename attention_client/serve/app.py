@@ -14,6 +14,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from transformers.cli.serving.server import build_server
 from transformers.cli.serving.utils import GenerationState
 
+from attention_client.dashboard import Dashboard
+from attention_client.dashboard.talk import Talk
 from attention_client.serve.chat import ChatHandler
 from attention_client.serve.completion import TextHandler
 from attention_client.serve.engine import build_engine
@@ -26,6 +28,7 @@ from attention_client.serve.openapi import openapi_document
 from attention_client.serve.scheduler_metrics import SchedulerMetrics
 from attention_client.serve.service import Service
 from attention_client.tracing import RequestTraces
+from attention_client.witness import Witness
 from eaas.api_keys import ApiKeys
 
 __all__ = ["build_app"]
@@ -47,6 +50,8 @@ def build_app(
     registry: CollectorRegistry | None = None,
     keys: ApiKeys | None = None,
     traces: RequestTraces | None = None,
+    witness: Witness | None = None,
+    dashboard: Dashboard | None = None,
 ) -> FastAPI:
     """The HTTP face of a loaded model. Its engine runs from the application's start to its end.
 
@@ -62,23 +67,26 @@ def build_app(
         registry: What /metrics shows; the application's counters are added to it.
         keys: What requests have to show; None: nothing.
         traces: Told of each request; None: nobody is.
+        witness: Sees which servers compute what; None: there are none to see.
+        dashboard: The page at `/`; None: there is none.
     """
     # transformers warns of each request, and of settings that are meant.
     for noisy in ("ContinuousBatchingLogger", "transformers.generation"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
     metrics = ServeMetrics(registry if registry is not None else CollectorRegistry())
     admission = LiveAdmission(scheduling or Scheduling(), model, SchedulerMetrics(metrics.registry))
-    engine = build_engine(model, limits, admission)
+    engine = build_engine(model, limits, admission, witness or Witness())
     metrics.watch(engine.running, engine.waiting, engine.cache_usage)
     metrics.show_as_vllm(model_name)
     if traces is not None:
         traces.watch(engine.in_batch)
         metrics.traces = traces
     service = Service(model, tokenizer, model_name, aliases, engine, limits, metrics)
+    chat, text = ChatHandler(service), TextHandler(service)
     app: FastAPI = build_server(
         service,
-        ChatHandler(service),
-        completion_handler=TextHandler(service),
+        chat,
+        completion_handler=text,
         response_handler=None,
         transcription_handler=None,
         systemone_handler=None,
@@ -88,9 +96,13 @@ def build_app(
         route for route in app.router.routes if getattr(route, "path", None) in _KEPT_ROUTES
     ]
     _add_routes(app, service, status, healthy)
+    if dashboard is not None:
+        dashboard.serve(model_name, Talk(chat if tokenizer.chat_template else None, text))
+        app.router.routes.append(dashboard)
     install_error_handlers(app)
     app.add_middleware(RequestGuard, limits=limits, metrics=metrics, keys=keys)
     app.state.end_requests = service.shutdown
+    app.state.close_pages = dashboard.close if dashboard is not None else None
     inner = app.router.lifespan_context
 
     @asynccontextmanager

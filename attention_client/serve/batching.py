@@ -19,7 +19,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,11 +32,12 @@ from transformers.generation.continuous_batching.continuous_api import (
 )
 from transformers.generation.continuous_batching.model_runner import infer_max_single_request_tokens
 
-from attention_client.serve.engine import Delivery, Work
+from attention_client.serve.engine import NOBODY, Delivery, Work
 from attention_client.serve.limits import ServeLimits
 from attention_client.serve.live_admission import LiveAdmission
 from attention_client.serve.sampling import BatchSampler
 from attention_client.serve.strategy_scheduler import StrategyScheduler
+from attention_client.witness import SeenServers, Witness
 from eaas.errors import ConfigError, EaasError
 
 __all__ = ["BatchingEngine", "fits_paged_cache"]
@@ -60,16 +61,39 @@ class _Router(OutputRouter):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self._listeners: dict[str, _Listener] = {}
+        # Who wants to know which servers compute its tokens; and those of the step at hand.
+        self._asking: set[str] = set()
+        self._servers: dict[str, Mapping[str, int]] = {}
         self._guard = threading.Lock()
 
-    def listen(self, request_id: str, deliver: Callable[[Delivery], None]) -> None:
+    def listen(self, request_id: str, deliver: Callable[[Delivery], None], servers: bool) -> None:
         with self._guard:
             self._listeners[request_id] = _Listener(deliver)
+            if servers:
+                self._asking.add(request_id)
+
+    @property
+    def asks_for_servers(self) -> bool:
+        return bool(self._asking)
+
+    def note_servers(self, batch: Sequence[Any], seen: SeenServers) -> None:
+        """Who computed the tokens that the next deliveries have (transformers' `FutureRequestState`)."""
+        end = 0
+        for part in batch:
+            end += part.query_length
+            # A step's last token of a request is the one that the next is chosen by.
+            if part.has_new_token and part.state.request_id in self._asking:
+                self._servers[part.state.request_id] = seen.of(end - 1)
 
     def forget(self, request_id: str) -> bool:
         """Whether somebody listened."""
         with self._guard:
-            return self._listeners.pop(request_id, None) is not None
+            return self._pop(request_id) is not None
+
+    def _pop(self, request_id: str) -> _Listener | None:
+        self._asking.discard(request_id)
+        self._servers.pop(request_id, None)
+        return self._listeners.pop(request_id, None)
 
     def deliver(self, output: Any) -> None:
         self.deliver_batch([output])
@@ -84,10 +108,12 @@ class _Router(OutputRouter):  # type: ignore[misc]
                 tokens = output.generated_tokens[listener.seen :]
                 listener.seen += len(tokens)
                 finished = output.is_finished()
+                servers = self._servers.pop(output.request_id, NOBODY)
                 if finished:
-                    del self._listeners[output.request_id]
+                    self._pop(output.request_id)
                 queued_s = output.lifespan[0] - output.created_time
-                calls.append((listener, Delivery(tokens, finished, output.error, queued_s)))
+                delivery = Delivery(tokens, finished, output.error, queued_s, servers)
+                calls.append((listener, delivery))
         self._call(calls)
 
     def fail_and_deliver(self, state: Any, error: Exception) -> None:
@@ -102,7 +128,7 @@ class _Router(OutputRouter):  # type: ignore[misc]
         if not isinstance(error, (EaasError, CBWorkerDeadError)):
             error = CBWorkerDeadError(f"The engine has stopped: {error}")
         with self._guard:
-            failed = [self._listeners.pop(request_id, None) for request_id in request_ids]
+            failed = [self._pop(request_id) for request_id in request_ids]
         delivery = Delivery([], finished=True, error=error)
         self._call([(listener, delivery) for listener in failed if listener is not None])
 
@@ -126,8 +152,10 @@ def _deliver_all(batch: list[tuple[_Listener, Delivery]]) -> None:
 class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
     """The manager with the changes that the module's text names."""
 
-    def __init__(self, model: Any, limits: ServeLimits, admission: LiveAdmission) -> None:
-        self._admission = admission
+    def __init__(
+        self, model: Any, limits: ServeLimits, admission: LiveAdmission, witness: Witness
+    ) -> None:
+        self._admission, self._witness = admission, witness
         super().__init__(
             model=model,
             # Greedy, since the sampler below leaves one token to choose; no end, since each request
@@ -172,8 +200,14 @@ class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
 
     def _generation_step(self) -> None:
         outputs = self.batch_processor.inputs_and_outputs
-        with self._admission.watching(lambda: outputs.requests_in_batch):
+        router = self.output_router
+        with (
+            self._admission.watching(lambda: outputs.requests_in_batch),
+            self._witness.watching(router.asks_for_servers) as seen,
+        ):
             super()._generation_step()
+        if seen is not None:
+            router.note_servers(outputs.requests_in_batch, seen)
 
     def _generation_loop_body(self, batch_processor: Any, bootstrapping: bool) -> bool:
         scheduler = batch_processor.scheduler
@@ -262,10 +296,13 @@ class BatchingEngine:
         model: A transformers causal language model.
         limits: Sizes of cache and batch.
         admission: Says who goes into the batch.
+        witness: Sees which servers compute what.
     """
 
-    def __init__(self, model: Any, limits: ServeLimits, admission: LiveAdmission) -> None:
-        self.manager = _Manager(model, limits, admission)
+    def __init__(
+        self, model: Any, limits: ServeLimits, admission: LiveAdmission, witness: Witness
+    ) -> None:
+        self.manager = _Manager(model, limits, admission, witness)
         self._admission = admission
         self._stopping = threading.Lock()
         self._stopped = False
@@ -290,7 +327,7 @@ class BatchingEngine:
     def submit(self, work: Work, deliver: Callable[[Delivery], None]) -> None:
         """Queues a request. Raises CBWorkerDeadError."""
         router = self.manager.output_router
-        router.listen(work.id, deliver)
+        router.listen(work.id, deliver, work.servers)
         queued = self.manager.add_request(
             work.prompt,
             request_id=work.id,

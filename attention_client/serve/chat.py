@@ -31,6 +31,7 @@ class ChatHandler(Handler, ChatCompletionHandler):  # type: ignore[misc]
 
     request_class = ChatRequest
     id_prefix = "chatcmpl"
+    chunk_object = "chat.completion.chunk"
     prompt_field = "messages"
     default_tokens = 1024
 

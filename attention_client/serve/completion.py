@@ -20,6 +20,7 @@ class TextHandler(Handler, CompletionHandler):  # type: ignore[misc]
 
     request_class = CompletionRequest
     id_prefix = "cmpl"
+    chunk_object = "text_completion"
     prompt_field = "prompt"
     default_tokens = 16  # OpenAI's
 

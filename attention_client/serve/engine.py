@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from attention_client.serve.limits import ServeLimits
 from attention_client.serve.live_admission import LiveAdmission
 from attention_client.serve.sampling import Sampling
+from attention_client.witness import Witness
 
-__all__ = ["Delivery", "Engine", "Work", "build_engine"]
+__all__ = ["NOBODY", "Delivery", "Engine", "Work", "build_engine"]
 
 _LOG = logging.getLogger(__name__)
+
+NOBODY: Mapping[str, int] = MappingProxyType({})
+"""No server is known to have computed anything."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,7 @@ class Work:
         end_tokens: Tokens that end the answer; empty if only max_tokens does.
         sampling: How tokens are chosen.
         min_tokens: Tokens of the answer in whose text no stop string is looked for.
+        servers: Say which servers computed each token.
     """
 
     id: str
@@ -35,6 +41,7 @@ class Work:
     end_tokens: tuple[int, ...]
     sampling: Sampling
     min_tokens: int = 0
+    servers: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,12 +53,15 @@ class Delivery:
         finished: Nothing more comes.
         error: Why the request failed; then finished is true.
         queued_s: How long the request has waited before it ran, in seconds.
+        servers: Pairs of token and expert that each server computed of these tokens; empty where the work
+            does not ask.
     """
 
     tokens: list[int]
     finished: bool = False
     error: Exception | None = None
     queued_s: float = 0.0
+    servers: Mapping[str, int] = field(default_factory=lambda: NOBODY)
 
 
 class Engine(Protocol):
@@ -92,13 +102,16 @@ class Engine(Protocol):
         """Fails what is left and ends the thread, waiting for a running forward pass that long."""
 
 
-def build_engine(model: Any, limits: ServeLimits, admission: LiveAdmission) -> Engine:
+def build_engine(
+    model: Any, limits: ServeLimits, admission: LiveAdmission, witness: Witness
+) -> Engine:
     """Continuous batching where the model's attention fits the paged cache, else one by one.
 
     Args:
         model: A transformers causal language model.
         limits: Sizes of cache and batch.
         admission: Says who goes into the batch; one by one, requests go as they come.
+        witness: Sees which servers compute what.
 
     Raises ConfigError if the cache needs more memory than there is.
     """
@@ -107,7 +120,7 @@ def build_engine(model: Any, limits: ServeLimits, admission: LiveAdmission) -> E
 
     attention = model.config._attn_implementation
     try:
-        engine = BatchingEngine(model, limits, admission)
+        engine = BatchingEngine(model, limits, admission, witness)
     except (ValueError, AttributeError, NotImplementedError) as error:
         # transformers' ways to say that it has no paged form of an attention.
         reason = str(error)
@@ -118,4 +131,4 @@ def build_engine(model: Any, limits: ServeLimits, admission: LiveAdmission) -> E
     model.set_attn_implementation(attention)  # the try may have given it a paged one
     _LOG.warning("%s is served one request at a time: %s", type(model).__name__, reason)
     admission.decline()
-    return SequentialEngine(model)
+    return SequentialEngine(model, witness)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -17,7 +17,7 @@ from attention_client.serve.errors import as_api_error
 from attention_client.serve.metrics import ServeMetrics
 from attention_client.serve.stop import StopStrings
 
-__all__ = ["Call", "Finish", "Generation"]
+__all__ = ["Call", "Finish", "Generation", "Served"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -35,6 +35,17 @@ class Call:
     index: int
     name: str
     arguments: str
+
+
+@dataclass(frozen=True)
+class Served:
+    """Who computed the tokens whose text comes next.
+
+    Attributes:
+        servers: Pairs of token and expert, by server.
+    """
+
+    servers: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -96,7 +107,7 @@ class Generation:
         return self._count
 
     async def pieces(self) -> AsyncIterator[Any]:
-        """The answer: str, ReasoningText (transformers'), Call, and at last one Finish.
+        """The answer: str, ReasoningText (transformers'), Call, Served, and at last one Finish.
 
         The request is queued at the first step and cancelled when the iteration is given up. Raises
         ApiError.
@@ -116,6 +127,8 @@ class Generation:
                 delivery = await queue.get()
                 if delivery.error is not None:
                     raise delivery.error
+                if delivery.servers:
+                    yield Served(delivery.servers)
                 text, finish = self._take(delivery)
                 if finish is not None and not self._stop.matched:
                     text += self._stop.push(self._text.flush(), search=self._may_stop())

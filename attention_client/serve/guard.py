@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
 
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from attention_client.dashboard.mount import is_page_path
 from attention_client.serve.errors import ApiError
 from attention_client.serve.limits import ServeLimits
 from attention_client.serve.metrics import ServeMetrics
@@ -15,6 +19,7 @@ __all__ = ["GENERATION_PATHS", "RequestGuard"]
 
 GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 _NAMED_PATHS = GENERATION_PATHS | {
+    "/",
     "/v1/models",
     "/health",
     "/metrics",
@@ -32,6 +37,26 @@ _UNKNOWN = ApiError(
     "No valid API key: show one of this endpoint's as 'Authorization: Bearer KEY'.",
     code="invalid_api_key",
 )
+
+
+def _ask() -> Response:
+    return PlainTextResponse(
+        "The password is one of this endpoint's API keys; any user name will do.\n",
+        status_code=401,
+        headers={"WWW-Authenticate": 'Basic realm="Expert-as-a-Service", charset="UTF-8"'},
+    )
+
+
+def _as_bearer(header: bytes) -> bytes:
+    """The password of HTTP Basic (RFC 7617) as a bearer token; what is none stays as it is."""
+    kind, _, credentials = header.partition(b" ")
+    if kind.lower() != b"basic":
+        return header
+    try:
+        _, _, password = base64.b64decode(credentials.strip(), validate=True).partition(b":")
+    except binascii.Error:
+        return b""
+    return b"Bearer " + password
 
 
 class _ClientGoneError(Exception):
@@ -75,7 +100,8 @@ class RequestGuard:
 
         try:
             if not self._may(scope):
-                await _UNKNOWN.response()(scope, receive, counted_send)
+                refused = _ask() if is_page_path(scope["path"]) else _UNKNOWN.response()
+                await refused(scope, receive, counted_send)
             elif scope["method"] == "POST" and scope["path"] in GENERATION_PATHS:
                 await self._generation(scope, receive, counted_send)
             else:
@@ -89,7 +115,12 @@ class RequestGuard:
         if self._keys is None or scope["path"] in _OPEN_PATHS:
             return True
         shown = [value for name, value in scope["headers"] if name == b"authorization"]
-        return len(shown) == 1 and self._keys.allow(shown[0])
+        if len(shown) != 1:
+            return False
+        # Browsers ask people for a password. Only the page takes one: what else is in the browser could
+        # have it shown elsewhere, too, unasked.
+        header = _as_bearer(shown[0]) if is_page_path(scope["path"]) else shown[0]
+        return self._keys.allow(header)
 
     async def _generation(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

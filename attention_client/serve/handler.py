@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from attention_client.serve.engine import Work
 from attention_client.serve.errors import ApiError
-from attention_client.serve.generation import Finish, Generation
+from attention_client.serve.generation import Finish, Generation, Served
 from attention_client.serve.requests import GenerationRequest, parse
 from attention_client.serve.sampling import Sampling
 from attention_client.serve.service import Service
@@ -40,6 +40,7 @@ class Handler:
 
     request_class: ClassVar[type[GenerationRequest]]
     id_prefix: ClassVar[str]
+    chunk_object: ClassVar[str]
     prompt_field: ClassVar[str]
     default_tokens: ClassVar[int]
 
@@ -99,6 +100,9 @@ class Handler:
         try:
             async with aclosing(generation.pieces()) as pieces:  # type: ignore[type-var]
                 async for piece in pieces:
+                    if isinstance(piece, Served):
+                        yield self._servers_event(generation.id, piece)
+                        continue
                     counts = running or isinstance(piece, Finish)
                     yield self.event(generation.id, piece, usage_of(generation) if counts else None)
             if total:
@@ -106,6 +110,18 @@ class Handler:
         except ApiError as error:
             yield error.sse()
         yield _DONE
+
+    def _servers_event(self, request_id: str, piece: Served) -> str:
+        """An event without choices; OpenAI's clients pass over what they do not know."""
+        data = {
+            "id": request_id,
+            "object": self.chunk_object,
+            "created": self._service.clock(),
+            "model": self._service.name,
+            "choices": [],
+            "servers": dict(sorted(piece.servers.items())),
+        }
+        return f"data: {json.dumps(data, separators=(',', ':'))}\n\n"
 
     def chunk_to_sse(self, chunk: Any) -> str:
         """transformers' form of an event, with the finish_reason that OpenAI's client asks for."""
@@ -115,7 +131,7 @@ class Handler:
         return f"data: {json.dumps(data, separators=(',', ':'))}\n\n"
 
     def _work(self, request: GenerationRequest, prompt: list[int]) -> Work:
-        service = self._service
+        service, options = self._service, request.stream_options
         room = service.max_model_len - len(prompt)
         budget = request.token_budget
         if budget is None:
@@ -144,6 +160,7 @@ class Handler:
             end_tokens=() if request.ignore_eos else service.end_tokens,
             sampling=self._sampling(request, len(prompt)),
             min_tokens=request.min_tokens or 0,
+            servers=bool(options is not None and options.include_servers),
         )
 
     def _sampling(self, request: GenerationRequest, prompt_length: int) -> Sampling:

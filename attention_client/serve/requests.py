@@ -117,6 +117,8 @@ class StreamOptions(_Model):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None  # vLLM's: with include_usage, in every event
     include_obfuscation: bool | None = None  # has no effect
+    # Beside OpenAI's: before each token's text, which expert servers computed how much of it.
+    include_servers: bool | None = None
 
 
 class GenerationRequest(_Model):

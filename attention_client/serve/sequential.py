@@ -16,8 +16,9 @@ from transformers.cli.serving.utils import (
     _GenerationCancelled,
 )
 
-from attention_client.serve.engine import Delivery, Work
+from attention_client.serve.engine import NOBODY, Delivery, Work
 from attention_client.serve.sampling import SequenceSampler
+from attention_client.witness import SeenServers, Witness
 
 __all__ = ["SequentialEngine"]
 
@@ -33,10 +34,13 @@ class _Job:
         self._submitted = perf_counter()
         self._queued_s = 0.0
         self._prompt_seen = False
+        # Who computes the tokens, if that was asked for.
+        self.seen: SeenServers | None = None
 
     def send(self, tokens: list[int], *, finished: bool, error: Exception | None = None) -> None:
         if not self.cancelled.is_set():
-            delivery = Delivery(tokens, finished, error, self._queued_s)
+            servers = self.seen.take_last() if self.seen is not None else NOBODY
+            delivery = Delivery(tokens, finished, error, self._queued_s, servers)
             self._loop.call_soon_threadsafe(self._deliver, delivery)
 
     def begin(self) -> None:
@@ -58,9 +62,11 @@ class SequentialEngine:
 
     Args:
         model: A transformers causal language model.
+        witness: Sees which servers compute what.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, witness: Witness) -> None:
+        self._witness = witness
         self._model = model.eval()
         self._generate = GenerateManager()  # its thread is a daemon and needs no start
         self._jobs: dict[str, _Job] = {}
@@ -134,13 +140,14 @@ class SequentialEngine:
             pad_token_id=0,
         )
         try:
-            self._model.generate(
-                prompt_1T,
-                attention_mask=torch.ones_like(prompt_1T),
-                generation_config=config,
-                logits_processor=[SequenceSampler(work.sampling)],
-                streamer=job,
-            )
+            with self._witness.watching(work.servers) as job.seen:
+                self._model.generate(
+                    prompt_1T,
+                    attention_mask=torch.ones_like(prompt_1T),
+                    generation_config=config,
+                    logits_processor=[SequenceSampler(work.sampling)],
+                    streamer=job,
+                )
         except _GenerationCancelled:
             pass
         except Exception as error:  # noqa: BLE001 (whoever waits for the request hears of it)

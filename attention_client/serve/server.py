@@ -137,6 +137,9 @@ class _Server(uvicorn.Server):  # type: ignore[misc]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         loop = asyncio.get_running_loop()
+        close_pages = self.config.app.state.close_pages
+        if close_pages is not None:
+            await close_pages()
         end_requests = self.config.app.state.end_requests
         self.config.timeout_graceful_shutdown = math.ceil(self.grace_s + _AFTER_GRACE_S)
         timer = loop.call_later(self.grace_s, loop.run_in_executor, None, end_requests)
@@ -175,6 +178,8 @@ class HttpServer:
                 access_log=False,
                 server_header=False,
                 ws="none",
+                # Whatever else is installed: what is tested is what serves.
+                loop="asyncio",
                 http=protocol,
                 h11_max_incomplete_event_size=limits.max_head_bytes,
                 lifespan="on",

@@ -164,6 +164,12 @@ def attention_client(
     transport: Annotated[str | None, typer.Option(help="shm, grpc or nixl.")] = None,
     threads: Threads = None,
     api_key_file: ApiKeyFile = None,
+    operator_page: Annotated[
+        bool | None,
+        typer.Option(
+            "--operator-page", help="The dashboard has buttons that kill and start servers."
+        ),
+    ] = None,
     tls: Tls = None,
     insecure: Insecure = False,
     config: ConfigFile = None,
@@ -179,6 +185,7 @@ def attention_client(
         "transport": transport,
         "threads": threads,
         "api_key_file": api_key_file,
+        "operator_page": operator_page,
     }
     cluster = load_config(config, security=_security(tls, insecure), attention_client=settings)
     loaded = cluster.attention_client

@@ -98,6 +98,7 @@ def up(
             config=settings,
             config_file=config,
             log_dir=log_dir,
+            operator_page=True,
         )
         started = time.monotonic()
         try:
@@ -140,13 +141,19 @@ def _greet(cluster: LocalCluster) -> None:
     _say(f"""
 kernel:   {_kernels(cluster)}
 endpoint: {cluster.endpoint}/v1
-status:   {shlex.join(status)}
+{_page(cluster)}status:   {shlex.join(status)}
 logs:     {cluster.log_dir or "not kept; --log-dir DIR (make up LOG_DIR=DIR) keeps them"}
 
 {curl} {cluster.endpoint}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}
 
 Try it: kill -9 an expert server's PID while it answers. Ctrl-C ends the cluster.
 """)
+
+
+def _page(cluster: LocalCluster) -> str:
+    if not cluster.config.attention_client.dashboard:
+        return ""
+    return f"page:     {cluster.endpoint}/\n"
 
 
 def _key_file(cluster: LocalCluster) -> Path | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-__all__ = ["Counters", "Rates", "rates", "read_counters"]
+__all__ = ["COUNTED", "Counters", "Rates", "rates", "read_counters"]
 
 _LINE = re.compile(r"(\w+)(?:\{([^}]*)\})? ([^ ]+)")
 _REASON = re.compile(r'reason="([^"]*)"')
@@ -22,6 +22,9 @@ _TOTALS = {
     "eaas_num_requests_waiting": "waiting",
 }
 _FAILOVERS = "eaas_failovers_total"
+
+COUNTED = (*_TOTALS, _FAILOVERS)
+"""The metrics that are read."""
 
 
 @dataclass(frozen=True)

@@ -98,8 +98,9 @@ def _decisions(
 def decision_text(decision: Decision) -> str:
     """What was decided and why, in a line."""
     change = f"PAR {decision.par_now:.2f} to {decision.par_then:.2f}" if decision.par_now else ""
+    moves = f"{decision.transit} replicas move" if decision.transit else "the experts are placed"
     what = {
-        "moves": f"{decision.transit} replicas move",
+        "moves": moves,
         "shares": "other shares, nothing moves",
     }.get(decision.verdict, "nothing changes")
     why = f": {decision.reason}" if decision.reason else ""

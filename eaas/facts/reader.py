@@ -28,8 +28,10 @@ _PLAN_S = 5.0
 _DECISIONS = 20
 # The placement is asked for where somebody applied another one, and so often besides.
 _PLACEMENT_S = 10.0
-# A plan costs the balancer time: it is made so rarely, and never for more than this share of it.
+# A plan costs the balancer time: it is made so rarely, and never for more than this share of it. Where
+# there can be none yet, it is soon asked for again.
 _BOUND_S = 30.0
+_NO_BOUND_S = 3.0
 _BOUND_SHARE = 0.01
 _VERDICTS = {
     pb.VERDICT_NOTHING: "nothing",
@@ -144,9 +146,11 @@ class FactsReader:
         return placement
 
     def _bound(self, stub: Any) -> float | None:
-        begun = time.monotonic()
+        begun, pause_s = time.monotonic(), _NO_BOUND_S
         try:
-            return float(stub.Plan(pb.PlanRequest(), timeout=_PLAN_S).bound)
+            bound = float(stub.Plan(pb.PlanRequest(), timeout=_PLAN_S).bound)
+            pause_s = _BOUND_S
+            return bound
         except grpc.RpcError as error:
             # Nothing was computed yet, or a roll-out goes on; or the plan takes too long to be asked for.
             if error.code() is grpc.StatusCode.UNAVAILABLE:
@@ -155,7 +159,7 @@ class FactsReader:
         finally:
             self._bound_at = time.monotonic()
             took_s = self._bound_at - begun
-            self._bound_pause_s = max(_BOUND_S, took_s / _BOUND_SHARE)
+            self._bound_pause_s = max(pause_s, took_s / _BOUND_SHARE)
 
     # -- the balancer's line ---------------------------------------------------------------------------
 

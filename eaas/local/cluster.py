@@ -15,7 +15,7 @@ from eaas.checkpoint import precheck
 from eaas.config import ClusterConfig
 from eaas.cores import usable_cores
 from eaas.errors import ClusterError, ConfigError, PortInUseError
-from eaas.exposure import guarded_keys, identity
+from eaas.exposure import guarded_keys, identity, only_here
 from eaas.local.interrupt import Interrupt
 from eaas.local.nursery import CLIENT_MODULES, CONTROL_MODULES, SERVER_MODULES, Nursery
 from eaas.local.process import ChildProcess, stop_all, wait_ready
@@ -44,6 +44,7 @@ class LocalCluster:
         config_file: Every other setting, which the children read for themselves.
         log_dir: Where the children's output goes; by default nowhere that lasts.
         attention_client: Start one, with its endpoint; False where the caller is the client itself.
+        operator_page: Its page has buttons that kill and start servers, where only this machine can connect.
         nursery: Forks the processes; left running. By default the cluster has one of its own.
 
     Raises:
@@ -63,6 +64,7 @@ class LocalCluster:
         config_file: Path | None = None,
         log_dir: Path | None = None,
         attention_client: bool = True,
+        operator_page: bool = False,
         nursery: Nursery | None = None,
     ) -> None:
         self.config = config or ClusterConfig()
@@ -79,6 +81,7 @@ class LocalCluster:
             _check_port(client.host, client.port)
             guarded_keys(security, client.host, client.api_key_file)
         self._with_client = attention_client
+        self._operator_page = operator_page and only_here(client.host)
         self._nursery = nursery
         self._owns_nursery = nursery is None
         self.model = model.resolve()
@@ -270,6 +273,7 @@ class LocalCluster:
                 if (keys := client.api_key_file)
                 else ()
             ),
+            *(("--operator-page",) if self._operator_page else ()),
         )
 
 

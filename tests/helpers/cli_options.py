@@ -381,6 +381,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "--transport": None,
         "--threads": None,
         "--api-key-file": None,
+        "--operator-page": None,
         "--tls": None,
         "--insecure": False,
         "--config": None,

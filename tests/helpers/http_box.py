@@ -89,6 +89,7 @@ class Box:
         limits: ServeLimits = LIMITS,
         keys: Any = None,
         traces: Any = None,
+        dashboard: Any = None,
     ) -> None:
         self.model = tiny_model(kind)
         self.tokenizer = byte_tokenizer()
@@ -110,6 +111,7 @@ class Box:
             limits=limits,
             keys=keys,
             traces=traces,
+            dashboard=dashboard,
         )
         self.server = HttpServer(self.app, "127.0.0.1", 0, limits=limits)
         self.server.start()

@@ -22,7 +22,7 @@ def attempt_of(name: int) -> Attempt:
 
 
 def result_of(attempt: Attempt) -> Result:
-    return Result(attempt.part, np.zeros((1, 1), dtype=np.float32), attempt)
+    return Result(attempt.part, np.zeros((1, 1), dtype=np.float32), attempt, "s0")
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])

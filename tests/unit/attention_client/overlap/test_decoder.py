@@ -18,6 +18,7 @@ from attention_client.serve.engine import Delivery, Work, build_engine
 from attention_client.serve.live_admission import LiveAdmission, Scheduling
 from attention_client.serve.sampling import GREEDY
 from attention_client.serve.scheduler_metrics import SchedulerMetrics
+from attention_client.witness import Witness
 from eaas.checkpoint import Checkpoint
 
 ARCHITECTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "deepseek_v3", "gpt_oss")
@@ -141,7 +142,8 @@ def test_continuous_batching(checkpoint: Callable[..., Path]) -> None:
 
 async def engine_answers(model: PreTrainedModel, prompts: list[list[int]]) -> list[list[int]]:
     metrics = SchedulerMetrics(CollectorRegistry())
-    engine = build_engine(model, LIMITS, LiveAdmission(Scheduling(), model, metrics))
+    admission = LiveAdmission(Scheduling(), model, metrics)
+    engine = build_engine(model, LIMITS, admission, Witness())
     engine.start()
     try:
         queues: list[asyncio.Queue[Delivery]] = []

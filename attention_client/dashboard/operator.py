@@ -1,0 +1,119 @@
+"""What the page's buttons do to a cluster of `eaas up`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from pathlib import Path
+
+from eaas.balancer_calls import scale_servers
+from eaas.balancer_client import BalancerClient
+from eaas.errors import ClusterError
+from eaas.facts import Facts
+from eaas.rpc.v1 import balancer_pb2 as pb
+from eaas.tls import Identity
+from eaas.types import Member, MemberState, Role
+
+__all__ = ["Operator", "is_stopped"]
+
+
+class Operator:
+    """Signals to expert servers of this machine, and calls of the balancer. Methods block for some seconds.
+
+    Only processes with this one's own parent are signalled: those that the same launcher has started.
+
+    Args:
+        tls: The operator's certificate; None: plain text.
+    """
+
+    def __init__(self, tls: Identity | None = None) -> None:
+        self._tls = tls
+
+    def kill(self, server: Member) -> str:
+        """End a server at once, as a crash would. Returns what to tell people; so do the others.
+
+        Raises:
+            ClusterError: It is not one of this launcher's, or has ended. So do `stop` and `resume`.
+        """
+        _signal(server, signal.SIGKILL)
+        return f"{server.id} (pid {server.pid}) was killed."
+
+    def stop(self, server: Member) -> str:
+        """Have a server stand still (SIGSTOP)."""
+        _signal(server, signal.SIGSTOP)
+        return f"{server.id} stands still."
+
+    def resume(self, server: Member) -> str:
+        """Have it go on (SIGCONT)."""
+        _signal(server, signal.SIGCONT)
+        return f"{server.id} goes on."
+
+    def scale(self, facts: Facts, servers: int) -> str:
+        """Have the launcher start or end servers until there are so many.
+
+        Raises:
+            ClusterError: The balancer refuses, or cannot be reached. So do the others.
+        """
+        scale_servers(_balancer(facts), servers, self._tls)
+        return f"There are to be {servers} expert servers."
+
+    def start_server(self, facts: Facts) -> str:
+        """One more than live."""
+        return self.scale(facts, len(facts.live(Role.EXPERT_SERVER)) + 1)
+
+    def rebalance(self, facts: Facts) -> str:
+        """Plan now, and roll out what pays."""
+        with BalancerClient(_balancer(facts), self._tls) as client:
+            answer = client.rebalance()
+        plan = answer.plan
+        verdict = {
+            pb.VERDICT_SHARES: "other shares, nothing moves",
+            pb.VERDICT_MOVES: f"{plan.transit} replicas move",
+        }.get(plan.verdict, "nothing changes")
+        change = f"PAR {plan.par_now:.2f} to {plan.par_then:.2f}"
+        return f"{plan.policy}: {verdict}, {change}. {plan.reason}"
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process stands still (SIGSTOP)."""
+    return _status(pid).get("State", "").startswith("T")
+
+
+def _signal(server: Member, number: signal.Signals) -> None:
+    if server.role is not Role.EXPERT_SERVER or server.state is MemberState.DEAD:
+        raise ClusterError(f"{server.id} is no live expert server")
+    if server.host != socket.gethostname():
+        raise ClusterError(f"{server.id} runs on {server.host}: end it there")
+    try:
+        # Named before it is looked at: the number may be another process's a moment later.
+        handle = os.pidfd_open(server.pid)
+    except OSError as error:
+        raise ClusterError(f"{server.id} (pid {server.pid}): {error.strerror}") from error
+    try:
+        if _status(server.pid).get("PPid") != str(os.getppid()):
+            raise ClusterError(
+                f"{server.id} (pid {server.pid}) was started by hand: end it where it was started"
+            )
+        signal.pidfd_send_signal(handle, number)
+    except OSError as error:
+        raise ClusterError(f"{server.id} (pid {server.pid}): {error.strerror}") from error
+    finally:
+        os.close(handle)
+
+
+def _status(pid: int) -> dict[str, str]:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return {}
+    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def _balancer(facts: Facts) -> str:
+    living = facts.live(Role.BALANCER)
+    if not living:
+        raise ClusterError(
+            "no balancer lives in this cluster: start one with `eaas balancer --join`"
+        )
+    return living[0].address

@@ -1,0 +1,135 @@
+"""An endpoint of a tiny model whose dashboard shows a cluster that is not there.
+
+`python dashboard_process.py [KEYS_FILE]` says its URL, then shows what each line of its input names.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from attention_client.dashboard import Dashboard
+from attention_client.dashboard.operator import Operator
+from eaas.api_keys import ApiKeys
+from eaas.facts import Facts
+from eaas.facts.counters import Counters, Rates
+from eaas.facts.model import Decision, Event, Load, MemberFacts, Point, Source
+from eaas.types import Member, MemberState, Placement, Role
+
+_STATES = (MemberState.SERVING, MemberState.JOINING, MemberState.DRAINING, MemberState.SUSPECT)
+
+
+def cluster(servers: int, layers: int, experts: int, seed: int = 0) -> Facts:
+    """All that there is to see of a cluster; another load with each seed."""
+    random = np.random.default_rng(seed)
+    names = tuple(f"expert-server-{i}" for i in range(servers))
+    holds_LSE = np.zeros((layers, servers, experts), np.bool_)
+    for expert, replica in itertools.product(range(experts), range(min(2, servers))):
+        holds_LSE[:, (expert + replica) % servers, expert] = True
+    shares_LSE = (holds_LSE / np.maximum(holds_LSE.sum(axis=1, keepdims=True), 1)).astype(
+        np.float32
+    )
+    tokens_LS = random.integers(50, 150, (layers, servers)).astype(np.float64)
+    now = time.monotonic()
+    members = [MemberFacts(_member("monitor", Role.MONITOR), 0.1, 0.0)]
+    members += [MemberFacts(_member("balancer", Role.BALANCER), 0.3, 0.0)]
+    members += [MemberFacts(_member(name), random.random(), random.random()) for name in names]
+    points = tuple(
+        Point(
+            now - 300 + i, 1.1 + random.random() / 4, 1.05, Rates(random.random() * 90, 0.2, 0.04)
+        )
+        for i in range(300)
+    )
+    return Facts(
+        at=now,
+        sources={name: Source(name) for name in ("monitor", "balancer", "endpoint")},
+        members=tuple(members),
+        placement=Placement(3, names, holds_LSE, shares_LSE),
+        load=Load(
+            names, tokens_LS, np.ones(servers), tokens_LS.max(axis=1) / tokens_LS.mean(axis=1), 120
+        ),
+        min_replicas=2,
+        par=1.2,
+        bound=1.05,
+        counters=Counters(running=2),
+        rates=points[-1].rates,
+        curve=points,
+        events=tuple(Event(now - 5 * i, "rebalance", "balancer", f"moved {i}") for i in range(60)),
+        decisions=tuple(
+            Decision(i, 0, "drift", "eplb", "moves", "it pays", 1.3, 1.1, 1.05, 7, 3, "")
+            for i in range(20, 0, -1)
+        ),
+    )
+
+
+def _member(
+    name: str, role: Role = Role.EXPERT_SERVER, state: MemberState = MemberState.SERVING
+) -> Member:
+    return Member(name, role, 4321, "elsewhere", "10.0.0.1:50051", state, incarnation=1, experts=64)
+
+
+def _silent(name: str) -> Facts:
+    shown = cluster(3, 4, 16)
+    source = Source(name, shown.at - 12, "connection refused")
+    return replace(shown, sources={**shown.sources, name: source})
+
+
+def _members_in_all_states() -> Facts:
+    shown = cluster(5, 4, 16)
+    states = (*_STATES, MemberState.DEAD)
+    servers = [
+        MemberFacts(_member(f"expert-server-{i}", state=state), 0.5)
+        for i, state in enumerate(states)
+    ]
+    return replace(shown, members=(*shown.members[:2], *servers))
+
+
+_EVIL = "<img src=x onerror=\"document.title='broken'\">"
+SCENES: dict[str, Callable[[], Facts]] = {
+    "small": lambda: cluster(3, 4, 16, seed=time.monotonic_ns()),
+    "large": lambda: cluster(64, 60, 256, seed=time.monotonic_ns()),
+    "empty": Facts,
+    "monitor": lambda: _silent("monitor"),
+    "balancer": lambda: _silent("balancer"),
+    "endpoint": lambda: _silent("endpoint"),
+    "states": _members_in_all_states,
+    "uncovered": lambda: replace(cluster(3, 4, 16), uncovered=((0, 1), (3, 7)), min_replicas=0),
+    "evil": lambda: replace(cluster(1, 4, 16), members=(MemberFacts(_member(_EVIL), 0.5),)),
+}
+
+
+class Stage:
+    """Shows the scene that was named last."""
+
+    def __init__(self) -> None:
+        self.scene = "small"
+
+    def look(self) -> Facts:
+        return SCENES[self.scene]()
+
+    def close(self) -> None:
+        """Has nothing to end."""
+
+
+def main() -> None:
+    from http_box import Box
+
+    stage = Stage()
+    keys = ApiKeys(Path(sys.argv[1])) if len(sys.argv) > 1 else None
+    # As in the endpoint's own `main`: who shows a key is no operator.
+    dashboard = Dashboard(lambda: stage, Operator() if keys is None else None)
+    box = Box(keys=keys, dashboard=dashboard)
+    print(box.url, flush=True)
+    for line in sys.stdin:
+        stage.scene = line.strip()
+    box.close()
+
+
+if __name__ == "__main__":
+    main()

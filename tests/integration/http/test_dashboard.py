@@ -1,0 +1,293 @@
+"""The dashboard in a real browser, over clusters that are not there: every state of the page."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from browser import Watched, chromium, open_page
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+
+ROOT = Path(__file__).parents[3]
+KEY = "sk-of-the-dashboard-0123456789"
+
+
+class Theatre:
+    """A process whose page shows the scene that is asked for."""
+
+    def __init__(self, cleanup: ExitStack, *arguments: str) -> None:
+        path = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
+        self.process = subprocess.Popen(
+            [sys.executable, str(ROOT / "tests/helpers/dashboard_process.py"), *arguments],
+            env=os.environ | {"PYTHONPATH": path},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        cleanup.enter_context(self.process)
+        cleanup.callback(self.process.kill)
+        assert self.process.stdout is not None
+        self.url = self.process.stdout.readline().strip()
+
+    def show(self, scene: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{scene}\n")
+        self.process.stdin.flush()
+
+
+@pytest.fixture(scope="module")
+def cleanup() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def browser(cleanup: ExitStack) -> Any:
+    return cleanup.enter_context(chromium())
+
+
+@pytest.fixture(scope="module")
+def theatre(browser: Any, cleanup: ExitStack) -> Theatre:
+    return Theatre(cleanup)
+
+
+@pytest.fixture(scope="module")
+def page(browser: Any, theatre: Theatre, cleanup: ExitStack) -> Watched:
+    return cleanup.enter_context(open_page(browser, theatre.url))
+
+
+@pytest.fixture
+def scene(browser: Any, theatre: Theatre, page: Watched) -> Iterator[Callable[..., Watched]]:
+    """A scene on the page that is open already; on one of its own where that is to be another one."""
+    with ExitStack() as stack:
+
+        def show(name: str, **context: Any) -> Watched:
+            theatre.show(name)
+            if not context:
+                return page
+            return stack.enter_context(open_page(browser, theatre.url, **context))
+
+        yield show
+
+
+def test_members_in_every_state(scene: Callable[..., Watched]) -> None:
+    watched = scene("states")
+    watched.wait_text("members", "DRAINING")
+    rows = watched.part("members").locator("tbody tr")
+    states = {
+        rows.nth(i).locator("th").inner_text(): rows.nth(i).locator(".state").inner_text()
+        for i in range(rows.count())
+    }
+    assert [states[f"expert-server-{i}"] for i in range(5)] == [
+        "SERVING",
+        "JOINING",
+        "DRAINING",
+        "SUSPECT",
+        "DEAD",
+    ]
+    assert "1 of 5 serving" in watched.part("summary").inner_text()
+    # Those that live can be killed.
+    kills = watched.page.get_by_role("button", name=re.compile("^Kill "))
+    assert kills.count() == 4
+
+
+@pytest.mark.parametrize("source", ["monitor", "balancer", "endpoint"])
+def test_who_is_silent_is_told_to_everybody(scene: Callable[..., Watched], source: str) -> None:
+    watched = scene(source)
+    watched.wait_text("alerts", f"{source} unreachable since 12 s (connection refused)")
+    assert watched.page.get_by_role("alert").filter(has_text=source).count() == 1
+    # What it said last is still there.
+    watched.wait_text("members", "expert-server-2")
+
+
+def test_uncovered_experts(scene: Callable[..., Watched]) -> None:
+    watched = scene("uncovered")
+    watched.wait_text("alerts", "2 experts uncovered: no live replica of layer/expert 0/1, 3/7")
+    assert "2 uncovered" in watched.part("summary").inner_text()
+
+
+def test_an_empty_cluster(scene: Callable[..., Watched]) -> None:
+    watched = scene("empty")
+    watched.wait_text("members", "No members are known yet")
+    watched.wait_text("placement", "There is no placement yet")
+    assert watched.part("alerts").inner_text() == ""
+
+
+def test_hostile_names_are_text(scene: Callable[..., Watched]) -> None:
+    watched = scene("evil")
+    watched.wait_text("members", "onerror")
+    assert watched.page.locator('img[src="x"]').count() == 0
+    assert watched.page.title() == "Expert-as-a-Service"
+
+
+def test_a_layer_is_chosen_and_its_placement_shown(scene: Callable[..., Watched]) -> None:
+    watched = scene("small")
+    watched.wait_text("placement", "experts 0 to 15")
+    watched.page.get_by_label("MoE layer").click()
+    watched.page.get_by_role("option", name="3", exact=True).click()
+    watched.page.locator('[data-part="placement"] img[alt^="Layer 3:"]').wait_for()
+    pictures = watched.page.locator("img.map")
+    sizes = pictures.evaluate_all("all => all.map(i => [i.naturalWidth, i.naturalHeight])")
+    assert sizes == [[3, 4], [16, 3]], "servers by layers, experts by servers"
+
+
+def test_a_chat_streams_and_can_be_ended(scene: Callable[..., Watched]) -> None:
+    watched = scene("small")
+    watched.wait_text("members", "SERVING")
+    message = watched.page.get_by_label("Message")
+    message.fill("Hello")
+    message.press("Enter")
+    answer = watched.part("answer")
+    watched.page.wait_for_function(
+        "document.querySelector('[data-part=answer]').innerText.length > 5"
+    )
+    watched.page.get_by_role("button", name="Send").click()  # waits until the answer is over
+    watched.page.get_by_role("button", name="End", exact=True).click()
+    assert "broke off" not in answer.inner_text()
+
+
+def test_everything_comes_from_the_endpoint_and_nothing_complains(
+    scene: Callable[..., Watched], theatre: Theatre
+) -> None:
+    watched = scene("small")
+    watched.wait_text("members", "SERVING")
+    assert watched.hosts == {httpx.URL(theatre.url).netloc.decode()}
+    assert watched.complaints == []
+    headers = httpx.get(theatre.url, timeout=60).headers
+    policy = headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "http" not in policy
+    assert headers["cache-control"] == "no-store"
+
+
+def test_other_paths_are_still_the_endpoints(theatre: Theatre) -> None:
+    for path in ("/nothing", "/v1/nothing", "/_niceguix", "/nicegui"):
+        answer = httpx.get(f"{theatre.url}{path}", timeout=60)
+        assert answer.status_code == 404
+        assert answer.json()["error"]["message"] == "No such URL."
+    assert httpx.get(f"{theatre.url}/v1/models", timeout=60).json()["data"][0]["id"] == "tiny"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_it_fits_and_is_readable(scene: Callable[..., Watched], width: int, scheme: str) -> None:
+    watched = scene("small", viewport={"width": width, "height": 844}, color_scheme=scheme)
+    watched.wait_text("members", "SERVING")
+    page = watched.page
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    # Contrast of text against what is behind it (WCAG: 4.5 for small text).
+    ratios = page.evaluate(_CONTRAST)
+    assert ratios
+    assert min(ratio for _, ratio in ratios) >= 4.5, sorted(ratios, key=lambda r: r[1])[:5]
+
+
+def test_it_is_usable_by_keyboard_and_screen_reader(scene: Callable[..., Watched]) -> None:
+    watched = scene("small")
+    watched.wait_text("members", "SERVING")
+    page = watched.page
+    names = [
+        page.get_by_role("button", name="Start an expert server"),
+        page.get_by_role("button", name="Kill expert-server-1"),
+        page.get_by_role("button", name="Stop expert-server-1"),
+        page.get_by_role("table", name="Members"),
+        page.get_by_role("columnheader", name="Lease age"),
+        page.get_by_role("rowheader", name="expert-server-1").first,
+        page.get_by_role("log", name="Answer"),
+        page.get_by_role("region", name="Load: layers by servers"),
+        page.get_by_role("img", name=re.compile("^Heatmap of 4 MoE layers by 3 expert servers")),
+        page.get_by_role("heading", name="Chat", level=2),
+    ]
+    for found in names:
+        found.wait_for(state="attached")
+    page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
+    page.locator("h1").click()
+    page.keyboard.press("Shift+Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the chat"
+    reached = set()
+    for _ in range(25):
+        page.keyboard.press("Tab")
+        reached.add(
+            page.evaluate(
+                "document.activeElement.ariaLabel || document.activeElement.textContent.trim()"
+            )
+        )
+    assert {"Send", "Rebalance now", "Kill expert-server-2", "Members", "Time line"} <= reached
+    unnamed = page.evaluate(
+        "[...document.querySelectorAll('button, input, select, img')]"
+        ".filter(e => e.offsetParent && !(e.ariaLabel || e.alt || e.labels?.length || e.textContent.trim()))"
+        ".map(e => e.outerHTML)"
+    )
+    assert unnamed == []
+
+
+def test_a_key_is_asked_for_as_a_password_and_gives_no_buttons(
+    browser: Any, cleanup: ExitStack, tmp_path: Path
+) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"{KEY}\n")
+    file.chmod(0o600)
+    theatre = Theatre(cleanup, str(file))
+    for path in ("/", "/favicon.ico", "/_nicegui_ws/socket.io/", "/_nicegui/x"):
+        refused = httpx.get(f"{theatre.url}{path}", timeout=60)
+        assert refused.status_code == 401
+        assert refused.headers["www-authenticate"].startswith("Basic ")
+    for wrong in (("me", "no"), (KEY, "")):
+        assert httpx.get(theatre.url, auth=wrong, timeout=60).status_code == 401
+    # The password opens the page and nothing else.
+    assert httpx.get(f"{theatre.url}/v1/models", auth=("me", KEY), timeout=60).status_code == 401
+    credentials = {"username": "me", "password": KEY}
+    with open_page(browser, theatre.url, http_credentials=credentials) as watched:
+        watched.wait_text("members", "SERVING")
+        assert watched.page.get_by_role("button", name=re.compile("Kill|Scale")).count() == 0
+        assert watched.page.get_by_role("button", name="Send").count() == 1
+
+
+def test_another_hosts_name_gives_no_buttons(browser: Any, theatre: Theatre) -> None:
+    """A page of theirs could press them, if its name led here."""
+    theatre.show("small")
+    port = httpx.URL(theatre.url).port
+    answers = {
+        host: "Kill expert" in httpx.get(theatre.url, headers={"host": host}, timeout=60).text
+        or "Start a server" in httpx.get(theatre.url, headers={"host": host}, timeout=60).text
+        for host in (f"127.0.0.1:{port}", f"localhost:{port}", f"evil.example:{port}")
+    }
+    assert list(answers.values()) == [True, True, False]
+
+
+_CONTRAST = """
+() => {
+  const parse = c => {
+    const n = (c.match(/[\\d.]+/g) || []).map(Number);
+    const scale = c.startsWith('color(') ? 255 : 1;
+    return [...n.slice(0, 3).map(v => v * scale), n[3] ?? 1];
+  };
+  const over = (top, under) => top.slice(0, 3).map((v, i) => v * top[3] + under[i] * (1 - top[3]));
+  const light = c => {
+    const [r, g, b] = c.map(v => v / 255).map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const found = [];
+  const texts = 'h1, h2, p, dt, dd, th, td, .state, .q-btn, figcaption, time, li, strong';
+  for (const e of document.querySelectorAll(texts)) {
+    if (!e.offsetParent || e.closest('.unseen, .disabled') || !e.textContent.trim()) continue;
+    const chain = [];
+    for (let a = e; a; a = a.parentElement) chain.unshift(parse(getComputedStyle(a).backgroundColor));
+    const ground = chain.reduce((under, c) => over(c, under), [255, 255, 255]);
+    const ink = over(parse(getComputedStyle(e).color), ground);
+    const [a, b] = [light(ink), light(ground)].sort((x, y) => y - x);
+    found.push([e.outerHTML.slice(0, 90), (a + 0.05) / (b + 0.05)]);
+  }
+  return found;
+}
+"""

@@ -1,0 +1,76 @@
+"""Buttons reach what the same launcher has started, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from attention_client.dashboard import operator as operator_module
+from attention_client.dashboard.operator import Operator, is_stopped
+from eaas.errors import ClusterError
+from eaas.facts import Facts
+from eaas.types import Member, MemberState, Role
+
+SERVER, HERE = Role.EXPERT_SERVER, socket.gethostname()
+
+
+def member(pid: int, role: Role = SERVER, host: str = HERE) -> Member:
+    return Member("s", role, pid, host, "", MemberState.SERVING)
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"]) as process:
+        yield process
+        process.kill()
+
+
+@pytest.fixture
+def sibling(
+    child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> subprocess.Popen[bytes]:
+    """A process that has the same parent, as far as the operator can tell."""
+    monkeypatch.setattr(operator_module.os, "getppid", os.getpid)
+    return child
+
+
+def test_stop_continue_kill(sibling: subprocess.Popen[bytes]) -> None:
+    operator, server = Operator(), member(sibling.pid)
+    assert "stands still" in operator.stop(server)
+    os.waitid(os.P_PID, sibling.pid, os.WSTOPPED | os.WNOWAIT)
+    assert is_stopped(sibling.pid)
+    operator.resume(server)
+    os.waitid(os.P_PID, sibling.pid, os.WCONTINUED | os.WNOWAIT)
+    assert not is_stopped(sibling.pid)
+    assert "was killed" in operator.kill(server)
+    assert sibling.wait(10) == -signal.SIGKILL
+    with pytest.raises(ClusterError, match="No such process"):
+        operator.kill(server)
+
+
+def test_what_another_has_started_is_left_alone(child: subprocess.Popen[bytes]) -> None:
+    with pytest.raises(ClusterError, match="started by hand"):
+        Operator().kill(member(child.pid))
+    assert child.poll() is None
+
+
+def test_other_roles_and_machines_are_left_alone(sibling: subprocess.Popen[bytes]) -> None:
+    for other, reason in (
+        (member(sibling.pid, Role.MONITOR), "no live expert server"),
+        (member(sibling.pid, host="elsewhere"), "runs on elsewhere"),
+    ):
+        with pytest.raises(ClusterError, match=reason):
+            Operator().kill(other)
+    assert sibling.poll() is None
+
+
+def test_without_a_balancer_the_reason_is_said() -> None:
+    for act in (Operator().start_server, Operator().rebalance):
+        with pytest.raises(ClusterError, match="no balancer lives"):
+            act(Facts())
