@@ -96,6 +96,11 @@ def kill(up: Any, name: str) -> Callable[[], None]:
     return again
 
 
+def all_serve(up: Any) -> bool:
+    servers = [m for m in up.status()["members"] if m["role"] == "expert-server"]
+    return all(m["state"] == "SERVING" and Path(f"/proc/{m['pid']}").exists() for m in servers)
+
+
 def test_kills_fire_and_returns_resolve(up: Any, prometheus: PrometheusBox) -> None:
     def scraped(query: str, wanted: float) -> bool:
         return prometheus.value(query) == wanted
@@ -126,7 +131,7 @@ def test_kills_fire_and_returns_resolve(up: Any, prometheus: PrometheusBox) -> N
     until(lambda: "EaasServerDead" not in prometheus.firing())
 
     # All three: of two, the third would load at once what only they held.
-    until(lambda: scraped("eaas_min_replicas", 2))
+    until(lambda: scraped("eaas_min_replicas", 2) and all_serve(up))
     returns = [kill(up, f"expert-server-{i}") for i in range(3)]
     uncovered = until(lambda: prometheus.firing().get("EaasExpertUncovered"))
     assert uncovered["severity"] == "critical"
