@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ __all__ = ["COMPARED", "ROUND", "Sizes", "compare_recording", "reversed_gaps"]
 COMPARED = ("p50_ms", "throughput_per_s")
 # Which load of a round is the compared one, in even and odd rounds; the engine is fitted to the other.
 ROUND = ((False, True), (True, False))
+# The engine of a round is fitted to loads of so many rounds before and after it, too.
+_NEAR = 1
 
 Document = dict[str, Any]
 
@@ -90,12 +93,14 @@ def compare_recording(
     are_compared = [each for number in range(sizes.rounds) for each in ROUND[number % 2]]
     compared = [load for load, is_it in zip(loads, are_compared, strict=True) if is_it]
     fitted = [load for load, is_it in zip(loads, are_compared, strict=True) if not is_it]
-    fit = fit_engine([step for load in fitted for step in recorded_steps(load)], pace)
     simulated = _Simulated(settings, prices[-1] if prices else cost, sizes, batch_tokens)
-    return [
-        _compare(simulated, load, arrival_s, alone_s, live, fit, pace)
-        for load, live in zip(compared, lives, strict=True)
-    ]
+    steps = [recorded_steps(load) for load in fitted]
+    documents = []
+    for number, (load, live) in enumerate(zip(compared, lives, strict=True)):
+        near = steps[max(0, number - _NEAR) : number + _NEAR + 1]
+        fit = fit_engine(list(itertools.chain.from_iterable(near)), pace)
+        documents.append(_compare(simulated, load, arrival_s, alone_s, live, fit, pace))
+    return documents
 
 
 class _Simulated:
@@ -142,8 +147,8 @@ def _compare(
     steps = recorded_steps(compared)
     own = fit_engine(steps)
     engines = {
-        "error": simulated.engine(fit, pace, begin_s),
-        "error_own_steps": simulated.engine(own, recorded_pace(steps, own), begin_s),
+        "simulated": simulated.engine(fit, pace, begin_s),
+        "simulated_own_steps": simulated.engine(own, recorded_pace(steps, own), begin_s),
     }
     measured = _figures(np.asarray(live.e2e_s), live.seconds)
     itl_ms = 1e3 * np.percentile(live.itl_s, (50, 99))
@@ -156,16 +161,13 @@ def _compare(
         latency_s = simulated.latency_s(arrival_s, predicted, engine)
         latency_s += max(0.0, alone_s - alone_engine_s)
         figures = _figures(latency_s, float((latency_s + arrival_s).max()))
-        if kind == "error":
-            document["simulated"] = figures
-            names = ("fixed_ms", "row_ms", "prompt_token_ms", "request_ms")
-            times_s = (engine.fixed_s, engine.row_s, engine.prompt_s, engine.came_s)
-            usual = float(np.median([pace(step[4]) for step in steps]))
-            document["engine"] = {
-                name: round(1e3 * usual * time_s, 4)
-                for name, time_s in zip(names, times_s, strict=True)
-            }
-        document[kind] = {key: round(figures[key] / measured[key] - 1, 4) for key in COMPARED}
+        document[kind] = figures
+
+    names = ("fixed_ms", "row_ms", "prompt_token_ms", "request_ms")
+    usual = float(np.median([pace(step[4]) for step in steps]))
+    document["engine"] = {
+        name: round(1e3 * usual * time_s, 4) for name, time_s in zip(names, fit, strict=True)
+    }
     return document | {"choices": sum("take" in event for event in compared)}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import statistics
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -76,10 +75,10 @@ def validate(
 
     Returns:
         JSON: for each strategy the live and simulated P50 (ms) and throughput (requests/s) of each round, the
-        median of their errors with its 95 % interval over rounds, and that of a simulation with the compared
-        load's own steps and the pace that they had at each time: what is left if the engine's speed is known.
-        `within`: whether all errors of the first kind are. `live_change`: live figures against those of the
-        first strategy, medians of the rounds' ratios less 1, with intervals.
+        error of their means with its 95 % interval, and that of a simulation with the compared load's own
+        steps and the pace that they had at each time: what is left if the engine's speed is known. `within`:
+        whether all errors of the first kind are. `live_change`: means of live figures against those of the
+        first strategy, with intervals.
 
     Raises:
         EaasError: Something did not start, or a request failed.
@@ -119,7 +118,7 @@ def validate(
             measured.cluster.stop()  # its recording is whole
         rows = [_row(measured, arrival_s, sizes, batch_tokens) for measured in all_measured]
     for row in rows:
-        row["live_change"], row["live_change_ci95"] = _change(row["rounds"], rows[0]["rounds"])
+        row |= _live_change(row["rounds"], rows[0]["rounds"])
     errors = [abs(error) for row in rows for error in row["error"].values()]
     return {
         "model": model.name,
@@ -178,34 +177,34 @@ def _row(
         measured.record, sizes, batch_tokens, arrival_s, measured.alone_s, measured.lives
     )
     row: Document = {"strategy": measured.strategy}
-    for kind in ("error", "error_own_steps"):
-        of_rounds = {key: [each[kind][key] for each in rounds] for key in COMPARED}
-        row[kind], row[f"{kind}_ci95"] = _medians(of_rounds)
+    for kind in ("simulated", "simulated_own_steps"):
+        changes = {
+            key: _change(
+                [each[kind][key] for each in rounds], [each["live"][key] for each in rounds]
+            )
+            for key in COMPARED
+        }
+        name = kind.replace("simulated", "error")
+        row[name] = {key: change for key, (change, _) in changes.items()}
+        row[f"{name}_ci95"] = {key: interval for key, (_, interval) in changes.items()}
     return row | {"rounds": rounds}
 
 
-def _change(
-    rounds: Sequence[Document], base: Sequence[Document]
-) -> tuple[dict[str, float], dict[str, list[float]]]:
-    return _medians(
-        {
-            key: [
-                each["live"][key] / other["live"][key] - 1
-                for each, other in zip(rounds, base, strict=True)
-            ]
-            for key in rounds[0]["live"]
-        }
-    )
+def _live_change(rounds: Sequence[Document], base: Sequence[Document]) -> Document:
+    changes = {
+        key: _change([each["live"][key] for each in rounds], [each["live"][key] for each in base])
+        for key in rounds[0]["live"]
+    }
+    return {
+        "live_change": {key: change for key, (change, _) in changes.items()},
+        "live_change_ci95": {key: interval for key, (_, interval) in changes.items()},
+    }
 
 
-def _medians(
-    of_rounds: dict[str, list[float]],
-) -> tuple[dict[str, float], dict[str, list[float]]]:
-    """Of each its median, and that one's 95 % interval: rounds are drawn again (bootstrap)."""
-    rng = np.random.default_rng(0)
-    medians, intervals = {}, {}
-    for key, values in of_rounds.items():
-        drawn = np.median(rng.choice(values, (_RESAMPLES, len(values))), axis=1)
-        medians[key] = round(statistics.median(values), 4)
-        intervals[key] = [round(float(end), 4) for end in np.percentile(drawn, (2.5, 97.5))]
-    return medians, intervals
+def _change(values: Sequence[float], base: Sequence[float]) -> tuple[float, list[float]]:
+    """Of the rounds' mean against another one, and its 95 % interval: rounds are drawn again (bootstrap)."""
+    value_N, base_N = np.array(values), np.array(base)
+    drawn = np.random.default_rng(0).integers(len(value_N), size=(_RESAMPLES, len(value_N)))
+    ratios = value_N[drawn].mean(axis=1) / base_N[drawn].mean(axis=1) - 1
+    interval = [round(float(end), 4) for end in np.percentile(ratios, (2.5, 97.5))]
+    return round(float(value_N.mean() / base_N.mean() - 1), 4), interval

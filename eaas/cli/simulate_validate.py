@@ -46,7 +46,7 @@ def validate(
             show_default="domains are drawn",
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Compared loads; medians count.")] = 10,
+    rounds: Annotated[int, typer.Option(min=1, help="Compared loads; their means count.")] = 10,
     requests: Annotated[int, typer.Option(min=10, help="Requests of each.")] = 40,
     load: Annotated[
         float, typer.Option(min=0.05, help="Arrivals, as a share of what the cluster can do.")
@@ -159,7 +159,7 @@ def _print(document: dict[str, Any]) -> None:
             )
     Console().print(table)
     for row in document["strategies"]:
-        print(f"{row['strategy']}, medians of {len(row['rounds'])} rounds:")
+        print(f"{row['strategy']}, means of {len(row['rounds'])} rounds:")
         print(f"  {_words(row, 'error')}")
         print(f"  with the engine's pace of the time: {_words(row, 'error_own_steps')}")
     first = document["strategies"][0]["strategy"]

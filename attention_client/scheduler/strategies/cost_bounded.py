@@ -27,8 +27,9 @@ class CostBounded(SelectionStrategy):
     the batches to come (`CostModel.saving`), so that on balance nobody loses, and never more than
     `most_stretch`. The context has the predicted clock of that other schedule (`FcfsClock`), which falls
     behind as cheaper batches save time: under overload, where much is saved, the bound leaves free hand; in
-    calm, where every swap only makes somebody late, it is first come, first served. A request that would
-    break its bound if it were left out once more is taken now, the oldest first.
+    calm, where every swap only makes somebody late, it is first come, first served. While the queue grows by
+    more than chance, the share is of the work that is to be expected yet, at least: that saves as much. A
+    request that would break its bound if it were left out once more is taken now, the oldest first.
 
     Below a full window it is first come, first served too.
 
@@ -52,11 +53,11 @@ class CostBounded(SelectionStrategy):
         oldest = first(min(len(window_WE), batch_size))
         if cost is None or fcfs is None or len(window_WE) <= max(batch_size, context.depth - 1):
             return oldest
-        left_W, wait_W = fcfs.left_W, fcfs.wait_W
+        left_W, spent_W = fcfs.left_W, np.maximum(fcfs.wait_W, fcfs.growing_s)
         # Step 1: left out now, a request is finished with the batch after this one at the earliest. For some
         # that is too late whatever is saved; often for a whole batch of the oldest.
         next_s = 2 * fcfs.usual_s
-        late_W = left_W + self.most_stretch * wait_W < next_s
+        late_W = left_W + self.most_stretch * spent_W < next_s
         if late_W[:batch_size].all():
             return oldest
         # Step 2: for others it depends on what is saved.
@@ -64,7 +65,7 @@ class CostBounded(SelectionStrategy):
         if len(unsure):
             saved = cost.saving(window_WE, context.running_E, batch_size, fcfs.bias)
             stretch = min(max(saved, 0.0), self.most_stretch)
-            late_W[unsure] = left_W[unsure] + stretch * wait_W[unsure] < next_s
+            late_W[unsure] = left_W[unsure] + stretch * spent_W[unsure] < next_s
         # Step 3: those that would be late, the oldest first, and what goes best with them.
         late_W[0] = True
         must = np.flatnonzero(late_W)[:batch_size]

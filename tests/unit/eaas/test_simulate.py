@@ -124,6 +124,12 @@ def test_decisions_are_measured() -> None:
         (("validate", "--strategies", "best"), "'best'"),
         (("validate", "--trace", "gone.csv"), "gone.csv"),
         (("validate", "--window-size", "2"), "--window-size 2"),
+        (("validate", "--prompts", "gone.txt"), "give a --model"),
+        (("validate", "--model", "examples/demo", "--prompts", "gone.txt"), "--prompts gone.txt"),
+        (
+            ("validate", *("--model", "examples/demo"), *("--prompts", "/dev/null")),
+            "/dev/null: 0 tokens",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_and_named(words: tuple[str, ...], named: str) -> None:
