@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -40,13 +41,16 @@ def constant_pace(_now: float) -> float:
 def recorded_steps(events: Iterable[dict[str, Any]]) -> list[Step]:
     """The steps in a recording."""
     steps: list[Step] = []
+    last_s = -math.inf  # of the end of a step, or of those that it had held up
     for event in events:
         if "step" in event:
             steps.append((*event["step"], 0, event["seconds"], event["at"]))
-        elif "add" in event and steps and event["at"] - steps[-1][4] < _AT_ONCE_S:
+            last_s = event["at"]
+        elif "add" in event and event["at"] - last_s < _AT_ONCE_S:
             # The engine sees it when the step ends in which it came.
             rows, tokens, came, seconds, ended_s = steps[-1]
             steps[-1] = (rows, tokens, came + 1, seconds, ended_s)
+            last_s = event["at"]
     return steps
 
 

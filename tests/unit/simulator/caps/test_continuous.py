@@ -154,9 +154,10 @@ def test_steps_of_a_recording() -> None:
         {"at": 0.0, "add": 1},
         {"at": 1.0, "step": [3, 4], "seconds": 0.5},
         {"at": 1.0, "probe": 0.1},
-        {"at": 1.001, "add": 2},
+        {"at": 1.004, "add": 2},
+        {"at": 1.008, "add": 3},  # a little after the one before
         {"at": 1.5, "step": [4, 0], "seconds": 0.49},
-        {"at": 9.0, "add": 3},  # nothing ran
+        {"at": 9.0, "add": 4},  # nothing ran
     ]
-    # The second one came in the first step, and the engine saw it after that.
-    assert recorded_steps(events) == [(3, 4, 1, 0.5, 1.0), (4, 0, 0, 0.49, 1.5)]
+    # The second and the third came in the first step, and the engine saw them after that.
+    assert recorded_steps(events) == [(3, 4, 2, 0.5, 1.0), (4, 0, 0, 0.49, 1.5)]
