@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ __all__ = ["Hub", "Looker"]
 
 _log = get_logger(__name__)
 _LOOK_S = 1.0
+_CLOSE_S = 1.0
 
 
 class Looker(Protocol):
@@ -67,12 +69,15 @@ class Hub:
         return self._layers[layer]
 
     async def close(self) -> None:
-        """Ends what looks."""
+        """Ends what looks. A look that takes long is not waited for: its thread ends it."""
         self._viewers.clear()
         if self._task is not None:
-            await self._task
+            self._task.cancel()
         if self._looker is not None:
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._looker.close)
+            loop = asyncio.get_running_loop()
+            closing = loop.run_in_executor(self._thread, self._looker.close)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(closing), _CLOSE_S)
         self._thread.shutdown(wait=False)
 
     async def _keep_looking(self) -> None:
