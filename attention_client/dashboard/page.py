@@ -14,7 +14,7 @@ from attention_client.dashboard.hub import Hub
 from attention_client.dashboard.operator import Operator, is_stopped
 from attention_client.dashboard.talk import Talk
 from eaas.errors import EaasError
-from eaas.types import Member, Role
+from eaas.types import Member, MemberState, Role
 
 __all__ = ["PageParts", "build_page"]
 
@@ -139,15 +139,22 @@ class _Page:
         self._operated = ()
 
     def _show_servers(self) -> None:
-        live = self._hub.facts.live(Role.EXPERT_SERVER)
-        shown = tuple((m.id, m.pid, is_stopped(m.pid)) for m in live)
+        found = [m.member for m in self._hub.facts.members if m.member.role is Role.EXPERT_SERVER]
+        stopped = [is_stopped(m.pid) for m in found]
+        # One that stands still is DEAD after a while, and can go on.
+        live = [
+            (m, still)
+            for m, still in zip(found, stopped, strict=True)
+            if still or m.state is not MemberState.DEAD
+        ]
+        shown = tuple((m.id, m.pid, still) for m, still in live)
         if shown == self._operated:
             return
         self._operated = shown
         self._rows.clear()
         with self._rows:
-            for member, (_, _, stopped) in zip(live, shown, strict=True):
-                self._server_row(member, stopped)
+            for member, still in live:
+                self._server_row(member, still)
 
     def _server_row(self, member: Member, stopped: bool) -> None:
         operator = self._parts.operator

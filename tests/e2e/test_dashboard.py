@@ -1,0 +1,99 @@
+"""The dashboard of `eaas up` in a real browser, with its buttons: a kill is seen, and a chat goes on."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from browser import PATIENCE_MS, Watched, chromium, open_page
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
+
+LENGTH = "document.querySelector('[data-part=answer]').innerText.length"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as opened:
+        yield opened
+
+
+@pytest.fixture
+def up(browser: Any, checkpoint: Callable[..., Path], start_up: Callable[..., Any]) -> Any:
+    running = start_up(checkpoint("qwen3_moe"))
+    running.wait_serving()
+    return running
+
+
+@pytest.fixture
+def watched(browser: Any, up: Any) -> Iterator[Watched]:
+    url = up.wait_output(r"page: +(http://\S+/)")
+    with open_page(browser, url) as page:
+        page.part("members").locator("tr", has_text="expert-server-2").wait_for()
+        yield page
+
+
+def wait_state(watched: Watched, name: str, state: str) -> None:
+    row = watched.part("members").locator("tr", has_text=name)
+    row.locator(".state", has_text=re.compile(f"^{state}$")).wait_for()
+
+
+def press(watched: Watched, name: str) -> None:
+    watched.page.get_by_role("button", name=name, exact=True).click()
+
+
+def test_a_server_is_killed_by_its_button_and_the_chat_goes_on(watched: Watched) -> None:
+    page = watched.page
+    page.get_by_label("Tokens at most").fill("1500")
+    page.get_by_label("Message").fill("Once upon a time")
+    press(watched, "Send")
+    page.wait_for_function(f"{LENGTH} > 50")
+    assert "expert-server-1" in watched.part("answer-servers").inner_text()
+    press(watched, "Kill expert-server-1")
+    wait_state(watched, "expert-server-1", "DEAD")
+    shown = page.evaluate(LENGTH)
+    page.wait_for_function(f"{LENGTH} > {shown + 50}")
+    # Whoever is dead computes nothing more.
+    last = page.locator('[data-part="answer"] [data-servers]').last.get_attribute("data-servers")
+    assert last
+    assert "expert-server-1" not in last
+    assert "broke off" not in watched.part("answer").inner_text()
+    press(watched, "End")
+    watched.wait_text("events", "expert-server-1 is DEAD")
+    watched.wait_text("operate-said", "was killed")
+    assert "2 of 3 serving" in watched.part("summary").inner_text()
+
+    press(watched, "Start an expert server")
+    wait_state(watched, "expert-server-1", "SERVING")
+    watched.wait_text("events", "expert-server-1 joined (life 2")
+    press(watched, "Rebalance now")
+    watched.part("operate-said").filter(has_text=re.compile("PAR [0-9.]+ to [0-9.]+")).wait_for()
+    watched.wait_text("decisions", "manual")
+
+
+def test_a_server_that_stands_still_is_seen_and_goes_on(watched: Watched) -> None:
+    press(watched, "Stop expert-server-0")
+    # It is SUSPECT for less than a second, which a look may miss, and then DEAD.
+    late = re.compile("expert-server-0 is (late with its heartbeat|DEAD)")
+    watched.part("events").filter(has_text=late).wait_for()
+    press(watched, "Continue expert-server-0")
+    wait_state(watched, "expert-server-0", "SERVING")
+
+
+def test_without_balancer_and_monitor_the_page_says_so_and_the_chat_answers(
+    up: Any, watched: Watched
+) -> None:
+    for name in ("balancer", "monitor"):
+        os.kill(up.member(name)["pid"], signal.SIGKILL)
+        watched.wait_text("alerts", f"{name} unreachable since")
+    watched.part("members").locator("tr", has_text="expert-server-2").wait_for()
+    watched.page.get_by_label("Tokens at most").fill("20")
+    press(watched, "Send")
+    watched.page.wait_for_function(f"{LENGTH} > 5", timeout=PATIENCE_MS)
+    assert "broke off" not in watched.part("answer").inner_text()
