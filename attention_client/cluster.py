@@ -103,6 +103,7 @@ class Cluster:
         self._counting = threading.Lock()
         self._in_flight = 0
         self._finished = 0
+        self.witness = Witness()
         self._dispatcher = Dispatcher(
             replicas=self,
             policy=dispatch_policy(config.dispatch),
@@ -110,6 +111,7 @@ class Cluster:
             attempt_timeout_s=config.attempt_timeout_s,
             hedges=HedgeBudget(config.hedge_share),
             metrics=metrics,
+            witness=self.witness,
             traces=traces,
         )
         self._closed = threading.Event()
@@ -223,11 +225,6 @@ class Cluster:
             self.metrics.layer_calls.inc()
             self.metrics.pairs.inc(call.pairs)
             self.metrics.layer_call_seconds.observe(time.monotonic() - started)
-
-    @property
-    def witness(self) -> Witness:
-        """Sees who computes what."""
-        return self._dispatcher.witness
 
     def view(self) -> ClusterView:
         """The newest view. Raises ClusterError while there has been no placement."""

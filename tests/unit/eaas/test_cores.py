@@ -32,7 +32,7 @@ def test_a_cluster_shares_them_among_its_servers(
     monkeypatch.setattr(cluster, "precheck", lambda _model: None)
     commands: list[list[str]] = []
 
-    def child(_name: str, arguments: list[str], _log_dir: object, **_: object) -> Any:
+    def child(_name: str, arguments: list[str], *_: object, **__: object) -> Any:
         commands.append(arguments)
         return SimpleNamespace(pid=1)
 
