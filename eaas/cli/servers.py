@@ -44,13 +44,13 @@ def scale(
     before = len(_servers(document))
     scale_servers(balancer_address(document), servers, operator(tls))
 
-    def has_so_many(document: dict[str, Any]) -> bool:
-        members = _servers(document)
+    def has_so_many(now: dict[str, Any]) -> bool:
+        members = _servers(now)
         # One that serves may hold nothing: there are more servers than replicas.
         return len(members) == servers and all(m["state"] == "SERVING" for m in members)
 
     otherwise = f"there are not {servers} servers"
-    _wait(endpoint, key_file, has_so_many, otherwise, 1 + abs(servers - before))
+    _wait(document, endpoint, key_file, has_so_many, otherwise, 1 + abs(servers - before))
 
 
 def drain(
@@ -62,12 +62,13 @@ def drain(
     """Have an expert server leave: others take its experts over, then it ends; requests go on."""
     from eaas.balancer_calls import drain_server
 
-    drain_server(balancer_address(fetch_status(endpoint, key_file)), server, operator(tls))
+    document = fetch_status(endpoint, key_file)
+    drain_server(balancer_address(document), server, operator(tls))
 
-    def has_left(document: dict[str, Any]) -> bool:
-        return server not in {m["id"] for m in _servers(document)}
+    def has_left(now: dict[str, Any]) -> bool:
+        return server not in {m["id"] for m in _servers(now)}
 
-    _wait(endpoint, key_file, has_left, f"{server} has not left", 1)
+    _wait(document, endpoint, key_file, has_left, f"{server} has not left", 1)
 
 
 def _servers(document: dict[str, Any]) -> list[dict[str, Any]]:
@@ -95,15 +96,16 @@ def operator(directory: Path | None) -> Identity | None:
 
 
 def _wait(
+    before: dict[str, Any],
     endpoint: str,
     key_file: Path | None,
     is_done: Callable[[dict[str, Any]], bool],
     otherwise: str,
     servers: int,
 ) -> None:
-    """Print what members come to until it is done."""
+    """Print what members come to until it is done; `before`: the status before anything was asked for."""
     deadline = time.monotonic() + servers * _SERVER_S
-    told: dict[str, str] = {}
+    told: dict[str, str] = {m["id"]: m["state"] for m in before["members"]}
     heard_at = time.monotonic()
     while True:
         try:

@@ -236,6 +236,7 @@ def with_more(now: Placement, each: int) -> Placement:
     return Placement(0, now.servers, holds_LSE, shares_LSE.astype(np.float32))
 
 
+@pytest.mark.alone
 def test_calls_are_as_fast_while_placements_are_rolled_out(start: Callable[..., Any]) -> None:
     """Roll-outs and equal times of rest take turns, so that a machine that is busy is so for both.
 

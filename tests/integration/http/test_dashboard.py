@@ -136,9 +136,11 @@ def test_a_layer_is_chosen_and_its_placement_shown(scene: Callable[..., Watched]
     watched.page.get_by_label("MoE layer").click()
     watched.page.get_by_role("option", name="3", exact=True).click()
     watched.page.locator('[data-part="placement"] img[alt^="Layer 3:"]').wait_for()
-    pictures = watched.page.locator("img.map")
-    sizes = pictures.evaluate_all("all => all.map(i => [i.naturalWidth, i.naturalHeight])")
-    assert sizes == [[3, 4], [16, 3]], "servers by layers, experts by servers"
+    # Servers by layers, experts by servers. A picture is decoded after its text is there.
+    watched.page.wait_for_function(
+        """() => JSON.stringify([...document.querySelectorAll("img.map")].map(
+            i => [i.naturalWidth, i.naturalHeight])) === "[[3,4],[16,3]]" """
+    )
 
 
 def test_a_chat_streams_and_can_be_ended(scene: Callable[..., Watched]) -> None:
