@@ -45,16 +45,19 @@ def test_one_viewer_costs_less_than_three_hundredths_of_a_core(
 ) -> None:
     cluster = start_cluster(checkpoint("qwen3_moe"))
     pids = [cluster.children[name].pid for name in ASKED]
-    with open_page(browser, cluster.endpoint) as watched:
-        watched.wait_text("members", "SERVING")
+    time.sleep(SETTLE_S)
+    # The same work takes longer beside a busy neighbour, so each watch has one without a viewer beside it.
+    seen: list[tuple[float, float]] = []
+    while len(seen) < WATCHES and all(viewed - idle >= MOST for idle, viewed in seen):
+        idle = used(pids)
+        with open_page(browser, cluster.endpoint) as watched:
+            watched.wait_text("members", "SERVING")
+            time.sleep(SETTLE_S)
+            viewed = used(pids)
         time.sleep(SETTLE_S)
-        # The same work takes longer beside a busy neighbour: what it itself needs is the least.
-        seen: list[float] = []
-        while len(seen) < WATCHES and all(cores >= MOST for cores in seen):
-            seen.append(used(pids))
-    # All that they use, also what they would without a viewer.
-    assert min(seen) < MOST, seen
-    print(f"cores with one viewer: {min(seen):.4f}")
+        seen.append((idle, viewed))
+    print(f"cores without a viewer and with one: {seen}")
+    assert min(viewed - idle for idle, viewed in seen) < MOST
 
 
 def drawn(watched: Watched) -> str:
