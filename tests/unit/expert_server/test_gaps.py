@@ -23,7 +23,7 @@ class World:
         self.busy = busy
         self.now = 0.0
         self.worked = 0.0
-        self.gaps = Gaps(self, lambda: self.now, lambda: self.worked)
+        self.gaps = Gaps(self, lambda: self.now, lambda: self.worked, self.sleep)
 
     @property
     def is_busy(self) -> bool:
@@ -32,6 +32,9 @@ class World:
     def wait_idle(self, timeout_s: float) -> None:
         ends = [end for begin, end in self.busy if begin <= self.now < end]
         self.now = min(self.now + timeout_s, *ends)
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
 
     def pieces(self, seconds: list[float]) -> list[tuple[float, float]]:
         """Works on pieces that take so long; says when each began and ended."""
@@ -87,11 +90,16 @@ def test_where_there_is_no_work_nothing_is_waited(seconds: list[float]) -> None:
 
 
 def test_a_gap_ends_the_rest() -> None:
+    """But for as much of it as was worked, where the server serves."""
     turns = Turns()
-    turns.worked(0.001, 5.0)
-    assert not turns.may_begin(is_busy=True, now=5.009)
-    assert turns.may_begin(is_busy=False, now=5.0)
-    assert turns.may_begin(is_busy=True, now=5.0101)
+    turns.worked(0.25, 5.0)
+    assert turns.rest_s(is_busy=False, now=5.0) == 0
+    assert turns.rest_s(is_busy=True, now=5.0) == 2.5
+    assert turns.rest_s(is_busy=False, now=5.125) == 0.125
+    assert turns.rest_s(is_busy=False, now=5.25) == 0
+    assert turns.rest_s(is_busy=True, now=7.5) == 0
+    turns.worked(0.25, 8.0)
+    assert turns.rest_s(is_busy=False, now=8.0) == 0, "nothing was served for half a second"
 
 
 def test_time_at_a_disk_needs_no_rest() -> None:
