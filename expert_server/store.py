@@ -100,7 +100,7 @@ class ExpertStore:
 
     def _load(self, wanted: Mapping[int, Collection[int]], is_given_up: Callable[[], bool]) -> int:
         before = trimmed = self.bytes
-        pause = Gaps(self._batches).wait if self._batches else at_once
+        pause = Gaps(self._batches).wait if self._batches is not None else at_once
         pace = Pace(self._bytes_per_s) if self._bytes_per_s and self.count else None
         try:
             for layer in wanted:

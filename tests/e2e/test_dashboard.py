@@ -77,6 +77,15 @@ def test_a_server_is_killed_by_its_button_and_the_chat_goes_on(watched: Watched)
     watched.wait_text("decisions", "manual")
 
 
+def test_scaled_by_the_button(up: Any, watched: Watched) -> None:
+    watched.page.get_by_label("Servers", exact=True).fill("5")
+    press(watched, "Scale to that number of servers")
+    watched.wait_text("operate-said", "There are to be 5 expert servers")
+    for name in ("expert-server-3", "expert-server-4"):
+        wait_state(watched, name, "SERVING")
+    assert up.member("expert-server-4")["state"] == "SERVING"
+
+
 def test_a_server_that_stands_still_is_seen_and_goes_on(watched: Watched) -> None:
     press(watched, "Stop expert-server-0")
     # It is SUSPECT for less than a second, which a look may miss, and then DEAD.
