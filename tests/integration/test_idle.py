@@ -39,11 +39,15 @@ def test_idle_cpu(
     cluster = start_cluster(checkpoint("qwen3_moe"))
     assert len(cluster.children) == 6
     time.sleep(SETTLE_S)
-    # The same work takes longer beside a busy neighbour: what the cluster itself needs is the least.
+    # The same work takes longer beside a busy neighbour, now for one process and now for another: what
+    # each needs is its least.
     watched: list[dict[str, float]] = []
-    while len(watched) < WATCHES and all(sum(used.values()) >= MOST for used in watched):
+    least: dict[str, float] = {}
+    while len(watched) < WATCHES and (not least or sum(least.values()) >= MOST):
         watched.append(watch(cluster))
-    assert min(sum(used.values()) for used in watched) < MOST, watched
+        least = {name: min(used[name] for used in watched) for name in cluster.children}
+    print(f"cores of an idle cluster: {sum(least.values()):.4f}, {least}")
+    assert sum(least.values()) < MOST, watched
     # Nobody's lease has lapsed meanwhile.
     members = fetch_status(cluster.endpoint)["members"]
     assert {m["id"]: (m["state"], m["incarnation"]) for m in members} == {
