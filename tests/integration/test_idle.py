@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.alone, pytest.mark.timeout(12
 
 SETTLE_S = 3.0
 WATCH_S = 5.0
-WATCHES = 12
+WATCHES = 6
 MOST = 0.03  # of one core, all processes together
 
 
@@ -39,15 +39,11 @@ def test_idle_cpu(
     cluster = start_cluster(checkpoint("qwen3_moe"))
     assert len(cluster.children) == 6
     time.sleep(SETTLE_S)
-    # The same work takes longer beside a busy neighbour, now for one process and now for another: what
-    # each needs is its least.
+    # The same work takes longer beside a busy neighbour: what the cluster itself needs is the least.
     watched: list[dict[str, float]] = []
-    least: dict[str, float] = {}
-    while len(watched) < WATCHES and (not least or sum(least.values()) >= MOST):
+    while len(watched) < WATCHES and all(sum(used.values()) >= MOST for used in watched):
         watched.append(watch(cluster))
-        least = {name: min(used[name] for used in watched) for name in cluster.children}
-    print(f"cores of an idle cluster: {sum(least.values()):.4f}, {least}")
-    assert sum(least.values()) < MOST, watched
+    assert min(sum(used.values()) for used in watched) < MOST, watched
     # Nobody's lease has lapsed meanwhile.
     members = fetch_status(cluster.endpoint)["members"]
     assert {m["id"]: (m["state"], m["incarnation"]) for m in members} == {
