@@ -6,20 +6,18 @@ For services whose streams mostly wait; what a handler does in between holds up 
 from __future__ import annotations
 
 import asyncio
-import functools
-import threading
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from eaas.grpc_loop import run_on_loop
 from eaas.grpc_server import add_port, server_options
 
 __all__ = ["RunningAioServer", "serve_aio"]
 
-_T = TypeVar("_T")
 # Beyond the grace that a stop gives: the loop has much to do when thousands of streams end.
 _PATIENCE_S = 10.0
 
@@ -46,7 +44,7 @@ class RunningAioServer:
 
     def set_serving(self, serving: bool) -> None:
         """What the health service answers, for the whole server ("") and for the service."""
-        _wait(self._set_serving(serving), _PATIENCE_S)
+        run_on_loop(self._set_serving(serving), _PATIENCE_S)
 
     async def _set_serving(self, serving: bool) -> None:
         status = health_pb2.HealthCheckResponse
@@ -55,7 +53,7 @@ class RunningAioServer:
 
     def stop(self, grace_s: float) -> None:
         """Takes no new calls, gives running ones `grace_s` seconds, then cancels them. Blocks."""
-        _wait(self._stop(grace_s), grace_s + _PATIENCE_S)
+        run_on_loop(self._stop(grace_s), grace_s + _PATIENCE_S)
 
     async def _stop(self, grace_s: float) -> None:
         await self._health.enter_graceful_shutdown()
@@ -112,20 +110,4 @@ def serve_aio(
         await running._set_serving(False)
         return running
 
-    return _wait(start(), _PATIENCE_S)
-
-
-def _wait(coroutine: Coroutine[Any, Any, _T], timeout_s: float | None) -> _T:
-    return asyncio.run_coroutine_threadsafe(coroutine, _loop()).result(timeout_s)
-
-
-@functools.cache
-def _loop() -> asyncio.AbstractEventLoop:
-    """The process's loop for gRPC.
-
-    One, made when it is first needed and never closed: whatever loops there are, grpc.aio has one queue of
-    events for all of them, and tells the wrong ones, too.
-    """
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="grpc-loop", daemon=True).start()
-    return loop
+    return run_on_loop(start(), _PATIENCE_S)

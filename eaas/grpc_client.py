@@ -24,6 +24,7 @@ __all__ = [
     "UNARY_TIMEOUT_S",
     "Backoff",
     "channel",
+    "channel_options",
     "leave",
     "responses",
 ]
@@ -58,11 +59,11 @@ _OPTIONS = (
     # By default a channel waits up to two minutes before it tries a returned peer again.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    # Response streams wait in C instead of waking Python ten times a second.
-    ("SingleThreadedUnaryStream", 1),
     # Time that one attempt to connect may take, whatever its name says.
     ("grpc.min_reconnect_backoff_ms", 2_000),
 )
+# Response streams wait in C instead of waking Python ten times a second.
+_BLOCKING_OPTIONS = (("SingleThreadedUnaryStream", 1),)
 
 
 class _CallDetails(NamedTuple):
@@ -107,14 +108,21 @@ def channel(
         tls: Who calls; None: plain text.
         timeout_s: Deadline of a unary call that states none.
     """
+    options = (*channel_options(peer, tls), *_BLOCKING_OPTIONS)
     if tls is None:
-        line = grpc.insecure_channel(address, options=_OPTIONS)
+        line = grpc.insecure_channel(address, options=options)
     else:
-        assert peer is not None
-        # Whoever is at the address: only a certificate of that role is taken.
-        name = ("grpc.ssl_target_name_override", server_name(peer))
-        line = grpc.secure_channel(address, tls.channel_credentials(), options=(*_OPTIONS, name))
+        line = grpc.secure_channel(address, tls.channel_credentials(), options=options)
     return grpc.intercept_channel(line, _Deadline(timeout_s))
+
+
+def channel_options(peer: str | None, tls: Identity | None) -> tuple[tuple[str, Any], ...]:
+    """What every channel is set to (arguments: `channel`)."""
+    if tls is None:
+        return _OPTIONS
+    assert peer is not None
+    # Whoever is at the address: only a certificate of that role is taken.
+    return (*_OPTIONS, ("grpc.ssl_target_name_override", server_name(peer)))
 
 
 def leave(call: Any) -> None:

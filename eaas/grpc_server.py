@@ -52,7 +52,8 @@ _OPTIONS = (
     ("grpc.http2.bdp_probe", 0),
     # A stream of a peer that vanished must not hold its worker thread for ever.
     ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
+    # A client that has no call at the moment looks at its sockets each 5 s only.
+    ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     # Our clients ping each 10 s; the default tolerance (5 minutes) would cut them off.
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),

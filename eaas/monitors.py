@@ -9,7 +9,8 @@ from typing import Any
 import grpc
 
 from eaas.errors import ClusterError
-from eaas.grpc_client import Backoff, channel, leave
+from eaas.grpc_client import Backoff
+from eaas.grpc_quiet import QuietChannel
 from eaas.rpc.v1 import monitor_pb2, monitor_pb2_grpc
 from eaas.tls import Identity
 from eaas.types import Member, Role
@@ -46,7 +47,7 @@ class MonitorLine:
 
     def _connect(self) -> None:
         self._shown = self._tls.version if self._tls else 0
-        self._channel = channel(self.address, Role.MONITOR.value, self._tls)
+        self._channel = QuietChannel(self.address, Role.MONITOR.value, self._tls)
         self.stub: Any = monitor_pb2_grpc.MonitorServiceStub(self._channel)
 
     def renew(self) -> None:
@@ -72,7 +73,7 @@ class MonitorLine:
                 if response.WhichOneof("kind") == "snapshot":
                     return [Member.from_proto(message) for message in response.snapshot.members]
         finally:
-            leave(call)
+            call.cancel()
         return None
 
     def close(self) -> None:

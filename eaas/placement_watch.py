@@ -8,7 +8,8 @@ from typing import Any
 
 import grpc
 
-from eaas.grpc_client import STREAM_SILENCE_S, Backoff, channel, responses
+from eaas.grpc_client import STREAM_SILENCE_S, Backoff, responses
+from eaas.grpc_quiet import QuietChannel
 from eaas.log import get_logger
 from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.rpc.v1 import balancer_pb2_grpc
@@ -71,7 +72,7 @@ class PlacementWatch:
             if address is None:
                 self._closed.wait(_LOOK_AGAIN_S)
                 continue
-            with channel(address, Role.BALANCER.value, self._tls) as line:
+            with QuietChannel(address, Role.BALANCER.value, self._tls) as line:
                 try:
                     self._watch(balancer_pb2_grpc.BalancerServiceStub(line), backoff)
                 except (grpc.RpcError, TimeoutError) as error:

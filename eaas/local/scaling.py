@@ -11,7 +11,8 @@ import grpc
 
 from eaas.balancer_calls import drain_server
 from eaas.errors import ClusterError, EaasError
-from eaas.grpc_client import STREAM_SILENCE_S, Backoff, channel, responses
+from eaas.grpc_client import STREAM_SILENCE_S, Backoff, responses
+from eaas.grpc_quiet import QuietChannel
 from eaas.local.process import stop_all
 from eaas.log import get_logger
 from eaas.rpc.v1 import balancer_pb2, balancer_pb2_grpc
@@ -67,7 +68,7 @@ class ScaleWatch:
         while not self._closed.is_set():
             address = self._balancer_address()
             if address is not None:
-                with channel(address, Role.BALANCER.value, self._tls) as line:
+                with QuietChannel(address, Role.BALANCER.value, self._tls) as line:
                     try:
                         self._watch(balancer_pb2_grpc.BalancerServiceStub(line), backoff)
                     except (grpc.RpcError, TimeoutError) as error:

@@ -17,10 +17,14 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from eaas.errors import ConfigError, PortInUseError
 from eaas.grpc_client import Backoff, channel, leave, responses
+from eaas.grpc_quiet import QuietChannel
 from eaas.grpc_server import RunningServer, Service, join_host_port, serve
 from eaas.rpc.v1 import balancer_pb2, balancer_pb2_grpc
 
 NAME = "eaas.rpc.v1.BalancerService"
+
+each_channel = pytest.mark.parametrize("connect", [channel, QuietChannel])
+Connect = Callable[..., Any]
 
 
 class Answers(balancer_pb2_grpc.BalancerServiceServicer):
@@ -164,15 +168,24 @@ def test_a_full_server_refuses_at_once() -> None:
     running.stop(0)
 
 
-def test_unary_calls_have_a_deadline(server: RunningServer, answers: Answers) -> None:
-    with channel(server.address, timeout_s=7.0) as line:
+@each_channel
+def test_unary_calls_have_a_deadline(
+    connect: Connect, server: RunningServer, answers: Answers
+) -> None:
+    with connect(server.address, timeout_s=7.0) as line:
         stub = balancer_pb2_grpc.BalancerServiceStub(line)
         stub.GetPlacement(balancer_pb2.GetPlacementRequest())
         assert answers.time_left is not None
         assert 5.0 < answers.time_left < 8.0
         stub.GetPlacement(balancer_pb2.GetPlacementRequest(), timeout=100.0)
         assert 90.0 < answers.time_left < 110.0
+
+
+def test_futures_have_a_deadline(server: RunningServer, answers: Answers) -> None:
+    with channel(server.address, timeout_s=7.0) as line:
+        stub = balancer_pb2_grpc.BalancerServiceStub(line)
         stub.GetPlacement.future(balancer_pb2.GetPlacementRequest()).result()
+        assert answers.time_left is not None
         assert 5.0 < answers.time_left < 8.0
 
 
@@ -184,18 +197,22 @@ def test_no_proxy_is_asked(server: RunningServer, monkeypatch: pytest.MonkeyPatc
         assert health_of(line, NAME) == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-def watch(line: grpc.Channel, known_epoch: int = 0) -> Any:
+def watch(line: Any, known_epoch: int = 0) -> Any:
     stub = balancer_pb2_grpc.BalancerServiceStub(line)
     return stub.WatchPlacement(balancer_pb2.WatchPlacementRequest(known_epoch=known_epoch))
 
 
-def test_responses_end_with_the_stream(server: RunningServer) -> None:
-    with channel(server.address) as line:
+@each_channel
+def test_responses_end_with_the_stream(connect: Connect, server: RunningServer) -> None:
+    with connect(server.address) as line:
         assert [r.epoch for r in responses(watch(line, known_epoch=99))] == [1, 2]
 
 
-def test_a_silent_stream_is_cancelled(server: RunningServer, answers: Answers) -> None:
-    with channel(server.address) as line:
+@each_channel
+def test_a_silent_stream_is_cancelled(
+    connect: Connect, server: RunningServer, answers: Answers
+) -> None:
+    with connect(server.address) as line:
         stream = responses(watch(line), silence_s=0.3)
         assert [next(stream).epoch, next(stream).epoch] == [1, 2]
         with pytest.raises(TimeoutError, match=r"nothing heard for 0\.3 s"):
@@ -203,37 +220,41 @@ def test_a_silent_stream_is_cancelled(server: RunningServer, answers: Answers) -
         assert answers.over.wait(5)
 
 
-def test_a_reader_that_leaves_ends_the_stream(server: RunningServer, answers: Answers) -> None:
-    with channel(server.address) as line:
+@each_channel
+def test_a_reader_that_leaves_ends_the_stream(
+    connect: Connect, server: RunningServer, answers: Answers
+) -> None:
+    with connect(server.address) as line:
         stream = responses(watch(line))
         assert next(stream).epoch == 1
         stream.close()
         assert answers.over.wait(5)
 
 
-def left_in_the_middle(line: grpc.Channel) -> None:
+def left_in_the_middle(line: Any) -> None:
     call = watch(line)
     assert next(call).epoch == 1
     leave(call)
 
 
-def left_unread(line: grpc.Channel) -> None:
+def left_unread(line: Any) -> None:
     leave(watch(line))
 
 
-def left_by_its_reader(line: grpc.Channel) -> None:
+def left_by_its_reader(line: Any) -> None:
     stream = responses(watch(line))
     assert next(stream).epoch == 1
     stream.close()
 
 
+@each_channel
 @pytest.mark.parametrize("left", [left_in_the_middle, left_unread, left_by_its_reader])
 def test_a_stream_that_was_left_is_not_kept(
-    server: RunningServer, left: Callable[[grpc.Channel], None]
+    connect: Connect, server: RunningServer, left: Callable[[Any], None]
 ) -> None:
     process, streams = psutil.Process(), 300
 
-    with channel(server.address) as line:
+    with connect(server.address) as line:
         for _ in range(streams):
             left(line)
         gc.collect()
@@ -245,9 +266,10 @@ def test_a_stream_that_was_left_is_not_kept(
         assert process.memory_info().rss - before < streams * 10_000
 
 
-def test_a_broken_stream_is_an_rpc_error(answers: Answers) -> None:
+@each_channel
+def test_a_broken_stream_is_an_rpc_error(connect: Connect, answers: Answers) -> None:
     running = start(answers)
-    with channel(running.address) as line:
+    with connect(running.address) as line:
         stream = responses(watch(line))
         assert next(stream).epoch == 1
         running.stop(0)
@@ -263,12 +285,13 @@ def test_backoff_grows_to_its_cap_and_starts_again() -> None:
     assert backoff.next_s() <= 0.1
 
 
-def test_a_refused_connection_is_known_at_once() -> None:
+@each_channel
+def test_a_refused_connection_is_known_at_once(connect: Connect) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     started = time.monotonic()
     with (
-        channel(f"127.0.0.1:{port}", timeout_s=60.0) as line,
+        connect(f"127.0.0.1:{port}", timeout_s=60.0) as line,
         pytest.raises(grpc.RpcError) as caught,
     ):
         health_of(line, "")

@@ -1,0 +1,213 @@
+"""A channel for long streams: whoever waits for one sleeps until something comes.
+
+A blocking stream of gRPC keeps threads that wake five times a second each, to look for signals, and hand the
+sockets to one another when they do. That is most of what a process costs that has nothing to do. Here all
+streams of the process wait in the one thread of grpc.aio, which has no such look, and their readers wait for
+a queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+import grpc
+
+from eaas.grpc_client import UNARY_TIMEOUT_S, channel_options
+from eaas.grpc_loop import grpc_loop, run_on_loop
+from eaas.tls import Identity
+
+__all__ = ["QuietChannel"]
+
+# To make or to close a channel: nothing of it waits for the peer.
+_LOCAL_S = 5.0
+# Beyond a call's own deadline, which ends it.
+_SLACK_S = 5.0
+
+
+class QuietChannel:
+    """Calls of `grpc.Channel`, as generated stubs make them, for any threads but that of grpc.aio.
+
+    Unary calls block and have a deadline; they have no futures. Response streams are iterators. Failures are
+    `grpc.RpcError`s that are `grpc.Call`s, too.
+
+    Args:
+        address: host:port of the peer ("[::1]:50051" for IPv6).
+        peer: Role that the peer's certificate has to name; to be given where there is TLS.
+        tls: Who calls; None: plain text.
+        timeout_s: Deadline of a unary call that states none.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        peer: str | None = None,
+        tls: Identity | None = None,
+        timeout_s: float = UNARY_TIMEOUT_S,
+    ) -> None:
+        self._timeout_s = timeout_s
+        options = channel_options(peer, tls)
+
+        async def make() -> grpc.aio.Channel:
+            if tls is None:
+                return grpc.aio.insecure_channel(address, options)
+            return grpc.aio.secure_channel(address, tls.channel_credentials(), options)
+
+        self._channel = run_on_loop(make(), _LOCAL_S)
+
+    def unary_unary(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        """A method with one request and one response (arguments: `grpc.Channel.unary_unary`)."""
+        method = self._channel.unary_unary(*args, **kwargs)
+
+        def call(request: Any, timeout: float | None = None) -> Any:
+            timeout_s = self._timeout_s if timeout is None else timeout
+
+            async def ask() -> Any:
+                try:
+                    return await method(request, timeout=timeout_s)
+                except grpc.aio.AioRpcError as error:
+                    raise _Failure.of(error) from None
+                except asyncio.CancelledError:
+                    raise _Failure.cancelled() from None
+
+            return run_on_loop(ask(), timeout_s + _SLACK_S)
+
+        return call
+
+    def unary_stream(self, *args: Any, **kwargs: Any) -> Callable[..., Responses]:
+        """A method with one request and many responses (arguments: `grpc.Channel.unary_stream`)."""
+        method = self._channel.unary_stream(*args, **kwargs)
+
+        def call(request: Any, timeout: float | None = None) -> Responses:
+            return Responses(lambda: method(request, timeout=timeout))
+
+        return call
+
+    def stream_stream(self, *args: Any, **kwargs: Any) -> Callable[..., Responses]:
+        """A method with many requests and responses (arguments: `grpc.Channel.stream_stream`)."""
+        method = self._channel.stream_stream(*args, **kwargs)
+
+        def call(requests: Iterator[Any], timeout: float | None = None) -> Responses:
+            return Responses(lambda: method(timeout=timeout), requests)
+
+        return call
+
+    def close(self) -> None:
+        """Ends the calls on it. Idempotent."""
+        run_on_loop(self._channel.close(), _LOCAL_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class Responses:
+    """A response stream: its messages, for one reader; any thread may cancel it.
+
+    Iterating raises `grpc.RpcError` where the stream broke or was cancelled.
+
+    Args:
+        start: Starts the call; runs on the loop.
+        requests: To send; None: `start` has sent the only one. A thread of its own reads them, and is through
+            with them at the first one after the stream's end.
+    """
+
+    def __init__(self, start: Callable[[], Any], requests: Iterator[Any] | None = None) -> None:
+        # A message, or how the stream ended: None or the failure.
+        self._inbox: queue.SimpleQueue[tuple[Any, bool]] = queue.SimpleQueue()
+        self._task: asyncio.Task[None] | None = None
+        grpc_loop().call_soon_threadsafe(self._start, start, requests)
+
+    def cancel(self) -> None:
+        """Ends it. Idempotent."""
+        grpc_loop().call_soon_threadsafe(self._stop)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        item, is_end = self._inbox.get()
+        if not is_end:
+            return item
+        self._inbox.put((item, True))
+        if item is None:
+            raise StopIteration
+        raise item
+
+    # -- on the loop ---------------------------------------------------------------------------
+
+    def _start(self, start: Callable[[], Any], requests: Iterator[Any] | None) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._read(start, requests))
+        self._task.add_done_callback(self._ended)
+
+    def _stop(self) -> None:
+        # After `_start`: the loop takes them in their order.
+        assert self._task is not None
+        self._task.cancel()
+
+    async def _read(self, start: Callable[[], Any], requests: Iterator[Any] | None) -> None:
+        call = start()
+        if requests is not None:
+            threading.Thread(
+                target=_send, args=(call, requests), name="grpc-requests", daemon=True
+            ).start()
+        async for message in call:
+            self._inbox.put((message, False))
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        # Also where it was cancelled before its first step, and where the channel was closed.
+        error = _Failure.cancelled() if task.cancelled() else task.exception()
+        if isinstance(error, grpc.aio.AioRpcError):
+            error = _Failure.of(error)
+        self._inbox.put((error, True))
+
+
+def _send(call: Any, requests: Iterator[Any]) -> None:
+    """Writes requests as fast as the peer takes them, until they or the call end."""
+    for request in requests:
+        if not run_on_loop(_written(call, request), None):
+            return
+    run_on_loop(_written(call, None), None)
+
+
+async def _written(call: Any, request: Any | None) -> bool:
+    """Sends a request, or with None that there are no more; says whether the call goes on."""
+    try:
+        await (call.done_writing() if request is None else call.write(request))
+    except (grpc.RpcError, asyncio.CancelledError, asyncio.InvalidStateError):
+        # How it ended is for the reader.
+        return False
+    return True
+
+
+class _Failure(grpc.RpcError, grpc.Call):  # type: ignore[misc]
+    """How a call failed, in the form of gRPC's blocking calls."""
+
+    def __init__(self, code: grpc.StatusCode, details: str, trailing: Any = ()) -> None:
+        super().__init__(f"{code.name}: {details}")
+        self._code, self._details, self._trailing = code, details, tuple(trailing)
+
+    @classmethod
+    def of(cls, error: grpc.aio.AioRpcError) -> _Failure:
+        return cls(error.code(), error.details() or "", error.trailing_metadata() or ())
+
+    @classmethod
+    def cancelled(cls) -> _Failure:
+        return cls(grpc.StatusCode.CANCELLED, "cancelled by this process")
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return self._details
+
+    def initial_metadata(self) -> tuple[Any, ...]:
+        return ()
+
+    def trailing_metadata(self) -> tuple[Any, ...]:
+        return self._trailing
