@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
+from browser import chromium, open_page
 from compose_box import ROOT, Compose, Load, until, why_not
 
 pytestmark = [
@@ -33,21 +37,52 @@ def engine() -> None:
 
 
 @pytest.fixture(scope="module")
-def compose(engine: None) -> Iterator[Compose]:
-    compose = Compose("deploy/compose.yaml", "tests/compose/patient.yaml")
+def model(checkpoint: Callable[[], Path]) -> Path:
+    """In float32, for equal answers; the containers' user may read it."""
+    path = checkpoint()
+    path.chmod(0o755)
+    for file in path.iterdir():
+        file.chmod(0o644)
+    return path
+
+
+@contextlib.contextmanager
+def cluster(*more: str, model: Path | None = None) -> Iterator[Compose]:
+    """One that is healthy; of it nothing is left."""
+    compose = Compose("deploy/compose.yaml", *more, "tests/compose/patient.yaml", model=model)
     try:
         compose.up("--build")
         yield compose
     finally:
         compose("down", "--volumes")
+    assert compose.left() == []
+
+
+# -- out of the box: the demo model of the image ---------------------------------------------------
+
+
+def test_as_it_comes() -> None:
+    with cluster() as compose:
+        readme = (ROOT / "README.md").read_text()
+        (line,) = re.findall(r"^curl .*/v1/chat/completions [^`]*?'$", readme, re.MULTILINE)
+        line = line.replace("http://127.0.0.1:8000", compose.endpoint)
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert '"finish_reason":"length"' in done.stdout
+
+
+# -- a story in one cluster: each chapter leaves it as the next one needs it --------------------------
+
+
+@pytest.fixture(scope="module")
+def compose(engine: None, model: Path) -> Iterator[Compose]:
+    with cluster(model=model) as compose:
+        yield compose
 
 
 @pytest.fixture
 def load(compose: Compose) -> Load:
     return Load(compose.endpoint)
-
-
-# -- a story in one cluster: each chapter leaves it as the next one needs it --------------------------
 
 
 def test_everything_is_healthy(compose: Compose) -> None:
@@ -65,13 +100,28 @@ def test_everything_is_healthy(compose: Compose) -> None:
     compose("exec", "-T", "balancer", "python", "-c", connect, *addresses)
 
 
-def test_the_curl_line_of_the_readme(compose: Compose) -> None:
-    readme = (ROOT / "README.md").read_text()
-    (line,) = re.findall(r"^curl .*/v1/chat/completions [^`]*?'$", readme, re.MULTILINE)
-    line = line.replace("http://127.0.0.1:8000", compose.endpoint)
-    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert '"finish_reason":"length"' in done.stdout
+def test_the_page(compose: Compose) -> None:
+    """Everything on it comes out of the container, a chat is answered, and nobody is an operator."""
+    with chromium() as browser, open_page(browser, compose.endpoint) as watched:
+        for name in compose.servers():
+            watched.part("members").locator("tr", has_text=name).wait_for()
+        watched.page.get_by_label("Tokens at most").fill("8")
+        watched.page.get_by_label("Message").fill("And the king said")
+        watched.page.get_by_role("button", name="Send", exact=True).click()
+        watched.part("answer").locator("[data-servers]").first.wait_for()
+        assert watched.part("operate-said").count() == 0
+        assert watched.page.get_by_role("button", name=re.compile("Kill|Scale")).count() == 0
+        assert watched.hosts == {urlsplit(compose.endpoint).netloc}
+        assert watched.complaints == []
+
+
+def test_the_image_can_send_traces(compose: Compose) -> None:
+    start = (
+        "from eaas.config import ClusterConfig; from eaas.telemetry import start_tracing; "
+        "print(start_tracing(ClusterConfig().telemetry, 'expert-server', 'x') is not None)"
+    )
+    switch = ("--env", "EAAS_TELEMETRY__TRACES=true")
+    assert compose("exec", "-T", *switch, "expert-server", "python", "-c", start) == "True\n"
 
 
 def test_what_a_container_may_do(compose: Compose) -> None:
@@ -175,11 +225,8 @@ def test_the_end(compose: Compose) -> None:
 # -- shared memory --------------------------------------------------------------------------------------
 
 
-def test_shared_memory() -> None:
-    files = ("deploy/compose.yaml", "deploy/compose.shm.yaml", "tests/compose/patient.yaml")
-    compose = Compose(*files)
-    try:
-        compose.up("--build")
+def test_shared_memory(model: Path) -> None:
+    with cluster("deploy/compose.shm.yaml", model=model) as compose:
         look = "import glob; print(*(open(f).read() for f in glob.glob('/proc/[0-9]*/maps')))"
         maps = compose("exec", "-T", "attention-client", "python", "-c", look)
         # Device and inode: each container has a /dev/shm of its own.
@@ -195,6 +242,3 @@ def test_shared_memory() -> None:
             load.some_more()
             compose.docker("start", victim)
             until(lambda: compose.status()["coverage"]["min_replicas"] == 2)
-    finally:
-        compose("down", "--volumes")
-    assert compose.left() == []
