@@ -325,7 +325,8 @@ class SchedulerConfig(_Section):
         0.2,
         ge=0,
         le=10,
-        description="cost_bounded: a request may end later than under fcfs by this part of its time there.",
+        description="cost_bounded: a request may end later than under fcfs by this part of its time there "
+        "(twice that while the queue grows beyond chance), and by two batches.",
     )
     weight_pairs: float = Field(
         16.0,

@@ -26,10 +26,8 @@ _FRESH = 0.05
 _FORGOTTEN = 0.001
 _FEW = 64
 # A queue grows by more than chance if it has as many standard deviations of a Poisson process more requests
-# than when it was short; and of what has come since, the share that will come again at least. Both found by
-# `eaas simulate policy`.
+# than when it was short. Found by `eaas simulate policy`.
 _DEVIATIONS = 3.0
-_AGAIN = 0.5
 
 
 class FcfsClock:
@@ -90,7 +88,7 @@ class FcfsClock:
             end_s - self._came_s_N[rows],
             self._usual_s,
             self._bias_chosen / self._bias_oldest,
-            self._growing_s(),
+            self._came - self._gone >= _DEVIATIONS * math.sqrt(max(self._gone, 1)),
         )
 
     def dispatch(self, requests: int, batch_s: float, oldest: bool) -> None:
@@ -126,12 +124,6 @@ class FcfsClock:
             self._end_s_B[: self._full] = np.inf
             self._full = self._filled = 0
             self._load_E[:] = 0
-
-    def _growing_s(self) -> float:
-        """See `FcfsView`."""
-        if self._came - self._gone < _DEVIATIONS * math.sqrt(self._gone):
-            return 0.0
-        return _AGAIN * self._came / self._batch_size * self._usual_s
 
     def _end_batch(self) -> None:
         batch_s = self._cost.batch_s(self._load_E) * self._bias_oldest

@@ -31,15 +31,14 @@ class FcfsView:
         wait_W: Seconds that each would wait and run there, likewise.
         usual_s: Seconds of the batches that the real schedule has run, a moving average; 0 before the first.
         bias: How much longer than predicted chosen batches turn out, relative to batches of the oldest.
-        growing_s: Where the queue has been growing by more than chance since it was short, the seconds of
-            work that are to be expected yet; otherwise 0.
+        growing: Whether more requests wait than since the queue was short would by chance.
     """
 
     left_W: Loads
     wait_W: Loads
     usual_s: float
     bias: float
-    growing_s: float = 0.0
+    growing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
