@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
-from attention_client.dashboard.sections import draw, placement_of_layer
+from attention_client.dashboard.sections import CANNOT_BE_DRAWN, draw, placement_of_layer
 from eaas.facts import Facts
 from eaas.log import get_logger
 
@@ -81,21 +81,41 @@ class Hub:
         self._thread.shutdown(wait=False)
 
     async def _keep_looking(self) -> None:
-        loop = asyncio.get_running_loop()
+        complaint = ""
         try:
             while self._viewers:
                 begun = time.monotonic()
-                self.facts, self.sections = await loop.run_in_executor(self._thread, self._look)
-                self._layers.clear()
-                for on_drawn in tuple(self._viewers.values()):
-                    on_drawn()
+                looked, shown = await self._refresh(), self._show()
+                error = looked or shown
+                # Once, and not once a second.
+                if error is not None and complaint != repr(error):
+                    _log.error("the dashboard cannot be drawn", exc_info=error)
+                complaint = repr(error) if error is not None else ""
                 # No faster than it can be looked, and no viewer waits longer than that for its end.
                 await asyncio.sleep(max(0.1, _LOOK_S - (time.monotonic() - begun)))
-        except Exception:  # noqa: BLE001 (logged)
-            # The page shows what was last drawn; serving goes on, and the next viewer begins anew.
-            _log.exception("the dashboard cannot be drawn")
         finally:
             self._task = None
+
+    async def _refresh(self) -> Exception | None:
+        """Look and draw; says what went wrong. What was drawn last stays then, and is said to be old."""
+        loop = asyncio.get_running_loop()
+        try:
+            self.facts, self.sections = await loop.run_in_executor(self._thread, self._look)
+        except Exception as error:  # noqa: BLE001 (logged, and shown)
+            self.sections = self.sections | {"alerts": CANNOT_BE_DRAWN}
+            return error
+        self._layers.clear()
+        return None
+
+    def _show(self) -> Exception | None:
+        """Have every viewer shown it; says what went wrong with one of them."""
+        failed = None
+        for on_drawn in tuple(self._viewers.values()):
+            try:
+                on_drawn()
+            except Exception as error:  # noqa: BLE001 (logged; the other viewers are shown it)
+                failed = error
+        return failed
 
     def _look(self) -> tuple[Facts, dict[str, str]]:
         if self._looker is None:

@@ -15,7 +15,10 @@ from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.tls import Identity
 from eaas.types import Member, MemberState, Role
 
-__all__ = ["Operator", "is_stopped"]
+__all__ = ["MOST_SERVERS", "Operator", "is_stopped"]
+
+MOST_SERVERS = 64
+"""That a slip of the finger can start on a machine."""
 
 
 class Operator:
@@ -49,12 +52,16 @@ class Operator:
         _signal(server, signal.SIGCONT)
         return f"{server.id} goes on."
 
-    def scale(self, facts: Facts, servers: int) -> str:
+    def scale(self, facts: Facts, servers: float | None) -> str:
         """Have the launcher start or end servers until there are so many.
 
         Raises:
-            ClusterError: The balancer refuses, or cannot be reached. So do the others.
+            ClusterError: It is no number of servers, as of a field that was left empty; the balancer refuses,
+                or cannot be reached. So do the others.
         """
+        if servers is None or not 1 <= servers <= MOST_SERVERS:
+            raise ClusterError(f"say how many servers there are to be: 1 to {MOST_SERVERS}")
+        servers = int(servers)
         scale_servers(_balancer(facts), servers, self._tls)
         return f"There are to be {servers} expert servers."
 

@@ -11,14 +11,12 @@ from nicegui import Client, ui
 
 from attention_client.dashboard.chat import ChatBox
 from attention_client.dashboard.hub import Hub
-from attention_client.dashboard.operator import Operator, is_stopped
+from attention_client.dashboard.operator import MOST_SERVERS, Operator, is_stopped
 from attention_client.dashboard.talk import Talk
 from eaas.errors import EaasError
 from eaas.types import Member, MemberState, Role
 
 __all__ = ["PageParts", "build_page"]
-
-_MOST_SERVERS = 64
 
 
 @dataclass(frozen=True)
@@ -125,13 +123,13 @@ class _Page:
             self._button("Rebalance", lambda: operator.rebalance(hub.facts), "Rebalance now")
         with ui.element("div").classes("row-of-buttons"):
             number = (
-                ui.number("Servers", value=3, min=1, max=_MOST_SERVERS, precision=0)
+                ui.number("Servers", value=3, min=1, max=MOST_SERVERS, precision=0)
                 .props("outlined dense")
                 .style("width: 7em")
             )
             self._button(
                 "Scale",
-                lambda: operator.scale(hub.facts, int(number.value or 1)),
+                lambda: operator.scale(hub.facts, number.value),
                 "Scale to that number of servers",
             )
         self._rows = ui.element("div").classes("scroll").props('data-part="operate-servers"')

@@ -12,12 +12,19 @@ from eaas.facts import Facts
 from eaas.facts.model import Load
 from eaas.types import Member, MemberState, Role
 
-__all__ = ["SECTIONS", "draw", "placement_of_layer"]
+__all__ = ["CANNOT_BE_DRAWN", "SECTIONS", "draw", "placement_of_layer"]
 
 _EVENTS = 60
 _LONG_AGO_S = 120
 _NAMED = 6
 _NONE = "—"
+
+
+CANNOT_BE_DRAWN = (
+    '<p class="alert">The cluster cannot be shown: what is below is old. '
+    "The endpoint's log says why.</p>"
+)
+"""In place of the alerts, where a look failed."""
 
 
 def draw(facts: Facts) -> dict[str, str]:

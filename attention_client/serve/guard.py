@@ -1,4 +1,4 @@
-"""What stands before the application: keys, body limits, and an end to work nobody waits for."""
+"""What stands before the application: keys, limits of bodies, and an end to work nobody waits for."""
 
 from __future__ import annotations
 
@@ -59,12 +59,16 @@ def _as_bearer(header: bytes) -> bytes:
     return b"Bearer " + password
 
 
+def _headers(scope: Scope) -> dict[bytes, str]:
+    return {name: value.decode("latin-1") for name, value in scope["headers"]}
+
+
 class _ClientGoneError(Exception):
     """The connection closed before the body was complete."""
 
 
 class RequestGuard:
-    """ASGI middleware: reads a generation's body under limits, cancels it when its client leaves.
+    """ASGI middleware: reads bodies under limits, and cancels a generation when its client leaves.
 
     Args:
         app: What it stands before.
@@ -104,6 +108,8 @@ class RequestGuard:
                 await refused(scope, receive, counted_send)
             elif scope["method"] == "POST" and scope["path"] in GENERATION_PATHS:
                 await self._generation(scope, receive, counted_send)
+            elif scope["method"] == "POST" and is_page_path(scope["path"]):
+                await self._page(scope, receive, counted_send)
             else:
                 await self._app(scope, receive, counted_send)
         finally:
@@ -124,7 +130,7 @@ class RequestGuard:
 
     async def _generation(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            body = await self._read(scope, receive)
+            body = await self._read_json(scope, receive)
         except ApiError as error:
             await error.response()(scope, receive, send)
             return
@@ -157,12 +163,32 @@ class RequestGuard:
         finally:
             watcher.cancel()
 
-    async def _read(self, scope: Scope, receive: Receive) -> bytes:
-        """The body. Raises ApiError (408, 413, 415), _ClientGoneError."""
-        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+    async def _page(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A post of the dashboard's page, which by itself would wait for its body for ever."""
+        try:
+            body = await self._read(_headers(scope), receive)
+        except ApiError as error:
+            await error.response()(scope, receive, send)
+            return
+        except _ClientGoneError:
+            return
+        unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def replay() -> Message:
+            return unread.pop() if unread else await receive()
+
+        await self._app(scope, replay, send)
+
+    async def _read_json(self, scope: Scope, receive: Receive) -> bytes:
+        """A generation's body. Raises ApiError (408, 413, 415), _ClientGoneError."""
+        headers = _headers(scope)
         media_type = headers.get(b"content-type", "").partition(";")[0].strip().lower()
         if media_type != "application/json":
             raise ApiError(415, "The Content-Type must be application/json.")
+        return await self._read(headers, receive)
+
+    async def _read(self, headers: dict[bytes, str], receive: Receive) -> bytes:
+        """The body. Raises ApiError (408, 413), _ClientGoneError."""
         too_large = ApiError(413, f"The body is larger than {self._limits.max_body_bytes} bytes.")
         length = headers.get(b"content-length", "")
         if length.isdigit() and int(length) > self._limits.max_body_bytes:

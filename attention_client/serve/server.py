@@ -18,9 +18,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from attention_client.serve.limits import ServeLimits
 from eaas.errors import ClusterError, PortInUseError
+from eaas.log import get_logger
 
 __all__ = ["HttpServer", "bind"]
 
+_log = get_logger(__name__)
 _DATE_S = 1.0  # between two looks at the clock for the header
 _START_TIMEOUT_S = 60.0
 # Longer than clients keep an idle connection: where both give up at once, a request is sent into the end
@@ -29,6 +31,7 @@ _KEEP_ALIVE_S = 75.0
 # But no long wait where more than these are open: each holds a descriptor.
 _MANY_CONNECTIONS = 256
 _SHORT_KEEP_ALIVE_S = 5.0
+_CLOSE_PAGES_S = 5.0
 _AFTER_GRACE_S = 10.0  # failed requests and the engine end well before that
 
 
@@ -139,7 +142,11 @@ class _Server(uvicorn.Server):  # type: ignore[misc]
         loop = asyncio.get_running_loop()
         close_pages = self.config.app.state.close_pages
         if close_pages is not None:
-            await close_pages()
+            try:
+                async with asyncio.timeout(_CLOSE_PAGES_S):
+                    await close_pages()
+            except Exception:  # noqa: BLE001 (logged; requests end as they should all the same)
+                _log.exception("the dashboard did not close")
         end_requests = self.config.app.state.end_requests
         self.config.timeout_graceful_shutdown = math.ceil(self.grace_s + _AFTER_GRACE_S)
         timer = loop.call_later(self.grace_s, loop.run_in_executor, None, end_requests)

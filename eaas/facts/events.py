@@ -12,7 +12,8 @@ __all__ = ["between"]
 _KINDS = {
     MemberState.SERVING: ("serving", "serves"),
     MemberState.DRAINING: ("draining", "is leaving: others take its experts over"),
-    MemberState.SUSPECT: ("suspected", "is late with its heartbeat"),
+    # Late, or it does no work, or its clients get no answers: the monitor's log says which.
+    MemberState.SUSPECT: ("suspected", "is SUSPECT"),
     MemberState.DEAD: ("dead", "is DEAD"),
     MemberState.JOINING: ("joined", "joins"),
 }
@@ -87,9 +88,15 @@ def _failovers(before: Facts, after: Facts) -> Iterator[tuple[str, str, str]]:
 
 
 def _decisions(
-    before: tuple[Decision, ...], after: tuple[Decision, ...]
+    before: tuple[Decision, ...] | None, after: tuple[Decision, ...] | None
 ) -> Iterator[tuple[str, str, str]]:
+    # What the balancer says first was decided before anybody looked.
+    if before is None or after is None:
+        return
     newest = max((d.number for d in before), default=0)
+    if max((d.number for d in after), default=0) < newest:
+        # A balancer that began anew, and counts anew.
+        newest = 0
     for decision in reversed(after):
         if decision.number > newest:
             yield "rebalance", "balancer", decision_text(decision)

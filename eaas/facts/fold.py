@@ -25,7 +25,8 @@ __all__ = ["FactsFold"]
 # Of events and of points of the curves.
 _EVENTS = 200
 _POINTS = 300
-# The rates are of so many seconds: a token that takes longer than a look is still seen.
+# The rates are of so many seconds: a token that takes longer than a look is still seen. Where nobody looked
+# for longer, rates and curves begin anew.
 _RATES_S = 10.0
 
 
@@ -43,6 +44,9 @@ class FactsFold:
     def take(self, reading: Reading) -> Facts:
         """The facts with this reading, the newest yet."""
         before, now = self.facts, reading.at
+        if now - before.at > _RATES_S:
+            self._counters.clear()
+            self._curve.clear()
         if reading.members is not None:
             self._heard_at = now
             self._members = tuple(sorted(reading.members, key=lambda m: (m.role.value, m.id)))

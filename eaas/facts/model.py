@@ -189,7 +189,7 @@ class Facts:
         rates: Of the last seconds.
         curve: The oldest first.
         events: The newest first.
-        decisions: The newest first.
+        decisions: The newest first; None: the balancer has not been asked yet.
     """
 
     at: float = 0.0
@@ -205,7 +205,7 @@ class Facts:
     rates: Rates = field(default_factory=Rates)
     curve: tuple[Point, ...] = ()
     events: tuple[Event, ...] = ()
-    decisions: tuple[Decision, ...] = ()
+    decisions: tuple[Decision, ...] | None = None
 
     @property
     def gap(self) -> float | None:

@@ -68,7 +68,7 @@ class FactsReader:
         self._epoch = 0
         self._applied = 0
         self._placed_at = self._bound_at = -math.inf
-        self._bound_pause_s = _BOUND_S
+        self._bound_pause_s, self._bound_rest_s = _BOUND_S, 0.0
         self._planned_of = -1
 
     @property
@@ -128,7 +128,8 @@ class FactsReader:
                 self._placed_at = now
             # After a decision the slots may be others.
             newest = max((d.number for d in found["decisions"]), default=0)
-            if newest != self._planned_of or now - self._bound_at >= self._bound_pause_s:
+            pause_s = self._bound_pause_s if newest == self._planned_of else self._bound_rest_s
+            if now - self._bound_at >= pause_s:
                 self._planned_of = newest
                 found["bound"] = self._bound(stub)
         except grpc.RpcError as error:
@@ -158,8 +159,8 @@ class FactsReader:
             return None
         finally:
             self._bound_at = time.monotonic()
-            took_s = self._bound_at - begun
-            self._bound_pause_s = max(pause_s, took_s / _BOUND_SHARE)
+            self._bound_rest_s = (self._bound_at - begun) / _BOUND_SHARE
+            self._bound_pause_s = max(pause_s, self._bound_rest_s)
 
     # -- the balancer's line ---------------------------------------------------------------------------
 

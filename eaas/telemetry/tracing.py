@@ -6,12 +6,14 @@ that: who has no context of a sampled request makes no span.
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 
 from eaas.config_telemetry import TelemetryConfig
 from eaas.errors import ConfigError
+from eaas.log import get_logger
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CONTEXT_BYTES", "Tracing", "pack", "remote_parent", "start_tracing", "unpack"]
 
+_log = get_logger(__name__)
 CONTEXT_BYTES = 24
 _TRACE_ID_BYTES = 16
 # The exporter's deadline for one call, and the patience for what is left when a process ends.
@@ -39,9 +42,13 @@ class Tracing:
         self.tracer: Tracer = provider.get_tracer("eaas")
 
     def close(self) -> None:
-        """Sends what is left, and ends."""
-        self._provider.force_flush(int(_LAST_S * 1e3))
-        self._provider.shutdown()
+        """Sends what is left, and ends; what a slow collector has not taken after 2 s is dropped."""
+        # OpenTelemetry's own patience is 30 s here (SDK 1.45), and its flush heeds no time at all.
+        last = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
+        last.start()
+        last.join(_LAST_S)
+        if last.is_alive():
+            _log.warning("the collector of traces is too slow: the last spans are dropped")
 
 
 def start_tracing(config: TelemetryConfig, role: str, instance: str) -> Tracing | None:

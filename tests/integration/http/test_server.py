@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -100,7 +101,13 @@ def test_open_streams_do_not_hold_the_process(kind: str) -> None:
         socket.create_connection((host, int(port)), timeout=5)
 
 
-def test_running_requests_end_within_the_grace(own_box: Box) -> None:
+async def _broken() -> None:
+    raise RuntimeError("it does not close")
+
+
+@pytest.mark.parametrize("close_pages", [None, _broken], ids=["no dashboard", "a broken one"])
+def test_running_requests_end_within_the_grace(own_box: Box, close_pages: Any) -> None:
+    own_box.app.state.close_pages = close_pages
     own_box.slow_s = 0.01
     with ThreadPoolExecutor(1) as pool:
         before = own_box.forwards

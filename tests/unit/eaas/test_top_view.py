@@ -58,7 +58,7 @@ FACTS = Facts(
     bound=1.0,
     counters=Counters(running=3.0, waiting=4.0),
     rates=Rates(123.4, 0.045, 0.0125),
-    events=(Event(95.0, "suspected", "b", "is late with its heartbeat"),),
+    events=(Event(95.0, "suspected", "b", "is SUSPECT"),),
 )
 
 
@@ -126,7 +126,7 @@ def test_loads_by_layer() -> None:
 
 def test_events() -> None:
     found = lines(FACTS)
-    assert found[-2:] == ["EVENTS", "  5 s ago  b is late with its heartbeat"]
+    assert found[-2:] == ["EVENTS", "  5 s ago  b is SUSPECT"]
     assert lines(replace(FACTS, events=()))[-1] == "none since this began"
 
 
@@ -184,5 +184,5 @@ def test_the_document_for_programs() -> None:
         "ago_s": 5.0,
         "kind": "suspected",
         "subject": "b",
-        "text": "is late with its heartbeat",
+        "text": "is SUSPECT",
     }

@@ -9,6 +9,7 @@ import pytest
 
 from attention_client.dashboard import hub as hub_module
 from attention_client.dashboard.hub import Hub
+from attention_client.dashboard.sections import CANNOT_BE_DRAWN
 from eaas.facts import Facts
 
 PATIENCE_S = 20.0
@@ -75,19 +76,40 @@ def test_nobody_looks_without_a_viewer_and_one_look_is_for_all() -> None:
     asyncio.run(scene())
 
 
-def test_a_failed_look_leaves_what_was_drawn_and_the_next_viewer_begins_anew() -> None:
-    counter = Counter()
+def test_a_failed_look_is_shown_with_what_was_drawn_and_the_next_one_is_tried(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    counter, alerts = Counter(), [""]
 
     async def scene() -> None:
         hub = Hub(lambda: counter)
-        hub.join("a", lambda: None)
+        hub.join("a", lambda: alerts.append(hub.sections["alerts"]))
         await until(lambda: hub.facts.at >= 1)
-        counter.failing = True
-        await until(lambda: hub._task is None)
+        drawn = hub.sections["members"]
+        counter.failing, before = True, counter.looks
+        await until(lambda: counter.looks > before + 2)
+        assert alerts[-1] == CANNOT_BE_DRAWN
         assert hub.facts.at >= 1
-        counter.failing, before = False, counter.looks
-        hub.join("b", lambda: None)
-        await until(lambda: counter.looks > before)
+        assert hub.sections["members"] == drawn
+        counter.failing = False
+        await until(lambda: alerts[-1] == "")
+        await hub.close()
+
+    asyncio.run(scene())
+    assert [r.message for r in caplog.records] == ["the dashboard cannot be drawn"], "once"
+
+
+def test_a_viewer_that_cannot_be_shown_it_keeps_it_from_nobody_else() -> None:
+    counter, told = Counter(), []
+
+    def fail() -> None:
+        raise RuntimeError("gone")
+
+    async def scene() -> None:
+        hub = Hub(lambda: counter)
+        hub.join("a", fail)
+        hub.join("b", lambda: told.append(hub.facts.at))
+        await until(lambda: len(told) >= 3)
         await hub.close()
 
     asyncio.run(scene())

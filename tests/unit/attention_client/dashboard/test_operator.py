@@ -70,6 +70,12 @@ def test_other_roles_and_machines_are_left_alone(sibling: subprocess.Popen[bytes
     assert sibling.poll() is None
 
 
+@pytest.mark.parametrize("servers", [None, 0, -1, 65, float("nan")])
+def test_an_empty_field_scales_nothing(servers: float | None) -> None:
+    with pytest.raises(ClusterError, match="say how many servers there are to be: 1 to 64"):
+        Operator().scale(Facts(), servers)
+
+
 def test_without_a_balancer_the_reason_is_said() -> None:
     for act in (Operator().start_server, Operator().rebalance):
         with pytest.raises(ClusterError, match="no balancer lives"):

@@ -119,7 +119,9 @@ def test_decisions_are_told_once_and_not_those_of_before(fold: FactsFold) -> Non
     two = replace(one, number=2, trigger="drift", verdict="moves", reason="it pays", transit=4)
     two = replace(two, par_then=1.12, given_up="a server died.")
     fold = FactsFold()
-    fold.take(Reading(10.0, decisions=(one,)))
+    # The balancer is found among the members: the first look of all cannot ask it.
+    assert fold.take(Reading(9.0)).decisions is None
+    assert fold.take(Reading(10.0, decisions=(one,))).events == ()
     fold.take(Reading(11.0, decisions=(two, one)))
     facts = fold.take(Reading(12.0, decisions=(two, one)))
     assert [(e.kind, e.text) for e in facts.events] == [
@@ -128,6 +130,15 @@ def test_decisions_are_told_once_and_not_those_of_before(fold: FactsFold) -> Non
             "drift: 4 replicas move, PAR 1.30 to 1.12: it pays Given up: a server died.",
         )
     ]
+
+
+def test_a_balancer_that_counts_anew_is_heard() -> None:
+    one = Decision(1, 0, "first", "eplb", "moves", "", 0.0, 0.0, 0.0, 0, 7, "")
+    fold = FactsFold()
+    fold.take(Reading(10.0, decisions=(replace(one, number=57),)))
+    facts = fold.take(Reading(11.0, decisions=(one,)))
+    assert [e.text for e in facts.events] == ["first: the experts are placed"]
+    assert fold.take(Reading(12.0, decisions=(one,))).events == facts.events
 
 
 def test_utilisation_is_of_the_time_between_heartbeats(fold: FactsFold) -> None:
@@ -150,6 +161,17 @@ def test_rates_are_of_the_last_ten_seconds_and_survive_a_restart() -> None:
         assert facts.rates.tokens_per_s == pytest.approx(expected), second
     assert rates(Counters(tokens=9), Counters(tokens=1), 1.0) == Rates()
     assert fold.take(Reading(20.0, endpoint=Answer("refused"))).rates == Rates()
+
+
+def test_after_a_time_without_a_look_rates_and_curves_begin_anew() -> None:
+    fold = FactsFold()
+    for at, tokens in ((1.0, 0.0), (2.0, 10.0), (3.0, 20.0)):
+        fold.take(Reading(at, counters=Counters(tokens=tokens)))
+    facts = fold.take(Reading(1000.0, counters=Counters(tokens=9000.0)))
+    assert (facts.rates, len(facts.curve)) == (Rates(), 1)
+    facts = fold.take(Reading(1001.0, counters=Counters(tokens=9050.0)))
+    assert facts.rates.tokens_per_s == pytest.approx(50)
+    assert [p.at for p in facts.curve] == [1000.0, 1001.0]
 
 
 def test_counters_of_prometheus_text() -> None:
