@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 from starlette.datastructures import MutableHeaders
+from starlette.responses import PlainTextResponse
 from starlette.routing import BaseRoute, Match
 from starlette.types import Message, Receive, Scope, Send
 
@@ -24,6 +25,8 @@ from attention_client.dashboard.talk import Talk
 __all__ = ["Dashboard", "is_page_path"]
 
 _TITLE = "Expert-as-a-Service"
+# Each page takes about 0.3 MB, for a minute at least, be it that nobody ever looks at it.
+_MOST_PAGES = 100
 # NiceGUI and Vue compile templates in the browser ('unsafe-eval') and write scripts into the page. Nothing
 # comes from, or goes to, anywhere else, and nobody may put the page into a frame.
 _POLICY = (
@@ -59,6 +62,7 @@ class Dashboard(BaseRoute):
         self._lock = asyncio.Lock()
         self._running = AsyncExitStack()
         self._pages: Any = None
+        self._open: Sized = ()
 
     def serve(self, name: str, talk: Talk) -> None:
         """What the page shows of the model, before the first request.
@@ -81,6 +85,14 @@ class Dashboard(BaseRoute):
         async with self._lock:
             if self._pages is None:
                 self._pages = await self._begin()
+        if scope["path"] == "/" and len(self._open) >= _MOST_PAGES:
+            full = PlainTextResponse(
+                "Too many of these pages are open: close some, and try again in a minute.\n",
+                status_code=503,
+                headers={"retry-after": "60"},
+            )
+            await full(scope, receive, send)
+            return
 
         async def guarded_send(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -137,6 +149,7 @@ class Dashboard(BaseRoute):
         core.sio.eio.cors_allowed_origins = []
         await self._running.enter_async_context(pages.router.lifespan_context(pages))
         self._running.push_async_callback(_disconnect_all)
+        self._open = nicegui.Client.instances
         return pages
 
 

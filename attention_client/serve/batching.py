@@ -79,11 +79,13 @@ class _Router(OutputRouter):  # type: ignore[misc]
     def note_servers(self, batch: Sequence[Any], seen: SeenServers) -> None:
         """Who computed the tokens that the next deliveries have (transformers' `FutureRequestState`)."""
         end = 0
-        for part in batch:
-            end += part.query_length
-            # A step's last token of a request is the one that the next is chosen by.
-            if part.has_new_token and part.state.request_id in self._asking:
-                self._servers[part.state.request_id] = seen.of(end - 1)
+        # Guarded: what is noted of a request that is forgotten at the same time would stay.
+        with self._guard:
+            for part in batch:
+                end += part.query_length
+                # A step's last token of a request is the one that the next is chosen by.
+                if part.has_new_token and part.state.request_id in self._asking:
+                    self._servers[part.state.request_id] = seen.of(end - 1)
 
     def forget(self, request_id: str) -> bool:
         """Whether somebody listened."""

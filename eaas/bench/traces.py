@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import statistics
 import tempfile
@@ -15,7 +14,7 @@ from typing import Any
 import yaml
 
 from eaas.bench.load import LoadResult, Workload, run_load
-from eaas.bench.machine import processor
+from eaas.bench.machine import processor, processor_s
 from eaas.bench.worker import nursing
 from eaas.cli.client import fetch_status
 from eaas.config import load_config
@@ -28,7 +27,6 @@ from eaas.types import Role
 __all__ = ["bench_traces"]
 
 _MEASURED = (Role.ATTENTION_CLIENT.value, Role.EXPERT_SERVER.value)
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass
@@ -41,9 +39,9 @@ class _Way:
     cpu_s: list[float] = field(default_factory=list)
 
     def run(self, workload: Workload) -> None:
-        before = sum(map(_cpu_s, self.pids))
+        before = sum(map(processor_s, self.pids))
         self.runs.append(run_load(self.cluster.endpoint, workload))
-        self.cpu_s.append(sum(map(_cpu_s, self.pids)) - before)
+        self.cpu_s.append(sum(map(processor_s, self.pids)) - before)
 
     def rates(self) -> list[float]:
         return [run.tokens / run.seconds for run in self.runs]
@@ -166,9 +164,3 @@ def _ratios(these: list[float], those: list[float]) -> dict[str, float]:
         "from": round(ratios[quarter], 4),
         "to": round(ratios[-1 - quarter], 4),
     }
-
-
-def _cpu_s(pid: int) -> float:
-    """Processor seconds of a process, in user and system mode (proc_pid_stat(5), fields 14 and 15)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS

@@ -1,0 +1,43 @@
+"""What the dashboard's route lets through to its pages."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from starlette.responses import PlainTextResponse
+from starlette.types import Message
+
+from attention_client.dashboard import mount
+from attention_client.dashboard.mount import Dashboard
+
+
+def status_of(dashboard: Dashboard, path: str) -> int:
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": path, "headers": []}
+    asyncio.run(dashboard.handle(scope, receive, send))
+    return int(sent[0]["status"])
+
+
+def test_pages_are_bounded_and_those_that_are_open_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_looker() -> Any:
+        raise AssertionError("nobody looks")
+
+    monkeypatch.setattr(mount, "_MOST_PAGES", 2)
+    dashboard = Dashboard(open_looker)
+    pages: dict[str, object] = {"a": 1}
+    dashboard._pages, dashboard._open = PlainTextResponse("a page"), pages
+    assert status_of(dashboard, "/") == 200
+    pages["b"] = 2
+    assert status_of(dashboard, "/") == 503
+    assert status_of(dashboard, "/_nicegui_ws/socket.io/") == 200
+    del pages["a"]
+    assert status_of(dashboard, "/") == 200
