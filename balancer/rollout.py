@@ -28,13 +28,13 @@ from balancer.actions import (
     Retire,
     Settled,
 )
+from balancer.lines import Line, ServerLines
 from balancer.planner import Planner
-from eaas.grpc_client import channel
 from eaas.log import get_logger
 from eaas.membership import MembershipView
 from eaas.rpc.v1 import common_pb2, expert_pb2, expert_pb2_grpc
 from eaas.tls import Identity
-from eaas.types import Placement, Role
+from eaas.types import MemberState, Placement
 
 __all__ = ["Rollout"]
 
@@ -50,7 +50,7 @@ _SHORT_S = 10.0
 class _Outcome:
     call: Call
     rpc: Any
-    line: grpc.Channel
+    line: Line
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Rollout:
         on_phase: Callable[[str, Placement], None] = lambda _phase, _placement: None,
         tls: Identity | None = None,
     ) -> None:
-        self._tls = tls
+        self._lines = ServerLines(tls)
         self._on_broken = on_broken
         self._on_phase = on_phase
         self._preparing = 0
@@ -90,7 +90,7 @@ class Rollout:
         self._load_timeout_s = load_timeout_s
         self._inbox: queue.SimpleQueue[MembershipView | _Outcome | _Question | None]
         self._inbox = queue.SimpleQueue()
-        self._running: dict[Any, grpc.Channel] = {}
+        self._running: set[Any] = set()
         self._retries: list[tuple[float, Call]] = []
         self._thread = threading.Thread(target=self._run, name="rollout", daemon=True)
         self._thread.start()
@@ -122,9 +122,9 @@ class Rollout:
             _log.exception("the roll-out of placements is broken")
             self._on_broken(error)
         finally:
-            for rpc, line in self._running.items():
+            for rpc in self._running:
                 rpc.cancel()
-                line.close()
+            self._lines.close()
 
     def _work(self) -> None:
         while True:
@@ -138,6 +138,8 @@ class Rollout:
             if item is None:
                 return
             if isinstance(item, MembershipView):
+                members = item.members.values()
+                self._lines.keep({m.address for m in members if m.state is not MemberState.DEAD})
                 self._act(self._planner.observe(item.members, time.monotonic()))
             elif isinstance(item, _Question):
                 _answer(item, self._planner)
@@ -164,9 +166,9 @@ class Rollout:
                     self._start(action)
 
     def _start(self, call: Call) -> None:
-        line = channel(call.address, Role.EXPERT_SERVER.value, self._tls)
-        rpc = self._send(call, expert_pb2_grpc.ExpertServiceStub(line))
-        self._running[rpc] = line
+        line = self._lines.take(call.address)
+        rpc = self._send(call, expert_pb2_grpc.ExpertServiceStub(line.channel))
+        self._running.add(rpc)
         rpc.add_done_callback(lambda done: self._inbox.put(_Outcome(call, rpc, line)))
 
     def _send(self, call: Call, stub: Any) -> Any:
@@ -193,9 +195,9 @@ class Rollout:
 
     def _take(self, outcome: _Outcome) -> None:
         call, rpc, now = outcome.call, outcome.rpc, time.monotonic()
-        del self._running[rpc]
-        outcome.line.close()
+        self._running.remove(rpc)
         code = rpc.code()
+        self._lines.give_back(outcome.line, works=code is grpc.StatusCode.OK)
         why = f"{code.name}: {rpc.details()}"
         if code is grpc.StatusCode.OK:
             try:
