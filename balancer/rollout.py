@@ -32,7 +32,7 @@ from balancer.lines import Line, ServerLines
 from balancer.planner import Planner
 from eaas.log import get_logger
 from eaas.membership import MembershipView
-from eaas.rpc.v1 import common_pb2, expert_pb2, expert_pb2_grpc
+from eaas.rpc.v1 import expert_pb2, expert_pb2_grpc
 from eaas.tls import Identity
 from eaas.types import MemberState, Placement
 
@@ -176,7 +176,7 @@ class Rollout:
             case Inspect():
                 return stub.ListExperts.future(expert_pb2.ListExpertsRequest(), timeout=_SHORT_S)
             case Prepare(placement=placement):
-                epoch, layers = placement.epoch, _share(call)
+                epoch, layers = placement.epoch, placement.holdings_of(call.server_id)
                 replicas = sum(len(layer.experts) for layer in layers)
                 _log.info(
                     "placement %d: %s is to hold %d replicas", epoch, call.server_id, replicas
@@ -189,7 +189,9 @@ class Rollout:
                 )
             case Retire(placement=placement):
                 return stub.RetirePlacement.future(
-                    expert_pb2.RetirePlacementRequest(epoch=placement.epoch, layers=_share(call)),
+                    expert_pb2.RetirePlacementRequest(
+                        epoch=placement.epoch, layers=placement.holdings_of(call.server_id)
+                    ),
                     timeout=_SHORT_S,
                 )
 
@@ -234,14 +236,6 @@ def _answer(question: _Question, planner: Planner) -> None:
         question.answer.set_result(question.ask(planner))
     except Exception as error:  # noqa: BLE001 - raised where the answer is waited for
         question.answer.set_exception(error)
-
-
-def _share(call: Prepare | Retire) -> list[common_pb2.Holding]:
-    placement = call.placement
-    if call.server_id in placement.servers:
-        message = placement.to_proto()
-        return list(message.servers[placement.servers.index(call.server_id)].layers)
-    return [common_pb2.Holding() for _ in range(placement.holds_LSE.shape[0])]
 
 
 def _told(
