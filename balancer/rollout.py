@@ -28,13 +28,13 @@ from balancer.actions import (
     Retire,
     Settled,
 )
+from balancer.lines import Line, ServerLines
 from balancer.planner import Planner
-from eaas.grpc_client import channel
 from eaas.log import get_logger
 from eaas.membership import MembershipView
-from eaas.rpc.v1 import common_pb2, expert_pb2, expert_pb2_grpc
+from eaas.rpc.v1 import expert_pb2, expert_pb2_grpc
 from eaas.tls import Identity
-from eaas.types import Placement, Role
+from eaas.types import MemberState, Placement
 
 __all__ = ["Rollout"]
 
@@ -50,7 +50,7 @@ _SHORT_S = 10.0
 class _Outcome:
     call: Call
     rpc: Any
-    line: grpc.Channel
+    line: Line
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Rollout:
         on_phase: Callable[[str, Placement], None] = lambda _phase, _placement: None,
         tls: Identity | None = None,
     ) -> None:
-        self._tls = tls
+        self._lines = ServerLines(tls)
         self._on_broken = on_broken
         self._on_phase = on_phase
         self._preparing = 0
@@ -90,7 +90,7 @@ class Rollout:
         self._load_timeout_s = load_timeout_s
         self._inbox: queue.SimpleQueue[MembershipView | _Outcome | _Question | None]
         self._inbox = queue.SimpleQueue()
-        self._running: dict[Any, grpc.Channel] = {}
+        self._running: set[Any] = set()
         self._retries: list[tuple[float, Call]] = []
         self._thread = threading.Thread(target=self._run, name="rollout", daemon=True)
         self._thread.start()
@@ -122,9 +122,9 @@ class Rollout:
             _log.exception("the roll-out of placements is broken")
             self._on_broken(error)
         finally:
-            for rpc, line in self._running.items():
+            for rpc in self._running:
                 rpc.cancel()
-                line.close()
+            self._lines.close()
 
     def _work(self) -> None:
         while True:
@@ -138,6 +138,8 @@ class Rollout:
             if item is None:
                 return
             if isinstance(item, MembershipView):
+                members = item.members.values()
+                self._lines.keep({m.address for m in members if m.state is not MemberState.DEAD})
                 self._act(self._planner.observe(item.members, time.monotonic()))
             elif isinstance(item, _Question):
                 _answer(item, self._planner)
@@ -164,9 +166,9 @@ class Rollout:
                     self._start(action)
 
     def _start(self, call: Call) -> None:
-        line = channel(call.address, Role.EXPERT_SERVER.value, self._tls)
-        rpc = self._send(call, expert_pb2_grpc.ExpertServiceStub(line))
-        self._running[rpc] = line
+        line = self._lines.take(call.address)
+        rpc = self._send(call, expert_pb2_grpc.ExpertServiceStub(line.channel))
+        self._running.add(rpc)
         rpc.add_done_callback(lambda done: self._inbox.put(_Outcome(call, rpc, line)))
 
     def _send(self, call: Call, stub: Any) -> Any:
@@ -174,7 +176,7 @@ class Rollout:
             case Inspect():
                 return stub.ListExperts.future(expert_pb2.ListExpertsRequest(), timeout=_SHORT_S)
             case Prepare(placement=placement):
-                epoch, layers = placement.epoch, _share(call)
+                epoch, layers = placement.epoch, placement.holdings_of(call.server_id)
                 replicas = sum(len(layer.experts) for layer in layers)
                 _log.info(
                     "placement %d: %s is to hold %d replicas", epoch, call.server_id, replicas
@@ -187,15 +189,17 @@ class Rollout:
                 )
             case Retire(placement=placement):
                 return stub.RetirePlacement.future(
-                    expert_pb2.RetirePlacementRequest(epoch=placement.epoch, layers=_share(call)),
+                    expert_pb2.RetirePlacementRequest(
+                        epoch=placement.epoch, layers=placement.holdings_of(call.server_id)
+                    ),
                     timeout=_SHORT_S,
                 )
 
     def _take(self, outcome: _Outcome) -> None:
         call, rpc, now = outcome.call, outcome.rpc, time.monotonic()
-        del self._running[rpc]
-        outcome.line.close()
+        self._running.remove(rpc)
         code = rpc.code()
+        self._lines.give_back(outcome.line, works=code is grpc.StatusCode.OK)
         why = f"{code.name}: {rpc.details()}"
         if code is grpc.StatusCode.OK:
             try:
@@ -232,14 +236,6 @@ def _answer(question: _Question, planner: Planner) -> None:
         question.answer.set_result(question.ask(planner))
     except Exception as error:  # noqa: BLE001 - raised where the answer is waited for
         question.answer.set_exception(error)
-
-
-def _share(call: Prepare | Retire) -> list[common_pb2.Holding]:
-    placement = call.placement
-    if call.server_id in placement.servers:
-        message = placement.to_proto()
-        return list(message.servers[placement.servers.index(call.server_id)].layers)
-    return [common_pb2.Holding() for _ in range(placement.holds_LSE.shape[0])]
 
 
 def _told(

@@ -249,21 +249,26 @@ class Placement:
         holds_LE = self.holds_LSE[:, self.servers.index(server_id)]
         return tuple(tuple(np.flatnonzero(holds_E).tolist()) for holds_E in holds_LE)
 
+    def holdings_of(self, server_id: str) -> list[pb.Holding]:
+        """A server's part of the contract's message, layer by layer (empty for a server not placed)."""
+        num_layers = self.holds_LSE.shape[0]
+        if server_id not in self.servers:
+            return [pb.Holding() for _ in range(num_layers)]
+        s = self.servers.index(server_id)
+        layers = []
+        for layer in range(num_layers):
+            experts_R = np.flatnonzero(self.holds_LSE[layer, s])
+            shares_R = self.shares_LSE[layer, s, experts_R]
+            layers.append(pb.Holding(experts=experts_R.tolist(), shares=shares_R.tolist()))
+        return layers
+
     def to_proto(self) -> pb.Placement:
         """The contract's message."""
         num_layers, _, num_experts = self.holds_LSE.shape
-        servers = []
-        for s, server_id in enumerate(self.servers):
-            layers = []
-            for layer in range(num_layers):
-                experts_R = np.flatnonzero(self.holds_LSE[layer, s])
-                layers.append(
-                    pb.Holding(
-                        experts=experts_R.tolist(),
-                        shares=self.shares_LSE[layer, s, experts_R].tolist(),
-                    )
-                )
-            servers.append(pb.ServerPlacement(server_id=server_id, layers=layers))
+        servers = [
+            pb.ServerPlacement(server_id=server_id, layers=self.holdings_of(server_id))
+            for server_id in self.servers
+        ]
         return pb.Placement(
             epoch=self.epoch, num_layers=num_layers, num_experts=num_experts, servers=servers
         )

@@ -276,16 +276,15 @@ class ExpertServer:
             first = self._state is MemberState.JOINING
             if first:
                 self._state = MemberState.SERVING
-        self._joined.wait()
-        self._session.report_now()
+        # Later ones are told with the next heartbeat: the balancer knows, and all others would be woken.
         if first:
+            self._joined.wait()
+            self._session.report_now()
             self._server.set_serving(not self._watchdog.stalled_s)
             self._on_serving(self._server.address, self._about_kernel)
 
     def _on_retired(self, epoch: int) -> None:
         self._loop.epoch = epoch
-        self._joined.wait()
-        self._session.report_now()
 
     def _on_members(self, view: MembershipView) -> None:
         """Take back the slots of clients that are gone (DEAD, or another life of the same id)."""

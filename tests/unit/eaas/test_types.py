@@ -81,6 +81,18 @@ def test_experts_of_a_server(placement: Placement) -> None:
     assert placement.experts_of("another") == ((),) * placement.holds_LSE.shape[0]
 
 
+@given(placements())
+def test_holdings_are_a_servers_part_of_the_message(placement: Placement) -> None:
+    message = placement.to_proto()
+    for server_id in placement.servers:
+        place = placement.servers.index(server_id)
+        assert placement.holdings_of(server_id) == list(message.servers[place].layers)
+    layers = placement.holds_LSE.shape[0]
+    assert (
+        placement.holdings_of("of another cluster, with a name above 20") == [pb.Holding()] * layers
+    )
+
+
 def test_every_role_and_state_has_a_number() -> None:
     assert {Role.from_number(role.number) for role in Role} == set(Role)
     assert {MemberState.from_number(state.number) for state in MemberState} == set(MemberState)
