@@ -22,8 +22,8 @@ Loads = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 
 
-# Of what an even batch saves, what is kept over many; and batches that are ordered to see what is. Both found
-# by `eaas simulate policy`.
+# Of what the next batches save, what is kept over many; and batches that are ordered to see what that is.
+# Both found by `eaas simulate policy`.
 _KEPT = 0.7
 _AHEAD = 4
 
@@ -172,7 +172,7 @@ class ServerCost:
     def saving(
         self, window_WE: Loads, start_E: Loads | None, batch_size: int, bias: float
     ) -> float:
-        """See `CostModel`: the oldest requests in some batches, by age and in a better order.
+        """See `CostModel`: a share of what a better order of the oldest requests, in some batches, saves.
 
         The slowest server alone counts, so what makes one batch cheap may be all that there is of it.
         """
@@ -185,7 +185,7 @@ class ServerCost:
         )  # fmt: skip
         fixed_s = self._layers * self.fixed_s * math.ceil(requests / batch_size)
         saved: float = (by_age_s + fixed_s) / ((by_choice_s + fixed_s) * bias) - 1
-        return saved
+        return _KEPT * saved
 
     def imbalance(self, load_E: Loads) -> float:
         """See `CostModel`: pairs of the busiest server over the mean (PAR), a mean over layers."""

@@ -66,7 +66,8 @@ def compare_recording(
     sizes: Sizes,
     batch_tokens: int,
     arrival_s: Sequence[float],
-    alone_s: float,
+    before: int,
+    alone: LoadResult,
     lives: Sequence[LoadResult],
 ) -> list[Document]:
     """Live and simulated figures of each round.
@@ -76,7 +77,7 @@ def compare_recording(
         sizes: Of the loads.
         batch_tokens: Most tokens of the engine's step.
         arrival_s: Of the compared requests.
-        alone_s: Time of a request with nobody else there.
+        before, alone: After so many requests, some that came one after the other with nobody else there.
         lives: One for each round.
 
     Raises:
@@ -95,12 +96,25 @@ def compare_recording(
     fitted = [load for load, is_it in zip(loads, are_compared, strict=True) if not is_it]
     simulated = _Simulated(settings, prices[-1] if prices else cost, sizes, batch_tokens)
     steps = [recorded_steps(load) for load in fitted]
+    beside_s = _beside_s(events, came[before:], alone)
     documents = []
     for number, (load, live) in enumerate(zip(compared, lives, strict=True)):
         near = steps[max(0, number - _NEAR) : number + _NEAR + 1]
         fit = fit_engine(list(itertools.chain.from_iterable(near)), pace)
-        documents.append(_compare(simulated, load, arrival_s, alone_s, live, fit, pace))
+        documents.append(_compare(simulated, load, arrival_s, beside_s, live, fit, pace))
     return documents
+
+
+def _beside_s(events: Sequence[Document], came: Sequence[int], alone: LoadResult) -> float:
+    """What HTTP and tokens on their way add to the engine's time: the median of requests that were alone.
+
+    Each is compared with its own steps, since the machine may have another pace by the time of the rounds.
+    """
+    own_s = [
+        sum(event["seconds"] for event in events[begin:end] if "step" in event)
+        for begin, end in itertools.pairwise(came[: len(alone.e2e_s) + 1])
+    ]
+    return max(0.0, float(np.median(np.subtract(alone.e2e_s, own_s))))
 
 
 class _Simulated:
@@ -137,7 +151,7 @@ def _compare(
     simulated: _Simulated,
     compared: Sequence[Document],
     arrival_s: Sequence[float],
-    alone_s: float,
+    beside_s: float,
     live: LoadResult,
     fit: Times,
     pace: Pace,
@@ -156,10 +170,7 @@ def _compare(
         "live": measured | {"itl_p50_ms": round(itl_ms[0], 2), "itl_p99_ms": round(itl_ms[1], 2)}
     }
     for kind, engine in engines.items():
-        # What HTTP and tokens on their way add to the engine's time.
-        (alone_engine_s,) = simulated.latency_s([0.0], predicted[:1], engine)
-        latency_s = simulated.latency_s(arrival_s, predicted, engine)
-        latency_s += max(0.0, alone_s - alone_engine_s)
+        latency_s = simulated.latency_s(arrival_s, predicted, engine) + beside_s
         figures = _figures(latency_s, float((latency_s + arrival_s).max()))
         document[kind] = figures
 

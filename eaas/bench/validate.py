@@ -38,7 +38,7 @@ class _Measured:
     strategy: str
     cluster: LocalCluster
     record: Path
-    alone_s: float = 0.0
+    alone: LoadResult = field(default_factory=LoadResult)
     lives: list[LoadResult] = field(default_factory=list)
 
 
@@ -101,7 +101,7 @@ def validate(
         for measured in all_measured:
             # A first load that does not count: memory is touched, connections are made.
             loads.closed(measured, 2 * sizes.batch_size)
-            measured.alone_s = float(np.median(loads.closed(measured, 1).e2e_s))
+            measured.alone = loads.closed(measured, 1)
         full = loads.closed(all_measured[0], 2 * sizes.batch_size)
         rate = sizes.load * len(full.e2e_s) / full.seconds
         arrival_s = list(arrivals(sizes.requests, rate))
@@ -173,8 +173,9 @@ class _Loads:
 def _row(
     measured: _Measured, arrival_s: Sequence[float], sizes: Sizes, batch_tokens: int
 ) -> Document:
+    before = _EACH * 2 * sizes.batch_size
     rounds = compare_recording(
-        measured.record, sizes, batch_tokens, arrival_s, measured.alone_s, measured.lives
+        measured.record, sizes, batch_tokens, arrival_s, before, measured.alone, measured.lives
     )
     row: Document = {"strategy": measured.strategy}
     for kind in ("simulated", "simulated_own_steps"):

@@ -145,7 +145,7 @@ def test_a_wrong_model_is_refused(change: dict[str, float]) -> None:
 
 @settings(deadline=None)
 @given(clusters(), st.integers(1, 6), st.floats(0.5, 2))
-def test_what_is_saved_is_what_a_better_order_of_the_oldest_saves(
+def test_what_is_saved_is_a_part_of_what_a_better_order_of_the_oldest_saves(
     drawn: tuple[ServerCost, np.ndarray], batch_size: int, bias: float
 ) -> None:
     cost, window_WE = drawn
@@ -162,7 +162,7 @@ def test_what_is_saved_is_what_a_better_order_of_the_oldest_saves(
         by_choice_s += cost.choose(np.ascontiguousarray(rest_WE), None, chosen, 1)
         rest_WE = np.delete(rest_WE, chosen, axis=0)
     saved = cost.saving(window_WE, None, batch_size, bias)
-    assert saved == pytest.approx(by_age_s / by_choice_s / bias - 1, abs=1e-4)
+    assert saved == pytest.approx(0.7 * (by_age_s / by_choice_s / bias - 1), abs=1e-4)
 
 
 def test_what_an_even_batch_saves_is_kept_in_part() -> None:
