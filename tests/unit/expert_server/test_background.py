@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from expert_server.background import compute_alone, step_back
+from eaas.background import step_back
+from expert_server.background import compute_alone
 
 
 def niceness() -> int:
