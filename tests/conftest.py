@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +28,16 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 # An example that takes long says something of the machine's load only.
 hypothesis.settings.register_profile("eaas", deadline=None)
 hypothesis.settings.load_profile("eaas")
+
+# Hardly anything that the imports of torch, transformers and all test files make is garbage.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported by now stays: no collection need look at it again."""
+    gc.freeze()
+    gc.enable()
+
 
 ARCHITECTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "deepseek_v3", "gpt_oss")
 

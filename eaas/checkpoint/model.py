@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from eaas.checkpoint.files import CheckpointFiles, read_files
 from eaas.checkpoint.quiet import quiet_transformers
 from eaas.checkpoint.shard import Shard, ShardHeader, TensorSlice
+from eaas.collector import collector_off
 from eaas.errors import (
     CorruptShardError,
     DenseModelError,
@@ -208,8 +209,9 @@ class Checkpoint:
 
 
 def _load_config(files: CheckpointFiles) -> Any:
-    from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig
+    with collector_off():
+        from huggingface_hub.errors import StrictDataclassError
+        from transformers import AutoConfig
 
     try:
         config = AutoConfig.from_pretrained(
@@ -226,15 +228,18 @@ def _load_config(files: CheckpointFiles) -> Any:
 
 def _model_class(files: CheckpointFiles, config: Any) -> type:
     """The text-generation class for a config; raises where its code has no experts for us."""
-    from transformers import AutoModelForCausalLM
-    from transformers.models.auto.auto_factory import _get_model_class
+    with collector_off():
+        from transformers import AutoModelForCausalLM
+        from transformers.models.auto.auto_factory import _get_model_class
 
     if type(config) not in AutoModelForCausalLM._model_mapping:
         raise UnsupportedModelError(
             f"{files.path}: transformers has no causal language model for model_type "
             f"{config.model_type!r}: use a text-generation checkpoint"
         )
-    model_class: type = _get_model_class(config, AutoModelForCausalLM._model_mapping)
+    # Where the model's code is imported, and most of transformers with it.
+    with collector_off():
+        model_class: type = _get_model_class(config, AutoModelForCausalLM._model_mapping)
     code = vars(sys.modules[model_class.__module__])
     if not any(isinstance(cls, type) and _is_experts_class(cls) for cls in code.values()):
         if _has_experts(config):

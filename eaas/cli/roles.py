@@ -14,6 +14,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from eaas.cli.options import ApiKeyFile, ConfigFile, Insecure, Join, Model, Tls
+from eaas.collector import collector_off
 from eaas.local.child import announce, bind_to_launcher
 from eaas.log import configure_logging
 
@@ -125,8 +126,9 @@ def expert_server(
     cluster = load_config(config, security=_security(tls, insecure), expert_server=settings)
     loaded = cluster.expert_server
     own = guarded_port(cluster.security, "expert-server", loaded.host)
-    from eaas.telemetry import start_tracing
-    from expert_server import ExpertServer
+    with collector_off():
+        from eaas.telemetry import start_tracing
+        from expert_server import ExpertServer
 
     server_id = id or f"expert-server-{socket.gethostname()}-{os.getpid()}"
     tracing = start_tracing(cluster.telemetry, "expert-server", server_id)
@@ -204,8 +206,9 @@ def attention_client(
         signal.signal(signal.SIGINT, end)
         _ready(address)
 
-    from attention_client.main import run
-    from eaas.telemetry import start_tracing
+    with collector_off():
+        from attention_client.main import run
+        from eaas.telemetry import start_tracing
 
     client_id = id or f"attention-client-{socket.gethostname()}-{os.getpid()}"
     tracing = start_tracing(cluster.telemetry, "attention-client", client_id)

@@ -21,10 +21,19 @@ __all__ = ["CLIENT_MODULES", "CONTROL_MODULES", "SERVER_MODULES", "Forked", "Nur
 
 CONTROL_MODULES = ("eaas.cli", "monitor.main", "balancer.main")
 """What a monitor and a balancer spend their start on."""
-SERVER_MODULES = ("expert_server.main", "transformers.modeling_utils")
-"""What an expert server spends its start on: the second with the checkpoint's config."""
-CLIENT_MODULES = ("attention_client.main",)
-"""What an attention client spends its start on."""
+SERVER_MODULES = (
+    "expert_server.main",
+    "transformers.modeling_utils",
+    "transformers.modeling_layers",
+    "transformers.generation.utils",
+)
+"""What an expert server spends its start on: all but the first with the checkpoint's config."""
+CLIENT_MODULES = (
+    "attention_client.main",
+    "attention_client.serve.batching",
+    "attention_client.serve.sequential",
+)
+"""What an attention client spends its start on: one of the last two with the model."""
 
 _ANSWER_BYTES = 1 << 12
 # For a fork, or for the exit code of a process that has ended.
