@@ -124,14 +124,15 @@ class _Page:
             )
             self._button("Rebalance", lambda: operator.rebalance(hub.facts), "Rebalance now")
         with ui.element("div").classes("row-of-buttons"):
-            number = (
-                ui.number("Servers", value=3, min=1, max=_MOST_SERVERS, precision=0)
+            # How many there are, once that is known: who then presses the button changes nothing.
+            self._number = number = (
+                ui.number("Servers", value=None, min=1, max=_MOST_SERVERS, precision=0)
                 .props("outlined dense")
                 .style("width: 7em")
             )
             self._button(
                 "Scale",
-                lambda: operator.scale(hub.facts, int(number.value or 1)),
+                lambda: operator.scale(hub.facts, int(number.value or len(self._servers()))),
                 "Scale to that number of servers",
             )
         self._rows = ui.element("div").classes("scroll").props('data-part="operate-servers"')
@@ -150,6 +151,8 @@ class _Page:
         shown = tuple((m.id, m.pid, still) for m, still in live)
         if shown == self._operated:
             return
+        if not self._operated and self._number.value is None:
+            self._number.set_value(len(live))
         self._operated = shown
         self._rows.clear()
         with self._rows:
