@@ -122,8 +122,9 @@ class _Page:
             )
             self._button("Rebalance", lambda: operator.rebalance(hub.facts), "Rebalance now")
         with ui.element("div").classes("row-of-buttons"):
-            number = (
-                ui.number("Servers", value=3, min=1, max=MOST_SERVERS, precision=0)
+            # How many there are, once that is known: who then presses the button changes nothing.
+            self._number = number = (
+                ui.number("Servers", value=None, min=1, max=MOST_SERVERS, precision=0)
                 .props("outlined dense")
                 .style("width: 7em")
             )
@@ -148,6 +149,8 @@ class _Page:
         shown = tuple((m.id, m.pid, still) for m, still in live)
         if shown == self._operated:
             return
+        if not self._operated and self._number.value is None:
+            self._number.set_value(len(live))
         self._operated = shown
         self._rows.clear()
         with self._rows:

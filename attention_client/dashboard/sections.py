@@ -9,7 +9,7 @@ import numpy as np
 
 from attention_client.dashboard.charts import BALANCE, SHARE, curve, heatmap
 from eaas.facts import Facts
-from eaas.facts.model import Load
+from eaas.facts.model import Decision, Load
 from eaas.types import Member, MemberState, Role
 
 __all__ = ["CANNOT_BE_DRAWN", "SECTIONS", "draw", "placement_of_layer"]
@@ -18,6 +18,7 @@ _EVENTS = 60
 _LONG_AGO_S = 120
 _NAMED = 6
 _NONE = "—"
+_WIDE = ' class="wide"'
 
 
 CANNOT_BE_DRAWN = (
@@ -96,7 +97,17 @@ def members(facts: Facts) -> str:
             f'<td class="wide">{escape(member.address)}</td>',
         )
         rows.append(f'<tr><th scope="row">{escape(member.id)}</th>{"".join(cells)}</tr>')
-    head = ("Member", "State", "Life", "Experts", "In flight", "Busy", "Lease age")
+    head = (
+        "Member",
+        "State",
+        "Life",
+        "Experts",
+        "In flight",
+        "Busy",
+        "Lease age",
+        "PID",
+        "Address",
+    )
     return _table("Members", head, rows, wide=("PID", "Address"))
 
 
@@ -283,23 +294,30 @@ def decisions(facts: Facts) -> str:
         return '<p class="empty">The balancer has decided nothing yet.</p>'
     rows = [
         f'<tr><th scope="row">{d.number}</th><td>{escape(d.trigger)}</td>'
-        f"<td>{escape(d.policy)}</td><td>{escape(d.verdict)}</td>"
-        f'<td class="number">{_number(d.par_now or None)} → {_number(d.par_then or None)}</td>'
-        f'<td class="number">{d.transit}</td>'
+        f'<td class="wide">{escape(d.policy) or _NONE}</td><td class="wide">{escape(d.verdict)}</td>'
+        f'<td class="number">{_change(d)}</td>'
+        f'<td class="number">{d.transit if d.is_counted else _NONE}</td>'
         f"<td>{escape(d.reason)}{escape(f' Given up: {d.given_up}') if d.given_up else ''}</td></tr>"
         for d in facts.decisions
     ]
     head = ("No.", "Trigger", "Policy", "Verdict", "PAR", "Moves", "Why")
-    return _table("Decisions of the balancer", head, rows)
+    return _table("Decisions of the balancer", head, rows, wide=("Policy", "Verdict"))
+
+
+def _change(decision: Decision) -> str:
+    if not decision.par_now:
+        return _NONE
+    return f"{_number(decision.par_now)} → {_number(decision.par_then or None)}"
 
 
 # -- small things ----------------------------------------------------------------------------------------
 
 
 def _table(caption: str, head: Iterable[str], rows: Iterable[str], wide: Iterable[str] = ()) -> str:
-    """A table with a caption for screen readers; `wide` columns are for wide screens."""
-    columns = "".join(f'<th scope="col">{name}</th>' for name in head)
-    columns += "".join(f'<th scope="col" class="wide">{name}</th>' for name in wide)
+    """A table with a caption for screen readers; `wide` ones of its columns are for wide screens."""
+    columns = "".join(
+        f'<th scope="col"{_WIDE if name in wide else ""}>{name}</th>' for name in head
+    )
     return (
         f'<table><caption class="unseen">{caption}</caption><thead><tr>{columns}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table>"

@@ -105,11 +105,12 @@ def _decisions(
 def decision_text(decision: Decision) -> str:
     """What was decided and why, in a line."""
     change = f"PAR {decision.par_now:.2f} to {decision.par_then:.2f}" if decision.par_now else ""
-    moves = f"{decision.transit} replicas move" if decision.transit else "the experts are placed"
+    moves = f"{decision.transit} replicas move" if decision.is_counted else "the experts are placed"
     what = {
         "moves": moves,
         "shares": "other shares, nothing moves",
     }.get(decision.verdict, "nothing changes")
-    why = f": {decision.reason}" if decision.reason else ""
+    # "... are placed for the servers ..."
+    why = (": " if decision.is_counted else " ") + decision.reason if decision.reason else ""
     given_up = f" Given up: {decision.given_up}" if decision.given_up else ""
     return ", ".join(filter(None, (f"{decision.trigger}: {what}", change))) + why + given_up

@@ -75,6 +75,11 @@ class Decision:
     epoch: int
     given_up: str
 
+    @property
+    def is_counted(self) -> bool:
+        """Whether `transit` is a count: it is 0 where servers came or left, and nobody planned moves."""
+        return self.verdict != "moves" or self.transit > 0
+
 
 @dataclass(frozen=True)
 class Answer:

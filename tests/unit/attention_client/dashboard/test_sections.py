@@ -16,6 +16,7 @@ from attention_client.dashboard.charts import BALANCE, SHARE, curve, heatmap
 from attention_client.dashboard.sections import draw, placement_of_layer
 from eaas.facts import Facts
 from eaas.facts.counters import Counters, Rates
+from eaas.facts.events import decision_text
 from eaas.facts.model import Decision, Event, Load, MemberFacts, Point, Source
 from eaas.types import Member, MemberState, Placement, Role
 
@@ -140,6 +141,14 @@ def test_events_and_decisions_say_why() -> None:
     assert '<li class="dead">' in drawn["events"]
     row = "9 drift eplb moves 1.50 → 1.10 12 it pays Given up: a server died"
     assert row in text(drawn["decisions"])
+
+
+def test_what_nobody_planned_has_no_figures() -> None:
+    reason = "for the servers a, b"
+    decision = Decision(1, 0, "membership", "", "moves", reason, 0, 0, 0, 0, 1, "")
+    row = "1 membership — moves — — for the servers a, b"
+    assert row in text(draw(facts(decisions=(decision,)))["decisions"])
+    assert decision_text(decision) == "membership: the experts are placed for the servers a, b"
 
 
 def test_names_and_reasons_of_others_are_text_and_never_markup() -> None:
