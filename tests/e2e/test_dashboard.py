@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import expect
 
 from browser import PATIENCE_MS, Watched, chromium, open_page
 
@@ -78,7 +79,10 @@ def test_a_server_is_killed_by_its_button_and_the_chat_goes_on(watched: Watched)
 
 
 def test_scaled_by_the_button(up: Any, watched: Watched) -> None:
-    watched.page.get_by_label("Servers", exact=True).fill("5")
+    servers = watched.page.get_by_label("Servers", exact=True)
+    # As many as there are: who presses the button without a thought changes nothing.
+    expect(servers).to_have_value("3", timeout=PATIENCE_MS)
+    servers.fill("5")
     press(watched, "Scale to that number of servers")
     watched.wait_text("operate-said", "There are to be 5 expert servers")
     for name in ("expert-server-3", "expert-server-4"):
