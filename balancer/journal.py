@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import grpc
 
-from eaas.background import step_back
 from eaas.grpc_client import Backoff
 from eaas.log import get_logger
 from eaas.rpc.v1 import balancer_pb2 as pb
@@ -71,8 +70,6 @@ class Journal:
         self._thread.join(_JOIN_S)
 
     def _run(self) -> None:
-        # Off the data path: calls in flight need the cores more.
-        step_back()
         try:
             self._keep()
         except Exception as error:  # noqa: BLE001 - whoever owns this ends the process with it

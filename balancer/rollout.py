@@ -30,7 +30,6 @@ from balancer.actions import (
 )
 from balancer.lines import Line, ServerLines
 from balancer.planner import Planner
-from eaas.background import step_back
 from eaas.log import get_logger
 from eaas.membership import MembershipView
 from eaas.rpc.v1 import expert_pb2, expert_pb2_grpc
@@ -117,8 +116,6 @@ class Rollout:
         self._thread.join(_JOIN_S)
 
     def _run(self) -> None:
-        # Off the data path: calls in flight need the cores more.
-        step_back()
         try:
             self._work()
         except Exception as error:  # noqa: BLE001 - whoever owns this ends the process with it

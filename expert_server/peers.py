@@ -13,7 +13,6 @@ from pathlib import Path
 import grpc
 import xxhash
 
-from eaas.background import step_back
 from eaas.checkpoint import Checkpoint
 from eaas.checkpoint.files import CONFIG, INDEX, sampled
 from eaas.checkpoint.pieces import Pause, at_once, pieces
@@ -28,6 +27,7 @@ from eaas.tls import Identity
 from eaas.types import Member, MemberState, Role
 from eaas.wire.chunk import Chunk, decode_chunk
 from eaas.wire.frame import paste
+from expert_server.background import step_back
 
 __all__ = ["PeerReader", "checkpoint_of_peers", "runs", "serving_peers"]
 

@@ -13,10 +13,10 @@ from typing import ClassVar
 import grpc
 import xxhash
 
-from eaas.background import step_back
 from eaas.checkpoint.files import CONFIG, INDEX, SINGLE
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.wire.chunk import encode_chunk
+from expert_server.background import step_back
 
 __all__ = ["CheckpointSharer", "Pace"]
 

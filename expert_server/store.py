@@ -7,10 +7,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from eaas.background import step_back
 from eaas.checkpoint.pieces import at_once
 from eaas.errors import CheckpointError
-from expert_server.background import compute_alone
+from expert_server.background import compute_alone, step_back
 from expert_server.gaps import Batches, Gaps
 from expert_server.kernels import ExpertKernel
 from expert_server.memory import trim

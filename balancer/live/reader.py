@@ -11,7 +11,6 @@ import numpy as np
 
 from balancer.live.hotness import Reading, Work
 from balancer.live.rebalancer import Rebalancer
-from eaas.background import step_back
 from eaas.grpc_client import channel
 from eaas.log import get_logger
 from eaas.rpc.v1 import expert_pb2 as pb
@@ -64,8 +63,6 @@ class HotnessReader:
         self._thread.join(_JOIN_S)
 
     def _run(self) -> None:
-        # Off the data path: calls in flight need the cores more.
-        step_back()
         try:
             next_at, steps = time.monotonic(), 1
             while not self._closed.is_set():

@@ -10,8 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from eaas.background import step_back
-from expert_server.background import compute_alone
+from expert_server.background import compute_alone, step_back
 
 
 def niceness() -> int:
