@@ -220,7 +220,7 @@ class _Attack:
         """Load, faults, rest."""
         settings, prompts = self._settings, _prompts()
         self._warm_up(prompts)
-        before = self._census()
+        before = self._settled()
         load = OpenLoad(
             self._cluster.endpoint, prompts, settings.max_tokens, settings.rate, settings.seed
         )
@@ -274,6 +274,17 @@ class _Attack:
     def _census(self) -> dict[str, Census]:
         pids = {name: child.pid for name, child in self._cluster.children.items()}
         return census(pids, self._cluster.births)
+
+    def _settled(self) -> dict[str, Census]:
+        """What there is once nothing more is closed: the last connections of what came before linger."""
+        now, patience = self._census(), time.monotonic() + _CLOSE_S
+        while time.monotonic() < patience:
+            last = now
+            self._interrupt.wait(_REST_S)
+            now = self._census()
+            if _open(now) == _open(last):
+                break
+        return now
 
     # -- lanes ----------------------------------------------------------------------------------------
 
