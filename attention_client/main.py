@@ -78,7 +78,7 @@ def run(
     tokenizer = _load_tokenizer(model_path)
     registry = CollectorRegistry()
     metrics = ClientMetrics(registry)
-    traces = RequestTraces(tracing.tracer) if tracing is not None else None
+    traces = RequestTraces(tracing) if tracing is not None else None
     listener = bind(config.host, config.port)
     host_port = join_host_port(host_to_tell(config.host), listener.getsockname()[1])
     try:

@@ -15,12 +15,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from opentelemetry.trace import Link, SpanKind, StatusCode, set_span_in_context
+from opentelemetry.trace import SpanKind, StatusCode
 
-from eaas.telemetry.tracing import pack
+from eaas.telemetry.tracing import Tracing, pack
 
 if TYPE_CHECKING:
-    from opentelemetry.trace import Span, Tracer
+    from opentelemetry.trace import Span
+
+    from eaas.telemetry.spans import ChildSpan, ChildSpans
 
 __all__ = ["DispatchTrace", "LayerTrace", "RequestTraces"]
 
@@ -30,39 +32,39 @@ class DispatchTrace:
 
     __slots__ = ("_span", "context")
 
-    def __init__(self, span: Span) -> None:
+    def __init__(self, span: ChildSpan) -> None:
         self._span = span
-        self.context = pack(span)
+        self.context = pack(span.context)
 
     def end(self, outcome: str) -> None:
         """It was answered, or will not be."""
-        self._span.set_attribute("eaas.outcome", outcome)
+        self._span.attributes["eaas.outcome"] = outcome
         self._span.end()
 
 
 class LayerTrace:
     """One layer call."""
 
-    __slots__ = ("_span", "_tracer")
+    __slots__ = ("_span", "_spans")
 
-    def __init__(self, tracer: Tracer, span: Span) -> None:
-        self._tracer = tracer
+    def __init__(self, spans: ChildSpans, span: ChildSpan) -> None:
+        self._spans = spans
         self._span = span
 
     def dispatch(self, server: str, tokens: int) -> DispatchTrace:
         """A server is asked."""
         return DispatchTrace(
-            self._tracer.start_span(
+            self._spans.start(
                 "dispatch",
-                context=set_span_in_context(self._span),
-                kind=SpanKind.CLIENT,
-                attributes={"eaas.server": server, "eaas.tokens": tokens},
+                self._span.context,
+                {"eaas.server": server, "eaas.tokens": tokens},
+                SpanKind.CLIENT,
             )
         )
 
     def fail(self, reason: str) -> None:
         """There will be no result."""
-        self._span.set_status(StatusCode.ERROR, reason)
+        self._span.fail(reason)
 
     def end(self) -> None:
         """The call is over."""
@@ -73,11 +75,12 @@ class RequestTraces:
     """Traces of one attention client. Requests come and end on the event loop, layers on the engine's thread.
 
     Args:
-        tracer: Samples requests, and makes the spans.
+        tracing: Samples requests, and makes the spans.
     """
 
-    def __init__(self, tracer: Tracer) -> None:
-        self._tracer = tracer
+    def __init__(self, tracing: Tracing) -> None:
+        self._tracer = tracing.tracer
+        self._spans = tracing.children
         self._requests: dict[str, Span] = {}
         self._in_batch: Callable[[], Iterable[str]] = tuple
 
@@ -121,10 +124,10 @@ class RequestTraces:
         spans = [s for i in self._in_batch() if (s := self._requests.get(i)) is not None]
         if not spans:
             return None
-        span = self._tracer.start_span(
+        span = self._spans.start(
             "layer",
-            context=set_span_in_context(spans[0]),
-            links=[Link(other.get_span_context()) for other in spans[1:]],
-            attributes={"eaas.layer": layer, "eaas.tokens": tokens},
+            spans[0].get_span_context(),
+            {"eaas.layer": layer, "eaas.tokens": tokens},
+            links=[other.get_span_context() for other in spans[1:]],
         )
-        return LayerTrace(self._tracer, span)
+        return LayerTrace(self._spans, span)

@@ -143,7 +143,7 @@ class ExpertServer:
                 config.batching,
                 config.batch_window_us * 1e-6,
                 config.added_latency_us * 1e-6,
-                traces=BatchTraces(tracing.tracer, self._arena, server_id) if tracing else None,
+                traces=BatchTraces(tracing, self._arena, server_id) if tracing else None,
             )
             self._store = ExpertStore(reader, self._kernel, config.load_bytes_per_s, self._loop)
             hotness = HotnessHandler(self.shape, self._loop, self._store)

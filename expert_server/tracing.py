@@ -8,17 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
-from opentelemetry.trace import Link, SpanKind
+from opentelemetry.trace import SpanKind
 
-from eaas.telemetry.tracing import remote_parent, unpack
+from eaas.telemetry.tracing import Tracing, unpack
 from eaas.wire import Arena
 from eaas.wire.slot import read_trace
 from expert_server.replies import Request
-
-if TYPE_CHECKING:
-    from opentelemetry.trace import Tracer
 
 __all__ = ["BatchTraces"]
 
@@ -27,13 +23,13 @@ class BatchTraces:
     """Of one server's loop.
 
     Args:
-        tracer: Makes the spans.
+        tracing: Makes the spans.
         arena: Where the requests stand.
         server_id: Told with each span.
     """
 
-    def __init__(self, tracer: Tracer, arena: Arena, server_id: str) -> None:
-        self._tracer = tracer
+    def __init__(self, tracing: Tracing, arena: Arena, server_id: str) -> None:
+        self._spans = tracing.children
         self._arena = arena
         self._server_id = server_id
 
@@ -50,18 +46,18 @@ class BatchTraces:
         if not contexts:
             yield
             return
-        span = self._tracer.start_span(
+        span = self._spans.start(
             "server batch",
-            context=remote_parent(contexts[0]),
-            kind=SpanKind.SERVER,
-            links=[Link(context) for context in contexts[1:]],
-            attributes={
+            contexts[0],
+            {
                 "eaas.server": self._server_id,
                 "eaas.layer": group[0].header.layer,
                 "eaas.requests": len(group),
                 "eaas.tokens": sum(request.header.batch_size for request in group),
                 "eaas.waited_s": now - min(request.admitted_at for request in group),
             },
+            SpanKind.SERVER,
+            contexts[1:],
         )
         try:
             yield

@@ -1,4 +1,4 @@
-"""`eaas bench traces`: what tracing costs. Two clusters that differ in it, in turn, in one run."""
+"""`eaas bench traces`: what tracing costs. Clusters that differ in it, in turn, in one run."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import statistics
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from eaas.bench.load import LoadResult, Workload, run_load
+from eaas.bench.load import Workload, run_load
 from eaas.bench.machine import processor, processor_s
 from eaas.bench.worker import nursing
 from eaas.cli.client import fetch_status
@@ -31,29 +31,28 @@ _MEASURED = (Role.ATTENTION_CLIENT.value, Role.EXPERT_SERVER.value)
 
 @dataclass
 class _Way:
-    """One cluster, and what was measured of it."""
+    """One of a pair of clusters, and what was measured of it."""
 
     cluster: LocalCluster
     pids: list[int]
-    runs: list[LoadResult] = field(default_factory=list)
-    cpu_s: list[float] = field(default_factory=list)
+    tokens: int = 0
+    seconds: float = 0.0
+    cpu_s: float = 0.0
 
     def run(self, workload: Workload) -> None:
         before = sum(map(processor_s, self.pids))
-        self.runs.append(run_load(self.cluster.endpoint, workload))
-        self.cpu_s.append(sum(map(processor_s, self.pids)) - before)
+        result = run_load(self.cluster.endpoint, workload)
+        self.cpu_s += sum(map(processor_s, self.pids)) - before
+        self.tokens += result.tokens
+        self.seconds += result.seconds
 
-    def rates(self) -> list[float]:
-        return [run.tokens / run.seconds for run in self.runs]
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
 
-    def cpu_per_token_s(self) -> list[float]:
-        return [cpu / run.tokens for cpu, run in zip(self.cpu_s, self.runs, strict=True)]
-
-    def document(self) -> dict[str, float]:
-        return {
-            "decode_tokens_per_s": round(statistics.median(self.rates()), 2),
-            "cpu_ms_per_token": round(statistics.median(self.cpu_per_token_s()) * 1e3, 4),
-        }
+    @property
+    def cpu_per_token_s(self) -> float:
+        return self.cpu_s / self.tokens
 
 
 def bench_traces(
@@ -65,12 +64,15 @@ def bench_traces(
     sampling: float,
     workload: Workload,
     rounds: int,
+    pairs: int,
     say: Callable[[str], None],
     nursery: Nursery | None = None,
 ) -> dict[str, Any]:
-    """Measure a cluster with tracing, and in turn with it one without.
+    """Measure a cluster with tracing, and in turn with it one without; then another such pair, and so on.
 
-    The spans go to a collector of this process, over the network as they would.
+    Two clusters that differ in nothing differ in speed by some percent, for as long as they live: one pair
+    alone says nothing of less than that. The spans go to a collector of this process, over the network as
+    they would.
 
     Args:
         model: Checkpoint that both serve.
@@ -79,13 +81,14 @@ def bench_traces(
         transport: shm, grpc or nixl.
         sampling: Share of the requests that are traced.
         workload: Put on each in every round.
-        rounds: Measured rounds, after one that is not counted; which of the two begins changes.
+        rounds: Measured rounds of a pair, after one that is not counted; which of the two begins changes.
+        pairs: Times that both are started anew; which of the two starts first changes.
         say: Progress, for people.
         nursery: Forks the processes; left running. By default one of its own does.
 
     Returns:
-        The document of `eaas bench traces --json`. `ratio` has medians of the rounds' ratios, with tracing to
-        without, and their quartiles; `spans` is what the collector was sent, by name.
+        The document of `eaas bench traces --json`. `ratio` has each pair's ratio, with tracing to without, of
+        all its rounds together, and their median; `spans` is what the collector was sent, by name.
 
     Raises:
         ConfigError: OpenTelemetry is not installed.
@@ -105,33 +108,35 @@ def bench_traces(
         forks = stack.enter_context(
             nursing(CONTROL_MODULES + SERVER_MODULES + CLIENT_MODULES, nursery)
         )
-        ways = []
-        for name, traces in (("off", False), ("on", True)):
-            say(f"starting the cluster with tracing {name} ...")
-            telemetry = {"traces": traces, "sampling": sampling, "endpoint": sink.endpoint}
-            file = scratch / f"{name}.yaml"
-            file.write_text(yaml.safe_dump({"telemetry": telemetry}))
-            cluster = stack.enter_context(
-                LocalCluster(
-                    model,
-                    servers=servers,
-                    redundancy=redundancy,
-                    config=settings,
-                    config_file=file,
-                    nursery=forks,
-                )
-            )
-            members = fetch_status(cluster.endpoint)["members"]
-            ways.append(_Way(cluster, [m["pid"] for m in members if m["role"] in _MEASURED]))
-        off, on = ways
-        for number in range(rounds + 1):
-            say(f"round {number} of {rounds}" if number else "warming up ...")
-            for way in (off, on) if number % 2 else (on, off):
-                way.run(workload)
-            if not number:
-                for way in ways:
-                    way.runs.clear()
-                    way.cpu_s.clear()
+        measured = []
+        for pair in range(pairs):
+            with ExitStack() as clusters:
+                ways = {}
+                for name in ("off", "on") if pair % 2 == 0 else ("on", "off"):
+                    say(f"starting pair {pair + 1} of {pairs}: tracing {name} ...")
+                    telemetry = {
+                        "traces": name == "on",
+                        "sampling": sampling,
+                        "endpoint": sink.endpoint,
+                    }
+                    file = scratch / f"{name}.yaml"
+                    file.write_text(yaml.safe_dump({"telemetry": telemetry}))
+                    cluster = clusters.enter_context(
+                        LocalCluster(
+                            model,
+                            servers=servers,
+                            redundancy=redundancy,
+                            config=settings,
+                            config_file=file,
+                            nursery=forks,
+                        )
+                    )
+                    members = fetch_status(cluster.endpoint)["members"]
+                    ways[name] = _Way(
+                        cluster, [m["pid"] for m in members if m["role"] in _MEASURED]
+                    )
+                _measure(ways["off"], ways["on"], workload, rounds, say)
+                measured.append((ways["off"], ways["on"]))
     # The clusters have ended, and with that sent what they had.
     return {
         "machine": {
@@ -146,21 +151,35 @@ def bench_traces(
         "sampling": sampling,
         "workload": vars(workload),
         "rounds": rounds,
-        "off": off.document(),
-        "on": on.document(),
-        "ratio": {
-            "decode_tokens_per_s": _ratios(on.rates(), off.rates()),
-            "cpu_per_token": _ratios(on.cpu_per_token_s(), off.cpu_per_token_s()),
-        },
+        "pairs": pairs,
+        "decode_tokens_per_s": _compared(
+            [(off.tokens_per_s, on.tokens_per_s) for off, on in measured], 1.0
+        ),
+        "cpu_ms_per_token": _compared(
+            [(off.cpu_per_token_s, on.cpu_per_token_s) for off, on in measured], 1e3
+        ),
         "spans": sink.spans(),
     }
 
 
-def _ratios(these: list[float], those: list[float]) -> dict[str, float]:
-    ratios = sorted(a / b for a, b in zip(these, those, strict=True))
-    quarter = len(ratios) // 4
+def _measure(
+    off: _Way, on: _Way, workload: Workload, rounds: int, say: Callable[[str], None]
+) -> None:
+    say("warming up ...")
+    for way in (off, on):
+        run_load(way.cluster.endpoint, workload)
+    for number in range(rounds):
+        say(f"round {number + 1} of {rounds}")
+        for way in (off, on) if number % 2 else (on, off):
+            way.run(workload)
+
+
+def _compared(pairs: list[tuple[float, float]], unit: float) -> dict[str, Any]:
+    """Medians over the pairs of both values, times the unit, and the ratios of the second to the first."""
+    ratios = [on / off for off, on in pairs]
     return {
-        "median": round(statistics.median(ratios), 4),
-        "from": round(ratios[quarter], 4),
-        "to": round(ratios[-1 - quarter], 4),
+        "off": round(statistics.median(off for off, _ in pairs) * unit, 4),
+        "on": round(statistics.median(on for _, on in pairs) * unit, 4),
+        "ratio": round(statistics.median(ratios), 4),
+        "ratios": [round(ratio, 4) for ratio in ratios],
     }

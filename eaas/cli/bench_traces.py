@@ -36,10 +36,13 @@ def traces(
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 8,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 32,
     max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer.")] = 32,
-    rounds: Annotated[int, typer.Option(min=1, help="Measured rounds.")] = 10,
+    rounds: Annotated[int, typer.Option(min=1, help="Measured rounds of a pair of clusters.")] = 4,
+    pairs: Annotated[
+        int, typer.Option(min=1, help="Times that both clusters are started anew.")
+    ] = 5,
     as_json: Json = False,
 ) -> None:
-    """Decode tokens/s and processor time with tracing, over those without; two clusters, in turn."""
+    """Decode tokens/s and processor time with tracing, over those without; pairs of clusters, in turn."""
     from eaas.bench.load import Workload
     from eaas.bench.traces import bench_traces
 
@@ -58,6 +61,7 @@ def traces(
             sampling=sampling,
             workload=Workload(requests, concurrency, prompt_tokens, max_tokens),
             rounds=rounds,
+            pairs=pairs,
             say=lambda line: print(line, file=sys.stderr, flush=True),
         )
     if as_json:
@@ -71,19 +75,19 @@ def _print(document: dict[str, Any]) -> None:
     from rich.table import Table
 
     table = Table(box=None)
-    for column in ("", "off", "on", "on / off", "middle half of the rounds"):
+    for column in ("", "off", "on", "on / off", "each pair"):
         table.add_column(column, justify="right" if column else "left")
-    for text, figure, ratio in (
-        ("decode tokens/s", "decode_tokens_per_s", "decode_tokens_per_s"),
-        ("processor ms per token", "cpu_ms_per_token", "cpu_per_token"),
+    for text, key in (
+        ("decode tokens/s", "decode_tokens_per_s"),
+        ("processor ms per token", "cpu_ms_per_token"),
     ):
-        found = document["ratio"][ratio]
+        found = document[key]
         table.add_row(
             text,
-            str(document["off"][figure]),
-            str(document["on"][figure]),
-            f"{found['median']:.4f}",
-            f"{found['from']:.4f} to {found['to']:.4f}",
+            str(found["off"]),
+            str(found["on"]),
+            f"{found['ratio']:.4f}",
+            " ".join(f"{ratio:.3f}" for ratio in found["ratios"]),
         )
     Console().print(table)
     spans = ", ".join(f"{count} {name}" for name, count in sorted(document["spans"].items()))

@@ -9,18 +9,17 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
+from opentelemetry.trace import SpanContext, TraceFlags
 
 from eaas.config_telemetry import TelemetryConfig
 from eaas.errors import ConfigError
 from eaas.log import get_logger
 
 if TYPE_CHECKING:
-    from opentelemetry.context import Context
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.trace import Span, Tracer
+    from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+    from opentelemetry.trace import Tracer
 
-__all__ = ["CONTEXT_BYTES", "Tracing", "pack", "remote_parent", "start_tracing", "unpack"]
+__all__ = ["CONTEXT_BYTES", "Tracing", "pack", "start_tracing", "unpack"]
 
 _log = get_logger(__name__)
 CONTEXT_BYTES = 24
@@ -31,15 +30,25 @@ _LAST_S = 2.0
 
 
 class Tracing:
-    """The tracer of a process; close it.
+    """Makes the spans of a process; close it.
 
     Args:
-        provider: Where its spans go.
+        provider: Samples requests.
+        processor: Where spans go; the provider gets it here.
+
+    Attributes:
+        tracer: For requests, which it samples.
+        children: For all below those that are sampled.
     """
 
-    def __init__(self, provider: TracerProvider) -> None:
+    def __init__(self, provider: TracerProvider, processor: SpanProcessor) -> None:
+        # Needs the SDK, which need not be there where nothing is traced.
+        from eaas.telemetry.spans import SCOPE, ChildSpans
+
+        provider.add_span_processor(processor)
         self._provider = provider
-        self.tracer: Tracer = provider.get_tracer("eaas")
+        self.tracer: Tracer = provider.get_tracer(SCOPE)
+        self.children = ChildSpans(provider, processor)
 
     def close(self) -> None:
         """Sends what is left, and ends; what a slow collector has not taken after 2 s is dropped."""
@@ -68,11 +77,12 @@ def start_tracing(config: TelemetryConfig, role: str, instance: str) -> Tracing 
     if not config.traces:
         return None
     try:
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+
+        from eaas.telemetry.otlp import SpanExporter
     except ImportError as error:
         raise ConfigError(
             f"telemetry.traces: OpenTelemetry is missing ({error}): "
@@ -84,18 +94,16 @@ def start_tracing(config: TelemetryConfig, role: str, instance: str) -> Tracing 
         # Nobody but the role ends it: a process that is torn down at once is to say so.
         shutdown_on_exit=False,
     )
-    exporter = OTLPSpanExporter(
+    exporter = SpanExporter(
         endpoint=config.endpoint,
         insecure=config.endpoint.startswith("http://"),
         timeout=_EXPORT_S,
     )
-    provider.add_span_processor(BatchSpanProcessor(exporter))
-    return Tracing(provider)
+    return Tracing(provider, BatchSpanProcessor(exporter))
 
 
-def pack(span: Span) -> bytes:
+def pack(context: SpanContext) -> bytes:
     """Trace id and span id, big-endian as in W3C's traceparent."""
-    context = span.get_span_context()
     return context.trace_id.to_bytes(_TRACE_ID_BYTES, "big") + context.span_id.to_bytes(8, "big")
 
 
@@ -108,8 +116,3 @@ def unpack(data: bytes) -> SpanContext | None:
         trace_flags=TraceFlags(TraceFlags.SAMPLED),
     )
     return context if context.is_valid else None
-
-
-def remote_parent(context: SpanContext) -> Context:
-    """As the parent of a span."""
-    return set_span_in_context(NonRecordingSpan(context))

@@ -158,7 +158,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "--concurrency": 8,
         "--prompt-tokens": 32,
         "--max-tokens": 32,
-        "--rounds": 10,
+        "--rounds": 4,
+        "--pairs": 5,
         "--json": False,
     },
     "bench dispatch": {

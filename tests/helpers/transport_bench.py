@@ -16,7 +16,6 @@ from pathlib import Path
 import grpc
 import numpy as np
 import torch
-from opentelemetry.trace import Tracer
 from prometheus_client import CollectorRegistry
 
 from attention_client.connection import Connection
@@ -31,6 +30,7 @@ from eaas.local.child import announce, bind_to_launcher
 from eaas.local.process import ChildProcess
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.rpc.v1 import expert_pb2_grpc
+from eaas.telemetry import Tracing
 from eaas.types import ModelShape
 from eaas.wire import Arena, ResultHeader, SlotState
 from eaas.wire.header import VERSION, WireDtype, payload_layout, result_length
@@ -67,14 +67,14 @@ class Server:
         run: bool = True,
         slots: int = SLOTS,
         tokens: int = SLOT_TOKENS,
-        tracer: Tracer | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         payload = payload_layout(tokens, HIDDEN, TOP_K, WireDtype.FLOAT32).total
         self.arena = Arena.create_shared(
             slots, payload, result_length(tokens, HIDDEN), time.monotonic_ns()
         )
         self.table = SlotTable(self.arena)
-        traces = BatchTraces(tracer, self.arena, "server") if tracer is not None else None
+        traces = BatchTraces(tracing, self.arena, "server") if tracing is not None else None
         self.loop = ServeLoop(self.arena, self.table, kernel, SHAPE, 20, traces=traces)
         self.service = ExpertService(
             self.arena,

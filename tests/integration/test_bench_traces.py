@@ -27,12 +27,15 @@ def test_what_is_sampled_arrives(
         sampling=sampling,
         workload=workload,
         rounds=1,
+        pairs=1,
         say=lambda _line: None,
         nursery=nursery,
     )
-    for ratio in document["ratio"].values():
-        assert 0 < ratio["from"] <= ratio["median"] <= ratio["to"]
-    assert document["off"]["decode_tokens_per_s"] > 0
+    for figure in ("decode_tokens_per_s", "cpu_ms_per_token"):
+        found = document[figure]
+        assert found["off"] > 0
+        assert found["ratios"] == [found["ratio"]]
+        assert found["ratio"] == pytest.approx(found["on"] / found["off"], rel=1e-2)
     spans = document["spans"]
     if not sampling:
         assert spans == {}

@@ -24,7 +24,7 @@ from attention_client.messages import LayerInput
 from attention_client.tracing import RequestTraces
 from eaas.config_telemetry import TelemetryConfig
 from eaas.errors import ConfigError, ExpertsUnavailableError
-from eaas.telemetry import start_tracing
+from eaas.telemetry import Tracing, start_tracing
 from eaas.types import Placement
 from eaas.wire.slot import read_trace
 from http_box import Box
@@ -41,8 +41,7 @@ class Spans:
     def __init__(self, sampling: float = 1.0) -> None:
         self.exporter = InMemorySpanExporter()
         provider = TracerProvider(sampler=ParentBased(TraceIdRatioBased(sampling)))
-        provider.add_span_processor(SimpleSpanProcessor(self.exporter))
-        self.tracer = provider.get_tracer("test")
+        self.tracing = Tracing(provider, SimpleSpanProcessor(self.exporter))
 
     def named(self, name: str) -> list[ReadableSpan]:
         return [span for span in self.exporter.get_finished_spans() if span.name == name]
@@ -71,9 +70,9 @@ class World:
     """A client and a server whose spans go to one place."""
 
     def __init__(self, spans: Spans, transport: str = "shm", checksum: bool = False) -> None:
-        self.server = Server(tracer=spans.tracer)
+        self.server = Server(tracing=spans.tracing)
         self.client = Client(transport, checksum)
-        self.traces = RequestTraces(spans.tracer)
+        self.traces = RequestTraces(spans.tracing)
         self.traces.watch(lambda: self.in_batch)
         self.in_batch: tuple[str, ...] = ("r1",)
         self.dispatcher = Dispatcher(
@@ -230,7 +229,7 @@ def test_a_layer_call_that_fails_says_so(make: Callable[..., World]) -> None:
 def test_the_engine_knows_whose_forward_pass_it_is(kind: str) -> None:
     """Batched, and one at a time."""
     spans = Spans()
-    box = Box(kind, traces=RequestTraces(spans.tracer))
+    box = Box(kind, traces=RequestTraces(spans.tracing))
     try:
         box.complete(max_tokens=4)
     finally:

@@ -317,13 +317,15 @@ def test_row_27_nothing_that_decides_reads_the_wall_clock() -> None:
         if wall.search(line)
     ]
     # What people are told: when an answer was made, as in OpenAI's API, and when the balancer decided.
-    # And the dates in certificates, which are read by whoever is shown one.
+    # And the dates in certificates, which are read by whoever is shown one, and when a span began and ended.
     for_people = (
         "attention_client/serve/service.py: return int(time.time())",
         "balancer/live/history.py: wall_clock: Callable[[], float] = time.time,",
         "eaas/certs.py: from datetime import UTC, datetime, timedelta",
         "eaas/certs.py: now = datetime.now(UTC)",
         "eaas/cli/placement.py: at = time.strftime(",
+        "eaas/telemetry/spans.py: self._of.processor.on_end(EndedChild(self._of, self, time.time_ns()))",
+        "eaas/telemetry/spans.py: self.start_ns = time.time_ns()",
     )
     for line, allowed in zip(sorted(read), for_people, strict=True):
         assert line.startswith(allowed)

@@ -33,8 +33,7 @@ class Collector(SpanExporter):
 
 def tracing_to(collector: Collector) -> Tracing:
     provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(collector, schedule_delay_millis=1e9))
-    return Tracing(provider)
+    return Tracing(provider, BatchSpanProcessor(collector, schedule_delay_millis=1e9))
 
 
 def test_the_last_spans_are_sent() -> None:
