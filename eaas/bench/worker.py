@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from eaas.errors import ClusterError
+from eaas.local.interrupt import Interrupt
 from eaas.local.nursery import Nursery
 from eaas.local.process import ChildProcess, stop_all, wait_ready
 
@@ -90,22 +91,26 @@ class Worker(ChildProcess):
 
 
 @contextmanager
-def nursing(modules: Sequence[str], nursery: Nursery | None = None) -> Iterator[Nursery]:
+def nursing(
+    modules: Sequence[str], nursery: Nursery | None = None, interrupt: Interrupt | None = None
+) -> Iterator[Nursery]:
     """A nursery that has imported what it needs, so that it takes nothing from what is measured next.
 
     Args:
         modules: What it imports.
         nursery: The caller's, to be taken in its place, and left running.
+        interrupt: Ends the wait for it early.
 
     Raises:
         EaasError: It did not start.
+        Interrupted: The operator wants the end.
     """
     if nursery is not None:
         yield nursery
         return
     own = Nursery(modules)
     try:
-        wait_ready([own], _START_S)
+        wait_ready([own], _START_S, interrupt)
         yield own
     finally:
         own.end()

@@ -112,7 +112,7 @@ def run_chaos(
     with (
         tempfile.TemporaryDirectory(prefix="eaas-chaos-") as scratch,
         _namespace("partition" in kinds) as namespace,
-        nursing(CONTROL_MODULES + SERVER_MODULES + CLIENT_MODULES, nursery) as forks,
+        nursing(CONTROL_MODULES + SERVER_MODULES + CLIENT_MODULES, nursery, interrupt) as forks,
     ):
         interrupt.check()
         answers = _known_answers(model, settings, forks, interrupt)

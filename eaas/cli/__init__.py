@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import sys
 
 import typer
@@ -68,6 +70,8 @@ def _root(
 
 def main() -> None:
     """Run the program. A mistake of the user's is one line on standard error and exit code 2."""
+    # What is there at the end goes with the process: to look for garbage in torch takes more than a second.
+    atexit.register(gc.freeze)
     try:
         app()
     except EaasError as error:

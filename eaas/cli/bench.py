@@ -14,6 +14,7 @@ import typer
 
 from eaas.cli import bench_client, bench_failover, bench_predict, bench_traces
 from eaas.cli.options import Json
+from eaas.collector import collector_off
 
 __all__ = ["register"]
 
@@ -132,12 +133,13 @@ def experts(
     as_json: Json = False,
 ) -> None:
     """Expert kernels: time, fraction of the machine's limit, and ratio to transformers, in one run."""
-    from eaas.bench.experts import bench_experts, make_plan
-    from eaas.bench.experts.plan import DTYPES
-    from eaas.bench.experts.plot import check_plot, draw_plot
-    from eaas.bench.experts.report import print_report
-    from eaas.cores import usable_cores
-    from expert_server.kernels.registry import KERNEL_NAMES
+    with collector_off():
+        from eaas.bench.experts import bench_experts, make_plan
+        from eaas.bench.experts.plan import DTYPES
+        from eaas.bench.experts.plot import check_plot, draw_plot
+        from eaas.bench.experts.report import print_report
+        from eaas.cores import usable_cores
+        from expert_server.kernels.registry import KERNEL_NAMES
 
     _end_on_sigterm()
     plan = make_plan(
@@ -185,12 +187,13 @@ def dispatch(
     as_json: Json = False,
 ) -> None:
     """The data plane: an exchange without compute, against the same copies in C, in one run."""
-    from eaas.bench.dispatch import make_plan
-    from eaas.bench.dispatch.plot import draw_plot
-    from eaas.bench.dispatch.report import print_report
-    from eaas.bench.dispatch.run import bench_dispatch
-    from eaas.bench.experts.plot import check_plot
-    from expert_server.service import transports as known_transports
+    with collector_off():
+        from eaas.bench.dispatch import make_plan
+        from eaas.bench.dispatch.plot import draw_plot
+        from eaas.bench.dispatch.report import print_report
+        from eaas.bench.dispatch.run import bench_dispatch
+        from eaas.bench.experts.plot import check_plot
+        from expert_server.service import transports as known_transports
 
     _end_on_sigterm()
     plan = make_plan(
@@ -264,8 +267,9 @@ def overlap(
     # Before the imports: transformers takes seconds, a typing error should not.
     latency_us = numbers("--latency", latency, least=0)
     batches = numbers("--sequences", sequences)
-    from eaas.bench.overlap import bench_overlap
-    from eaas.cli.bench_tables import print_overlap
+    with collector_off():
+        from eaas.bench.overlap import bench_overlap
+        from eaas.cli.bench_tables import print_overlap
 
     with tempfile.TemporaryDirectory(prefix="eaas-bench-") as scratch:
         if model is None:

@@ -6,10 +6,11 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from eaas.checkpoint.quiet import quiet_transformers
+from eaas.collector import collector_off
 from eaas.demo_model.architectures import MAX_POSITIONS, DemoSizes, build_config
 from eaas.demo_model.tokenizer import BOS_ID, EOS_ID, PAD_ID, build_tokenizer, word_ids
 from eaas.errors import ConfigError
@@ -56,12 +57,17 @@ def write_demo_model(
     target = Path(path)
     _refuse_to_overwrite(target)
 
-    import torch
-    from transformers import AutoModelForCausalLM, GenerationConfig
+    with ExitStack() as stack:
+        # Models are imported where they are made.
+        stack.enter_context(collector_off())
+        import torch
+        from transformers import AutoModelForCausalLM, GenerationConfig
 
-    from eaas.demo_model.weights import fill_weights
+        from eaas.demo_model.weights import fill_weights
 
-    with _replacing(target) as directory, quiet_transformers(), torch.random.fork_rng(devices=[]):
+        directory = stack.enter_context(_replacing(target))
+        stack.enter_context(quiet_transformers())
+        stack.enter_context(torch.random.fork_rng(devices=[]))
         tokenizer = build_tokenizer(vocab, MAX_POSITIONS)
         # Eager: the calibrating pass runs in float64, which the grouped kernels do not know.
         model = AutoModelForCausalLM.from_config(
