@@ -19,7 +19,7 @@ import grpc
 from eaas import versions
 from eaas.errors import ClusterError
 from eaas.grpc_client import STREAM_SIGN_S, Backoff, responses
-from eaas.local.child import ended_pid
+from eaas.local.child import ended_pids
 from eaas.log import get_logger
 from eaas.membership import MembershipFold, MembershipView
 from eaas.monitors import MonitorLine, Monitors
@@ -267,7 +267,7 @@ class MemberSession:
         request = pb.RegisterRequest(
             member=member.to_proto(),
             previous_incarnation=self._incarnation,
-            ended_pid=ended_pid(),
+            ended_pids=ended_pids(),
         )
 
         def register(version: int) -> pb.RegisterResponse:

@@ -23,7 +23,7 @@ Terms:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from eaas.membership import RETURN_GRACE_S
@@ -126,7 +126,11 @@ class Registry:
         return tuple(self._history)[len(self._history) - missed :]
 
     def register(
-        self, member: Member, previous_incarnation: int, now: float, ended_pid: int = 0
+        self,
+        member: Member,
+        previous_incarnation: int,
+        now: float,
+        ended_pids: Collection[int] = (),
     ) -> tuple[int, list[MemberEvent]]:
         """Begins a life, or goes on with one that is still known; returns its incarnation.
 
@@ -134,7 +138,7 @@ class Registry:
             member: As the process describes itself; `incarnation` is ignored.
             previous_incarnation: What a process that lives on was given before, else 0.
             now: Monotonic seconds.
-            ended_pid: Of the process that had this id on this host and was seen to end; 0: nobody saw any.
+            ended_pids: Of processes that had this id on this host, or were to, and were seen to end.
 
         Raises:
             ValueError: The member has no id, or reports a state that only the monitor may give.
@@ -146,7 +150,7 @@ class Registry:
             raise ValueError(
                 f"{member.id}: a member does not report {member.state.value} of itself"
             )
-        ended = self._end_seen(member, previous_incarnation, ended_pid)
+        ended = self._end_seen(member, previous_incarnation, ended_pids)
         incarnation, reason = self._incarnation_of(member, previous_incarnation)
         before = self._live.get(member.id)
         self._dead.pop(member.id, None)
@@ -172,13 +176,15 @@ class Registry:
             return incarnation, ended
         return incarnation, [*ended, self._event(life, reason)]
 
-    def _end_seen(self, member: Member, previous: int, ended_pid: int) -> list[MemberEvent]:
+    def _end_seen(
+        self, member: Member, previous: int, ended_pids: Collection[int]
+    ) -> list[MemberEvent]:
         """The end of the life whose process the parent of `member` saw end, where that life is known."""
         known = self._live.get(member.id)
         # Whoever was registered before speaks of itself: a lease that it has is its own.
-        if known is None or not ended_pid or previous:
+        if known is None or previous:
             return []
-        if (known.member.pid, known.member.host) != (ended_pid, member.host):
+        if known.member.pid not in ended_pids or known.member.host != member.host:
             return []
         return [self._bury(known, "its parent saw it end")]
 

@@ -244,7 +244,7 @@ class MonitorService:
                         member,
                         request.previous_incarnation,
                         self._clock(),
-                        request.ended_pid,
+                        request.ended_pids,
                     )
                 self._tell(events)
                 revision = self._registry.revision

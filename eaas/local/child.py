@@ -14,12 +14,12 @@ __all__ = [
     "READY_VARIABLE",
     "announce",
     "bind_to_launcher",
-    "ended_pid",
+    "ended_pids",
 ]
 
 READY_VARIABLE = "_EAAS_READY_FD"
 PARENT_VARIABLE = "_EAAS_LAUNCHER_PID"
-ENDED_VARIABLE = "_EAAS_ENDED_PID"
+ENDED_VARIABLE = "_EAAS_ENDED_PIDS"
 _PR_SET_PDEATHSIG = 1
 
 
@@ -39,9 +39,9 @@ def bind_to_launcher() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def ended_pid() -> int:
-    """Of the former process of this name, which the launcher saw end; 0 where there was none."""
-    return int(os.environ.get(ENDED_VARIABLE, "0"))
+def ended_pids() -> list[int]:
+    """Of the former processes of this name, which the launcher saw end; the latest is the last."""
+    return [int(pid) for pid in os.environ.get(ENDED_VARIABLE, "").split()]
 
 
 def announce(**facts: object) -> None:

@@ -27,6 +27,8 @@ _END_S = 5.0
 _LOOK_S = 0.05
 _SERVER = "expert-server-"
 _OPERATOR = "operator"
+# Former processes of a name that the next one is told of; the lease of an earlier one is over.
+_ENDED_PIDS = 8
 
 
 class LocalCluster:
@@ -230,13 +232,18 @@ class LocalCluster:
 
     def _launch(self, name: str, arguments: Sequence[str], module: str = "eaas") -> ChildProcess:
         former = self._lives.get(name)
+        ended: tuple[int, ...] = ()
+        if former is not None and not former.running:
+            # More than the last: that one may have ended before the monitor heard of it, which then knows an
+            # earlier one.
+            ended = (*former.ended_pids, former.pid)[-_ENDED_PIDS:]
         child = ChildProcess(
             name,
             arguments,
             self.log_dir,
             module,
             nursery=self._nursery,
-            ended_pid=former.pid if former is not None and not former.running else 0,
+            ended_pids=ended,
         )
         self.children[name] = self._lives[name] = child
         self._pids.add(child.pid)

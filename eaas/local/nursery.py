@@ -78,11 +78,11 @@ class Nursery(ChildProcess):
         arguments: Sequence[str],
         log_fd: int,
         ready_fd: int,
-        ended_pid: int = 0,
+        ended_pids: Sequence[int] = (),
     ) -> Forked:
         """Start `python -m module arguments`; the descriptors become the child's.
 
-        It is told `ended_pid` (`ChildProcess`).
+        It is told `ended_pids` (`ChildProcess`).
 
         Raises:
             ClusterError: The nursery has ended, or the system lets it fork no more.
@@ -92,7 +92,7 @@ class Nursery(ChildProcess):
             for name in self._environment.keys() | os.environ.keys()
             if self._environment.get(name) != os.environ.get(name)
         }
-        changed[ENDED_VARIABLE] = str(ended_pid)
+        changed[ENDED_VARIABLE] = " ".join(map(str, ended_pids))
         request = {"module": module, "arguments": list(arguments), "environment": changed}
         answer, fds = self._ask(request, (log_fd, ready_fd))
         return Forked(self, answer["pid"], fds[0])

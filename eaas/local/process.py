@@ -45,7 +45,7 @@ class ChildProcess:
         module: Python module to run.
         pass_fds: Descriptors that it inherits, under the same numbers.
         nursery: Forks it, which is fast. By default it is executed.
-        ended_pid: Of the former process of this name, which was seen to end; 0: there is none.
+        ended_pids: Of the former processes of this name, which were seen to end.
     """
 
     def __init__(
@@ -56,9 +56,10 @@ class ChildProcess:
         module: str = "eaas",
         pass_fds: Sequence[int] = (),
         nursery: Nursery | None = None,
-        ended_pid: int = 0,
+        ended_pids: Sequence[int] = (),
     ) -> None:
         self.name = name
+        self.ended_pids = tuple(ended_pids)
         self.arguments = tuple(arguments)
         # Closed by `reap`.
         self._log: IO[bytes] = (
@@ -76,10 +77,10 @@ class ChildProcess:
         self.process: subprocess.Popen[bytes] | Forked
         try:
             if nursery is None:
-                self.process = self._execute(module, write_fd, pass_fds, ended_pid)
+                self.process = self._execute(module, write_fd, pass_fds)
             else:
                 fds = self._log.fileno(), write_fd
-                self.process = nursery.fork(module, self.arguments, *fds, ended_pid)
+                self.process = nursery.fork(module, self.arguments, *fds, self.ended_pids)
         except BaseException:
             os.close(self.fd)
             self._log.close()
@@ -88,7 +89,7 @@ class ChildProcess:
             os.close(write_fd)
 
     def _execute(
-        self, module: str, ready_fd: int, pass_fds: Sequence[int], ended_pid: int
+        self, module: str, ready_fd: int, pass_fds: Sequence[int]
     ) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [sys.executable, "-m", module, *self.arguments],
@@ -99,7 +100,7 @@ class ChildProcess:
             | {
                 READY_VARIABLE: str(ready_fd),
                 PARENT_VARIABLE: str(os.getpid()),
-                ENDED_VARIABLE: str(ended_pid),
+                ENDED_VARIABLE: " ".join(map(str, self.ended_pids)),
             },
             pass_fds=(ready_fd, *pass_fds),
             # A group of its own: Ctrl-C in the terminal is for the launcher, which ends the others.

@@ -80,7 +80,7 @@ class Simulation(Faults, Checks, Network):
         self.calling = self.in_faults = True
         self.right = self.failed = self.open_calls = 0
         self._pids = 0
-        self.ended: dict[str, int] = {}
+        self.ended: dict[str, tuple[int, ...]] = {}
         self._streams_until: dict[tuple[Process, Process], float] = {}
 
     @property

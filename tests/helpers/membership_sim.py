@@ -55,7 +55,7 @@ class Process:
     """One process; another one of the same id is another object.
 
     Attributes:
-        ended_pid: Of the one before it, if its parent saw that end.
+        ended_pids: Of those before it, if its parent saw their ends.
         heard_at: When the registry last took something of it.
         beats: Heartbeats that the registry took.
         suspected: At how many beats it was each time that it was suspected.
@@ -63,7 +63,7 @@ class Process:
 
     index: int
     pid: int
-    ended_pid: int = 0
+    ended_pids: tuple[int, ...] = ()
     incarnation: int = 0
     alive: bool = True
     killed_at: float | None = None
@@ -129,7 +129,7 @@ class Simulation:
         self._steps = 0
         self._pids = iter(range(1, 1_000_000))
         self._present: dict[int, Process] = {}
-        self._ended: dict[int, int] = {}
+        self._ended: dict[int, tuple[int, ...]] = {}
         self._revision = 0
         self._given: dict[str, int] = {}
         self._watcher = Watcher()
@@ -222,13 +222,13 @@ class Simulation:
     def _kill(self, index: int) -> None:
         if (process := self._present.pop(index, None)) is not None:
             process.alive, process.killed_at = False, self.now
-            self._ended[index] = process.pid
+            self._ended[index] = (*process.ended_pids, process.pid)
 
     def _start(self, index: int) -> None:
         assert index not in self._present
         # One that is started by hand knows of no end.
-        ended_pid = self._ended.get(index, 0) if self.dice.random() < 0.5 else 0
-        process = Process(index, next(self._pids), ended_pid)
+        ended_pids = self._ended.get(index, ()) if self.dice.random() < 0.5 else ()
+        process = Process(index, next(self._pids), ended_pids)
         self._present[index] = process
         self._register(process)
 
@@ -258,12 +258,14 @@ class Simulation:
         member = Member(process.id, Role.EXPERT_SERVER, process.pid, "h", "", MemberState.SERVING)
         try:
             incarnation, events = self.registry.register(
-                member, process.incarnation, self.now, process.ended_pid
+                member, process.incarnation, self.now, process.ended_pids
             )
         except IdTakenError:
             holder = (process.id, self._given[process.id])
             gone = next(p for p in self.processes if (p.id, p.incarnation) == holder)
-            assert process.incarnation or process.ended_pid != gone.pid, "its parent saw its end"
+            assert process.incarnation or gone.pid not in process.ended_pids, (
+                "its parent saw its end"
+            )
             self._at(self.now + _RETRY_S, self._register, process)
             return
         before = self._given.get(process.id, 0)

@@ -20,8 +20,8 @@ class Faults:
     def start(self, kind: type[Process], name: str, role: Role, *arguments: Any) -> None:
         self._pids += 1
         # One that is started by hand knows of no end.
-        ended_pid = self.ended.get(name, 0) if self.dice.random() < 0.5 else 0
-        process = kind(self, name, role, self._pids, ended_pid)
+        ended_pids = self.ended.get(name, ()) if self.dice.random() < 0.5 else ()
+        process = kind(self, name, role, self._pids, ended_pids)
         self.processes = [p for p in self.processes if p.alive] + [process]
         process.start(*arguments)  # type: ignore[attr-defined]
 
@@ -54,7 +54,7 @@ class Faults:
         """It is started again some time later, unless another one of its name is there."""
         self.say(f"kill {process.id}({process.pid})")
         process.alive = False
-        self.ended[process.id] = process.pid
+        self.ended[process.id] = (*process.ended_pids, process.pid)
         again: dict[Role, Callable[[], None]] = {
             Role.EXPERT_SERVER: lambda: self.start_server(process.id),
             Role.MONITOR: self.start_monitor,

@@ -46,7 +46,7 @@ class Process:
     """One life of a process.
 
     Attributes:
-        ended_pid: Of the one before it, if its parent saw that end.
+        ended_pids: Of those before it, if its parent saw their ends.
         host: Whom it shares a fate with when the network is cut.
         stopped_until: As after SIGSTOP: nothing of it runs before that.
         disturbed_at: When something last happened to it that excuses what it does.
@@ -56,7 +56,7 @@ class Process:
     id: str
     role: Role
     pid: int
-    ended_pid: int = 0
+    ended_pids: tuple[int, ...] = ()
     alive: bool = True
     incarnation: int = 0
     stopped_until: float = 0.0

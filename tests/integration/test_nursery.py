@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -253,10 +254,18 @@ def test_a_server_that_was_seen_to_end_is_let_in_again_at_once(
     file = tmp_path / "cluster.yaml"
     # Nobody is silent for so long, and nobody tries to register for so long.
     file.write_text("monitor: {lease_s: 300, heartbeat_s: 0.5}\n")
-    cluster = start_cluster(checkpoint("qwen3_moe"), attention_client=False, config_file=file)
+    model = shutil.copytree(checkpoint("qwen3_moe"), tmp_path / "model")
+    cluster = start_cluster(model, attention_client=False, config_file=file)
     for _ in range(2):
         cluster.children[SERVER].signal(signal.SIGKILL)
         cluster.restart(SERVER)
+    # Be it that another one came between them, of which the monitor has not heard.
+    cluster.children[SERVER].signal(signal.SIGKILL)
+    away = model.rename(tmp_path / "away")
+    with pytest.raises(EaasError, match="model"):
+        cluster.restart(SERVER)
+    away.rename(model)
+    cluster.restart(SERVER)
     # And so it is with the name of one that was let go of.
     cluster.children[SERVER].signal(signal.SIGKILL)
     assert cluster.children[SERVER].reap(60)
