@@ -2,6 +2,9 @@
 .PHONY: setup up test test-compose fuzz sim soak bench-client docs lint format proto clean
 .DELETE_ON_ERROR:
 
+# Compiled modules are kept, whatever the caller's habit is: each command would compile all of ours anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -32,11 +35,12 @@ up: setup
 	  --transport $(TRANSPORT) --host $(HOST) --port $(PORT) \
 	  $(if $(LOG_DIR),--log-dir '$(LOG_DIR)')
 
-# Three files at a time at first, since many tests wait more than they compute; then, one after another, the tests that must have the machine to themselves.
+# Three files at a time at first, since many tests wait more than they compute; then, one after another, the tests that must have the machine to
+# themselves, without collecting those of all other files again.
 test: setup
 	status=0; \
 	$(BIN)/python -m pytest -m 'not alone and not compose' -n 3 --dist loadfile --no-loadscope-reorder || status=1; \
-	$(BIN)/python -m pytest -m alone || status=1; \
+	$(BIN)/python -m pytest -m alone $$(grep -rl --include='test_*.py' 'mark\.alone' tests) || status=1; \
 	exit $$status
 
 # Builds the image and attacks a cluster of containers; skips where `docker compose` finds no engine.

@@ -24,6 +24,7 @@ __all__ = [
     "RunningServer",
     "Service",
     "add_port",
+    "check_port",
     "host_to_tell",
     "join_host_port",
     "serve",
@@ -195,6 +196,18 @@ def add_port(
     return join_host_port(host_to_tell(listen_host), bound)
 
 
+def check_port(host: str, port: int) -> None:
+    """Whether a process could listen there now: before it imports and loads what takes long.
+
+    Raises:
+        PortInUseError: Another process holds the port.
+        ConfigError: The host is not one of this machine, or the port needs more rights.
+    """
+    code = _try_bind(_listen_host(host, port), port)
+    if code:
+        raise _refusal(code, host, port)
+
+
 def host_to_tell(host: str) -> str:
     """Where others reach a process that listens there; the machine's name stands in for every interface."""
     return socket.gethostname() if host in ("0.0.0.0", "::") else host
@@ -221,15 +234,24 @@ def _listen_host(host: str, port: int) -> str:
 
 def _bind_error(listen_host: str, host: str, port: int) -> Exception:
     # gRPC does not say why: the same bind, made by hand, does.
+    # If it is free again, it was taken a moment ago.
+    return _refusal(_try_bind(listen_host, port) or errno.EADDRINUSE, host, port)
+
+
+def _try_bind(listen_host: str, port: int) -> int:
+    """The number of the error; 0: there is none."""
     family = socket.AF_INET6 if ":" in listen_host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((listen_host, port))
             probe.listen()
-            code = errno.EADDRINUSE  # Free again: it was taken a moment ago.
         except OSError as error:
-            code = error.errno or errno.EADDRINUSE
+            return error.errno or errno.EADDRINUSE
+    return 0
+
+
+def _refusal(code: int, host: str, port: int) -> Exception:
     where = join_host_port(host, port)
     if code == errno.EADDRINUSE:
         return PortInUseError(

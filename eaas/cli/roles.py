@@ -112,6 +112,7 @@ def expert_server(
     """Run one expert server: it joins the cluster, loads what the balancer places on it, and serves."""
     from eaas.config import load_config
     from eaas.exposure import guarded_port
+    from eaas.grpc_server import check_port
 
     _begin("expert-server")
     settings: dict[str, Any] = {
@@ -126,6 +127,7 @@ def expert_server(
     cluster = load_config(config, security=_security(tls, insecure), expert_server=settings)
     loaded = cluster.expert_server
     own = guarded_port(cluster.security, "expert-server", loaded.host)
+    check_port(loaded.host, loaded.port)
     with collector_off():
         from eaas.telemetry import start_tracing
         from expert_server import ExpertServer
@@ -179,6 +181,7 @@ def attention_client(
     """Run one attention client: the model without its experts, behind an OpenAI-compatible endpoint."""
     from eaas.config import load_config
     from eaas.exposure import guarded_keys, identity
+    from eaas.grpc_server import check_port
 
     _begin("attention-client")
     settings: dict[str, Any] = {
@@ -193,6 +196,7 @@ def attention_client(
     loaded = cluster.attention_client
     own = identity(cluster.security, "attention-client")
     keys = guarded_keys(cluster.security, loaded.host, loaded.api_key_file)
+    check_port(loaded.host, loaded.port)
     stopping = threading.Event()
 
     def end(_number: int, _frame: object) -> None:

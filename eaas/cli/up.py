@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _REFRESH_S = 1.0
+# While servers come or go, one after another: a second for each look would be most of the time it takes.
+_SCALING_S = 0.1
 # For everything but the loading of the experts, which has a limit of its own.
 _START_S = 120.0
 
@@ -189,7 +191,7 @@ def _watch(cluster: LocalCluster, interrupt: Interrupt) -> None:
             for line in (*_scale(scaler), *_obituaries(cluster, reported)):
                 _say(line)
             _check_client(cluster)
-            interrupt.wait(_REFRESH_S)
+            interrupt.wait(_SCALING_S if scaler.busy else _REFRESH_S)
     finally:
         watch.close()
 
@@ -239,7 +241,7 @@ def _watch_live(cluster: LocalCluster, interrupt: Interrupt, scaler: Scaler) -> 
                 # Above the table and never broken to fit: a line may be there to be pasted.
                 live.console.print(line, soft_wrap=True, markup=False, highlight=False)
             live.update(shown, refresh=True)
-            interrupt.wait(_REFRESH_S)
+            interrupt.wait(_SCALING_S if scaler.busy else _REFRESH_S)
 
 
 def _check_client(cluster: LocalCluster) -> None:

@@ -6,10 +6,8 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,8 @@ import httpx
 import pytest
 import yaml
 
+from eaas.local.nursery import Nursery
+from eaas.local.process import ChildProcess, stop_all
 from prometheus_box import PrometheusBox, missing
 
 pytestmark = [
@@ -80,20 +80,25 @@ def generate(up: Any) -> None:
     assert response.status_code == 200
 
 
-def kill(up: Any, name: str) -> Callable[[], None]:
-    """SIGKILL; returns what starts it again."""
+@pytest.fixture
+def started(nursery: Nursery) -> Iterator[Callable[[Sequence[str]], None]]:
+    """Starts a role as its command line says; ended with the test."""
+    children: list[ChildProcess] = []
+
+    def start(arguments: Sequence[str]) -> None:
+        children.append(ChildProcess("again", arguments, None, nursery=nursery))
+
+    yield start
+    stop_all(children, at_once=True)
+
+
+def kill(up: Any, name: str) -> list[str]:
+    """SIGKILL; returns the arguments that start it again."""
     pid = up.member(name)["pid"]
-    line = [word.decode() for word in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]]
-    directory = os.readlink(f"/proc/{pid}/cwd")
+    words = [word.decode() for word in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]]
+    assert words[1:3] == ["-m", "eaas"]
     os.kill(pid, signal.SIGKILL)
-
-    def again() -> None:
-        process = subprocess.Popen(
-            line, cwd=directory, env=up.home.environment, start_new_session=True
-        )
-        threading.Thread(target=process.wait, daemon=True).start()
-
-    return again
+    return words[3:]
 
 
 def all_serve(up: Any) -> bool:
@@ -101,7 +106,9 @@ def all_serve(up: Any) -> bool:
     return all(m["state"] == "SERVING" and Path(f"/proc/{m['pid']}").exists() for m in servers)
 
 
-def test_kills_fire_and_returns_resolve(up: Any, prometheus: PrometheusBox) -> None:
+def test_kills_fire_and_returns_resolve(
+    up: Any, prometheus: PrometheusBox, started: Callable[[Sequence[str]], None]
+) -> None:
     def scraped(query: str, wanted: float) -> bool:
         return prometheus.value(query) == wanted
 
@@ -127,7 +134,7 @@ def test_kills_fire_and_returns_resolve(up: Any, prometheus: PrometheusBox) -> N
     assert dead["severity"] == "warning"
     until(lambda: scraped("eaas_min_replicas", 1))
     assert "EaasExpertUncovered" not in prometheus.firing()
-    first()
+    started(first)
     until(lambda: "EaasServerDead" not in prometheus.firing())
 
     # All three: of two, the third would load at once what only they held.
@@ -135,8 +142,8 @@ def test_kills_fire_and_returns_resolve(up: Any, prometheus: PrometheusBox) -> N
     returns = [kill(up, f"expert-server-{i}") for i in range(3)]
     uncovered = until(lambda: prometheus.firing().get("EaasExpertUncovered"))
     assert uncovered["severity"] == "critical"
-    for again in returns:
-        again()
+    for arguments in returns:
+        started(arguments)
     resolved = {"EaasExpertUncovered", "EaasServerDead"}
     until(lambda: not resolved & prometheus.firing().keys())
     assert "EaasViewStale" not in prometheus.firing()

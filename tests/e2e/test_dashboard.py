@@ -25,7 +25,8 @@ def browser() -> Iterator[Any]:
         yield opened
 
 
-@pytest.fixture
+# A story in one cluster: each chapter leaves it as the next one needs it.
+@pytest.fixture(scope="module")
 def up(browser: Any, checkpoint: Callable[..., Path], start_up: Callable[..., Any]) -> Any:
     running = start_up(checkpoint("qwen3_moe"))
     running.wait_serving()
@@ -78,6 +79,15 @@ def test_a_server_is_killed_by_its_button_and_the_chat_goes_on(watched: Watched)
     watched.wait_text("decisions", "manual")
 
 
+def test_a_server_that_stands_still_is_seen_and_goes_on(watched: Watched) -> None:
+    press(watched, "Stop expert-server-0")
+    # It is SUSPECT for less than a second, which a look may miss, and then DEAD.
+    late = re.compile("expert-server-0 is (SUSPECT|DEAD)")
+    watched.part("events").filter(has_text=late).wait_for()
+    press(watched, "Continue expert-server-0")
+    wait_state(watched, "expert-server-0", "SERVING")
+
+
 def test_scaled_by_the_button(up: Any, watched: Watched) -> None:
     servers = watched.page.get_by_label("Servers", exact=True)
     # As many as there are: who presses the button without a thought changes nothing.
@@ -88,15 +98,6 @@ def test_scaled_by_the_button(up: Any, watched: Watched) -> None:
     for name in ("expert-server-3", "expert-server-4"):
         wait_state(watched, name, "SERVING")
     assert up.member("expert-server-4")["state"] == "SERVING"
-
-
-def test_a_server_that_stands_still_is_seen_and_goes_on(watched: Watched) -> None:
-    press(watched, "Stop expert-server-0")
-    # It is SUSPECT for less than a second, which a look may miss, and then DEAD.
-    late = re.compile("expert-server-0 is (SUSPECT|DEAD)")
-    watched.part("events").filter(has_text=late).wait_for()
-    press(watched, "Continue expert-server-0")
-    wait_state(watched, "expert-server-0", "SERVING")
 
 
 def test_without_balancer_and_monitor_the_page_says_so_and_the_chat_answers(

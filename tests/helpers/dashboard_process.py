@@ -1,11 +1,12 @@
-"""An endpoint of a tiny model whose dashboard shows a cluster that is not there.
+"""An endpoint of a tiny model whose dashboard shows a cluster that is not there: what its launcher names.
 
-`python dashboard_process.py [KEYS_FILE]` says its URL, then shows what each line of its input names.
+`theatre.Theatre` is the launcher's side.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import sys
 import time
 from collections.abc import Callable
@@ -17,9 +18,11 @@ import numpy as np
 from attention_client.dashboard import Dashboard
 from attention_client.dashboard.operator import Operator
 from eaas.api_keys import ApiKeys
+from eaas.bench.worker import obey
 from eaas.facts import Facts
 from eaas.facts.counters import Counters, Rates
 from eaas.facts.model import Decision, Event, Load, MemberFacts, Point, Source
+from eaas.local.child import announce, bind_to_launcher
 from eaas.types import Member, MemberState, Placement, Role
 
 _STATES = (MemberState.SERVING, MemberState.JOINING, MemberState.DRAINING, MemberState.SUSPECT)
@@ -120,14 +123,18 @@ class Stage:
 def main() -> None:
     from http_box import Box
 
+    arguments = json.loads(sys.argv[1])
+    bind_to_launcher()
     stage = Stage()
-    keys = ApiKeys(Path(sys.argv[1])) if len(sys.argv) > 1 else None
+    keys = ApiKeys(Path(arguments["keys"])) if arguments["keys"] else None
     # As in the endpoint's own `main`: who shows a key is no operator.
     dashboard = Dashboard(lambda: stage, Operator() if keys is None else None)
     box = Box(keys=keys, dashboard=dashboard)
-    print(box.url, flush=True)
-    for line in sys.stdin:
-        stage.scene = line.strip()
+    scenes = obey(arguments["control"])
+    announce(ready=box.url)
+    for scene, reply in scenes:
+        stage.scene = scene
+        reply(None)
     box.close()
 
 

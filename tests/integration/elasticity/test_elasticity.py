@@ -18,6 +18,7 @@ from control_plane import FakeExpertServer, eventually
 from eaas.balancer_calls import drain_server, scale_servers
 from eaas.errors import ClusterError, EaasError
 from eaas.grpc_client import channel
+from eaas.local.nursery import Nursery
 from eaas.local.process import ChildProcess, wait_ready
 from eaas.rpc.v1 import expert_pb2, expert_pb2_grpc
 from eaas.types import Member, MemberState
@@ -35,23 +36,29 @@ def cleanup() -> Iterator[ExitStack]:
 
 
 def by_hand(
-    cluster: Any, name: str, tmp_path: Path, cleanup: ExitStack, *options: str
+    cluster: Any,
+    name: str,
+    tmp_path: Path,
+    cleanup: ExitStack,
+    *options: str,
+    nursery: Nursery | None = None,
 ) -> ChildProcess:
-    """What a person types."""
+    """What a person types; without a nursery in an interpreter that has imported nothing."""
     arguments = ["expert-server", "--id", name, "--join", cluster.monitor_address]
     arguments += ["--kernel", "packed", *options]
-    child = ChildProcess(name, arguments, tmp_path)
+    child = ChildProcess(name, arguments, tmp_path, nursery=nursery)
     cleanup.callback(child.reap, 10)
     cleanup.callback(child.signal, signal.SIGKILL)
     return child
 
 
 def test_a_server_started_by_hand_takes_part(
-    elastic: Callable[..., Any], tmp_path: Path, cleanup: ExitStack
+    elastic: Callable[..., Any], tmp_path: Path, cleanup: ExitStack, nursery: Nursery
 ) -> None:
     cluster, client = elastic()
+    model = ("--model", str(cluster.model))
     with client.decoding():
-        child = by_hand(cluster, "by-hand", tmp_path, cleanup, "--model", str(cluster.model))
+        child = by_hand(cluster, "by-hand", tmp_path, cleanup, *model, nursery=nursery)
         wait_ready([child], 60)
         client.wait_settled("by-hand", *THREE)
     assert client.cluster.placement.epoch == 2
@@ -71,13 +78,17 @@ def test_a_server_without_a_checkpoint_takes_part(
 
 
 def test_a_server_without_a_checkpoint_needs_one_that_has_one(
-    elastic: Callable[..., Any], kill: Callable[..., None], tmp_path: Path, cleanup: ExitStack
+    elastic: Callable[..., Any],
+    kill: Callable[..., None],
+    tmp_path: Path,
+    cleanup: ExitStack,
+    nursery: Nursery,
 ) -> None:
     cluster, client = elastic(servers=1, redundancy=1)
     kill(cluster, "expert-server-0")
     until = client.cluster.session.wait_for
     assert until(lambda view: view.members["expert-server-0"].state is MemberState.DEAD, 30)
-    child = by_hand(cluster, "by-hand", tmp_path, cleanup)
+    child = by_hand(cluster, "by-hand", tmp_path, cleanup, nursery=nursery)
     with pytest.raises(EaasError, match="no server of the cluster has a checkpoint to share"):
         wait_ready([child], 60)
 

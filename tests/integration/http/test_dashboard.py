@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,34 +12,12 @@ import httpx
 import pytest
 
 from browser import Watched, chromium, open_page
+from eaas.local.nursery import Nursery
+from theatre import Theatre
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
-ROOT = Path(__file__).parents[3]
 KEY = "sk-of-the-dashboard-0123456789"
-
-
-class Theatre:
-    """A process whose page shows the scene that is asked for."""
-
-    def __init__(self, cleanup: ExitStack, *arguments: str) -> None:
-        path = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
-        self.process = subprocess.Popen(
-            [sys.executable, str(ROOT / "tests/helpers/dashboard_process.py"), *arguments],
-            env=os.environ | {"PYTHONPATH": path},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        cleanup.enter_context(self.process)
-        cleanup.callback(self.process.kill)
-        assert self.process.stdout is not None
-        self.url = self.process.stdout.readline().strip()
-
-    def show(self, scene: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{scene}\n")
-        self.process.stdin.flush()
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +32,10 @@ def browser(cleanup: ExitStack) -> Any:
 
 
 @pytest.fixture(scope="module")
-def theatre(browser: Any, cleanup: ExitStack) -> Theatre:
-    return Theatre(cleanup)
+def theatre(browser: Any, cleanup: ExitStack, nursery: Nursery) -> Theatre:
+    theatre = Theatre(nursery)
+    cleanup.callback(theatre.close)
+    return theatre
 
 
 @pytest.fixture(scope="module")
@@ -233,12 +210,13 @@ def test_it_is_usable_by_keyboard_and_screen_reader(scene: Callable[..., Watched
 
 
 def test_a_key_is_asked_for_as_a_password_and_gives_no_buttons(
-    browser: Any, cleanup: ExitStack, tmp_path: Path
+    browser: Any, cleanup: ExitStack, tmp_path: Path, nursery: Nursery
 ) -> None:
     file = tmp_path / "keys"
     file.write_text(f"{KEY}\n")
     file.chmod(0o600)
-    theatre = Theatre(cleanup, str(file))
+    theatre = Theatre(nursery, file)
+    cleanup.callback(theatre.close)
     for path in ("/", "/favicon.ico", "/_nicegui_ws/socket.io/", "/_nicegui/x"):
         refused = httpx.get(f"{theatre.url}{path}", timeout=60)
         assert refused.status_code == 401

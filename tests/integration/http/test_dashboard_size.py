@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -16,10 +13,11 @@ import pytest
 from browser import Watched, chromium, open_page
 from eaas.bench.machine import processor_s
 from eaas.local import LocalCluster
+from eaas.local.nursery import Nursery
+from theatre import Theatre
 
 pytestmark = [pytest.mark.integration, pytest.mark.alone, pytest.mark.timeout(300)]
 
-ROOT = Path(__file__).parents[3]
 VIEWERS = 5
 SETTLE_S, WATCH_S, WATCHES = 4.0, 8.0, 5
 MOST = 0.03  # of one core, for one viewer
@@ -45,16 +43,15 @@ def test_one_viewer_costs_less_than_three_hundredths_of_a_core(
 ) -> None:
     cluster = start_cluster(checkpoint("qwen3_moe"))
     pids = [cluster.children[name].pid for name in ASKED]
-    time.sleep(SETTLE_S)
     # The same work takes longer beside a busy neighbour, so each watch has one without a viewer beside it.
     seen: list[tuple[float, float]] = []
     while len(seen) < WATCHES and all(viewed - idle >= MOST for idle, viewed in seen):
+        time.sleep(SETTLE_S)
         idle = used(pids)
         with open_page(browser, cluster.endpoint) as watched:
             watched.wait_text("members", "SERVING")
             time.sleep(SETTLE_S)
             viewed = used(pids)
-        time.sleep(SETTLE_S)
         seen.append((idle, viewed))
     print(f"cores without a viewer and with one: {seen}")
     assert min(viewed - idle for idle, viewed in seen) < MOST
@@ -65,26 +62,14 @@ def drawn(watched: Watched) -> str:
     return str(watched.part("load").locator("img").get_attribute("src"))
 
 
-def test_five_viewers_of_sixty_layers_and_sixty_four_servers(browser: Any) -> None:
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, str(ROOT / "tests/helpers/dashboard_process.py")]
+def test_five_viewers_of_sixty_layers_and_sixty_four_servers(
+    browser: Any, nursery: Nursery
+) -> None:
     with ExitStack() as stack:
-        process = stack.enter_context(
-            subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-        )
-        stack.callback(process.kill)
-        assert process.stdout is not None
-        assert process.stdin is not None
-        url = process.stdout.readline().strip()
-        process.stdin.write("large\n")
-        process.stdin.flush()
-        pages = [stack.enter_context(open_page(browser, url)) for _ in range(VIEWERS)]
+        theatre = Theatre(nursery)
+        stack.callback(theatre.close)
+        theatre.show("large")
+        pages = [stack.enter_context(open_page(browser, theatre.url)) for _ in range(VIEWERS)]
         for watched in pages:
             watched.wait_text("members", "expert-server-63")
             sizes = watched.page.locator("img.map").evaluate_all(
