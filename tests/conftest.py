@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, (str(Path(__file__).with_name("helpers")), os.environ.get("PYTHONPATH")))
 )
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # In the background of a script Ctrl-C is ignored, also by all that the tests start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # An example that takes long says something of the machine's load only.
 hypothesis.settings.register_profile("eaas", deadline=None)

@@ -29,14 +29,7 @@ from eaas.errors import (
     UnsupportedModelError,
 )
 
-__all__ = [
-    "CheckpointFiles",
-    "TensorEntry",
-    "precheck",
-    "precheck_tokenizer",
-    "read_files",
-    "sampled",
-]
+__all__ = ["CheckpointFiles", "TensorEntry", "precheck", "read_files", "sampled"]
 
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
@@ -117,20 +110,6 @@ def precheck(path: str | os.PathLike[str]) -> None:
         CheckpointError: A file cannot be read, as where it is not this user's.
     """
     read_files(path)
-
-
-def precheck_tokenizer(path: str | os.PathLike[str]) -> None:
-    """Finds out whether a directory may hold a tokenizer, by the names of its files; imports no transformers.
-
-    Whether the one that is there can be loaded only transformers knows.
-
-    Raises:
-        NotACheckpointError: No file is named as any tokenizer's is.
-    """
-    # tokenizer.json, vocab.txt, merges.txt, spiece.model, tekken.json, qwen.tiktoken, and their kin.
-    known = ("tok", "vocab", "merges", "piece", "tekken", "bpe", ".model", "spm")
-    if not any(part in file.name.lower() for file in Path(path).iterdir() for part in known):
-        raise NotACheckpointError(f"{path}: no tokenizer; add the model's tokenizer.json")
 
 
 def read_files(path: str | os.PathLike[str]) -> CheckpointFiles:

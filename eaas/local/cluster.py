@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from eaas.checkpoint import precheck, precheck_tokenizer
+from eaas.checkpoint import precheck
 from eaas.config import ClusterConfig
 from eaas.cores import usable_cores
 from eaas.errors import ClusterError, ConfigError, PortInUseError
@@ -80,7 +80,6 @@ class LocalCluster:
         self.tls = identity(security, _OPERATOR)
         precheck(model)
         if attention_client:
-            precheck_tokenizer(model)
             _check_port(client.host, client.port)
             guarded_keys(security, client.host, client.api_key_file)
         self._with_client = attention_client

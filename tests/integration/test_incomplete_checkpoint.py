@@ -13,15 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from attention_client.main import _load_tokenizer
 from attention_client.model import load_model
 from eaas.checkpoint import Checkpoint
-from eaas.errors import (
-    CheckpointError,
-    CorruptShardError,
-    MissingShardError,
-    NotACheckpointError,
-)
+from eaas.errors import CheckpointError, CorruptShardError, MissingShardError
 
 pytestmark = pytest.mark.integration
 
@@ -72,10 +66,3 @@ def test_a_generation_config_that_cannot_be_used(copy: Path, text: str) -> None:
 def test_none_is_fine(copy: Path) -> None:
     (copy / "generation_config.json").unlink()
     assert load(copy).generation_config is not None
-
-
-def test_a_tokenizer_is_not_made_of_the_config(copy: Path) -> None:
-    for file in copy.glob("tokenizer*"):
-        file.unlink()
-    with pytest.raises(NotACheckpointError, match="no tokenizer"):
-        _load_tokenizer(copy)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eaas.checkpoint import precheck, precheck_tokenizer
+from eaas.checkpoint import precheck
 from eaas.checkpoint.files import read_files
 from eaas.errors import (
     CheckpointError,
@@ -75,22 +75,6 @@ def test_whole_checkpoints_pass(tmp_path: Path) -> None:
     precheck(write(tmp_path / "single"))
     precheck(write_sharded(tmp_path / "sharded"))
     precheck(str(write(tmp_path / "as a string")))
-
-
-def test_without_any_tokenizer_file(tmp_path: Path) -> None:
-    path = write(tmp_path)
-    (path / "generation_config.json").write_text("{}")
-    with pytest.raises(NotACheckpointError, match=r"no tokenizer; add the model's tokenizer\.json"):
-        precheck_tokenizer(path)
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["tokenizer.json", "vocab.txt", "merges.txt", "spiece.model", "tekken.json", "qwen.tiktoken"],
-)
-def test_whatever_may_be_a_tokenizer_passes(tmp_path: Path, name: str) -> None:
-    (write(tmp_path) / name).touch()
-    precheck_tokenizer(tmp_path)
 
 
 def test_precheck_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
