@@ -44,6 +44,8 @@ _PROMPTS, _PROMPT_TOKENS = 12, 12
 _CLOSE_S = 15.0
 # Before the run: servers that are lost, and how much denser requests are.
 _WARM_KILLS, _WARM_RATE = 3, 4.0
+# So much of the run's time these requests go on, and so long at most: a heap grows with the first few hundred.
+_WARM_SHARE, _WARM_S = 0.1, 120.0
 # Tokens of the cache that the first request leaves for its answer.
 _SHORT = 64
 # Of prompts: not of the run, so that a seed's answers are those of any other.
@@ -262,6 +264,7 @@ class _Attack:
         self._stack.callback(load.stop, 0.0)
         kills = [Fault("kill", 0.5, 0.1, (number,), 0) for number in range(_WARM_KILLS)]
         self._drive([self._lane(iter(kills))])
+        self._interrupt.wait(min(_WARM_SHARE * settings.seconds, _WARM_S))
         load.stop(_WHOLE_S)
         self._incidents.clear()
         self._interrupt.wait(_REST_S)
