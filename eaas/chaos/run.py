@@ -44,7 +44,7 @@ _PROMPTS, _PROMPT_TOKENS = 12, 12
 _CLOSE_S = 15.0
 # Before the run: servers that are lost, and how much denser requests are.
 _WARM_KILLS, _WARM_RATE = 3, 4.0
-# So much of the run's time these requests go on, and so long at most: a heap grows with the first few hundred.
+# So much of the run these requests go on, and so long at most: a heap grows with the first few hundred.
 _WARM_SHARE, _WARM_S = 0.1, 120.0
 # Tokens of the cache that the first request leaves for its answer.
 _SHORT = 64
