@@ -33,6 +33,7 @@ from transformers.generation.continuous_batching.continuous_api import (
 from transformers.generation.continuous_batching.model_runner import infer_max_single_request_tokens
 
 from attention_client.serve.engine import NOBODY, Delivery, Work
+from attention_client.serve.heap import trim_heap
 from attention_client.serve.limits import ServeLimits
 from attention_client.serve.live_admission import LiveAdmission
 from attention_client.serve.sampling import BatchSampler
@@ -242,12 +243,21 @@ class _Bell(threading.Event):
     """Wakes the generation thread, which waits for a tenth of a second at most.
 
     Where there is no request, only a new one gives it work, and that rings: it may sleep for longer.
+    After the first such sleep memory is given back.
     """
 
     idle = False
+    _is_trimmed = False
 
     def wait(self, timeout: float | None = None) -> bool:
-        return super().wait(_IDLE_S if self.idle else timeout)
+        if not self.idle:
+            self._is_trimmed = False
+            return super().wait(timeout)
+        rang = super().wait(_IDLE_S)
+        if not rang and not self._is_trimmed:
+            trim_heap()
+            self._is_trimmed = True
+        return rang
 
 
 class _ReachedError(Exception):
