@@ -44,7 +44,7 @@ _log = get_logger(__name__)
 
 _RETRY_S = 0.5
 # Between two servers that are told of a placement which nobody waits for, and over all of them at most.
-_REST_S = 0.1
+_REST_S = 0.25
 _RESTS_S = 2.0
 _JOIN_S = 3.0
 # Of calls that load nothing.
