@@ -108,6 +108,8 @@ class Planner:
         self._next_willing: frozenset[str] = frozenset()
         self._next_holders: frozenset[str] = frozenset()
         self._next_is_urgent = False
+        # Of the placement on its way, or else of the current one.
+        self._is_proposed = False
         self._retire_at = 0.0
         # Of clients, before the current one.
         self._there_was_one = False
@@ -249,6 +251,12 @@ class Planner:
         """The one that servers are loading."""
         return self._next
 
+    def has_time(self, call: Prepare | Retire) -> bool:
+        """Whether nobody waits for it: it is of a proposal that is rolled out, and no expert is at risk."""
+        # A server that returned has nothing yet of what clients may ask it for.
+        returned = isinstance(call, Prepare) and call.placement is self._current
+        return self._is_proposed and not returned
+
     @property
     def is_at_rest(self) -> bool:
         """Nothing is on its way, and nothing is to follow."""
@@ -281,7 +289,9 @@ class Planner:
             return f"the placement is of epoch {self._current.epoch} by now, not {epoch}"
         if not self.is_at_rest:
             return "a roll-out is going on"
-        return self._wishes.propose(stages, self._current)
+        refusal = self._wishes.propose(stages, self._current)
+        self._is_proposed = refusal is None
+        return refusal
 
     def level(self) -> None:
         """What was proposed before is no reason any more."""
@@ -358,6 +368,7 @@ class Planner:
         if draft is not None:
             # Whoever proposed does not know of this.
             self._wishes.stages = further
+            self._is_proposed = False
         elif idle:
             draft = self._wishes.next_stage(current, limited)
         if draft is not None:

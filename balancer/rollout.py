@@ -6,6 +6,8 @@ One thread owns the planner; calls to servers report back to it.
 from __future__ import annotations
 
 import concurrent.futures
+import heapq
+import itertools
 import queue
 import threading
 import time
@@ -41,6 +43,9 @@ __all__ = ["Rollout"]
 _log = get_logger(__name__)
 
 _RETRY_S = 0.5
+# Between two servers that are told of a placement which nobody waits for, and over all of them at most.
+_REST_S = 0.25
+_RESTS_S = 2.0
 _JOIN_S = 3.0
 # Of calls that load nothing.
 _SHORT_S = 10.0
@@ -91,7 +96,11 @@ class Rollout:
         self._inbox: queue.SimpleQueue[MembershipView | _Outcome | _Question | None]
         self._inbox = queue.SimpleQueue()
         self._running: set[Any] = set()
-        self._retries: list[tuple[float, Call]] = []
+        # Calls that are to begin at some time; among equals in the order in which they came.
+        self._later: list[tuple[float, int, Call]] = []
+        self._numbers = itertools.count()
+        # Of calls that take turns.
+        self._next_at = 0.0
         self._thread = threading.Thread(target=self._run, name="rollout", daemon=True)
         self._thread.start()
 
@@ -129,7 +138,7 @@ class Rollout:
     def _work(self) -> None:
         while True:
             now = time.monotonic()
-            self._retry_due(now)
+            self._start_due(now)
             self._act(self._planner.tick(now))
             try:
                 item = self._inbox.get(timeout=self._idle_s(now))
@@ -163,7 +172,19 @@ class Rollout:
                     if isinstance(action, Prepare) and action.placement.epoch > self._preparing:
                         self._preparing = action.placement.epoch
                         self._on_phase("prepare", action.placement)
-                    self._start(action)
+                    self._soon(action)
+
+    def _soon(self, call: Call) -> None:
+        """At once, or in its turn where nobody waits: what all do together is taken from their batches."""
+        if isinstance(call, Inspect) or not self._planner.has_time(call):
+            self._start(call)
+            return
+        at = max(time.monotonic(), self._next_at)
+        self._next_at = at + min(_REST_S, _RESTS_S / max(1, len(call.placement.servers)))
+        self._put_off(call, at)
+
+    def _put_off(self, call: Call, until: float) -> None:
+        heapq.heappush(self._later, (until, next(self._numbers), call))
 
     def _start(self, call: Call) -> None:
         line = self._lines.take(call.address)
@@ -210,22 +231,21 @@ class Rollout:
                 self._act(self._planner.succeeded(call, now, *told))
                 return
         _log.warning("%s: %s failed: %s", call.server_id, type(call).__name__.lower(), why)
-        self._retries.append((now + _RETRY_S, call))
+        self._put_off(call, now + _RETRY_S)
         timed_out = code is grpc.StatusCode.DEADLINE_EXCEEDED and isinstance(call, Prepare)
         self._act(self._planner.failed(call, now, timed_out=timed_out))
 
     def _idle_s(self, now: float) -> float | None:
         """How long nothing is to be done, unless something happens."""
-        times = [at for at, _ in self._retries[:1]]
+        times = [at for at, _, _ in self._later[:1]]
         wake_at = self._planner.wake_at(now)
         if wake_at is not None:
             times.append(wake_at)
         return max(0.0, min(times) - time.monotonic()) if times else None
 
-    def _retry_due(self, now: float) -> None:
-        # All pauses are equal, so the list is in order of time.
-        while self._retries and self._retries[0][0] <= now:
-            _, call = self._retries.pop(0)
+    def _start_due(self, now: float) -> None:
+        while self._later and self._later[0][0] <= now:
+            _, _, call = heapq.heappop(self._later)
             if self._planner.is_wanted(call):
                 self._start(call)
 

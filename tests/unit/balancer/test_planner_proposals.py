@@ -68,6 +68,28 @@ def test_stages_come_one_after_another() -> None:
     rests_at(world, stages[-1])
 
 
+def test_a_proposal_has_time_and_what_was_lost_has_not() -> None:
+    world = settled("s1", "s2", "s3")
+    assert propose(world, draft(NAMES[:3], 1)) is None
+    assert all(planner.has_time(call) for planner, call in world.calls)
+    while {type(call) for _, call in world.calls} != {Retire}:
+        world.answer()
+        world.follow("c")
+    assert all(planner.has_time(call) for planner, call in world.calls)
+    world.settle()
+    world.die("s1")
+    world.start("s1")
+    calls = [call for _, call in world.calls if isinstance(call, Prepare)]
+    assert calls
+    assert not any(map(world.planner.has_time, calls)), "clients ask it for experts that it has not"
+    world.settle()
+    assert propose(world, draft(NAMES[:3], 2)) is None
+    world.calls.clear()
+    world.die("s2")
+    assert world.calls
+    assert not any(planner.has_time(call) for planner, call in world.calls)
+
+
 def test_what_speaks_against_a_proposal() -> None:
     world = settled("s1", "s2")
     assert world.planner.propose([draft(("s1", "s2"), 1)], 7) == (

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import numpy as np
 import pytest
 
+from balancer import rollout as rollout_module
 from balancer.actions import Action, Call, Inspect, Prepare
 from balancer.rollout import Rollout
 from eaas.grpc_server import Service, serve
@@ -35,15 +37,20 @@ class Server:
 
 
 class Planner:
-    """Asks one server once, and takes down what comes of it."""
+    """Wants calls once, and takes down what comes of the last."""
 
-    def __init__(self, address: str = "") -> None:
+    def __init__(self, address: str = "", has_time: bool = False) -> None:
         self.call: Any = Inspect("s1", ("s1", 1, "h", 1, address, 1), address, 2, 4)
+        self.calls: list[Any] = []
+        self.is_patient = has_time
         self.outcome: Any = None
         self.told = threading.Event()
 
     def observe(self, members: Any, now: float) -> list[Action]:
-        return [self.call]
+        return self.calls or [self.call]
+
+    def has_time(self, call: Call) -> bool:
+        return self.is_patient
 
     def tick(self, now: float) -> list[Action]:
         return []
@@ -52,7 +59,7 @@ class Planner:
         return None
 
     def is_wanted(self, call: Call) -> bool:
-        return False
+        return call in self.calls
 
     def succeeded(self, call: Call, now: float, *told: Any) -> list[Action]:
         self.outcome = told
@@ -131,3 +138,85 @@ def test_an_error_that_nobody_expected_is_told() -> None:
     assert told.wait(WAIT_S)
     rollout.close()
     assert [str(error) for error in broken] == ["a mistake"]
+
+
+@pytest.mark.parametrize("has_time", [True, False])
+def test_servers_are_told_in_turn_where_nobody_waits(
+    monkeypatch: pytest.MonkeyPatch, has_time: bool
+) -> None:
+    monkeypatch.setattr(rollout_module, "_REST_S", 0.5)
+    count, began_at, all_here = 3, list[float](), threading.Event()
+
+    def prepare(request: Any, context: Any) -> Any:
+        began_at.append(time.monotonic())
+        if len(began_at) == count:
+            all_here.set()
+        # Where nobody rests all are told before the first has loaded anything.
+        if not has_time:
+            all_here.wait(WAIT_S)
+        return expert_pb2.PreparePlacementResponse()
+
+    server = Server()
+    server.PreparePlacement = prepare  # type: ignore[attr-defined]
+    add = expert_pb2_grpc.add_ExpertServiceServicer_to_server
+    face = serve([Service("eaas.rpc.v1.ExpertService", add, server)], "127.0.0.1", 0)
+    planner, broken = Planner(face.address, has_time), []
+    names = tuple(f"s{i}" for i in range(count))
+    nothing_LSE = np.zeros((1, count, 1), bool)
+    placement = Placement(3, names, nothing_LSE, nothing_LSE.astype(np.float32))
+    planner.calls = [
+        Prepare(name, (name, 1, "h", 1, face.address, 1), face.address, placement) for name in names
+    ]
+    rollout = Rollout(planner, lambda placement: None, WAIT_S, broken.append)  # type: ignore[arg-type]
+    try:
+        asked_at = time.monotonic()
+        rollout.observe(MembershipView(0, {}))
+        assert all_here.wait(WAIT_S)
+    finally:
+        rollout.close()
+        face.stop(0)
+    assert not broken
+    # The first may have been late; the last cannot have been early.
+    if has_time:
+        assert began_at[-1] - asked_at >= (count - 1) * 0.5
+
+
+def test_what_cannot_wait_is_told_before_those_whose_turn_it_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rollout_module, "_REST_S", 1e6)
+    monkeypatch.setattr(rollout_module, "_RESTS_S", 1e6)
+    told, first, last = list[int](), threading.Event(), threading.Event()
+
+    def prepare(request: Any, context: Any) -> Any:
+        told.append(request.epoch)
+        (last if request.epoch == 4 else first).set()
+        return expert_pb2.PreparePlacementResponse()
+
+    server = Server()
+    server.PreparePlacement = prepare  # type: ignore[attr-defined]
+    add = expert_pb2_grpc.add_ExpertServiceServicer_to_server
+    face = serve([Service("eaas.rpc.v1.ExpertService", add, server)], "127.0.0.1", 0)
+    planner, broken = Planner(face.address, has_time=True), []
+    nothing_LSE = np.zeros((1, 2, 1), bool)
+
+    def calls(epoch: int) -> list[Any]:
+        placement = Placement(epoch, ("s0", "s1"), nothing_LSE, nothing_LSE.astype(np.float32))
+        return [
+            Prepare(name, (name, 1, "h", 1, face.address, 1), face.address, placement)
+            for name in placement.servers
+        ]
+
+    planner.calls = calls(3)
+    rollout = Rollout(planner, lambda placement: None, WAIT_S, broken.append)  # type: ignore[arg-type]
+    try:
+        rollout.observe(MembershipView(0, {}))
+        assert first.wait(WAIT_S)
+        planner.calls, planner.is_patient = calls(4)[1:], False
+        rollout.observe(MembershipView(0, {}))
+        assert last.wait(WAIT_S)
+    finally:
+        rollout.close()
+        face.stop(0)
+    assert not broken
+    assert told == [3, 4]
