@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from eaas.cli import main
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -132,9 +134,18 @@ def test_decisions_are_measured() -> None:
         ),
     ],
 )
-def test_a_mistake_is_one_line_and_named(words: tuple[str, ...], named: str) -> None:
-    done = eaas(*words)
-    assert done.returncode == 2
-    assert named in done.stderr
-    assert done.stdout == ""
-    assert "Traceback" not in done.stderr
+def test_a_mistake_is_one_line_and_named(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    named: str,
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["eaas", "simulate", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    out, err = capsys.readouterr()
+    assert named in err
+    assert out == ""
+    assert "Traceback" not in err

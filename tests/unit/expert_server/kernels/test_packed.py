@@ -210,7 +210,7 @@ def test_bytes_are_those_of_the_packed_experts(dtype: torch.dtype) -> None:
 
 
 _MEMORY = """
-import random, sys, torch
+import os, random, sys, torch
 from expert_server.kernels import KernelSpec, packed
 from expert_server.kernels.packed import PackedKernel
 from expert_server.weights import ExpertForm, ExpertWeights
@@ -223,38 +223,58 @@ def swiglu(product):
     gate, up = product.chunk(2, dim=-1)
     return torch.nn.functional.silu(gate) * up
 
+def measure(dtype, transposed):
+    up, down = torch.ones(512, 1000), torch.ones(1000, 256)
+    weights = ExpertWeights(up.t(), down.t()) if transposed else ExpertWeights(up, down)
+    kernel = PackedKernel([ExpertForm(True, transposed, swiglu)], KernelSpec(dtype))
+    kernel.load(0, 0, weights)
+    kernel.unload(0, 0)
+    before = resident()
+    for number in range(60):
+        kernel.load(0, number, weights)
+    loaded = resident() - before
+    held, rng = list(range(60)), random.Random(0)
+    for number in range(60, 360):
+        kernel.unload(0, held.pop(rng.randrange(60)))
+        kernel.load(0, number, weights)
+        held.append(number)
+    return kernel.bytes, loaded, resident() - before
+
 torch.set_num_threads(1)
 packed._KEPT_BYTES = 1 << 20
-dtype = getattr(torch, sys.argv[1])
-transposed = sys.argv[2] == "transposed"
-up, down = torch.ones(1024, 1000), torch.ones(1000, 512)
-weights = ExpertWeights(up.t(), down.t()) if transposed else ExpertWeights(up, down)
-kernel = PackedKernel([ExpertForm(True, transposed, swiglu)], KernelSpec(dtype))
-kernel.load(0, 0, weights)
-kernel.unload(0, 0)
-before = resident()
-for number in range(60):
-    kernel.load(0, number, weights)
-loaded = resident() - before
-held, rng = list(range(60)), random.Random(0)
-for number in range(60, 360):
-    kernel.unload(0, held.pop(rng.randrange(60)))
-    kernel.load(0, number, weights)
-    held.append(number)
-print(kernel.bytes, loaded, resident() - before)
+# The memory of one is not to be seen in the next; torch is imported once.
+for dtype in sys.argv[1:]:
+    for layout in ("plain", "transposed"):
+        if os.fork() == 0:
+            print(dtype, layout, *measure(getattr(torch, dtype), layout == "transposed"), flush=True)
+            os._exit(0)
+        if os.wait()[1] != 0:
+            sys.exit("a measurement has failed")
 """
+
+
+@pytest.fixture(scope="module")
+def resident() -> dict[tuple[torch.dtype, str], list[int]]:
+    """Of a kernel by itself: its bytes, memory for 60 experts, and after 300 came and went."""
+    said = subprocess.run(
+        [sys.executable, "-c", _MEMORY, *(str(dtype).removeprefix("torch.") for dtype in BOUND)],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    rows = [line.split() for line in said.splitlines()]
+    return {
+        (getattr(torch, dtype), layout): [int(count) for count in counts]
+        for dtype, layout, *counts in rows
+    }
 
 
 @each_dtype
 @pytest.mark.parametrize("layout", ["plain", "transposed"])
-def test_resident_memory(dtype: torch.dtype, layout: str) -> None:
-    """In a process of its own: the packed experts and no more, also after many came and went."""
-    result = subprocess.run(
-        [sys.executable, "-c", _MEMORY, str(dtype).removeprefix("torch."), layout],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    held, loaded, churned = map(int, result.stdout.split())
+def test_resident_memory(
+    resident: dict[tuple[torch.dtype, str], list[int]], dtype: torch.dtype, layout: str
+) -> None:
+    """The packed experts and no more, also after many came and went."""
+    held, loaded, churned = resident[dtype, layout]
     assert 0.9 * held < loaded < 1.1 * held
     assert churned < (1.1 + 1 / 8) * held
