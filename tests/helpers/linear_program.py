@@ -1,4 +1,4 @@
-"""The least fullness of the fullest server, by HiGHS: an oracle that shares no line with the code."""
+"""What placements can be at best, by HiGHS: oracles that share no line with the code."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import coo_matrix
 
-__all__ = ["least_fullness"]
+__all__ = ["fewest_loads", "least_fullness"]
 
 
 def least_fullness(
@@ -38,3 +38,27 @@ def least_fullness(
     )
     assert answer.status == 0
     return float(answer.fun)
+
+
+def fewest_loads(had_SE: np.ndarray, count_S: np.ndarray, replicas: int) -> int:
+    """Replicas that no server had, where each has its count and each expert its replicas."""
+    servers, experts = had_SE.shape
+    each_N = np.arange(had_SE.size)
+    row_N, column_N = np.divmod(each_N, experts)
+    sums = coo_matrix(
+        (
+            np.ones(2 * had_SE.size),
+            (np.concatenate([row_N, servers + column_N]), np.concatenate([each_N, each_N])),
+        ),
+        shape=(servers + experts, had_SE.size),
+    )
+    answer = linprog(
+        (~had_SE).ravel().astype(float),
+        A_eq=sums.tocsr(),
+        b_eq=np.concatenate([count_S, np.full(experts, replicas)]),
+        bounds=(0, 1),
+        method="highs",
+    )
+    assert answer.status == 0
+    # Of a transport problem the corners are whole numbers.
+    return round(answer.fun)
