@@ -17,6 +17,7 @@ processes do: they are killed and started again, or stop for a while. The wall c
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -81,6 +82,8 @@ class Simulation(Faults, Checks, Network):
         self.right = self.failed = self.open_calls = 0
         self._pids = 0
         self.ended: dict[str, tuple[int, ...]] = {}
+        # Who is to be started again, by id.
+        self.down: dict[str, Callable[[], None]] = {}
         self._streams_until: dict[tuple[Process, Process], float] = {}
 
     @property

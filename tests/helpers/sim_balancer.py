@@ -30,7 +30,14 @@ class BalancerProcess(Process):
 
     def on_members(self) -> None:
         # Who is not known yet by this life of it has no number.
-        if self.incarnation:
+        if not self.incarnation:
+            return
+        now = self.fold.view.members.get(self.id)
+        if now is not None and now.pid != self.pid and now.incarnation > self.incarnation:
+            # As live: before the other's epochs are seen, to which the next of this one would be above.
+            self.sim.say(f"{self.id}({self.pid}): another one has taken over")
+            self.alive = False
+        else:
             self.act(self.planner.observe(self.fold.view.members, self.sim.now))
 
     def tick(self) -> None:

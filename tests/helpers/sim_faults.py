@@ -60,12 +60,16 @@ class Faults:
             Role.MONITOR: self.start_monitor,
             Role.BALANCER: self.start_balancer,
         }
-        self.agenda.at(
-            self.now + again_s, lambda: None if self.peer(process.id) else again[process.role]()
-        )
+        self.down[process.id] = again[process.role]
+        self.agenda.at(self.now + again_s, lambda: self.start_again(process.id))
         if isinstance(process, ServerProcess):
             for stream in tuple(process.streams.values()):
                 stream.break_soon("killed")
+
+    def start_again(self, name: str) -> None:
+        start = self.down.pop(name, None)
+        if start is not None and self.peer(name) is None:
+            start()
 
     def strike(self) -> None:
         """One fault."""
@@ -112,9 +116,11 @@ class Faults:
                 balancer.propose_any()
 
     def mend(self) -> None:
-        """The faults are over: whoever was slow is not, and nobody has a twin."""
+        """The faults are over: whoever was slow is not, and whoever was killed is back."""
         for process in self.processes:
             if isinstance(process, ServerProcess):
                 process.slow = 1.0
             process.stopped_until = min(process.stopped_until, self.now)
         self.cuts.clear()
+        for name in tuple(self.down):
+            self.start_again(name)
