@@ -191,7 +191,7 @@ def _cheapest_moves(
 
     -1: the one need not load it then, and the other had it; 0; or 1.
     """
-    servers, num_experts = now_SE.shape
+    servers = len(now_SE)
     cost_SS = np.full((servers, servers), _IMPOSSIBLE)
     expert_SS = np.zeros((servers, servers), dtype=np.int64)
     for source in range(servers):
