@@ -15,8 +15,10 @@ import yaml
 from eaas.bench.compare_recording import COMPARED, ROUND, Sizes, compare_recording, reversed_gaps
 from eaas.bench.domains import DomainWorkload, TextWorkload
 from eaas.bench.load import LoadResult, run_load
+from eaas.bench.worker import nursing
 from eaas.config import ClusterConfig, load_config
 from eaas.local import LocalCluster
+from eaas.local.nursery import CLIENT_MODULES, CONTROL_MODULES, SERVER_MODULES, Nursery
 
 __all__ = ["TOLERANCE", "validate"]
 
@@ -53,6 +55,7 @@ def validate(
     servers: int,
     redundancy: int,
     say: Callable[[str], None],
+    nursery: Nursery | None = None,
 ) -> Document:
     """Measure a cluster under each strategy, and simulate it.
 
@@ -72,6 +75,7 @@ def validate(
         texts: Tokens that prompts are taken from, a domain each. Empty: domains are drawn.
         servers, redundancy: Of each cluster.
         say: Progress, for people.
+        nursery: Forks the processes; left running. By default one of its own does.
 
     Returns:
         JSON: for each strategy the live and simulated P50 (ms) and throughput (requests/s) of each round, the
@@ -84,6 +88,9 @@ def validate(
         EaasError: Something did not start, or a request failed.
     """
     with contextlib.ExitStack() as stack:
+        forks = stack.enter_context(
+            nursing(CONTROL_MODULES + SERVER_MODULES + CLIENT_MODULES, nursery)
+        )
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         all_measured: list[_Measured] = []
         for number, name in enumerate(strategies):
@@ -93,7 +100,12 @@ def validate(
             path = directory / f"cluster{number}.yaml"
             path.write_text(yaml.safe_dump(settings.model_dump()))
             cluster = LocalCluster(
-                model, servers=servers, redundancy=redundancy, config=settings, config_file=path
+                model,
+                servers=servers,
+                redundancy=redundancy,
+                config=settings,
+                config_file=path,
+                nursery=forks,
             )
             all_measured.append(_Measured(name, stack.enter_context(cluster), record))
         batch_tokens = settings.attention_client.max_batch_tokens

@@ -236,7 +236,7 @@ def test_calls_are_hardly_later_while_placements_are_rolled_out(start: Callable[
         while len(ratios) < 4 and min(ratios, default=2.0) >= 1.5:
             meanwhile: list[float] = []
             between: list[float] = []
-            for turn in range(10):
+            for turn in range(6):
                 first, began = len(biased.seconds), time.monotonic()
                 api.apply_placement(turns[turn % 2])
                 while not api.history(1)[0].retire_s:

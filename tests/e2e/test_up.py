@@ -35,7 +35,7 @@ from eaas.local.process import ChildProcess, wait_ready
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 
 PROMPT = "Once upon a time"
-LONG = 300
+LONG = 160
 
 
 @pytest.fixture(scope="module")
@@ -327,7 +327,7 @@ def test_scale_and_drain(two: Any, model: Path, eager_text: str, nursery: Nurser
     texts, over = [], threading.Event()
 
     def ask() -> None:
-        while not over.is_set():
+        while not over.wait(0.3):
             texts.append(stream(endpoint))
 
     thread = threading.Thread(target=ask)

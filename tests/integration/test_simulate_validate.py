@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from eaas.bench import validate
 from eaas.cli import app
+from eaas.local.nursery import Nursery
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 
 def test_live_and_simulated_stand_side_by_side(
-    checkpoint: Callable[..., Path], tmp_path: Path
+    checkpoint: Callable[..., Path],
+    tmp_path: Path,
+    nursery: Nursery,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(validate, "validate", partial(validate.validate, nursery=nursery))
     trace = tmp_path / "trace.jsonl"
     line = '{{"timestamp": {}, "input_length": 1, "output_length": 1}}\n'
     trace.write_text("".join(line.format(n * n) for n in range(40)))

@@ -21,9 +21,11 @@ from eaas.bench.join.checkpoint import write_checkpoint
 from eaas.bench.join.media import evict
 from eaas.bench.join.others import Others, joined_client, percentile
 from eaas.bench.machine import processor
+from eaas.bench.worker import nursing
 from eaas.cores import usable_cores
 from eaas.errors import ClusterError
 from eaas.local import LocalCluster
+from eaas.local.nursery import CONTROL_MODULES, SERVER_MODULES, Nursery
 from eaas.rpc.v1 import balancer_pb2
 from eaas.types import Placement
 
@@ -44,6 +46,7 @@ def bench_rebalance(
     quiet_s: float,
     rounds: int,
     say: Callable[[str], None],
+    nursery: Nursery | None = None,
 ) -> dict[str, Any]:
     """Measure.
 
@@ -54,6 +57,7 @@ def bench_rebalance(
         quiet_s: How long it is measured before each roll-out.
         rounds: Roll-outs.
         say: Progress, for people.
+        nursery: Forks the processes; left running. By default one of its own does.
 
     Returns:
         The document of `eaas bench rebalance --json`. `ratio` is of a round the median call while replicas
@@ -62,12 +66,17 @@ def bench_rebalance(
     Raises:
         EaasError: Something did not start, a request failed, or a roll-out did not end.
     """
-    with tempfile.TemporaryDirectory(prefix="eaas-bench-") as scratch:
+    with (
+        nursing(CONTROL_MODULES + SERVER_MODULES, nursery) as forks,
+        tempfile.TemporaryDirectory(prefix="eaas-bench-") as scratch,
+    ):
         model = Path(scratch) / "model"
         say(f"writing a checkpoint of {2 * share_bytes / 1e9:.1f} GB ...")
         share_bytes = write_checkpoint(model, 2 * share_bytes) // 2
         with (
-            LocalCluster(model, servers=2, redundancy=1, attention_client=False) as cluster,
+            LocalCluster(
+                model, servers=2, redundancy=1, attention_client=False, nursery=forks
+            ) as cluster,
             joined_client(model, cluster.monitor_address) as client,
             BalancerClient(str(cluster.children["balancer"].address)) as balancer,
         ):

@@ -19,7 +19,7 @@ from theatre import Theatre
 pytestmark = [pytest.mark.integration, pytest.mark.alone, pytest.mark.timeout(300)]
 
 VIEWERS = 5
-SETTLE_S, WATCH_S, WATCHES = 4.0, 8.0, 5
+SETTLE_S, WATCH_S, WATCHES = 3.0, 5.0, 5
 MOST = 0.03  # of one core, for one viewer
 # Of the control plane, too: it is asked because somebody looks.
 ASKED = ("attention-client", "monitor", "balancer")
