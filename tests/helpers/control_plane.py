@@ -100,8 +100,8 @@ class FakeExpertServer:
     """Registers as an expert server and follows placements; loads nothing.
 
     `busy` is the part of the time for which it says that it is at work, `tokens_LE` the tokens that it says
-    experts have had, `sent_bytes` what its network has sent; `most` is how many replicas it ever held at
-    once.
+    experts have had, `on_read` what is done before it says so, `sent_bytes` what its network has sent; `most`
+    is how many replicas it ever held at once.
     """
 
     def __init__(
@@ -122,6 +122,7 @@ class FakeExpertServer:
         self.failures = failures
         self.most = 0
         self.tokens_LE = np.zeros((shape.num_layers, shape.num_experts), np.int64)
+        self.on_read: Callable[[], None] = lambda: None
         self.boot_id, self.sequence = secrets.randbits(62) | 1, 0
         self.busy = self._busy_s = 0.0
         self.sent_bytes = 0
@@ -202,6 +203,7 @@ class FakeExpertServer:
     def ReadHotness(
         self, request: expert_pb2.ReadHotnessRequest, context: Any
     ) -> expert_pb2.ReadHotnessResponse:
+        self.on_read()
         self.sequence += 1
         return expert_pb2.ReadHotnessResponse(
             boot_id=self.boot_id,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import numpy as np
 
@@ -19,7 +20,11 @@ HOT = [40, 1, 1, 8, 1, 1, 1, 20]
 
 
 class Box:
-    """A cluster in which tokens go where the placement says."""
+    """A cluster in which tokens go where the placement says.
+
+    Each look of the balancer finds as many more: a machine that holds threads up cannot make one server seem
+    to have had more than another.
+    """
 
     def __init__(
         self, balancer: Balancer, servers: list[FakeExpertServer], monitor: str = ""
@@ -31,20 +36,28 @@ class Box:
         self.hot: list[int] = HOT
         self.dead: set[str] = set()
         self.over = threading.Event()
-        self.thread = threading.Thread(target=self._serve)
+        self.thread = threading.Thread(target=self._follow)
+        self._followed: Placement | None = None
+        for name, server in self.servers.items():
+            server.on_read = partial(self._serve, name)
 
-    def _serve(self) -> None:
-        """What each expert gets is split over its servers by their shares, as `weights` clients do."""
+    def _follow(self) -> None:
         while not self.over.wait(0.02):
-            placement = self.client.placement()
-            assert placement is not None
-            # What a dead server does not answer goes to the others that have it.
-            alive_S = np.array([name not in self.dead for name in placement.servers])
-            shares_LSE = placement.shares_LSE * alive_S[:, None]
-            shares_LSE /= shares_LSE.sum(axis=1, keepdims=True)
-            for s, name in enumerate(placement.servers):
-                tokens = np.rint(50 * shares_LSE[:, s] * np.array(self.hot))
-                self.servers[name].tokens_LE += tokens.astype(np.int64)
+            self._followed = self.placement()
+
+    def _serve(self, name: str) -> None:
+        """What each expert gets is split over its servers by their shares, as `weights` clients do."""
+        placement = self._followed
+        if placement is None or name not in placement.servers:
+            return
+        # What a dead server does not answer goes to the others that have it.
+        alive_S = np.array([name not in self.dead for name in placement.servers])
+        shares_LSE = placement.shares_LSE * alive_S[:, None]
+        shares_LSE /= shares_LSE.sum(axis=1, keepdims=True)
+        share_LE = shares_LSE[:, placement.servers.index(name)]
+        self.servers[name].tokens_LE += np.rint(250 * share_LE * np.array(self.hot)).astype(
+            np.int64
+        )
 
     def placement(self) -> Placement:
         placement = self.client.placement()
@@ -58,6 +71,15 @@ class Box:
 
     def at_rest(self) -> bool:
         return bool(self.balancer.rebalancer.glimpse().at_rest)
+
+    def is_seen(self) -> bool:
+        """Whether the balancer's window has the load as it is: its first look may have met a part of it."""
+        answer = self.client.hotness()
+        tokens_LE = np.array([layer.tokens for layer in answer.layers], np.float64)
+        if answer.steps < 3 or not tokens_LE.size:
+            return False
+        share_LE = tokens_LE / tokens_LE.sum(axis=1, keepdims=True)
+        return np.allclose(share_LE, np.array(self.hot) / sum(self.hot), rtol=0.05)
 
     def kill(self, name: str) -> None:
         """A server that says no goodbye."""

@@ -84,7 +84,7 @@ def start_box(
         cleanup.callback(box.client.close)
         cleanup.callback(box.thread.join)
         cleanup.callback(box.over.set)
-        eventually(lambda: box.client.hotness().steps >= 3)
+        eventually(box.is_seen)
         return box
 
     return start

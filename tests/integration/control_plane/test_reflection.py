@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -69,11 +68,14 @@ def stranger(
     stranger = Stranger(balancer.address)
     eventually(lambda: stranger.call("GetPlacement").placement.epoch == 1)
     eventually(lambda: all(server.retired for server in servers))
-    time.sleep(0.3)
-    for server in servers:
-        server.tokens_LE += 100
-        server.tokens_LE[:, 0] += 5000
-    eventually(lambda: stranger.call("GetHotness").steps)
+
+    def has_seen_load() -> object:
+        for server in servers:
+            server.tokens_LE += 100
+            server.tokens_LE[:, 0] += 5000
+        return stranger.call("GetHotness").steps
+
+    eventually(has_seen_load)
     yield stranger
     stranger.close()
 
