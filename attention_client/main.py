@@ -18,6 +18,7 @@ from attention_client.loading import load_onto
 from attention_client.metrics import ClientMetrics
 from attention_client.scheduler import strategy
 from attention_client.serve import HttpServer, Scheduling, ServeLimits, bind, build_app
+from attention_client.serve.heap import share_heaps
 from attention_client.server_metrics import ServerMetrics
 from attention_client.status import cluster_status, min_replicas
 from attention_client.tracing import RequestTraces
@@ -71,6 +72,7 @@ def run(
         PortInUseError: The endpoint's port is taken.
         ClusterError: The monitor cannot be reached, or no placement covers every expert.
     """
+    share_heaps()
     # An unknown name is to be known before anything is loaded.
     strategy(config.scheduler.strategy)
     torch.set_num_threads(config.threads or max(1, usable_cores() // 2))

@@ -36,17 +36,49 @@ trim_heap()
 print(kept, resident_kib() - before)
 """
 
+THREADS = """
+import ctypes, runpy, sys, threading
+if len(sys.argv) > 2:
+    runpy.run_path(sys.argv[1])["share_heaps"]()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.fopen.restype = ctypes.c_void_p
+libc.malloc_info.argtypes, libc.fclose.argtypes = [ctypes.c_int, ctypes.c_void_p], [ctypes.c_void_p]
 
-@GLIBC
-def test_a_burst_is_given_back() -> None:
-    out = subprocess.run(
-        [sys.executable, "-c", BURST, heap.__file__],
+meet = threading.Barrier(12)
+def allocate():
+    libc.malloc(10_000)
+    meet.wait()  # so that none of them has ended when another begins
+threads = [threading.Thread(target=allocate) for _ in range(12)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+file = libc.fopen(b"/dev/stdout", b"w")
+libc.malloc_info(0, file)
+libc.fclose(file)
+"""
+
+
+def _run(program: str, *arguments: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", program, heap.__file__, *arguments],
         check=True,
         capture_output=True,
         text=True,
         timeout=60,
     ).stdout
-    kept, left = map(int, out.split())
+
+
+@GLIBC
+def test_threads_share_heaps() -> None:
+    assert _run(THREADS).count("<heap nr") > 4, "without a word each has its own"
+    assert _run(THREADS, "shared").count("<heap nr") == 2
+
+
+@GLIBC
+def test_a_burst_is_given_back() -> None:
+    kept, left = map(int, _run(BURST).split())
     assert kept > 30_000, "without a look nothing goes back"
     assert left < 5_000
 
