@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from eaas.bench.failover import run
 from eaas.bench.failover.account import Strike, lost, phases, timeline
 from eaas.bench.failover.report import draw_plot, print_report
 from eaas.bench.failover.streams import Round
 from eaas.bench.stream import Answer
+from eaas.errors import ClusterError
 
 
 def round_of(began: float, seconds: float, gap: float = 0.0, text: str = "x") -> Round:
@@ -118,3 +120,19 @@ def test_it_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     draw_plot(DOCUMENT, tmp_path / "f.png")
     assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_round_that_was_over_before_its_fault_is_repeated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = object.__new__(run._Bench)
+    bench._usual_s = 60.0
+    late = {"at": 111.0, "back": 112.0, "round": round_of(100.0, 10.0)}
+    met = {"at": 102.5, "back": 103.0, "round": round_of(100.0, 10.0)}
+    rounds = iter([late, met, late, late, late])
+    monkeypatch.setattr(bench, "_restart_all", lambda server: next(rounds))
+    assert bench.restart_all("expert-server-0") is met
+    assert run._pause(met) == pytest.approx(0.5)
+    assert bench._usual_s == pytest.approx(10.0), "the next fault comes earlier"
+    with pytest.raises(ClusterError, match="--max-tokens"):
+        bench.restart_all("expert-server-0")
