@@ -1,4 +1,4 @@
-"""/v1/chat/completions, on transformers' handler (its prompt, chunk and answer builders)."""
+"""/v1/chat/completions, on transformers' handler (its prompt and answer builders)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import inspect
 from typing import Any
 
 import jinja2
-from openai.types import CompletionUsage
-from openai.types.chat import ChatCompletionChunk
-from openai.types.chat.chat_completion_chunk import ChoiceDeltaToolCall
 from transformers.cli.serving.chat_completion import ChatCompletionHandler
 from transformers.cli.serving.utils import (
     Modality,
@@ -106,39 +103,19 @@ class ChatHandler(Handler, ChatCompletionHandler):  # type: ignore[misc]
             service.tokenizer, service.model, prompt, tools=self._tools(request)
         )
 
-    def opening(self, request_id: str, usage: CompletionUsage | None) -> list[str]:
+    def opening(self) -> list[dict[str, Any]]:
         """The role, as OpenAI's streams begin."""
-        return [
-            self._build_chunk_sse(
-                request_id, role="assistant", model=self._service.name, usage=usage
-            )
-        ]
+        return [_choice({"role": "assistant", "content": ""})]
 
-    def event(self, request_id: str, piece: Any, usage: CompletionUsage | None) -> str:
-        """The chunk of a piece."""
-        content: dict[str, Any] = {"content": piece}
+    def choice(self, request_id: str, piece: Any) -> dict[str, Any]:
+        """The delta of a piece."""
         if isinstance(piece, Finish):
-            content = {"finish_reason": piece.reason}
-        elif isinstance(piece, Call):
+            return _choice({}, piece.reason)
+        if isinstance(piece, Call):
             call = {"index": piece.index, **_tool_call(request_id, piece)}
-            content = {"tool_calls": [ChoiceDeltaToolCall.model_validate(call)]}
-        elif isinstance(piece, ReasoningText):
-            content = {"reasoning_content": piece}
-        return str(
-            self._build_chunk_sse(request_id, model=self._service.name, usage=usage, **content)
-        )
-
-    def usage_event(self, request_id: str, usage: CompletionUsage) -> str:
-        """OpenAI's last chunk."""
-        chunk = ChatCompletionChunk(
-            id=request_id,
-            choices=[],
-            created=self._service.clock(),
-            model=self._service.name,
-            object="chat.completion.chunk",
-            usage=usage,
-        )
-        return self.chunk_to_sse(chunk)
+            return _choice({"tool_calls": [call]})
+        field = "reasoning_content" if isinstance(piece, ReasoningText) else "content"
+        return _choice({field: piece})
 
     def answer(self, request_id: str, pieces: list[Any], finish: Finish) -> dict[str, Any]:
         """The chat completion."""
@@ -156,6 +133,10 @@ class ChatHandler(Handler, ChatCompletionHandler):  # type: ignore[misc]
                 reasoning_content=reasoning or None,
             )
         )
+
+
+def _choice(delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+    return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
 
 
 def _tool_call(request_id: str, call: Call) -> dict[str, Any]:

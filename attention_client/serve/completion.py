@@ -1,11 +1,8 @@
-"""/v1/completions, on transformers' handler (its chunk builder)."""
+"""/v1/completions."""
 
 from __future__ import annotations
 
 from typing import Any
-
-from openai.types import Completion, CompletionUsage
-from transformers.cli.serving.completion import CompletionHandler
 
 from attention_client.serve.generation import Finish
 from attention_client.serve.handler import Handler, usage_of
@@ -15,7 +12,7 @@ from attention_client.serve.service import Service
 __all__ = ["TextHandler"]
 
 
-class TextHandler(Handler, CompletionHandler):  # type: ignore[misc]
+class TextHandler(Handler):
     """/v1/completions."""
 
     request_class = CompletionRequest
@@ -36,26 +33,19 @@ class TextHandler(Handler, CompletionHandler):  # type: ignore[misc]
     def parser(self, request: CompletionRequest, prompt: list[int]) -> None:
         """Plain text has no parts."""
 
-    def opening(self, request_id: str, usage: CompletionUsage | None) -> list[str]:
+    def opening(self) -> list[dict[str, Any]]:
         """Nothing."""
         return []
 
-    def event(self, request_id: str, piece: Any, usage: CompletionUsage | None) -> str:
-        """The chunk of a piece."""
-        content = {"finish_reason": piece.reason} if isinstance(piece, Finish) else {"text": piece}
-        return str(self._build_chunk_sse(request_id, self._service.name, **content, usage=usage))
-
-    def usage_event(self, request_id: str, usage: CompletionUsage) -> str:
-        """OpenAI's last chunk."""
-        chunk = Completion(
-            id=request_id,
-            choices=[],
-            created=self._service.clock(),
-            model=self._service.name,
-            object="text_completion",
-            usage=usage,
-        )
-        return self.chunk_to_sse(chunk)
+    def choice(self, request_id: str, piece: Any) -> dict[str, Any]:
+        """The text of a piece."""
+        ended = isinstance(piece, Finish)
+        return {
+            "index": 0,
+            "text": "" if ended else piece,
+            "logprobs": None,
+            "finish_reason": piece.reason if ended else None,
+        }
 
     def answer(self, request_id: str, pieces: list[Any], finish: Finish) -> dict[str, Any]:
         """The text completion."""

@@ -74,16 +74,12 @@ class Handler:
         """What parts the answer into reasoning, tool calls and text, if anything."""
 
     @abstractmethod
-    def opening(self, request_id: str, usage: CompletionUsage | None) -> list[str]:
-        """Events before the first token."""
+    def opening(self) -> list[dict[str, Any]]:
+        """The choices of the events before the first token."""
 
     @abstractmethod
-    def event(self, request_id: str, piece: Any, usage: CompletionUsage | None) -> str:
-        """The event of a piece of the answer, or of its Finish; with the counts so far, if given."""
-
-    @abstractmethod
-    def usage_event(self, request_id: str, usage: CompletionUsage) -> str:
-        """The event without choices that include_usage asks for."""
+    def choice(self, request_id: str, piece: Any) -> dict[str, Any]:
+        """The choice of the event for a piece of the answer, or for its Finish."""
 
     @abstractmethod
     def answer(self, request_id: str, pieces: list[Any], finish: Finish) -> dict[str, Any]:
@@ -93,42 +89,39 @@ class Handler:
         self, generation: Generation, request: GenerationRequest
     ) -> AsyncIterator[str]:
         options = request.stream_options
-        total = options is not None and bool(options.include_usage)
-        running = options is not None and total and bool(options.continuous_usage_stats)
-        for event in self.opening(generation.id, usage_of(generation) if running else None):
-            yield event
+        counted = options is not None and bool(options.include_usage)
+        running = options is not None and counted and bool(options.continuous_usage_stats)
+        common = {
+            "id": generation.id,
+            "object": self.chunk_object,
+            "created": self._service.clock(),
+            "model": self._service.name,
+        }
+
+        def event(
+            choices: list[dict[str, Any]], *, last: bool = False, **fields: dict[str, int]
+        ) -> str:
+            data: dict[str, Any] = common | {"choices": choices} | fields
+            if counted:
+                # Clients add up what they find: as OpenAI does, only the last event has counts.
+                data["usage"] = _usage(generation) if last or running else None
+            return f"data: {json.dumps(data, separators=(',', ':'))}\n\n"
+
+        for choice in self.opening():
+            yield event([choice])
         try:
             async with aclosing(generation.pieces()) as pieces:  # type: ignore[type-var]
                 async for piece in pieces:
                     if isinstance(piece, Served):
-                        yield self._servers_event(generation.id, piece)
-                        continue
-                    counts = running or isinstance(piece, Finish)
-                    yield self.event(generation.id, piece, usage_of(generation) if counts else None)
-            if total:
-                yield self.usage_event(generation.id, usage_of(generation))
+                        # OpenAI's clients ignore fields that they do not know.
+                        yield event([], servers=dict(sorted(piece.servers.items())))
+                    else:
+                        yield event([self.choice(generation.id, piece)])
+            if counted:
+                yield event([], last=True)
         except ApiError as error:
             yield error.sse()
         yield _DONE
-
-    def _servers_event(self, request_id: str, piece: Served) -> str:
-        """An event without choices; OpenAI's clients pass over what they do not know."""
-        data = {
-            "id": request_id,
-            "object": self.chunk_object,
-            "created": self._service.clock(),
-            "model": self._service.name,
-            "choices": [],
-            "servers": dict(sorted(piece.servers.items())),
-        }
-        return f"data: {json.dumps(data, separators=(',', ':'))}\n\n"
-
-    def chunk_to_sse(self, chunk: Any) -> str:
-        """transformers' form of an event, with the finish_reason that OpenAI's client asks for."""
-        data = chunk.model_dump(exclude_none=True)
-        for choice in data["choices"]:
-            choice.setdefault("finish_reason", None)
-        return f"data: {json.dumps(data, separators=(',', ':'))}\n\n"
 
     def _work(self, request: GenerationRequest, prompt: list[int]) -> Work:
         service, options = self._service, request.stream_options
@@ -177,6 +170,10 @@ class Handler:
             min_length=prompt_length + (request.min_tokens or 0),
             end_tokens=self._service.end_tokens,
         )
+
+
+def _usage(counts: Generation) -> dict[str, int]:
+    return usage_of(counts).model_dump(exclude_none=True)
 
 
 def usage_of(counts: Finish | Generation) -> CompletionUsage:

@@ -48,14 +48,15 @@ async def ask(client: httpx.AsyncClient, base_url: str, body: dict[str, Any]) ->
     Args:
         client: Its timeouts end what nobody answers.
         base_url: Without "/v1".
-        body: Of /v1/completions, but for `stream`.
+        body: Of /v1/completions, but for `stream` and `stream_options`.
     """
     pieces: list[str] = []
     stamps: list[float] = []
     tokens, error, kind = 0, "", ""
     sent = time.monotonic()
     try:
-        request = client.stream("POST", f"{base_url}/v1/completions", json=body | {"stream": True})
+        streamed = {"stream": True, "stream_options": {"include_usage": True}}
+        request = client.stream("POST", f"{base_url}/v1/completions", json=body | streamed)
         async with request as response:
             if response.is_error:
                 error, kind = _told((await response.aread()).decode(), response.status_code)
@@ -74,7 +75,7 @@ async def ask(client: httpx.AsyncClient, base_url: str, body: dict[str, Any]) ->
                         pieces.append(text)
                         stamps.append(now)
                 else:
-                    # Every answer says how long it is at its end.
+                    # The last event of a whole answer has its counts.
                     error = "" if tokens else "the stream ended before its answer"
     except httpx.HTTPError as broken:
         error = repr(broken)

@@ -116,17 +116,19 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="Text to go on from.")],
     endpoint: Endpoint = DEFAULT_ENDPOINT,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 64,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0: the likeliest token.")] = 0.0,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, max=2.0, help="0: the likeliest token each time. Default: the model's."
+        ),
+    ] = None,
     key_file: KeyToShow = None,
     as_json: Json = False,
 ) -> None:
     """Print a completion of a prompt, as it comes."""
-    body = {
-        "prompt": prompt,
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "stream": not as_json,
-    }
+    body: dict[str, Any] = {"prompt": prompt, "max_tokens": max_tokens, "stream": not as_json}
+    if temperature is not None:
+        body["temperature"] = temperature
     url = f"{_base(endpoint)}/v1/completions"
     timeout = httpx.Timeout(_STATUS_S, read=_TOKEN_S)
     headers = authorization(key_file)

@@ -50,7 +50,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "prompt": None,
         "--endpoint": "http://127.0.0.1:8000",
         "--max-tokens": 64,
-        "--temperature": 0.0,
+        "--temperature": None,
         "--api-key-file": None,
         "--json": False,
     },

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
@@ -90,6 +91,7 @@ class Box:
         keys: Any = None,
         traces: Any = None,
         dashboard: Any = None,
+        sampled: Mapping[str, float] | None = None,
     ) -> None:
         self.model = tiny_model(kind)
         self.tokenizer = byte_tokenizer()
@@ -101,6 +103,8 @@ class Box:
         self.model.model.layers[-1].mlp.register_forward_pre_hook(self._experts)
         # Before build_app: it may give the model another attention.
         self.expected = {prompt: self._greedy(prompt) for prompt in ("Hello", "abc", "zz top")}
+        if sampled is not None:
+            self.model.generation_config.update(do_sample=True, **sampled)
         self.app = build_app(
             self.model,
             self.tokenizer,

@@ -28,24 +28,55 @@ def test_openai_chat(box: Box) -> None:
     assert whole.choices[0].finish_reason in ("length", "stop")
     assert whole.usage is not None
     assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
-    stream = list(
-        box.openai.chat.completions.create(
-            **CHAT, max_tokens=9, stream=True, stream_options={"include_usage": True}
-        )
-    )
-    assert stream[0].choices[0].delta.role == "assistant"
-    text = "".join(c.choices[0].delta.content or "" for c in stream if c.choices)
+    stream = list(box.openai.chat.completions.create(**CHAT, max_tokens=9, stream=True))
+    first = stream[0].choices[0].delta
+    assert (first.role, first.content) == ("assistant", "")
+    assert {chunk.choices[0].delta.role for chunk in stream[1:]} == {None}
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
     assert text == whole.choices[0].message.content
-    assert stream[-2].choices[0].finish_reason == whole.choices[0].finish_reason
-    assert stream[-1].choices == []
-    assert stream[-1].usage == stream[-2].usage == whole.usage
+    assert stream[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+    assert {chunk.choices[0].finish_reason for chunk in stream[:-1]} == {None}
     assert {chunk.id for chunk in stream} == {stream[0].id} != {whole.id}
 
 
-@pytest.mark.parametrize(
+_BOTH = pytest.mark.parametrize(
     ("path", "prompt"),
     [("completions", {"prompt": "Hello"}), ("chat/completions", {"messages": CHAT["messages"]})],
 )
+
+
+@_BOTH
+def test_counts_stand_once_and_only_where_they_are_asked_for(
+    box: Box, path: str, prompt: dict[str, Any]
+) -> None:
+    body = prompt | {"max_tokens": 9, "ignore_eos": True, "temperature": 0}
+    whole = box.http.post(f"/v1/{path}", json=body).json()
+
+    def stream(**fields: Any) -> list[Any]:
+        return events(box.http.post(f"/v1/{path}", json=body | {"stream": True} | fields).text)
+
+    for fields in ({}, {"stream_options": {}}, {"stream_options": {"include_usage": False}}):
+        chunks = stream(**fields)
+        assert not any("usage" in chunk for chunk in chunks)
+        assert all(len(chunk["choices"]) == 1 for chunk in chunks)
+    chunks = stream(stream_options={"include_usage": True, "include_servers": True})
+    assert all("usage" in chunk for chunk in chunks)
+    assert [chunk["usage"] for chunk in chunks if chunk["usage"] is not None] == [whole["usage"]]
+    assert (chunks[-1]["choices"], chunks[-1]["usage"]) == ([], whole["usage"])
+    assert chunks[-2]["choices"][0]["finish_reason"] == "length"
+
+
+@_BOTH
+def test_every_event_of_a_stream_has_the_same_date(
+    box: Box, path: str, prompt: dict[str, Any]
+) -> None:
+    box.slow_s = 0.06
+    body = prompt | {"max_tokens": 24, "ignore_eos": True, "stream": True}
+    chunks = events(box.http.post(f"/v1/{path}", json=body).text)
+    assert len({(chunk["created"], chunk["id"], chunk["model"]) for chunk in chunks}) == 1
+
+
+@_BOTH
 def test_counts_in_every_event(box: Box, path: str, prompt: dict[str, Any]) -> None:
     body = prompt | {"max_tokens": 9, "ignore_eos": True, "stream": True}
 
@@ -74,7 +105,7 @@ def test_openai_completions(box: Box) -> None:
     stream = list(box.openai.completions.create(**body, extra_body=extra, stream=True))
     assert "".join(chunk.choices[0].text for chunk in stream) == whole.choices[0].text
     assert [c.choices[0].finish_reason for c in stream] == [None] * (len(stream) - 1) + ["length"]
-    assert stream[-1].usage == whole.usage
+    assert all(chunk.usage is None for chunk in stream)
 
 
 def test_openai_models_and_errors(box: Box) -> None:
@@ -136,11 +167,13 @@ def test_stop_strings(box: Box, stream: bool) -> None:
     stop = text[8:11]
     expected = text[: text.index(stop)]
     body = {"prompt": "Hello", "max_tokens": 24, "ignore_eos": True, "stop": ["never?", stop]}
-    response = box.http.post("/v1/completions", json=body | {"stream": stream})
+    if stream:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    response = box.http.post("/v1/completions", json=body)
     if stream:
         chunks = events(response.text)
-        got = "".join(chunk["choices"][0]["text"] for chunk in chunks)
-        choice, usage = chunks[-1]["choices"][0], chunks[-1]["usage"]
+        got = "".join(chunk["choices"][0]["text"] for chunk in chunks[:-1])
+        choice, usage = chunks[-2]["choices"][0], chunks[-1]["usage"]
     else:
         choice, usage = response.json()["choices"][0], response.json()["usage"]
         got = choice["text"]

@@ -48,7 +48,11 @@ def test_an_answer() -> None:
     assert (found.text, found.tokens, found.error, found.error_type) == ("a b", 3, "", "")
     assert len(found.stamps_s) == 2
     assert found.sent_s <= found.stamps_s[0] <= found.ended_s
-    assert json.loads(asked[0]) == {"prompt": [1], "stream": True}
+    assert json.loads(asked[0]) == {
+        "prompt": [1],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
 
 
 @pytest.mark.parametrize(
