@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from attention_client.serve.accepted import AcceptedRequests
     from attention_client.serve.handler import Handler
 
 __all__ = ["Piece", "Talk"]
@@ -37,9 +38,13 @@ class Talk:
     Args:
         chat: Of /v1/chat/completions; None where the tokenizer has no chat template.
         completion: Of /v1/completions.
+        accepted: Counts this chat's requests among all others.
     """
 
-    def __init__(self, chat: Handler | None, completion: Handler) -> None:
+    def __init__(
+        self, chat: Handler | None, completion: Handler, accepted: AcceptedRequests
+    ) -> None:
+        self._accepted = accepted
         self._chat = chat
         self._completion = completion
 
@@ -54,7 +59,13 @@ class Talk:
             handler, body["prompt"] = self._completion, text
         else:
             handler, body["messages"] = self._chat, [{"role": "user", "content": text}]
-        response = await handler.handle_request(body, "")
+        with self._accepted.accept():
+            response = await handler.handle_request(json.dumps(body).encode())
+            async with aclosing(self._pieces(response)) as pieces:  # type: ignore[type-var]
+                async for piece in pieces:
+                    yield piece
+
+    async def _pieces(self, response: Any) -> AsyncIterator[Piece]:
         servers: dict[str, int] = {}
         async with aclosing(response.body_iterator) as events:
             async for event in events:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -16,11 +16,13 @@ from transformers.cli.serving.utils import GenerationState
 
 from attention_client.dashboard import Dashboard
 from attention_client.dashboard.talk import Talk
+from attention_client.serve.accepted import AcceptedRequests
 from attention_client.serve.chat import ChatHandler
 from attention_client.serve.completion import TextHandler
 from attention_client.serve.engine import build_engine
 from attention_client.serve.errors import install_error_handlers
-from attention_client.serve.guard import GENERATION_PATHS, RequestGuard
+from attention_client.serve.guard import RequestGuard
+from attention_client.serve.handler import Handler
 from attention_client.serve.limits import ServeLimits
 from attention_client.serve.live_admission import LiveAdmission, Scheduling
 from attention_client.serve.metrics import ServeMetrics
@@ -33,8 +35,8 @@ from eaas.api_keys import ApiKeys
 
 __all__ = ["build_app"]
 
-# The others load, unload or replace the model, or need one of another kind.
-_KEPT_ROUTES = GENERATION_PATHS | {"/v1/models"}
+# The others load, unload or replace the model, need one of another kind, or parse bodies on the event loop.
+_KEPT_ROUTES = {"/v1/models"}
 
 
 def build_app(
@@ -83,10 +85,11 @@ def build_app(
         metrics.traces = traces
     service = Service(model, tokenizer, model_name, aliases, engine, limits, metrics)
     chat, text = ChatHandler(service), TextHandler(service)
+    accepted = AcceptedRequests(limits.max_requests)
     app: FastAPI = build_server(
         service,
-        chat,
-        completion_handler=text,
+        chat_handler=None,
+        completion_handler=None,
         response_handler=None,
         transcription_handler=None,
         systemone_handler=None,
@@ -96,11 +99,13 @@ def build_app(
         route for route in app.router.routes if getattr(route, "path", None) in _KEPT_ROUTES
     ]
     _add_routes(app, service, status, healthy)
+    _add_generation(app, "/v1/chat/completions", chat)
+    _add_generation(app, "/v1/completions", text)
     if dashboard is not None:
-        dashboard.serve(model_name, Talk(chat if tokenizer.chat_template else None, text))
+        dashboard.serve(model_name, Talk(chat if tokenizer.chat_template else None, text, accepted))
         app.router.routes.append(dashboard)
     install_error_handlers(app)
-    app.add_middleware(RequestGuard, limits=limits, metrics=metrics, keys=keys)
+    app.add_middleware(RequestGuard, limits=limits, metrics=metrics, accepted=accepted, keys=keys)
     app.state.end_requests = service.shutdown
     app.state.close_pages = dashboard.close if dashboard is not None else None
     inner = app.router.lifespan_context
@@ -113,6 +118,14 @@ def build_app(
 
     app.router.lifespan_context = lifespan
     return app
+
+
+def _add_generation(app: FastAPI, path: str, handler: Handler) -> None:
+    async def generate(request: Request) -> Response:
+        # `request.body()` would keep the body until the answer is complete.
+        return await handler.handle_request(b"".join([part async for part in request.stream()]))
+
+    app.router.routes.append(APIRoute(path, generate, methods=["POST"]))
 
 
 def _add_routes(

@@ -383,9 +383,19 @@ class BatchingEngine:
         return [request.state.request_id for request in requests]
 
     def cache_usage(self) -> float:
-        """Part of the key-value cache that is in use, 0 to 1."""
+        """Part of the key-value cache that requests use, 0 to 1.
+
+        Blocks that are only kept in case a later prompt begins with the same text are free, as in vLLM.
+        """
         processor = self.manager.batch_processor
-        return 0.0 if processor is None else 1.0 - float(processor.cache.compute_free_capacity())
+        if processor is None:
+            return 0.0
+        cache, used = processor.cache, 0
+        for allocator in cache.cache_allocators.values():
+            # A copy, since the generation thread changes the tables. Requests share blocks.
+            tables = list(allocator.block_table.values())
+            used += len(set().union(*tables)) * allocator.bytes_per_block
+        return float(used / (cache.num_sectors * cache.bytes_per_sector))
 
     def stop(self, timeout_s: float) -> None:
         """Ends the thread, and gives the model its attention implementation back."""

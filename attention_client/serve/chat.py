@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
-import jinja2
 from transformers.cli.serving.chat_completion import ChatCompletionHandler
 from transformers.cli.serving.utils import (
-    Modality,
     ReasoningText,
     build_response_parser,
     get_response_template,
 )
 
-from attention_client.serve.errors import ApiError
 from attention_client.serve.generation import Call, Finish
 from attention_client.serve.handler import Handler, usage_of
 from attention_client.serve.requests import ChatRequest
@@ -29,62 +25,10 @@ class ChatHandler(Handler, ChatCompletionHandler):  # type: ignore[misc]
     request_class = ChatRequest
     id_prefix = "chatcmpl"
     chunk_object = "chat.completion.chunk"
-    prompt_field = "messages"
     default_tokens = 1024
 
     def __init__(self, service: Service) -> None:
         self._service = service
-
-    def prompt_tokens(self, request: ChatRequest) -> list[int]:
-        """The messages in the model's chat template. Raises ApiError."""
-        tokenizer = self._service.tokenizer
-        tools = self._tools(request)
-        extra = request.chat_template_kwargs or {}
-        reserved = inspect.signature(tokenizer.apply_chat_template).parameters.keys() & extra.keys()
-        if reserved:
-            raise ApiError(
-                400,
-                f"chat_template_kwargs must not hold {sorted(reserved)}.",
-                param="chat_template_kwargs",
-                code="invalid_value",
-            )
-        if not tokenizer.chat_template:
-            raise ApiError(400, "This model has no chat template. Use /v1/completions instead.")
-        messages = self.get_processor_inputs_from_messages(
-            [message.for_template() for message in request.messages], Modality.LLM
-        )
-        try:
-            text = tokenizer.apply_chat_template(
-                messages, tools=tools, add_generation_prompt=True, tokenize=False, **extra
-            )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
-            # Templates raise to say which orders of roles they know.
-            raise ApiError(
-                400,
-                f"The model's chat template refuses these messages: {error}",
-                param="messages",
-                code="invalid_value",
-            ) from error
-        # The template itself writes the special tokens.
-        return self._service.encode(text, "messages", add_special_tokens=False)
-
-    def _tools(self, request: ChatRequest) -> list[dict[str, Any]] | None:
-        if not request.tools or request.tool_choice == "none":
-            return None
-        service = self._service
-        known = (
-            service.tokenizer.chat_template
-            and "tools" in service.tokenizer.get_chat_template(tools=[{}])
-            and get_response_template(service.tokenizer, service.model) is not None
-        )
-        if not known:
-            raise ApiError(
-                400,
-                "This model's chat template has no tools.",
-                param="tools",
-                code="unsupported_parameter",
-            )
-        return [tool.model_dump() for tool in request.tools]
 
     def parser(self, request: ChatRequest, prompt: list[int]) -> Any | None:
         """transformers' parser, if the model's answers are known to have parts."""
@@ -100,7 +44,7 @@ class ChatHandler(Handler, ChatCompletionHandler):  # type: ignore[misc]
             if not any(anchor in rendered for anchor in anchors):
                 return None
         return build_response_parser(
-            service.tokenizer, service.model, prompt, tools=self._tools(request)
+            service.tokenizer, service.model, prompt, tools=request.offered_tools
         )
 
     def opening(self) -> list[dict[str, Any]]:

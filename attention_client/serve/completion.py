@@ -18,17 +18,10 @@ class TextHandler(Handler):
     request_class = CompletionRequest
     id_prefix = "cmpl"
     chunk_object = "text_completion"
-    prompt_field = "prompt"
     default_tokens = 16  # OpenAI's
 
     def __init__(self, service: Service) -> None:
         self._service = service
-
-    def prompt_tokens(self, request: CompletionRequest) -> list[int]:
-        """The prompt, tokenized if it is not yet. Raises ApiError."""
-        if isinstance(request.prompt, str):
-            return self._service.encode(request.prompt, "prompt", add_special_tokens=True)
-        return self._service.check_tokens(request.prompt, "prompt")
 
     def parser(self, request: CompletionRequest, prompt: list[int]) -> None:
         """Plain text has no parts."""

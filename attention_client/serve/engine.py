@@ -96,7 +96,7 @@ class Engine(Protocol):
         """Ids of the requests of the running forward pass. Called in the engine's thread, within one."""
 
     def cache_usage(self) -> float:
-        """Part of the key-value cache that is in use, 0 to 1; 0 where it has no bound."""
+        """Part of the key-value cache that requests use, 0 to 1; 0 where it has no bound."""
 
     def stop(self, timeout_s: float) -> None:
         """Fails what is left and ends the thread, waiting for a running forward pass that long."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 
 from fastapi import FastAPI, Request
@@ -11,69 +10,12 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from transformers.cli.serving.utils import CBWorkerDeadError
 
+from attention_client.serve.api_error import ApiError
 from eaas.errors import EaasError
 
 __all__ = ["ApiError", "as_api_error", "install_error_handlers"]
 
 _LOG = logging.getLogger(__name__)
-
-_TYPES = {
-    404: "not_found_error",
-    429: "overloaded_error",
-    500: "internal_error",
-    503: "service_unavailable",
-}
-
-
-class ApiError(Exception):
-    """An answer other than success. Raised by the handlers; the client reads the message.
-
-    Args:
-        status: HTTP status.
-        message: What is wrong and what to do about it.
-        type: Error type; by default the status' usual one.
-        param: Name of the field at fault, if one is.
-        code: Short name of the cause, for programs.
-    """
-
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        type: str | None = None,
-        param: str | None = None,
-        code: str | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.type = type or _TYPES.get(status, "invalid_request_error")
-        self.param = param
-        self.code = code
-
-    def body(self) -> dict[str, dict[str, str | None]]:
-        """The JSON object of the answer. Every string in it can be encoded."""
-        return {
-            "error": {
-                # What a client sent may hold lone surrogates, which UTF-8 cannot carry.
-                "message": self.message.encode("utf-8", "backslashreplace").decode(),
-                "type": self.type,
-                "param": self.param and self.param.encode("utf-8", "backslashreplace").decode(),
-                "code": self.code,
-            }
-        }
-
-    def response(self) -> JSONResponse:
-        """The HTTP answer."""
-        headers = {"Retry-After": "1"} if self.status in (429, 503) else None
-        if self.status == 401:
-            headers = {"WWW-Authenticate": "Bearer"}
-        return JSONResponse(self.body(), status_code=self.status, headers=headers)
-
-    def sse(self) -> str:
-        """The error as an event of a stream that has begun."""
-        return f"data: {json.dumps(self.body())}\n\n"
 
 
 def as_api_error(error: Exception) -> ApiError:

@@ -10,6 +10,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from attention_client.dashboard.mount import is_page_path
+from attention_client.serve.accepted import AcceptedRequests, BodyMemory, BodyShare
 from attention_client.serve.errors import ApiError
 from attention_client.serve.limits import ServeLimits
 from attention_client.serve.metrics import ServeMetrics
@@ -28,6 +29,7 @@ _NAMED_PATHS = GENERATION_PATHS | {
 }
 # Health checks and Prometheus come without a key.
 _OPEN_PATHS = frozenset({"/health", "/metrics"})
+_SMALL_BODY_BYTES = 64 * 2**10  # so much of a body always finds memory
 _CLIENT_GONE = 499  # nginx's number; nobody receives it
 
 
@@ -63,6 +65,11 @@ def _headers(scope: Scope) -> dict[bytes, str]:
     return {name: value.decode("latin-1") for name, value in scope["headers"]}
 
 
+def _whole(body: bytes) -> Message:
+    """The one message of a body that has arrived."""
+    return {"type": "http.request", "body": body, "more_body": False}
+
+
 class _ClientGoneError(Exception):
     """The connection closed before the body was complete."""
 
@@ -74,6 +81,7 @@ class RequestGuard:
         app: What it stands before.
         limits: Body size and time.
         metrics: Counts each request by endpoint and status.
+        accepted: Counts the generations that are accepted.
         keys: What requests have to show; None: nothing.
     """
 
@@ -82,8 +90,11 @@ class RequestGuard:
         app: ASGIApp,
         limits: ServeLimits,
         metrics: ServeMetrics,
+        accepted: AcceptedRequests,
         keys: ApiKeys | None = None,
     ) -> None:
+        self._accepted = accepted
+        self._memory = BodyMemory(limits.max_bodies_bytes, _SMALL_BODY_BYTES)
         self._keys = keys
         self._app = app
         self._limits = limits
@@ -130,14 +141,20 @@ class RequestGuard:
 
     async def _generation(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            body = await self._read_json(scope, receive)
+            with self._memory.body() as share:
+                unread = [_whole(await self._read_json(scope, receive, share))]
+                with self._accepted.accept():
+                    await self._serve(scope, unread, receive, send)
         except ApiError as error:
             await error.response()(scope, receive, send)
-            return
         except _ClientGoneError:
             return
+
+    async def _serve(
+        self, scope: Scope, unread: list[Message], receive: Receive, send: Send
+    ) -> None:
+        """Lets the application answer, until the client leaves."""
         gone = asyncio.Event()
-        unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def replay() -> Message:
             if unread:
@@ -166,29 +183,29 @@ class RequestGuard:
     async def _page(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A post of the dashboard's page, which by itself would wait for its body for ever."""
         try:
-            body = await self._read(_headers(scope), receive)
+            with self._memory.body() as share:
+                unread = [_whole(await self._read(_headers(scope), receive, share))]
         except ApiError as error:
             await error.response()(scope, receive, send)
             return
         except _ClientGoneError:
             return
-        unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def replay() -> Message:
             return unread.pop() if unread else await receive()
 
         await self._app(scope, replay, send)
 
-    async def _read_json(self, scope: Scope, receive: Receive) -> bytes:
-        """A generation's body. Raises ApiError (408, 413, 415), _ClientGoneError."""
+    async def _read_json(self, scope: Scope, receive: Receive, share: BodyShare) -> bytes:
+        """A generation's body. Raises ApiError (408, 413, 415, 429), _ClientGoneError."""
         headers = _headers(scope)
         media_type = headers.get(b"content-type", "").partition(";")[0].strip().lower()
         if media_type != "application/json":
             raise ApiError(415, "The Content-Type must be application/json.")
-        return await self._read(headers, receive)
+        return await self._read(headers, receive, share)
 
-    async def _read(self, headers: dict[bytes, str], receive: Receive) -> bytes:
-        """The body. Raises ApiError (408, 413), _ClientGoneError."""
+    async def _read(self, headers: dict[bytes, str], receive: Receive, share: BodyShare) -> bytes:
+        """The body. Raises ApiError (408, 413, 429), _ClientGoneError."""
         too_large = ApiError(413, f"The body is larger than {self._limits.max_body_bytes} bytes.")
         length = headers.get(b"content-length", "")
         if length.isdigit() and int(length) > self._limits.max_body_bytes:
@@ -203,6 +220,7 @@ class RequestGuard:
                     body += message.get("body", b"")
                     if len(body) > self._limits.max_body_bytes:
                         raise too_large
+                    share.grow(len(body))
                     if not message.get("more_body", False):
                         return bytes(body)
         except TimeoutError:

@@ -10,14 +10,14 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any, ClassVar
 
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 from openai.types import CompletionUsage
 from starlette.types import Receive, Scope, Send
 
 from attention_client.serve.engine import Work
 from attention_client.serve.errors import ApiError
 from attention_client.serve.generation import Finish, Generation, Served
-from attention_client.serve.requests import GenerationRequest, parse
+from attention_client.serve.requests import GenerationRequest
 from attention_client.serve.sampling import Sampling
 from attention_client.serve.service import Service
 
@@ -41,20 +41,17 @@ class Handler:
     request_class: ClassVar[type[GenerationRequest]]
     id_prefix: ClassVar[str]
     chunk_object: ClassVar[str]
-    prompt_field: ClassVar[str]
     default_tokens: ClassVar[int]
 
     _service: Service
 
-    async def handle_request(self, body: dict[str, Any], _request_id: str) -> Any:
-        """Answers one request. The client's own request id is only echoed, by the middleware.
-
-        Raises ApiError, before anything is generated.
-        """
+    async def handle_request(self, body: bytes) -> Response:
+        """Answers one request. Raises ApiError, before anything is generated."""
         service = self._service
-        request = parse(self.request_class, body)
-        service.check_admission(request.model)
-        prompt = self.prompt_tokens(request)
+        service.check_engine()
+        request, prompt = await service.prompts.read(self.request_class, body)
+        del body  # megabytes, perhaps
+        service.check_name(request.model)
         work = self._work(request, prompt)
         parser = self.parser(request, prompt)
         generation = Generation(
@@ -64,10 +61,6 @@ class Handler:
             return _EventStream(self._events(generation, request), media_type="text/event-stream")
         pieces = [piece async for piece in generation.pieces()]
         return JSONResponse(self.answer(generation.id, pieces[:-1], pieces[-1]))
-
-    @abstractmethod
-    def prompt_tokens(self, request: Any) -> list[int]:
-        """The prompt's token ids. Raises ApiError."""
 
     @abstractmethod
     def parser(self, request: Any, prompt: list[int]) -> Any | None:
@@ -125,20 +118,9 @@ class Handler:
 
     def _work(self, request: GenerationRequest, prompt: list[int]) -> Work:
         service, options = self._service, request.stream_options
-        room = service.max_model_len - len(prompt)
         budget = request.token_budget
         if budget is None:
-            budget = min(self.default_tokens, room)
-        wanted = max(budget, 1)
-        if room < wanted:
-            raise ApiError(
-                400,
-                f"This model's maximum context length is {service.max_model_len} tokens. However, "
-                f"you requested {len(prompt) + wanted} tokens ({len(prompt)} in the prompt, "
-                f"{wanted} in the answer). Shorten the prompt or lower max_tokens.",
-                param=self.prompt_field,
-                code="context_length_exceeded",
-            )
+            budget = min(self.default_tokens, service.max_model_len - len(prompt))
         if request.min_tokens is not None and request.min_tokens > budget:
             raise ApiError(
                 400,

@@ -18,8 +18,10 @@ class ServeLimits:
         max_batch_tokens: Tokens of one forward pass; longer prompts are prefilled in parts.
         max_model_len: Most tokens of one request, prompt and answer. None: what the model's
             positions and the cache allow.
-        max_requests: Requests that run or wait; the next one is refused with status 429.
+        max_requests: Requests that are read, wait or run; the next one is refused with status 429.
         max_body_bytes: Largest request body; a larger one is refused with status 413.
+        max_bodies_bytes: Bodies of all requests together, less the first 64 KiB of each; a request that needs
+            more is refused with status 429.
         body_timeout_s: A client that has not sent its body by then is refused with status 408.
         head_timeout_s: A connection on which no request began, its headers whole, for so long is closed.
         max_head_bytes: Request line and headers; more is refused with status 400.
@@ -31,6 +33,7 @@ class ServeLimits:
     max_model_len: int | None = None
     max_requests: int = 1024
     max_body_bytes: int = 4 * 2**20
+    max_bodies_bytes: int = 128 * 2**20
     body_timeout_s: float = 30.0
     head_timeout_s: float = 10.0
     max_head_bytes: int = 16 * 2**10

@@ -8,7 +8,7 @@ a typing error.
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -21,11 +21,20 @@ from pydantic import (
 )
 from pydantic_core.core_schema import no_info_after_validator_function
 
-from attention_client.serve.errors import ApiError
+from attention_client.serve.api_error import ApiError
 
-__all__ = ["ChatRequest", "CompletionRequest", "Message", "parse"]
+__all__ = [
+    "ChatRequest",
+    "CompletionRequest",
+    "GenerationRequest",
+    "Message",
+    "parse",
+    "parse_json",
+]
 
 _INT64 = 2**63
+_STOPS = 16
+_STOP_CHARACTERS = 1024
 
 
 class _only:
@@ -47,7 +56,7 @@ class _only:
         return value
 
 
-_TEXT = {"type": "string", "minLength": 1}
+_STOP = {"type": "string", "minLength": 1, "maxLength": _STOP_CHARACTERS}
 _TOKENS = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
 _PROMPTS = {"type": "array", "items": {"anyOf": [{"type": "string"}, _TOKENS]}, "maxItems": 1}
 _PARTS = {
@@ -60,7 +69,7 @@ _PARTS = {
 }
 # What the checks below take, for whoever reads the schema.
 _STOPS_SCHEMA = {
-    "anyOf": [{"type": "null"}, _TEXT, {"type": "array", "items": _TEXT, "maxItems": 16}]
+    "anyOf": [{"type": "null"}, _STOP, {"type": "array", "items": _STOP, "maxItems": _STOPS}]
 }
 _PROMPT_SCHEMA = {"anyOf": [{"type": "string"}, _TOKENS, _PROMPTS | {"minItems": 1}]}
 _CONTENT_SCHEMA = {"anyOf": [{"type": "null"}, {"type": "string"}, _PARTS]}
@@ -72,8 +81,13 @@ def _stops(value: Any) -> Any:
         return []
     if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
         raise ValueError("must be a non-empty string or a list of them")
-    if len(stops) > 16:
-        raise ValueError(f"has {len(stops)} strings; 16 at most")
+    if len(stops) > _STOPS:
+        raise ValueError(f"has {len(stops)} strings; the limit is {_STOPS}")
+    longest = max(map(len, stops), default=0)
+    if longest > _STOP_CHARACTERS:
+        raise ValueError(
+            f"has a string of {longest} characters; the limit is {_STOP_CHARACTERS} characters each"
+        )
     return stops
 
 
@@ -119,6 +133,25 @@ class StreamOptions(_Model):
     include_obfuscation: bool | None = None  # has no effect
     # Beside OpenAI's: before each token's text, which expert servers computed how much of it.
     include_servers: bool | None = None
+
+
+# What the answer depends on beside the prompt.
+_SETTINGS = {
+    "model",
+    "stream",
+    "stream_options",
+    "max_tokens",
+    "max_completion_tokens",
+    "min_tokens",
+    "ignore_eos",
+    "temperature",
+    "top_p",
+    "top_k",
+    "seed",
+    "stop",
+    "tools",
+    "tool_choice",
+}
 
 
 class GenerationRequest(_Model):
@@ -167,14 +200,23 @@ class GenerationRequest(_Model):
             raise ValueError("stream_options needs stream: true")
         return self
 
+    # A prompt of one token, which stands for the real one.
+    placeholder: ClassVar[dict[str, Any]]
+
     @property
     def token_budget(self) -> int | None:
         """Most tokens of the answer that the client asked for."""
         return self.max_tokens
 
+    def settings(self) -> dict[str, Any]:
+        """A small body that parses to this request without its prompt."""
+        return self.placeholder | self.model_dump(include=_SETTINGS, exclude_unset=True)
+
 
 class CompletionRequest(GenerationRequest):
     """Body of /v1/completions."""
+
+    placeholder: ClassVar[dict[str, Any]] = {"prompt": [0]}
 
     prompt: Annotated[str | list[int], BeforeValidator(_prompt), WithJsonSchema(_PROMPT_SCHEMA)]
 
@@ -212,6 +254,12 @@ class ToolCallIn(BaseModel):
     type: Literal["function"] = "function"
     function: FunctionCall
 
+    def for_template(self) -> dict[str, Any]:
+        """The call as chat templates know it, its arguments as an object."""
+        call = self.model_dump(exclude_none=True)
+        call["function"]["arguments"] = json.loads(self.function.arguments)
+        return call
+
 
 class Message(BaseModel):
     """One chat message. Fields that answers carry and prompts do not use are let through."""
@@ -248,10 +296,20 @@ class Message(BaseModel):
 
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates know it."""
-        message = self.model_dump(exclude_none=True)
-        if self.role == "developer":  # OpenAI's newer name; templates know the older one
-            message["role"] = "system"
+        # "developer" is OpenAI's newer name; templates know the older one.
+        role = "system" if self.role == "developer" else self.role
+        parts = [self.content] if isinstance(self.content, str) else self._texts()
+        # The text beside a tool call is markup of that call, if there is any.
+        text = " ".join(parts) if self.tool_calls is None else ""
+        message: dict[str, Any] = {"role": role, "content": text}
+        if self.tool_calls is not None:
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
         return message
+
+    def _texts(self) -> list[str]:
+        return [part["text"] for part in self.content or ()]
 
 
 class FunctionTool(BaseModel):
@@ -271,6 +329,8 @@ class Tool(_Model):
 
 class ChatRequest(GenerationRequest):
     """Body of /v1/chat/completions."""
+
+    placeholder: ClassVar[dict[str, Any]] = {"messages": [{"role": "user", "content": ""}]}
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -292,12 +352,31 @@ class ChatRequest(GenerationRequest):
     verbosity: Any = None
 
     @property
+    def offered_tools(self) -> list[dict[str, Any]] | None:
+        """The tools that the model may call, as chat templates know them."""
+        if not self.tools or self.tool_choice == "none":
+            return None
+        return [tool.model_dump() for tool in self.tools]
+
+    @property
     def token_budget(self) -> int | None:
         """Most tokens of the answer; the newer name of the field wins."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
 _Request = TypeVar("_Request", bound=GenerationRequest)
+
+
+def parse_json(cls: type[_Request], body: bytes) -> _Request:
+    """The request of an HTTP body. Raises ApiError (400) that names the field."""
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+        raise ApiError(400, f"The body is not valid JSON: {reason}.", code="invalid_json") from None
+    if not isinstance(fields, dict):
+        raise ApiError(400, "The body must be a JSON object.", code="invalid_json")
+    return parse(cls, fields)
 
 
 def parse(cls: type[_Request], body: dict[str, Any]) -> _Request:

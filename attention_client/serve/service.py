@@ -7,12 +7,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from transformers.cli.serving.utils import CBWorkerDeadError
+from transformers.cli.serving.utils import CBWorkerDeadError, get_response_template
 
 from attention_client.serve.engine import Engine
 from attention_client.serve.errors import ApiError
 from attention_client.serve.limits import ServeLimits
 from attention_client.serve.metrics import ServeMetrics
+from attention_client.serve.prompts.pool import PromptPool
+from attention_client.serve.prompts.reader import ModelLimits
 from attention_client.serve.sampling import Sampling
 
 __all__ = ["Service"]
@@ -53,16 +55,18 @@ class Service:
         self.engine = engine
         self.metrics = metrics
         self._names = {name, *aliases}
-        self._max_requests = limits.max_requests
         self._created = self.clock()
         text_config = model.config.get_text_config()
-        self._vocabulary = int(text_config.vocab_size)
         bounds = (
             limits.max_model_len,
             getattr(text_config, "max_position_embeddings", None),
             engine.capacity,
         )
         self.max_model_len = min(int(bound) for bound in bounds if bound is not None)
+        tools = get_response_template(tokenizer, model) is not None
+        self.prompts = PromptPool(
+            tokenizer, ModelLimits(self.max_model_len, int(text_config.vocab_size), tools)
+        )
         defaults = model.generation_config
         end_tokens = defaults.eos_token_id
         if end_tokens is None:
@@ -85,23 +89,15 @@ class Service:
         """The date that answers show; nothing is decided by it."""
         return int(time.time())
 
-    def check_admission(self, model: str | None) -> None:
-        """Raises ApiError for another model, a full queue or a stopped engine."""
-        if model is not None:
-            self.check_name(model)
+    def check_engine(self) -> None:
+        """Raises CBWorkerDeadError once the engine has stopped."""
         failure = self.engine.failure()
         if failure is not None:
             raise CBWorkerDeadError(f"The engine has stopped: {failure}. Restart the server.")
-        if self.engine.running() + self.engine.waiting() >= self._max_requests:
-            raise ApiError(
-                429,
-                f"{self._max_requests} requests are already running or waiting. Try again later.",
-                code="overloaded",
-            )
 
-    def check_name(self, model: str) -> None:
-        """Raises ApiError (404) for another model's name."""
-        if model not in self._names:
+    def check_name(self, model: str | None) -> None:
+        """Raises ApiError (404) for another model's name; None names none."""
+        if model is not None and model not in self._names:
             raise ApiError(
                 404,
                 f"The model '{model}' does not exist. This server serves '{self.name}'.",
@@ -109,25 +105,6 @@ class Service:
                 param="model",
                 code="model_not_found",
             )
-
-    def encode(self, text: str, field: str, *, add_special_tokens: bool) -> list[int]:
-        """The tokens of a prompt's text. Raises ApiError (400)."""
-        tokens = self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
-        return self.check_tokens(tokens, field)
-
-    def check_tokens(self, tokens: list[int], field: str) -> list[int]:
-        """The tokens, once they are known to be this model's. Raises ApiError (400)."""
-        if not tokens:
-            raise ApiError(400, f"'{field}': has no tokens.", param=field, code="invalid_value")
-        wrong = next((token for token in tokens if not 0 <= token < self._vocabulary), None)
-        if wrong is not None:
-            raise ApiError(
-                400,
-                f"'{field}': token {wrong} is not one of the model's {self._vocabulary}.",
-                param=field,
-                code="invalid_value",
-            )
-        return tokens
 
     def card(self) -> dict[str, Any]:
         """The model as /v1/models lists it."""
@@ -144,5 +121,6 @@ class Service:
         return [self.card()]
 
     def shutdown(self) -> None:
-        """Ends the engine; transformers' application calls it last."""
+        """Ends the engine and what reads prompts; transformers' application calls it last."""
         self.engine.stop(_STOP_TIMEOUT_S)
+        self.prompts.close()

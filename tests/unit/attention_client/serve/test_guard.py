@@ -10,6 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from starlette.types import Message, Receive, Scope, Send
 
+from attention_client.serve.accepted import AcceptedRequests
 from attention_client.serve.guard import RequestGuard
 from attention_client.serve.limits import ServeLimits
 from attention_client.serve.metrics import ServeMetrics
@@ -48,7 +49,7 @@ def post() -> Callable[..., tuple[int | None, bytes]]:
         headers: list[tuple[bytes, bytes]] = [(b"content-type", b"application/json")]
         headers += [(b"content-length", b"%d" % length)] if length else []
         scope: dict[str, Any] = {"type": "http", "method": "POST", "path": path, "headers": headers}
-        guard = RequestGuard(app, LIMITS, ServeMetrics(CollectorRegistry()))
+        guard = RequestGuard(app, LIMITS, ServeMetrics(CollectorRegistry()), AcceptedRequests(8))
         asyncio.run(asyncio.wait_for(guard(scope, receive, send), 20))
         return (statuses[0] if statuses else None), bytes(seen)
 
