@@ -28,8 +28,8 @@ __all__ = [
     "CompletionRequest",
     "GenerationRequest",
     "Message",
+    "load_json",
     "parse",
-    "parse_json",
 ]
 
 _INT64 = 2**63
@@ -367,8 +367,8 @@ class ChatRequest(GenerationRequest):
 _Request = TypeVar("_Request", bound=GenerationRequest)
 
 
-def parse_json(cls: type[_Request], body: bytes) -> _Request:
-    """The request of an HTTP body. Raises ApiError (400) that names the field."""
+def load_json(body: bytes) -> dict[str, Any]:
+    """The JSON object of an HTTP body. Raises ApiError (400)."""
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -376,7 +376,7 @@ def parse_json(cls: type[_Request], body: bytes) -> _Request:
         raise ApiError(400, f"The body is not valid JSON: {reason}.", code="invalid_json") from None
     if not isinstance(fields, dict):
         raise ApiError(400, "The body must be a JSON object.", code="invalid_json")
-    return parse(cls, fields)
+    return fields
 
 
 def parse(cls: type[_Request], body: dict[str, Any]) -> _Request:

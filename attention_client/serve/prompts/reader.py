@@ -15,7 +15,8 @@ from attention_client.serve.requests import (
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
-    parse_json,
+    load_json,
+    parse,
 )
 
 __all__ = ["ModelLimits", "PromptReader"]
@@ -60,7 +61,9 @@ class PromptReader:
 
         Raises ApiError (400).
         """
-        request = parse_json(cls, body)
+        fields = load_json(body)
+        self._check_list(fields.get("prompt"))
+        request = parse(cls, fields)
         if isinstance(request, ChatRequest):
             # The template itself writes the special tokens.
             text = self._render(request)
@@ -71,6 +74,13 @@ class PromptReader:
         else:
             tokens = self._check(request.prompt, "prompt", request)
         return request, tokens
+
+    def _check_list(self, prompt: Any) -> None:
+        """Refuses too many token ids before they are validated, which takes longer."""
+        if isinstance(prompt, list) and len(prompt) == 1:
+            prompt = prompt[0]
+        if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
+            self._check_room(len(prompt), "prompt", 1, at_least=False)
 
     def _render(self, request: ChatRequest) -> str:
         tools = self._tools(request)
@@ -128,7 +138,8 @@ class PromptReader:
         self, text: str, field: str, request: GenerationRequest, *, add_special_tokens: bool
     ) -> list[int]:
         if self._bound is not None:
-            self._check_room(self._bound.least_tokens(text), field, request, at_least=True)
+            wanted = request.token_budget or 1
+            self._check_room(self._bound.least_tokens(text), field, wanted, at_least=True)
         encoded = self._tokenizer(
             text,
             add_special_tokens=add_special_tokens,
@@ -140,7 +151,7 @@ class PromptReader:
 
     def _check(self, tokens: list[int], field: str, request: GenerationRequest) -> list[int]:
         """The tokens, known to be this model's and to leave room for the answer."""
-        self._check_room(len(tokens), field, request, at_least=False)
+        self._check_room(len(tokens), field, request.token_budget or 1, at_least=False)
         if not tokens:
             raise ApiError(400, f"'{field}': has no tokens.", param=field, code="invalid_value")
         wrong = next((token for token in tokens if not 0 <= token < self._limits.vocabulary), None)
@@ -153,10 +164,8 @@ class PromptReader:
             )
         return tokens
 
-    def _check_room(
-        self, count: int, field: str, request: GenerationRequest, *, at_least: bool
-    ) -> None:
-        wanted, most = request.token_budget or 1, self._limits.max_model_len
+    def _check_room(self, count: int, field: str, wanted: int, *, at_least: bool) -> None:
+        most = self._limits.max_model_len
         if count + wanted <= most:
             return
         about = "at least " if at_least else ""

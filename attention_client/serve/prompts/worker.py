@@ -27,7 +27,7 @@ from attention_client.serve.requests import ChatRequest, CompletionRequest, Gene
 __all__ = ["ENDPOINTS", "main"]
 
 _LOG = logging.getLogger(__name__)
-_NICENESS = 5  # whoever generates goes first
+_NICENESS = 10  # generation goes first
 _MOST_MEMORY = 4 * 2**30  # bytes of addresses
 _OOM_SCORE = "1000"  # the first process to go where memory runs out
 
@@ -38,7 +38,6 @@ ENDPOINTS: dict[bytes, type[GenerationRequest]] = {b"c": CompletionRequest, b"m"
 def main() -> None:
     """Serves until the other side closes the channel."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group
-    os.nice(_NICENESS)
     _, most = resource.getrlimit(resource.RLIMIT_AS)
     if most == resource.RLIM_INFINITY or most > _MOST_MEMORY:
         resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY, most))
@@ -50,6 +49,7 @@ def main() -> None:
         limits = ModelLimits(**settings["limits"])
         tokenizer = _load(settings)
         reader = PromptReader(tokenizer, limits, _bound(tokenizer))
+        os.nice(_NICENESS)
         send_frame(channel, b"")
         while True:
             frame = receive_frame(channel)
@@ -63,7 +63,6 @@ def main() -> None:
 def _load(settings: dict[str, Any]) -> Any:
     # Tokenizers need no torch, whose import takes seconds and 200 MB.
     sys.modules["torch"] = None  # type: ignore[assignment]
-    logging.getLogger("transformers").setLevel(logging.ERROR)  # it misses torch
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(settings["tokenizer"], local_files_only=True)

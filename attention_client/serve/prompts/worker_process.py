@@ -29,6 +29,8 @@ _LOG = logging.getLogger(__name__)
 _START_S = 60.0
 _DEADLINE_S = 30
 _END_S = 5.0
+# transformers warns that it has no torch.
+_ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
 _MARKS = {cls: mark for mark, cls in ENDPOINTS.items()}
 
 _Request = TypeVar("_Request", bound=GenerationRequest)
@@ -143,7 +145,7 @@ class WorkerProcess:
                         [sys.executable, "-m", _WORKER, str(theirs.fileno())],
                         pass_fds=[theirs.fileno()],
                         stdin=subprocess.DEVNULL,
-                        env=os.environ | {"TOKENIZERS_PARALLELISM": "false"},
+                        env=os.environ | _ENVIRONMENT,
                     )
                 except BaseException:
                     ours.close()

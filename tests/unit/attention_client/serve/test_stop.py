@@ -1,3 +1,5 @@
+import time
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,3 +60,19 @@ def test_a_possible_beginning_is_held_back_and_only_that() -> None:
 
 def test_without_stop_strings_everything_passes() -> None:
     assert StopStrings([]).push("abc") == "abc"
+
+
+def test_a_token_costs_no_more_with_long_strings_than_with_short_ones() -> None:
+    """The text is always a beginning of the string that is nearly whole."""
+
+    def seconds(length: int) -> float:
+        strings, times = StopStrings(["a" * length + "b"]), []
+        strings.push("a" * length)
+        for _ in range(5):
+            begun = time.process_time()
+            for _ in range(100):
+                assert strings.push("aa") == "aa"
+            times.append(time.process_time() - begun)
+        return min(times)
+
+    assert seconds(200_000) < 20 * seconds(20)
