@@ -21,7 +21,7 @@ _AT_ONCE_BYTES = 2 * 2**10
 # JSON, pydantic and templates hold the interpreter's lock, which each step of the engine needs many times.
 # A thread may hold it for milliseconds, but not for as long as megabytes take.
 _IN_THREAD_BYTES = 64 * 2**10
-_IDLE_S = 15.0
+_IDLE_S = 10.0
 _RESTART_S = 30.0
 
 _Request = TypeVar("_Request", bound=GenerationRequest)

@@ -1,0 +1,127 @@
+"""Row 42 of the fault contract: prompts of megabytes, all refused, beside the stream of another request."""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.chaos, pytest.mark.alone, pytest.mark.timeout(240)]
+
+KINDS = {
+    "text": 4_000_000,
+    "chat": 4_000_000,
+    "messages": 4_000_000,
+    "ids": 4_000_000,
+    "logit_bias": 4_000_000,
+    "nesting": 4_000_000,
+}
+CONNECTIONS = 3
+WINDOW_S = 2.0
+# What the machine does beside it is in there; without the worker each of these is 4 to 40 s.
+MOST_TIMES_USUAL = 8
+LEAST_BOUND_S = 0.75
+MOST_GROWTH_BYTES = 96 << 20
+MEMORY_BACK_S = 60.0
+
+
+class Stream:
+    """One client that streams answers, one after another, and notes when a token comes."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._over = threading.Event()
+        self._times: list[float] = []
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        body = {"prompt": "the", "max_tokens": 3000, "ignore_eos": True, "stream": True}
+        line = http.client.HTTPConnection(self._address, timeout=60)
+        while not self._over.is_set():
+            line.request(
+                "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
+            )
+            answer = line.getresponse()
+            while not self._over.is_set() and (event := answer.readline()):
+                if event.startswith(b"data: {"):
+                    assert b'"error"' not in event
+                    self._times.append(time.monotonic())
+            line.close()
+
+    def longest_gap_s(self, begin: float, end: float) -> float:
+        """Between two tokens; one may have come before this time, and one after it."""
+        times = [begin, *(t for t in list(self._times) if begin < t < end), end]
+        return max(after - before for before, after in itertools.pairwise(times))
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+@contextmanager
+def attack(address: str, kind: str, size: int) -> Iterator[dict[str, int]]:
+    """What it was answered is there at the end."""
+    answers: dict[str, int] = {}
+    command = [sys.executable, "-m", "prompt_attacker", address, kind, str(size), str(CONNECTIONS)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as attacker:
+        try:
+            assert attacker.stdout is not None
+            assert attacker.stdout.readline() == "attacking\n"
+            yield answers
+            answers |= json.loads(attacker.communicate(timeout=60)[0])
+        finally:
+            attacker.kill()
+
+
+def test_row_42_streams_go_on_beside_prompts_of_megabytes(
+    checkpoint: Callable[..., Path], start_cluster: Callable[..., Any]
+) -> None:
+    """Row 42: 4 MB of text, chat, messages, token ids and other fields, all refused: another stream goes on,
+    memory comes back.
+    """
+    cluster = start_cluster(checkpoint(), servers=1, redundancy=1)
+    address = cluster.endpoint.removeprefix("http://")
+    client = psutil.Process(cluster.children["attention-client"].pid)
+    stream = Stream(address)
+    try:
+        time.sleep(WINDOW_S)
+        memory = peak = client.memory_info().rss
+        for kind, size in KINDS.items():
+            begun = time.monotonic()
+            time.sleep(WINDOW_S)
+            usual = stream.longest_gap_s(begun, time.monotonic())
+            begun = time.monotonic()
+            with attack(address, kind, size) as answers:
+                for _ in range(20):
+                    time.sleep(WINDOW_S / 20)
+                    peak = max(peak, client.memory_info().rss)
+            beside = stream.longest_gap_s(begun, time.monotonic())
+            print(
+                f"{kind}: longest gap {usual * 1e3:.0f} ms, beside {beside * 1e3:.0f} ms; {answers}"
+            )
+            assert answers.keys() == {"400"}
+            assert beside <= max(MOST_TIMES_USUAL * usual, LEAST_BOUND_S), kind
+    finally:
+        stream.close()
+    print(f"memory: {memory >> 20} MiB before, {peak >> 20} at most", end="")
+    deadline = time.monotonic() + MEMORY_BACK_S
+    while client.children() or client.memory_info().rss > memory + MOST_GROWTH_BYTES:
+        assert time.monotonic() < deadline, (
+            f"{client.memory_info().rss >> 20} MiB, {client.children()}"
+        )
+        time.sleep(0.2)
+    print(f", {client.memory_info().rss >> 20} afterwards")
