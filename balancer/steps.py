@@ -32,7 +32,7 @@ class Steps:
         self._awaiting.add((call.life, call.placement.epoch))
 
     def decide_digests(self, placement: Placement) -> None:
-        """Once every server of the placement has stated what it read, send digests to those that lack them."""
+        """Once all servers of the placement have said what they read: ask those again that lack digests."""
         waited_for = {
             life
             for life in self._lives(placement)

@@ -223,7 +223,10 @@ def test_digest_tells_checkpoints_apart(tmp_path: Path) -> None:
     assert len(digests | {digest}) == 5
     # Bytes of a tensor that is not looked at are told by other digests.
     first, last = "a", "b"
-    others = [write(tmp_path / f"x{i}", shard=shard_bytes(GOOD, data=bytes(31) + bytes([i]))) for i in (0, 1)]
+    others = [
+        write(tmp_path / f"x{i}", shard=shard_bytes(GOOD, data=bytes(31) + bytes([i])))
+        for i in (0, 1)
+    ]
     assert len({read_files(path).digest([first]) for path in others}) == 1
     assert len({read_files(path).digest([last]) for path in others}) == 2
 
