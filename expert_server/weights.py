@@ -68,11 +68,11 @@ class ExpertWeights:
         """The weights as (out, in): up (2I, H) or (I, H), down (H, I). Views, not copies."""
         if not form.is_transposed:
             return self
-        return ExpertWeights(self.up.t(), self.down.t(), self.up_bias, self.down_bias)
+        return ExpertWeights(self.up.t(), self.down.t(), self.up_bias, self.down_bias, self.digest)
 
     def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> ExpertWeights:
         biases = [None if bias is None else change(bias) for bias in (self.up_bias, self.down_bias)]
-        return ExpertWeights(change(self.up), change(self.down), biases[0], biases[1])
+        return ExpertWeights(change(self.up), change(self.down), *biases, digest=self.digest)
 
 
 @dataclass(frozen=True)

@@ -221,3 +221,54 @@ def test_layers_that_are_named_come_first() -> None:
         request = pb.PreparePlacementRequest(epoch=1, layers=layers, layer_order=order)
         server.handler.PreparePlacement(request, Context())  # type: ignore[arg-type]
         assert seen[-1] == expected
+
+
+# -- digests -------------------------------------------------------------------------------------------
+
+
+def with_digests(*known: dict[int, int]) -> list[common_pb2.Holding]:
+    """Experts with their digests, by layer; 0: not known."""
+    return [common_pb2.Holding(experts=sorted(k), digests=[k[e] for e in sorted(k)]) for k in known]
+
+
+def told(server: Server, epoch: int, *known: dict[int, int], context: Any = None) -> Any:
+    request = pb.PreparePlacementRequest(epoch=epoch, layers=with_digests(*known))
+    return server.handler.PreparePlacement(request, context or Context())
+
+
+def test_a_share_is_in_force_once_every_digest_was_compared() -> None:
+    server = Server()
+    lacking = told(server, 1, {0: 0, 3: right(0, 3)}, {2: 0})
+    assert lacking.awaits_digests
+    assert list(lacking.layers) == with_digests({0: right(0, 0), 3: right(0, 3)}, {2: right(1, 2)})
+    assert server.told == []
+    assert server.handler.epoch == 0
+    full = told(server, 1, {0: right(0, 0), 3: right(0, 3)}, {2: right(1, 2)})
+    assert not full.awaits_digests
+    assert server.told == [("prepared", 1)]
+    listed = server.handler.ListExperts(pb.ListExpertsRequest(), Context())
+    assert list(listed.layers) == list(lacking.layers)
+
+
+def test_a_balancer_of_an_older_release_compares_nothing() -> None:
+    server = Server()
+    assert not server.prepare(1, [0], [2]).awaits_digests
+    assert server.told == [("prepared", 1)]
+
+
+def test_other_bytes_are_refused_before_they_are_in_force() -> None:
+    server, context = Server(), Context()
+    server.store.damaged[1, 2] = 7
+    told(server, 1, {0: 0}, {2: 0})
+    with pytest.raises(Refused, match=r"DATA_LOSS: model.safetensors: expert \(1, 2\) differs"):
+        told(server, 1, {0: right(0, 0)}, {2: right(1, 2)}, context=context)
+    assert dict(context.trailing) == {MISMATCH_KEY: "1"}
+    assert server.told == [("mismatch", 0)]
+    assert server.handler.epoch == 0
+
+
+def test_digests_that_are_not_one_for_each_expert_are_refused() -> None:
+    layers = [common_pb2.Holding(experts=[0, 1], digests=[5]), common_pb2.Holding()]
+    request = pb.PreparePlacementRequest(epoch=1, layers=layers)
+    with pytest.raises(Refused, match="INVALID_ARGUMENT: not a digest for each expert"):
+        Server().handler.PreparePlacement(request, Context())
