@@ -71,8 +71,10 @@ class ExpertWeights:
         return ExpertWeights(self.up.t(), self.down.t(), self.up_bias, self.down_bias, self.digest)
 
     def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> ExpertWeights:
-        biases = [None if bias is None else change(bias) for bias in (self.up_bias, self.down_bias)]
-        return ExpertWeights(change(self.up), change(self.down), *biases, digest=self.digest)
+        up_bias, down_bias = (
+            None if bias is None else change(bias) for bias in (self.up_bias, self.down_bias)
+        )
+        return ExpertWeights(change(self.up), change(self.down), up_bias, down_bias, self.digest)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Copies of a checkpoint in which single bits are flipped."""
+"""Checkpoints in which single bits of chosen tensors are flipped."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+from eaas.chaos.copies import flip
 from eaas.checkpoint import Checkpoint
 
 
@@ -23,17 +24,12 @@ def damaged_copy(model: Path, copy: Path, keys: Iterable[str]) -> Path:
 
 
 def damage(model: Path, keys: Iterable[str]) -> None:
-    """Flips one bit in each of these tensors, in place."""
+    """Flips one bit in each of these tensors, in place; in each row of one that holds all experts."""
     checkpoint = Checkpoint.open(model)
+    experts = checkpoint.shape.num_experts
     for key in keys:
         tensor = checkpoint.slice(key)
-        # One tensor of a whole layer: each expert's row of it.
-        rows = tensor.shape[0] if tensor.shape[:1] == (checkpoint.shape.num_experts,) else 1
-        with tensor.shard.path.open("r+b") as file:
-            for row in range(rows):
-                at = tensor.offset + (2 * row + 1) * tensor.nbytes // (2 * rows)
-                file.seek(at)
-                (byte,) = file.read(1)
-                file.seek(at)
-                file.write(bytes([byte ^ 0x80]))
+        is_of_all = tensor.shape[:1] == (experts,)
+        for part in [tensor.row(e) for e in range(experts)] if is_of_all else [tensor]:
+            flip(part, part.nbytes // 2, 7)
     checkpoint.release()
