@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
 
 from eaas.types import Placement
 
@@ -52,6 +55,8 @@ class Prepare:
         address: host:port of its control face.
         placement: Whose share of that server is to be held.
         layer_order: MoE layers in the order in which they are to be loaded; the others follow.
+        digests_LE: Of the bytes of all experts, as far as they are known (`balancer.digests`); None: not at
+            all.
     """
 
     server_id: str
@@ -59,6 +64,7 @@ class Prepare:
     address: str
     placement: Placement
     layer_order: tuple[int, ...] = ()
+    digests_LE: npt.NDArray[np.uint64] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)

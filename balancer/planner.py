@@ -48,6 +48,7 @@ from balancer.actions import (
     Retire,
     Settled,
 )
+from balancer.digests import Digests, ExpertDigests
 from balancer.drafts import (
     Draft,
     first,
@@ -123,7 +124,8 @@ class Planner:
         self._layer_order: tuple[int, ...] = ()
         self._settled_epoch = 0
         self._ledger = Ledger()
-        self._steps = Steps(self._pool, self._ledger)
+        self._digests = ExpertDigests()
+        self._steps = Steps(self._pool, self._ledger, self._digests)
         self._wishes = Wishes(self._pool, self._steps)
         self._holdings: dict[Life, npt.NDArray[np.bool_]] = {}
 
@@ -142,6 +144,7 @@ class Planner:
         now: float,
         holds_LE: npt.NDArray[np.bool_] | None = None,
         told_epoch: int = 0,
+        digests_LE: Digests | None = None,
     ) -> list[Action]:
         """A server did what it was told.
 
@@ -150,15 +153,37 @@ class Planner:
             now: Monotonic seconds.
             holds_LE: To `Inspect`: what it holds, bool (L, E).
             told_epoch: To `Inspect`: the newest that it was ever told, be it not loaded.
+            digests_LE: To `Inspect`: of what it holds; None: it states none.
         """
         self._ledger.succeeded(call)
         if isinstance(call, Inspect):
             assert holds_LE is not None
             self._holdings[call.life] = holds_LE
             self._last_epoch = max(self._last_epoch, told_epoch)
+            # A server that has not begun to serve was not compared with any other.
+            member = self._pool.alive.get(call.server_id)
+            if digests_LE is not None and member is not None and member.epoch:
+                self._digests.state(call.life, digests_LE)
         elif isinstance(call, Prepare):
             self._pool.forgive(call.life)
         return self.tick(now)
+
+    def loaded(self, call: Prepare, now: float, digests_LE: Digests) -> list[Action]:
+        """A server has loaded its share, and serves it once it was sent digests that the call lacked.
+
+        Args:
+            call: What it was told.
+            now: Monotonic seconds.
+            digests_LE: Of what it read; 0 where it holds nothing.
+        """
+        self._digests.state(call.life, digests_LE)
+        self._steps.loaded(call)
+        return self.tick(now)
+
+    def mismatched(self, call: Call, now: float, why: str) -> list[Action]:
+        """The bytes of an expert on a server are not those of the cluster: it is given nothing more."""
+        self._pool.is_damaged(call.life)
+        return [Refuse(call.server_id, why), *self.tick(now)]
 
     def failed(self, call: Call, now: float, *, timed_out: bool = False) -> list[Action]:
         """A server did not, or not in time. It is to be tried again while `is_wanted`."""
@@ -203,6 +228,8 @@ class Planner:
         if self._next is None:
             actions += self._next_draft(now)
         actions += [Refuse(*refusal) for refusal in self._pool.new_refusals()]
+        if placement := self._next or self._current:
+            self._steps.decide_digests(placement)
         actions += self._prepare_where_due()
         actions += self._publish_if_complete(now)
         actions += self._retire_where_due(now)
@@ -324,7 +351,8 @@ class Planner:
             self._pool.highest_epoch and not self._last_epoch
         )
         if not self._recovering:
-            if len(able) >= self._expected:
+            # Those that are turned away are not waited for once more.
+            if able and len(able.keys() | self._pool.damaged) >= self._expected:
                 self._draft(first(self._layout, *full, self._pool))
             return []
         # A monitor that was restarted, too, may not know all of them yet.
@@ -332,8 +360,12 @@ class Planner:
         if len(self._pool.alive) < self._expected and now < self._first_seen_at + RETURN_GRACE_S:
             return []
         # Newcomers, too: they may have been told of an epoch that they have not loaded.
-        unknown = [m for m in staying.values() if self._pool.life(m) not in self._holdings]
+        # And those that leave: they may be the last to know the digests of what they hold.
+        unknown = [
+            m for m in self._pool.willing.values() if self._pool.life(m) not in self._holdings
+        ]
         if not unknown and able:
+            self._digests.decide(self._holdings)
             none_LE = np.zeros(full, dtype=np.bool_)
             held = {s: self._holdings.get(self._pool.life(m), none_LE) for s, m in staying.items()}
             wishes = self._wishes

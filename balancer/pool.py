@@ -41,6 +41,9 @@ class ServerPool:
         self._failures: Counter[Life] = Counter()
         self._verdicts: Counter[Life] = Counter()
         self._unable_until: dict[Life, float] = {}
+        # Of servers whose copy of the checkpoint is damaged, by id and by process.
+        self.damaged: set[str] = set()
+        self._damaged_lives: set[Life] = set()
         # Before they say DRAINING themselves.
         self._told_to_leave: set[Life] = set()
         # Replicas beyond which a server is given none for now, whatever its memory.
@@ -201,6 +204,11 @@ class ServerPool:
         del self._failures[life]
         return unable_s
 
+    def is_damaged(self, life: Life) -> None:
+        """A life of a server read other bytes than the cluster's: it is given nothing more."""
+        self.damaged.add(life[0])
+        self._damaged_lives.add(life)
+
     def forgive(self, life: Life) -> None:
         """It did load one."""
         self._failures.pop(life, None)
@@ -216,8 +224,9 @@ class ServerPool:
         return list(self._unable_until.values())
 
     def is_unable(self, member: Member) -> bool:
-        """Whether this life failed to load its share too often, a short time ago."""
-        return self.life(member) in self._unable_until
+        """Whether this life failed to load its share too often, a short time ago, or has damaged bytes."""
+        life = self.life(member)
+        return life in self._unable_until or life in self._damaged_lives
 
     def _is_ours(self, member: Member) -> bool:
         return member.model is not None and member.model.digest == self.digest

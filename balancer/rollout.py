@@ -30,11 +30,13 @@ from balancer.actions import (
     Retire,
     Settled,
 )
+from balancer.digests import Digests
 from balancer.lines import Line, ServerLines
 from balancer.planner import Planner
+from eaas.expert_calls import MISMATCH_KEY
 from eaas.log import get_logger
 from eaas.membership import MembershipView
-from eaas.rpc.v1 import expert_pb2, expert_pb2_grpc
+from eaas.rpc.v1 import common_pb2, expert_pb2, expert_pb2_grpc
 from eaas.tls import Identity
 from eaas.types import MemberState, Placement
 
@@ -198,6 +200,8 @@ class Rollout:
                 return stub.ListExperts.future(expert_pb2.ListExpertsRequest(), timeout=_SHORT_S)
             case Prepare(placement=placement):
                 epoch, layers = placement.epoch, placement.holdings_of(call.server_id)
+                for layer, holding in enumerate(layers):
+                    holding.digests[:] = _known_digests(call, layer, holding.experts)
                 replicas = sum(len(layer.experts) for layer in layers)
                 _log.info(
                     "placement %d: %s is to hold %d replicas", epoch, call.server_id, replicas
@@ -224,16 +228,36 @@ class Rollout:
         why = f"{code.name}: {rpc.details()}"
         if code is grpc.StatusCode.OK:
             try:
-                told = _told(rpc.result(), call) if isinstance(call, Inspect) else ()
+                self._act(self._succeeded(call, rpc.result(), now))
             except ValueError as error:
                 why = str(error)
             else:
-                self._act(self._planner.succeeded(call, now, *told))
                 return
+        elif any(key == MISMATCH_KEY for key, _ in rpc.trailing_metadata() or ()):
+            self._act(self._planner.mismatched(call, now, rpc.details()))
+            return
         _log.warning("%s: %s failed: %s", call.server_id, type(call).__name__.lower(), why)
         self._put_off(call, now + _RETRY_S)
         timed_out = code is grpc.StatusCode.DEADLINE_EXCEEDED and isinstance(call, Prepare)
         self._act(self._planner.failed(call, now, timed_out=timed_out))
+
+    def _succeeded(self, call: Call, response: Any, now: float) -> list[Action]:
+        """Tell the planner what a server said. Raises ValueError where that is of another model."""
+        match call:
+            case Inspect():
+                held = _read(response.layers, (call.num_layers, call.num_experts))
+                return self._planner.succeeded(call, now, held[0], response.epoch, held[1])
+            case Prepare():
+                layers, _, experts = call.placement.holds_LSE.shape
+                if response.awaits_digests:
+                    _, digests_LE = _read(response.layers, (layers, experts))
+                    return self._planner.loaded(call, now, digests_LE)
+                if not response.layers:
+                    _log.warning(
+                        "%s is of an older release: what it holds is not compared with other servers",
+                        call.server_id,
+                    )
+        return self._planner.succeeded(call, now)
 
     def _idle_s(self, now: float) -> float | None:
         """How long nothing is to be done, unless something happens."""
@@ -258,15 +282,27 @@ def _answer(question: _Question, planner: Planner) -> None:
         question.answer.set_exception(error)
 
 
-def _told(
-    response: expert_pb2.ListExpertsResponse, call: Inspect
-) -> tuple[npt.NDArray[np.bool_], int]:
-    """What a server holds, bool (L, E), and the epoch. Raises ValueError where it is of another model."""
-    if len(response.layers) != call.num_layers:
-        raise ValueError(f"it has {len(response.layers)} layers, the model has {call.num_layers}")
-    holds_LE = np.zeros((call.num_layers, call.num_experts), dtype=np.bool_)
-    for layer, holding in enumerate(response.layers):
-        if any(expert >= call.num_experts for expert in holding.experts):
-            raise ValueError(f"it holds an expert beyond {call.num_experts - 1} in layer {layer}")
-        holds_LE[layer, list(holding.experts)] = True
-    return holds_LE, response.epoch
+def _known_digests(call: Prepare, layer: int, experts: Sequence[int]) -> list[int]:
+    if call.digests_LE is None:
+        return [0] * len(experts)
+    return [int(digest) for digest in call.digests_LE[layer, list(experts)]]
+
+
+def _read(
+    layers: Sequence[common_pb2.Holding], shape: tuple[int, int]
+) -> tuple[npt.NDArray[np.bool_], Digests]:
+    """What a server holds, and the digests that it states: (L, E) each.
+
+    Raises ValueError where it is of another model.
+    """
+    if len(layers) != shape[0]:
+        raise ValueError(f"it has {len(layers)} layers, the model has {shape[0]}")
+    holds_LE, digests_LE = np.zeros(shape, np.bool_), np.zeros(shape, np.uint64)
+    for layer, holding in enumerate(layers):
+        if any(expert >= shape[1] for expert in holding.experts):
+            raise ValueError(f"it holds an expert beyond {shape[1] - 1} in layer {layer}")
+        if len(holding.digests) not in (0, len(holding.experts)):
+            raise ValueError(f"not a digest for each expert of layer {layer}")
+        holds_LE[layer, holding.experts] = True
+        digests_LE[layer, holding.experts[: len(holding.digests)]] = holding.digests
+    return holds_LE, digests_LE

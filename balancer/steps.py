@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from balancer.actions import Action, Call, Prepare, Retire
+from balancer.actions import Action, Call, Life, Prepare, Retire
+from balancer.digests import ExpertDigests
 from balancer.ledger import Ledger
 from balancer.pool import ServerPool
 from eaas.types import Member, MemberState, Placement
@@ -16,11 +17,42 @@ class Steps:
     Args:
         pool: The servers.
         ledger: Of calls to them.
+        digests: Of experts.
     """
 
-    def __init__(self, pool: ServerPool, ledger: Ledger) -> None:
+    def __init__(self, pool: ServerPool, ledger: Ledger, digests: ExpertDigests) -> None:
         self._pool = pool
         self._ledger = ledger
+        self._digests = digests
+        # Servers that have loaded their share, and were not sent all digests of it; by epoch.
+        self._awaiting: set[tuple[Life, int]] = set()
+
+    def loaded(self, call: Prepare) -> None:
+        """A server has its share, and lacks digests to compare it with."""
+        self._awaiting.add((call.life, call.placement.epoch))
+
+    def decide_digests(self, placement: Placement) -> None:
+        """Once all servers of the placement have said what they read: ask those again that lack digests."""
+        waited_for = {
+            life
+            for life in self._lives(placement)
+            if not self._ledger.is_done(Prepare, life, placement.epoch)
+        }
+        awaiting = {life for life, epoch in self._awaiting if epoch == placement.epoch}
+        if not waited_for or not waited_for <= awaiting:
+            return
+        self._digests.decide(waited_for)
+        self._awaiting.clear()
+        for life in waited_for:
+            self._ledger.ask_again(life)
+
+    def _lives(self, placement: Placement) -> list[Life]:
+        """Of its servers that do what they are told."""
+        return [
+            self._pool.life(server)
+            for server_id, server in self._pool.willing.items()
+            if server_id in placement.servers
+        ]
 
     def prepare(self, placement: Placement, layer_order: tuple[int, ...]) -> list[Action]:
         """Servers that have not been told to load their share."""
@@ -29,7 +61,8 @@ class Steps:
             if server_id not in placement.servers:
                 continue
             life = self._pool.life(server)
-            call = Prepare(server_id, life, server.address, placement, layer_order)
+            known_LE = self._digests.known_LE
+            call = Prepare(server_id, life, server.address, placement, layer_order, known_LE)
             if server.state is MemberState.SERVING and server.epoch == placement.epoch:
                 # Its monitor's silence ended its lease, not its weights.
                 self._ledger.succeeded(call)
@@ -39,9 +72,7 @@ class Steps:
     def is_prepared(self, placement: Placement) -> bool:
         """Whether every live server of it has its share."""
         return all(
-            self._ledger.is_done(Prepare, self._pool.life(server), placement.epoch)
-            for server_id, server in self._pool.willing.items()
-            if server_id in placement.servers
+            self._ledger.is_done(Prepare, life, placement.epoch) for life in self._lives(placement)
         )
 
     def retire(self, placement: Placement) -> list[Action]:

@@ -16,6 +16,7 @@ __all__ = [
     "CorruptShardError",
     "DenseModelError",
     "EaasError",
+    "ExpertMismatchError",
     "ExpertsUnavailableError",
     "MissingShardError",
     "NotACheckpointError",
@@ -68,6 +69,10 @@ class MissingShardError(CheckpointError):
 
 class CorruptShardError(CheckpointError):
     """A shard is truncated or its header is broken. Fetch the shard again."""
+
+
+class ExpertMismatchError(CheckpointError):
+    """The bytes of an expert are not those of the cluster's other replicas. Copy the checkpoint again."""
 
 
 class TraceError(EaasError):

@@ -17,6 +17,7 @@ import torch
 from eaas.checkpoint import Checkpoint
 from eaas.config import ExpertServerConfig
 from eaas.cores import usable_cores
+from eaas.errors import ExpertMismatchError
 from eaas.grpc_server import Service, serve
 from eaas.log import get_logger
 from eaas.session import MemberSession, MembershipView, Report
@@ -110,6 +111,7 @@ class ExpertServer:
         self._state = MemberState.JOINING
         self._state_lock = threading.Lock()
         self._members: Mapping[str, Member] = {}
+        self._mismatch: ExpertMismatchError | None = None
         reader = ExpertReader(checkpoint)
         spec = KernelSpec(_compute_dtype(reader.dtype), Quantization(config.quantization), threads)
         sizes = ExpertSizes.of(
@@ -154,6 +156,7 @@ class ExpertServer:
                 self._on_prepared,
                 self._on_retired,
                 bool(config.memory_bytes),
+                self._on_mismatch,
             )
             self._watchdog = Watchdog(self._loop.pulse, self._on_pulse)
             self._service = ExpertService(
@@ -161,7 +164,7 @@ class ExpertServer:
                 self._table,
                 self.shape,
                 placements,
-                CheckpointSharer(model, config.share_bytes_per_s),
+                CheckpointSharer(model, config.share_bytes_per_s, self.shape.digest),
                 hotness,
                 self.drain,
             )
@@ -212,7 +215,12 @@ class ExpertServer:
         self._joined.set()
 
     def run(self) -> None:
-        """Serve until `stop`; then leave the cluster."""
+        """Serve until `stop`; then leave the cluster.
+
+        Raises:
+            ExpertMismatchError: The checkpoint here differs from what the cluster's other servers hold, and
+                nothing was served of it.
+        """
         self._watchdog.start()
         try:
             self._loop.run()
@@ -228,6 +236,8 @@ class ExpertServer:
                 self._peer_reader.close()
             self._arena.close()
             self._kernel.close()
+        if self._mismatch is not None:
+            raise self._mismatch
 
     def stop(self) -> None:
         """Make `run` return. From any thread or a signal handler."""
@@ -285,6 +295,16 @@ class ExpertServer:
 
     def _on_retired(self, epoch: int) -> None:
         self._loop.epoch = epoch
+
+    def _on_mismatch(self, error: ExpertMismatchError) -> None:
+        """A server that serves keeps what is right, which others may lack; any other one is of no use."""
+        with self._state_lock:
+            serves = self._state is not MemberState.JOINING
+        if serves:
+            _log.error("%s", error)
+        else:
+            self._mismatch = error
+            self._loop.stop()
 
     def _on_members(self, view: MembershipView) -> None:
         """Take back the slots of clients that are gone (DEAD, or another life of the same id)."""

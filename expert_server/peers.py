@@ -14,8 +14,8 @@ import grpc
 import xxhash
 
 from eaas.checkpoint import Checkpoint
-from eaas.checkpoint.files import CONFIG, INDEX, sampled
-from eaas.checkpoint.pieces import Pause, at_once, pieces
+from eaas.checkpoint.files import CONFIG, INDEX
+from eaas.checkpoint.pieces import Look, Pause, at_once, pieces, unseen
 from eaas.checkpoint.shard import Shard, ShardHeader
 from eaas.errors import ClusterError, CorruptShardError
 from eaas.grpc_client import Backoff, channel, leave
@@ -80,6 +80,8 @@ class PeerReader:
         # What is asked for one after the other is sent together: most tensors are small beside the time
         # that it takes to ask.
         self._ahead = ThreadPoolExecutor(_TOGETHER, "peers", step_back)
+        # The one to be asked before the others; empty: none.
+        self._first = ""
 
     def close(self) -> None:
         """Lets go of the peers, and ends what is being read."""
@@ -92,6 +94,15 @@ class PeerReader:
     def start(self, work: Callable[..., None], *arguments: object) -> Future[None]:
         """Calls it in one of a few threads that step back behind the experts."""
         return self._ahead.submit(work, *arguments)
+
+    def each_first(self) -> Iterator[str]:
+        """Goes through the peers: while one is at hand, it is asked before the others."""
+        try:
+            for address in self._addresses():
+                self._first = address
+                yield address
+        finally:
+            self._first = ""
 
     def read(self, shard: str, begin: int, buffer: memoryview) -> None:
         """Fills the buffer from a place of a shard. Goes on at another peer where one breaks off.
@@ -107,7 +118,7 @@ class PeerReader:
             if vain:
                 time.sleep(backoff.next_s())
             before = done
-            for address in self._addresses():
+            for address in sorted(self._addresses(), key=lambda peer: peer != self._first):
                 try:
                     for chunk in self._stream(address, shard, begin, len(buffer), done):
                         paste(buffer, done, chunk.data)
@@ -200,8 +211,10 @@ class _PeerShard(Shard):
                 self._coming[place] = run
                 run.readers += 1
 
-    def read_into(self, buffer: memoryview, offset: int, pause: Pause = at_once) -> None:
-        """Fills the buffer from a place of the file, with a pause before each piece.
+    def read_into(
+        self, buffer: memoryview, offset: int, pause: Pause = at_once, look: Look = unseen
+    ) -> None:
+        """Fills the buffer from a place of the file, with a pause before each piece and a look at it.
 
         Raises OSError if it cannot.
         """
@@ -210,12 +223,14 @@ class _PeerShard(Shard):
             if len(buffer):
                 pause()
                 self._reader.read(self.path.name, offset, buffer)
+                look(buffer)
             return
         run.coming.result()
         data = memoryview(run.data)[offset - run.begin :]
         for begin, end in pieces(len(buffer)):
             pause()
             paste(buffer, begin, data[begin:end])
+            look(buffer[begin:end])
         run.readers -= 1
         if not run.readers:
             self._free.setdefault(len(run.data), []).append(run.data)
@@ -259,9 +274,10 @@ def checkpoint_of_peers(reader: PeerReader, addresses: Sequence[str]) -> Checkpo
                 written.result()
             except OSError as error:
                 raise CorruptShardError(f"{shard}: its header cannot be read: {error}") from error
-        checkpoint = Checkpoint.open(directory)
+        checkpoint = Checkpoint.open(directory, described.model_digest)
         headers = {path: Shard(path).header for path in set(checkpoint.keys.values())}
     checkpoint.open_shard = lambda path, known: _PeerShard(path, headers[path], reader)
+    checkpoint.elsewhere = reader.each_first
     return checkpoint
 
 
@@ -280,18 +296,14 @@ def _describe(addresses: Sequence[str], tls: Identity | None) -> pb.DescribeChec
 
 
 def _write_header(path: Path, size: int, reader: PeerReader) -> None:
-    """A file of the shard's size that has its header, and what the checkpoint's digest looks at; the
-    rest are holes.
-    """
+    """A file of the shard's size that has its header; the rest is a hole."""
     begin = bytearray(min(size, _BEGIN_BYTES))
     reader.read(path.name, 0, memoryview(begin))
     header_end = min(_LENGTH_BYTES + int.from_bytes(begin[:_LENGTH_BYTES], "little"), size)
     with path.open("wb") as file:
         file.truncate(size)
         file.write(begin)
-        for first, last in [(len(begin), max(len(begin), header_end)), *sampled(size)]:
-            data = bytearray(last - first)
-            if data:
-                reader.read(path.name, first, memoryview(data))
-            file.seek(first)
-            file.write(data)
+        rest = bytearray(max(0, header_end - len(begin)))
+        if rest:
+            reader.read(path.name, len(begin), memoryview(rest))
+            file.write(rest)

@@ -3,6 +3,10 @@
 A placement comes in two steps: first its share is loaded beside what is here already (prepare), later,
 once no client uses an older placement, everything else is unloaded (retire). Requests are served all the
 while; one for an expert that was just unloaded is answered STALE_PLACEMENT, and goes elsewhere.
+
+The balancer sends the digests of experts' bytes that it knows. Where one is missing, this server says what it
+read and waits for the same call with all of them: a placement is in force here once every expert of the share
+was compared.
 """
 
 from __future__ import annotations
@@ -13,12 +17,13 @@ from typing import ClassVar
 
 import grpc
 
-from eaas.errors import CheckpointError
+from eaas.errors import CheckpointError, ExpertMismatchError
+from eaas.expert_calls import MISMATCH_KEY
 from eaas.log import get_logger
 from eaas.rpc.v1 import common_pb2
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.types import ModelShape
-from expert_server.store import ExpertStore
+from expert_server.store import Digests, ExpertStore
 
 __all__ = ["PlacementHandler"]
 
@@ -34,6 +39,8 @@ class PlacementHandler:
         on_prepared: Called with the epoch once a share is loaded.
         on_retired: Called with the epoch once everything else is unloaded.
         is_limited: Whether the memory for experts is.
+        on_mismatch: Called where an expert's bytes here are not those of other servers, before the balancer
+            is told.
     """
 
     CALLS: ClassVar = ("PreparePlacement", "RetirePlacement", "ListExperts")
@@ -45,11 +52,13 @@ class PlacementHandler:
         on_prepared: Callable[[int], None],
         on_retired: Callable[[int], None],
         is_limited: bool = False,
+        on_mismatch: Callable[[ExpertMismatchError], None] = lambda _error: None,
     ) -> None:
         self._store = store
         self._shape = shape
         self._on_prepared = on_prepared
         self._on_retired = on_retired
+        self._on_mismatch = on_mismatch
         self._is_limited = is_limited
         self._changing = threading.Lock()
         self._telling = threading.Lock()
@@ -67,6 +76,7 @@ class PlacementHandler:
     ) -> pb.PreparePlacementResponse:
         """Load what the balancer placed here, beside what is here."""
         wanted = self._experts(request.layers, context)
+        digests, all_known = self._digests(request.layers, context)
         in_order = dict.fromkeys((*request.layer_order, *wanted))
         wanted = {layer: wanted[layer] for layer in in_order if layer in wanted}
         epoch = request.epoch
@@ -79,17 +89,27 @@ class PlacementHandler:
                 # and nobody counts it where room is reckoned with.
                 self._keep(wanted)
             try:
-                loaded = self._store.load(wanted, lambda: self._told > epoch)
+                loaded = self._store.load(wanted, lambda: self._told > epoch, digests)
+            except ExpertMismatchError as error:
+                self._on_mismatch(error)
+                context.set_trailing_metadata(((MISMATCH_KEY, "1"),))
+                context.abort(grpc.StatusCode.DATA_LOSS, str(error))
             except CheckpointError as error:
                 _log.error("%s", error)
                 context.abort(grpc.StatusCode.DATA_LOSS, str(error))
             if self._told > epoch:
                 context.abort(grpc.StatusCode.ABORTED, f"epoch {self._told} is newer than {epoch}")
-            self._epoch = epoch
+            if all_known:
+                self._epoch = epoch
         _log.info("epoch %d: %d experts, %.1f MB read", epoch, self._store.count, loaded / 1e6)
-        self._on_prepared(epoch)
+        if all_known:
+            self._on_prepared(epoch)
         return pb.PreparePlacementResponse(
-            epoch=epoch, experts=self._store.count, bytes_loaded=loaded
+            epoch=epoch,
+            experts=self._store.count,
+            bytes_loaded=loaded,
+            layers=self._holdings(wanted),
+            awaits_digests=not all_known,
         )
 
     def RetirePlacement(
@@ -116,8 +136,36 @@ class PlacementHandler:
         held = self._store.held()
         return pb.ListExpertsResponse(
             epoch=self._told,
-            layers=[common_pb2.Holding(experts=held[layer]) for layer in sorted(held)],
+            layers=self._holdings(held),
         )
+
+    def _holdings(self, experts: Mapping[int, Sequence[int]]) -> list[common_pb2.Holding]:
+        """These experts with their digests, layer by layer."""
+        return [
+            common_pb2.Holding(
+                experts=experts[layer],
+                digests=[self._store.digest(layer, expert) for expert in experts[layer]],
+            )
+            for layer in sorted(experts)
+        ]
+
+    def _digests(
+        self, layers: Sequence[common_pb2.Holding], context: grpc.ServicerContext
+    ) -> tuple[Digests, bool]:
+        """The digests that the balancer knows, and whether it knows all. One that knows of none compares
+        none: it is of an older release.
+        """
+        if not any(holding.digests for holding in layers):
+            return {}, True
+        if any(len(holding.digests) != len(holding.experts) for holding in layers):
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not a digest for each expert")
+        digests = {
+            (layer, expert): digest
+            for layer, holding in enumerate(layers)
+            for expert, digest in zip(holding.experts, holding.digests, strict=True)
+        }
+        known = {place: digest for place, digest in digests.items() if digest}
+        return known, len(known) == len(digests)
 
     def _experts(
         self, layers: Sequence[common_pb2.Holding], context: grpc.ServicerContext

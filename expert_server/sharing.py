@@ -62,12 +62,14 @@ class CheckpointSharer:
     Args:
         path: The checkpoint's directory; None where this server has none.
         bytes_per_s: The most that all streams together send.
+        model_digest: Of the checkpoint's `ModelShape`.
     """
 
     CALLS: ClassVar = ("DescribeCheckpoint",)
 
-    def __init__(self, path: Path | None, bytes_per_s: float) -> None:
+    def __init__(self, path: Path | None, bytes_per_s: float, model_digest: str = "") -> None:
         self._path = path
+        self._model_digest = model_digest
         self._pace = Pace(bytes_per_s)
         # Threads of their own: they step back behind the experts, and are a chunk ahead of what is sent.
         self._readers = ThreadPoolExecutor(_READERS, "share", step_back)
@@ -86,6 +88,7 @@ class CheckpointSharer:
                 pb.ShardFile(name=shard.name, bytes=shard.stat().st_size)
                 for shard in ([path / SINGLE] if single else sorted(path.glob("*.safetensors")))
             ],
+            model_digest=self._model_digest,
         )
 
     def ReadShard(

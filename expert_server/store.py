@@ -6,17 +6,21 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from types import MappingProxyType
 
-from eaas.checkpoint.pieces import at_once
-from eaas.errors import CheckpointError
+from eaas.checkpoint.pieces import Pause, at_once
+from eaas.errors import CheckpointError, ExpertMismatchError
 from expert_server.background import compute_alone, step_back
 from expert_server.gaps import Batches, Gaps
 from expert_server.kernels import ExpertKernel
 from expert_server.memory import trim
 from expert_server.sharing import Pace
-from expert_server.weights import ExpertReader
+from expert_server.weights import ExpertReader, ExpertWeights
 
-__all__ = ["ExpertStore", "naming_expert"]
+__all__ = ["Digests", "ExpertStore", "naming_expert"]
+
+Digests = Mapping[tuple[int, int], int]
+"""(MoE layer, logical expert) -> digest of its bytes."""
 
 # Packing leaves holes in malloc's memory: without this, a quarter more than 300 MB of weights.
 _TRIM_BYTES = 64 << 20
@@ -43,6 +47,7 @@ class ExpertStore:
         self._kernel = kernel
         self._bytes_per_s = bytes_per_s
         self._batches = batches
+        self._digests: dict[tuple[int, int], int] = {}
         self._changing = threading.Lock()
 
     @property
@@ -67,16 +72,22 @@ class ExpertStore:
             for layer in range(len(self._reader.forms))
         }
 
+    def digest(self, layer: int, expert: int) -> int:
+        """XXH3 of the bytes that a replica was read from; 0 where it is not here."""
+        return self._digests.get((layer, expert), 0)
+
     def load(
         self,
         wanted: Mapping[int, Collection[int]],
         is_given_up: Callable[[], bool] = lambda: False,
+        digests: Digests = MappingProxyType({}),
     ) -> int:
         """Loads what is missing of the wanted replicas, layer by layer.
 
         Args:
             wanted: MoE layer -> logical experts; layers in the order in which they are to be loaded.
             is_given_up: Asked between experts; where it says so, nothing more is loaded.
+            digests: Of the bytes of experts, as far as they are known.
 
         Returns:
             Bytes of weights newly held.
@@ -85,6 +96,8 @@ class ExpertStore:
             LookupError: The model has no such layer or expert; nothing is loaded.
             MissingShardError, CorruptShardError: A tensor cannot be read; names the file and the
                 tensor.
+            ExpertMismatchError: An expert's bytes have another digest; names the files and the tensors. It is
+                not held, though it may have been before.
             CheckpointError: A weight is NaN or infinite, and weights are to be quantised; names the
                 layer and the expert.
 
@@ -96,18 +109,27 @@ class ExpertStore:
             # team of their own. And before that there are other servers on this machine, maybe.
             begin = compute_alone if self.count else step_back
             with ThreadPoolExecutor(1, "load", begin) as thread:
-                return thread.submit(self._load, wanted, is_given_up).result()
+                return thread.submit(self._load, wanted, is_given_up, digests).result()
 
-    def _load(self, wanted: Mapping[int, Collection[int]], is_given_up: Callable[[], bool]) -> int:
+    def _load(
+        self,
+        wanted: Mapping[int, Collection[int]],
+        is_given_up: Callable[[], bool],
+        digests: Digests,
+    ) -> int:
+        self._drop_others(wanted, digests)
         before = trimmed = self.bytes
         pause = Gaps(self._batches).wait if self._batches is not None else at_once
         pace = Pace(self._bytes_per_s) if self._bytes_per_s and self.count else None
         try:
             for layer in wanted:
                 missing = {e for e in wanted[layer] if not self.holds(layer, e)}
+                others = []
                 for expert, weights in self._reader.read(layer, missing, pause):
-                    with naming_expert(layer, expert):
-                        self._kernel.load(layer, expert, weights, pause)
+                    if weights.digest != digests.get((layer, expert), weights.digest):
+                        others.append(expert)
+                        continue
+                    self._take(layer, expert, weights, pause)
                     if pace is not None:
                         pace.take(weights.nbytes)
                     del weights  # before the reader goes on: it is a view of a chunk
@@ -116,9 +138,45 @@ class ExpertStore:
                     if self.bytes - trimmed >= _TRIM_BYTES:
                         trimmed = self.bytes
                         trim()
+                for expert in others:
+                    self._load_elsewhere(layer, expert, pause, digests[layer, expert])
         finally:
             self._reader.release()
         return self.bytes - before
+
+    def _take(self, layer: int, expert: int, weights: ExpertWeights, pause: Pause) -> None:
+        with naming_expert(layer, expert):
+            self._kernel.load(layer, expert, weights, pause)
+        self._digests[layer, expert] = weights.digest
+
+    def _load_elsewhere(self, layer: int, expert: int, pause: Pause, digest: int) -> None:
+        """An expert of which other bytes came: one source after another is asked, if there are several."""
+        for _ in self._reader.elsewhere():
+            for _, weights in self._reader.read(layer, [expert], pause):
+                if weights.digest == digest:
+                    self._take(layer, expert, weights, pause)
+                    return
+        raise self._mismatch(layer, expert)
+
+    def _drop_others(self, wanted: Mapping[int, Collection[int]], digests: Digests) -> None:
+        """Unloads replicas whose bytes have another digest. Raises ExpertMismatchError if there are any."""
+        others = [
+            (layer, expert)
+            for layer, experts in wanted.items()
+            for expert in experts
+            if (held := self.digest(layer, expert)) and held != digests.get((layer, expert), held)
+        ]
+        for layer, expert in others:
+            self._unload(layer, expert)
+        if others:
+            raise self._mismatch(*others[0])
+
+    def _mismatch(self, layer: int, expert: int) -> ExpertMismatchError:
+        return ExpertMismatchError(
+            f"{self._reader.place_of(layer, expert)} (layer {layer}, expert {expert}) differs from the "
+            "cluster's other replicas: copy the checkpoint again from a server that serves; if this copy is "
+            "the right one, start the whole cluster again with it"
+        )
 
     def unload(self, unwanted: Mapping[int, Collection[int]]) -> None:
         """Drops replicas; those that are not held are passed over."""
@@ -126,9 +184,13 @@ class ExpertStore:
             before = self.bytes
             for layer, experts in unwanted.items():
                 for expert in experts:
-                    self._kernel.unload(layer, expert)
+                    self._unload(layer, expert)
             if self.bytes < before:
                 trim()
+
+    def _unload(self, layer: int, expert: int) -> None:
+        self._kernel.unload(layer, expert)
+        self._digests.pop((layer, expert), None)
 
     def _check(self, wanted: Mapping[int, Collection[int]]) -> None:
         layers, num_experts = len(self._reader.forms), self._reader.num_experts

@@ -7,12 +7,13 @@ E logical experts, H hidden, I intermediate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import xxhash
 from torch import nn
 
 from eaas.checkpoint import Checkpoint, ExpertTensor
@@ -27,6 +28,8 @@ __all__ = ["ExpertForm", "ExpertReader", "ExpertWeights"]
 _CHUNK_BYTES = 16 << 20
 _NO_RULE = ""
 
+_Digests = Sequence[xxhash.xxh3_64]
+
 
 @dataclass(frozen=True, eq=False)
 class ExpertWeights:
@@ -38,12 +41,14 @@ class ExpertWeights:
         down: `down_proj` (H, I).
         up_bias: (2I) or (I), or None.
         down_bias: (H), or None.
+        digest: XXH3 (64 bits) of the expert's bytes in the checkpoint; never 0 as it was read.
     """
 
     up: torch.Tensor
     down: torch.Tensor
     up_bias: torch.Tensor | None = None
     down_bias: torch.Tensor | None = None
+    digest: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -63,11 +68,13 @@ class ExpertWeights:
         """The weights as (out, in): up (2I, H) or (I, H), down (H, I). Views, not copies."""
         if not form.is_transposed:
             return self
-        return ExpertWeights(self.up.t(), self.down.t(), self.up_bias, self.down_bias)
+        return ExpertWeights(self.up.t(), self.down.t(), self.up_bias, self.down_bias, self.digest)
 
     def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> ExpertWeights:
-        biases = (None if bias is None else change(bias) for bias in (self.up_bias, self.down_bias))
-        return ExpertWeights(change(self.up), change(self.down), *biases)
+        up_bias, down_bias = (
+            None if bias is None else change(bias) for bias in (self.up_bias, self.down_bias)
+        )
+        return ExpertWeights(change(self.up), change(self.down), up_bias, down_bias, self.digest)
 
 
 @dataclass(frozen=True)
@@ -101,9 +108,10 @@ class ExpertReader:
         self._checkpoint = checkpoint
         self._modules = list(checkpoint.expert_modules().values())
         self.forms: tuple[ExpertForm, ...] = tuple(_form(module) for module in self._modules)
-        # MoE layer -> parameter -> pattern of the rule, if there is one -> tensors, expert by expert.
+        # MoE layer -> parameter -> pattern of the rule, if there is one -> tensors, expert by expert. Digests
+        # are of an expert's bytes in this order.
         self._sources: list[dict[str, dict[str, list[ExpertTensor]]]] = [{} for _ in self.forms]
-        for tensor in checkpoint.expert_tensors:
+        for tensor in sorted(checkpoint.expert_tensors, key=lambda tensor: tensor.target):
             parts = self._sources[tensor.layer].setdefault(tensor.target, {})
             parts.setdefault(tensor.pattern or _NO_RULE, []).append(tensor)
         self._buffers: dict[str, torch.Tensor] = {}
@@ -141,12 +149,26 @@ class ExpertReader:
         self._prefetch(layer, wanted[:count], pause)
         for start in range(0, len(wanted), count):
             chunk = wanted[start : start + count]
-            tensors = self._read_chunk(layer, chunk, pause)
+            digests = [xxhash.xxh3_64() for _ in chunk]
+            tensors = self._read_chunk(layer, chunk, pause, digests)
             # The next one is read while this one is packed.
             self._prefetch(layer, wanted[start + count : start + 2 * count], pause)
             for place, expert in enumerate(chunk):
-                yield expert, self._weights(layer, tensors, place)
+                yield expert, self._weights(layer, tensors, place, digests[place].intdigest())
             del tensors  # before the next chunk is read
+
+    def elsewhere(self) -> Iterable[object]:
+        """Goes through the sources of the bytes (`Checkpoint.elsewhere`)."""
+        return self._checkpoint.elsewhere()
+
+    def place_of(self, layer: int, expert: int) -> str:
+        """The tensors that an expert is read from, and their files, for people."""
+        keys: dict[str, list[str]] = {}
+        for sources in self._sources[layer].values():
+            for tensors in sources.values():
+                key = tensors[0 if tensors[0].expert is None else expert].key
+                keys.setdefault(str(self._checkpoint.keys[key]), []).append(key)
+        return "; ".join(f"{shard}: tensor {' or '.join(of)}" for shard, of in keys.items())
 
     def release(self) -> None:
         """Closes the shards and gives the memory back that the last chunk was in."""
@@ -171,7 +193,7 @@ class ExpertReader:
         return self.dtype.itemsize * sum(p.shape[1:].numel() for p in parameters)
 
     def _weights(
-        self, layer: int, tensors: Mapping[str, torch.Tensor], place: int
+        self, layer: int, tensors: Mapping[str, torch.Tensor], place: int, digest: int
     ) -> ExpertWeights:
         """An expert of a chunk."""
         up = "gate_up_proj" if self.forms[layer].has_gate else "up_proj"
@@ -181,10 +203,16 @@ class ExpertReader:
             down=tensors["down_proj"][place],
             up_bias=None if up_bias is None else up_bias[place],
             down_bias=None if down_bias is None else down_bias[place],
+            digest=digest or 1,  # 0 stands for a digest that is not known
         )
 
-    def _read_chunk(self, layer: int, experts: list[int], pause: Pause) -> dict[str, torch.Tensor]:
-        """Parameter of the experts module -> its rows for these experts (ascending)."""
+    def _read_chunk(
+        self, layer: int, experts: list[int], pause: Pause, digests: _Digests
+    ) -> dict[str, torch.Tensor]:
+        """Parameter of the experts module -> its rows for these experts (ascending).
+
+        Their bytes go into the digests, one for each expert.
+        """
         module, name = self._modules[layer], self._checkpoint.shape.layer_names[layer]
         wanted = {
             parameter: torch.Size([len(experts), *full.shape[1:]])
@@ -193,7 +221,7 @@ class ExpertReader:
         found: dict[str, torch.Tensor] = {}
         with _shrunk(module, wanted):
             for target, sources in self._sources[layer].items():
-                found |= self._convert(target, sources, experts, pause)
+                found |= self._convert(target, sources, experts, pause, digests)
         path = self._checkpoint.path
         for parameter, shape in wanted.items():
             full_name = f"{name}.{parameter}"
@@ -212,6 +240,7 @@ class ExpertReader:
         sources: Mapping[str, list[ExpertTensor]],
         experts: list[int],
         pause: Pause,
+        digests: _Digests,
     ) -> dict[str, torch.Tensor]:
         """What transformers' rule makes of these experts' parts of a parameter's sources, by name.
 
@@ -225,15 +254,18 @@ class ExpertReader:
         name = target.rpartition(".")[2]
         rule = self._rules.get(next(iter(sources)))
         if rule is None:
-            return {target: self._stack(name, list(parts.values()), pause)}
+            return {target: self._stack(name, list(parts.values()), pause, digests)}
         if _only_stacks(rule) and _are_alike(parts):
             in_order = [parts[pattern] for pattern in rule.source_patterns if pattern in parts]
-            return {target: self._stack(name, in_order, pause)}
+            return {target: self._stack(name, in_order, pause, digests)}
         # The rule is the reader's own, and gives up what it has collected when it converts.
         rule.collected_tensors = {
-            pattern: [self._stack(pattern, [parts[pattern]], pause)]
+            pattern: [self._stack(pattern, [parts[pattern]], pause, digests)]
             if tensors[0].expert is None
-            else [self._whole(part, pause) for part in parts[pattern]]
+            else [
+                self._whole(part, pause, digest)
+                for part, digest in zip(parts[pattern], digests, strict=True)
+            ]
             for pattern, tensors in sources.items()
         }
         skeleton = self._checkpoint.skeleton
@@ -257,13 +289,15 @@ class ExpertReader:
             return [whole.row(expert) for expert in experts]
         return [self._checkpoint.slice(tensors[expert].key) for expert in experts]
 
-    def _whole(self, part: TensorSlice, pause: Pause) -> torch.Tensor:
+    def _whole(self, part: TensorSlice, pause: Pause, digest: xxhash.xxh3_64) -> torch.Tensor:
         """A tensor in memory of its own."""
         raw = torch.empty(part.nbytes, dtype=torch.uint8)
-        part.read_into(raw.numpy().data, pause)
+        part.read_into(raw.numpy().data, pause, digest.update)
         return raw.view(part.dtype).view(part.shape).to(self.dtype)
 
-    def _stack(self, name: str, columns: list[list[TensorSlice]], pause: Pause) -> torch.Tensor:
+    def _stack(
+        self, name: str, columns: list[list[TensorSlice]], pause: Pause, digests: _Digests
+    ) -> torch.Tensor:
         """Experts along a new first dimension, each of them the parts in its columns one below the other.
 
         Every part is read to where it belongs, in memory that is kept under that name for the next
@@ -275,9 +309,9 @@ class ExpertReader:
             self._buffers[name] = huge_memory(size)
         used = self._buffers[name][:size]
         free = used.numpy().data
-        for row in zip(*columns, strict=True):
+        for row, digest in zip(zip(*columns, strict=True), digests, strict=True):
             for part in row:
-                part.read_into(free[: part.nbytes], pause)
+                part.read_into(free[: part.nbytes], pause, digest.update)
                 free = free[part.nbytes :]
         rest = first[0].shape if len(first) == 1 else (-1, *first[0].shape[1:])
         return used.view(first[0].dtype).view(len(columns[0]), *rest).to(self.dtype)

@@ -21,7 +21,10 @@ from eaas.local import LocalCluster
 from eaas.local.nursery import Nursery
 from eaas.local.process import ChildProcess
 
-__all__ = ["ChaosCluster", "free_port"]
+__all__ = ["DAMAGED", "ChaosCluster", "free_port"]
+
+DAMAGED = "damaged-copy"
+"""Name of the server that must not serve."""
 
 # Below the range of ports that the kernel hands out to whoever asks for any.
 _PORTS = range(20_000, 32_000)
@@ -88,6 +91,8 @@ class ChaosCluster(LocalCluster):
             nursery=nursery,
         )
         self._namespace = namespace
+        # To be written by whoever starts a server on it.
+        self.damaged_model = scratch / "damaged"
         # Of every process that was started here, by pid.
         self.births: dict[int, int | None] = {}
         # Surroundings of a process's next life.
@@ -100,6 +105,11 @@ class ChaosCluster(LocalCluster):
     def add_numbered(self, number: int) -> ChildProcess:
         """Start one more server, of this number; does not wait for it."""
         return self._spawn_server(number)
+
+    def add_damaged(self) -> ChildProcess:
+        """Start one more server, on the damaged copy of the checkpoint; does not wait for it."""
+        words = ("expert-server", "--id", DAMAGED, "--join", self.monitor_address)
+        return self._spawn(DAMAGED, *words, "--model", str(self.damaged_model), "--threads", "1")
 
     def _launch(self, name: str, arguments: Sequence[str], module: str = "eaas") -> ChildProcess:
         child = super()._launch(name, arguments, module)

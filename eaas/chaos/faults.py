@@ -13,7 +13,7 @@ import numpy as np
 
 from eaas.balancer_calls import drain_server
 from eaas.balancer_client import BalancerClient
-from eaas.chaos.cluster import ChaosCluster
+from eaas.chaos.cluster import DAMAGED, ChaosCluster
 from eaas.chaos.network import Namespace
 from eaas.chaos.schedule import Fault
 from eaas.errors import ClusterError, EaasError
@@ -28,6 +28,8 @@ Steps = Iterator[float]
 _LOOK_S = 0.05
 _READY_S = 30.0
 _SCALE_S = 60.0
+# The balancer may be away when a server joins.
+_REFUSED_S = 60.0
 # A tenth of the processor.
 _STOPPED_S, _RUNNING_S = 0.045, 0.005
 # Less than any arena.
@@ -57,11 +59,17 @@ class Faults:
             "balancer": self._kill,
             "rebalance": self._rebalance,
             "scale": self._scale,
+            "damaged": self._damaged,
         }
 
     def targets(self, fault: Fault) -> list[str]:
         """Names of the processes that a fault meets."""
-        fixed = {"monitor": "monitor", "pause": "monitor", "balancer": "balancer"}
+        fixed = {
+            "monitor": "monitor",
+            "pause": "monitor",
+            "balancer": "balancer",
+            "damaged": DAMAGED,
+        }
         if fault.kind in fixed:
             return [fixed[fault.kind]]
         return [self._cluster.server_name(number) for number in fault.servers]
@@ -88,14 +96,14 @@ class Faults:
     def _again(self, name: str) -> Steps:
         yield from self._ready(self._cluster.start_again(name))
 
-    def _ready(self, child: ChildProcess) -> Steps:
-        deadline = time.monotonic() + _READY_S
+    def _ready(self, child: ChildProcess, within_s: float = _READY_S) -> Steps:
+        deadline = time.monotonic() + within_s
         while True:
             child.read()
             if child.address is not None:
                 return
             if time.monotonic() > deadline:
-                raise ClusterError(f"{child.name} was not ready after {_READY_S:.0f} s")
+                raise ClusterError(f"{child.name} was not ready after {within_s:.0f} s")
             yield _LOOK_S
 
     def _hang(self, fault: Fault, names: list[str]) -> Steps:
@@ -175,6 +183,18 @@ class Faults:
                 raise ClusterError(f"{child.name} did not leave within {_SCALE_S:.0f} s")
             yield 4 * _LOOK_S
         cluster.forget(child.name)
+
+    def _damaged(self, _fault: Fault, names: list[str]) -> Steps:
+        (name,) = names
+        child = self._cluster.add_damaged()
+        try:
+            yield from self._ready(child, _REFUSED_S)
+        except EaasError as error:
+            if ".safetensors: tensor " not in str(error):
+                raise
+        else:
+            raise ClusterError(f"{name} serves")
+        self._cluster.forget(name)
 
 
 def _any_placement(now: Placement, redundancy: int, dice: np.random.Generator) -> Placement:

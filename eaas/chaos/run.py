@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ from eaas.bench.worker import nursing
 from eaas.chaos.census import census, still_running
 from eaas.chaos.check import check
 from eaas.chaos.cluster import ChaosCluster
+from eaas.chaos.copies import damaged_copy
 from eaas.chaos.faults import Faults, Steps
 from eaas.chaos.history import Census, History, Incident
 from eaas.chaos.load import OpenLoad, answers_of
@@ -127,6 +129,8 @@ def run_chaos(
             namespace=namespace,
             nursery=forks,
         )
+        if "damaged" in kinds:
+            damaged_copy(model, cluster.damaged_model, random.Random(settings.seed))
         try:
             cluster.start(_START_S, interrupt)
             attack = _Attack(cluster, settings, namespace, interrupt, say)

@@ -16,8 +16,9 @@ import json
 import math
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from eaas.errors import (
     UnsupportedModelError,
 )
 
-__all__ = ["CheckpointFiles", "TensorEntry", "precheck", "read_files", "sampled"]
+__all__ = ["CheckpointFiles", "TensorEntry", "precheck", "read_files"]
 
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
@@ -45,16 +46,24 @@ _BITS = {
     **dict.fromkeys(("I32", "U32", "F32"), 32),
     **dict.fromkeys(("I64", "U64", "F64", "C64"), 64),
 }
-_SAMPLES, _SAMPLE_BYTES = 4, 4096
+# Of a tensor that the digest looks at.
+_SAMPLE_BYTES = 4096
 
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """Where a tensor is and what a shard's header says of it (safetensors' dtype names)."""
+    """Where a tensor is and what a shard's header says of it (safetensors' dtype names).
+
+    Attributes:
+        offset: Its first byte in the file.
+        nbytes: Size.
+    """
 
     shard: Path
     dtype: str
     shape: tuple[int, ...]
+    offset: int
+    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -70,29 +79,31 @@ class CheckpointFiles:
     config: Mapping[str, Any]
     tensors: Mapping[str, TensorEntry]
 
-    def digest(self) -> str:
-        """SHA-256 over config.json, each tensor's name, shape and dtype, and samples of each
-        shard's bytes.
+    def digest(self, sampled: Collection[str]) -> str:
+        """SHA-256 over config.json, each tensor's name, shape and dtype, and the first bytes of some.
 
         The samples tell checkpoints of one architecture apart (a fine-tune from its base) without
-        reading hundreds of gigabytes.
+        reading hundreds of gigabytes. It does not depend on how the tensors are cut over shards.
+
+        Args:
+            sampled: Names of tensors.
+
+        Raises:
+            OSError: A shard cannot be read.
         """
         digest = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
         for name, entry in sorted(self.tensors.items()):
             digest.update(json.dumps([name, entry.dtype, entry.shape]).encode())
-        for shard in sorted({entry.shard for entry in self.tensors.values()}):
+        samples: dict[str, bytes] = {}
+        places = sorted((self.tensors[n].shard, self.tensors[n].offset, n) for n in sampled)
+        for shard, here in groupby(places, key=lambda place: place[0]):
             with shard.open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                for begin, end in sampled(size):
-                    file.seek(begin)
-                    digest.update(file.read(end - begin))
+                for _, offset, name in here:
+                    file.seek(offset)
+                    samples[name] = file.read(min(self.tensors[name].nbytes, _SAMPLE_BYTES))
+        for _, sample in sorted(samples.items()):
+            digest.update(sample)
         return digest.hexdigest()
-
-
-def sampled(size: int) -> list[tuple[int, int]]:
-    """The places of a shard of `size` bytes that its checkpoint's digest looks at: (begin, end)."""
-    begins = (max(0, size * i // _SAMPLES - _SAMPLE_BYTES) for i in range(1, _SAMPLES + 1))
-    return [(begin, min(size, begin + _SAMPLE_BYTES)) for begin in begins]
 
 
 def precheck(path: str | os.PathLike[str]) -> None:
@@ -247,7 +258,9 @@ def _read_header(shard: Path) -> dict[str, TensorEntry]:
             raise corrupt(f"tensor {name} ({dtype} {shape}) does not fit offsets {begin}..{end}")
         if end > data_bytes:
             raise corrupt(f"tensor {name} ends at byte {end} of {data_bytes} (truncated)")
-        entries[name] = TensorEntry(shard, dtype, tuple(shape))
+        entries[name] = TensorEntry(
+            shard, dtype, tuple(shape), size - data_bytes + begin, end - begin
+        )
         places.append((begin, end, name))
 
     position = 0

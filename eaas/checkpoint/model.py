@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,6 +68,8 @@ class Checkpoint:
         skeleton: The model on the meta device: names and shapes without a byte of weights.
         shape: What the cluster must agree on. H is the width of what enters an expert.
         open_shard: Opens a shard, whose header may be known; another one where its bytes are elsewhere.
+        elsewhere: Goes through the sources of the bytes: while one is at hand, tensors are read from it
+            where it can send them. There are none where the files are here.
     """
 
     def __init__(
@@ -78,13 +80,18 @@ class Checkpoint:
         self.skeleton = skeleton
         self.shape = shape
         self.open_shard: Callable[[Path, ShardHeader | None], Shard] = Shard
+        self.elsewhere: Callable[[], Iterable[object]] = tuple
         self._files = files
         self._shards: dict[Path, Shard] = {}
         self._headers: dict[Path, ShardHeader] = {}
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> Checkpoint:
-        """Checks a local directory and reads its config, index and headers; no tensor.
+    def open(cls, path: str | os.PathLike[str], digest: str = "") -> Checkpoint:
+        """Checks a local directory and reads its config, index and headers; no expert.
+
+        Args:
+            path: The directory.
+            digest: `shape.digest`, where the tensors that it is made of are not here.
 
         Raises:
             NotACheckpointError, MissingShardError, CorruptShardError: As `precheck` does.
@@ -100,7 +107,11 @@ class Checkpoint:
         modules = {name: m for name, m in skeleton.named_modules() if _is_experts_class(type(m))}
         if not modules:
             raise _dense(files, config)
-        return cls(files, config, skeleton, _shape(files, config, skeleton, modules))
+        checkpoint = cls(files, config, skeleton, _shape(files, config, skeleton, modules))
+        # The bytes of experts have digests of their own, and a damaged one is told by those.
+        digest = digest or files.digest(checkpoint.other_keys())
+        checkpoint.shape = replace(checkpoint.shape, digest=digest)
+        return checkpoint
 
     @cached_property
     def keys(self) -> Mapping[str, Path]:
@@ -305,6 +316,7 @@ def _dense(files: CheckpointFiles, config: Any) -> DenseModelError:
 def _shape(
     files: CheckpointFiles, config: Any, skeleton: Any, modules: Mapping[str, nn.Module]
 ) -> ModelShape:
+    """The shape, but for its digest."""
     from eaas.types import ModelShape
 
     name = f"{files.path}: {config.model_type}"
@@ -332,7 +344,7 @@ def _shape(
         top_k=top_k,
         layer_names=tuple(modules),
         dtype=str(skeleton.dtype).removeprefix("torch."),
-        digest=files.digest(),
+        digest="",
     )
 
 

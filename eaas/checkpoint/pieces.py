@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-__all__ = ["PIECE_BYTES", "Pause", "at_once", "pieces"]
+__all__ = ["PIECE_BYTES", "Look", "Pause", "at_once", "pieces", "unseen"]
 
 # Takes a core about a millisecond.
 PIECE_BYTES = 1 << 20
@@ -13,8 +13,16 @@ Pause = Callable[[], None]
 """Called before each piece, by the thread that works on it; returns when the piece may begin."""
 
 
+Look = Callable[[memoryview], object]
+"""Called with each piece that was read, while the processor's cache holds it."""
+
+
 def at_once() -> None:
     """The pause of whoever waits for nobody."""
+
+
+def unseen(_piece: memoryview) -> None:
+    """The look of whoever takes the pieces as they are."""
 
 
 def pieces(count: int, most: int = PIECE_BYTES) -> Iterator[tuple[int, int]]:

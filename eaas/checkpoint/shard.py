@@ -18,7 +18,7 @@ from pathlib import Path
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
-from eaas.checkpoint.pieces import Pause, at_once, pieces
+from eaas.checkpoint.pieces import Look, Pause, at_once, pieces, unseen
 from eaas.errors import CorruptShardError, UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -93,18 +93,22 @@ class Shard:
         offset = self.header.data_begin + begin
         return TensorSlice(self, key, tuple(fields["shape"]), offset, end - begin)
 
-    def read_into(self, buffer: memoryview, offset: int, pause: Pause = at_once) -> None:
-        """Fills the buffer from a place of the file, with a pause before each piece.
+    def read_into(
+        self, buffer: memoryview, offset: int, pause: Pause = at_once, look: Look = unseen
+    ) -> None:
+        """Fills the buffer from a place of the file, with a pause before each piece and a look at it.
 
         Raises OSError or ValueError if it cannot.
         """
-        for begin, end in pieces(len(buffer)):
+        for first, end in pieces(len(buffer)):
             pause()
+            begin = first
             while begin < end:
                 count = os.preadv(self._fd, [buffer[begin:end]], offset + begin)
                 if not count:
                     raise ValueError(f"the file ends at byte {offset + begin}")
                 begin += count
+            look(buffer[first:end])
 
     def prefetch(self, places: Sequence[tuple[int, int]], pause: Pause = at_once) -> None:
         """Bytes that are read soon, (offset, count) each: the system may get them while the caller does
@@ -194,13 +198,13 @@ class TensorSlice:
         part.read_into(raw.numpy().data)
         return raw.view(part.dtype).view(part.shape)
 
-    def read_into(self, buffer: memoryview, pause: Pause = at_once) -> None:
-        """Reads all of it into a buffer of `nbytes`, with a pause before each piece.
+    def read_into(self, buffer: memoryview, pause: Pause = at_once, look: Look = unseen) -> None:
+        """Reads all of it into a buffer of `nbytes`, with a pause before each piece and a look at it.
 
         Raises CorruptShardError, naming the file and the tensor, where that cannot be done.
         """
         try:
-            self.shard.read_into(buffer, self.offset, pause)
+            self.shard.read_into(buffer, self.offset, pause, look)
         except (OSError, ValueError) as error:
             raise CorruptShardError(
                 f"{self.shard.path}: tensor {self.key} cannot be read ({error}): "

@@ -28,7 +28,7 @@ def test_row_37_random_faults_under_load(
     """Row 37: an hour of random faults under load, seeded: resident memory, descriptors and slots flat; every
     answer right. (8 seconds here; `make soak` for longer.)
     """
-    kinds = ("kill", "hang", "slow", "pause", "balancer", "rebalance")
+    kinds = ("kill", "hang", "slow", "pause", "balancer", "rebalance", "damaged")
     said: list[str] = []
     with Interrupt() as interrupt:
         document = run_chaos(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ JOINING, SERVING, DEAD = MemberState.JOINING, MemberState.SERVING, MemberState.D
 DRAINING, SUSPECT = MemberState.DRAINING, MemberState.SUSPECT
 SHAPE = ModelShape("tiny", 6, 64, 2, ("l0", "l1"), "float32", "digest-a")
 FULL = (SHAPE.num_layers, SHAPE.num_experts)
+RIGHT_LE = np.arange(1, 1 + FULL[0] * FULL[1], dtype=np.uint64).reshape(FULL)
 GRACE_S, ACK_S = 30.0, 10.0
 
 
@@ -48,6 +50,7 @@ class World:
         deaf: Servers that live, and serve, and that no call of the balancer reaches.
         rooms: Replicas that servers have memory for, by name; no limit for those that are not in it.
         crowded: Those that were told to hold more.
+        copies: What servers read, as digests (L, E): the right ones unless a test damages them.
     """
 
     def __init__(self, expected: int, redundancy: int) -> None:
@@ -59,6 +62,7 @@ class World:
         self.deaf: set[str] = set()
         self.rooms: dict[str, int] = {}
         self.crowded: list[str] = []
+        self.copies: dict[str, np.ndarray] = defaultdict(lambda: RIGHT_LE.copy())
         self.vain: list[tuple[Planner, Call]] = []
         self.calls: list[tuple[Planner, Call]] = []
         self.follows: dict[str, Placement] = {}
@@ -175,13 +179,21 @@ class World:
         if arrived and fail and isinstance(call, Prepare):
             # It knows the epoch before it has loaded anything.
             self.told[call.server_id] = max(self.told[call.server_id], call.placement.epoch)
-        done = arrived and not fail and self.carry_out(call)
+        stated_LE, missing, differs = self.compare(call)
+        done = arrived and not fail and self.carry_out(call, serve=not missing and not differs)
+        if done and differs and self.members[call.server_id].state is JOINING:
+            # As a server does that is of no use; the balancer hears of its end first.
+            self.die(call.server_id)
         self.tell()
         if planner is not self.planner:
             return
-        if done:
+        if done and differs:
+            self.take(planner.mismatched(call, self.now, "differs"))
+        elif done and missing:
+            self.take(planner.loaded(call, self.now, stated_LE))
+        elif done:
             told = self.told[call.server_id]
-            self.take(planner.succeeded(call, self.now, holds_LE, told))
+            self.take(planner.succeeded(call, self.now, holds_LE, told, stated_LE))
         else:
             self.take(planner.failed(call, self.now))
             if planner.is_wanted(call):
@@ -189,7 +201,22 @@ class World:
                 vain = isinstance(call, Retire) and call.server_id in self.deaf
                 (self.vain if vain else self.calls).append((planner, call))
 
-    def carry_out(self, call: Call) -> bool:
+    def compare(self, call: Call) -> tuple[np.ndarray, bool, bool]:
+        """Digests that a server states; whether a call to load lacks some; whether some are others."""
+        name = call.server_id
+        wanted_LE = self.stores.get(name, np.zeros(FULL, bool))
+        if not isinstance(call, Prepare):
+            return np.where(wanted_LE, self.copies[name], 0), False, False
+        wanted_LE = np.zeros(FULL, bool)
+        if name in call.placement.servers:
+            wanted_LE = call.placement.holds_LSE[:, call.placement.servers.index(name)]
+        known_LE = call.digests_LE if call.digests_LE is not None else np.zeros(FULL, np.uint64)
+        differs_LE = (known_LE != 0) & (known_LE != self.copies[name])
+        stated_LE = np.where(wanted_LE, self.copies[name], 0)
+        missing = bool((wanted_LE & (known_LE == 0)).any())
+        return stated_LE, missing, bool((wanted_LE & differs_LE).any())
+
+    def carry_out(self, call: Call, *, serve: bool = True) -> bool:
         """What a server does; False where it refuses an older epoch."""
         name = call.server_id
         if isinstance(call, Inspect):
@@ -201,6 +228,8 @@ class World:
         if name in call.placement.servers:
             share_LE = call.placement.holds_LSE[:, call.placement.servers.index(name)]
         state = self.members[name].state
+        if isinstance(call, Prepare) and not serve:
+            return True
         if isinstance(call, Prepare):
             self.loads += int((share_LE & ~self.stores[name]).sum())
             self.stores[name] |= share_LE

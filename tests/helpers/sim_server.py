@@ -54,7 +54,10 @@ class Store:
     def held(self) -> dict[int, list[int]]:
         return {layer: sorted(e for at, e in self.since if at == layer) for layer in range(LAYERS)}
 
-    def load(self, wanted: Any, is_given_up: Callable[[], bool]) -> int:
+    def digest(self, _layer: int, _expert: int) -> int:
+        return 0
+
+    def load(self, wanted: Any, is_given_up: Callable[[], bool], _digests: Any) -> int:
         for layer, experts in wanted.items():
             for expert in experts:
                 self.since.setdefault((layer, expert), self.sim.now)

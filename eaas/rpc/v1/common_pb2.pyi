@@ -96,12 +96,14 @@ class Member(_message.Message):
     def __init__(self, id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[_Union[MemberState, str]] = ..., incarnation: _Optional[int] = ..., experts: _Optional[int] = ..., in_flight: _Optional[int] = ..., model: _Optional[_Union[ModelShape, _Mapping]] = ..., progress: _Optional[int] = ..., speed: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., expert_bytes: _Optional[int] = ..., node: _Optional[str] = ..., transports: _Optional[_Iterable[str]] = ..., silence_s: _Optional[float] = ..., epoch: _Optional[int] = ..., busy_s: _Optional[float] = ...) -> None: ...
 
 class Holding(_message.Message):
-    __slots__ = ("experts", "shares")
+    __slots__ = ("experts", "shares", "digests")
     EXPERTS_FIELD_NUMBER: _ClassVar[int]
     SHARES_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
     experts: _containers.RepeatedScalarFieldContainer[int]
     shares: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, experts: _Optional[_Iterable[int]] = ..., shares: _Optional[_Iterable[float]] = ...) -> None: ...
+    digests: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, experts: _Optional[_Iterable[int]] = ..., shares: _Optional[_Iterable[float]] = ..., digests: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ServerPlacement(_message.Message):
     __slots__ = ("server_id", "layers")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from eaas.rpc.v1 import common_pb2 as eaas_dot_rpc_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x65\x61\x61s/rpc/v1/expert.proto\x12\x0b\x65\x61\x61s.rpc.v1\x1a\x18\x65\x61\x61s/rpc/v1/common.proto\"\xa6\x01\n\x0e\x43onnectRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x1a\n\x12\x63lient_incarnation\x18\x02 \x01(\x04\x12\x18\n\x10protocol_version\x18\x03 \x01(\r\x12\x11\n\ttransport\x18\x04 \x01(\t\x12\r\n\x05slots\x18\x05 \x01(\r\x12\x13\n\x0bhidden_size\x18\x06 \x01(\r\x12\x14\n\x0cmodel_digest\x18\x07 \x01(\t\"\x9f\x02\n\x0f\x43onnectResponse\x12\x15\n\rconnection_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x1a\n\x12server_incarnation\x18\x03 \x01(\x04\x12\x12\n\nfirst_slot\x18\x04 \x01(\r\x12\r\n\x05slots\x18\x05 \x01(\r\x12\x12\n\nreply_bell\x18\x06 \x01(\r\x12\x12\n\nslot_count\x18\x07 \x01(\r\x12\x18\n\x10payload_capacity\x18\x08 \x01(\x04\x12\x17\n\x0fresult_capacity\x18\t \x01(\x04\x12\x11\n\tarena_pid\x18\n \x01(\x03\x12\x10\n\x08\x61rena_fd\x18\x0b \x01(\x05\x12\x13\n\x0b\x61rena_bytes\x18\x0c \x01(\x04\x12\r\n\x05\x65poch\x18\r \x01(\x04\"*\n\x11\x44isconnectRequest\x12\x15\n\rconnection_id\x18\x01 \x01(\t\"\x14\n\x12\x44isconnectResponse\"D\n\x0f\x45xchangeRequest\x12\x15\n\rconnection_id\x18\x01 \x01(\t\x12\x0c\n\x04slot\x18\x02 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\".\n\x10\x45xchangeResponse\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"k\n\x0bJoinRequest\x12\x15\n\rconnection_id\x18\x01 \x01(\t\x12\x0c\n\x04nixl\x18\x02 \x01(\t\x12\x0e\n\x06handle\x18\x03 \x01(\x0c\x12\'\n\x06memory\x18\x04 \x01(\x0b\x32\x17.eaas.rpc.v1.SlotMemory\"G\n\x0cJoinResponse\x12\x0e\n\x06handle\x18\x01 \x01(\x0c\x12\'\n\x06memory\x18\x02 \x01(\x0b\x32\x17.eaas.rpc.v1.SlotMemory\"Z\n\nSlotMemory\x12\x13\n\x0b\x64\x65scription\x18\x01 \x01(\x0c\x12\x13\n\x0brequests_at\x18\x02 \x01(\x04\x12\x12\n\nresults_at\x18\x03 \x01(\x04\x12\x0e\n\x06stride\x18\x04 \x01(\x04\"c\n\x17PreparePlacementRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12$\n\x06layers\x18\x02 \x03(\x0b\x32\x14.eaas.rpc.v1.Holding\x12\x13\n\x0blayer_order\x18\x03 \x03(\r\"P\n\x18PreparePlacementResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07\x65xperts\x18\x02 \x01(\r\x12\x14\n\x0c\x62ytes_loaded\x18\x03 \x01(\x04\"M\n\x16RetirePlacementRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12$\n\x06layers\x18\x02 \x03(\x0b\x32\x14.eaas.rpc.v1.Holding\"*\n\x17RetirePlacementResponse\x12\x0f\n\x07\x65xperts\x18\x01 \x01(\r\"\x14\n\x12ListExpertsRequest\"J\n\x13ListExpertsResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12$\n\x06layers\x18\x02 \x03(\x0b\x32\x14.eaas.rpc.v1.Holding\"7\n\x12ReadHotnessRequest\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\x04\x12\x10\n\x08sequence\x18\x02 \x01(\x04\"\xd5\x01\n\x13ReadHotnessResponse\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\x04\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12(\n\x06layers\x18\x03 \x03(\x0b\x32\x18.eaas.rpc.v1.LayerTokens\x12\x0e\n\x06\x62usy_s\x18\x04 \x01(\x01\x12\x0f\n\x07\x62\x61tches\x18\x06 \x01(\x04\x12\x0e\n\x06visits\x18\x07 \x01(\x04\x12\x14\n\x0c\x65xpert_bytes\x18\x05 \x01(\x04\x12\x16\n\x0ereceived_bytes\x18\x08 \x01(\x04\x12\x12\n\nsent_bytes\x18\t \x01(\x04\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse\"\x1b\n\x19\x44\x65scribeCheckpointRequest\"c\n\x1a\x44\x65scribeCheckpointResponse\x12\x0e\n\x06\x63onfig\x18\x01 \x01(\x0c\x12\r\n\x05index\x18\x02 \x01(\x0c\x12&\n\x06shards\x18\x03 \x03(\x0b\x32\x16.eaas.rpc.v1.ShardFile\"(\n\tShardFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"P\n\x10ReadShardRequest\x12\r\n\x05shard\x18\x01 \x01(\t\x12\r\n\x05\x62\x65gin\x18\x02 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x04\x12\x11\n\tresume_at\x18\x04 \x01(\x04\"G\n\x11ReadShardResponse\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x0cJ\x04\x08\x03\x10\x04\x32\x8a\x07\n\rExpertService\x12\x44\n\x07\x43onnect\x12\x1b.eaas.rpc.v1.ConnectRequest\x1a\x1c.eaas.rpc.v1.ConnectResponse\x12M\n\nDisconnect\x12\x1e.eaas.rpc.v1.DisconnectRequest\x1a\x1f.eaas.rpc.v1.DisconnectResponse\x12K\n\x08\x45xchange\x12\x1c.eaas.rpc.v1.ExchangeRequest\x1a\x1d.eaas.rpc.v1.ExchangeResponse(\x01\x30\x01\x12?\n\x04Join\x12\x18.eaas.rpc.v1.JoinRequest\x1a\x19.eaas.rpc.v1.JoinResponse(\x01\x30\x01\x12_\n\x10PreparePlacement\x12$.eaas.rpc.v1.PreparePlacementRequest\x1a%.eaas.rpc.v1.PreparePlacementResponse\x12\\\n\x0fRetirePlacement\x12#.eaas.rpc.v1.RetirePlacementRequest\x1a$.eaas.rpc.v1.RetirePlacementResponse\x12P\n\x0bListExperts\x12\x1f.eaas.rpc.v1.ListExpertsRequest\x1a .eaas.rpc.v1.ListExpertsResponse\x12P\n\x0bReadHotness\x12\x1f.eaas.rpc.v1.ReadHotnessRequest\x1a .eaas.rpc.v1.ReadHotnessResponse\x12\x65\n\x12\x44\x65scribeCheckpoint\x12&.eaas.rpc.v1.DescribeCheckpointRequest\x1a\'.eaas.rpc.v1.DescribeCheckpointResponse\x12L\n\tReadShard\x12\x1d.eaas.rpc.v1.ReadShardRequest\x1a\x1e.eaas.rpc.v1.ReadShardResponse0\x01\x12>\n\x05\x44rain\x12\x19.eaas.rpc.v1.DrainRequest\x1a\x1a.eaas.rpc.v1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x65\x61\x61s/rpc/v1/expert.proto\x12\x0b\x65\x61\x61s.rpc.v1\x1a\x18\x65\x61\x61s/rpc/v1/common.proto\"\xa6\x01\n\x0e\x43onnectRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x1a\n\x12\x63lient_incarnation\x18\x02 \x01(\x04\x12\x18\n\x10protocol_version\x18\x03 \x01(\r\x12\x11\n\ttransport\x18\x04 \x01(\t\x12\r\n\x05slots\x18\x05 \x01(\r\x12\x13\n\x0bhidden_size\x18\x06 \x01(\r\x12\x14\n\x0cmodel_digest\x18\x07 \x01(\t\"\x9f\x02\n\x0f\x43onnectResponse\x12\x15\n\rconnection_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x1a\n\x12server_incarnation\x18\x03 \x01(\x04\x12\x12\n\nfirst_slot\x18\x04 \x01(\r\x12\r\n\x05slots\x18\x05 \x01(\r\x12\x12\n\nreply_bell\x18\x06 \x01(\r\x12\x12\n\nslot_count\x18\x07 \x01(\r\x12\x18\n\x10payload_capacity\x18\x08 \x01(\x04\x12\x17\n\x0fresult_capacity\x18\t \x01(\x04\x12\x11\n\tarena_pid\x18\n \x01(\x03\x12\x10\n\x08\x61rena_fd\x18\x0b \x01(\x05\x12\x13\n\x0b\x61rena_bytes\x18\x0c \x01(\x04\x12\r\n\x05\x65poch\x18\r \x01(\x04\"*\n\x11\x44isconnectRequest\x12\x15\n\rconnection_id\x18\x01 \x01(\t\"\x14\n\x12\x44isconnectResponse\"D\n\x0f\x45xchangeRequest\x12\x15\n\rconnection_id\x18\x01 \x01(\t\x12\x0c\n\x04slot\x18\x02 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\".\n\x10\x45xchangeResponse\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"k\n\x0bJoinRequest\x12\x15\n\rconnection_id\x18\x01 \x01(\t\x12\x0c\n\x04nixl\x18\x02 \x01(\t\x12\x0e\n\x06handle\x18\x03 \x01(\x0c\x12\'\n\x06memory\x18\x04 \x01(\x0b\x32\x17.eaas.rpc.v1.SlotMemory\"G\n\x0cJoinResponse\x12\x0e\n\x06handle\x18\x01 \x01(\x0c\x12\'\n\x06memory\x18\x02 \x01(\x0b\x32\x17.eaas.rpc.v1.SlotMemory\"Z\n\nSlotMemory\x12\x13\n\x0b\x64\x65scription\x18\x01 \x01(\x0c\x12\x13\n\x0brequests_at\x18\x02 \x01(\x04\x12\x12\n\nresults_at\x18\x03 \x01(\x04\x12\x0e\n\x06stride\x18\x04 \x01(\x04\"c\n\x17PreparePlacementRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12$\n\x06layers\x18\x02 \x03(\x0b\x32\x14.eaas.rpc.v1.Holding\x12\x13\n\x0blayer_order\x18\x03 \x03(\r\"\x8e\x01\n\x18PreparePlacementResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07\x65xperts\x18\x02 \x01(\r\x12\x14\n\x0c\x62ytes_loaded\x18\x03 \x01(\x04\x12$\n\x06layers\x18\x04 \x03(\x0b\x32\x14.eaas.rpc.v1.Holding\x12\x16\n\x0e\x61waits_digests\x18\x05 \x01(\x08\"M\n\x16RetirePlacementRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12$\n\x06layers\x18\x02 \x03(\x0b\x32\x14.eaas.rpc.v1.Holding\"*\n\x17RetirePlacementResponse\x12\x0f\n\x07\x65xperts\x18\x01 \x01(\r\"\x14\n\x12ListExpertsRequest\"J\n\x13ListExpertsResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12$\n\x06layers\x18\x02 \x03(\x0b\x32\x14.eaas.rpc.v1.Holding\"7\n\x12ReadHotnessRequest\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\x04\x12\x10\n\x08sequence\x18\x02 \x01(\x04\"\xd5\x01\n\x13ReadHotnessResponse\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\x04\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12(\n\x06layers\x18\x03 \x03(\x0b\x32\x18.eaas.rpc.v1.LayerTokens\x12\x0e\n\x06\x62usy_s\x18\x04 \x01(\x01\x12\x0f\n\x07\x62\x61tches\x18\x06 \x01(\x04\x12\x0e\n\x06visits\x18\x07 \x01(\x04\x12\x14\n\x0c\x65xpert_bytes\x18\x05 \x01(\x04\x12\x16\n\x0ereceived_bytes\x18\x08 \x01(\x04\x12\x12\n\nsent_bytes\x18\t \x01(\x04\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse\"\x1b\n\x19\x44\x65scribeCheckpointRequest\"y\n\x1a\x44\x65scribeCheckpointResponse\x12\x0e\n\x06\x63onfig\x18\x01 \x01(\x0c\x12\r\n\x05index\x18\x02 \x01(\x0c\x12&\n\x06shards\x18\x03 \x03(\x0b\x32\x16.eaas.rpc.v1.ShardFile\x12\x14\n\x0cmodel_digest\x18\x04 \x01(\t\"(\n\tShardFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"P\n\x10ReadShardRequest\x12\r\n\x05shard\x18\x01 \x01(\t\x12\r\n\x05\x62\x65gin\x18\x02 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x04\x12\x11\n\tresume_at\x18\x04 \x01(\x04\"G\n\x11ReadShardResponse\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x0cJ\x04\x08\x03\x10\x04\x32\x8a\x07\n\rExpertService\x12\x44\n\x07\x43onnect\x12\x1b.eaas.rpc.v1.ConnectRequest\x1a\x1c.eaas.rpc.v1.ConnectResponse\x12M\n\nDisconnect\x12\x1e.eaas.rpc.v1.DisconnectRequest\x1a\x1f.eaas.rpc.v1.DisconnectResponse\x12K\n\x08\x45xchange\x12\x1c.eaas.rpc.v1.ExchangeRequest\x1a\x1d.eaas.rpc.v1.ExchangeResponse(\x01\x30\x01\x12?\n\x04Join\x12\x18.eaas.rpc.v1.JoinRequest\x1a\x19.eaas.rpc.v1.JoinResponse(\x01\x30\x01\x12_\n\x10PreparePlacement\x12$.eaas.rpc.v1.PreparePlacementRequest\x1a%.eaas.rpc.v1.PreparePlacementResponse\x12\\\n\x0fRetirePlacement\x12#.eaas.rpc.v1.RetirePlacementRequest\x1a$.eaas.rpc.v1.RetirePlacementResponse\x12P\n\x0bListExperts\x12\x1f.eaas.rpc.v1.ListExpertsRequest\x1a .eaas.rpc.v1.ListExpertsResponse\x12P\n\x0bReadHotness\x12\x1f.eaas.rpc.v1.ReadHotnessRequest\x1a .eaas.rpc.v1.ReadHotnessResponse\x12\x65\n\x12\x44\x65scribeCheckpoint\x12&.eaas.rpc.v1.DescribeCheckpointRequest\x1a\'.eaas.rpc.v1.DescribeCheckpointResponse\x12L\n\tReadShard\x12\x1d.eaas.rpc.v1.ReadShardRequest\x1a\x1e.eaas.rpc.v1.ReadShardResponse0\x01\x12>\n\x05\x44rain\x12\x19.eaas.rpc.v1.DrainRequest\x1a\x1a.eaas.rpc.v1.DrainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -52,34 +52,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SLOTMEMORY']._serialized_end=982
   _globals['_PREPAREPLACEMENTREQUEST']._serialized_start=984
   _globals['_PREPAREPLACEMENTREQUEST']._serialized_end=1083
-  _globals['_PREPAREPLACEMENTRESPONSE']._serialized_start=1085
-  _globals['_PREPAREPLACEMENTRESPONSE']._serialized_end=1165
-  _globals['_RETIREPLACEMENTREQUEST']._serialized_start=1167
-  _globals['_RETIREPLACEMENTREQUEST']._serialized_end=1244
-  _globals['_RETIREPLACEMENTRESPONSE']._serialized_start=1246
-  _globals['_RETIREPLACEMENTRESPONSE']._serialized_end=1288
-  _globals['_LISTEXPERTSREQUEST']._serialized_start=1290
-  _globals['_LISTEXPERTSREQUEST']._serialized_end=1310
-  _globals['_LISTEXPERTSRESPONSE']._serialized_start=1312
-  _globals['_LISTEXPERTSRESPONSE']._serialized_end=1386
-  _globals['_READHOTNESSREQUEST']._serialized_start=1388
-  _globals['_READHOTNESSREQUEST']._serialized_end=1443
-  _globals['_READHOTNESSRESPONSE']._serialized_start=1446
-  _globals['_READHOTNESSRESPONSE']._serialized_end=1659
-  _globals['_DRAINREQUEST']._serialized_start=1661
-  _globals['_DRAINREQUEST']._serialized_end=1675
-  _globals['_DRAINRESPONSE']._serialized_start=1677
-  _globals['_DRAINRESPONSE']._serialized_end=1692
-  _globals['_DESCRIBECHECKPOINTREQUEST']._serialized_start=1694
-  _globals['_DESCRIBECHECKPOINTREQUEST']._serialized_end=1721
-  _globals['_DESCRIBECHECKPOINTRESPONSE']._serialized_start=1723
-  _globals['_DESCRIBECHECKPOINTRESPONSE']._serialized_end=1822
-  _globals['_SHARDFILE']._serialized_start=1824
-  _globals['_SHARDFILE']._serialized_end=1864
-  _globals['_READSHARDREQUEST']._serialized_start=1866
-  _globals['_READSHARDREQUEST']._serialized_end=1946
-  _globals['_READSHARDRESPONSE']._serialized_start=1948
-  _globals['_READSHARDRESPONSE']._serialized_end=2019
-  _globals['_EXPERTSERVICE']._serialized_start=2022
-  _globals['_EXPERTSERVICE']._serialized_end=2928
+  _globals['_PREPAREPLACEMENTRESPONSE']._serialized_start=1086
+  _globals['_PREPAREPLACEMENTRESPONSE']._serialized_end=1228
+  _globals['_RETIREPLACEMENTREQUEST']._serialized_start=1230
+  _globals['_RETIREPLACEMENTREQUEST']._serialized_end=1307
+  _globals['_RETIREPLACEMENTRESPONSE']._serialized_start=1309
+  _globals['_RETIREPLACEMENTRESPONSE']._serialized_end=1351
+  _globals['_LISTEXPERTSREQUEST']._serialized_start=1353
+  _globals['_LISTEXPERTSREQUEST']._serialized_end=1373
+  _globals['_LISTEXPERTSRESPONSE']._serialized_start=1375
+  _globals['_LISTEXPERTSRESPONSE']._serialized_end=1449
+  _globals['_READHOTNESSREQUEST']._serialized_start=1451
+  _globals['_READHOTNESSREQUEST']._serialized_end=1506
+  _globals['_READHOTNESSRESPONSE']._serialized_start=1509
+  _globals['_READHOTNESSRESPONSE']._serialized_end=1722
+  _globals['_DRAINREQUEST']._serialized_start=1724
+  _globals['_DRAINREQUEST']._serialized_end=1738
+  _globals['_DRAINRESPONSE']._serialized_start=1740
+  _globals['_DRAINRESPONSE']._serialized_end=1755
+  _globals['_DESCRIBECHECKPOINTREQUEST']._serialized_start=1757
+  _globals['_DESCRIBECHECKPOINTREQUEST']._serialized_end=1784
+  _globals['_DESCRIBECHECKPOINTRESPONSE']._serialized_start=1786
+  _globals['_DESCRIBECHECKPOINTRESPONSE']._serialized_end=1907
+  _globals['_SHARDFILE']._serialized_start=1909
+  _globals['_SHARDFILE']._serialized_end=1949
+  _globals['_READSHARDREQUEST']._serialized_start=1951
+  _globals['_READSHARDREQUEST']._serialized_end=2031
+  _globals['_READSHARDRESPONSE']._serialized_start=2033
+  _globals['_READSHARDRESPONSE']._serialized_end=2104
+  _globals['_EXPERTSERVICE']._serialized_start=2107
+  _globals['_EXPERTSERVICE']._serialized_end=3013
 # @@protoc_insertion_point(module_scope)

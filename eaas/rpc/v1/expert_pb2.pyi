@@ -126,14 +126,18 @@ class PreparePlacementRequest(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[_common_pb2.Holding, _Mapping]]] = ..., layer_order: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PreparePlacementResponse(_message.Message):
-    __slots__ = ("epoch", "experts", "bytes_loaded")
+    __slots__ = ("epoch", "experts", "bytes_loaded", "layers", "awaits_digests")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     EXPERTS_FIELD_NUMBER: _ClassVar[int]
     BYTES_LOADED_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    AWAITS_DIGESTS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     experts: int
     bytes_loaded: int
-    def __init__(self, epoch: _Optional[int] = ..., experts: _Optional[int] = ..., bytes_loaded: _Optional[int] = ...) -> None: ...
+    layers: _containers.RepeatedCompositeFieldContainer[_common_pb2.Holding]
+    awaits_digests: bool
+    def __init__(self, epoch: _Optional[int] = ..., experts: _Optional[int] = ..., bytes_loaded: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[_common_pb2.Holding, _Mapping]]] = ..., awaits_digests: _Optional[bool] = ...) -> None: ...
 
 class RetirePlacementRequest(_message.Message):
     __slots__ = ("epoch", "layers")
@@ -204,14 +208,16 @@ class DescribeCheckpointRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeCheckpointResponse(_message.Message):
-    __slots__ = ("config", "index", "shards")
+    __slots__ = ("config", "index", "shards", "model_digest")
     CONFIG_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
     config: bytes
     index: bytes
     shards: _containers.RepeatedCompositeFieldContainer[ShardFile]
-    def __init__(self, config: _Optional[bytes] = ..., index: _Optional[bytes] = ..., shards: _Optional[_Iterable[_Union[ShardFile, _Mapping]]] = ...) -> None: ...
+    model_digest: str
+    def __init__(self, config: _Optional[bytes] = ..., index: _Optional[bytes] = ..., shards: _Optional[_Iterable[_Union[ShardFile, _Mapping]]] = ..., model_digest: _Optional[str] = ...) -> None: ...
 
 class ShardFile(_message.Message):
     __slots__ = ("name", "bytes")

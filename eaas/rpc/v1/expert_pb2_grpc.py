@@ -143,7 +143,8 @@ class ExpertServiceServicer:
         beside those that are here already. Returns when they are loaded; serving
         goes on. Errors: FAILED_PRECONDITION (older epoch), ABORTED (a newer epoch
         came meanwhile), INVALID_ARGUMENT (unknown layer or expert), DATA_LOSS (a
-        shard cannot be read).
+        shard cannot be read; or, with `eaas-wrong-expert` in the trailing metadata,
+        the bytes of an expert do not have the digest of the request).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

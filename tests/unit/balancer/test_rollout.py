@@ -89,9 +89,16 @@ def ask(server: Server) -> Any:
 
 
 def test_what_a_server_holds_and_was_told() -> None:
-    holds_LE, epoch = ask(Server([0, 3], [1]))
+    server = Server([0, 3], [1])
+    holds_LE, epoch, digests_LE = ask(server)
     assert epoch == 7
     assert holds_LE.tolist() == [[True, False, False, True], [False, True, False, False]]
+    assert not digests_LE.any(), "one of an older release states none"
+    server.answer.layers[0].digests.extend([1 << 63, 5])
+    _, _, digests_LE = ask(server)
+    assert digests_LE.tolist() == [[1 << 63, 0, 0, 5], [0, 0, 0, 0]]
+    server.answer.layers[0].digests.append(6)
+    assert ask(server) == "failed"
 
 
 @pytest.mark.parametrize("layers", [([0],), ([0], [1], [2]), ([0], [4])])

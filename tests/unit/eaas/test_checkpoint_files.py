@@ -209,18 +209,26 @@ def test_a_damaged_shard_passes_only_if_its_header_reads_the_same(data: st.DataO
 
 
 def test_digest_tells_checkpoints_apart(tmp_path: Path) -> None:
-    digest = read_files(write(tmp_path / "one")).digest()
-    assert read_files(write(tmp_path / "same")).digest() == digest
+    digest = read_files(write(tmp_path / "one")).digest(GOOD)
+    assert read_files(write(tmp_path / "same")).digest(GOOD) == digest
     config = json.dumps(CONFIG, indent=4)
-    assert read_files(write(tmp_path / "spaces", config=config)).digest() == digest
+    assert read_files(write(tmp_path / "spaces", config=config)).digest(GOOD) == digest
     others = [
         write(tmp_path / "config", config=CONFIG | {"top": 1}),
         write(tmp_path / "name", shard=shard_bytes({"z": GOOD["a"]})),
         write(tmp_path / "dtype", shard=shard_bytes(GOOD | {"b": ("F16", [4], 8)})),
         write(tmp_path / "bytes", shard=shard_bytes(GOOD, data=bytes(31) + b"x")),
     ]
-    digests = {read_files(path).digest() for path in others}
+    digests = {(files := read_files(path)).digest(files.tensors) for path in others}
     assert len(digests | {digest}) == 5
+    # Bytes of a tensor that is not looked at are told by other digests.
+    first, last = "a", "b"
+    others = [
+        write(tmp_path / f"x{i}", shard=shard_bytes(GOOD, data=bytes(31) + bytes([i])))
+        for i in (0, 1)
+    ]
+    assert len({read_files(path).digest([first]) for path in others}) == 1
+    assert len({read_files(path).digest([last]) for path in others}) == 2
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])

@@ -9,13 +9,19 @@ from typing import Any
 import grpc
 import pytest
 
-from eaas.errors import CorruptShardError
+from eaas.errors import CorruptShardError, ExpertMismatchError
+from eaas.expert_calls import MISMATCH_KEY
 from eaas.rpc.v1 import common_pb2
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.types import ModelShape
 from expert_server.placements import PlacementHandler
 
 SHAPE = ModelShape("tiny", 4, 64, 2, ("l0", "l1"), "float32", "digest")
+
+
+def right(layer: int, expert: int) -> int:
+    """Digest of the right bytes."""
+    return 100 * layer + expert + 1
 
 
 class Store:
@@ -25,6 +31,12 @@ class Store:
         self.experts: dict[int, set[int]] = {0: set(), 1: set()}
         self.meanwhile: Callable[[], None] = lambda: None
         self.broken = False
+        # Of the bytes here, by layer and expert.
+        self.damaged: dict[tuple[int, int], int] = {}
+
+    def digest(self, layer: int, expert: int) -> int:
+        held = expert in self.experts[layer]
+        return self.damaged.get((layer, expert), right(layer, expert)) if held else 0
 
     @property
     def count(self) -> int:
@@ -33,7 +45,15 @@ class Store:
     def held(self) -> dict[int, list[int]]:
         return {layer: sorted(experts) for layer, experts in self.experts.items()}
 
-    def load(self, wanted: Mapping[int, Collection[int]], is_given_up: Callable[[], bool]) -> int:
+    def load(
+        self,
+        wanted: Mapping[int, Collection[int]],
+        is_given_up: Callable[[], bool],
+        digests: Mapping[tuple[int, int], int],
+    ) -> int:
+        for place in self.damaged.keys() & digests.keys():
+            if digests[place] != self.damaged[place]:
+                raise ExpertMismatchError(f"model.safetensors: expert {place} differs")
         if self.broken:
             raise CorruptShardError("model.safetensors: tensor x is short")
         for layer, experts in wanted.items():
@@ -54,6 +74,12 @@ class Refused(Exception):
 
 
 class Context:
+    def __init__(self) -> None:
+        self.trailing: Any = ()
+
+    def set_trailing_metadata(self, trailing: Any) -> None:
+        self.trailing = trailing
+
     def abort(self, code: grpc.StatusCode, details: str) -> None:
         raise Refused(f"{code.name}: {details}")
 
@@ -68,6 +94,7 @@ class Server:
             lambda epoch: self.told.append(("prepared", epoch)),
             lambda epoch: self.told.append(("retired", epoch)),
             is_limited,
+            lambda error: self.told.append(("mismatch", 0)),
         )
 
     def prepare(self, epoch: int, *layers: list[int]) -> Any:
@@ -184,9 +211,9 @@ def test_layers_that_are_named_come_first() -> None:
     seen: list[list[int]] = []
     plain = server.store.load
 
-    def load(wanted: Any, is_given_up: Any) -> int:
+    def load(wanted: Any, is_given_up: Any, digests: Any) -> int:
         seen.append(list(wanted))
-        return plain(wanted, is_given_up)
+        return plain(wanted, is_given_up, digests)
 
     server.store.load = load  # type: ignore[method-assign]
     for order, expected in (((), [0, 1]), ((1,), [1, 0]), ((7, 1, 0), [1, 0])):
@@ -194,3 +221,54 @@ def test_layers_that_are_named_come_first() -> None:
         request = pb.PreparePlacementRequest(epoch=1, layers=layers, layer_order=order)
         server.handler.PreparePlacement(request, Context())  # type: ignore[arg-type]
         assert seen[-1] == expected
+
+
+# -- digests -------------------------------------------------------------------------------------------
+
+
+def with_digests(*known: dict[int, int]) -> list[common_pb2.Holding]:
+    """Experts with their digests, by layer; 0: not known."""
+    return [common_pb2.Holding(experts=sorted(k), digests=[k[e] for e in sorted(k)]) for k in known]
+
+
+def told(server: Server, epoch: int, *known: dict[int, int], context: Any = None) -> Any:
+    request = pb.PreparePlacementRequest(epoch=epoch, layers=with_digests(*known))
+    return server.handler.PreparePlacement(request, context or Context())
+
+
+def test_a_share_is_in_force_once_every_digest_was_compared() -> None:
+    server = Server()
+    lacking = told(server, 1, {0: 0, 3: right(0, 3)}, {2: 0})
+    assert lacking.awaits_digests
+    assert list(lacking.layers) == with_digests({0: right(0, 0), 3: right(0, 3)}, {2: right(1, 2)})
+    assert server.told == []
+    assert server.handler.epoch == 0
+    full = told(server, 1, {0: right(0, 0), 3: right(0, 3)}, {2: right(1, 2)})
+    assert not full.awaits_digests
+    assert server.told == [("prepared", 1)]
+    listed = server.handler.ListExperts(pb.ListExpertsRequest(), Context())
+    assert list(listed.layers) == list(lacking.layers)
+
+
+def test_a_balancer_of_an_older_release_compares_nothing() -> None:
+    server = Server()
+    assert not server.prepare(1, [0], [2]).awaits_digests
+    assert server.told == [("prepared", 1)]
+
+
+def test_other_bytes_are_refused_before_they_are_in_force() -> None:
+    server, context = Server(), Context()
+    server.store.damaged[1, 2] = 7
+    told(server, 1, {0: 0}, {2: 0})
+    with pytest.raises(Refused, match=r"DATA_LOSS: model.safetensors: expert \(1, 2\) differs"):
+        told(server, 1, {0: right(0, 0)}, {2: right(1, 2)}, context=context)
+    assert dict(context.trailing) == {MISMATCH_KEY: "1"}
+    assert server.told == [("mismatch", 0)]
+    assert server.handler.epoch == 0
+
+
+def test_digests_that_are_not_one_for_each_expert_are_refused() -> None:
+    layers = [common_pb2.Holding(experts=[0, 1], digests=[5]), common_pb2.Holding()]
+    request = pb.PreparePlacementRequest(epoch=1, layers=layers)
+    with pytest.raises(Refused, match="INVALID_ARGUMENT: not a digest for each expert"):
+        Server().handler.PreparePlacement(request, Context())

@@ -76,9 +76,9 @@ def test_chunks_make_no_difference(
     sizes = []
     stack = ExpertReader._stack
 
-    def counted(self: ExpertReader, name: str, columns: list[Any], pause: Any) -> torch.Tensor:
+    def counted(self: ExpertReader, name: str, columns: list[Any], *rest: Any) -> torch.Tensor:
         sizes.append(len(columns[0]))
-        return stack(self, name, columns, pause)
+        return stack(self, name, columns, *rest)
 
     monkeypatch.setattr(ExpertReader, "_stack", counted)
     monkeypatch.setattr(weights_module, "_CHUNK_BYTES", in_chunk * size + size // 2)

@@ -1,0 +1,35 @@
+"""Checkpoints in which single bits of chosen tensors are flipped."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from eaas.chaos.copies import flip
+from eaas.checkpoint import Checkpoint
+
+
+def expert_keys(model: Path, layer: int | None = None) -> list[str]:
+    """One tensor of each expert, or the first of those that hold all experts of a layer."""
+    tensors = Checkpoint.open(model).expert_tensors
+    return list({(t.layer, t.expert): t.key for t in tensors if layer in (None, t.layer)}.values())
+
+
+def damaged_copy(model: Path, copy: Path, keys: Iterable[str]) -> Path:
+    """A copy with one bit flipped in each of these tensors."""
+    shutil.copytree(model, copy)
+    damage(copy, keys)
+    return copy
+
+
+def damage(model: Path, keys: Iterable[str]) -> None:
+    """Flips one bit in each of these tensors, in place; in each row of one that holds all experts."""
+    checkpoint = Checkpoint.open(model)
+    experts = checkpoint.shape.num_experts
+    for key in keys:
+        tensor = checkpoint.slice(key)
+        is_of_all = tensor.shape[:1] == (experts,)
+        for part in [tensor.row(e) for e in range(experts)] if is_of_all else [tensor]:
+            flip(part, part.nbytes // 2, 7)
+    checkpoint.release()

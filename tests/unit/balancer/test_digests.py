@@ -1,0 +1,202 @@
+"""Which bytes experts have, where servers do not agree: the book, and the planner that acts by it."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from balancer.actions import Inspect, Life, Prepare
+from balancer.digests import ExpertDigests
+from placement_world import DEAD, RIGHT_LE, SERVING, World, settled
+
+
+def life(name: str) -> Life:
+    return (name, 1, "h", 1, "a", 1)
+
+
+def decided(**stated: list[int]) -> list[int]:
+    book = ExpertDigests()
+    for name, digests in stated.items():
+        book.state(life(name), np.array([digests], np.uint64))
+    book.decide([life(name) for name in stated])
+    assert book.known_LE is not None
+    return book.known_LE[0].tolist()
+
+
+# -- the book -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations("abx")))
+def test_the_one_that_several_contradict_is_wrong(order: tuple[str, ...]) -> None:
+    """Each expert is on two servers: one by one nobody can say who is right."""
+    stated = {"a": [1, 2, 0], "b": [0, 2, 3], "x": [7, 0, 8]}
+    assert decided(**{name: stated[name] for name in order}) == [1, 2, 3]
+
+
+def test_of_two_the_first_is_right() -> None:
+    assert decided(a=[1, 2, 0], b=[1, 5, 6]) == [1, 2, 6]
+    assert decided(b=[1, 5, 6], a=[1, 2, 0]) == [1, 5, 6]
+
+
+def test_what_is_known_stays_and_counts() -> None:
+    book = ExpertDigests()
+    book.state(life("a"), np.array([[1, 0, 0]], np.uint64))
+    book.decide([life("a")])
+    book.state(life("x"), np.array([[7, 7, 7]], np.uint64))
+    book.state(life("b"), np.array([[0, 2, 0]], np.uint64))
+    book.state(life("gone"), np.array([[0, 7, 9]], np.uint64))
+    book.decide([life("x"), life("b")])
+    assert book.known_LE is not None
+    assert book.known_LE.tolist() == [[1, 2, 7]]
+
+
+@given(st.data())
+def test_a_minority_of_damaged_copies_is_outvoted(data: st.DataObject) -> None:
+    """Every expert on all servers, and most of them right."""
+    right = data.draw(st.integers(2, 5))
+    wrong = data.draw(st.integers(0, right - 1))
+    top = (1 << 64) - 1
+    truth = np.array(data.draw(st.lists(st.integers(1, top), min_size=3, max_size=3)), np.uint64)
+    stated = [truth.copy() for _ in range(right)]
+    for _ in range(wrong):
+        stated.append(truth.copy())
+        stated[-1][data.draw(st.integers(0, 2))] ^= np.uint64(1 << data.draw(st.integers(0, 63)))
+    book = ExpertDigests()
+    for number in data.draw(st.permutations(range(len(stated)))):
+        book.state(life(str(number)), stated[number].reshape(1, 3))
+    book.decide([life(str(number)) for number in range(len(stated))])
+    assert book.known_LE is not None
+    assert (book.known_LE[0] == truth).all()
+
+
+# -- the planner ----------------------------------------------------------------------------------------
+
+
+def damage(world: World, name: str, *places: tuple[int, int]) -> None:
+    """Single experts of a server's copy, or all of them."""
+    if not places:
+        world.copies[name] = RIGHT_LE + np.uint64(1000)
+    for place in places:
+        world.copies[name][place] += np.uint64(1000)
+
+
+@pytest.mark.parametrize("damaged", ["s1", "s2", "s3"])
+@pytest.mark.parametrize("turns", list(itertools.permutations(range(3))))
+def test_a_damaged_copy_is_found_at_a_cold_start(damaged: str, turns: tuple[int, ...]) -> None:
+    world = World(3, 2)
+    damage(world, damaged)
+    for name in ("s1", "s2", "s3"):
+        world.start(name)
+    calls = [world.calls[turn] for turn in turns]
+    world.calls[:] = calls
+    world.settle()
+    assert [(r.server_id, r.reason) for r in world.refusals] == [(damaged, "differs")]
+    assert world.members[damaged].state is DEAD
+    world.assert_settled()
+    # And it comes back, with a copy that is right.
+    world.copies[damaged] = RIGHT_LE.copy()
+    world.start(damaged)
+    world.settle()
+    world.assert_settled()
+
+
+def test_nobody_serves_before_all_were_compared() -> None:
+    world = World(2, 2)
+    world.start("s1")
+    world.start("s2")
+    world.answer()
+    assert [call.server_id for _, call in world.calls] == ["s2"]
+    world.answer()
+    assert world.published is None
+    assert all(world.members[name].state is not SERVING for name in ("s1", "s2"))
+    assert [type(call) for _, call in world.calls] == [Prepare, Prepare]
+    world.settle()
+    world.assert_settled()
+
+
+def test_a_newcomer_is_told_the_digests_at_once() -> None:
+    world = settled("s1", "s2")
+    world.start("s3")
+    (_, call) = next(c for c in world.calls if c[1].server_id == "s3")
+    assert isinstance(call, Prepare)
+    assert call.digests_LE is not None
+    assert (call.digests_LE == RIGHT_LE).all()
+    world.settle()
+    world.assert_settled()
+
+
+def test_a_damaged_newcomer_changes_nothing() -> None:
+    world = settled("s1", "s2", "s3")
+    before = world.published
+    damage(world, "s4")
+    world.start("s4")
+    world.settle()
+    assert [r.server_id for r in world.refusals] == ["s4"]
+    assert world.published.servers == before.servers
+    assert (world.published.holds_LSE == before.holds_LSE).all()
+    world.assert_settled()
+
+
+def test_a_server_that_serves_keeps_what_is_right_and_is_asked_for_nothing_more() -> None:
+    world = settled("s1", "s2", redundancy=1)
+    (lost_LE,) = (world.stores[name].copy() for name in ("s2",))
+    damage(world, "s1", *map(tuple, np.argwhere(lost_LE)[:1].tolist()))
+    kept_LE = world.stores["s1"].copy()
+    world.die("s2")
+    for _ in range(20):
+        while world.calls:
+            world.answer()
+        world.wait(60.0)
+    assert not world.calls, "it is not asked again and again"
+    assert [r.server_id for r in world.refusals] == ["s1"]
+    assert (world.stores["s1"] >= kept_LE).all()
+    assert world.members["s1"].state is SERVING
+    # Another one takes all over.
+    world.start("s3")
+    world.settle()
+    assert world.published.servers == ("s3",)
+    assert world.covered(world.published).all()
+
+
+def test_a_balancer_that_starts_learns_the_digests_from_those_that_serve() -> None:
+    world = settled("s1", "s2")
+    damage(world, "s3")
+    world.start_balancer()
+    world.start("s3")
+    world.settle()
+    assert [r.server_id for r in world.refusals] == ["s3"]
+    world.assert_settled()
+
+
+def test_what_only_a_server_that_leaves_holds_is_learnt_from_it() -> None:
+    world = settled("s1", "s2", redundancy=1)
+    held_LE = world.stores["s2"].copy()
+    world.drain("s2")
+    world.calls.clear()
+    damage(world, "s3", *map(tuple, np.argwhere(held_LE).tolist()))
+    world.start_balancer()
+    assert {call.server_id for _, call in world.calls if isinstance(call, Inspect)} == {"s1", "s2"}
+    world.start("s3")
+    world.settle()
+    assert [r.server_id for r in world.refusals] == ["s3"]
+    assert world.covered(world.published).all()
+
+
+def test_one_that_was_never_compared_tells_a_new_balancer_nothing() -> None:
+    """It had loaded its share when the balancer before ended."""
+    world = settled("s1", redundancy=1)
+    damage(world, "s3", (0, 0))
+    world.start("s3")
+    world.stores["s3"][:] = True
+    world.calls.clear()
+    world.start_balancer()
+    # Its answer comes first.
+    world.calls.sort(key=lambda c: c[1].server_id, reverse=True)
+    world.settle()
+    assert [r.server_id for r in world.refusals] == ["s3"]
+    assert world.planner._digests.known_LE is not None
+    assert (world.planner._digests.known_LE == RIGHT_LE).all()
