@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -57,7 +58,6 @@ def cluster(servers: int, layers: int, experts: int, seed: int = 0) -> Facts:
         load=Load(
             names, tokens_LS, np.ones(servers), tokens_LS.max(axis=1) / tokens_LS.mean(axis=1), 120
         ),
-        min_replicas=2,
         par=1.2,
         bound=1.05,
         counters=Counters(running=2),
@@ -68,6 +68,7 @@ def cluster(servers: int, layers: int, experts: int, seed: int = 0) -> Facts:
             Decision(i, 0, "drift", "eplb", "moves", "it pays", 1.3, 1.1, 1.05, 7, 3, "")
             for i in range(20, 0, -1)
         ),
+        dead_grace_s=30.0,
     )
 
 
@@ -83,17 +84,38 @@ def _silent(name: str) -> Facts:
     return replace(shown, sources={**shown.sources, name: source})
 
 
-def _members_in_all_states() -> Facts:
-    shown = cluster(5, 4, 16)
-    states = (*_STATES, MemberState.DEAD)
-    servers = [
-        MemberFacts(_member(f"expert-server-{i}", state=state), 0.5)
-        for i, state in enumerate(states)
-    ]
-    return replace(shown, members=(*shown.members[:2], *servers))
+def _with_states(shown: Facts, *states: MemberState) -> Facts:
+    """A cluster whose expert servers are in these states."""
+    others = [m for m in shown.members if m.member.role is not Role.EXPERT_SERVER]
+    servers = [m for m in shown.members if m.member.role is Role.EXPERT_SERVER]
+    changed = (
+        replace(m, member=replace(m.member, state=state))
+        for m, state in zip(servers, states, strict=True)
+    )
+    return replace(shown, members=(*others, *changed))
 
 
-_EVIL = "<img src=x onerror=\"document.title='broken'\">"
+def _hostile(name: str) -> Facts:
+    """A cluster all of whose texts are the same hostile one."""
+    shown = cluster(3, 4, 16)
+    assert shown.placement is not None
+    assert shown.load is not None
+    host = socket.gethostname()  # so that the page looks whether it is paused
+    member = replace(_member(name), address=name, node=name, transports=(name,), host=host)
+    dead = replace(member, id=f"dead {name}", state=MemberState.DEAD, host=name)
+    names = (member.id, dead.id, "expert-server-2")
+    return replace(
+        shown,
+        members=(MemberFacts(member, 0.5), MemberFacts(dead, 5.0), *shown.members),
+        sources=shown.sources | {"monitor": Source("monitor", shown.at - 12, name)},
+        placement=replace(shown.placement, servers=names),
+        load=replace(shown.load, servers=names),
+        events=(Event(shown.at, "dead", name, name),),
+        decisions=(Decision(1, 0, name, name, name, name, 1.3, 1.1, 1.05, 7, 3, name),),
+    )
+
+
+_DEAD, _SERVING = MemberState.DEAD, MemberState.SERVING
 SCENES: dict[str, Callable[[], Facts]] = {
     "small": lambda: cluster(3, 4, 16, seed=time.monotonic_ns()),
     "large": lambda: cluster(64, 60, 256, seed=time.monotonic_ns()),
@@ -101,10 +123,13 @@ SCENES: dict[str, Callable[[], Facts]] = {
     "monitor": lambda: _silent("monitor"),
     "balancer": lambda: _silent("balancer"),
     "endpoint": lambda: _silent("endpoint"),
-    "states": _members_in_all_states,
-    "uncovered": lambda: replace(cluster(3, 4, 16), uncovered=((0, 1), (3, 7)), min_replicas=0),
-    "evil": lambda: replace(cluster(1, 4, 16), members=(MemberFacts(_member(_EVIL), 0.5),)),
+    "states": lambda: _with_states(cluster(5, 4, 16), *_STATES, _DEAD),
+    "killed": lambda: _with_states(cluster(3, 4, 16), _SERVING, _DEAD, _SERVING),
+    "gone": lambda: replace(cluster(3, 4, 16), members=cluster(1, 4, 16).members),
+    "joined": lambda: cluster(4, 4, 16),
+    "uncovered": lambda: _with_states(cluster(3, 1, 16), _SERVING, _DEAD, _DEAD),
 }
+"""By name. A name that is none of these, in JSON, is that of everything in a cluster."""
 
 
 class Stage:
@@ -114,7 +139,8 @@ class Stage:
         self.scene = "small"
 
     def look(self) -> Facts:
-        return SCENES[self.scene]()
+        scene = SCENES.get(self.scene)
+        return scene() if scene is not None else _hostile(json.loads(self.scene))
 
     def close(self) -> None:
         """Has nothing to end."""
