@@ -88,9 +88,7 @@ class BalancerService(PlanCalls):
         self, request: pb.GetPlacementRequest, context: Any
     ) -> pb.GetPlacementResponse:
         """The placement now; epoch 0 when there is none yet."""
-        return pb.GetPlacementResponse(
-            placement=self._placement, dead_grace_s=self._dead_grace_s
-        )
+        return pb.GetPlacementResponse(placement=self._placement, dead_grace_s=self._dead_grace_s)
 
     def WatchPlacement(
         self, request: pb.WatchPlacementRequest, context: Any

@@ -130,13 +130,14 @@ def chart(
         for y in np.linspace(0, _HEIGHT, len(ticks))
     ]
     box = f"0 0 {_WIDTH} {_HEIGHT}"
-    label = f"{title} over the last {span_s:.0f} s, {ticks[0]:g} to {ticks[-1]:g} {unit}. Now: {now}."
+    scale = [f"{tick:g} {unit}".strip() for tick in ticks]
+    label = f"{title} over the last {span_s:.0f} s, {ticks[0]:g} to {scale[-1]}. Now: {now}."
     return h(
         "figure",
         h("figcaption", f"{title}: ", h("strong", now)),
         h(
             "div",
-            h("div", *(h("span", f"{t:g} {unit}") for t in reversed(ticks)), class_="scale"),
+            h("div", *(h("span", tick) for tick in reversed(scale)), class_="scale"),
             h("svg", *grid, *drawn, viewBox=box, preserveAspectRatio="none", class_="curve"),
             h("div", h("span", ago(span_s)), h("span", "now"), class_="times"),
             class_="plot",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from nicegui import ui
 from nicegui.element import Element
 from nicegui.elements.mixins.value_element import ValueElement
 from nicegui.events import GenericEventArguments
@@ -31,7 +30,6 @@ class Drawn(Element, component="drawn.js"):
     def show(self, drawing: str) -> None:
         """Show another one."""
         _set(self, "drawing", drawing)
-
 
     def scrolls(self, label: str) -> None:
         """Scroll what is long, also by the keyboard."""
@@ -88,18 +86,20 @@ class Section(Element, component="section.js"):
     Args:
         name: Its id.
         title: Of the heading.
+        size: How wide it is: "whole", "most" or "less"; else half.
         folds: It can be closed, and is at first where the screen is narrow.
     """
 
-    def __init__(self, name: str, title: str, *, folds: bool = False) -> None:
+    def __init__(self, name: str, title: str, *, size: str = "", folds: bool = False) -> None:
         super().__init__()
         self.props["id"] = self.props["name"] = name
         self.props["title"] = title
+        self.props["size"] = size
         self.props["folds"] = folds
 
 
 class TextField(ValueElement[str]):
-    """A line of text. (`ui.input` compiles a template, which the page's policy forbids; so does `ui.select`.)"""
+    """A line of text. `ui.input` and `ui.select` compile a template, which the page's policy forbids."""
 
     LOOPBACK = False
 

@@ -54,9 +54,7 @@ class Controls:
 
     def show(self) -> None:
         """Show the servers as they are now. A new one comes last; the others stay where they are."""
-        servers = [
-            m.member for m in self._hub.facts.members if m.member.role is Role.EXPERT_SERVER
-        ]
+        servers = [m.member for m in self._hub.facts.members if m.member.role is Role.EXPERT_SERVER]
         for server in servers:
             if server.id not in self._rows:
                 with self._servers:
@@ -128,4 +126,3 @@ class _Row:
         # What was confirmed is meant for the life that the browser showed.
         if server is not None and server.incarnation == life:
             await self._act(f"{verb} {server.id}", lambda: act(server))
-

@@ -1,7 +1,7 @@
 """What the page draws, as a tree of elements: the one way by which text of members reaches the page.
 
-A tree travels as JSON and `drawn.js` makes elements of it. Text becomes a text node and a value an attribute's
-value; neither is parsed as markup, here or in the browser.
+A tree travels as JSON and `drawn.js` makes elements of it. Text becomes a text node and a value an
+attribute's value; neither is parsed as markup, here or in the browser.
 """
 
 from __future__ import annotations
@@ -12,15 +12,32 @@ from dataclasses import dataclass, field
 
 __all__ = ["Child", "Node", "encode", "h"]
 
-_TAGS = frozenset(
-    "a bdi caption code dd details div dl dt figcaption figure h1 img li line ol p polyline section small "
-    "span strong summary svg table tbody td th thead time tr".split()
-)
+_TAGS = {
+    *("a", "bdi", "caption", "code", "dd", "details", "div", "dl", "dt", "figcaption", "figure"),
+    *(
+        "h1",
+        "img",
+        "li",
+        "line",
+        "ol",
+        "p",
+        "polyline",
+        "small",
+        "span",
+        "strong",
+        "summary",
+        "svg",
+    ),
+    *("table", "tbody", "td", "th", "thead", "time", "tr"),
+}
 # As Python names them, and as the DOM does. None of them runs a script.
 _ATTRIBUTES = {
     name: name.rstrip("_").replace("_", "-")
-    for name in "alt aria_hidden aria_label class_ data_servers height href key points role scope src "
-    "tabindex title viewBox preserveAspectRatio x1 x2 y1 y2".split()
+    for name in (
+        *("alt", "aria_hidden", "aria_label", "class_", "data_servers", "height", "href", "key"),
+        *("points", "preserveAspectRatio", "role", "scope", "src", "title", "viewBox"),
+        *("x1", "x2", "y1", "y2"),
+    )
 }
 # An address leads nowhere but to this page's parts and to pictures in the page itself.
 _ADDRESSES = {"href": "#", "src": "data:image/png;base64,"}

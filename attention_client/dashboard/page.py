@@ -59,23 +59,23 @@ class _Page:
         self._draws("alerts").props('id="alerts" role="alert"')
         self._draws("summary")
         with ui.element("div").classes("grid"):
-            with Section("chat", "Chat").classes("most" if buttons else "whole"):
+            with Section("chat", "Chat", size="most" if buttons else "whole"):
                 self._chat = ChatBox(parts.talk, self._servers)
             if buttons:
-                with Section("operate", "Operate").classes("less"):
+                with Section("operate", "Operate", size="less"):
                     self._controls = Controls(parts.operator, parts.hub)
-            with Section("members", "Members").classes("most"):
+            with Section("members", "Members", size="most"):
                 self._draws("members").scrolls("Members")
-            with Section("events", "Time line", folds=True).classes("less"):
+            with Section("events", "Time line", size="less", folds=True):
                 self._draws("events").scrolls("Time line")
             with Section("load", "Load: layers by servers", folds=True):
                 self._draws("load")
             with Section("placement", "Placement: experts by servers", folds=True):
                 self._layer = Choice("MoE layer", self.show).classes("short")
                 self._draws("placement")
-            with Section("curves", "Balance and speed", folds=True).classes("whole"):
+            with Section("curves", "Balance and speed", size="whole", folds=True):
                 self._draws("curves")
-            with Section("decisions", "Decisions of the balancer", folds=True).classes("whole"):
+            with Section("decisions", "Decisions of the balancer", size="whole", folds=True):
                 self._draws("decisions").scrolls("Decisions")
         self.show()
 
@@ -101,4 +101,3 @@ class _Page:
 
     def _servers(self) -> list[str]:
         return [m.id for m in self._hub.facts.live(Role.EXPERT_SERVER)]
-

@@ -15,10 +15,10 @@ _INLINE = re.compile(rb"<(script|style)\b")
 def headers(nonce: str) -> dict[str, str]:
     """Of each of the page's responses.
 
-    Scripts and style sheets are the endpoint's own, or carry the nonce of this response: one that came in with
-    somebody's text does not run. Strings are never compiled to scripts, so a property that NiceGUI would
-    evaluate (":name") does nothing either. Nothing goes anywhere else, and nobody may frame the page. Style
-    attributes are free: Quasar sets them, and they run nothing.
+    Scripts and style sheets are the endpoint's own, or carry the nonce of this response: one that came in
+    with somebody's text does not run. Strings are never compiled to scripts, so a property that NiceGUI
+    would evaluate (":name") does nothing either. Nothing goes anywhere else, and nobody may frame the page.
+    Style attributes are free: NiceGUI's template has one, and they run nothing.
 
     Args:
         nonce: Of this response alone, not to be guessed.

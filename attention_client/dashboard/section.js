@@ -4,7 +4,7 @@ import { h } from "vue";
 const NARROW = "(max-width: 620px)";
 
 export default {
-  props: { name: String, title: String, folds: Boolean },
+  props: { name: String, title: String, size: String, folds: Boolean },
   data() {
     return { open: !(this.folds && matchMedia(NARROW).matches) };
   },
@@ -22,7 +22,7 @@ export default {
         },
         this.title,
       );
-    return h("section", { class: "card", "aria-labelledby": title }, [
+    return h("section", { class: ["card", this.size], "aria-labelledby": title }, [
       h("h2", { id: title }, this.folds ? [fold()] : this.title),
       h("div", { id: body, hidden: !this.open }, this.$slots.default?.()),
     ]);

@@ -12,7 +12,9 @@ __all__ = ["ago", "badge", "cell", "empty", "or_none", "row", "table"]
 _LONG_AGO_S = 120
 
 
-def table(caption: str, head: Iterable[str], rows: Iterable[Node], wide: Collection[str] = ()) -> Node:
+def table(
+    caption: str, head: Iterable[str], rows: Iterable[Node], wide: Collection[str] = ()
+) -> Node:
     """A table with a caption for screen readers; `wide` ones of its columns are for wide screens."""
     columns = [
         h("th", name, scope="col", class_="wide" if name in wide else "narrow") for name in head

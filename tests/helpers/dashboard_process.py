@@ -9,6 +9,7 @@ import itertools
 import json
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from attention_client.dashboard import Dashboard
+from attention_client.dashboard import Dashboard, hub
 from attention_client.dashboard.operator import Operator
 from eaas.api_keys import ApiKeys
 from eaas.bench.worker import obey
@@ -95,23 +96,38 @@ def _with_states(shown: Facts, *states: MemberState) -> Facts:
     return replace(shown, members=(*others, *changed))
 
 
-def _hostile(name: str) -> Facts:
-    """A cluster all of whose texts are the same hostile one."""
-    shown = cluster(3, 4, 16)
+def _with_life(shown: Facts, incarnation: int) -> Facts:
+    """A cluster all of whose members have started so often."""
+    members = (replace(m, member=replace(m.member, incarnation=incarnation)) for m in shown.members)
+    return replace(shown, members=tuple(members))
+
+
+def _hostile(texts: list[str]) -> Facts:
+    """A cluster whose members state these texts wherever they can state any."""
+    here = socket.gethostname()  # so that the page looks whether they are paused
+    members = [
+        MemberFacts(replace(_member(text), address=text, node=text, host=here), 0.5)
+        for text in texts
+    ]
+    dead = [
+        MemberFacts(replace(_member(f"dead {text}", state=MemberState.DEAD), host=text), 5.0)
+        for text in texts
+    ]
+    shown = cluster(2 * len(texts), 4, 16)
     assert shown.placement is not None
     assert shown.load is not None
-    host = socket.gethostname()  # so that the page looks whether it is paused
-    member = replace(_member(name), address=name, node=name, transports=(name,), host=host)
-    dead = replace(member, id=f"dead {name}", state=MemberState.DEAD, host=name)
-    names = (member.id, dead.id, "expert-server-2")
+    names = tuple(m.member.id for m in (*members, *dead))
     return replace(
         shown,
-        members=(MemberFacts(member, 0.5), MemberFacts(dead, 5.0), *shown.members),
-        sources=shown.sources | {"monitor": Source("monitor", shown.at - 12, name)},
+        members=(*shown.members[:2], *members, *dead),
+        sources=shown.sources | {"monitor": Source("monitor", shown.at - 12, "".join(texts))},
         placement=replace(shown.placement, servers=names),
         load=replace(shown.load, servers=names),
-        events=(Event(shown.at, "dead", name, name),),
-        decisions=(Decision(1, 0, name, name, name, name, 1.3, 1.1, 1.05, 7, 3, name),),
+        events=tuple(Event(shown.at, "dead", text, text) for text in texts),
+        decisions=tuple(
+            Decision(i, 0, text, text, text, text, 1.3, 1.1, 1.05, 7, 3, text)
+            for i, text in enumerate(texts)
+        ),
     )
 
 
@@ -125,11 +141,12 @@ SCENES: dict[str, Callable[[], Facts]] = {
     "endpoint": lambda: _silent("endpoint"),
     "states": lambda: _with_states(cluster(5, 4, 16), *_STATES, _DEAD),
     "killed": lambda: _with_states(cluster(3, 4, 16), _SERVING, _DEAD, _SERVING),
+    "again": lambda: _with_life(cluster(3, 4, 16), 2),
     "gone": lambda: replace(cluster(3, 4, 16), members=cluster(1, 4, 16).members),
     "joined": lambda: cluster(4, 4, 16),
     "uncovered": lambda: _with_states(cluster(3, 1, 16), _SERVING, _DEAD, _DEAD),
 }
-"""By name. A name that is none of these, in JSON, is that of everything in a cluster."""
+"""By name. What is none of these is JSON: texts that members state."""
 
 
 class Stage:
@@ -137,10 +154,22 @@ class Stage:
 
     def __init__(self) -> None:
         self.scene = "small"
+        self._looks = threading.Semaphore(0)
 
     def look(self) -> Facts:
+        self._looks.release()
         scene = SCENES.get(self.scene)
         return scene() if scene is not None else _hostile(json.loads(self.scene))
+
+    def show(self, scene: str, viewers: int) -> None:
+        """Another scene. Where there are viewers, it is drawn when this returns."""
+        self.scene = scene
+        while self._looks.acquire(blocking=False):
+            pass
+        if viewers:
+            # A look at it, and the beginning of the one after.
+            for _ in range(2):
+                self._looks.acquire(timeout=10)
 
     def close(self) -> None:
         """Has nothing to end."""
@@ -151,6 +180,7 @@ def main() -> None:
 
     arguments = json.loads(sys.argv[1])
     bind_to_launcher()
+    hub._LOOK_S = 0.3  # tests wait for the next look
     stage = Stage()
     keys = ApiKeys(Path(arguments["keys"])) if arguments["keys"] else None
     # As in the endpoint's own `main`: who shows a key is no operator.
@@ -159,7 +189,7 @@ def main() -> None:
     scenes = obey(arguments["control"])
     announce(ready=box.url)
     for scene, reply in scenes:
-        stage.scene = scene
+        stage.show(scene, dashboard.hub.viewers)
         reply(None)
     box.close()
 
