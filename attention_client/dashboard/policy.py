@@ -9,6 +9,7 @@ from starlette.datastructures import Headers
 
 __all__ = ["headers", "is_foreign", "with_nonce"]
 
+_SOCKET = "/_nicegui_ws/"
 _INLINE = re.compile(rb"<(script|style)\b")
 
 
@@ -56,7 +57,7 @@ def is_foreign(path: str, headers: Headers) -> bool:
     """
     site = headers.get("sec-fetch-site")
     if site is not None:
-        is_link = path == "/" and headers.get("sec-fetch-dest") == "document"
+        is_link = headers.get("sec-fetch-dest") == "document" and not path.startswith(_SOCKET)
         return site not in ("same-origin", "none") and not is_link
     origin = headers.get("origin")
     return origin is not None and urlsplit(origin).netloc != headers.get("host", "")

@@ -19,8 +19,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 RUN = "window.ran=1"
 NAMES = {
-    "a property that NiceGUI evaluates": rf"zz :href=location=/javascript:{RUN}/.source \ ",
-    "a handler": rf"y :onclick={RUN} :onVnodeMounted=()=>{{{RUN}}} \ ",
+    "a property that NiceGUI evaluates": f"zz :href=location=/javascript:{RUN}/.source \\",
+    "a handler": f"y :onclick={RUN} :title={RUN} \\",
     "what is no property": "y x=[1(] \\",
     "an image": f'<img src=x onerror="{RUN}">',
     "the end of an attribute": f"\"><script>{RUN}</script><a x='",
@@ -39,7 +39,7 @@ NAMES = {
 PARTS = ("members", "alerts", "events", "decisions", "load", "placement")
 
 
-def test_hostile_texts_are_shown_and_do_nothing(browser: Any, theatre: Theatre) -> None:
+def test_row_41_hostile_texts_are_shown_and_do_nothing(browser: Any, theatre: Theatre) -> None:
     texts = list(NAMES.values())
     theatre.show(json.dumps(texts))
     with open_page(browser, theatre.url, viewport={"width": 390, "height": 844}) as watched:
@@ -85,7 +85,7 @@ def _check_quiet(watched: Watched, url: str) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-def test_the_policy_alone_stops_what_would_come_in_as_markup(
+def test_row_41_the_policy_alone_stops_what_would_come_in_as_markup(
     browser: Any, theatre: Theatre
 ) -> None:
     """Nothing does; if something did, it would not run."""
