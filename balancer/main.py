@@ -124,7 +124,7 @@ class Balancer:
         )
         once = Once(on_answered=self._keep)
         self._service = BalancerService(
-            self._rollout.ask, self.rebalancer, once, config.step_s, tls
+            self._rollout.ask, self.rebalancer, once, config.step_s, tls, config.dead_grace_s
         )
         self._memory = Memory(layout, history, once)
         self._journal: Journal | None = None

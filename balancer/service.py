@@ -40,6 +40,7 @@ class BalancerService(PlanCalls):
         once: Answers to calls that change something.
         step_s: Seconds between two looks at the load.
         tls: Who this process is to the servers; None: plain text.
+        dead_grace_s: How long a dead server's return is awaited; told to those who ask for the placement.
     """
 
     def __init__(
@@ -49,8 +50,10 @@ class BalancerService(PlanCalls):
         once: Once,
         step_s: float,
         tls: Identity | None = None,
+        dead_grace_s: float = 0.0,
     ) -> None:
         self._tls = tls
+        self._dead_grace_s = dead_grace_s
         super().__init__(rebalancer, once, step_s)
         self._ask = ask
         self._changed = threading.Condition()
@@ -85,7 +88,7 @@ class BalancerService(PlanCalls):
         self, request: pb.GetPlacementRequest, context: Any
     ) -> pb.GetPlacementResponse:
         """The placement now; epoch 0 when there is none yet."""
-        return pb.GetPlacementResponse(placement=self._placement)
+        return pb.GetPlacementResponse(placement=self._placement, dead_grace_s=self._dead_grace_s)
 
     def WatchPlacement(
         self, request: pb.WatchPlacementRequest, context: Any

@@ -1,4 +1,4 @@
-"""Pictures of numbers, as text: heatmaps (PNG in a data URI) and curves (SVG). Pure.
+"""Pictures of numbers: heatmaps (PNG in a data URI) and curves (SVG). Pure.
 
 A picture is made once for all who look, and costs a few kilobytes however large the cluster is.
 """
@@ -6,15 +6,19 @@ A picture is made once for all who look, and costs a few kilobytes however large
 from __future__ import annotations
 
 import base64
+import math
 import struct
 import zlib
-from collections.abc import Sequence
-from html import escape
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BALANCE", "SHARE", "curve", "heatmap"]
+from attention_client.dashboard.nodes import Node, h
+from attention_client.dashboard.tables import ago
+
+__all__ = ["BALANCE", "SHARE", "Line", "chart", "heatmap"]
 
 _STEPS = 32
 # Half transparent colours look right on light and on dark ground.
@@ -37,23 +41,22 @@ SHARE = [bytes(4), *_ramp(_TEAL, 0.25, 1.0, _STEPS - 1)]
 
 def heatmap(
     values_RC: npt.NDArray[np.float64], palette: Sequence[bytes], label: str, least_px: int = 14
-) -> str:
+) -> Node:
     """An image of one pixel a value, which the browser enlarges.
 
     Args:
         values_RC: Of 0 to 1, over rows and columns; what is outside is clipped.
         palette: RGBA of equal steps from 0 to 1.
-        label: What is to be seen, for who cannot see it.
+        label: What it shows, for those who cannot see it.
         least_px: Height of a row while there are few.
     """
     rows = values_RC.shape[0]
     steps = len(palette)
     levels_RC = np.clip(np.ceil(values_RC * (steps - 1)), 0, steps - 1).astype(np.uint8)
     height = max(48, min(420, rows * least_px))
-    return (
-        f'<img class="map" alt="{escape(label)}" style="height:{height}px" '
-        f'src="data:image/png;base64,{base64.b64encode(_png(levels_RC, palette)).decode()}">'
-    )
+    picture = base64.b64encode(_png(levels_RC, palette)).decode()
+    source = f"data:image/png;base64,{picture}"
+    return h("img", class_="map", alt=label, height=height, src=source)
 
 
 def _png(levels_RC: npt.NDArray[np.uint8], palette: Sequence[bytes]) -> bytes:
@@ -73,40 +76,108 @@ def _png(levels_RC: npt.NDArray[np.uint8], palette: Sequence[bytes]) -> bytes:
     )
 
 
-_WIDTH, _HEIGHT = 300, 64
+_WIDTH, _HEIGHT = 300, 90
 # Few points are not drawn out over the whole width.
-_LEAST_POINTS = 60
+_LEAST_S = 60.0
+_LEAST_RANGE = 0.1
+_STEPS_OF_TEN = (1.0, 2.0, 2.5, 5.0, 10.0)
 
 
-def curve(
-    lines: Sequence[tuple[str, Sequence[float | None]]],
-    label: str,
+@dataclass(frozen=True)
+class Line:
+    """One curve of a chart.
+
+    Attributes:
+        kind: CSS class.
+        name: In the legend.
+        values: One for each of the chart's ages; None where there is none.
+    """
+
+    kind: str
+    name: str
+    values: Sequence[float | None]
+
+
+def chart(
+    title: str,
+    now: str,
+    ages_s: Sequence[float],
+    lines: Sequence[Line],
     *,
     least: float = 0.0,
-) -> str:
-    """Curves over time in one picture, the newest point at the right.
+    unit: str = "",
+) -> Node:
+    """Curves over time with scales and a legend, the newest point at the right.
 
     Args:
-        lines: CSS class of each, and its values; None where there is none.
-        label: What is to be seen, for who cannot see it.
-        least: What the bottom stands for.
+        title: What it shows.
+        now: Its newest value, for people.
+        ages_s: How many seconds ago each value was seen, the oldest first.
+        lines: The curves.
+        least: Where the scale begins.
+        unit: Of the values.
     """
-    known = [v for _, values in lines for v in values if v is not None]
-    top = max([*known, least + 1e-9]) * 1.08
-    drawn = []
-    points_shown = max(_LEAST_POINTS, *(len(values) for _, values in lines))
-    step = _WIDTH / max(1, points_shown - 1)
-    for name, values in lines:
-        points: list[list[str]] = [[]]
-        for i, value in enumerate(values):
-            if value is None:
-                points.append([])
-                continue
-            x = _WIDTH - step * (len(values) - 1 - i)
-            y = _HEIGHT - (value - least) / (top - least) * _HEIGHT
-            points[-1].append(f"{x:.1f},{y:.1f}")
-        drawn += [f'<polyline class="{name}" points="{" ".join(p)}"/>' for p in points if p]
-    return (
-        f'<svg class="curve" role="img" aria-label="{escape(label)}" '
-        f'viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none">{"".join(drawn)}</svg>'
+    known = [v for line in lines for v in line.values if v is not None and math.isfinite(v)]
+    ticks = _ticks(least, max(known, default=least))
+    span_s = max(_LEAST_S, *ages_s) if ages_s else _LEAST_S
+    drawn = [
+        h("polyline", class_=line.kind, points=" ".join(points))
+        for line in lines
+        for points in _runs(line.values, ages_s, span_s, ticks[0], ticks[-1])
+    ]
+    grid = [
+        h("line", class_="grid", x1=0, x2=_WIDTH, y1=f"{y:.1f}", y2=f"{y:.1f}")
+        for y in np.linspace(0, _HEIGHT, len(ticks))
+    ]
+    box = f"0 0 {_WIDTH} {_HEIGHT}"
+    scale = [f"{tick:g} {unit}".strip() for tick in ticks]
+    label = f"{title} over the last {span_s:.0f} s, {ticks[0]:g} to {scale[-1]}. Now: {now}."
+    return h(
+        "figure",
+        h("figcaption", f"{title}: ", h("strong", now)),
+        h(
+            "div",
+            h("div", *(h("span", tick) for tick in reversed(scale)), class_="scale"),
+            h("svg", *grid, *drawn, viewBox=box, preserveAspectRatio="none", class_="curve"),
+            h("div", h("span", ago(span_s)), h("span", "now"), class_="times"),
+            class_="plot",
+            role="img",
+            aria_label=label,
+        ),
+        h(
+            "p",
+            *(h("span", h("span", class_=f"line {line.kind}"), line.name) for line in lines),
+            class_="lines",
+        ),
     )
+
+
+def _ticks(least: float, most: float) -> list[float]:
+    """Three round numbers from the least on, the last of them not under the most."""
+    step = max(most - least, _LEAST_RANGE) / 2
+    ten = 10.0 ** math.floor(math.log10(step))
+    # A little room: 2 is not above 2.0000000001.
+    step = ten * next((s for s in _STEPS_OF_TEN if s * ten >= step * (1 - 1e-9)), 10.0)
+    return [round(least + i * step, 9) for i in range(3)]
+
+
+def _runs(
+    values: Sequence[float | None],
+    ages_s: Sequence[float],
+    span_s: float,
+    least: float,
+    top: float,
+) -> Iterator[list[str]]:
+    """Points of the curve between its gaps."""
+    run: list[str] = []
+    for value, age_s in zip(values, ages_s, strict=True):
+        if value is None or not math.isfinite(value):
+            if run:
+                yield run
+            run = []
+            continue
+        x = _WIDTH * (1 - age_s / span_s)
+        y = _HEIGHT * (1 - (value - least) / (top - least))
+        run.append(f"{x:.1f},{y:.1f}")
+    if run:
+        yield run

@@ -6,10 +6,11 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from html import escape
 
 from nicegui import ui
 
+from attention_client.dashboard.components import Drawn, Press, TextField
+from attention_client.dashboard.nodes import Node, encode, h
 from attention_client.dashboard.talk import Piece, Talk
 from attention_client.serve.errors import ApiError
 
@@ -36,27 +37,21 @@ class ChatBox:
         self._pairs: Counter[str] = Counter()
         self._names: list[str] = []
         with ui.element("div").classes("chat-line"):
-            self._input = (
-                ui.input("Message", value="Tell me about the sea.")
-                .props('outlined dense data-part="message"')
-                .on("keydown.enter", self._send)
+            self._input = TextField("Message", "Tell me about the sea.")
+            self._input.props('data-part="message"').on("keydown.enter", self._send)
+            self._tokens = ui.number(
+                "Tokens at most", value=128, min=1, max=_MOST_TOKENS, precision=0
             )
-            self._tokens = (
-                ui.number("Tokens at most", value=128, min=1, max=_MOST_TOKENS, precision=0)
-                .props("outlined dense")
-                .style("width: 9em")
-            )
-            self._button = ui.button("Send", on_click=self._send).props("no-caps unelevated")
-            self._end = ui.button("End", on_click=self.end).props("no-caps outline")
-            self._end.disable()
-        self._answer = (
-            ui.element("div")
-            .classes("answer")
-            .props(
-                'role="log" aria-live="polite" aria-label="Answer" tabindex="0" data-part="answer"'
-            )
+            self._tokens.props("outlined dense").classes("short")
+            self._button = Press("Send", lambda _: self._send())
+            self._cancel = Press("Cancel", lambda _: self.end(), kind="plain")
+        self._answer = ui.element("div").classes("answer")
+        self._answer.props(
+            'role="log" aria-live="polite" aria-label="Answer" tabindex="0" data-part="answer"'
         )
-        self._legend = ui.html("", sanitize=False).props('data-part="answer-servers"')
+        self._legend = Drawn()
+        self._legend.props('data-part="answer-servers"')
+        self._show_buttons(answering=False)
 
     def end(self) -> None:
         """Ends the answer that is being generated, if there is one."""
@@ -71,9 +66,8 @@ class ChatBox:
         self._answer.clear()
         self._pairs.clear()
         self._names = list(self._servers())
-        self._legend.set_content("")
-        self._button.disable()
-        self._end.enable()
+        self._legend.show(encode())
+        self._show_buttons(answering=True)
         self._task = asyncio.get_running_loop().create_task(self._stream(text, tokens))
 
     async def _stream(self, text: str, tokens: int) -> None:
@@ -90,8 +84,7 @@ class ChatBox:
             self._flush(pieces)
             self._task = None
             if not self._answer.is_deleted:
-                self._button.enable()
-                self._end.disable()
+                self._show_buttons(answering=False)
 
     async def _flush_often(self, pieces: list[Piece]) -> None:
         while True:
@@ -102,24 +95,31 @@ class ChatBox:
         """Shows what has come since the last time; what was shown stays in the browser as it is."""
         if not pieces or self._answer.is_deleted:
             return
-        shown = "".join(map(self._span, pieces))
+        shown = encode(*map(self._span, pieces))
         pieces.clear()
         with self._answer:
-            ui.html(shown, sanitize=False, tag="span")
-        self._legend.set_content(self._summary())
+            Drawn(shown, tag="span")
+        self._legend.show(encode(self._summary()))
 
-    def _span(self, piece: Piece) -> str:
+    def _show_buttons(self, *, answering: bool) -> None:
+        self._button.show("Send", enabled=not answering)
+        self._cancel.show("Cancel", enabled=answering)
+
+    def _span(self, piece: Piece) -> Node:
         if piece.error:
-            return f'<span class="failed"> The answer broke off: {escape(piece.error)}</span>'
+            return h("span", f" The answer broke off: {piece.error}", class_="failed")
         if not piece.servers:
-            return f"<span>{escape(piece.text)}</span>"
+            return h("span", piece.text)
         self._pairs.update(piece.servers)
         most = max(piece.servers, key=lambda name: piece.servers[name])
         whole = sum(piece.servers.values())
         title = ", ".join(f"{s} {n / whole:.0%}" for s, n in sorted(piece.servers.items()))
-        return (
-            f'<span class="t t{self._colour(most)}" data-servers="{escape(" ".join(piece.servers))}" '
-            f'title="computed by {escape(title)}">{escape(piece.text)}</span>'
+        return h(
+            "span",
+            piece.text,
+            class_=f"t t{self._colour(most)}",
+            data_servers=" ".join(piece.servers),
+            title=f"computed by {title}",
         )
 
     def _colour(self, server: str) -> int:
@@ -127,12 +127,16 @@ class ChatBox:
             self._names.append(server)
         return self._names.index(server) % _COLOURS
 
-    def _summary(self) -> str:
+    def _summary(self) -> Node:
         """Who computed how much of the answer: the colours' legend, and all of it for a screen reader."""
         whole = sum(self._pairs.values())
-        items = "".join(
-            f'<span><span class="key k{self._colour(name)}"></span>{escape(name)} '
-            f"{pairs / whole:.0%}</span>"
+        items = (
+            h(
+                "span",
+                h("span", class_=f"key k{self._colour(name)}"),
+                h("bdi", name),
+                f" {pairs / whole:.0%}",
+            )
             for name, pairs in sorted(self._pairs.items())
         )
-        return f'<div class="servers-of-answer">{items}</div>'
+        return h("div", *items, class_="servers-of-answer")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
-from attention_client.dashboard.sections import CANNOT_BE_DRAWN, draw, placement_of_layer
+from attention_client.dashboard.sections import FAILED, draw, draw_placement
 from eaas.facts import Facts
 from eaas.log import get_logger
 
@@ -65,7 +65,7 @@ class Hub:
     def placement(self, layer: int) -> str:
         """The placement of a layer, drawn once for all who look at it."""
         if layer not in self._layers:
-            self._layers[layer] = placement_of_layer(self.facts, layer)
+            self._layers[layer] = draw_placement(self.facts, layer)
         return self._layers[layer]
 
     async def close(self) -> None:
@@ -102,7 +102,7 @@ class Hub:
         try:
             self.facts, self.sections = await loop.run_in_executor(self._thread, self._look)
         except Exception as error:  # noqa: BLE001 (logged, and shown)
-            self.sections = self.sections | {"alerts": CANNOT_BE_DRAWN}
+            self.sections = self.sections | {"alerts": FAILED}
             return error
         self._layers.clear()
         return None

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import secrets
 from collections.abc import Callable, Sized
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from starlette.datastructures import MutableHeaders
-from starlette.responses import PlainTextResponse
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import FileResponse, PlainTextResponse
 from starlette.routing import BaseRoute, Match
 from starlette.types import Message, Receive, Scope, Send
 
+from attention_client.dashboard import policy
 from attention_client.dashboard.hub import Hub, Looker
 from attention_client.dashboard.operator import Operator
 from attention_client.dashboard.talk import Talk
@@ -27,23 +29,13 @@ __all__ = ["Dashboard", "is_page_path"]
 _TITLE = "Expert-as-a-Service"
 # Each page takes about 0.3 MB, for a minute at least, be it that nobody ever looks at it.
 _MOST_PAGES = 100
-# NiceGUI and Vue compile templates in the browser ('unsafe-eval') and write scripts into the page. Nothing
-# comes from, or goes to, anywhere else, and nobody may put the page into a frame.
-_POLICY = (
-    "default-src 'none'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; "
-    "style-src 'self' 'unsafe-inline'; img-src 'self' data:; font-src 'self' data:; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-_HEADERS = {
-    "content-security-policy": _POLICY,
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-}
+_STYLE_SHEET = "/dashboard.css"
 
 
 def is_page_path(path: str) -> bool:
     """Whether a path is the dashboard's."""
-    return path in ("/", "/favicon.ico") or path.startswith(("/_nicegui/", "/_nicegui_ws/"))
+    own = ("/", "/favicon.ico", _STYLE_SHEET)
+    return path in own or path.startswith(("/_nicegui/", "/_nicegui_ws/"))
 
 
 class Dashboard(BaseRoute):
@@ -82,6 +74,13 @@ class Dashboard(BaseRoute):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
+        if policy.is_foreign(scope["path"], Headers(scope=scope)):
+            refusal = PlainTextResponse(
+                "Another site's page has sent this request: open the dashboard by its own address.\n",
+                status_code=403,
+            )
+            await refusal(scope, receive, send)
+            return
         async with self._lock:
             if self._pages is None:
                 self._pages = await self._begin()
@@ -94,15 +93,7 @@ class Dashboard(BaseRoute):
             await full(scope, receive, send)
             return
 
-        async def guarded_send(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers.update(_HEADERS)
-                if scope["path"] == "/":
-                    headers["cache-control"] = "no-store"
-            await send(message)
-
-        await self._pages(scope, receive, guarded_send)
+        await self._pages(scope, receive, _guarded(send, is_page=scope["path"] == "/"))
 
     async def close(self) -> None:
         """Lets the viewers' requests end: the server waits for them."""
@@ -122,16 +113,19 @@ class Dashboard(BaseRoute):
 
         assert self._talk is not None
         parts = PageParts(self._name, self.hub, self._talk, self._operator or Operator())
-        css = Path(__file__).with_name("page.css").read_text("utf-8")
 
         @ui.page("/")
         def page(client: nicegui.Client) -> None:
-            ui.add_head_html(f"<style>{css}</style>")
-            ui.colors(primary="#1d4ed8", negative="#b91c1c")
+            ui.add_head_html('<link rel="stylesheet" href="dashboard.css">')
             buttons = self._operator is not None and _is_local(client.request.url.hostname)
             build_page(client, parts, buttons=buttons)
 
         pages = FastAPI(openapi_url=None)
+
+        @pages.get(_STYLE_SHEET)
+        def style_sheet() -> FileResponse:
+            return FileResponse(Path(__file__).with_name("page.css"))
+
         ui.run_with(
             pages,
             title=_TITLE,
@@ -151,6 +145,34 @@ class Dashboard(BaseRoute):
         self._running.push_async_callback(_disconnect_all)
         self._open = nicegui.Client.instances
         return pages
+
+
+def _guarded(send: Send, *, is_page: bool) -> Send:
+    """Adds the page's policy to a response, and its nonce to the scripts of the page itself."""
+    nonce = secrets.token_urlsafe(18)
+    held: list[Message] = []
+    html: list[bytes] = []
+
+    async def guarded_send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            headers.update(policy.headers(nonce))
+            if is_page:
+                headers["cache-control"] = "no-store"
+                # Its length is known once the nonces are in it.
+                held.append(message)
+                return
+        elif is_page and message["type"] == "http.response.body":
+            html.append(message.get("body", b""))
+            if message.get("more_body", False):
+                return
+            body = policy.with_nonce(b"".join(html), nonce)
+            MutableHeaders(scope=held[0])["content-length"] = str(len(body))
+            await send(held[0])
+            message = {"type": "http.response.body", "body": body}
+        await send(message)
+
+    return guarded_send
 
 
 def _import() -> None:

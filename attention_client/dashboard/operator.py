@@ -15,7 +15,7 @@ from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.tls import Identity
 from eaas.types import Member, MemberState, Role
 
-__all__ = ["MOST_SERVERS", "Operator", "is_stopped"]
+__all__ = ["MOST_SERVERS", "Operator", "is_paused"]
 
 MOST_SERVERS = 64
 """That a slip of the finger can start on a machine."""
@@ -37,20 +37,20 @@ class Operator:
         """End a server at once, as a crash would. Returns what to tell people; so do the others.
 
         Raises:
-            ClusterError: It is not one of this launcher's, or has ended. So do `stop` and `resume`.
+            ClusterError: It is not one of this launcher's, or has ended. So do `pause` and `resume`.
         """
         _signal(server, signal.SIGKILL)
         return f"{server.id} (pid {server.pid}) was killed."
 
-    def stop(self, server: Member) -> str:
+    def pause(self, server: Member) -> str:
         """Have a server stand still (SIGSTOP)."""
         _signal(server, signal.SIGSTOP)
-        return f"{server.id} stands still."
+        return f"{server.id} is paused: it answers nothing until it is resumed."
 
     def resume(self, server: Member) -> str:
-        """Have it go on (SIGCONT)."""
+        """Have a paused server go on (SIGCONT)."""
         _signal(server, signal.SIGCONT)
-        return f"{server.id} goes on."
+        return f"{server.id} is resumed."
 
     def scale(self, facts: Facts, servers: float | None) -> str:
         """Have the launcher start or end servers until there are so many.
@@ -82,13 +82,13 @@ class Operator:
         return f"{plan.policy}: {verdict}, {change}. {plan.reason}"
 
 
-def is_stopped(pid: int) -> bool:
-    """Whether a process stands still (SIGSTOP)."""
+def is_paused(pid: int) -> bool:
+    """Whether a process is stopped by a signal (SIGSTOP)."""
     return _status(pid).get("State", "").startswith("T")
 
 
 def _signal(server: Member, number: signal.Signals) -> None:
-    # Who stands still counts as DEAD after a while, and is to go on all the same.
+    # A paused server counts as DEAD after a while, and can go on all the same.
     gone = server.state is MemberState.DEAD and number is not signal.SIGCONT
     if server.role is not Role.EXPERT_SERVER or gone:
         raise ClusterError(f"{server.id} is no live expert server")
@@ -99,6 +99,8 @@ def _signal(server: Member, number: signal.Signals) -> None:
         handle = os.pidfd_open(server.pid)
     except OSError as error:
         raise ClusterError(f"{server.id} (pid {server.pid}): {error.strerror}") from error
+    except OverflowError as error:
+        raise ClusterError(f"{server.id} (pid {server.pid}): No such process") from error
     try:
         if _status(server.pid).get("PPid") != str(os.getppid()):
             raise ClusterError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,7 +17,6 @@ from eaas.facts.model import (
     Point,
     Reading,
     Source,
-    coverage,
 )
 from eaas.types import Member, MemberState
 
@@ -49,9 +49,8 @@ class FactsFold:
             self._curve.clear()
         if reading.members is not None:
             self._heard_at = now
-            self._members = tuple(sorted(reading.members, key=lambda m: (m.role.value, m.id)))
+            self._members = tuple(sorted(reading.members, key=_place))
         placement = reading.placement or before.placement
-        uncovered, min_replicas = coverage(placement, self._members)
         load = reading.load or before.load
         bound = reading.bound if reading.bound is not None else before.bound
         par = load.par if load is not None and reading.balancer.reached else None
@@ -62,9 +61,8 @@ class FactsFold:
             sources=_sources(before.sources, reading),
             members=self._member_facts(now, fresh=reading.members is not None),
             placement=placement,
+            dead_grace_s=reading.dead_grace_s or before.dead_grace_s,
             load=load,
-            uncovered=uncovered,
-            min_replicas=min_replicas,
             par=par,
             bound=bound,
             counters=reading.counters or before.counters,
@@ -111,6 +109,13 @@ class FactsFold:
             self._counters.popleft()
         then, first = self._counters[0]
         return rates(first, counters, now - then)
+
+
+def _place(member: Member) -> tuple[str, list[tuple[int, str]], str]:
+    """By role, then by id, numbers in it by their size: the order never depends on how a member is."""
+    parts = re.findall(r"[0-9]+|[^0-9]+", member.id)
+    natural = [(int(p), "") if p[0] in "0123456789" else (-1, p) for p in parts]
+    return member.role.value, natural, member.id
 
 
 def _sources(before: Mapping[str, Source], reading: Reading) -> Mapping[str, Source]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 
 import numpy as np
@@ -101,6 +102,7 @@ class Reading:
         at: Monotonic seconds.
         monitor, balancer, endpoint: Who answered.
         placement: None also where it is the one that was read before.
+        dead_grace_s: Seconds for which the balancer awaits a dead server's return.
         bound: Least mean PAR of any placement with these slots, as the balancer planned last.
     """
 
@@ -110,6 +112,7 @@ class Reading:
     endpoint: Answer = Answer()
     members: tuple[Member, ...] | None = None
     placement: Placement | None = None
+    dead_grace_s: float | None = None
     load: Load | None = None
     decisions: tuple[Decision, ...] | None = None
     bound: float | None = None
@@ -189,8 +192,7 @@ class Facts:
         sources: Of the monitor, the balancer and the endpoint, by name.
         members: By role and id, DEAD ones included while the monitor names them.
         placement: None until there is one.
-        uncovered: (MoE layer, logical expert) that no server holds which may be asked.
-        min_replicas: Of the expert that fewest such servers hold.
+        dead_grace_s: Seconds for which the balancer awaits a dead server's return; None: not known.
         rates: Of the last seconds.
         curve: The oldest first.
         events: The newest first.
@@ -201,9 +203,8 @@ class Facts:
     sources: Mapping[str, Source] = field(default_factory=lambda: MappingProxyType({}))
     members: tuple[MemberFacts, ...] = ()
     placement: Placement | None = None
+    dead_grace_s: float | None = None
     load: Load | None = None
-    uncovered: tuple[tuple[int, int], ...] = ()
-    min_replicas: int = 0
     par: float | None = None
     bound: float | None = None
     counters: Counters | None = None
@@ -217,6 +218,31 @@ class Facts:
         """How far above the bound the load is: PAR by bound; None where either is not known."""
         return self.par / self.bound if self.par and self.bound else None
 
+    @cached_property
+    def live_S(self) -> npt.NDArray[np.bool_]:
+        """Which of the placement's servers can be asked for what they hold."""
+        answering = {m.member.id for m in self.members if m.member.state in _ANSWERING}
+        servers = self.placement.servers if self.placement is not None else ()
+        return np.array([s in answering for s in servers], np.bool_)
+
+    @cached_property
+    def live_replicas_LE(self) -> npt.NDArray[np.int64]:
+        """Live replicas of each expert: whatever is said of coverage anywhere comes from this count."""
+        if self.placement is None:
+            return np.zeros((0, 0), np.int64)
+        return np.asarray(self.placement.holds_LSE[:, self.live_S].sum(axis=1), np.int64)
+
+    @cached_property
+    def uncovered(self) -> tuple[tuple[int, int], ...]:
+        """(MoE layer, logical expert) without a live replica."""
+        pairs = zip(*np.nonzero(self.live_replicas_LE == 0), strict=True)
+        return tuple((int(layer), int(expert)) for layer, expert in pairs)
+
+    @property
+    def min_replicas(self) -> int:
+        """Live replicas of the expert that has fewest; 0 without a placement."""
+        return int(self.live_replicas_LE.min()) if self.live_replicas_LE.size else 0
+
     def live(self, role: Role) -> tuple[Member, ...]:
         """Members of a role that are not DEAD."""
         return tuple(
@@ -224,17 +250,3 @@ class Facts:
             for m in self.members
             if m.member.role is role and m.member.state is not MemberState.DEAD
         )
-
-
-def coverage(
-    placement: Placement | None, members: tuple[Member, ...]
-) -> tuple[tuple[tuple[int, int], ...], int]:
-    """Experts that nobody can be asked for, and the replicas of the one that fewest hold."""
-    if placement is None:
-        return (), 0
-    answering = {m.id for m in members if m.state in _ANSWERING}
-    asked_S = np.array([s in answering for s in placement.servers], np.bool_)
-    replicas_LE = placement.holds_LSE[:, asked_S].sum(axis=1)
-    pairs = zip(*np.nonzero(replicas_LE == 0), strict=True)
-    least = int(replicas_LE.min()) if replicas_LE.size else 0
-    return tuple((int(layer), int(expert)) for layer, expert in pairs), least

@@ -124,7 +124,7 @@ class FactsReader:
             found["decisions"] = tuple(_decision_of(entry) for entry in history.entries)
             now = time.monotonic()
             if self._applied > self._epoch or now - self._placed_at >= _PLACEMENT_S:
-                found["placement"] = self._placement(stub)
+                found |= self._placement(stub)
                 self._placed_at = now
             # After a decision the slots may be others.
             newest = max((d.number for d in found["decisions"]), default=0)
@@ -138,13 +138,14 @@ class FactsReader:
             return {"balancer": Answer(f"what it says is not understood: {error}"), **found}
         return found
 
-    def _placement(self, stub: Any) -> Placement | None:
+    def _placement(self, stub: Any) -> dict[str, Any]:
         answer = stub.GetPlacement(pb.GetPlacementRequest(), timeout=_ASK_S)
-        if answer.placement.epoch in (0, self._epoch):
-            return None
-        placement = Placement.from_proto(answer.placement)
-        self._epoch = placement.epoch
-        return placement
+        # A balancer of the version before does not say it.
+        found: dict[str, Any] = {"dead_grace_s": answer.dead_grace_s or None}
+        if answer.placement.epoch not in (0, self._epoch):
+            found["placement"] = Placement.from_proto(answer.placement)
+            self._epoch = found["placement"].epoch
+        return found
 
     def _bound(self, stub: Any) -> float | None:
         begun, pause_s = time.monotonic(), _NO_BOUND_S

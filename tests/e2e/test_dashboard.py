@@ -16,6 +16,8 @@ from browser import PATIENCE_MS, Watched, chromium, open_page
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 
+# Longer than a double click.
+A_WHILE_MS = 600
 LENGTH = "document.querySelector('[data-part=answer]').innerText.length"
 
 
@@ -50,26 +52,45 @@ def press(watched: Watched, name: str) -> None:
     watched.page.get_by_role("button", name=name, exact=True).click()
 
 
+def confirm(watched: Watched, name: str) -> None:
+    """A double click asks and does nothing; the press after it confirms."""
+    button = watched.page.get_by_role("button", name=name, exact=True)
+    place = button.bounding_box()
+    button.dblclick()
+    asking = watched.page.get_by_role("button", name=f"{name}?", exact=True)
+    asking.wait_for()
+    assert asking.bounding_box() == place
+    watched.page.wait_for_timeout(A_WHILE_MS)
+    assert watched.page.locator(".state", has_text="DEAD").count() == 0
+    asking.click()
+
+
 def test_a_server_is_killed_by_its_button_and_the_chat_goes_on(watched: Watched) -> None:
     page = watched.page
     page.get_by_label("Tokens at most").fill("1500")
     page.get_by_label("Message").fill("Once upon a time")
     press(watched, "Send")
-    page.wait_for_function(f"{LENGTH} > 50")
+    page.wait_for_function(f"() => {LENGTH} > 50")
     assert "expert-server-1" in watched.part("answer-servers").inner_text()
-    press(watched, "Kill expert-server-1")
+    confirm(watched, "Kill expert-server-1")
     wait_state(watched, "expert-server-1", "DEAD")
+    watched.wait_text("alerts", "expert-server-1 is DEAD.")
+    watched.wait_text("alerts", "No expert is uncovered: requests go on.")
+    assert watched.part("alerts").get_by_text("unless it comes back within").count() == 1
     shown = page.evaluate(LENGTH)
-    page.wait_for_function(f"{LENGTH} > {shown + 50}")
+    page.wait_for_function(f"() => {LENGTH} > {shown + 50}")
     # Whoever is dead computes nothing more.
     last = page.locator('[data-part="answer"] [data-servers]').last.get_attribute("data-servers")
     assert last
     assert "expert-server-1" not in last
     assert "broke off" not in watched.part("answer").inner_text()
-    press(watched, "End")
+    press(watched, "Cancel")
     watched.wait_text("events", "expert-server-1 is DEAD")
+    watched.wait_text("operate-said", "expert-server-1 (pid")
     watched.wait_text("operate-said", "was killed")
-    assert "2 of 3 serving" in watched.part("summary").inner_text()
+    assert "2 of 3 serving" in watched.part("summary").inner_text(), "one, and no other"
+    assert "≥ 1 of each" in watched.part("summary").inner_text()
+    watched.wait_text("placement", "with 1 live replica")
 
     press(watched, "Start an expert server")
     wait_state(watched, "expert-server-1", "SERVING")
@@ -79,12 +100,12 @@ def test_a_server_is_killed_by_its_button_and_the_chat_goes_on(watched: Watched)
     watched.wait_text("decisions", "manual")
 
 
-def test_a_server_that_stands_still_is_seen_and_goes_on(watched: Watched) -> None:
-    press(watched, "Stop expert-server-0")
+def test_a_paused_server_is_seen_and_goes_on(watched: Watched) -> None:
+    confirm(watched, "Pause expert-server-0")
     # It is SUSPECT for less than a second, which a look may miss, and then DEAD.
     late = re.compile("expert-server-0 is (SUSPECT|DEAD)")
     watched.part("events").filter(has_text=late).wait_for()
-    press(watched, "Continue expert-server-0")
+    press(watched, "Resume expert-server-0")
     wait_state(watched, "expert-server-0", "SERVING")
 
 
@@ -109,5 +130,5 @@ def test_without_balancer_and_monitor_the_page_says_so_and_the_chat_answers(
     watched.part("members").locator("tr", has_text="expert-server-2").wait_for()
     watched.page.get_by_label("Tokens at most").fill("20")
     press(watched, "Send")
-    watched.page.wait_for_function(f"{LENGTH} > 5", timeout=PATIENCE_MS)
+    watched.page.wait_for_function(f"() => {LENGTH} > 5", timeout=PATIENCE_MS)
     assert "broke off" not in watched.part("answer").inner_text()

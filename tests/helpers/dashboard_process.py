@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from attention_client.dashboard import Dashboard
+from attention_client.dashboard import Dashboard, hub
 from attention_client.dashboard.operator import Operator
 from eaas.api_keys import ApiKeys
 from eaas.bench.worker import obey
@@ -57,7 +59,6 @@ def cluster(servers: int, layers: int, experts: int, seed: int = 0) -> Facts:
         load=Load(
             names, tokens_LS, np.ones(servers), tokens_LS.max(axis=1) / tokens_LS.mean(axis=1), 120
         ),
-        min_replicas=2,
         par=1.2,
         bound=1.05,
         counters=Counters(running=2),
@@ -68,6 +69,7 @@ def cluster(servers: int, layers: int, experts: int, seed: int = 0) -> Facts:
             Decision(i, 0, "drift", "eplb", "moves", "it pays", 1.3, 1.1, 1.05, 7, 3, "")
             for i in range(20, 0, -1)
         ),
+        dead_grace_s=30.0,
     )
 
 
@@ -83,17 +85,53 @@ def _silent(name: str) -> Facts:
     return replace(shown, sources={**shown.sources, name: source})
 
 
-def _members_in_all_states() -> Facts:
-    shown = cluster(5, 4, 16)
-    states = (*_STATES, MemberState.DEAD)
-    servers = [
-        MemberFacts(_member(f"expert-server-{i}", state=state), 0.5)
-        for i, state in enumerate(states)
+def _with_states(shown: Facts, *states: MemberState) -> Facts:
+    """A cluster whose expert servers are in these states."""
+    others = [m for m in shown.members if m.member.role is not Role.EXPERT_SERVER]
+    servers = [m for m in shown.members if m.member.role is Role.EXPERT_SERVER]
+    changed = (
+        replace(m, member=replace(m.member, state=state))
+        for m, state in zip(servers, states, strict=True)
+    )
+    return replace(shown, members=(*others, *changed))
+
+
+def _with_life(shown: Facts, incarnation: int) -> Facts:
+    """A cluster all of whose members have started so often."""
+    members = (replace(m, member=replace(m.member, incarnation=incarnation)) for m in shown.members)
+    return replace(shown, members=tuple(members))
+
+
+def _hostile(texts: list[str]) -> Facts:
+    """A cluster whose members state these texts wherever they can state any."""
+    here = socket.gethostname()  # so that the page looks whether they are paused
+    members = [
+        MemberFacts(replace(_member(text), address=text, node=text, host=here), 0.5)
+        for text in texts
     ]
-    return replace(shown, members=(*shown.members[:2], *servers))
+    dead = [
+        MemberFacts(replace(_member(f"dead {text}", state=MemberState.DEAD), host=text), 5.0)
+        for text in texts
+    ]
+    shown = cluster(2 * len(texts), 4, 16)
+    assert shown.placement is not None
+    assert shown.load is not None
+    names = tuple(m.member.id for m in (*members, *dead))
+    return replace(
+        shown,
+        members=(*shown.members[:2], *members, *dead),
+        sources=shown.sources | {"monitor": Source("monitor", shown.at - 12, "".join(texts))},
+        placement=replace(shown.placement, servers=names),
+        load=replace(shown.load, servers=names),
+        events=tuple(Event(shown.at, "dead", text, text) for text in texts),
+        decisions=tuple(
+            Decision(i, 0, text, text, text, text, 1.3, 1.1, 1.05, 7, 3, text)
+            for i, text in enumerate(texts)
+        ),
+    )
 
 
-_EVIL = "<img src=x onerror=\"document.title='broken'\">"
+_DEAD, _SERVING = MemberState.DEAD, MemberState.SERVING
 SCENES: dict[str, Callable[[], Facts]] = {
     "small": lambda: cluster(3, 4, 16, seed=time.monotonic_ns()),
     "large": lambda: cluster(64, 60, 256, seed=time.monotonic_ns()),
@@ -101,10 +139,14 @@ SCENES: dict[str, Callable[[], Facts]] = {
     "monitor": lambda: _silent("monitor"),
     "balancer": lambda: _silent("balancer"),
     "endpoint": lambda: _silent("endpoint"),
-    "states": _members_in_all_states,
-    "uncovered": lambda: replace(cluster(3, 4, 16), uncovered=((0, 1), (3, 7)), min_replicas=0),
-    "evil": lambda: replace(cluster(1, 4, 16), members=(MemberFacts(_member(_EVIL), 0.5),)),
+    "states": lambda: _with_states(cluster(5, 4, 16), *_STATES, _DEAD),
+    "killed": lambda: _with_states(cluster(3, 4, 16), _SERVING, _DEAD, _SERVING),
+    "again": lambda: _with_life(cluster(3, 4, 16), 2),
+    "gone": lambda: replace(cluster(3, 4, 16), members=cluster(1, 4, 16).members),
+    "joined": lambda: cluster(4, 4, 16),
+    "uncovered": lambda: _with_states(cluster(3, 1, 16), _SERVING, _DEAD, _DEAD),
 }
+"""By name. What is none of these is JSON: texts that members state."""
 
 
 class Stage:
@@ -112,9 +154,22 @@ class Stage:
 
     def __init__(self) -> None:
         self.scene = "small"
+        self._looks = threading.Semaphore(0)
 
     def look(self) -> Facts:
-        return SCENES[self.scene]()
+        self._looks.release()
+        scene = SCENES.get(self.scene)
+        return scene() if scene is not None else _hostile(json.loads(self.scene))
+
+    def show(self, scene: str, viewers: int) -> None:
+        """Another scene. Where there are viewers, it is drawn when this returns."""
+        self.scene = scene
+        while self._looks.acquire(blocking=False):
+            pass
+        if viewers:
+            # A look at it, and the beginning of the one after.
+            for _ in range(2):
+                self._looks.acquire(timeout=10)
 
     def close(self) -> None:
         """Has nothing to end."""
@@ -125,6 +180,7 @@ def main() -> None:
 
     arguments = json.loads(sys.argv[1])
     bind_to_launcher()
+    hub._LOOK_S = 0.3  # tests wait for the next look
     stage = Stage()
     keys = ApiKeys(Path(arguments["keys"])) if arguments["keys"] else None
     # As in the endpoint's own `main`: who shows a key is no operator.
@@ -133,7 +189,7 @@ def main() -> None:
     scenes = obey(arguments["control"])
     announce(ready=box.url)
     for scene, reply in scenes:
-        stage.scene = scene
+        stage.show(scene, dashboard.hub.viewers)
         reply(None)
     box.close()
 

@@ -24,10 +24,12 @@ class GetPlacementRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetPlacementResponse(_message.Message):
-    __slots__ = ("placement",)
+    __slots__ = ("placement", "dead_grace_s")
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    DEAD_GRACE_S_FIELD_NUMBER: _ClassVar[int]
     placement: _common_pb2.Placement
-    def __init__(self, placement: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ...) -> None: ...
+    dead_grace_s: float
+    def __init__(self, placement: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ..., dead_grace_s: _Optional[float] = ...) -> None: ...
 
 class WatchPlacementRequest(_message.Message):
     __slots__ = ("known_epoch",)

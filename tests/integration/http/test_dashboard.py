@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -11,50 +11,13 @@ from typing import Any
 import httpx
 import pytest
 
-from browser import Watched, chromium, open_page
+from browser import Watched, open_page
 from eaas.local.nursery import Nursery
 from theatre import Theatre
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 KEY = "sk-of-the-dashboard-0123456789"
-
-
-@pytest.fixture(scope="module")
-def cleanup() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture(scope="module")
-def browser(cleanup: ExitStack) -> Any:
-    return cleanup.enter_context(chromium())
-
-
-@pytest.fixture(scope="module")
-def theatre(browser: Any, cleanup: ExitStack, nursery: Nursery) -> Theatre:
-    theatre = Theatre(nursery)
-    cleanup.callback(theatre.close)
-    return theatre
-
-
-@pytest.fixture(scope="module")
-def page(browser: Any, theatre: Theatre, cleanup: ExitStack) -> Watched:
-    return cleanup.enter_context(open_page(browser, theatre.url))
-
-
-@pytest.fixture
-def scene(browser: Any, theatre: Theatre, page: Watched) -> Iterator[Callable[..., Watched]]:
-    """A scene on the page that is open already; on one of its own where that is to be another one."""
-    with ExitStack() as stack:
-
-        def show(name: str, **context: Any) -> Watched:
-            theatre.show(name)
-            if not context:
-                return page
-            return stack.enter_context(open_page(browser, theatre.url, **context))
-
-        yield show
 
 
 def test_members_in_every_state(scene: Callable[..., Watched]) -> None:
@@ -75,7 +38,7 @@ def test_members_in_every_state(scene: Callable[..., Watched]) -> None:
     assert "1 of 5 serving" in watched.part("summary").inner_text()
     # Those that live can be killed.
     kills = watched.page.get_by_role("button", name=re.compile("^Kill "))
-    assert kills.count() == 4
+    assert [kills.nth(i).is_enabled() for i in range(5)] == [True] * 4 + [False]
 
 
 @pytest.mark.parametrize("source", ["monitor", "balancer", "endpoint"])
@@ -89,8 +52,13 @@ def test_who_is_silent_is_told_to_everybody(scene: Callable[..., Watched], sourc
 
 def test_uncovered_experts(scene: Callable[..., Watched]) -> None:
     watched = scene("uncovered")
-    watched.wait_text("alerts", "2 experts uncovered: no live replica of layer/expert 0/1, 3/7")
-    assert "2 uncovered" in watched.part("summary").inner_text()
+    # Servers 1 and 2 are dead; expert e is on servers e and e + 1, modulo 3.
+    watched.wait_text(
+        "alerts", "5 experts uncovered: no live replica of layer/expert 0/1, 0/4, 0/7, 0/10, 0/13"
+    )
+    watched.wait_text("alerts", "expert-server-1, expert-server-2 are DEAD.")
+    watched.wait_text("placement", "5 with 0 live replicas, 11 with 1 live replica.")
+    assert "5 uncovered" in watched.part("summary").inner_text()
 
 
 def test_an_empty_cluster(scene: Callable[..., Watched]) -> None:
@@ -98,13 +66,6 @@ def test_an_empty_cluster(scene: Callable[..., Watched]) -> None:
     watched.wait_text("members", "No members are known yet")
     watched.wait_text("placement", "There is no placement yet")
     assert watched.part("alerts").inner_text() == ""
-
-
-def test_hostile_names_are_text(scene: Callable[..., Watched]) -> None:
-    watched = scene("evil")
-    watched.wait_text("members", "onerror")
-    assert watched.page.locator('img[src="x"]').count() == 0
-    assert watched.page.title() == "Expert-as-a-Service"
 
 
 def test_a_layer_is_chosen_and_its_placement_shown(scene: Callable[..., Watched]) -> None:
@@ -128,10 +89,10 @@ def test_a_chat_streams_and_can_be_ended(scene: Callable[..., Watched]) -> None:
     message.press("Enter")
     answer = watched.part("answer")
     watched.page.wait_for_function(
-        "document.querySelector('[data-part=answer]').innerText.length > 5"
+        "() => document.querySelector('[data-part=answer]').innerText.length > 5"
     )
     watched.page.get_by_role("button", name="Send").click()  # waits until the answer is over
-    watched.page.get_by_role("button", name="End", exact=True).click()
+    watched.page.get_by_role("button", name="Cancel", exact=True).click()
     assert "broke off" not in answer.inner_text()
 
 
@@ -158,19 +119,6 @@ def test_other_paths_are_still_the_endpoints(theatre: Theatre) -> None:
     assert httpx.get(f"{theatre.url}/v1/models", timeout=60).json()["data"][0]["id"] == "tiny"
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
-def test_it_fits_and_is_readable(scene: Callable[..., Watched], width: int, scheme: str) -> None:
-    watched = scene("small", viewport={"width": width, "height": 844}, color_scheme=scheme)
-    watched.wait_text("members", "SERVING")
-    page = watched.page
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    # Contrast of text against what is behind it (WCAG: 4.5 for small text).
-    ratios = page.evaluate(_CONTRAST)
-    assert ratios
-    assert min(ratio for _, ratio in ratios) >= 4.5, sorted(ratios, key=lambda r: r[1])[:5]
-
-
 def test_it_is_usable_by_keyboard_and_screen_reader(scene: Callable[..., Watched]) -> None:
     watched = scene("small")
     watched.wait_text("members", "SERVING")
@@ -178,7 +126,7 @@ def test_it_is_usable_by_keyboard_and_screen_reader(scene: Callable[..., Watched
     names = [
         page.get_by_role("button", name="Start an expert server"),
         page.get_by_role("button", name="Kill expert-server-1"),
-        page.get_by_role("button", name="Stop expert-server-1"),
+        page.get_by_role("button", name="Pause expert-server-1"),
         page.get_by_role("table", name="Members"),
         page.get_by_role("columnheader", name="Lease age"),
         page.get_by_role("rowheader", name="expert-server-1").first,
@@ -238,35 +186,8 @@ def test_another_hosts_name_gives_no_buttons(browser: Any, theatre: Theatre) -> 
     port = httpx.URL(theatre.url).port
     answers = {
         host: "Kill expert" in httpx.get(theatre.url, headers={"host": host}, timeout=60).text
-        or "Start a server" in httpx.get(theatre.url, headers={"host": host}, timeout=60).text
+        or "Start an expert server"
+        in httpx.get(theatre.url, headers={"host": host}, timeout=60).text
         for host in (f"127.0.0.1:{port}", f"localhost:{port}", f"evil.example:{port}")
     }
     assert list(answers.values()) == [True, True, False]
-
-
-_CONTRAST = """
-() => {
-  const parse = c => {
-    const n = (c.match(/[\\d.]+/g) || []).map(Number);
-    const scale = c.startsWith('color(') ? 255 : 1;
-    return [...n.slice(0, 3).map(v => v * scale), n[3] ?? 1];
-  };
-  const over = (top, under) => top.slice(0, 3).map((v, i) => v * top[3] + under[i] * (1 - top[3]));
-  const light = c => {
-    const [r, g, b] = c.map(v => v / 255).map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const found = [];
-  const texts = 'h1, h2, p, dt, dd, th, td, .state, .q-btn, figcaption, time, li, strong';
-  for (const e of document.querySelectorAll(texts)) {
-    if (!e.offsetParent || e.closest('.unseen, .disabled') || !e.textContent.trim()) continue;
-    const chain = [];
-    for (let a = e; a; a = a.parentElement) chain.unshift(parse(getComputedStyle(a).backgroundColor));
-    const ground = chain.reduce((under, c) => over(c, under), [255, 255, 255]);
-    const ink = over(parse(getComputedStyle(e).color), ground);
-    const [a, b] = [light(ink), light(ground)].sort((x, y) => y - x);
-    found.push([e.outerHTML.slice(0, 90), (a + 0.05) / (b + 0.05)]);
-  }
-  return found;
-}
-"""

@@ -34,8 +34,11 @@ def member(
     return MemberFacts(made, lease_age_s, utilisation)
 
 
-def placement() -> Placement:
+def placement(*nowhere: tuple[int, int]) -> Placement:
+    """Each expert on both servers, but for those (layer, expert) that are nowhere."""
     holds_LSE = np.ones((2, 2, 4), np.bool_)
+    for layer, expert in nowhere:
+        holds_LSE[layer, :, expert] = False
     return Placement(5, ("a", "b"), holds_LSE, holds_LSE.astype(np.float32))
 
 
@@ -53,7 +56,6 @@ FACTS = Facts(
     ),
     placement=placement(),
     load=Load(("a", "b"), np.array([[10.0, 30.0], [20.0, 20.0]]), np.ones(2), np.array([1.5, 1.0])),
-    min_replicas=2,
     par=1.25,
     bound=1.0,
     counters=Counters(running=3.0, waiting=4.0),
@@ -86,8 +88,8 @@ def test_the_head() -> None:
 
 def test_what_is_wrong_is_said_in_the_head() -> None:
     silent = MappingProxyType({**FACTS.sources, "balancer": source("balancer", 88.0)})
-    found = lines(replace(FACTS, uncovered=((1, 3), (1, 4)), min_replicas=0, sources=silent))
-    assert found[0].endswith("experts: 2 uncovered (first 1/3)")
+    found = lines(replace(FACTS, placement=placement((1, 2), (1, 3)), sources=silent))
+    assert found[0].endswith("experts: 2 uncovered (first 1/2)")
     assert found[2].endswith("balancer unreachable since 12 s")
 
 
@@ -165,10 +167,10 @@ def test_states_have_colours_in_a_terminal() -> None:
 
 
 def test_the_document_for_programs() -> None:
-    told = json.loads(json.dumps(document(URL, replace(FACTS, uncovered=((1, 3),)))))
+    told = json.loads(json.dumps(document(URL, replace(FACTS, placement=placement((1, 3))))))
     assert told["endpoint"] == URL
     assert told["epoch"] == 5
-    assert told["coverage"] == {"uncovered": [[1, 3]], "min_replicas": 2}
+    assert told["coverage"] == {"uncovered": [[1, 3]], "min_replicas": 0}
     assert told["requests"] == {"running": 3.0, "waiting": 4.0}
     assert told["rates"] == {"tokens_per_s": 123.4, "ttft_s": 0.045, "itl_s": 0.0125}
     assert told["balance"] == {"par": 1.25, "bound": 1.0, "gap": 1.25}

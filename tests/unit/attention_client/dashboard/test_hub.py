@@ -9,7 +9,7 @@ import pytest
 
 from attention_client.dashboard import hub as hub_module
 from attention_client.dashboard.hub import Hub
-from attention_client.dashboard.sections import CANNOT_BE_DRAWN
+from attention_client.dashboard.sections import FAILED
 from eaas.facts import Facts
 
 PATIENCE_S = 20.0
@@ -88,11 +88,11 @@ def test_a_failed_look_is_shown_with_what_was_drawn_and_the_next_one_is_tried(
         drawn = hub.sections["members"]
         counter.failing, before = True, counter.looks
         await until(lambda: counter.looks > before + 2)
-        assert alerts[-1] == CANNOT_BE_DRAWN
+        assert alerts[-1] == FAILED
         assert hub.facts.at >= 1
         assert hub.sections["members"] == drawn
         counter.failing = False
-        await until(lambda: alerts[-1] == "")
+        await until(lambda: alerts[-1] == "[]")
         await hub.close()
 
     asyncio.run(scene())

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from attention_client.dashboard import operator as operator_module
-from attention_client.dashboard.operator import Operator, is_stopped
+from attention_client.dashboard.operator import Operator, is_paused
 from eaas.errors import ClusterError
 from eaas.facts import Facts
 from eaas.types import Member, MemberState, Role
@@ -40,14 +40,14 @@ def sibling(
     return child
 
 
-def test_stop_continue_kill(sibling: subprocess.Popen[bytes]) -> None:
+def test_pause_resume_kill(sibling: subprocess.Popen[bytes]) -> None:
     operator, server = Operator(), member(sibling.pid)
-    assert "stands still" in operator.stop(server)
+    assert "is paused" in operator.pause(server)
     os.waitid(os.P_PID, sibling.pid, os.WSTOPPED | os.WNOWAIT)
-    assert is_stopped(sibling.pid)
+    assert is_paused(sibling.pid)
     operator.resume(server)
     os.waitid(os.P_PID, sibling.pid, os.WCONTINUED | os.WNOWAIT)
-    assert not is_stopped(sibling.pid)
+    assert not is_paused(sibling.pid)
     assert "was killed" in operator.kill(server)
     assert sibling.wait(10) == -signal.SIGKILL
     with pytest.raises(ClusterError, match="No such process"):
@@ -68,6 +68,13 @@ def test_other_roles_and_machines_are_left_alone(sibling: subprocess.Popen[bytes
         with pytest.raises(ClusterError, match=reason):
             Operator().kill(other)
     assert sibling.poll() is None
+
+
+@pytest.mark.parametrize("pid", [0, -1, 2**31, 2**64 - 1])
+def test_a_number_that_is_no_process_is_said_to_be_none(pid: int) -> None:
+    assert not is_paused(pid)
+    with pytest.raises(ClusterError, match=rf"s \(pid {pid}\): (No such process|Invalid argument)"):
+        Operator().kill(member(pid))
 
 
 @pytest.mark.parametrize("servers", [None, 0, -1, 65, float("nan")])

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import base64
-import re
+import json
 import struct
 import zlib
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from attention_client.dashboard.charts import BALANCE, SHARE, curve, heatmap
-from attention_client.dashboard.sections import draw, placement_of_layer
+from attention_client.dashboard.charts import BALANCE, SHARE, Line, chart, heatmap
+from attention_client.dashboard.nodes import encode
+from attention_client.dashboard.sections import draw, draw_placement
 from eaas.facts import Facts
 from eaas.facts.counters import Counters, Rates
 from eaas.facts.events import decision_text
 from eaas.facts.model import Decision, Event, Load, MemberFacts, Point, Source
 from eaas.types import Member, MemberState, Placement, Role
-
-EVIL = '<img src=x onerror="alert(1)">'
 
 
 def server(name: str, state: MemberState = MemberState.SERVING, **fields: Any) -> MemberFacts:
@@ -34,12 +34,30 @@ def facts(**fields: Any) -> Facts:
     holds_LSE = np.array([[[1, 1, 1, 0], [0, 0, 1, 1]]] * 2, np.bool_)
     placement = Placement(4, ("a", "b"), holds_LSE, holds_LSE.astype(np.float32))
     sources = {name: Source(name) for name in ("monitor", "balancer", "endpoint")}
-    base = Facts(at=100.0, sources=sources, members=(server("a"), server("b")), min_replicas=1)
+    base = Facts(at=100.0, sources=sources, members=(server("a"), server("b")))
     return replace(base, placement=placement, **fields)
 
 
-def text(html: str) -> str:
-    return " ".join(re.sub(r"<[^>]+>", " ", html).split())
+def text(drawn: str) -> str:
+    """All that can be read of a section."""
+    return " ".join(" ".join(_texts(json.loads(drawn))).split())
+
+
+def _texts(children: list[Any]) -> Iterator[str]:
+    for child in children:
+        yield from (child,) if isinstance(child, str) else _texts(child[2])
+
+
+def elements(drawn: str, tag: str) -> list[dict[str, str]]:
+    """The attributes of a section's elements of a kind."""
+    found, left = [], json.loads(drawn)
+    while left:
+        child = left.pop(0)
+        if not isinstance(child, str):
+            left = child[2] + left
+            if child[0] == tag:
+                found.append(child[1])
+    return found
 
 
 @pytest.mark.parametrize("state", list(MemberState))
@@ -52,25 +70,6 @@ def test_a_member_is_shown_in_its_state(state: MemberState) -> None:
     assert f"Expert servers {serving} serving" in summary
 
 
-def test_nothing_wrong_is_no_alert() -> None:
-    assert draw(facts())["alerts"] == ""
-
-
-def test_uncovered_experts_are_an_alert_and_in_the_summary() -> None:
-    missing = tuple((layer, 7) for layer in range(9))
-    drawn = draw(facts(uncovered=missing, min_replicas=0))
-    assert "9 experts uncovered: no live replica of layer/expert 0/7, 1/7" in text(drawn["alerts"])
-    assert "Experts 9 uncovered" in text(drawn["summary"])
-    assert "8/7" not in drawn["alerts"]
-
-
-@pytest.mark.parametrize("name", ["monitor", "balancer", "endpoint"])
-def test_who_is_silent_is_an_alert_since_when_and_why(name: str) -> None:
-    sources = dict(facts().sources) | {name: Source(name, 88.0, "connection refused")}
-    alert = text(draw(facts(sources=sources))["alerts"])
-    assert f"{name} unreachable since 12 s (connection refused)" in alert
-
-
 def test_an_empty_cluster_says_so_in_every_section() -> None:
     drawn = draw(Facts())
     for name, words in {
@@ -78,10 +77,10 @@ def test_an_empty_cluster_says_so_in_every_section() -> None:
         "load": "No expert has computed anything",
         "events": "Nothing has happened",
         "decisions": "has decided nothing",
-        "summary": "Expert servers none Experts no placement Epoch — PAR —",
+        "summary": "Expert servers none Live replicas no placement Epoch — PAR —",
     }.items():
         assert words in text(drawn[name])
-    assert "no placement yet" in placement_of_layer(Facts(), 0)
+    assert "no placement yet" in draw_placement(Facts(), 0)
 
 
 def test_load_has_a_picture_and_the_same_in_a_table() -> None:
@@ -91,7 +90,8 @@ def test_load_has_a_picture_and_the_same_in_a_table() -> None:
     drawn = draw(facts(load=load))["load"]
     assert "a 50 1.25 1.00 b 30 0.75 1.00" in text(drawn)
     assert "in the last 120 s" in text(drawn)
-    assert "Most uneven is layer 0 with a PAR of 1.50" in drawn
+    (picture,) = elements(drawn, "img")
+    assert "Most uneven is layer 0 with a PAR of 1.50" in picture["alt"]
     levels = pixels(drawn)
     assert levels[0][0] > levels[1][0] > levels[0][1]
     assert levels[1][0] == levels[1][1]
@@ -103,17 +103,24 @@ def test_a_fast_server_is_not_loaded_by_what_it_does_in_the_time_of_the_others()
     assert levels[0][0] == levels[0][1]
 
 
-def test_placement_of_a_layer_shows_replicas_servers_and_experts() -> None:
-    drawn = placement_of_layer(facts(members=(server("a"),)), 1)
+@pytest.mark.parametrize("state", [None, MemberState.DEAD, MemberState.JOINING])
+def test_placement_and_tile_count_the_same_live_replicas(state: MemberState | None) -> None:
+    gone = () if state is None else (server("b", state),)
+    shown = facts(members=(server("a"), *gone))
+    drawn = draw_placement(shown, 1)
     words = text(drawn)
-    assert "3 with 1 replica, 1 with 2 replicas" in words
+    assert "1 with 0 live replicas, 3 with 1 live replica." in words
+    assert "Live replicas 2 uncovered Epoch" in text(draw(shown)["summary"])
     assert "a SERVING 3 0-2" in words
-    assert "b DEAD 2 2-3" in words, "a server that nobody knows is not there"
+    assert f"b {'DEAD' if state is None else state.value} 0 2-3" in words
     assert [[value > 0 for value in row] for row in pixels(drawn)] == [
         [True, True, True, False],
-        [False, False, True, True],
+        [False, False, False, False],
     ]
-    assert "Layer 1:" in placement_of_layer(facts(), 99), "the last one there is"
+    everybody = facts()
+    assert "3 with 1 live replica, 1 with 2 live replicas." in text(draw_placement(everybody, 1))
+    assert "Live replicas ≥ 1 of each" in text(draw(everybody)["summary"])
+    assert "Layer 1:" in elements(draw_placement(everybody, 99), "img")[0]["alt"], "the last one"
 
 
 def test_par_bound_gap_and_rates() -> None:
@@ -127,8 +134,13 @@ def test_par_bound_gap_and_rates() -> None:
     assert words in text(drawn["summary"])
     assert "3 requests run, 1 wait" in text(drawn["curves"])
     assert "PAR: 1.40, bound 1.12, gap 1.25" in text(drawn["curves"])
-    assert "PAR over the last 2 s. Now: 1.40, bound 1.12, gap 1.25." in drawn["curves"]
-    assert drawn["curves"].count('class="par"') == drawn["curves"].count('class="bound"') == 1
+    plots = [e["aria-label"] for e in elements(drawn["curves"], "div") if "aria-label" in e]
+    assert plots[0] == "PAR over the last 60 s, 1 to 1.4. Now: 1.40, bound 1.12, gap 1.25."
+    assert plots[2] == "Time to first token over the last 60 s, 0 to 400 ms. Now: 250 ms."
+    kinds = [line["class"] for line in elements(drawn["curves"], "polyline")]
+    assert kinds == ["par", "bound", "rate", "rate"]
+    assert "1.4 1.2 1 60 s ago now PAR bound Tokens/s" in text(drawn["curves"])
+    assert "400 ms 200 ms 0 ms 60 s ago now mean of the last 10 s" in text(drawn["curves"])
 
 
 def test_events_and_decisions_say_why() -> None:
@@ -138,7 +150,7 @@ def test_events_and_decisions_say_why() -> None:
     events = (Event(97.0, "dead", "b", "is DEAD"), Event(-60.0, "joined", "a", "joined"))
     drawn = draw(facts(events=events, decisions=(decision,)))
     assert text(drawn["events"]) == "3 s ago b is DEAD 3 min ago a joined"
-    assert '<li class="dead">' in drawn["events"]
+    assert [e["class"] for e in elements(drawn["events"], "li")] == ["dead", "joined"]
     row = "9 drift eplb moves 1.50 → 1.10 12 it pays Given up: a server died"
     assert row in text(drawn["decisions"])
 
@@ -151,34 +163,25 @@ def test_what_nobody_planned_has_no_figures() -> None:
     assert decision_text(decision) == "membership: the experts are placed for the servers a, b"
 
 
-def test_names_and_reasons_of_others_are_text_and_never_markup() -> None:
-    decision = Decision(1, 0, EVIL, EVIL, EVIL, EVIL, 1, 1, 1, 1, 1, EVIL)
-    shown = facts(
-        members=(server(EVIL, address=EVIL),),
-        events=(Event(99.0, "dead", EVIL, EVIL),),
-        decisions=(decision,),
-        sources={"monitor": Source("monitor", 1.0, EVIL)},
-        load=Load((EVIL, "b"), np.ones((2, 2)), np.ones(2), np.ones(2), 1),
-    )
-    shown = replace(shown, placement=replace(shown.placement, servers=(EVIL, "b")))
-    drawn = [*draw(shown).values(), placement_of_layer(shown, 0)]
-    assert sum("&lt;img src=x" in part for part in drawn) == 6
-    assert not any("<img src=x" in part for part in drawn)
-
-
 def test_tables_have_captions_and_headers_and_pictures_have_words() -> None:
     load = Load(("a", "b"), np.ones((2, 2)), np.ones(2), np.ones(2), 1)
-    drawn = "".join([*draw(facts(load=load)).values(), placement_of_layer(facts(), 0)])
-    assert drawn.count("<table>") == drawn.count('<caption class="unseen">') == 3
-    assert drawn.count("<img ") == drawn.count(" alt=") == 2
-    assert drawn.count("<svg ") == drawn.count('role="img" aria-label=') == 4
-    assert drawn.count("<tr>") == drawn.count('scope="row"') + 3
+    tables = images = 0
+    for drawn in (*draw(facts(load=load)).values(), draw_placement(facts(), 0)):
+        tables += len(elements(drawn, "table"))
+        assert len(elements(drawn, "table")) == len(elements(drawn, "caption"))
+        assert all(e.get("scope") in ("row", "col") for e in elements(drawn, "th"))
+        images += len(elements(drawn, "img"))
+        assert all(e["alt"] for e in elements(drawn, "img"))
+        plots = [e for e in elements(drawn, "div") if e.get("role") == "img"]
+        assert len(plots) == len(elements(drawn, "svg"))
+        assert all(e["aria-label"] for e in plots)
+    assert (tables, images) == (3, 2)
 
 
 def test_a_map_keeps_to_its_palette() -> None:
     values = np.array([[-1.0, 0.0, 0.5, 1.0, 9.0]])
     for palette in (BALANCE, SHARE):
-        levels = pixels(heatmap(values, palette, "x"))[0]
+        levels = pixels(encode(heatmap(values, palette, "x")))[0]
         assert levels[0] == levels[1] == 0
         assert levels[3] == levels[4] == len(palette) - 1
         assert 0 < levels[2] < levels[3]
@@ -186,17 +189,31 @@ def test_a_map_keeps_to_its_palette() -> None:
 
 
 def test_a_curve_is_broken_where_nothing_is_known() -> None:
-    drawn = curve([("rate", [1.0, 2.0, None, 3.0])], "x")
-    assert len(re.findall("<polyline", drawn)) == 2
-    assert re.search(r'points="300.0,[\d.]+"/></svg>$', drawn), "the newest is at the right"
-    assert "<polyline" not in curve([("rate", [None, None])], "x")
+    values = [1.0, 2.0, None, 3.0, float("nan"), float("inf")]
+    ages_s = [50.0, 40.0, 30.0, 0.0, 0.0, 0.0]
+    drawn = encode(chart("x", "3", ages_s, [Line("rate", "x", values)]))
+    runs = [e["points"].split() for e in elements(drawn, "polyline")]
+    assert [len(run) for run in runs] == [2, 1]
+    assert runs[1][0].startswith("300.0,"), "the newest is at the right"
+    assert not elements(encode(chart("x", "-", [0.0], [Line("rate", "x", [None])])), "polyline")
 
 
-def pixels(html: str) -> list[list[int]]:
+@pytest.mark.parametrize("least", [0.0, 1.0])
+@pytest.mark.parametrize("top", [0.0, 1.0, 1.01, 3.0, 7.3, 99.0, 1234.5, 2e6])
+def test_a_scale_has_round_numbers_and_room_for_the_curve(least: float, top: float) -> None:
+    values = [least, max(least, top)]
+    drawn = encode(chart("x", "", [1.0, 0.0], [Line("rate", "x", values)], least=least))
+    scale = [float(t) for t in text(drawn).split()[1:4]]
+    assert scale[2] == least
+    assert scale[0] >= values[1]
+    assert scale[1] == pytest.approx((scale[0] + scale[2]) / 2)
+    (points,) = (e["points"] for e in elements(drawn, "polyline"))
+    assert all(0 <= float(p.split(",")[1]) <= 90 for p in points.split())
+
+
+def pixels(drawn: str) -> list[list[int]]:
     """The palette's indices of the first image."""
-    found = re.search(r"data:image/png;base64,([^\"]+)", html)
-    assert found is not None
-    data = base64.b64decode(found[1])
+    data = base64.b64decode(elements(drawn, "img")[0]["src"].removeprefix("data:image/png;base64,"))
     columns, rows = struct.unpack(">II", data[16:24])
     at, packed = 8, b""
     while at < len(data):

@@ -52,6 +52,32 @@ def test_the_first_look_has_members_and_no_events(fold: FactsFold) -> None:
     assert all(source.silent_since is None for source in fold.facts.sources.values())
 
 
+def test_members_are_in_the_order_of_their_numbers_whatever_their_state(fold: FactsFold) -> None:
+    names = ["s-0", "s-1", "s-2", "s-10", "s-10b", "t"]
+    for dead in names:
+        states = {name: DEAD if name == dead else SERVING for name in names}
+        members = tuple(server(name, states[name]) for name in reversed(names))
+        facts = fold.take(Reading(11.0, members=members))
+        assert [m.member.id for m in facts.members] == names
+
+
+@pytest.mark.parametrize("state", list(MemberState))
+def test_a_replica_counts_where_its_server_can_be_asked(
+    fold: FactsFold, state: MemberState
+) -> None:
+    facts = fold.take(Reading(11.0, members=(server("a", state), server("b"))))
+    live = int(state in (SERVING, SUSPECT, MemberState.DRAINING))
+    assert facts.live_replicas_LE.tolist() == [[live, live + 1]] * 2
+    assert facts.min_replicas == live
+    assert facts.uncovered == (() if live else ((0, 0), (1, 0)))
+
+
+def test_the_grace_of_the_dead_stays_until_another_one_is_said(fold: FactsFold) -> None:
+    assert fold.facts.dead_grace_s is None
+    assert fold.take(Reading(11.0, dead_grace_s=30.0)).dead_grace_s == 30.0
+    assert fold.take(Reading(12.0)).dead_grace_s == 30.0
+
+
 def test_a_kill_is_told_as_suspected_dead_uncovered_and_failed_over(fold: FactsFold) -> None:
     fold.take(Reading(11.0, members=(server("a", SUSPECT), server("b"))))
     counters = Counters(failovers={"lost": 2.0})

@@ -1,0 +1,177 @@
+"""Names and texts that others state run nothing on the page, do not break it, and are shown as they are."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import re
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from browser import Watched, open_page
+from theatre import Theatre
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+
+RUN = "window.ran=1"
+NAMES = {
+    "a property that NiceGUI evaluates": f"zz :href=location=/javascript:{RUN}/.source \\",
+    "a handler": f"y :onclick={RUN} :title={RUN} \\",
+    "what is no property": "y x=[1(] \\",
+    "an image": f'<img src=x onerror="{RUN}">',
+    "the end of an attribute": f"\"><script>{RUN}</script><a x='",
+    "the end of a script": f"</script><script>{RUN}</script>",
+    "a template": f"{{{{constructor.constructor('{RUN}')()}}}}",
+    "the end of a string": f"`${{{RUN}}}` \\` \\u0060 ';{RUN};//",
+    "entities": f"&lt;img src=x onerror={RUN}&gt; &#96; &#36;{{{RUN}}} &amp;",
+    "quotes and backslashes": "'\"\\\\\"'\\",
+    "lines": "one\ntwo\r\nthree\tfour\x00five\u2028six",
+    "right to left": "\u202egnp.exe\u2066 \u200f‮",
+    "255 characters": "x" * 255,
+    "a long word": "é<" * 127,
+}
+
+
+PARTS = ("members", "alerts", "events", "decisions", "load", "placement")
+
+
+def test_row_41_hostile_texts_are_shown_and_do_nothing(browser: Any, theatre: Theatre) -> None:
+    texts = list(NAMES.values())
+    theatre.show(json.dumps(texts))
+    with open_page(browser, theatre.url, viewport={"width": 390, "height": 844}) as watched:
+        page = watched.page
+        page.on("dialog", lambda dialog: watched.complaints.append(dialog.message))
+        # Drawn while it is open, and then as a part of the page itself.
+        for _ in range(2):
+            page.wait_for_function(
+                "text => document.querySelector('[data-part=members]')?.textContent.includes(text)",
+                arg=texts[-1],
+            )
+            _check_shown(watched, texts)
+            _check_quiet(watched, theatre.url)
+            answer = page.reload()
+            assert answer is not None
+            assert answer.status == 200
+
+
+def _check_shown(watched: Watched, texts: list[str]) -> None:
+    shown = {part: watched.part(part).text_content() for part in PARTS}
+    missing = [(p, t) for p in PARTS for t in texts if t not in shown[p] and p != "alerts"]
+    assert missing == []
+    assert "".join(texts) in shown["alerts"]
+    labels = watched.page.locator("button").evaluate_all("all => all.map(b => b.ariaLabel ?? '')")
+    wanted = {f"{v} {d}{t}" for v in ("Kill", "Pause") for d in ("", "dead ") for t in texts}
+    assert wanted <= set(labels)
+
+
+def _check_quiet(watched: Watched, url: str) -> None:
+    page = watched.page
+    # What bears such a name does what the button says, and no more.
+    kill = page.get_by_role("button", name=re.compile("^Kill ")).first
+    kill.click()
+    page.wait_for_function("b => b.ariaLabel.endsWith('?')", arg=kill.element_handle())
+    assert page.evaluate("window.ran") is None
+    assert page.url == f"{url}/"
+    assert page.title() == "Expert-as-a-Service"
+    strange = 'img[src="x"], [onerror], [onclick], #app script, #app [href]:not([href="#chat"])'
+    assert page.locator(strange).count() == 0
+    assert watched.part("operate-said").inner_text() == "", "nobody confirmed anything"
+    assert watched.hosts == {httpx.URL(url).netloc.decode()}
+    assert watched.complaints == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_row_41_the_policy_alone_stops_what_would_come_in_as_markup(
+    browser: Any, theatre: Theatre
+) -> None:
+    """Nothing does; if something did, it would not run."""
+    theatre.show("small")
+    with open_page(browser, theatre.url) as watched:
+        watched.wait_text("members", "SERVING")
+        watched.page.evaluate(
+            """() => {
+                const put = html => document.body.insertAdjacentHTML("beforeend", html);
+                put('<img src=x onerror="window.ran=1"><svg onload="window.ran=1">');
+                const script = Object.assign(document.createElement("script"), {text: "window.ran=1"});
+                document.body.append(script);
+                const link = Object.assign(document.createElement("a"), {href: "javascript:window.ran=1"});
+                document.body.append(link);
+                link.click();
+                // Later: what the debugger itself evaluates may do more.
+                setTimeout(() => new Function("window.ran=1")());
+            }"""
+        )
+        watched.page.wait_for_timeout(300)
+        assert watched.page.evaluate("window.ran") is None
+        refused = [c for c in watched.complaints if "Content Security Policy" in c]
+        assert len(refused) >= 5
+
+
+def test_each_response_has_the_policy_and_a_nonce_of_its_own(theatre: Theatre) -> None:
+    nonces = set()
+    for path in ("/", "/", "/dashboard.css", "/favicon.ico"):
+        answer = httpx.get(f"{theatre.url}{path}", timeout=60)
+        assert answer.status_code == 200
+        policy = answer.headers["content-security-policy"]
+        assert "unsafe-eval" not in policy
+        assert "'unsafe-inline'" not in policy.replace("style-src-attr 'unsafe-inline'", "")
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["referrer-policy"] == "no-referrer"
+        (nonce,) = set(re.findall(r"'nonce-([^']+)'", policy))
+        nonces.add(nonce)
+        if path == "/":
+            tags = re.findall(r"<(?:script|style)\b[^>]*>", answer.text)
+            assert tags
+            assert all(f'nonce="{nonce}"' in tag for tag in tags)
+    assert len(nonces) == 4
+
+
+class _Elsewhere(http.server.BaseHTTPRequestHandler):
+    """A page of another site."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("content-type", "text/html")
+        self.end_headers()
+        self.wfile.write(b"<h1>Elsewhere</h1>")
+
+    def log_message(self, *_: Any) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Elsewhere) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://localhost:{server.server_port}/"
+        server.shutdown()
+        thread.join()
+
+
+def test_another_sites_page_reaches_nothing_and_frames_nothing(
+    browser: Any, theatre: Theatre, elsewhere: str
+) -> None:
+    theatre.show("small")
+    with open_page(browser, elsewhere) as watched:
+        seen: dict[str, int] = {}
+        watched.page.on("response", lambda r: seen.__setitem__(r.url, r.status))
+        socket = f"{theatre.url}/_nicegui_ws/socket.io/?EIO=4&transport=polling"
+        urls = [socket, f"{theatre.url}/?1", f"{theatre.url}/_nicegui/x.js"]
+        watched.page.evaluate(
+            """async urls => {
+                for (const url of urls) await fetch(url, {mode: "no-cors"}).catch(() => {});
+                await fetch(urls[0], {mode: "no-cors", method: "POST", body: "40"}).catch(() => {});
+                const frame = Object.assign(document.createElement("iframe"), {src: urls[1] + "2"});
+                await new Promise(done => { frame.onload = done; document.body.append(frame); });
+            }""",
+            urls,
+        )
+        assert seen == dict.fromkeys([*urls, f"{urls[1]}2"], 403)
+        # A link may lead here.
+        watched.page.evaluate("url => { location.href = url }", f"{theatre.url}/")
+        watched.wait_text("members", "SERVING")
