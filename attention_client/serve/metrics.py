@@ -73,7 +73,7 @@ class ServeMetrics:
         )
         self._cache_usage = Gauge(
             "eaas_kv_cache_usage_perc",
-            "Part of the key-value cache that is in use, 0 to 1",
+            "Part of the key-value cache that requests use, 0 to 1",
             registry=registry,
         )
 

@@ -1,0 +1,104 @@
+"""What the endpoint refuses before it costs much, and what its gauges say of an idle cache."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+
+import httpx
+import pytest
+
+from attention_client.serve import ServeLimits
+from http_box import Box, error_of
+
+pytestmark = pytest.mark.integration
+
+MOST = 12
+BODY = {"prompt": "abc", "max_tokens": 24, "ignore_eos": True}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_requests_at_once_beyond_the_limit_are_refused(stream: bool) -> None:
+    """However many come before the first one has reached the engine."""
+    limits = ServeLimits(num_blocks=24, page_size=8, max_batch_tokens=32, max_requests=MOST)
+    box = Box(limits=limits)
+
+    async def ask(count: int) -> list[httpx.Response]:
+        connections = httpx.Limits(max_connections=count)
+        async with httpx.AsyncClient(base_url=box.url, timeout=60, limits=connections) as http:
+            posts = [
+                http.post("/v1/completions", json=BODY | {"stream": stream}) for _ in range(count)
+            ]
+            return list(await asyncio.gather(*posts))
+
+    try:
+        box.slow_s = 0.05
+        responses = asyncio.run(ask(4 * MOST))
+        box.slow_s = 0.0
+        statuses = Counter(response.status_code for response in responses)
+        assert statuses.keys() == {200, 429}
+        # A connection may come late, after the first answers.
+        assert MOST <= statuses[200] < 2 * MOST
+        refused = next(response for response in responses if response.status_code == 429)
+        assert error_of(refused)["type"] == "overloaded_error"
+        assert error_of(refused)["message"].startswith(f"{MOST} requests are already running")
+        assert refused.headers["retry-after"] == "1"
+        box.wait_idle()
+        assert {r.status_code for r in asyncio.run(ask(MOST))} == {200}
+    finally:
+        box.close()
+
+
+def test_bodies_that_need_too_much_memory_are_refused_and_small_ones_served() -> None:
+    limits = ServeLimits(num_blocks=24, page_size=8, max_batch_tokens=32, max_bodies_bytes=200_000)
+    small = Box(limits=limits)
+    large = json.dumps(BODY | {"metadata": "m" * 150_000}).encode()
+    headers = {"Content-Type": "application/json"}
+
+    async def ask() -> list[httpx.Response]:
+        async with httpx.AsyncClient(base_url=small.url, timeout=60) as http:
+            posts = [http.post("/v1/completions", content=large, headers=headers) for _ in range(6)]
+            posts += [http.post("/v1/completions", json=BODY) for _ in range(6)]
+            return list(await asyncio.gather(*posts))
+
+    try:
+        small.slow_s = 0.02
+        responses = asyncio.run(ask())
+        assert {response.status_code for response in responses[:6]} == {200, 429}
+        assert {response.status_code for response in responses[6:]} == {200}
+        refused = next(response for response in responses if response.status_code == 429)
+        assert "Too many large requests" in error_of(refused)["message"]
+    finally:
+        small.close()
+
+
+@pytest.mark.parametrize("count", [1, 16])
+def test_long_stop_strings_are_refused(box: Box, count: int) -> None:
+    response = box.http.post("/v1/completions", json=BODY | {"stop": ["x" * 1025] * count})
+    assert response.status_code == 400
+    message = "'stop': has a string of 1025 characters; the limit is 1024 characters each."
+    assert error_of(response)["message"] == message
+    box.complete(stop=["x" * 1024] * 16)
+
+
+def test_a_cache_without_requests_is_not_in_use(box: Box) -> None:
+    box.slow_s = 0.02
+    body = BODY | {"stream": True, "max_tokens": 150}
+    with box.http.stream("POST", "/v1/completions", json=body) as response:
+        next(response.iter_text())
+        assert 0 < box.metric("eaas_kv_cache_usage_perc") <= 1
+    box.slow_s = 0.0
+    for prompt in box.expected:  # what stays is kept for prompts that begin the same way
+        box.complete(prompt)
+    box.wait_idle()
+    assert box.metric("eaas_kv_cache_usage_perc") == 0
+    assert box.metric("vllm:kv_cache_usage_perc") == 0
+
+
+def test_what_an_error_quotes_is_cut(box: Box) -> None:
+    for body in (BODY | {"model": "m" * 90_000}, BODY | {"x" * 90_000: 1}):
+        response = box.http.post("/v1/completions", json=body)
+        assert response.status_code in (400, 404)
+        error_of(response)
+        assert len(response.content) < 10_000
