@@ -21,7 +21,7 @@ class ServeLimits:
         max_requests: Requests that are read, wait or run; the next one is refused with status 429.
         max_body_bytes: Largest request body; a larger one is refused with status 413.
         max_bodies_bytes: Bodies of all requests together, less the first 64 KiB of each; a request that needs
-            more is refused with status 429. Where those that are not complete need more than half, the oldest of
+            more is refused with 429. Where those that are not complete need more than half, the oldest of
             them is refused with status 408.
         body_timeout_s: A client that has not sent its body by then is refused with status 408.
         send_timeout_s: A client that takes nothing of its answer for so long (at most twice that) is cut off.
