@@ -17,7 +17,14 @@ from attention_client.dashboard.operator import Operator
 from attention_client.loading import load_onto
 from attention_client.metrics import ClientMetrics
 from attention_client.scheduler import strategy
-from attention_client.serve import HttpServer, Scheduling, ServeLimits, bind, build_app
+from attention_client.serve import (
+    HttpServer,
+    LoopbackHosts,
+    Scheduling,
+    ServeLimits,
+    bind,
+    build_app,
+)
 from attention_client.serve.heap import share_heaps
 from attention_client.server_metrics import ServerMetrics
 from attention_client.status import cluster_status, min_replicas
@@ -28,6 +35,7 @@ from eaas.checkpoint import Checkpoint
 from eaas.config import AttentionClientConfig
 from eaas.cores import usable_cores
 from eaas.errors import NotACheckpointError
+from eaas.exposure import only_here
 from eaas.facts import FactsReader
 from eaas.facts.counters import COUNTED, Counters, read_counters
 from eaas.grpc_server import host_to_tell, join_host_port
@@ -125,6 +133,7 @@ def run(
                 scheduling=Scheduling(config.scheduler, lambda: cluster.placement),
                 registry=registry,
                 keys=keys,
+                hosts=_hosts(config),
                 traces=traces,
                 witness=cluster.witness,
                 dashboard=_dashboard(cluster, config, registry, tls, keys),
@@ -145,6 +154,13 @@ def run(
         listener.close()
         if tracing is not None:
             tracing.close()
+
+
+def _hosts(config: AttentionClientConfig) -> LoopbackHosts | None:
+    """Beyond loopback, other machines know the endpoint by names that it does not know itself."""
+    if not only_here(config.host):
+        return None
+    return LoopbackHosts((config.host, *config.allowed_hosts))
 
 
 def _dashboard(

@@ -10,3 +10,5 @@ __all__ = ["__version__"]
 # of what an idle cluster costs. Without it whoever waits for a call polls by itself. gRPC reads this once,
 # when it is first used.
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
+# gRPC itself writes a line for each TLS handshake that fails: anybody who can connect could fill the disk.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

@@ -359,6 +359,10 @@ class AttentionClientConfig(_Section):
         "",
         description="File with the keys that requests may show, one a line; empty: EAAS_API_KEY's, or none.",
     )
+    allowed_hosts: list[str] = Field(
+        [],
+        description="Names beside localhost that Host and Origin may hold while the endpoint is on loopback.",
+    )
     dashboard: bool = Field(
         True, description="Show the cluster, and a chat, at the endpoint's / (docs/dashboard.md)."
     )

@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha import reflection
 from eaas.authority import RoleGuard
 from eaas.errors import ConfigError, PortInUseError
 from eaas.grpc_client import MESSAGE_BYTES
+from eaas.open_files import room_for_connections
 
 __all__ = [
     "METADATA_BYTES",
@@ -71,6 +72,8 @@ def server_options(message_bytes: int, streams: int = STREAMS) -> list[tuple[str
     """
     return [
         *_OPTIONS,
+        # One beyond these is closed at once: without descriptors nothing else would go on either.
+        ("grpc.max_allowed_incoming_connections", room_for_connections()),
         ("grpc.max_receive_message_length", message_bytes),
         ("grpc.max_concurrent_streams", streams),
     ]

@@ -5,14 +5,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from attention_client.serve.app import build_app
+    from attention_client.serve.hosts import LoopbackHosts
     from attention_client.serve.limits import ServeLimits
     from attention_client.serve.live_admission import Scheduling
     from attention_client.serve.server import HttpServer, bind
 
-__all__ = ["HttpServer", "Scheduling", "ServeLimits", "bind", "build_app"]
+__all__ = ["HttpServer", "LoopbackHosts", "Scheduling", "ServeLimits", "bind", "build_app"]
 
 _MODULES = {
     "HttpServer": "server",
+    "LoopbackHosts": "hosts",
     "Scheduling": "live_admission",
     "ServeLimits": "limits",
     "bind": "server",

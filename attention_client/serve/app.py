@@ -23,6 +23,7 @@ from attention_client.serve.engine import build_engine
 from attention_client.serve.errors import install_error_handlers
 from attention_client.serve.guard import RequestGuard
 from attention_client.serve.handler import Handler
+from attention_client.serve.hosts import LoopbackHosts
 from attention_client.serve.limits import ServeLimits
 from attention_client.serve.live_admission import LiveAdmission, Scheduling
 from attention_client.serve.metrics import ServeMetrics
@@ -51,6 +52,7 @@ def build_app(
     scheduling: Scheduling | None = None,
     registry: CollectorRegistry | None = None,
     keys: ApiKeys | None = None,
+    hosts: LoopbackHosts | None = None,
     traces: RequestTraces | None = None,
     witness: Witness | None = None,
     dashboard: Dashboard | None = None,
@@ -68,6 +70,7 @@ def build_app(
         scheduling: Which waiting requests run together; None: by the defaults.
         registry: What /metrics shows; the application's counters are added to it.
         keys: What requests have to show; None: nothing.
+        hosts: The hosts that requests may name; None: any.
         traces: Told of each request; None: nobody is.
         witness: Sees which servers compute what; None: there are none to see.
         dashboard: The page at `/`; None: there is none.
@@ -105,7 +108,9 @@ def build_app(
         dashboard.serve(model_name, Talk(chat if tokenizer.chat_template else None, text, accepted))
         app.router.routes.append(dashboard)
     install_error_handlers(app)
-    app.add_middleware(RequestGuard, limits=limits, metrics=metrics, accepted=accepted, keys=keys)
+    app.add_middleware(
+        RequestGuard, limits=limits, metrics=metrics, accepted=accepted, keys=keys, hosts=hosts
+    )
     app.state.end_requests = service.shutdown
     app.state.close_pages = dashboard.close if dashboard is not None else None
     inner = app.router.lifespan_context

@@ -1,4 +1,4 @@
-"""What stands before the application: keys, limits of bodies, and an end to work nobody waits for."""
+"""What stands before the application: hosts, keys, limits of bodies, and an end to work nobody waits for."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from attention_client.dashboard.mount import is_page_path
 from attention_client.serve.accepted import AcceptedRequests, BodyMemory, BodyShare
 from attention_client.serve.errors import ApiError
+from attention_client.serve.hosts import LoopbackHosts
 from attention_client.serve.limits import ServeLimits
 from attention_client.serve.metrics import ServeMetrics
 from eaas.api_keys import ApiKeys
@@ -83,6 +84,7 @@ class RequestGuard:
         metrics: Counts each request by endpoint and status.
         accepted: Counts the generations that are accepted.
         keys: What requests have to show; None: nothing.
+        hosts: The hosts that requests may name; None: any.
     """
 
     def __init__(
@@ -92,13 +94,18 @@ class RequestGuard:
         metrics: ServeMetrics,
         accepted: AcceptedRequests,
         keys: ApiKeys | None = None,
+        hosts: LoopbackHosts | None = None,
     ) -> None:
         self._accepted = accepted
         self._memory = BodyMemory(limits.max_bodies_bytes, _SMALL_BODY_BYTES)
         self._keys = keys
+        self._hosts = hosts
         self._app = app
         self._limits = limits
         self._metrics = metrics
+        # The deadlines of bodies that are being read, the oldest first, and the bytes of all of them.
+        self._reading: dict[asyncio.Timeout, None] = {}
+        self._read_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request."""
@@ -114,7 +121,10 @@ class RequestGuard:
             await send(message)
 
         try:
-            if not self._may(scope):
+            stranger = self._hosts.check(scope) if self._hosts is not None else None
+            if stranger is not None:
+                await stranger.response()(scope, receive, counted_send)
+            elif not self._may(scope):
                 refused = _ask() if is_page_path(scope["path"]) else _UNKNOWN.response()
                 await refused(scope, receive, counted_send)
             elif scope["method"] == "POST" and scope["path"] in GENERATION_PATHS:
@@ -212,17 +222,35 @@ class RequestGuard:
             raise too_large
         body = bytearray()
         try:
-            async with asyncio.timeout(self._limits.body_timeout_s):
+            async with asyncio.timeout(self._limits.body_timeout_s) as deadline:
+                self._reading[deadline] = None
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise _ClientGoneError
-                    body += message.get("body", b"")
+                    piece = message.get("body", b"")
+                    body += piece
+                    self._read_bytes += len(piece)
                     if len(body) > self._limits.max_body_bytes:
                         raise too_large
                     share.grow(len(body))
                     if not message.get("more_body", False):
                         return bytes(body)
+                    self._make_room()
         except TimeoutError:
+            if deadline not in self._reading:
+                raise ApiError(
+                    408, "The body was not complete and its memory was needed. Send it again."
+                ) from None
             seconds = self._limits.body_timeout_s
             raise ApiError(408, f"The body did not arrive within {seconds:g} s.") from None
+        finally:
+            self._reading.pop(deadline, None)
+            self._read_bytes -= len(body)
+
+    def _make_room(self) -> None:
+        """Give up the oldest body where those that are not complete leave too little to the others."""
+        if self._read_bytes > self._limits.max_bodies_bytes // 2 and self._reading:
+            oldest = next(iter(self._reading))
+            del self._reading[oldest]
+            oldest.reschedule(asyncio.get_running_loop().time())

@@ -10,27 +10,23 @@ import math
 import socket
 import threading
 from collections.abc import Callable
-from typing import ClassVar
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from attention_client.serve.acceptor import Acceptor
+from attention_client.serve.connections import Connections
+from attention_client.serve.http_connection import HttpConnection
 from attention_client.serve.limits import ServeLimits
 from eaas.errors import ClusterError, PortInUseError
 from eaas.log import get_logger
+from eaas.open_files import room_for_connections
 
 __all__ = ["HttpServer", "bind"]
 
 _log = get_logger(__name__)
 _DATE_S = 1.0  # between two looks at the clock for the header
 _START_TIMEOUT_S = 60.0
-# Longer than clients keep an idle connection: where both give up at once, a request is sent into the end
-# of it. Common clients: 5 s (httpx) to 60 s (nginx).
-_KEEP_ALIVE_S = 75.0
-# But no long wait where more than these are open: each holds a descriptor.
-_MANY_CONNECTIONS = 256
-_SHORT_KEEP_ALIVE_S = 5.0
 _CLOSE_PAGES_S = 5.0
 _AFTER_GRACE_S = 10.0  # failed requests and the engine end well before that
 
@@ -63,57 +59,28 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-class _Protocol(H11Protocol):  # type: ignore[misc]
-    """HTTP/1.1 that waits for a request's headers for a limited time: uvicorn itself waits for ever.
-
-    A connection may idle longer than that between two requests.
-    """
-
-    head_timeout_s: ClassVar[float]
-
-    def connection_made(self, transport: asyncio.Transport) -> None:
-        super().connection_made(transport)
-        self._idle = False
-        self._wait(self.head_timeout_s)
-
-    def data_received(self, data: bytes) -> None:
-        if self._idle:
-            # The next request begins.
-            self._idle = False
-            self._timer.cancel()
-            self._wait(self.head_timeout_s)
-        super().data_received(data)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._timer.cancel()
-        super().connection_lost(exc)
-
-    def on_response_complete(self) -> None:
-        many = len(self.connections) > _MANY_CONNECTIONS
-        self.timeout_keep_alive = _SHORT_KEEP_ALIVE_S if many else _KEEP_ALIVE_S
-        self._idle = True
-        self._timer.cancel()
-        self._wait(max(self.timeout_keep_alive, self.head_timeout_s))
-        super().on_response_complete()
-
-    def _wait(self, timeout_s: float) -> None:
-        self._timer = self.loop.call_later(timeout_s, self._look)
-
-    def _look(self) -> None:
-        # Between a request's headers and the end of its answer others see to the time.
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._wait(self.head_timeout_s)
-        else:
-            self.transport.close()
-
-
 class _Server(uvicorn.Server):  # type: ignore[misc]
     """uvicorn, which tells the engine when the grace is over instead of cancelling requests.
 
-    So a client whose request is cut off reads an error, and not half an answer.
+    So a client whose request is cut off reads an error, and not half an answer. It accepts no more
+    connections than there are descriptors for.
+
+    Args:
+        config: uvicorn's settings.
+        listener: The listening socket; it is closed at the end.
+        limits: Of connections.
     """
 
+    def __init__(
+        self, config: uvicorn.Config, listener: socket.socket, limits: ServeLimits
+    ) -> None:
+        super().__init__(config)
+        self._listener = listener
+        self._limits = limits
+
     grace_s = 0.0
+    _connections: Connections
+    _acceptor: Acceptor
     _wake: Callable[[], object] | None = None
     _should_exit = False
 
@@ -138,7 +105,30 @@ class _Server(uvicorn.Server):  # type: ignore[misc]
                     await stirred.wait()
         self._wake = None
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Starts the application, then accepts connections."""
+        await super().startup(sockets=[])
+        self._connections = Connections(min(self._limits.max_connections, room_for_connections()))
+
+        def connection() -> HttpConnection:
+            return HttpConnection(
+                self._limits,
+                self._connections,
+                config=self.config,
+                server_state=self.server_state,
+                app_state=self.lifespan.state,
+            )
+
+        self._acceptor = Acceptor(self._listener, connection, self._connections)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Once a second: the date, and what is to be logged of connections."""
+        self._connections.log()
+        return bool(await super().on_tick(counter))
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accepts no more connections, and lets requests end."""
+        self._acceptor.close()
         loop = asyncio.get_running_loop()
         close_pages = self.config.app.state.close_pages
         if close_pages is not None:
@@ -162,7 +152,7 @@ class HttpServer:
         host: Address to listen on.
         port: Port to listen on; 0 takes a free one.
         listener: A socket from `bind`, in place of host and port.
-        limits: Of what headers may be, and how long they may take.
+        limits: Of connections and of requests' headers.
     """
 
     def __init__(
@@ -174,7 +164,6 @@ class HttpServer:
         limits: ServeLimits | None = None,
     ) -> None:
         limits = limits or ServeLimits()
-        protocol = type("Protocol", (_Protocol,), {"head_timeout_s": limits.head_timeout_s})
         self._listener = bind(host, port) if listener is None else listener
         name, number = self._listener.getsockname()[:2]
         self._address = f"[{name}]:{number}" if ":" in name else f"{name}:{number}"
@@ -187,10 +176,12 @@ class HttpServer:
                 ws="none",
                 # Whatever else is installed: what is tested is what serves.
                 loop="asyncio",
-                http=protocol,
+                http=HttpConnection,
                 h11_max_incomplete_event_size=limits.max_head_bytes,
                 lifespan="on",
-            )
+            ),
+            self._listener,
+            limits,
         )
         self._thread: threading.Thread | None = None
 
@@ -206,13 +197,12 @@ class HttpServer:
             grace_s: After a signal, how long running requests may go on.
         """
         self._server.grace_s = grace_s
-        self._server.run(sockets=[self._listener])
+        self._server.run()
 
     def start(self) -> None:
         """Serves in a background thread; returns once it answers. Raises ClusterError."""
         self._thread = threading.Thread(
             target=self._server.run,
-            kwargs={"sockets": [self._listener]},
             name="http",
             daemon=True,
         )

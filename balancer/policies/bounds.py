@@ -1,7 +1,8 @@
 """How good a plan can be at all: proven lower bounds of the PAR.
 
-    any placement     the mean, and the hottest experts: with M as the highest load a server may have, an
-                      expert needs ceil(load / M) replicas, and all of them must have a slot
+    any placement     what the servers can take with their slots, and the hottest experts: with M as the
+                      highest load a server may have, an expert needs ceil(load / M) replicas, and all of them
+                      must have a slot
     this placement    the best split over it, by max-flow
     any sequence      a clairvoyant that knows every iteration's loads before it, and moves replicas for
                       nothing
@@ -15,9 +16,11 @@ import numpy.typing as npt
 
 from balancer.policies.compact import replicate
 from balancer.policies.measure import over_mean
-from balancer.policies.problem import checked_load, make_problem
+from balancer.policies.problem import checked_load, make_problem, refuse_token_ids
 from balancer.policies.split import levels
 from balancer.policies.types import Float, Problem
+
+_ROUNDING = 1e-12
 
 __all__ = ["clairvoyant_bound", "par_bound", "split_bound"]
 
@@ -25,25 +28,63 @@ __all__ = ["clairvoyant_bound", "par_bound", "split_bound"]
 def par_bound(problem: Problem) -> Float:
     """float64 (L): no plan with these slots has a lower PAR.
 
-    max(1, M / mean), M the least with sum over experts of max(1, ceil(load / (M * highest speed))) <=
-    slots, and no expert on more than all servers. Giving each further replica to the expert with the
-    highest load per replica finds that M (Adams' apportionment). Time O(L * E) where the mean itself is
-    such an M, as it is wherever there are E + S slots or more, else O(L * (E + extra slots) * log E).
+    The higher of two levels over the mean, both at least 1:
+
+    - The level up to which servers must be filled: one with c slots takes the c hottest experts at most, one
+      without slots nothing.
+    - M, the least with sum over experts of max(1, ceil(load / (M * highest speed))) <= slots, and no expert
+      on more than all servers, of those that have slots. Giving each further replica to the expert with the
+      highest load per replica finds that M (Adams' apportionment).
+
+    Time O(L * E) where the first level is such an M, as it is wherever there are E + S slots or more, else
+    O(L * (E + extra slots) * log E); and O(L * (E log E + S log S)) where slots do not follow the speeds.
     """
-    load_LE, speeds_S = problem.load_LE, problem.speeds_S
-    slots_L = problem.slots_L
-    # What the fastest server takes of a balanced layer.
-    most_L = load_LE.sum(axis=1) / speeds_S.sum() * speeds_S.max()
-    bound_L = np.ones(problem.layers)
+    load_LE, slots_LS = problem.load_LE, problem.slots_LS
+    usable_LS = slots_LS > 0
+    fill_L = _fill(problem)
+    # What the fastest server takes of a layer that is filled to that level.
+    fastest_L = np.where(usable_LS, problem.speeds_S, 0.0).max(axis=1)
+    most_L = load_LE.sum(axis=1) / problem.speeds_S.sum() * fill_L * fastest_L
     parts_LE = np.divide(
         load_LE, most_L[:, None], out=np.ones_like(load_LE), where=most_L[:, None] > 0
     )
-    tight_L = np.maximum(np.ceil(parts_LE), 1).sum(axis=1) > slots_L
-    if tight_L.any():
-        load_NE = load_LE[tight_L]
-        each_NE = load_NE / replicate(load_NE, slots_L[tight_L], problem.servers)
-        bound_L[tight_L] = each_NE.max(axis=1) / most_L[tight_L]
-    return np.maximum(bound_L, 1.0)
+    tight_L = np.maximum(np.ceil(parts_LE), 1).sum(axis=1) > problem.slots_L
+    over_L = np.ones(problem.layers)
+    servers_L = usable_LS.sum(axis=1)
+    for servers in np.unique(servers_L[tight_L]).tolist():
+        of_N = np.flatnonzero(tight_L & (servers_L == servers))
+        load_NE = load_LE[of_N]
+        each_NE = load_NE / replicate(load_NE, problem.slots_L[of_N], servers)
+        over_L[of_N] = each_NE.max(axis=1) / most_L[of_N]
+    return fill_L * np.maximum(over_L, 1.0)
+
+
+def _fill(problem: Problem) -> Float:
+    """float64 (L): over the mean, the least t with sum over servers of min(t * speed, c hottest) = load.
+
+    Whichever servers take their c hottest experts, t >= (load - theirs) / (speed of the others). With those
+    that are full first this becomes an equation.
+    """
+    load_LE, slots_LS, speeds_S = problem.load_LE, problem.slots_LS, problem.speeds_S
+    fill_L = np.ones(problem.layers)
+    # The c hottest of E experts have c / E of the load at least.
+    part_LS = speeds_S / speeds_S.sum()
+    total_L = load_LE.sum(axis=1)
+    of_N = np.flatnonzero((slots_LS < part_LS * problem.experts).any(axis=1) & (total_L > 0))
+    if not len(of_N):
+        return fill_L
+    hottest_NE = np.cumsum(-np.sort(-load_LE[of_N], axis=1), axis=1)
+    most_NS = np.take_along_axis(hottest_NE, np.maximum(slots_LS[of_N], 1) - 1, axis=1)
+    most_NS[slots_LS[of_N] == 0] = 0.0
+    order_NS = np.argsort(most_NS / speeds_S, axis=1)
+    full_NS = np.take_along_axis(most_NS, order_NS, axis=1).cumsum(axis=1)
+    # Rounded sums must not lift the bound above what a plan can reach.
+    rest_NS = total_L[of_N][:, None] - full_NS[:, :-1] * (1 + _ROUNDING)
+    speed_NS = speeds_S[order_NS]
+    left_NS = speed_NS[:, ::-1].cumsum(axis=1)[:, ::-1][:, 1:]
+    level_N = (rest_NS / left_NS).max(axis=1, initial=0.0)
+    fill_L[of_N] = np.maximum(level_N / (total_L[of_N] / speeds_S.sum()), 1.0)
+    return fill_L
 
 
 def split_bound(
@@ -92,6 +133,7 @@ def clairvoyant_bound(
     Raises:
         ValueError: An argument is wrong; the message names it.
     """
+    refuse_token_ids("load_ILE", np.asarray(load_ILE))
     load = checked_load("load_ILE", load_ILE, 3)
     iterations, layers, experts = load.shape
     one = make_problem(load[0], servers, slots, None, speeds_S)

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.policies.types import Float, Holds, Int, Plan, Problem
+from eaas.routing import are_token_ids
 
-__all__ = ["checked_load", "checked_number", "checked_window", "make_problem"]
+__all__ = ["checked_load", "checked_number", "checked_window", "make_problem", "refuse_token_ids"]
 
 # Far above any count, and so low that sums and EPLB's float32 hold it.
 _MOST_LOAD = 1e30
@@ -74,6 +75,16 @@ def checked_window(
             f"{name} has shape {window_WLE.shape}, wanted (W, {shape_LE[0]}, {shape_LE[1]})"
         )
     return window_WLE
+
+
+def refuse_token_ids(name: str, given_ALC: npt.NDArray[Any]) -> None:
+    """Raises ValueError, with the argument's name, for ids of experts by token in the place of loads."""
+    if are_token_ids(given_ALC):
+        raise ValueError(
+            f"{name} has shape {given_ALC.shape}, wanted (window, layers, experts), and looks like the ids "
+            "of each token's experts (tokens, layers, top-k): count ids with eaas.routing.count_token_ids, "
+            "give loads of so few experts as floats"
+        )
 
 
 def checked_number(

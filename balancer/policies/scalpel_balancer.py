@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.policies.measure import held_load, peak_to_mean
-from balancer.policies.problem import checked_window, make_problem
+from balancer.policies.problem import checked_window, make_problem, refuse_token_ids
 from balancer.policies.scalpel import Matching, check_knobs, scalpel
 from balancer.policies.types import Float, Int, Plan, make_plan
 
@@ -74,6 +74,7 @@ class ScalpelBalancer:
             ValueError: An argument is wrong, here or at the construction; named in the message.
         """
         window_WLE = checked_window("hotness_WLE", hotness_WLE)
+        refuse_token_ids("hotness_WLE", window_WLE)
         problem = make_problem(
             window_WLE.sum(axis=0, dtype=np.float64),
             self._servers,
@@ -147,6 +148,7 @@ def rebalance(
         raise ValueError(f"hotness: {error}") from error
     if len(shape) != 3 or 0 in shape:
         raise ValueError(f"hotness has shape {shape}, wanted window x layers x experts, none 0")
+    refuse_token_ids("hotness", np.asarray(hotness))
     _, layers, experts = shape
     if n_device < 1:
         raise ValueError(f"n_device is {n_device}, must be at least 1")

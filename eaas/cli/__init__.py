@@ -27,6 +27,7 @@ from eaas.cli import (
 )
 from eaas.errors import EaasError
 from eaas.local.child import announce
+from eaas.open_files import shortage_of_files
 
 __all__ = ["app", "main"]
 
@@ -74,7 +75,13 @@ def main() -> None:
     atexit.register(gc.freeze)
     try:
         app()
-    except EaasError as error:
-        announce(error=str(error))
-        print(f"eaas: error: {error}", file=sys.stderr)
+    except Exception as error:
+        # Whatever could not be opened, the limit is what to change.
+        told = shortage_of_files(error)
+        if told is None:
+            if not isinstance(error, EaasError):
+                raise
+            told = str(error)
+        announce(error=told)
+        print(f"eaas: error: {told}", file=sys.stderr)
         sys.exit(2)

@@ -17,6 +17,7 @@ from eaas.cli.options import ApiKeyFile, ConfigFile, Insecure, Join, Model, Tls
 from eaas.collector import collector_off
 from eaas.local.child import announce, bind_to_launcher
 from eaas.log import configure_logging
+from eaas.open_files import prepare_open_files
 
 __all__ = ["register"]
 
@@ -43,6 +44,7 @@ def _begin(role: str) -> None:
         signal.signal(signal.SIGTERM, lambda number, _frame: os._exit(128 + number))
     bind_to_launcher()
     configure_logging(role)
+    prepare_open_files(f"eaas {role}")
     # No role ever fetches anything: checkpoints are directories.
     os.environ["HF_HUB_OFFLINE"] = "1"
 

@@ -83,13 +83,28 @@ def record(
 
 
 @trace.command("convert")
-def convert(source: Source, target: Target) -> None:
+def convert(
+    source: Source,
+    target: Target,
+    experts: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="TRACE is a .npy with the ids of each token's experts (tokens, layers, top-k), out of so "
+            "many per layer.",
+            show_default="TRACE holds counts",
+        ),
+    ] = None,
+    tokens: Annotated[
+        int, typer.Option(min=1, help="With --experts: tokens that count as one iteration.")
+    ] = 1024,
+) -> None:
     """Write a trace in another format."""
     from eaas.trace.file import check_target, write_trace
-    from eaas.trace.readers import read_trace
+    from eaas.trace.readers import read_token_ids, read_trace
 
     check_target(target)
-    converted = read_trace(source)
+    converted = read_trace(source) if experts is None else read_token_ids(source, experts, tokens)
     write_trace(converted, target)
     _wrote(target, converted.counts_ILE.shape)
 

@@ -18,6 +18,7 @@ from eaas.cli.client import fetch_status, status_table
 from eaas.cli.options import ApiKeyFile, ConfigFile, Insecure, Model, Tls
 from eaas.errors import ClusterError, EaasError
 from eaas.local.process import program
+from eaas.open_files import prepare_open_files
 
 if TYPE_CHECKING:
     from eaas.local import LocalCluster
@@ -31,6 +32,9 @@ _REFRESH_S = 1.0
 _SCALING_S = 0.1
 # For everything but the loading of the experts, which has a limit of its own.
 _START_S = 120.0
+# Logs, sockets and pidfds of the children.
+_FILES = 128
+_FILES_PER_SERVER = 16
 
 
 def register(app: typer.Typer) -> None:
@@ -81,6 +85,7 @@ def up(
     from eaas.local import LocalCluster
     from eaas.local.interrupt import Interrupt, Interrupted
 
+    prepare_open_files("eaas up", _FILES + _FILES_PER_SERVER * servers)
     with Interrupt() as interrupt:
         settings = load_config(
             config,

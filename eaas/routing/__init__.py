@@ -2,6 +2,7 @@
 
     gating    logits -> experts and weights of each token
     capacity  a limit on the tokens of an expert: drop or spill what is over it
+    token_ids ids of each token's experts -> counts, and how to tell the two apart
     balance   loads of servers -> balancedness, the straggler's time, replicas that help
 
 Plain functions over numpy arrays that say in a few lines what engines compute in kernels; nothing on the
@@ -19,11 +20,14 @@ from eaas.routing.balance import (
 )
 from eaas.routing.capacity import drop_over_capacity, expert_capacity, spill_over_capacity
 from eaas.routing.gating import combine, route_grouped, route_topk, softmax
+from eaas.routing.token_ids import are_token_ids, count_token_ids
 
 __all__ = [
     "allocate_replicas",
+    "are_token_ids",
     "balancedness",
     "combine",
+    "count_token_ids",
     "drop_over_capacity",
     "expert_capacity",
     "pack_longest_first",

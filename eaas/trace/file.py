@@ -77,7 +77,7 @@ def read_npz(path: Path) -> Trace:
         raise TraceError(f"{path} is no trace ({error}): record or convert it again") from error
     if version != VERSION or not isinstance(notes, dict):
         raise TraceError(f"{path} has version {version}, this program reads {VERSION}")
-    return Trace(checked_counts(members["counts"], path), notes)
+    return Trace(checked_counts(members["counts"], path, known=True), notes)
 
 
 def _write_npz(trace: Trace, file: IO[bytes]) -> None:

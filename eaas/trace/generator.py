@@ -80,7 +80,7 @@ def generate_trace(
             counts[begin:end] = batch_rng.poisson(mean_LE, shape)
         progress(end / iterations)
     notes = {"regime": asdict(regime), "tokens": tokens, "top_k": top_k, "seed": seed}
-    return Trace(checked_counts(counts, "the generator"), notes)
+    return Trace(checked_counts(counts, "the generator", known=True), notes)
 
 
 def popularity(

@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from eaas.errors import TraceError
+from eaas.routing import count_token_ids
 from eaas.trace.file import read_npz
 from eaas.trace.sglang import read_sglang
 from eaas.trace.trace import Trace, checked_counts
 
-__all__ = ["read_trace"]
+__all__ = ["read_token_ids", "read_trace"]
 
 _LONG = ["iteration", "layer", "expert", "count"]
 # Far above any model's; one wrong number is not to ask for all memory there is.
@@ -45,12 +47,38 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
     return readers[source.suffix](source)
 
 
-def _read_npy(path: Path) -> Trace:
+def read_token_ids(path: str | os.PathLike[str], experts: int, tokens: int) -> Trace:
+    """Read a .npy with the ids of each token's experts, (tokens, layers, top-k), as a trace.
+
+    Args:
+        path: The file.
+        experts: Experts of a layer.
+        tokens: Tokens that count as one iteration.
+
+    Raises:
+        TraceError: The file is not there or no such array, or an id is no expert's.
+    """
+    source = Path(path)
+    if source.suffix != ".npy":
+        raise TraceError(f"{source}: ids of each token's experts are read from .npy only")
     try:
-        values = np.load(path, mmap_mode="r", allow_pickle=False)
+        counts = count_token_ids(_load_npy(source), experts, tokens)
+    except ValueError as error:
+        raise TraceError(f"{source}: {error}") from error
+    notes = {"source": source.name, "tokens": tokens}
+    return Trace(checked_counts(counts, source, known=True), notes)
+
+
+def _read_npy(path: Path) -> Trace:
+    return Trace(checked_counts(_load_npy(path), path), {"source": path.name})
+
+
+def _load_npy(path: Path) -> npt.NDArray[Any]:
+    try:
+        values: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
         raise TraceError(f"{path} is no NumPy array ({error}): save it with numpy.save") from error
-    return Trace(checked_counts(values, path), {"source": path.name})
+    return values
 
 
 def _read_csv(path: Path) -> Trace:
@@ -67,7 +95,7 @@ def _read_csv(path: Path) -> Trace:
     if rows.size == 0 or rows.shape[1] != len(header):
         raise TraceError(f"{path}: has rows of {rows.shape[1]} numbers, the header {len(header)}")
     counts = _from_long(rows, path) if header == _LONG else _from_wide(rows, path)
-    return Trace(checked_counts(counts, path), {"source": path.name})
+    return Trace(checked_counts(counts, path, known=True), {"source": path.name})
 
 
 def _from_wide(rows: npt.NDArray[np.int64], path: Path) -> npt.NDArray[np.int64]:

@@ -115,7 +115,7 @@ def record_trace(
         "temperature": temperature,
         "experts": "in this process" if endpoint is None else "in a cluster",
     }
-    return Trace(checked_counts(np.array(recorder.counts_ILE), model_path), notes)
+    return Trace(checked_counts(np.array(recorder.counts_ILE), model_path, known=True), notes)
 
 
 def _load_tokenizer(path: Path) -> Any:

@@ -43,7 +43,9 @@ def read_sglang(path: Path) -> Trace:
     counts = counts[counts.any(axis=(1, 2))]
     if not len(counts):
         raise TraceError(f"{path}: no token was recorded: start the recorder before the requests")
-    return Trace(checked_counts(counts, path), {"source": path.name, "recorder": "SGLang"})
+    return Trace(
+        checked_counts(counts, path, known=True), {"source": path.name, "recorder": "SGLang"}
+    )
 
 
 def _from_records(content: dict[Any, Any], path: Path) -> npt.NDArray[np.int64]:

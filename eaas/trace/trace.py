@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eaas.errors import TraceError
+from eaas.routing import are_token_ids
 
 __all__ = ["Counts", "Trace", "checked_counts"]
 
@@ -45,16 +46,18 @@ class Trace:
         return int(self.counts_ILE.shape[2])
 
 
-def checked_counts(values: npt.NDArray[Any], source: object) -> Counts:
+def checked_counts(values: npt.NDArray[Any], source: object, *, known: bool = False) -> Counts:
     """Counts as a trace holds them.
 
     Args:
         values: (I, L, E) of any number type.
         source: For messages: the file that they come from.
+        known: The source itself says that the last axis is the experts; otherwise what looks like the ids of
+            each token's experts is refused.
 
     Raises:
-        TraceError: Not three dimensions, an empty one, or a value that is no count (negative, broken, NaN);
-            the message names the place.
+        TraceError: Not three dimensions, an empty one, a value that is no count (negative, broken, NaN), or
+            ids; the message names the place.
     """
     if values.dtype.kind not in "iuf":
         raise TraceError(f"{source}: holds {values.dtype}, give whole numbers")
@@ -66,6 +69,13 @@ def checked_counts(values: npt.NDArray[Any], source: object) -> Counts:
         _refuse(values, ~(values == np.floor(values)), "no whole number", source)
     if values.dtype.kind != "u":
         _refuse(values, values < 0, "negative", source)
+    if not known and are_token_ids(values):
+        first, layers, last = values.shape
+        raise TraceError(
+            f"{source}: the shape {values.shape} reads as {first} iterations of {layers} layers with {last} "
+            f"experts, but the values look like the ids of {last} experts for each of {first} tokens: turn "
+            "ids into counts with `eaas trace convert FILE TRACE --experts E`, give counts as .csv"
+        )
     peak = int(values.max())
     if peak > np.iinfo(np.uint32).max:
         _refuse(values, values == values.max(), "more than 4 bytes hold", source)

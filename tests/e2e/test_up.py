@@ -241,6 +241,16 @@ def test_generate(up: Any, eager_text: str) -> None:
     assert document["choices"][0]["text"] == eager_text
 
 
+def test_a_page_of_another_name_is_refused(up: Any) -> None:
+    port = up.endpoint.rpartition(":")[2]
+    for path in ("/v1/models", "/eaas/v1/status", "/metrics", "/"):
+        refused = httpx.get(f"{up.endpoint}{path}", headers={"Host": f"evil.example:{port}"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "host_not_allowed")
+        # A forwarded port.
+        answer = httpx.get(f"{up.endpoint}{path}", headers={"Host": "localhost:18080"}, timeout=60)
+        assert answer.status_code == 200
+
+
 def test_openai_client(up: Any) -> None:
     asked: dict[str, Any] = {
         "model": "it's a demo",

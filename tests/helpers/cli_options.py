@@ -334,7 +334,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "--temperature": 0.0,
         "--endpoint": None,
     },
-    "trace convert": {"source": None, "target": None},
+    "trace convert": {"source": None, "target": None, "--experts": None, "--tokens": 1024},
     "trace generate": {
         "target": None,
         "--regime": "skewed",

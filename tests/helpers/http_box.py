@@ -92,6 +92,7 @@ class Box:
         traces: Any = None,
         dashboard: Any = None,
         sampled: Mapping[str, float] | None = None,
+        hosts: Any = None,
     ) -> None:
         self.model = tiny_model(kind)
         self.tokenizer = byte_tokenizer()
@@ -114,6 +115,7 @@ class Box:
             healthy=lambda: self.good,
             limits=limits,
             keys=keys,
+            hosts=hosts,
             traces=traces,
             dashboard=dashboard,
         )

@@ -13,7 +13,7 @@ from balancer.policies.fractional.layout import (
     lay_out,
 )
 from balancer.policies.prices import EXPERT_BYTES, LINK_BYTES_PER_S
-from balancer.policies.problem import checked_window, make_problem
+from balancer.policies.problem import checked_window, make_problem, refuse_token_ids
 from balancer.policies.types import Float, Plan, make_plan
 
 __all__ = ["FractionalBalancer"]
@@ -65,6 +65,7 @@ class FractionalBalancer:
             ValueError: An argument is wrong, here or at the construction; named in the message.
         """
         window_WLE = checked_window("hotness_WLE", hotness_WLE)
+        refuse_token_ids("hotness_WLE", window_WLE)
         blocks_NLE = block_means(window_WLE)
         known_NLE = blocks_NLE
         if self._blocks_NLE is not None and self._span == window_WLE.shape:

@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from attention_client.serve import ServeLimits, server
+from attention_client.serve import ServeLimits, http_connection
 from eaas.api_keys import ApiKeys
 from http_box import CHAT, LIMITS, Box, error_of
 
@@ -170,8 +170,8 @@ def test_an_idle_connection_waits_for_its_next_request(
         begun = time.monotonic()
         assert read_to_end(line) == b""
         assert time.monotonic() - begun < 20
-    monkeypatch.setattr(server, "_MANY_CONNECTIONS", 0)
-    monkeypatch.setattr(server, "_SHORT_KEEP_ALIVE_S", HEAD_S)
+    monkeypatch.setattr(http_connection, "_MANY_CONNECTIONS", 0)
+    monkeypatch.setattr(http_connection, "_SHORT_KEEP_ALIVE_S", HEAD_S)
     with socket.create_connection((address[0], int(address[1])), timeout=20) as line:
         line.sendall(ask)
         # Where there are many, it is not waited for.

@@ -19,7 +19,10 @@ from eaas.errors import ConfigError, PortInUseError
 from eaas.grpc_client import Backoff, channel, leave, responses
 from eaas.grpc_quiet import QuietChannel
 from eaas.grpc_server import RunningServer, Service, join_host_port, serve
+from eaas.open_files import free_files
 from eaas.rpc.v1 import balancer_pb2, balancer_pb2_grpc
+from few_files import few_files
+from half_sender import half_senders
 
 NAME = "eaas.rpc.v1.BalancerService"
 
@@ -166,6 +169,24 @@ def test_a_full_server_refuses_at_once() -> None:
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         held.cancel()
     running.stop(0)
+
+
+def test_connections_without_end_leave_files_to_the_process() -> None:
+    with few_files(80):
+        server = serve([], "127.0.0.1", 0)
+        try:
+            with half_senders(server.address, "silent", 200):
+                for _ in range(5):
+                    assert free_files() > 5
+                    time.sleep(0.05)
+            with channel(server.address) as line:
+                stub = health_pb2_grpc.HealthStub(line)
+                answer = stub.Check(
+                    health_pb2.HealthCheckRequest(), timeout=10, wait_for_ready=True
+                )
+            assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+        finally:
+            server.stop(0.0)
 
 
 @each_channel

@@ -77,3 +77,52 @@ def test_who_leaves_before_the_end_is_answered_by_nobody(
     path: str, post: Callable[..., Any]
 ) -> None:
     assert post(path, [part(b"abc", more=True), {"type": "http.disconnect"}]) == (None, b"")
+
+
+def test_unfinished_bodies_have_a_bound_in_memory_and_the_oldest_go_first() -> None:
+    """Clients that send most of a body and stop; then one that is honest."""
+    limits = ServeLimits(max_body_bytes=10, max_bodies_bytes=70, body_timeout_s=20.0)
+    answers: list[tuple[str, int]] = []
+
+    async def app(_scope: Scope, receive: Receive, send: Send) -> None:
+        assert not (await receive())["more_body"]
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    guard = RequestGuard(app, limits, ServeMetrics(CollectorRegistry()), AcceptedRequests(8))
+
+    async def post(name: str, *messages: Message) -> None:
+        left = list(messages)
+
+        async def receive() -> Message:
+            if not left:
+                await asyncio.Event().wait()
+            return left.pop(0)
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                answers.append((name, message["status"]))
+
+        headers = [(b"content-type", b"application/json")]
+        scope: dict[str, Any] = {
+            "type": "http",
+            "method": "POST",
+            "path": PATHS[0],
+            "headers": headers,
+        }
+        await guard(scope, receive, send)
+
+    async def attack() -> None:
+        tasks = []
+        for i in range(6):
+            tasks.append(asyncio.create_task(post(f"half {i}", part(b"a" * 9, more=True))))
+            await asyncio.sleep(0.01)
+        await post("honest", part(b"a" * 9, more=True), part(b"b", more=False))
+        assert sorted(answers) == [*((f"half {i}", 408) for i in range(4)), ("honest", 200)]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        # What they held is free again.
+        await asyncio.wait_for(post("later", part(b"a" * 9, more=False)), 5)
+        assert answers[-1] == ("later", 200)
+
+    asyncio.run(asyncio.wait_for(attack(), 20))

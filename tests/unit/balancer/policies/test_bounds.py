@@ -32,16 +32,78 @@ def test_it_is_the_least_level_whose_replicas_have_slots(
         assert par_bound(problem)[0] == 1
         return
     # Every level at which the number of replicas changes, and the mean.
-    levels = sorted({x / r for x in load if x for r in range(1, servers + 1)})
+    usable = int((problem.slots_LS > 0).sum())
+    levels = sorted({x / r for x in load if x for r in range(1, usable + 1)})
     needed = {
         level: sum(max(1, math.ceil(x / level - 1e-9)) for x in load)
-        if all(math.ceil(x / level - 1e-9) <= servers for x in load)
+        if all(math.ceil(x / level - 1e-9) <= usable for x in load)
         else math.inf
         for level in levels
     }
     least = min(level for level in levels if needed[level] <= slots)
     mean = sum(load) / servers
-    assert par_bound(problem)[0] == pytest.approx(max(1.0, least / mean))
+    fill = least_fill(load, problem.slots_LS[0].tolist(), [1.0] * servers)
+    assert par_bound(problem)[0] == pytest.approx(max(1.0, least / mean, fill / mean))
+
+
+def least_fill(load: list[int], slots: list[int], speeds: list[float]) -> float:
+    """The level to which servers are filled that each take no more experts than they have slots for."""
+    hottest = sorted(load, reverse=True)
+    low, high = 0.0, sum(load) / min(speeds)
+    for _ in range(100):
+        level = (low + high) / 2
+        taken = sum(min(level * v, sum(hottest[:c])) for v, c in zip(speeds, slots, strict=True))
+        low, high = (low, level) if taken >= sum(load) * (1 - 1e-12) else (level, high)
+    return high
+
+
+def test_servers_without_slots_do_not_count() -> None:
+    assert par_bound(make_problem([[1, 1, 1, 1]], 4, [4, 4, 4, 0])) == [4 / 3]
+    # Nor where they are the fastest.
+    speeds_S = [1.0, 1.0, 1.0, 9.0]
+    bound = par_bound(make_problem([[1, 1, 1]], 4, [3, 3, 3, 0], speeds_S=speeds_S))
+    assert bound == [pytest.approx(4.0)]
+    # One expert goes to three servers at most.
+    assert par_bound(make_problem([[9, 0, 0]], 4, [3, 3, 3, 0])) == [pytest.approx(4 / 3)]
+    # Layers may differ.
+    slots_LS = [[2, 2, 0], [2, 2, 2], [0, 0, 2]]
+    bound_L = par_bound(make_problem(np.ones((3, 2)), 3, slots_LS))
+    assert bound_L == pytest.approx([1.5, 1.0, 3.0])
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_no_placement_at_all_is_below_it(data: st.DataObject) -> None:
+    """Every placement of a small cluster, each with its best split: servers without slots, of any speed."""
+    servers, experts = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
+    slots_S = data.draw(
+        st.lists(st.integers(0, experts), min_size=servers, max_size=servers).filter(
+            lambda slots: sum(slots) >= experts
+        )
+    )
+    speeds_S = np.array(
+        data.draw(
+            st.lists(st.sampled_from([0.25, 1.0, 1.5, 4.0]), min_size=servers, max_size=servers)
+        )
+    )
+    load_E = np.array(
+        data.draw(st.lists(st.integers(0, 9), min_size=experts, max_size=experts).filter(any)),
+        dtype=float,
+    )
+    best = math.inf
+    for held in itertools.product(
+        *(list(itertools.combinations(range(experts), slots)) for slots in slots_S)
+    ):
+        holds_SE = np.zeros((servers, experts), bool)
+        for server, of_it in enumerate(held):
+            holds_SE[server, list(of_it)] = True
+        if holds_SE.any(axis=0).all():
+            best = min(best, least_fullness(load_E, holds_SE, speeds_S, np.zeros(servers)))
+    bound = par_bound(make_problem(load_E[None], servers, slots_S, None, speeds_S))[0]
+    assert bound <= best / (load_E.sum() / speeds_S.sum()) * (1 + 1e-9)
+    if min(slots_S) == experts or set(slots_S) == {0, experts}:
+        # Whoever has slots can hold everything: the bound is the optimum.
+        assert bound == pytest.approx(best / (load_E.sum() / speeds_S.sum()))
 
 
 def test_no_placement_of_a_small_cluster_is_below_it() -> None:

@@ -1,0 +1,159 @@
+"""Connections that want nothing, more of them than the process has descriptors for."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import httpx
+import pytest
+
+from attention_client.serve import ServeLimits
+from few_files import few_files, no_files
+from half_sender import half_senders
+from http_box import LIMITS, Box, error_of
+
+pytestmark = pytest.mark.integration
+
+FILES = 150
+COUNT = 400
+SOON_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def small_box() -> Iterator[Box]:
+    """A server that has descriptors for about a hundred connections."""
+    with few_files(FILES):
+        box = Box()
+        yield box
+        box.close()
+
+
+def connect(box: Box) -> socket.socket:
+    host, port = box.server.address.split(":")
+    return socket.create_connection((host, int(port)), timeout=SOON_S)
+
+
+@pytest.mark.parametrize("kind", ["body", "head", "silent", "idle"])
+def test_honest_clients_are_served_beside_useless_connections(
+    small_box: Box, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        caplog.at_level(logging.WARNING),
+        half_senders(small_box.server.address, kind, COUNT),
+    ):
+        for _ in range(10):
+            # A new connection each time.
+            answer = httpx.post(
+                f"{small_box.url}/v1/completions",
+                json={"prompt": "Hello", "max_tokens": 8, "ignore_eos": True},
+                timeout=SOON_S,
+            )
+            assert answer.json()["choices"][0]["text"] == small_box.text("Hello", 8)
+    # One a minute, and four attacks follow each other within it.
+    assert len(caplog.records) <= 1
+    assert all("connections at once" in record.getMessage() for record in caplog.records)
+    assert all(record.exc_info is None for record in caplog.records)
+
+
+def test_a_half_sent_request_that_makes_room_is_told(small_box: Box) -> None:
+    with connect(small_box) as ours:
+        ours.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b'Content-Length: 100\r\n\r\n{"prompt": '
+        )
+        time.sleep(0.1)
+        with half_senders(small_box.server.address, "body", COUNT):
+            told = b"".join(iter(lambda: ours.recv(65_536), b""))
+    head, _, body = told.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 408 ")
+    assert b"connection: close" in head
+    assert b"Send it again" in body
+
+
+def test_a_long_answer_goes_on_beside_useless_connections(small_box: Box) -> None:
+    body = {"prompt": "Hello", "max_tokens": 24, "ignore_eos": True, "stream": True}
+    small_box.slow_s = 0.05
+    try:
+        with httpx.stream(
+            "POST", f"{small_box.url}/v1/completions", json=body, timeout=SOON_S
+        ) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            with half_senders(small_box.server.address, "body", COUNT):
+                assert list(lines)[-2] == "data: [DONE]"
+    finally:
+        small_box.slow_s = 0.0
+
+
+def test_connections_beyond_the_most_are_refused_where_all_are_busy() -> None:
+    limits = ServeLimits(**vars(LIMITS) | {"max_connections": 4})
+    box = Box(limits=limits)
+    box.slow_s = 0.2
+    body = {"prompt": "Hello", "max_tokens": 24, "ignore_eos": True, "stream": True}
+    try:
+        with ExitStack() as streams:
+            for _ in range(4):
+                request = httpx.stream(
+                    "POST", f"{box.url}/v1/completions", json=body, timeout=SOON_S
+                )
+                streams.enter_context(request)
+            refused = httpx.get(f"{box.url}/health", timeout=SOON_S)
+            assert refused.status_code == 429
+            assert error_of(refused)["code"] == "overloaded"
+            assert refused.headers["retry-after"] == "1"
+        deadline = time.monotonic() + SOON_S
+        while httpx.get(f"{box.url}/health", timeout=SOON_S).status_code == 429:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        box.close()
+
+
+def test_descriptors_that_others_use_up_cost_no_traceback(
+    small_box: Box, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert small_box.http.get("/health").status_code == 200
+    with caplog.at_level(logging.WARNING):
+        with no_files() as held:
+            # For our own socket.
+            os.close(held.pop())
+            ours = connect(small_box)
+            begun = time.process_time()
+            time.sleep(1.0)
+            assert time.process_time() - begun < 0.5
+        with ours:
+            ours.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            assert ours.recv(65_536).startswith(b"HTTP/1.1 200 ")
+    assert all(record.exc_info is None for record in caplog.records)
+
+
+def test_a_client_that_takes_nothing_is_cut_off() -> None:
+    box = Box(limits=ServeLimits(**vars(LIMITS) | {"send_timeout_s": 0.5, "head_timeout_s": 0.5}))
+    try:
+        host, port = box.server.address.split(":")
+        with socket.socket() as ours:
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            ours.connect((host, int(port)))
+            ours.setblocking(False)
+            poll = select.poll()
+            poll.register(ours, select.POLLOUT)
+            request = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            deadline = time.monotonic() + SOON_S
+            hung_up = False
+            while not hung_up:
+                assert time.monotonic() < deadline, "it is still open"
+                for _, event in poll.poll(100):
+                    hung_up = bool(event & (select.POLLERR | select.POLLHUP))
+                    if event & select.POLLOUT and not hung_up:
+                        try:
+                            ours.send(request * 100)
+                        except (BlockingIOError, ConnectionError):
+                            time.sleep(0.05)
+    finally:
+        box.close()

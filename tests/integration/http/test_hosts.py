@@ -1,0 +1,57 @@
+"""An endpoint on loopback, as a page in a browser of the same machine reaches it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from attention_client.serve import LoopbackHosts
+from http_box import Box, error_of
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def own_machine_box() -> Iterator[Box]:
+    box = Box(hosts=LoopbackHosts(["proxy.lan"]))
+    yield box
+    box.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/models"),
+        ("GET", "/health"),
+        ("GET", "/metrics"),
+        ("GET", "/eaas/v1/status"),
+        ("GET", "/openapi.json"),
+        ("POST", "/v1/completions"),
+        ("POST", "/v1/chat/completions"),
+        ("POST", "/_nicegui_ws/socket.io/"),
+        ("OPTIONS", "/v1/models"),
+    ],
+)
+def test_a_rebound_name_reaches_nothing(own_machine_box: Box, method: str, path: str) -> None:
+    before = own_machine_box.forwards
+    refused = own_machine_box.http.request(
+        method, path, headers={"Host": "evil.example:8000"}, json={"prompt": "Hello"}
+    )
+    assert refused.status_code == 403
+    assert "allowed_hosts" in error_of(refused)["message"]
+    assert own_machine_box.forwards == before
+
+
+def test_a_page_of_another_site_generates_nothing(own_machine_box: Box) -> None:
+    body = {"prompt": "Hello", "max_tokens": 2}
+    for origin, status in (
+        ("https://evil.example", 403),
+        ("null", 403),
+        ("http://localhost:3000", 200),
+        ("http://proxy.lan", 200),
+    ):
+        answer = own_machine_box.http.post("/v1/completions", json=body, headers={"Origin": origin})
+        assert answer.status_code == status
+        # No page of another origin may read an answer.
+        assert not [name for name in answer.headers if name.startswith("access-control-")]
