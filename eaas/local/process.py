@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import selectors
-import shlex
 import signal
 import subprocess
 import sys
@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from eaas.errors import ClusterError, EaasError
-from eaas.local.child import ENDED_VARIABLE, PARENT_VARIABLE, READY_VARIABLE
+from eaas.local.child import ENDED_VARIABLE, LAUNCHER_VARIABLE, READY_VARIABLE
 from eaas.local.interrupt import Interrupt
+from eaas.local.pidfd import PidfdProcess
 
 if TYPE_CHECKING:
-    from eaas.local.nursery import Forked, Nursery
+    from eaas.local.nursery import Nursery
 
 __all__ = ["ChildProcess", "program", "stop_all", "wait_ready"]
 
@@ -35,12 +36,22 @@ def program() -> tuple[str, ...]:
     return (str(script),) if script.exists() else (sys.executable, "-m", "eaas")
 
 
+@functools.cache
+def _lifeline(_launcher: int) -> int:
+    """Read end of a pipe whose write end this process alone holds, until it ends.
+
+    A process that the launcher forks is another launcher: it needs another pipe.
+    """
+    read_fd, _ = os.pipe()
+    return read_fd
+
+
 class ChildProcess:
     """A role's process: starts at once, is told to end by `stop`.
 
     Args:
         name: Of the member; also of its log file.
-        arguments: Of the `eaas` program.
+        arguments: Of the `eaas` program; may be replaced by others that start the same again.
         log_dir: Where its output goes. None: to a file without a name, which goes with this process.
         module: Python module to run.
         pass_fds: Descriptors that it inherits, under the same numbers.
@@ -74,7 +85,7 @@ class ChildProcess:
         self._pending = b""
         self.fd, write_fd = os.pipe()
         os.set_blocking(self.fd, False)
-        self.process: subprocess.Popen[bytes] | Forked
+        self.process: subprocess.Popen[bytes] | PidfdProcess
         try:
             if nursery is None:
                 self.process = self._execute(module, write_fd, pass_fds)
@@ -91,6 +102,7 @@ class ChildProcess:
     def _execute(
         self, module: str, ready_fd: int, pass_fds: Sequence[int]
     ) -> subprocess.Popen[bytes]:
+        lifeline = _lifeline(os.getpid())
         return subprocess.Popen(
             [sys.executable, "-m", module, *self.arguments],
             stdin=subprocess.DEVNULL,
@@ -99,10 +111,10 @@ class ChildProcess:
             env=os.environ
             | {
                 READY_VARIABLE: str(ready_fd),
-                PARENT_VARIABLE: str(os.getpid()),
+                LAUNCHER_VARIABLE: str(lifeline),
                 ENDED_VARIABLE: " ".join(map(str, self.ended_pids)),
             },
-            pass_fds=(ready_fd, *pass_fds),
+            pass_fds=(ready_fd, lifeline, *pass_fds),
             # A group of its own: Ctrl-C in the terminal is for the launcher, which ends the others.
             process_group=0,
         )
@@ -116,11 +128,6 @@ class ChildProcess:
     def running(self) -> bool:
         """Whether the process has not ended."""
         return self.process.poll() is None
-
-    @property
-    def command(self) -> str:
-        """What a person can paste into a shell, in any directory, to start the same again."""
-        return shlex.join((*program(), *self.arguments))
 
     def read(self) -> None:
         """Take in what the child announced. Raises EaasError with the child's own words if it failed."""
