@@ -82,6 +82,11 @@ class OpenLoad:
         self._thread = threading.Thread(target=self._run, name="load", daemon=True)
         self._thread.start()
 
+    @property
+    def sent(self) -> int:
+        """Requests so far. From any thread."""
+        return len(self._asked)
+
     def stop(self, patience_s: float) -> tuple[Asked, ...]:
         """Ask for nothing more, and wait for what was asked; what has no end by then is given up. Idempotent.
 

@@ -17,11 +17,11 @@ import numpy as np
 
 from eaas.bench.worker import nursing
 from eaas.chaos.census import census, still_running
-from eaas.chaos.check import check
+from eaas.chaos.check import check, may_be_warm_up
 from eaas.chaos.cluster import ChaosCluster
 from eaas.chaos.copies import damaged_copy
 from eaas.chaos.faults import Faults, Steps
-from eaas.chaos.history import Census, History, Incident
+from eaas.chaos.history import Asked, Census, History, Incident
 from eaas.chaos.load import OpenLoad, answers_of
 from eaas.chaos.network import Namespace, why_no_namespace
 from eaas.chaos.report import document_of, write_history
@@ -46,8 +46,11 @@ _PROMPTS, _PROMPT_TOKENS = 12, 12
 _CLOSE_S = 15.0
 # Before the run: servers that are lost, and how much denser requests are.
 _WARM_KILLS, _WARM_RATE = 3, 4.0
-# So much of the run these requests go on, and so long at most: a heap grows with the first few hundred.
-_WARM_SHARE, _WARM_S = 0.1, 120.0
+# These requests go on for this share of the run and until there are as many as the run will have, within
+# limits: a heap grows with the first few hundred.
+_WARM_SHARE, _WARM_S, _WARM_REQUESTS = 0.1, 120.0, 400
+# Longest that a short run goes on, to tell a leak from a heap that has not settled.
+_AGAIN_S = 120.0
 # Tokens of the cache that the first request leaves for its answer.
 _SHORT = 64
 # Of prompts: not of the run, so that a seed's answers are those of any other.
@@ -226,30 +229,50 @@ class _Attack:
         """Load, faults, rest."""
         settings, prompts = self._settings, _prompts()
         self._warm_up(prompts)
-        before = self._settled()
-        load = OpenLoad(
-            self._cluster.endpoint, prompts, settings.max_tokens, settings.rate, settings.seed
-        )
-        self._stack.callback(load.stop, 0.0)
-        self._ends_at = time.monotonic() + settings.seconds
-        self._drive(
-            self._lane(
-                lane(settings.seed, name, [k for k in kinds if k in whose], settings.servers)
-            )
+        before, between = self._settled(), None
+        lanes = [
+            lane(settings.seed, name, [k for k in kinds if k in whose], settings.servers)
             for name, whose in (("servers", SERVERS), ("control", CONTROL))
-        )
+        ]
+        asked = self._under_load(settings.seconds, settings.rate, prompts, lanes)
+        after = self._at_rest(before)
+        if may_be_warm_up(before, after, len(asked)):
+            self._say(
+                "memory has grown: the run goes on, with more requests, to see if it settles ..."
+            )
+            between = after
+            again_s = min(settings.seconds, _AGAIN_S)
+            asked += self._under_load(again_s, _WARM_RATE * settings.rate, prompts, lanes)
+            after = self._at_rest(before)
+        incidents = tuple(self._incidents)
+        return History(settings.redundancy, asked, answers, incidents, before, after, (), between)
+
+    def _under_load(
+        self,
+        seconds: float,
+        rate: float,
+        prompts: Sequence[Sequence[int]],
+        lanes: Sequence[Iterator[Fault]],
+    ) -> tuple[Asked, ...]:
+        """Faults under load for so long; returns the requests, when the last one has ended."""
+        settings = self._settings
+        load = OpenLoad(self._cluster.endpoint, prompts, settings.max_tokens, rate, settings.seed)
+        self._stack.callback(load.stop, 0.0)
+        self._ends_at = time.monotonic() + seconds
+        self._drive([self._lane(faults) for faults in lanes])
         while (left := self._ends_at - time.monotonic()) > 0:
             self._interrupt.wait(left)
-        asked = load.stop(_WHOLE_S)
+        return load.stop(_WHOLE_S)
+
+    def _at_rest(self, before: dict[str, Census]) -> dict[str, Census]:
+        """What there is once connections that nobody uses are closed."""
         self._interrupt.wait(_REST_S)
         after = self._census()
         patience = time.monotonic() + _CLOSE_S
         while _open(after) != _open(before) and time.monotonic() < patience:
             self._interrupt.wait(_REST_S / 4)
             after = self._census()
-        return History(
-            settings.redundancy, asked, answers, tuple(self._incidents), before, after, ()
-        )
+        return after
 
     def _warm_up(self, prompts: Sequence[Sequence[int]]) -> None:
         """Until what is made once, at first requests and first lost servers, is there."""
@@ -268,7 +291,13 @@ class _Attack:
         self._stack.callback(load.stop, 0.0)
         kills = [Fault("kill", 0.5, 0.1, (number,), 0) for number in range(_WARM_KILLS)]
         self._drive([self._lane(iter(kills))])
-        self._interrupt.wait(min(_WARM_SHARE * settings.seconds, _WARM_S))
+        began = time.monotonic()
+        least_s = min(_WARM_SHARE * settings.seconds, _WARM_S)
+        wanted = min(settings.rate * settings.seconds, _WARM_REQUESTS)
+        while (for_s := time.monotonic() - began) < _WARM_S:
+            if for_s >= least_s and load.sent >= wanted:
+                break
+            self._interrupt.wait(_LOOK_S)
         load.stop(_WHOLE_S)
         self._incidents.clear()
         self._interrupt.wait(_REST_S)
