@@ -15,6 +15,7 @@ __all__ = [
     "announce",
     "bind_to_launcher",
     "ended_pids",
+    "has_same_launcher",
 ]
 
 READY_VARIABLE = "_EAAS_READY_FD"
@@ -49,6 +50,18 @@ def bind_to_launcher() -> None:
     with contextlib.suppress(BlockingIOError):
         os.read(_bound_fd, 1)
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def has_same_launcher(pid: int) -> bool:
+    """Whether the launcher of this process has started another one, which lives."""
+    fd = os.environ.get(LAUNCHER_VARIABLE)
+    if fd is None:
+        return False
+    try:
+        # All its processes have the pipe, under the same number.
+        return os.readlink(f"/proc/{pid}/fd/{fd}") == os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return False
 
 
 def ended_pids() -> list[int]:
