@@ -27,6 +27,7 @@ from eaas.cli import (
 )
 from eaas.errors import EaasError
 from eaas.local.child import announce
+from eaas.log import print_line
 
 __all__ = ["app", "main"]
 
@@ -76,5 +77,5 @@ def main() -> None:
         app()
     except EaasError as error:
         announce(error=str(error))
-        print(f"eaas: error: {error}", file=sys.stderr)
+        print_line(f"eaas: error: {error}", sys.stderr)
         sys.exit(2)

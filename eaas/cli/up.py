@@ -18,6 +18,7 @@ from eaas.cli.client import fetch_status, status_table
 from eaas.cli.options import ApiKeyFile, ConfigFile, Insecure, Model, Tls
 from eaas.errors import ClusterError, EaasError
 from eaas.local.process import program
+from eaas.log import print_line
 
 if TYPE_CHECKING:
     from eaas.local import LocalCluster
@@ -105,23 +106,19 @@ def up(
         )
         started = time.monotonic()
         try:
-            _say(
+            print_line(
                 f"starting {servers} expert servers and an attention client for {cluster.model} ..."
             )
             cluster.start(settings.balancer.apply_timeout_s + _START_S, interrupt=interrupt)
-            _say(f"SERVING after {time.monotonic() - started:.1f} s")
+            print_line(f"SERVING after {time.monotonic() - started:.1f} s")
             _greet(cluster)
             _watch(cluster, interrupt)
         except Interrupted:
             # The terminal may be what ended.
             with contextlib.suppress(OSError):
-                _say("stopping ...")
+                print_line("stopping ...")
         finally:
             cluster.stop()
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
 
 
 def _greet(cluster: LocalCluster) -> None:
@@ -141,7 +138,7 @@ def _greet(cluster: LocalCluster) -> None:
     # The key itself is neither for the screen nor for a command line.
     shown = f" -H @<(printf 'Authorization: Bearer %s' {key})" if key else ""
     curl = f"curl -s{shown}"
-    _say(f"""
+    print_line(f"""
 kernel:   {_kernels(cluster)}
 endpoint: {cluster.endpoint}/v1
 {_page(cluster)}status:   {shlex.join(status)}
@@ -191,7 +188,7 @@ def _watch(cluster: LocalCluster, interrupt: Interrupt) -> None:
             _watch_live(cluster, interrupt, supervisor, scaler)
         while True:
             for line in _step(supervisor, scaler):
-                _say(line)
+                print_line(line)
             interrupt.wait(_SCALING_S if scaler.busy else _REFRESH_S)
     finally:
         watch.close()

@@ -149,6 +149,8 @@ class Nursery(ChildProcess):
             try:
                 socket.send_fds(self._control, [json.dumps(request).encode()], fds)
                 answer, returned, _, _ = socket.recv_fds(self._control, _ANSWER_BYTES, 1)
+            except (BrokenPipeError, ConnectionResetError):
+                answer = b""
             except OSError as error:
                 self._control.close()
                 raise ClusterError(f"the fork server does not answer: {error}") from error

@@ -23,7 +23,7 @@ from eaas.local.pidfd import PidfdProcess
 if TYPE_CHECKING:
     from eaas.local.nursery import Nursery
 
-__all__ = ["ChildProcess", "program", "stop_all", "wait_ready"]
+__all__ = ["ChildProcess", "how_it_ended", "program", "stop_all", "wait_ready"]
 
 # Three times over (client, servers, monitor) it is less than anybody waits after Ctrl-C.
 _TAIL_BYTES = 4096
@@ -34,6 +34,13 @@ def program() -> tuple[str, ...]:
     """How to call this installation's `eaas` from any directory."""
     script = Path(sys.executable).with_name("eaas")
     return (str(script),) if script.exists() else (sys.executable, "-m", "eaas")
+
+
+def how_it_ended(code: int | None) -> str:
+    """An exit code as of `subprocess.Popen`, for people: a verb and what belongs to it."""
+    if code is not None and code < 0:
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"ended with code {code}"
 
 
 @functools.cache
@@ -146,7 +153,7 @@ class ChildProcess:
             raise EaasError(self._failure)
         if self.address is None and not self.running:
             raise ClusterError(
-                f"{self.name} ended with code {self.process.returncode} before it was ready; "
+                f"{self.name} {how_it_ended(self.process.returncode)} before it was ready; "
                 f"its last words: {self.last_words()}"
             )
 

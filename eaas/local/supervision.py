@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from eaas.errors import ClusterError, EaasError
+from eaas.local.process import how_it_ended
 from eaas.local.restart import Restarts
 
 if TYPE_CHECKING:
@@ -55,7 +55,9 @@ class Supervisor:
         ]
         lines += self._fork_server.step()
         if self.can_start:
-            lines += self._client.step()
+            # Without a monitor it could not register.
+            monitor = self._cluster.children["monitor"]
+            lines += self._client.step("" if monitor.running else "the monitor")
         return lines + self._obituaries()
 
     @property
@@ -115,16 +117,20 @@ class _Kept:
         """Whether it runs and is ready."""
         return self._serves_since is not None and self.process.running
 
-    def step(self) -> list[str]:
-        """Look, and do what is due. Raises ClusterError where it ends again and again."""
+    def step(self, missing: str = "") -> list[str]:
+        """Look, and do what is due. Raises ClusterError where it ends again and again.
+
+        Args:
+            missing: What it cannot start without; empty: nothing.
+        """
         process = self.process
         if process.running:
             return self._look(process)
         lines = []
         if self._starts_at is None:
-            lines = [self._plan(process)]
+            lines = [self._plan(process, missing)]
         assert self._starts_at is not None
-        if time.monotonic() >= self._starts_at:
+        if not missing and time.monotonic() >= self._starts_at:
             self._starts_at = None
             self._start()
         return lines
@@ -142,18 +148,17 @@ class _Kept:
         self._serves_since = time.monotonic()
         return [f"{process.name} (pid {process.pid}) serves again"]
 
-    def _plan(self, process: ChildProcess) -> str:
+    def _plan(self, process: ChildProcess, missing: str) -> str:
         now = time.monotonic()
         served_s = now - self._serves_since if self._serves_since is not None else 0.0
         self._serves_since = None
         pause_s = self._restarts.pause_s(served_s)
-        code = process.process.returncode
-        assert code is not None
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended (code {code})"
+        how = how_it_ended(process.process.returncode)
         if pause_s is None:
             raise ClusterError(
-                f"the {process.name} ended again and again, at last with code {code}; "
+                f"{process.name} (pid {process.pid}) {how}, again and again; "
                 f"its last words: {process.last_words()}"
             )
         self._starts_at = now + pause_s
-        return f"{process.name} (pid {process.pid}) {how}; {self._cost}; it starts again"
+        when = f"once {missing} runs" if missing else "now" if pause_s == 0 else f"in {pause_s:g} s"
+        return f"{process.name} (pid {process.pid}) {how}; {self._cost}; it starts again {when}"

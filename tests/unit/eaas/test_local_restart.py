@@ -105,7 +105,9 @@ class _Cluster:
 
     def __init__(self) -> None:
         self.fork_server = _Process("fork-server", None)
-        self.children: dict[str, Any] = {"attention-client": _Process("attention-client", None)}
+        self.children: dict[str, Any] = {
+            name: _Process(name, None) for name in ("attention-client", "monitor")
+        }
         self.starts = 0
 
     def fail(self) -> None:
@@ -116,6 +118,9 @@ class _Cluster:
 
     def ended(self) -> list[Any]:
         return [c for c in self.children.values() if not c.running]
+
+    def restart_line(self, child: _Process) -> str:
+        return f"eaas {child.name}"
 
     def start_fork_server(self) -> None:
         self.fork_server = _Process("fork-server", None)
@@ -136,12 +141,12 @@ def test_a_client_that_fails_again_and_again_ends_the_cluster(
     cluster.fail()
     (line,) = supervisor.step()
     assert line == (
-        "attention-client (pid 1) ended (code 2); its running requests are lost; it starts again"
+        "attention-client (pid 1) ended with code 2; its running requests are lost; it starts again now"
     )
     while cluster.starts < 5:
         now_s[0] += 10.0
         supervisor.step()
-    with pytest.raises(ClusterError, match=r"again and again, .* its last words: no room"):
+    with pytest.raises(ClusterError, match=r"again and again; its last words: no room"):
         supervisor.step()
 
 
@@ -154,4 +159,19 @@ def test_a_client_waits_for_the_fork_server(monkeypatch: pytest.MonkeyPatch) -> 
     assert "fork-server (pid 1) was ended by SIGKILL; the processes that it forked go on" in line
     assert (supervisor.can_start, cluster.starts) == (False, 0)
     assert supervisor.step()[0] == "fork-server (pid 1) serves again"
+    assert cluster.starts == 1
+
+
+def test_a_client_waits_for_the_monitor() -> None:
+    """That it cannot register is no failure of its own."""
+    cluster: Any = _Cluster()
+    supervisor = supervision.Supervisor(cluster)
+    cluster.fail()
+    cluster.children["monitor"] = _Process("monitor", -9)
+    first, second = supervisor.step()
+    assert first.endswith("it starts again once the monitor runs")
+    assert second.endswith("ended; start it again with:\n  eaas monitor\n")
+    assert supervisor.step() == []
+    cluster.children["monitor"] = _Process("monitor", None)
+    supervisor.step()
     assert cluster.starts == 1
