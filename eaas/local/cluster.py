@@ -135,7 +135,7 @@ class LocalCluster:
             others.append(self._spawn_balancer())
             if self._with_client:
                 others.append(self._spawn_client())
-            wait_ready(others, deadline - time.monotonic(), interrupt)
+            wait_ready(others, deadline - time.monotonic(), interrupt, needed=[monitor])
             if self._with_client:
                 client = self.children[_CLIENT]
                 assert client.address is not None

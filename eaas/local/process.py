@@ -28,6 +28,7 @@ __all__ = ["ChildProcess", "how_it_ended", "program", "stop_all", "wait_ready"]
 # Three times over (client, servers, monitor) it is less than anybody waits after Ctrl-C.
 _TAIL_BYTES = 4096
 _END_S = 3.0
+_LOOK_S = 0.5
 
 
 def program() -> tuple[str, ...]:
@@ -205,17 +206,27 @@ def stop_all(children: Iterable[ChildProcess], *, at_once: bool = False) -> None
 
 
 def wait_ready(
-    children: Iterable[ChildProcess], timeout_s: float, interrupt: Interrupt | None = None
+    children: Iterable[ChildProcess],
+    timeout_s: float,
+    interrupt: Interrupt | None = None,
+    needed: Iterable[ChildProcess] = (),
 ) -> None:
     """Wait until every child has announced its address.
 
+    Args:
+        children: Whom to wait for.
+        timeout_s: Longest wait.
+        interrupt: Ends it early.
+        needed: Others that are ready already, without whom these never are.
+
     Raises:
-        EaasError: A child failed; its own words.
+        EaasError: A child failed; its own words. Or one that was ready has ended.
         ClusterError: The time is over; names who is not ready.
         Interrupted: The operator wants the end.
     """
     deadline = time.monotonic() + timeout_s
-    waiting = {child for child in children if child.address is None}
+    started = [*children, *needed]
+    waiting = {child for child in started if child.address is None}
     with selectors.DefaultSelector() as selector:
         for child in waiting:
             selector.register(child.fd, selectors.EVENT_READ, child)
@@ -227,7 +238,13 @@ def wait_ready(
             if left <= 0:
                 names = ", ".join(sorted(child.name for child in waiting))
                 raise ClusterError(f"not ready after {timeout_s:.0f} s: {names}")
-            for key, _ in selector.select(left):
+            for child in started:
+                if child not in waiting and not child.running:
+                    raise ClusterError(
+                        f"{child.name} {how_it_ended(child.process.returncode)} while others were "
+                        f"starting; its last words: {child.last_words()}"
+                    )
+            for key, _ in selector.select(min(left, _LOOK_S)):
                 if isinstance(key.data, Interrupt):
                     key.data.check()
                     continue

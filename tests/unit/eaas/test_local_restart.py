@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from eaas.config import ClusterConfig, load_config
 from eaas.errors import ClusterError
 from eaas.local import supervision
 from eaas.local.by_hand import find_started_by_hand
-from eaas.local.process import program
+from eaas.local.process import program, wait_ready
 from eaas.local.restart import Restarts, keep_port, restart_line
 
 
@@ -175,3 +176,19 @@ def test_a_client_waits_for_the_monitor() -> None:
     cluster.children["monitor"] = _Process("monitor", None)
     supervisor.step()
     assert cluster.starts == 1
+
+
+@pytest.mark.parametrize("needed", [False, True])
+def test_a_start_does_not_wait_for_those_who_need_one_that_has_ended(needed: bool) -> None:
+    ours, theirs = os.pipe()
+    try:
+        starting: Any = _Process("attention-client", None)
+        starting.address, starting.fd = None, ours
+        ended: Any = _Process("balancer", -9)
+        ended.address = "somewhere"
+        both = ([starting], [ended]) if needed else ([starting, ended], [])
+        with pytest.raises(ClusterError, match="balancer was ended by SIGKILL while others were"):
+            wait_ready(both[0], 60.0, needed=both[1])
+    finally:
+        os.close(ours)
+        os.close(theirs)
