@@ -19,8 +19,8 @@ MEMORY_GROWTH = 0.02
 # second is not.
 _ENOUGH_REQUESTS = 1500
 _WARM_UP_GROWTH = (0.01, 0.07)
-# By so much the memory of all processes may grow while a run goes on to see if it settles: a heap that
-# settles grows in steps of some MiB, and a leak of 20 KB a request makes twice as much of 1,500 requests.
+# Growth of all processes' memory by further requests, without faults, that a heap that settles may have: it
+# grows in steps of some MiB. A leak of 20 KB a request makes twice as much of 1,500 requests.
 _SETTLED_BYTES = 15 << 20
 # The error of a request that found no replica of an expert.
 _NO_REPLICA = "experts_unavailable"

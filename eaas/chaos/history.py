@@ -74,7 +74,7 @@ class History:
         before: Of every process, by name, before the first fault.
         after: The same after the last one, at rest.
         left_behind: Processes, namespaces and segments that outlived the cluster.
-        between: Of every process, where memory had grown and the run went on to see if it settles.
+        between: Of every process, where memory had grown and more requests were to tell if it settles.
     """
 
     redundancy: int

@@ -44,13 +44,15 @@ _REST_S = 2.0
 _PROMPTS, _PROMPT_TOKENS = 12, 12
 # Until connections that nobody uses are closed.
 _CLOSE_S = 15.0
-# Before the run: servers that are lost, and how much denser requests are.
-_WARM_KILLS, _WARM_RATE = 3, 4.0
-# These requests go on for this share of the run and until there are as many as the run will have, within
-# limits: a heap grows with the first few hundred.
+# Before the run: servers that are lost.
+_WARM_KILLS = 3
+# Requests that let a heap settle: how much denser than in the run, and how many at once.
+_DENSER, _AT_ONCE = 4.0, 8
+# Before the run: a share of its time, as many as in the run, and limits of both. A heap grows with the first
+# few hundred.
 _WARM_SHARE, _WARM_S, _WARM_REQUESTS = 0.1, 120.0, 400
-# Longest that a short run goes on, to tell a leak from a heap that has not settled.
-_AGAIN_S = 120.0
+# After a short run whose memory has grown: limits of the requests that tell a leak from a heap that settles.
+_SETTLE_S, _SETTLE_REQUESTS = 180.0, 1500
 # Tokens of the cache that the first request leaves for its answer.
 _SHORT = 64
 # Of prompts: not of the run, so that a seed's answers are those of any other.
@@ -234,35 +236,50 @@ class _Attack:
             lane(settings.seed, name, [k for k in kinds if k in whose], settings.servers)
             for name, whose in (("servers", SERVERS), ("control", CONTROL))
         ]
-        asked = self._under_load(settings.seconds, settings.rate, prompts, lanes)
+        asked = self._under_load(prompts, lanes)
         after = self._at_rest(before)
         if may_be_warm_up(before, after, len(asked)):
             self._say(
-                "memory has grown: the run goes on, with more requests, to see if it settles ..."
+                "memory has grown: more requests, without faults, tell whether it settles ..."
             )
             between = after
-            again_s = min(settings.seconds, _AGAIN_S)
-            asked += self._under_load(again_s, _WARM_RATE * settings.rate, prompts, lanes)
+            load = self._dense_load(prompts)
+            requests = min(_DENSER * settings.rate * settings.seconds, _SETTLE_REQUESTS)
+            self._wait_for(load, requests, 0.0, _SETTLE_S)
+            asked += load.stop(_WHOLE_S)
             after = self._at_rest(before)
         incidents = tuple(self._incidents)
         return History(settings.redundancy, asked, answers, incidents, before, after, (), between)
 
     def _under_load(
-        self,
-        seconds: float,
-        rate: float,
-        prompts: Sequence[Sequence[int]],
-        lanes: Sequence[Iterator[Fault]],
+        self, prompts: Sequence[Sequence[int]], lanes: Sequence[Iterator[Fault]]
     ) -> tuple[Asked, ...]:
-        """Faults under load for so long; returns the requests, when the last one has ended."""
+        """Faults under load; returns the requests, when the last one has ended."""
         settings = self._settings
-        load = OpenLoad(self._cluster.endpoint, prompts, settings.max_tokens, rate, settings.seed)
+        load = OpenLoad(
+            self._cluster.endpoint, prompts, settings.max_tokens, settings.rate, settings.seed
+        )
         self._stack.callback(load.stop, 0.0)
-        self._ends_at = time.monotonic() + seconds
+        self._ends_at = time.monotonic() + settings.seconds
         self._drive([self._lane(faults) for faults in lanes])
         while (left := self._ends_at - time.monotonic()) > 0:
             self._interrupt.wait(left)
         return load.stop(_WHOLE_S)
+
+    def _dense_load(self, prompts: Sequence[Sequence[int]]) -> OpenLoad:
+        settings = self._settings
+        rate = _DENSER * settings.rate
+        load = OpenLoad(self._cluster.endpoint, prompts, settings.max_tokens, rate, 0, _AT_ONCE)
+        self._stack.callback(load.stop, 0.0)
+        return load
+
+    def _wait_for(self, load: OpenLoad, requests: float, least_s: float, most_s: float) -> None:
+        """Until a load has sent so many requests, within limits of time."""
+        began = time.monotonic()
+        while (for_s := time.monotonic() - began) < most_s:
+            if for_s >= least_s and load.sent >= requests:
+                return
+            self._interrupt.wait(_LOOK_S)
 
     def _at_rest(self, before: dict[str, Census]) -> dict[str, Census]:
         """What there is once connections that nobody uses are closed."""
@@ -285,19 +302,12 @@ class _Attack:
         (answer,) = answers_of(self._cluster.endpoint, [filling], 2)
         if answer.error:
             self._say(f"the cache is not filled beforehand, memory may grow: {answer.error}")
-        load = OpenLoad(
-            self._cluster.endpoint, prompts, settings.max_tokens, _WARM_RATE * settings.rate, 0
-        )
-        self._stack.callback(load.stop, 0.0)
+        load = self._dense_load(prompts)
         kills = [Fault("kill", 0.5, 0.1, (number,), 0) for number in range(_WARM_KILLS)]
         self._drive([self._lane(iter(kills))])
-        began = time.monotonic()
+        requests = min(settings.rate * settings.seconds, _WARM_REQUESTS)
         least_s = min(_WARM_SHARE * settings.seconds, _WARM_S)
-        wanted = min(settings.rate * settings.seconds, _WARM_REQUESTS)
-        while (for_s := time.monotonic() - began) < _WARM_S:
-            if for_s >= least_s and load.sent >= wanted:
-                break
-            self._interrupt.wait(_LOOK_S)
+        self._wait_for(load, requests, least_s, _WARM_S)
         load.stop(_WHOLE_S)
         self._incidents.clear()
         self._interrupt.wait(_REST_S)

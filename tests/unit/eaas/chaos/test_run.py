@@ -37,26 +37,31 @@ def test_a_short_run_goes_on_where_memory_has_grown(
     phases: int,
     violations: int,
 ) -> None:
-    rates: list[float] = []
-    requests = 0
+    requests: list[int] = []
 
-    def under_load(_attack: Any, seconds: float, rate: float, *_: Any) -> tuple[Asked, ...]:
-        nonlocal requests
-        rates.append(rate)
-        requests += int(seconds * rate)
-        return (RIGHT,) * int(seconds * rate)
+    class Load:
+        sent = 1440
+
+        def stop(self, _patience_s: float) -> tuple[Asked, ...]:
+            requests.append(self.sent)
+            return (RIGHT,) * self.sent
+
+    def under_load(*_: Any) -> tuple[Asked, ...]:
+        requests.append(360)
+        return (RIGHT,) * 360
 
     def at_rest(*_: Any) -> dict[str, Census]:
-        return held(350 + leak_mib * requests + sum(settles_mib[: len(rates)]))
+        return held(350 + leak_mib * sum(requests) + sum(settles_mib[: len(requests)]))
 
     monkeypatch.setattr(_Attack, "_warm_up", lambda *_: None)
     monkeypatch.setattr(_Attack, "_settled", lambda _: held(350))
     monkeypatch.setattr(_Attack, "_under_load", under_load)
+    monkeypatch.setattr(_Attack, "_dense_load", lambda *_: Load())
     monkeypatch.setattr(_Attack, "_at_rest", at_rest)
     with Interrupt() as interrupt:
         cluster: Any = None
         attack = _Attack(cluster, SETTINGS, None, interrupt, lambda _: None)
         history = attack.run(("a",), SETTINGS.kinds)
-    assert rates == [4.0, 16.0][:phases]
-    assert len(history.asked) == requests
+    assert requests == [360, 1440][:phases]
+    assert len(history.asked) == sum(requests)
     assert len(check(history)) == violations
