@@ -86,6 +86,11 @@ class LocalCluster:
         security, client = self.config.security, self.config.attention_client
         # Whoever asks its balancer to let servers go is an operator.
         self.tls = identity(security, _OPERATOR)
+        if self.tls is not None:
+            # Not at the top: without TLS nothing needs cryptography.
+            from eaas.certs import refuse_expired
+
+            refuse_expired(self.tls.directory)
         precheck(model)
         if attention_client:
             _check_port(client.host, client.port)
