@@ -24,7 +24,7 @@ from eaas.errors import ConfigError
 from eaas.tls import CA_FILE, server_name
 from eaas.types import Role
 
-__all__ = ["CA_KEY_FILE", "ROLES", "issue_again", "write_certificates"]
+__all__ = ["CA_KEY_FILE", "ROLES", "issue_again", "refuse_expired", "write_certificates"]
 
 CA_KEY_FILE = "ca.key"
 """The authority's private key: no process of a cluster needs it."""
@@ -77,6 +77,26 @@ def write_certificates(directory: Path, *, days: float, names: Sequence[str] = (
     except OSError as error:
         raise ConfigError(f"{directory}: {error.strerror}; give another directory") from error
     issue_again(directory, days=days, names=names)
+
+
+def refuse_expired(directory: Path) -> None:
+    """Check the dates of a directory's certificates, before processes start that could never connect.
+
+    Raises:
+        ConfigError: One has expired, or is no certificate.
+    """
+    files = (directory / CA_FILE, *(directory / f"{role}.pem" for role in ROLES))
+    for path in filter(Path.exists, files):
+        try:
+            certificate = x509.load_pem_x509_certificate(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path}: no PEM certificate that can be read") from error
+        now = datetime.now(UTC)
+        if certificate.not_valid_after_utc < now:
+            raise ConfigError(
+                f"{path} expired on {certificate.not_valid_after_utc:%Y-%m-%d}; "
+                f"`eaas certs {directory} --renew` writes new certificates"
+            )
 
 
 def issue_again(directory: Path, *, days: float, names: Sequence[str] = ()) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import sys
 import time
+from typing import TextIO
 
-__all__ = ["configure_logging", "get_logger"]
+__all__ = ["configure_logging", "get_logger", "print_line"]
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 _FLOOD_S = 60.0
@@ -56,3 +60,17 @@ def configure_logging(role: str, level: str = "INFO") -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
+
+
+def print_line(line: str, file: TextIO | None = None) -> None:
+    """Print a line for people at once; it is lost where the disk is full: no process ends for that.
+
+    Args:
+        line: Without its end.
+        file: By default standard output.
+    """
+    try:
+        print(line, file=file or sys.stdout, flush=True)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise

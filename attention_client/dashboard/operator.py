@@ -11,6 +11,7 @@ from eaas.balancer_calls import scale_servers
 from eaas.balancer_client import BalancerClient
 from eaas.errors import ClusterError
 from eaas.facts import Facts
+from eaas.local.child import has_same_launcher
 from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.tls import Identity
 from eaas.types import Member, MemberState, Role
@@ -24,7 +25,7 @@ MOST_SERVERS = 64
 class Operator:
     """Signals to expert servers of this machine, and calls of the balancer. Methods block for some seconds.
 
-    Only processes with this one's own parent are signalled: those that the same launcher has started.
+    Only processes that the same launcher has started are signalled.
 
     Args:
         tls: The operator's certificate; None: plain text.
@@ -102,7 +103,7 @@ def _signal(server: Member, number: signal.Signals) -> None:
     except OverflowError as error:
         raise ClusterError(f"{server.id} (pid {server.pid}): No such process") from error
     try:
-        if _status(server.pid).get("PPid") != str(os.getppid()):
+        if not has_same_launcher(server.pid):
             raise ClusterError(
                 f"{server.id} (pid {server.pid}) was started by hand: end it where it was started"
             )

@@ -11,10 +11,17 @@ from collections.abc import Iterable
 
 from eaas.chaos.history import Asked, Census, History, Incident
 
-__all__ = ["MEMORY_GROWTH", "check", "excused"]
+__all__ = ["MEMORY_GROWTH", "check", "excused", "may_be_warm_up"]
 
 MEMORY_GROWTH = 0.02
 """Share by which the memory of all processes may grow."""
+# With fewer requests, more growth than the first share may be of a heap that has not settled; more than the
+# second is not.
+_ENOUGH_REQUESTS = 1500
+_WARM_UP_GROWTH = (0.01, 0.07)
+# Growth of all processes' memory by further requests, without faults, that a heap that settles may have: it
+# grows in steps of some MiB. A leak of 20 KB a request makes twice as much of 1,500 requests.
+_SETTLED_BYTES = 15 << 20
 # The error of a request that found no replica of an expert.
 _NO_REPLICA = "experts_unavailable"
 
@@ -23,6 +30,13 @@ def check(history: History) -> list[str]:
     """What went wrong, a line each; empty: nothing."""
     wrong = [*_requests(history), *_faults(history.incidents), *_resources(history)]
     return wrong + [f"left behind: {what}" for what in history.left_behind]
+
+
+def may_be_warm_up(before: dict[str, Census], after: dict[str, Census], requests: int) -> bool:
+    """Whether memory has grown, after too few requests to tell a leak from a heap that has not settled."""
+    least, most = (1 + share for share in _WARM_UP_GROWTH)
+    growth = _resident(after) / _resident(before)
+    return requests < _ENOUGH_REQUESTS and least < growth <= most
 
 
 def excused(asked: Asked, history: History) -> bool:
@@ -79,10 +93,19 @@ def _resources(history: History) -> Iterable[str]:
             yield f"{name}: {after[name].descriptors} descriptors, {before[name].descriptors} before"
         if after[name].segments != before[name].segments:
             yield f"{name}: {after[name].segments} segments, {before[name].segments} before"
-    sums = _resident(before), _resident(after)
-    if sums[1] > sums[0] * (1 + MEMORY_GROWTH):
-        yield f"resident memory: {sums[1] / 2**20:.1f} MiB, {sums[0] / 2**20:.1f} MiB before"
+    if history.between is None:
+        allowed = _resident(before) * (1 + MEMORY_GROWTH)
+        middle = ""
+    else:
+        allowed = _resident(history.between) + _SETTLED_BYTES
+        middle = f", {_mib(history.between)} MiB in between: it does not settle"
+    if _resident(after) > allowed:
+        yield f"resident memory: {_mib(after)} MiB, {_mib(before)} MiB before{middle}"
 
 
 def _resident(census: dict[str, Census]) -> int:
     return sum(one.resident_bytes for one in census.values())
+
+
+def _mib(census: dict[str, Census]) -> str:
+    return f"{_resident(census) / 2**20:.1f}"

@@ -74,6 +74,7 @@ class History:
         before: Of every process, by name, before the first fault.
         after: The same after the last one, at rest.
         left_behind: Processes, namespaces and segments that outlived the cluster.
+        between: Of every process, where memory had grown and more requests were to tell if it settles.
     """
 
     redundancy: int
@@ -83,3 +84,4 @@ class History:
     before: dict[str, Census]
     after: dict[str, Census]
     left_behind: tuple[str, ...]
+    between: dict[str, Census] | None = None

@@ -59,6 +59,7 @@ class OpenLoad:
         max_tokens: Of each answer.
         rate: Requests per second on the average; the times between them are exponential.
         seed: Draws times and prompts.
+        most_at_once: Requests come later where so many have no end yet; None: they come when they come.
     """
 
     def __init__(
@@ -68,7 +69,9 @@ class OpenLoad:
         max_tokens: int,
         rate: float,
         seed: int,
+        most_at_once: int | None = None,
     ) -> None:
+        self._most_at_once = most_at_once
         self._base_url = base_url
         self._prompts = prompts
         self._max_tokens = max_tokens
@@ -81,6 +84,11 @@ class OpenLoad:
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="load", daemon=True)
         self._thread.start()
+
+    @property
+    def sent(self) -> int:
+        """Requests so far. From any thread."""
+        return len(self._asked)
 
     def stop(self, patience_s: float) -> tuple[Asked, ...]:
         """Ask for nothing more, and wait for what was asked; what has no end by then is given up. Idempotent.
@@ -104,14 +112,19 @@ class OpenLoad:
     async def _all(self) -> None:
         async with _client() as client:
             due = time.monotonic()
+            running: set[asyncio.Task[Answer]] = set()
             while not self._over.is_set():
                 due += self._dice.expovariate(self._rate)
                 prompt = self._dice.randrange(len(self._prompts))
                 while (left := due - time.monotonic()) > 0 and not self._over.is_set():
                     await asyncio.sleep(min(left, 0.1))
+                while len(running) == self._most_at_once and not self._over.is_set():
+                    await asyncio.wait(running, timeout=0.1, return_when=asyncio.FIRST_COMPLETED)
                 if not self._over.is_set():
                     body = _body(self._prompts[prompt], self._max_tokens)
                     task = asyncio.create_task(ask(client, self._base_url, body))
+                    running.add(task)
+                    task.add_done_callback(running.discard)
                     self._asked.append((prompt, due, task))
             tasks = [task for _, _, task in self._asked]
             if tasks:

@@ -17,11 +17,11 @@ import numpy as np
 
 from eaas.bench.worker import nursing
 from eaas.chaos.census import census, still_running
-from eaas.chaos.check import check
+from eaas.chaos.check import check, may_be_warm_up
 from eaas.chaos.cluster import ChaosCluster
 from eaas.chaos.copies import damaged_copy
 from eaas.chaos.faults import Faults, Steps
-from eaas.chaos.history import Census, History, Incident
+from eaas.chaos.history import Asked, Census, History, Incident
 from eaas.chaos.load import OpenLoad, answers_of
 from eaas.chaos.network import Namespace, why_no_namespace
 from eaas.chaos.report import document_of, write_history
@@ -44,10 +44,15 @@ _REST_S = 2.0
 _PROMPTS, _PROMPT_TOKENS = 12, 12
 # Until connections that nobody uses are closed.
 _CLOSE_S = 15.0
-# Before the run: servers that are lost, and how much denser requests are.
-_WARM_KILLS, _WARM_RATE = 3, 4.0
-# So much of the run these requests go on, and so long at most: a heap grows with the first few hundred.
-_WARM_SHARE, _WARM_S = 0.1, 120.0
+# Before the run: servers that are lost.
+_WARM_KILLS = 3
+# Requests that let a heap settle: how much denser than in the run, and how many at once.
+_DENSER, _AT_ONCE = 4.0, 8
+# Before the run: a share of its time, as many as in the run, and limits of both. A heap grows with the first
+# few hundred.
+_WARM_SHARE, _WARM_S, _WARM_REQUESTS = 0.1, 120.0, 400
+# After a short run whose memory has grown: limits of the requests that tell a leak from a heap that settles.
+_SETTLE_S, _SETTLE_REQUESTS = 180.0, 1500
 # Tokens of the cache that the first request leaves for its answer.
 _SHORT = 64
 # Of prompts: not of the run, so that a seed's answers are those of any other.
@@ -226,30 +231,65 @@ class _Attack:
         """Load, faults, rest."""
         settings, prompts = self._settings, _prompts()
         self._warm_up(prompts)
-        before = self._settled()
+        before, between = self._settled(), None
+        lanes = [
+            lane(settings.seed, name, [k for k in kinds if k in whose], settings.servers)
+            for name, whose in (("servers", SERVERS), ("control", CONTROL))
+        ]
+        asked = self._under_load(prompts, lanes)
+        after = self._at_rest(before)
+        if may_be_warm_up(before, after, len(asked)):
+            self._say(
+                "memory has grown: more requests, without faults, tell whether it settles ..."
+            )
+            between = after
+            load = self._dense_load(prompts)
+            requests = min(_DENSER * settings.rate * settings.seconds, _SETTLE_REQUESTS)
+            self._wait_for(load, requests, 0.0, _SETTLE_S)
+            asked += load.stop(_WHOLE_S)
+            after = self._at_rest(before)
+        incidents = tuple(self._incidents)
+        return History(settings.redundancy, asked, answers, incidents, before, after, (), between)
+
+    def _under_load(
+        self, prompts: Sequence[Sequence[int]], lanes: Sequence[Iterator[Fault]]
+    ) -> tuple[Asked, ...]:
+        """Faults under load; returns the requests, when the last one has ended."""
+        settings = self._settings
         load = OpenLoad(
             self._cluster.endpoint, prompts, settings.max_tokens, settings.rate, settings.seed
         )
         self._stack.callback(load.stop, 0.0)
         self._ends_at = time.monotonic() + settings.seconds
-        self._drive(
-            self._lane(
-                lane(settings.seed, name, [k for k in kinds if k in whose], settings.servers)
-            )
-            for name, whose in (("servers", SERVERS), ("control", CONTROL))
-        )
+        self._drive([self._lane(faults) for faults in lanes])
         while (left := self._ends_at - time.monotonic()) > 0:
             self._interrupt.wait(left)
-        asked = load.stop(_WHOLE_S)
+        return load.stop(_WHOLE_S)
+
+    def _dense_load(self, prompts: Sequence[Sequence[int]]) -> OpenLoad:
+        settings = self._settings
+        rate = _DENSER * settings.rate
+        load = OpenLoad(self._cluster.endpoint, prompts, settings.max_tokens, rate, 0, _AT_ONCE)
+        self._stack.callback(load.stop, 0.0)
+        return load
+
+    def _wait_for(self, load: OpenLoad, requests: float, least_s: float, most_s: float) -> None:
+        """Until a load has sent so many requests, within limits of time."""
+        began = time.monotonic()
+        while (for_s := time.monotonic() - began) < most_s:
+            if for_s >= least_s and load.sent >= requests:
+                return
+            self._interrupt.wait(_LOOK_S)
+
+    def _at_rest(self, before: dict[str, Census]) -> dict[str, Census]:
+        """What there is once connections that nobody uses are closed."""
         self._interrupt.wait(_REST_S)
         after = self._census()
         patience = time.monotonic() + _CLOSE_S
         while _open(after) != _open(before) and time.monotonic() < patience:
             self._interrupt.wait(_REST_S / 4)
             after = self._census()
-        return History(
-            settings.redundancy, asked, answers, tuple(self._incidents), before, after, ()
-        )
+        return after
 
     def _warm_up(self, prompts: Sequence[Sequence[int]]) -> None:
         """Until what is made once, at first requests and first lost servers, is there."""
@@ -262,13 +302,12 @@ class _Attack:
         (answer,) = answers_of(self._cluster.endpoint, [filling], 2)
         if answer.error:
             self._say(f"the cache is not filled beforehand, memory may grow: {answer.error}")
-        load = OpenLoad(
-            self._cluster.endpoint, prompts, settings.max_tokens, _WARM_RATE * settings.rate, 0
-        )
-        self._stack.callback(load.stop, 0.0)
+        load = self._dense_load(prompts)
         kills = [Fault("kill", 0.5, 0.1, (number,), 0) for number in range(_WARM_KILLS)]
         self._drive([self._lane(iter(kills))])
-        self._interrupt.wait(min(_WARM_SHARE * settings.seconds, _WARM_S))
+        requests = min(settings.rate * settings.seconds, _WARM_REQUESTS)
+        least_s = min(_WARM_SHARE * settings.seconds, _WARM_S)
+        self._wait_for(load, requests, least_s, _WARM_S)
         load.stop(_WHOLE_S)
         self._incidents.clear()
         self._interrupt.wait(_REST_S)

@@ -27,6 +27,7 @@ from eaas.cli import (
 )
 from eaas.errors import EaasError
 from eaas.local.child import announce
+from eaas.log import print_line
 from eaas.open_files import shortage_of_files
 
 __all__ = ["app", "main"]
@@ -83,5 +84,5 @@ def main() -> None:
                 raise
             told = str(error)
         announce(error=told)
-        print(f"eaas: error: {told}", file=sys.stderr)
+        print_line(f"eaas: error: {told}", sys.stderr)
         sys.exit(2)

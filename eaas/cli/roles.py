@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -16,7 +17,7 @@ import typer
 from eaas.cli.options import ApiKeyFile, ConfigFile, Insecure, Join, Model, Tls
 from eaas.collector import collector_off
 from eaas.local.child import announce, bind_to_launcher
-from eaas.log import configure_logging
+from eaas.log import configure_logging, print_line
 from eaas.open_files import prepare_open_files
 
 __all__ = ["register"]
@@ -55,12 +56,12 @@ def _security(tls: Path | None, insecure: bool) -> dict[str, Any]:
 
 
 def _ready(address: str) -> None:
-    print(f"ready at {address}", file=sys.stderr, flush=True)
+    print_line(f"ready at {address}", sys.stderr)
     announce(ready=address)
 
 
 def _serving(address: str, kernel: str) -> None:
-    print(f"kernel: {kernel}", file=sys.stderr)
+    print_line(f"kernel: {kernel}", sys.stderr)
     announce(kernel=kernel)
     _ready(address)
 
@@ -77,8 +78,10 @@ def _leave() -> NoReturn:
     In every role: a monitor that a nursery has forked has torch, too.
     """
     logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for file in sys.stdout, sys.stderr:
+        # Of a full disk: what is not written by now is lost.
+        with contextlib.suppress(OSError):
+            file.flush()
     os._exit(0)
 
 

@@ -18,12 +18,14 @@ from eaas.cli.client import fetch_status, status_table
 from eaas.cli.options import ApiKeyFile, ConfigFile, Insecure, Model, Tls
 from eaas.errors import ClusterError, EaasError
 from eaas.local.process import program
+from eaas.log import print_line
 from eaas.open_files import prepare_open_files
 
 if TYPE_CHECKING:
     from eaas.local import LocalCluster
     from eaas.local.interrupt import Interrupt
     from eaas.local.scaling import Scaler
+    from eaas.local.supervision import Supervisor
 
 __all__ = ["register"]
 
@@ -109,23 +111,19 @@ def up(
         )
         started = time.monotonic()
         try:
-            _say(
+            print_line(
                 f"starting {servers} expert servers and an attention client for {cluster.model} ..."
             )
             cluster.start(settings.balancer.apply_timeout_s + _START_S, interrupt=interrupt)
-            _say(f"SERVING after {time.monotonic() - started:.1f} s")
+            print_line(f"SERVING after {time.monotonic() - started:.1f} s")
             _greet(cluster)
             _watch(cluster, interrupt)
         except Interrupted:
             # The terminal may be what ended.
             with contextlib.suppress(OSError):
-                _say("stopping ...")
+                print_line("stopping ...")
         finally:
             cluster.stop()
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
 
 
 def _greet(cluster: LocalCluster) -> None:
@@ -145,7 +143,7 @@ def _greet(cluster: LocalCluster) -> None:
     # The key itself is neither for the screen nor for a command line.
     shown = f" -H @<(printf 'Authorization: Bearer %s' {key})" if key else ""
     curl = f"curl -s{shown}"
-    _say(f"""
+    print_line(f"""
 kernel:   {_kernels(cluster)}
 endpoint: {cluster.endpoint}/v1
 {_page(cluster)}status:   {shlex.join(status)}
@@ -182,20 +180,20 @@ def _kernels(cluster: LocalCluster) -> str:
 def _watch(cluster: LocalCluster, interrupt: Interrupt) -> None:
     """Show the status until a signal comes; on a terminal in place, elsewhere a line per event."""
     from eaas.local.scaling import Scaler, ScaleWatch
+    from eaas.local.supervision import Supervisor
 
     def balancer() -> str | None:
         return _balancer_address(cluster)
 
     scaler = Scaler(cluster, lambda: _started_by_hand(cluster), balancer)
+    supervisor = Supervisor(cluster)
     watch = ScaleWatch(balancer, scaler.want, cluster.tls)
     try:
         if sys.stdout.isatty():
-            _watch_live(cluster, interrupt, scaler)
-        reported: set[int] = set()
+            _watch_live(cluster, interrupt, supervisor, scaler)
         while True:
-            for line in (*_scale(scaler), *_obituaries(cluster, reported)):
-                _say(line)
-            _check_client(cluster)
+            for line in _step(supervisor, scaler):
+                print_line(line)
             interrupt.wait(_SCALING_S if scaler.busy else _REFRESH_S)
     finally:
         watch.close()
@@ -222,48 +220,32 @@ def _balancer_address(cluster: LocalCluster) -> str | None:
     return next((str(m["address"]) for m in alive), None)
 
 
-def _scale(scaler: Scaler) -> list[str]:
-    """Go on with it; what is to be said about that."""
-    try:
-        return scaler.step()
-    except EaasError as error:
-        return [f"scaling ends: {error}"]
+def _step(supervisor: Supervisor, scaler: Scaler) -> list[str]:
+    """Do what is due; returns what people need to know."""
+    lines = []
+    if supervisor.can_start:
+        try:
+            lines = scaler.step()
+        except EaasError as error:
+            lines = [f"scaling ends: {error}"]
+    # Last: a server that leaves is the scaler's to tell.
+    return lines + supervisor.step()
 
 
-def _watch_live(cluster: LocalCluster, interrupt: Interrupt, scaler: Scaler) -> None:
+def _watch_live(
+    cluster: LocalCluster, interrupt: Interrupt, supervisor: Supervisor, scaler: Scaler
+) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    reported: set[int] = set()
     with Live(auto_refresh=False) as live:
         while True:
-            _check_client(cluster)
             try:
                 shown = status_table(fetch_status(cluster.endpoint, _key_file(cluster)))
             except ClusterError as error:
                 shown = Text(str(error))
-            for line in (*_scale(scaler), *_obituaries(cluster, reported)):
+            for line in _step(supervisor, scaler):
                 # Above the table and never broken to fit: a line may be there to be pasted.
                 live.console.print(line, soft_wrap=True, markup=False, highlight=False)
             live.update(shown, refresh=True)
             interrupt.wait(_SCALING_S if scaler.busy else _REFRESH_S)
-
-
-def _check_client(cluster: LocalCluster) -> None:
-    client = cluster.children["attention-client"]
-    if not client.running:
-        raise ClusterError(
-            f"the attention client ended (code {client.process.returncode}): {client.last_words()}"
-        )
-
-
-def _obituaries(cluster: LocalCluster, reported: set[int]) -> list[str]:
-    """What to say of processes that ended and were not spoken of yet; takes down their pids."""
-    ended = [child for child in cluster.ended() if child.pid not in reported]
-    reported.update(child.pid for child in ended)
-    return [
-        f"{child.name} (pid {child.pid}) has left"
-        if child.process.returncode == 0
-        else f"{child.name} (pid {child.pid}) ended; start it again with:\n  {child.command}\n"
-        for child in ended
-    ]

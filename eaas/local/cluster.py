@@ -16,9 +16,17 @@ from eaas.config import ClusterConfig
 from eaas.cores import usable_cores
 from eaas.errors import ClusterError, ConfigError, PortInUseError
 from eaas.exposure import guarded_keys, identity, only_here
+from eaas.local.by_hand import find_started_by_hand
 from eaas.local.interrupt import Interrupt
-from eaas.local.nursery import CLIENT_MODULES, CONTROL_MODULES, SERVER_MODULES, Nursery
+from eaas.local.nursery import (
+    CLIENT_MODULES,
+    CONTROL_MODULES,
+    SERVER_MODULES,
+    Nursery,
+    adopt_orphans,
+)
 from eaas.local.process import ChildProcess, stop_all, wait_ready
+from eaas.local.restart import keep_port, restart_line
 
 __all__ = ["LocalCluster"]
 
@@ -26,6 +34,7 @@ _MONITOR_S = 30.0
 _END_S = 5.0
 _LOOK_S = 0.05
 _SERVER = "expert-server-"
+_CLIENT, _MONITOR = "attention-client", "monitor"
 _OPERATOR = "operator"
 # Former processes of a name that the next one is told of; the lease of an earlier one is over.
 _ENDED_PIDS = 8
@@ -34,8 +43,7 @@ _ENDED_PIDS = 8
 class LocalCluster:
     """Monitor, balancer, expert servers and one attention client, each a process of this machine.
 
-    To be started from a thread that lives as long as the cluster (the main thread): the kernel ends the
-    children when that thread ends, so that nothing outlives a launcher that crashes.
+    The kernel ends the children when this process ends, so nothing outlives a launcher that crashes.
 
     Args:
         model: Directory of a checkpoint.
@@ -78,6 +86,11 @@ class LocalCluster:
         security, client = self.config.security, self.config.attention_client
         # Whoever asks its balancer to let servers go is an operator.
         self.tls = identity(security, _OPERATOR)
+        if self.tls is not None:
+            # Not at the top: without TLS nothing needs cryptography.
+            from eaas.certs import refuse_expired
+
+            refuse_expired(self.tls.directory)
         precheck(model)
         if attention_client:
             _check_port(client.host, client.port)
@@ -116,21 +129,23 @@ class LocalCluster:
         deadline = time.monotonic() + timeout_s
         try:
             if self._nursery is None:
-                self._nursery = Nursery(
-                    CONTROL_MODULES + SERVER_MODULES + (CLIENT_MODULES if self._with_client else ())
-                )
-            monitor = self._spawn("monitor", "monitor", "--stop-members-on-exit")
+                self.start_fork_server()
+            monitor = self._spawn_monitor()
             wait_ready([monitor], _MONITOR_S, interrupt)
             assert monitor.address is not None
             self.monitor_address = monitor.address
-            wait_ready([self._nursery], deadline - time.monotonic(), interrupt)
+            monitor.arguments = keep_port(monitor.arguments, monitor.address)
+            wait_ready([self.fork_server], deadline - time.monotonic(), interrupt)
             others = [self._spawn_server(i) for i in range(self.servers)]
             others.append(self._spawn_balancer())
             if self._with_client:
                 others.append(self._spawn_client())
-            wait_ready(others, deadline - time.monotonic(), interrupt)
+            wait_ready(others, deadline - time.monotonic(), interrupt, needed=[monitor])
             if self._with_client:
-                self.endpoint = self.children["attention-client"].address or ""
+                client = self.children[_CLIENT]
+                assert client.address is not None
+                self.endpoint = client.address
+                client.arguments = keep_port(client.arguments, client.address)
         except BaseException:
             self.stop()
             raise
@@ -138,12 +153,12 @@ class LocalCluster:
     def stop(self) -> None:
         """End every process: ask, wait, then kill. Idempotent."""
         # The client first, since requests that it lets end need the experts; the monitor last, since it
-        # tells servers that were started by hand.
-        first, last = "attention-client", "monitor"
-        stop_all(c for c in self.children.values() if c.name == first)
-        others = [c for c in self.children.values() if c.name not in (first, last)]
+        # tells members that nobody knows here.
+        self.find_started_by_hand()
+        stop_all(c for c in self.children.values() if c.name == _CLIENT)
+        others = [c for c in self.children.values() if c.name not in (_CLIENT, _MONITOR)]
         stop_all(others, at_once=True)
-        stop_all(c for c in self.children.values() if c.name == last)
+        stop_all(c for c in self.children.values() if c.name == _MONITOR)
         if self._owns_nursery and self._nursery is not None:
             self._nursery.end()
             self._nursery = None
@@ -168,6 +183,27 @@ class LocalCluster:
         """Whether a process was started here, be it that it has ended."""
         return pid in self._pids
 
+    def find_started_by_hand(self) -> list[ChildProcess]:
+        """Look for processes that ended and that a person has started again, by `restart_line`.
+
+        They belong to this cluster from now on: they are counted, and ended with it.
+
+        Returns:
+            Those that were not known before.
+        """
+        found: list[ChildProcess] = []
+        for child in self.ended():
+            again = find_started_by_hand(child.name, child.arguments)
+            if again is not None:
+                child.reap(_END_S)
+                self._add(again)
+                found.append(again)
+        return found
+
+    def restart_line(self, child: ChildProcess) -> str:
+        """What a person can paste into a shell, in any directory, to start the same again."""
+        return restart_line(child.arguments, self.config)
+
     def restart(self, name: str, timeout_s: float = 60.0) -> None:
         """Start a process that has ended once more, and wait until it is SERVING."""
         wait_ready([self.start_again(name)], timeout_s)
@@ -177,6 +213,22 @@ class LocalCluster:
         old = self.children[name]
         old.reap(_END_S)
         return self._start(name, old.arguments)
+
+    @property
+    def fork_server(self) -> Nursery:
+        """The process that forks the others, of a cluster that was started."""
+        assert self._nursery is not None
+        return self._nursery
+
+    def start_fork_server(self) -> None:
+        """Start the process that forks the others, once more where it has ended; does not wait for it."""
+        if self._nursery is not None:
+            self._nursery.reap(_END_S)
+        # Its children's exit codes must not be lost when it ends.
+        adopt_orphans()
+        client = CLIENT_MODULES if self._with_client else ()
+        self._nursery = Nursery(CONTROL_MODULES + SERVER_MODULES + client)
+        self._owns_nursery = True
 
     # -- servers come and go ---------------------------------------------------------------------------
 
@@ -237,6 +289,8 @@ class LocalCluster:
             # More than the last: that one may have ended before the monitor heard of it, which then knows an
             # earlier one.
             ended = (*former.ended_pids, former.pid)[-_ENDED_PIDS:]
+        if self._nursery is not None and not self._nursery.running:
+            self.start_fork_server()
         child = ChildProcess(
             name,
             arguments,
@@ -245,9 +299,21 @@ class LocalCluster:
             nursery=self._nursery,
             ended_pids=ended,
         )
-        self.children[name] = self._lives[name] = child
-        self._pids.add(child.pid)
+        self._add(child)
         return child
+
+    def _add(self, child: ChildProcess) -> None:
+        self.children[child.name] = self._lives[child.name] = child
+        self._pids.add(child.pid)
+
+    def _spawn_monitor(self) -> ChildProcess:
+        monitor = self.config.monitor
+        return self._spawn(
+            _MONITOR,
+            *("monitor", "--host", monitor.host, "--port", str(monitor.port)),
+            *(("--data-dir", str(Path(monitor.data_dir).resolve())) if monitor.data_dir else ()),
+            "--stop-members-on-exit",
+        )
 
     def _spawn_server(self, index: int, *, model: bool = True) -> ChildProcess:
         name = f"{_SERVER}{index}"
@@ -271,8 +337,8 @@ class LocalCluster:
     def _spawn_client(self) -> ChildProcess:
         client = self.config.attention_client
         return self._spawn(
-            "attention-client",
-            *("attention-client", "--id", "attention-client", "--model", str(self.model)),
+            _CLIENT,
+            *("attention-client", "--id", _CLIENT, "--model", str(self.model)),
             *("--join", self.monitor_address, "--transport", client.transport),
             *("--host", client.host, "--port", str(client.port)),
             *(

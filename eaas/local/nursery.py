@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import os
-import select
-import signal
 import socket
 import subprocess
 import threading
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
 from eaas.errors import ClusterError
 from eaas.local.child import ENDED_VARIABLE
+from eaas.local.pidfd import UNKNOWN_CODE, PidfdProcess
 from eaas.local.process import ChildProcess, stop_all
 
-__all__ = ["CLIENT_MODULES", "CONTROL_MODULES", "SERVER_MODULES", "Forked", "Nursery"]
+__all__ = [
+    "CLIENT_MODULES",
+    "CONTROL_MODULES",
+    "SERVER_MODULES",
+    "Forked",
+    "Nursery",
+    "adopt_orphans",
+]
 
 CONTROL_MODULES = ("eaas.cli", "monitor.main", "balancer.main")
 """What a monitor and a balancer spend their start on."""
@@ -38,15 +45,26 @@ CLIENT_MODULES = (
 _ANSWER_BYTES = 1 << 12
 # For a fork, or for the exit code of a process that has ended.
 _ANSWER_S = 60.0
-# Of a process whose nursery was killed before it told.
-_UNKNOWN_CODE = 255
+# From its last line to its end.
+_END_S = 3.0
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans() -> None:
+    """Become the parent of a fork server's children when it ends: so their exit codes are known.
+
+    Counts for the whole process, and for all its descendants.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 class Nursery(ChildProcess):
-    """A process that forks others. It starts at once; from when it is ready on, forks take milliseconds.
+    """A fork server. It starts at once; from when it is ready on, forks take milliseconds.
 
-    What is asked for before that is forked as soon as the module that it is importing is there. Its children
-    end when it ends, as it ends with the launcher: nothing is left behind, whoever is killed.
+    It forks what is asked for before that once the import at hand is done. It and its children end with the
+    launcher; the children live on when it alone ends.
 
     Args:
         modules: What it imports, in that order.
@@ -60,7 +78,7 @@ class Nursery(ChildProcess):
         self._lock = threading.Lock()
         try:
             super().__init__(
-                "nursery",
+                "fork-server",
                 [str(theirs.fileno()), *modules],
                 None,
                 module="eaas.local.nursery_process",
@@ -85,7 +103,7 @@ class Nursery(ChildProcess):
         It is told `ended_pids` (`ChildProcess`).
 
         Raises:
-            ClusterError: The nursery has ended, or the system lets it fork no more.
+            ClusterError: The fork server has ended, or the system lets it fork no more.
         """
         changed = {
             name: os.environ.get(name)
@@ -97,12 +115,23 @@ class Nursery(ChildProcess):
         answer, fds = self._ask(request, (log_fd, ready_fd))
         return Forked(self, answer["pid"], fds[0])
 
-    def exit_code(self, pid: int) -> int:
-        """Of a process that has ended; to be asked once."""
+    def exit_code(self, pid: int, pidfd: int) -> int:
+        """Of a child that has ended; to be asked once. 255: nobody knows."""
         try:
             return int(self._ask({"reap": pid})[0]["code"])
         except ClusterError:
-            return _UNKNOWN_CODE
+            return self._code_of_orphan(pidfd)
+
+    def _code_of_orphan(self, pidfd: int) -> int:
+        # Its children become this process's before its own end is seen, where `adopt_orphans` was called.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(_END_S)
+        try:
+            ended = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+        except ChildProcessError:
+            return UNKNOWN_CODE
+        assert ended is not None
+        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
     def end(self) -> None:
         """End it. Idempotent."""
@@ -120,64 +149,30 @@ class Nursery(ChildProcess):
             try:
                 socket.send_fds(self._control, [json.dumps(request).encode()], fds)
                 answer, returned, _, _ = socket.recv_fds(self._control, _ANSWER_BYTES, 1)
+            except (BrokenPipeError, ConnectionResetError):
+                answer = b""
             except OSError as error:
                 self._control.close()
-                raise ClusterError(f"the nursery does not answer: {error}") from error
+                raise ClusterError(f"the fork server does not answer: {error}") from error
             except BaseException:
                 # A late answer would be taken for that to a later request. Without its line it ends.
                 self._control.close()
                 raise
         if not answer:
-            raise ClusterError(f"the nursery has ended; its last words: {self.last_words()}")
+            raise ClusterError(f"the fork server has ended; its last words: {self.last_words()}")
         document = json.loads(answer)
         if "error" in document:
-            raise ClusterError(f"the nursery {document['error']}")
+            raise ClusterError(f"the fork server {document['error']}")
         return document, returned
 
 
-class Forked:
-    """A process that a nursery forked: as much of `subprocess.Popen` as a launcher needs.
-
-    Attributes:
-        pid: Process id; nobody else's until `returncode` is known.
-        returncode: None until `poll` or `wait` have seen the end; 255 if the nursery was killed first.
-    """
+class Forked(PidfdProcess):
+    """A process that a fork server forked; its pid is nobody else's until `returncode` is known."""
 
     def __init__(self, nursery: Nursery, pid: int, pidfd: int) -> None:
-        self.pid = pid
-        self.returncode: int | None = None
+        super().__init__(pid, pidfd)
         self._nursery = nursery
-        self._pidfd = pidfd
-        weakref.finalize(self, os.close, pidfd)
-        self._reaping = threading.Lock()
 
-    def poll(self) -> int | None:
-        """The exit code, negative for a signal, as of `Popen`; None while it runs."""
-        return self._look(0.0)
-
-    def wait(self, timeout: float) -> int:
-        """Wait for the end. Raises subprocess.TimeoutExpired."""
-        code = self._look(timeout)
-        if code is None:
-            raise subprocess.TimeoutExpired(str(self.pid), timeout)
-        return code
-
-    def send_signal(self, number: int) -> None:
-        """Send a signal, unless the end has been seen."""
-        if self.poll() is None:
-            # Not by its number: that may be another's by now.
-            signal.pidfd_send_signal(self._pidfd, number)
-
-    def _look(self, timeout_s: float) -> int | None:
-        ended = _has_ended(self._pidfd, timeout_s)
-        with self._reaping:
-            if self.returncode is None and ended:
-                self.returncode = self._nursery.exit_code(self.pid)
-            return self.returncode
-
-
-def _has_ended(pidfd: int, timeout_s: float) -> bool:
-    # Not select(): a launcher may have more than 1024 descriptors.
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(max(0.0, timeout_s) * 1000))
+    def exit_code(self) -> int:
+        """Of the process, which has ended; called once."""
+        return self._nursery.exit_code(self.pid, self.pidfd)

@@ -15,7 +15,7 @@ import socket
 import sys
 from typing import Any
 
-from eaas.local.child import PARENT_VARIABLE, READY_VARIABLE, announce, bind_to_launcher
+from eaas.local.child import READY_VARIABLE, announce, bind_to_launcher
 from eaas.local.command_line import set_command_line
 
 __all__ = ["main"]
@@ -65,7 +65,6 @@ def _serve(control: socket.socket) -> None:
         answer: dict[str, object] = {"code": os.waitstatus_to_exitcode(status)}
         control.send(json.dumps(answer).encode())
         return
-    nursery = os.getpid()
     try:
         pid = os.fork()
     except OSError as error:
@@ -75,7 +74,7 @@ def _serve(control: socket.socket) -> None:
     else:
         if pid == 0:
             control.close()
-            _become(request, nursery, *fds)
+            _become(request, *fds)
             raise _Born(request)
         # Nobody else reaps: until the launcher asks for its exit code, the pid is this process's.
         pidfd = os.pidfd_open(pid)
@@ -85,7 +84,7 @@ def _serve(control: socket.socket) -> None:
         os.close(fd)
 
 
-def _become(request: Any, nursery: int, log_fd: int, ready_fd: int) -> None:
+def _become(request: Any, log_fd: int, ready_fd: int) -> None:
     """Make a forked process what `Popen` would have made it."""
     # Off while the nursery imports.
     gc.enable()
@@ -100,7 +99,7 @@ def _become(request: Any, nursery: int, log_fd: int, ready_fd: int) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    os.environ |= {READY_VARIABLE: str(ready_fd), PARENT_VARIABLE: str(nursery)}
+    os.environ[READY_VARIABLE] = str(ready_fd)
     # Python's own generator is seeded anew by itself, and torch's has the same seed in each process anyway.
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()

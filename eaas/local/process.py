@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import selectors
-import shlex
 import signal
 import subprocess
 import sys
@@ -16,17 +16,19 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from eaas.errors import ClusterError, EaasError
-from eaas.local.child import ENDED_VARIABLE, PARENT_VARIABLE, READY_VARIABLE
+from eaas.local.child import ENDED_VARIABLE, LAUNCHER_VARIABLE, READY_VARIABLE
 from eaas.local.interrupt import Interrupt
+from eaas.local.pidfd import PidfdProcess
 
 if TYPE_CHECKING:
-    from eaas.local.nursery import Forked, Nursery
+    from eaas.local.nursery import Nursery
 
-__all__ = ["ChildProcess", "program", "stop_all", "wait_ready"]
+__all__ = ["ChildProcess", "how_it_ended", "program", "stop_all", "wait_ready"]
 
 # Three times over (client, servers, monitor) it is less than anybody waits after Ctrl-C.
 _TAIL_BYTES = 4096
 _END_S = 3.0
+_LOOK_S = 0.5
 
 
 def program() -> tuple[str, ...]:
@@ -35,12 +37,29 @@ def program() -> tuple[str, ...]:
     return (str(script),) if script.exists() else (sys.executable, "-m", "eaas")
 
 
+def how_it_ended(code: int | None) -> str:
+    """An exit code as of `subprocess.Popen`, for people: a verb and what belongs to it."""
+    if code is not None and code < 0:
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"ended with code {code}"
+
+
+@functools.cache
+def _lifeline(_launcher: int) -> int:
+    """Read end of a pipe whose write end this process alone holds, until it ends.
+
+    A process that the launcher forks is another launcher: it needs another pipe.
+    """
+    read_fd, _ = os.pipe()
+    return read_fd
+
+
 class ChildProcess:
     """A role's process: starts at once, is told to end by `stop`.
 
     Args:
         name: Of the member; also of its log file.
-        arguments: Of the `eaas` program.
+        arguments: Of the `eaas` program; may be replaced by others that start the same again.
         log_dir: Where its output goes. None: to a file without a name, which goes with this process.
         module: Python module to run.
         pass_fds: Descriptors that it inherits, under the same numbers.
@@ -74,7 +93,7 @@ class ChildProcess:
         self._pending = b""
         self.fd, write_fd = os.pipe()
         os.set_blocking(self.fd, False)
-        self.process: subprocess.Popen[bytes] | Forked
+        self.process: subprocess.Popen[bytes] | PidfdProcess
         try:
             if nursery is None:
                 self.process = self._execute(module, write_fd, pass_fds)
@@ -91,6 +110,7 @@ class ChildProcess:
     def _execute(
         self, module: str, ready_fd: int, pass_fds: Sequence[int]
     ) -> subprocess.Popen[bytes]:
+        lifeline = _lifeline(os.getpid())
         return subprocess.Popen(
             [sys.executable, "-m", module, *self.arguments],
             stdin=subprocess.DEVNULL,
@@ -99,10 +119,10 @@ class ChildProcess:
             env=os.environ
             | {
                 READY_VARIABLE: str(ready_fd),
-                PARENT_VARIABLE: str(os.getpid()),
+                LAUNCHER_VARIABLE: str(lifeline),
                 ENDED_VARIABLE: " ".join(map(str, self.ended_pids)),
             },
-            pass_fds=(ready_fd, *pass_fds),
+            pass_fds=(ready_fd, lifeline, *pass_fds),
             # A group of its own: Ctrl-C in the terminal is for the launcher, which ends the others.
             process_group=0,
         )
@@ -116,11 +136,6 @@ class ChildProcess:
     def running(self) -> bool:
         """Whether the process has not ended."""
         return self.process.poll() is None
-
-    @property
-    def command(self) -> str:
-        """What a person can paste into a shell, in any directory, to start the same again."""
-        return shlex.join((*program(), *self.arguments))
 
     def read(self) -> None:
         """Take in what the child announced. Raises EaasError with the child's own words if it failed."""
@@ -139,7 +154,7 @@ class ChildProcess:
             raise EaasError(self._failure)
         if self.address is None and not self.running:
             raise ClusterError(
-                f"{self.name} ended with code {self.process.returncode} before it was ready; "
+                f"{self.name} {how_it_ended(self.process.returncode)} before it was ready; "
                 f"its last words: {self.last_words()}"
             )
 
@@ -191,17 +206,27 @@ def stop_all(children: Iterable[ChildProcess], *, at_once: bool = False) -> None
 
 
 def wait_ready(
-    children: Iterable[ChildProcess], timeout_s: float, interrupt: Interrupt | None = None
+    children: Iterable[ChildProcess],
+    timeout_s: float,
+    interrupt: Interrupt | None = None,
+    needed: Iterable[ChildProcess] = (),
 ) -> None:
     """Wait until every child has announced its address.
 
+    Args:
+        children: Whom to wait for.
+        timeout_s: Longest wait.
+        interrupt: Ends it early.
+        needed: Others that are ready already, without whom these never are.
+
     Raises:
-        EaasError: A child failed; its own words.
+        EaasError: A child failed; its own words. Or one that was ready has ended.
         ClusterError: The time is over; names who is not ready.
         Interrupted: The operator wants the end.
     """
     deadline = time.monotonic() + timeout_s
-    waiting = {child for child in children if child.address is None}
+    started = [*children, *needed]
+    waiting = {child for child in started if child.address is None}
     with selectors.DefaultSelector() as selector:
         for child in waiting:
             selector.register(child.fd, selectors.EVENT_READ, child)
@@ -213,7 +238,13 @@ def wait_ready(
             if left <= 0:
                 names = ", ".join(sorted(child.name for child in waiting))
                 raise ClusterError(f"not ready after {timeout_s:.0f} s: {names}")
-            for key, _ in selector.select(left):
+            for child in started:
+                if child not in waiting and not child.running:
+                    raise ClusterError(
+                        f"{child.name} {how_it_ended(child.process.returncode)} while others were "
+                        f"starting; its last words: {child.last_words()}"
+                    )
+            for key, _ in selector.select(min(left, _LOOK_S)):
                 if isinstance(key.data, Interrupt):
                     key.data.check()
                     continue

@@ -84,11 +84,11 @@ def until(wanted: Callable[[], Any], timeout_s: float = 60.0) -> Any:
 
 
 def paste(up: Any, root: Path, line: str) -> subprocess.Popen[bytes]:
-    """Run a printed line in a shell of its own; from the root, where an uninstalled package is found."""
+    """Run a printed line in another shell, in another directory; an uninstalled package is found."""
     return subprocess.Popen(
         ["bash", "-c", f"exec {line}"],
-        cwd=root,
-        env=up.home.environment,
+        cwd="/",
+        env=up.home.environment | {"PYTHONPATH": str(root)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -375,6 +375,57 @@ def test_scale_and_drain(two: Any, model: Path, eager_text: str, nursery: Nurser
     assert "'nobody' is no live expert server" in refused.stderr
 
 
+def test_a_killed_fork_server_harms_no_process(two: Any, eager_text: str) -> None:
+    """It is started again, and forks what the next test needs."""
+    up = two
+    before = {m["id"]: m["pid"] for m in up.status()["members"] if m["state"] == "SERVING"}
+    (pid,) = [pid for pid, line in up.home.processes().items() if "nursery_process" in line]
+    assert stream(up.endpoint, 5, lambda: os.kill(pid, signal.SIGKILL)) == eager_text
+    up.wait_output(rf"fork-server \(pid {pid}\) was ended by SIGKILL; (the processes .* go on)")
+    up.wait_output("fork-server .* (serves again)")
+    members = up.status()["members"]
+    assert before == {m["id"]: m["pid"] for m in members if m["state"] == "SERVING"}
+
+
+def test_a_killed_attention_client_is_started_again(two: Any, eager_text: str) -> None:
+    """At the same address, under the same name."""
+    up = two
+    before = up.member("attention-client")
+    with pytest.raises(httpx.HTTPError):
+        stream(up.endpoint, 5, lambda: os.kill(before["pid"], signal.SIGKILL))
+    up.wait_output(rf"attention-client \(pid {before['pid']}\) was ended by SIGKILL; (.* lost);")
+    pid = int(up.wait_output(r"attention-client \(pid (\d+)\) serves again"))
+    now = up.member("attention-client")
+    assert now == before | {"pid": pid, "incarnation": before["incarnation"] + 1, "in_flight": 0}
+    assert stream(up.endpoint) == eager_text
+
+
+@pytest.mark.parametrize("name", ["monitor", "balancer"])
+def test_the_printed_line_brings_the_control_plane_back(
+    two: Any, root: Path, eager_text: str, name: str
+) -> None:
+    """Everyone finds it and registers again, and it belongs to the cluster."""
+    up = two
+    before = up.member(name)
+    serving = {m["id"] for m in up.status()["members"] if m["state"] == "SERVING"}
+    os.kill(before["pid"], signal.SIGKILL)
+    line = up.wait_output(rf"{name} \(pid {before['pid']}\) ended; start it again with:\n  (.+)\n")
+    returned = paste(up, root, line)
+    threading.Thread(target=returned.wait, daemon=True).start()
+
+    def back() -> bool:
+        members = [m for m in up.status()["members"] if m["state"] == "SERVING"]
+        return {m["id"] for m in members} == serving and up.member(name)["pid"] == returned.pid
+
+    until(back)
+    if name == "monitor":
+        assert up.member(name)["address"] == before["address"]
+    up.wait_output(
+        rf"{name} \(pid {returned.pid}\) was started by hand; (it ends with this cluster)"
+    )
+    assert stream(up.endpoint) == eager_text
+
+
 def test_without_a_monitor(two: Any) -> None:
     """The control plane is off the data path."""
     up, endpoint = two, two.endpoint
@@ -389,7 +440,7 @@ def test_without_a_monitor(two: Any) -> None:
     text = stream(endpoint)
     until(lambda: view_age_s() > before_s + 3)
     assert stream(endpoint) == text
-    # It ends all the same, if the terminal closes.
+    # It ends all the same, if the terminal closes, and so does the balancer that was started by hand.
     up.signal(signal.SIGHUP)
     up.process.wait(10)
     up.home.assert_nothing_left()

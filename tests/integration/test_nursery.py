@@ -25,7 +25,7 @@ from eaas.local import LocalCluster
 from eaas.local import nursery_process as process
 from eaas.local.child import READY_VARIABLE
 from eaas.local.nursery import CONTROL_MODULES, Forked, Nursery
-from eaas.local.process import ChildProcess, wait_ready
+from eaas.local.process import ChildProcess, _lifeline, wait_ready
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
@@ -119,9 +119,13 @@ def test_it_has_a_group_and_descriptors_of_its_own(
             {os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()}
             for pid in (bare.pid, second.pid)
         )
-        assert not {name for name in ours & its if name.startswith(("socket:", "pipe:"))}
+        # All have the line that ends with the launcher.
+        lifeline = {os.readlink(f"/proc/self/fd/{_lifeline(os.getpid())}")}
+        assert lifeline <= ours & its
+        shared = ours & its - lifeline
+        assert not {name for name in shared if name.startswith(("socket:", "pipe:"))}
         assert not [name for name in its if "it's" in name]
-        assert len([name for name in ours if name.startswith("pipe:")]) <= 1  # its own
+        assert len([name for name in ours - lifeline if name.startswith("pipe:")]) <= 1  # its own
     finally:
         second.signal(signal.SIGKILL)
         assert second.reap(30)
@@ -154,7 +158,7 @@ for _ in range(2):
     if os.fork() == 0:
         os.environ["_EAAS_READY_FD"] = str(os.dup(1))
         asked = {"module": "x", "arguments": [], "environment": {}}
-        nursery_process._become(asked, os.getppid(), os.dup(1), os.dup(1))
+        nursery_process._become(asked, os.dup(1), os.dup(1))
         print(json.dumps([random.random(), np.random.random()]), flush=True)
         os._exit(0)
     os.wait()
@@ -188,7 +192,7 @@ def test_a_kernel_that_refuses_the_command_line(monkeypatch: pytest.MonkeyPatch)
     asked = {"module": "eaas", "arguments": ["monitor"], "environment": {}}
     try:
         with pytest.raises(Executed) as caught:
-            process._become(asked, 1, log_fd, ready_fd)
+            process._become(asked, log_fd, ready_fd)
     finally:
         os.close(ready_fd)
     words = [sys.executable, "-m", "eaas", "monitor"]
@@ -284,12 +288,12 @@ with LocalCluster(Path(sys.argv[1]), servers=1, redundancy=1, attention_client=F
     print(json.dumps(pids), flush=True)
     if sys.argv[2] == "waits":
         time.sleep(600)
-    cluster.children["expert-server-0"].reap(60)
-    print(json.dumps([c.name for c in cluster.ended()]), flush=True)
-    try:
-        cluster.restart("expert-server-0")
-    except Exception as error:
-        print(json.dumps(f"{type(error).__name__}: {error}"), flush=True)
+    server = cluster.children["expert-server-0"]
+    server.reap(60)
+    ended = [[c.name, c.process.returncode] for c in cluster.ended()]
+    cluster.restart("expert-server-0")
+    print(json.dumps(ended), flush=True)
+    sys.stdin.read()
 """
 
 
@@ -301,6 +305,7 @@ def launch(checkpoint: Callable[..., Path]) -> Iterator[Callable[..., Any]]:
     def start(way: str) -> tuple[subprocess.Popen[str], dict[str, int]]:
         launcher = subprocess.Popen(
             [sys.executable, "-c", LAUNCHER, str(checkpoint("qwen3_moe")), way],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -314,40 +319,50 @@ def launch(checkpoint: Callable[..., Path]) -> Iterator[Callable[..., Any]]:
         launcher.communicate()
 
 
-@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize("nursery", ["runs", "is stopped", "was killed", "is killed"])
 def test_nothing_outlives_a_launcher_that_is_killed(
-    launch: Callable[..., Any], stopped: bool
+    launch: Callable[..., Any], nursery: str
 ) -> None:
-    """Also while the nursery does not run: the kernel's signal reaches it at last."""
+    """The kernel's signal reaches each process, whatever has become of the fork server."""
     launcher, pids = launch("waits")
     assert field(pids["expert-server-0"], "PPid") == [str(pids["nursery"])]
-    if stopped:
+    if nursery == "is stopped":
         os.kill(pids["nursery"], signal.SIGSTOP)
+    elif nursery == "was killed":
+        os.kill(pids["nursery"], signal.SIGKILL)
+        until(lambda: not lives(pids["nursery"]))
+        assert lives(pids["expert-server-0"])
     launcher.kill()
+    if nursery == "is killed":
+        os.kill(pids["nursery"], signal.SIGKILL)
     launcher.wait()
-    if stopped:
-        time.sleep(0.1)
+    if nursery == "is stopped":
+        until(lambda: not lives(pids["expert-server-0"]))
         os.kill(pids["nursery"], signal.SIGCONT)
     until(lambda: not any(map(lives, pids.values())))
 
 
-def test_servers_end_with_a_nursery_that_is_killed(launch: Callable[..., Any]) -> None:
-    """As all ends with a launcher that is killed; the launcher can tell, and leaves nothing."""
+def test_servers_live_on_when_their_nursery_is_killed(launch: Callable[..., Any]) -> None:
+    """The launcher adopts them: it knows their exit codes, and starts another nursery when it needs one."""
     launcher, pids = launch("looks")
     os.kill(pids["nursery"], signal.SIGKILL)
-    out, _ = launcher.communicate(timeout=60)
-    ended, said = map(json.loads, out.splitlines())
-    # The others end as well, sooner or later than this look.
-    assert "expert-server-0" in ended
-    assert said.startswith("ClusterError: the nursery")
+    until(lambda: not lives(pids["nursery"]))
+    server = pids["expert-server-0"]
+    until(lambda: field(server, "PPid") == [str(launcher.pid)])
+    time.sleep(0.2)
+    assert all(lives(pid) for name, pid in pids.items() if name != "nursery")
+    os.kill(server, signal.SIGKILL)
+    assert json.loads(launcher.stdout.readline()) == [["expert-server-0", -signal.SIGKILL]]
+    assert not Path(f"/proc/{server}").exists()
+    launcher.communicate("", timeout=60)
     assert launcher.returncode == 0
-    until(lambda: not any(map(lives, pids.values())))
+    assert not any(map(lives, pids.values()))
 
 
 def test_a_nursery_that_cannot_import_says_why() -> None:
     nursery = Nursery(("no_such_module",))
     try:
-        with pytest.raises(ClusterError, match=r"nursery ended .*no_such_module"):
+        with pytest.raises(ClusterError, match=r"fork-server ended .*no_such_module"):
             wait_ready([nursery], 60)
     finally:
         nursery.end()

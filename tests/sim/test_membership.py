@@ -323,6 +323,7 @@ def test_row_27_nothing_that_decides_reads_the_wall_clock() -> None:
         "balancer/live/history.py: wall_clock: Callable[[], float] = time.time,",
         "eaas/certs.py: from datetime import UTC, datetime, timedelta",
         "eaas/certs.py: now = datetime.now(UTC)",
+        "eaas/certs.py: now = datetime.now(UTC)",
         "eaas/cli/placement.py: at = time.strftime(",
         "eaas/telemetry/spans.py: self._of.processor.on_end(EndedChild(self._of, self, time.time_ns()))",
         "eaas/telemetry/spans.py: self.start_ns = time.time_ns()",

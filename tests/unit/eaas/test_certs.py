@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from typer.testing import CliRunner
 
-from eaas.certs import ROLES, issue_again, write_certificates
+from eaas.certs import ROLES, issue_again, refuse_expired, write_certificates
 from eaas.cli import app
 from eaas.errors import ConfigError
 
@@ -110,3 +110,18 @@ def test_what_cannot_be_done_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--san hällo: no host name"):
         write_certificates(tmp_path / "new", days=1, names=["hällo"])
     assert not (tmp_path / "new").exists()
+
+
+def test_a_cluster_does_not_start_with_certificates_that_have_expired(tmp_path: Path) -> None:
+    directory = tmp_path / "tls"
+    write_certificates(directory, days=1)
+    refuse_expired(directory)
+    issue_again(directory, days=-1)
+    result = CliRunner().invoke(app, ["up", "--model", str(tmp_path), "--tls", str(directory)])
+    assert isinstance(result.exception, ConfigError)
+    assert "expert-server.pem expired on 20" in str(result.exception)
+    assert f"`eaas certs {directory} --renew`" in str(result.exception)
+    issue_again(directory, days=1)
+    (directory / "monitor.pem").write_text("nonsense")
+    with pytest.raises(ConfigError, match=r"monitor.pem: no PEM certificate"):
+        refuse_expired(directory)

@@ -17,8 +17,9 @@ import eaas
 from cli_options import OPTIONS
 from eaas.cli import app, placement
 from eaas.cli.client import _unreachable
+from eaas.config import ClusterConfig
 from eaas.errors import ConfigError
-from eaas.local.process import ChildProcess
+from eaas.local.restart import restart_line
 
 ROOT = Path(__file__).parents[3]
 
@@ -143,14 +144,10 @@ def test_the_reason_nobody_answers_is_one_line() -> None:
     assert "ReadTimeout" in _unreachable("http://x", httpx.ReadTimeout(""))
 
 
-def test_the_line_to_start_again_can_be_pasted(tmp_path: Path) -> None:
-    child = ChildProcess(
-        "probe", ["-c", "import sys; print(sys.argv[1:])", "it's"], tmp_path, module="this"
+def test_the_line_to_start_again_can_be_pasted() -> None:
+    arguments = ("expert-server", "--model", "it's $HOME/a model")
+    line = restart_line(arguments, ClusterConfig())
+    echoed = subprocess.run(
+        ["bash", "-c", f"printf '%s\\n' {line}"], capture_output=True, text=True, check=True
     )
-    try:
-        echoed = subprocess.run(
-            ["bash", "-c", f"printf '%s\\n' {child.command}"], capture_output=True, text=True
-        )
-        assert echoed.stdout.splitlines()[-3:] == [*child.arguments]
-    finally:
-        assert child.reap(30)
+    assert echoed.stdout.splitlines()[-3:] == [*arguments]

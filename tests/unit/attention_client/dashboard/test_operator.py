@@ -11,12 +11,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from attention_client.dashboard import operator as operator_module
 from attention_client.dashboard.operator import Operator, is_paused
 from eaas.errors import ClusterError
 from eaas.facts import Facts
+from eaas.local.child import LAUNCHER_VARIABLE
 from eaas.types import Member, MemberState, Role
 
+SLEEP = (sys.executable, "-c", "import time; time.sleep(100)")
 SERVER, HERE = Role.EXPERT_SERVER, socket.gethostname()
 
 
@@ -25,19 +26,29 @@ def member(pid: int, role: Role = SERVER, host: str = HERE) -> Member:
 
 
 @pytest.fixture
-def child() -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"]) as process:
+def lifeline(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """As if this process had a launcher: what all of that one's processes have."""
+    ours, theirs = os.pipe()
+    monkeypatch.setenv(LAUNCHER_VARIABLE, str(ours))
+    yield ours
+    os.close(ours)
+    os.close(theirs)
+
+
+@pytest.fixture
+def child(lifeline: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that the launcher has not started."""
+    with subprocess.Popen(SLEEP) as process:
         yield process
         process.kill()
 
 
 @pytest.fixture
-def sibling(
-    child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
-) -> subprocess.Popen[bytes]:
-    """A process that has the same parent, as far as the operator can tell."""
-    monkeypatch.setattr(operator_module.os, "getppid", os.getpid)
-    return child
+def sibling(lifeline: int) -> Iterator[subprocess.Popen[bytes]]:
+    """One that it has started; by whatever other process."""
+    with subprocess.Popen(SLEEP, pass_fds=(lifeline,)) as process:
+        yield process
+        process.kill()
 
 
 def test_pause_resume_kill(sibling: subprocess.Popen[bytes]) -> None:

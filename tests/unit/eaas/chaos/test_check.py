@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from eaas.bench.stream import Answer
-from eaas.chaos.check import check, excused
+from eaas.chaos.check import check, excused, may_be_warm_up
 from eaas.chaos.history import Asked, Census, History, Incident
 
 GONE = "experts_unavailable"
@@ -71,3 +71,26 @@ def test_an_error_is_excused_only_where_two_servers_were_lost_while_it_was_asked
 def test_memory_may_move_within_its_bound() -> None:
     assert check(history(after=held("monitor", resident_bytes=(100 << 20) + (3 << 20)))) == []
     assert check(history(after=held("monitor", resident_bytes=10 << 20))) == []
+
+
+def grown(mib: int) -> dict[str, Census]:
+    return held("monitor", resident_bytes=HELD["monitor"].resident_bytes + (mib << 20))
+
+
+@pytest.mark.parametrize(
+    ("mib", "requests", "doubtful"),
+    [(1, 360, False), (4, 360, True), (12, 360, True), (20, 360, False), (4, 1500, False)],
+)
+def test_a_short_run_that_has_grown_is_doubtful(mib: int, requests: int, doubtful: bool) -> None:
+    """Growth of 200 MiB by so many; by very much it is no warm-up."""
+    assert may_be_warm_up(HELD, grown(mib), requests) == doubtful
+
+
+# What the heap of an attention client did in 1,500 requests, and 20 KB a request beside it.
+@pytest.mark.parametrize(("leak_kb", "found"), [(0, False), (20, True)])
+def test_a_heap_that_settles_is_no_leak(leak_kb: int, found: bool) -> None:
+    between = grown(8)
+    after = grown(8 + 8 + (1500 * leak_kb >> 10))
+    violations = check(replace(history(after=after), between=between))
+    assert bool(violations) == found
+    assert all("does not settle" in violation for violation in violations)

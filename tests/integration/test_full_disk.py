@@ -1,0 +1,41 @@
+"""A disk that is full costs what is written to it, not the process that writes."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from eaas.chaos.cluster import free_port
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_a_role_whose_log_is_on_a_full_disk_serves() -> None:
+    """As it starts, serves, and ends."""
+    port = free_port("127.0.0.1")
+    command = [sys.executable, "-m", "eaas", "monitor", "--port", str(port)]
+    with Path("/dev/full").open("wb") as full, subprocess.Popen(command, stderr=full) as monitor:
+        try:
+            deadline = time.monotonic() + 30
+            while is_free(port):
+                assert monitor.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            # It serves first, and says so then.
+            time.sleep(0.3)
+            assert monitor.poll() is None
+            monitor.send_signal(signal.SIGTERM)
+            assert monitor.wait(20) == 0
+        finally:
+            monitor.kill()
