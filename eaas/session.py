@@ -239,6 +239,7 @@ class MemberSession:
     def _register_first(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         backoff = Backoff()
+        final = set(_FINAL)
         while True:
             line = self._monitors.now
             try:
@@ -246,7 +247,10 @@ class MemberSession:
             except grpc.RpcError as error:
                 self._monitors.leave(line, error)
                 pause_s = backoff.next_s()
-                if error.code() in _FINAL or time.monotonic() + pause_s >= deadline:
+                final_now = error.code() in final
+                # Once it may be that the monitor was about to leave its secret.
+                final.add(grpc.StatusCode.UNAUTHENTICATED)
+                if final_now or time.monotonic() + pause_s >= deadline:
                     raise ClusterError(
                         f"cannot register {self._member.id} with the monitor at "
                         f"{self.monitor_address}: {_why(error)}; "

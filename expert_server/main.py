@@ -18,6 +18,7 @@ from eaas.checkpoint import Checkpoint
 from eaas.config import ExpertServerConfig
 from eaas.cores import usable_cores
 from eaas.errors import ExpertMismatchError
+from eaas.exposure import member_secret
 from eaas.grpc_server import Service, serve
 from eaas.log import get_logger
 from eaas.session import MemberSession, MembershipView, Report
@@ -175,6 +176,7 @@ class ExpertServer:
                 # A client's stream is a call that lasts: there are no more of them than slots.
                 max_workers=config.slots + _CALLS,
                 credentials=tls and tls.server_credentials(),
+                secret=member_secret(monitor_address, config.host, tls),
                 message_bytes=_CONTROL_BYTES + self._arena.request_stride,
             )
             undo.callback(self._server.stop, 0)
