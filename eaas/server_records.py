@@ -26,6 +26,7 @@ from eaas import user_files
 from eaas.errors import ConfigError
 
 __all__ = [
+    "OPERATOR_PATH",
     "ServerRecord",
     "cluster_secret",
     "find",
@@ -37,6 +38,9 @@ __all__ = [
     "started_at",
     "withdraw",
 ]
+
+OPERATOR_PATH = "/operator/"
+"""Of an endpoint: what follows is the operator's token, the secret of the endpoint's record."""
 
 _SECRET_BYTES = 32
 _LOCAL = "localhost"

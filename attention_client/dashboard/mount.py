@@ -24,6 +24,7 @@ from attention_client.dashboard.hub import Hub, Looker
 from attention_client.dashboard.operator import Operator
 from attention_client.dashboard.talk import Talk
 from attention_client.dashboard.token import OperatorToken
+from eaas.server_records import OPERATOR_PATH
 
 __all__ = ["Dashboard", "is_page_path"]
 
@@ -36,7 +37,7 @@ _STYLE_SHEET = "/dashboard.css"
 def is_page_path(path: str) -> bool:
     """Whether a path is the dashboard's."""
     own = ("/", "/favicon.ico", _STYLE_SHEET)
-    return path in own or path.startswith(("/_nicegui/", "/_nicegui_ws/"))
+    return path in own or path.startswith(("/_nicegui/", "/_nicegui_ws/", OPERATOR_PATH))
 
 
 class Dashboard(BaseRoute):
@@ -89,8 +90,7 @@ class Dashboard(BaseRoute):
             )
             await refusal(scope, receive, send)
             return
-        login = self._token.login(scope) if self._token is not None else None
-        if login is not None:
+        if self._token is not None and (login := self._token.login(scope)) is not None:
             await login(scope, receive, send)
             return
         async with self._lock:

@@ -9,16 +9,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 from http.cookies import CookieError, SimpleCookie
-from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import Scope
 
-__all__ = ["TOKEN_PARAMETER", "OperatorToken", "token_of"]
+from eaas.server_records import OPERATOR_PATH
 
-TOKEN_PARAMETER = "token"
-"""Of the page's address."""
+__all__ = ["OperatorToken", "token_of"]
 
 
 def token_of(cluster_secret: str) -> str:
@@ -40,10 +38,9 @@ class OperatorToken:
 
     def login(self, scope: Scope) -> Response | None:
         """The answer to the page's address with a token in it; None for every other request."""
-        shown = parse_qs(scope["query_string"].decode("latin-1")).get(TOKEN_PARAMETER)
-        if scope["path"] != "/" or shown is None:
+        if not scope["path"].startswith(OPERATOR_PATH):
             return None
-        if not self._is_token(shown[-1]):
+        if not self._is_token(scope["path"].removeprefix(OPERATOR_PATH).rstrip("/")):
             return PlainTextResponse(
                 "This token is not the cluster's: `eaas status` prints the page's address.\n",
                 status_code=403,
@@ -62,4 +59,4 @@ class OperatorToken:
         return cookie is not None and self._is_token(cookie.value)
 
     def _is_token(self, shown: str) -> bool:
-        return hmac.compare_digest(shown.encode(), self._token.encode())
+        return hmac.compare_digest(shown.encode(errors="replace"), self._token.encode())

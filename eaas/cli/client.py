@@ -16,7 +16,7 @@ from eaas.api_keys import authorization
 from eaas.cli.options import DEFAULT_ENDPOINT, Endpoint, Json, KeyToShow
 from eaas.errors import ClusterError
 from eaas.last_up import ENDPOINT_VARIABLE, latest_up
-from eaas.server_records import find
+from eaas.server_records import OPERATOR_PATH, find
 
 __all__ = ["STATE_COLOURS", "fetch_status", "page_address", "register", "status_table"]
 
@@ -74,15 +74,20 @@ def page_address(endpoint: str) -> str:
     record = find(httpx.URL(page).netloc.decode())
     if record is None or not record.lives or _is_log():
         return page
-    return f"{page}?token={record.secret}"
+    return f"{_base(endpoint)}{OPERATOR_PATH}{record.secret}/"
 
 
 def _is_log() -> bool:
+    """Whether what is printed goes to a file that other users can read."""
     try:
-        mode = os.fstat(sys.stdout.fileno()).st_mode
+        fd = sys.stdout.fileno()
+        mode = os.fstat(fd).st_mode
+        places = Path(os.readlink(f"/proc/self/fd/{fd}")).parents
+        open_to_others = all(place.stat().st_mode & 0o011 for place in places)
     except OSError:
-        return True
-    return stat.S_ISREG(mode) and bool(mode & 0o077)
+        # No file that has a name, or none that is there any more.
+        return False
+    return stat.S_ISREG(mode) and bool(mode & 0o044) and open_to_others
 
 
 def status_table(document: dict[str, Any]) -> Any:
