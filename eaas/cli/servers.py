@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -109,7 +110,7 @@ def operator(endpoint: str, document: dict[str, Any], directory: Path | None) ->
     Args:
         endpoint: URL of the cluster's endpoint.
         document: Its status.
-        directory: Of certificates, as the command line names it; None: that of this user's `eaas up`.
+        directory: Of certificates; None: the command line names none.
 
     Raises:
         ConfigError: The cluster has TLS and there are no certificates to show, or the other way round.
@@ -125,15 +126,12 @@ def operator(endpoint: str, document: dict[str, Any], directory: Path | None) ->
 
     if directory is not None:
         return Identity(directory, OPERATOR)
-    wanted = f"{endpoint}: this cluster asks for certificates: give --tls DIR, a directory with "
-    wanted += f"{CA_FILE}, {OPERATOR}.pem and {OPERATOR}.key"
     up = up_at(endpoint)
-    if up is None or not up.tls_dir:
-        raise ConfigError(wanted)
-    try:
-        return Identity(Path(up.tls_dir), OPERATOR)
-    except ConfigError as error:
-        raise ConfigError(f"{wanted} (that of `eaas up` does not do: {error})") from error
+    where = shlex.quote(up.tls_dir) if up is not None else "DIR"
+    raise ConfigError(
+        f"{endpoint}: this cluster asks for certificates: give --tls {where}, the directory with "
+        f"{CA_FILE}, {OPERATOR}.pem and {OPERATOR}.key"
+    )
 
 
 def _wait(

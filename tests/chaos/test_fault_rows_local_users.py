@@ -38,6 +38,7 @@ from eaas.rpc.v1 import (balancer_pb2 as b, balancer_pb2_grpc as bg, expert_pb2 
 monitor, balancer, server = sys.argv[1:]
 member = m.RegisterRequest()
 member.member.id = "rogue"
+shard = e.ReadShardRequest(shard="model-00001-of-00002.safetensors", end=9)
 huge = e.ConnectRequest(client_id="c", client_incarnation=2**63, transport="grpc", slots=4)
 attacks = {
     "Register": (monitor, mg.MonitorServiceStub, "Register", member),
@@ -50,7 +51,7 @@ attacks = {
     "Connect": (server, eg.ExpertServiceStub, "Connect", huge),
     "Exchange": (server, eg.ExpertServiceStub, "Exchange", iter([e.ExchangeRequest(connection_id="x")])),
     "Join": (server, eg.ExpertServiceStub, "Join", iter([e.JoinRequest(connection_id="x")])),
-    "ReadShard": (server, eg.ExpertServiceStub, "ReadShard", e.ReadShardRequest(file="config.json")),
+    "ReadShard": (server, eg.ExpertServiceStub, "ReadShard", shard),
     "DescribeCheckpoint": (server, eg.ExpertServiceStub, "DescribeCheckpoint", e.DescribeCheckpointRequest()),
     "Drain": (server, eg.ExpertServiceStub, "Drain", e.DrainRequest()),
 }
