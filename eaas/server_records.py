@@ -13,13 +13,13 @@ is started again at its address finds the former one's record and goes on with t
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import ipaddress
 import os
 import secrets
 import socket
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Self
 
 from eaas import user_files
@@ -93,13 +93,14 @@ def find(address: str) -> ServerRecord | None:
     Args:
         address: host:port. Of host names only localhost and this machine's own are looked up.
     """
-    found = [
-        record
-        for key in _keys(address)
-        for document in user_files.read(key)
-        if (record := ServerRecord.of(document)) is not None
-    ]
-    return next((record for record in found if record.lives), found[0] if found else None)
+    ended = None
+    for key in _keys(address):
+        for document in user_files.read(key):
+            record = ServerRecord.of(document)
+            if record is not None and record.lives:
+                return record
+            ended = ended or record
+    return ended
 
 
 def publish(address: str, secret: str, *, keep: bool = False) -> None:
@@ -187,7 +188,8 @@ def prune() -> None:
 def started_at(pid: int) -> int:
     """When a process started, in ticks since boot; 0 where it has ended."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            text = file.read().decode(errors="replace")
     except OSError:
         return 0
     # From the third field on: the second, the name, may hold blanks and parentheses.
@@ -203,14 +205,17 @@ def _own(secret: str, *, keep: bool) -> dict[str, Any]:
 def _keys(address: str) -> list[str]:
     """The names of records that an address may have; none where it is not of the loopback."""
     host, _, port = address.rpartition(":")
-    host = host.strip("[]")
-    if not port.isdigit():
-        return []
+    return [f"{host}:{port}" for host in _loopback(host.strip("[]"))] if port.isdigit() else []
+
+
+@functools.lru_cache(256)
+def _loopback(host: str) -> tuple[str, ...]:
+    """The loopback's addresses that a host of an address stands for."""
     try:
         hosts = [str(ipaddress.ip_address(host))]
     except ValueError:
         hosts = _resolve(host)
-    return [f"{host}:{port}" for host in hosts if ipaddress.ip_address(host).is_loopback]
+    return tuple(host for host in hosts if ipaddress.ip_address(host).is_loopback)
 
 
 def _resolve(host: str) -> list[str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import itertools
 import json
 import os
@@ -35,9 +36,13 @@ _numbers = itertools.count()
 
 def candidates() -> tuple[Path, ...]:
     """Where the files may stand, best first."""
-    user = os.geteuid()
-    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    state = os.environ.get("XDG_STATE_HOME", "") or os.path.expanduser("~/.local/state")
+    variables = (os.environ.get(name, "") for name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME", "HOME"))
+    return _candidates(os.geteuid(), *variables)
+
+
+@functools.lru_cache(1)
+def _candidates(user: int, runtime: str, state: str, home: str) -> tuple[Path, ...]:
+    state = state or f"{home}/.local/state"
     found = [Path(runtime) / "eaas"] if os.path.isabs(runtime) else []
     found += [Path(f"/run/user/{user}/eaas"), Path(f"/tmp/eaas-{user}")]
     found += [Path(state) / "eaas"] if os.path.isabs(state) else []
@@ -51,12 +56,15 @@ def place() -> Path | None:
     return None
 
 
-def read(name: str) -> list[dict[str, Any]]:
+def read(name: str) -> Iterator[dict[str, Any]]:
     """The documents of that name, of the best directory first.
 
     A file that another user could have written does not count.
     """
-    return [document for fd in _directories() if (document := _read(fd, name)) is not None]
+    for fd in _directories():
+        document = _read(fd, name)
+        if document is not None:
+            yield document
 
 
 def read_all() -> dict[str, dict[str, Any]]:
@@ -177,15 +185,16 @@ def _read(directory: int, name: str) -> dict[str, Any] | None:
         fd = os.open(name + _SUFFIX, flags, dir_fd=directory)
     except OSError:
         return None
-    with os.fdopen(fd, "rb") as file:
+    try:
         status = os.fstat(fd)
         own = status.st_uid == os.geteuid() and not status.st_mode & 0o077
         if not own or not stat.S_ISREG(status.st_mode):
             return None
-        try:
-            document = json.loads(file.read(_MOST_BYTES))
-        except ValueError:
-            return None
+        document = json.loads(os.read(fd, _MOST_BYTES))
+    except ValueError:
+        return None
+    finally:
+        os.close(fd)
     return document if isinstance(document, dict) else None
 
 

@@ -41,6 +41,7 @@ member.member.id = "rogue"
 shard = e.ReadShardRequest(shard="model-00001-of-00002.safetensors", end=9)
 huge = e.ConnectRequest(client_id="c", client_incarnation=2**63, transport="grpc", slots=4)
 attacks = {
+    "ReadShard": (server, eg.ExpertServiceStub, "ReadShard", shard),
     "Register": (monitor, mg.MonitorServiceStub, "Register", member),
     "Heartbeat": (monitor, mg.MonitorServiceStub, "Heartbeat", iter([m.HeartbeatRequest(id="x")])),
     "Watch": (monitor, mg.MonitorServiceStub, "Watch", m.WatchRequest()),
@@ -51,7 +52,6 @@ attacks = {
     "Connect": (server, eg.ExpertServiceStub, "Connect", huge),
     "Exchange": (server, eg.ExpertServiceStub, "Exchange", iter([e.ExchangeRequest(connection_id="x")])),
     "Join": (server, eg.ExpertServiceStub, "Join", iter([e.JoinRequest(connection_id="x")])),
-    "ReadShard": (server, eg.ExpertServiceStub, "ReadShard", shard),
     "DescribeCheckpoint": (server, eg.ExpertServiceStub, "DescribeCheckpoint", e.DescribeCheckpointRequest()),
     "Drain": (server, eg.ExpertServiceStub, "Drain", e.DrainRequest()),
 }
@@ -66,6 +66,8 @@ for (name, (address, stub, method, request)), how in itertools.product(attacks.i
         except grpc.RpcError as error:
             answer = error.code().name
         told[f"{name} {how}"] = answer
+    if answer != "UNAUTHENTICATED":
+        break
 print(json.dumps(told))
 """
 # Listens where a server of the cluster did, and prints what its callers show.
