@@ -15,7 +15,7 @@ import typer
 from eaas.api_keys import authorization
 from eaas.cli.options import DEFAULT_ENDPOINT, Endpoint, Json, KeyToShow
 from eaas.errors import ClusterError
-from eaas.last_up import ENDPOINT_VARIABLE, latest_up
+from eaas.last_up import latest_up
 from eaas.server_records import OPERATOR_PATH, find
 
 __all__ = ["STATE_COLOURS", "fetch_status", "page_address", "register", "status_table"]
@@ -217,6 +217,6 @@ def _unreachable(endpoint: str, error: Exception) -> str:
         "no `eaas up` of yours runs" if up is None else f"your last `eaas up` is at {up.endpoint}"
     )
     return (
-        f"{endpoint}: no cluster answers there ({why}); {running}: start one, or give --endpoint or "
-        f"{ENDPOINT_VARIABLE}"
+        f"{endpoint}: no cluster answers there ({why}); {running}: start one, "
+        "or give --endpoint or EAAS_ENDPOINT"
     )
