@@ -36,17 +36,20 @@ from eaas.authority import OPERATOR
 from eaas.checkpoint import Checkpoint
 from eaas.config import AttentionClientConfig
 from eaas.cores import usable_cores
-from eaas.errors import NotACheckpointError
+from eaas.errors import ConfigError, NotACheckpointError
 from eaas.exposure import only_here
 from eaas.facts import FactsReader
 from eaas.facts.counters import COUNTED, Counters, read_counters
 from eaas.grpc_server import host_to_tell, join_host_port
+from eaas.log import get_logger
 from eaas.server_records import cluster_secret, new_secret, publish, withdraw
 from eaas.telemetry import Tracing
 from eaas.tls import Identity
 from eaas.types import Member
 
 __all__ = ["run"]
+
+_log = get_logger(__name__)
 
 _COVERED_S = 600.0
 _LOOK_S = 0.5
@@ -190,11 +193,15 @@ def _dashboard(
     address = join_host_port(host, port)
     # Who has a key may use the model; that does not make an operator.
     if config.operator_page and keys is None and only_here(config.host):
-        operator = Operator(Identity(tls.directory, OPERATOR) if tls is not None else None)
         secret = None if tls is not None else cluster_secret(cluster.monitor_address)
         shown = token_of(secret) if secret else new_secret()
-        publish(address, shown)
-        token = OperatorToken(shown, port)
+        try:
+            publish(address, shown)
+        except ConfigError as error:
+            _log.warning("the dashboard has no buttons: %s", error)
+        else:
+            operator = Operator(Identity(tls.directory, OPERATOR) if tls is not None else None)
+            token = OperatorToken(shown, port)
     else:
         withdraw(address)
     return Dashboard(lambda: FactsReader(members, counters, tls), operator, token)

@@ -140,8 +140,9 @@ def status(
     # Piped, there is no width to fit into, and half an address is of no use to the next program.
     console = Console()
     Console(width=None if console.is_terminal else _PIPED_WIDTH).print(status_table(document))
-    if console.is_terminal:
-        typer.echo(f"page: {page_address(endpoint)}")
+    page = page_address(endpoint)
+    if console.is_terminal and OPERATOR_PATH in page:
+        typer.echo(f"page: {page}")
 
 
 def generate(

@@ -47,7 +47,7 @@ Join = Annotated[
 def _find_endpoint(context: typer.Context, parameter: typer.CallbackParam, given: str) -> str:
     """What was given, else the endpoint of this user's last `eaas up`, else the default."""
     source = context.get_parameter_source(str(parameter.name))
-    if given != DEFAULT_ENDPOINT or source is None or source.name != "DEFAULT":
+    if source is None or source.name != "DEFAULT":
         return given
     up = latest_up()
     return given if up is None else up.endpoint

@@ -42,7 +42,7 @@ def remote_reader(
     try:
         monitors.now.members(_FIRST_S)
     except grpc.RpcError as error:
-        # Every later look would only find that nobody answers.
+        # Every later look tells of the other failures, which may pass.
         if error.code() is grpc.StatusCode.UNAUTHENTICATED:
             monitors.close()
             raise ClusterError(f"the monitor at {monitor_address}: {error.details()}") from error
