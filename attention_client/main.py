@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from transformers import AutoTokenizer
 from attention_client.cluster import Cluster
 from attention_client.dashboard import Dashboard
 from attention_client.dashboard.operator import Operator
+from attention_client.dashboard.token import OperatorToken, token_of
 from attention_client.loading import load_onto
 from attention_client.metrics import ClientMetrics
 from attention_client.scheduler import strategy
@@ -34,16 +36,20 @@ from eaas.authority import OPERATOR
 from eaas.checkpoint import Checkpoint
 from eaas.config import AttentionClientConfig
 from eaas.cores import usable_cores
-from eaas.errors import NotACheckpointError
+from eaas.errors import ConfigError, NotACheckpointError
 from eaas.exposure import only_here
 from eaas.facts import FactsReader
 from eaas.facts.counters import COUNTED, Counters, read_counters
 from eaas.grpc_server import host_to_tell, join_host_port
+from eaas.log import get_logger
+from eaas.server_records import cluster_secret, new_secret, publish, withdraw
 from eaas.telemetry import Tracing
 from eaas.tls import Identity
 from eaas.types import Member
 
 __all__ = ["run"]
+
+_log = get_logger(__name__)
 
 _COVERED_S = 600.0
 _LOOK_S = 0.5
@@ -127,7 +133,7 @@ def run(
                 tokenizer,
                 model_name=model_path.name,
                 aliases=(str(model_path),),
-                status=lambda: cluster_status(cluster, url),
+                status=lambda: cluster_status(cluster, url) | {"tls": tls is not None},
                 healthy=lambda: _healthy(cluster),
                 limits=limits,
                 scheduling=Scheduling(config.scheduler, lambda: cluster.placement),
@@ -136,7 +142,7 @@ def run(
                 hosts=_hosts(config),
                 traces=traces,
                 witness=cluster.witness,
-                dashboard=_dashboard(cluster, config, registry, tls, keys),
+                dashboard=_dashboard(cluster, config, registry, tls, keys, listener),
             )
             server = HttpServer(app, config.host, config.port, listener, limits)
             server.start()
@@ -169,6 +175,7 @@ def _dashboard(
     registry: CollectorRegistry,
     tls: Identity | None,
     keys: ApiKeys | None,
+    listener: socket.socket,
 ) -> Dashboard | None:
     if not config.dashboard:
         return None
@@ -181,11 +188,23 @@ def _dashboard(
         # The metrics that the monitor is asked for are not among these.
         return read_counters(generate_latest(registry.restricted_registry(COUNTED)).decode())
 
-    operator = None
+    operator, token = None, None
+    host, port = listener.getsockname()[:2]
+    address = join_host_port(host, port)
     # Who has a key may use the model; that does not make an operator.
-    if config.operator_page and keys is None:
-        operator = Operator(Identity(tls.directory, OPERATOR) if tls is not None else None)
-    return Dashboard(lambda: FactsReader(members, counters, tls), operator)
+    if config.operator_page and keys is None and only_here(config.host):
+        secret = None if tls is not None else cluster_secret(cluster.monitor_address)
+        shown = token_of(secret) if secret else new_secret()
+        try:
+            publish(address, shown)
+        except ConfigError as error:
+            _log.warning("the dashboard has no buttons: %s", error)
+        else:
+            operator = Operator(Identity(tls.directory, OPERATOR) if tls is not None else None)
+            token = OperatorToken(shown, port)
+    else:
+        withdraw(address)
+    return Dashboard(lambda: FactsReader(members, counters, tls), operator, token)
 
 
 def _healthy(cluster: Cluster) -> tuple[bool, str]:

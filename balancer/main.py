@@ -31,6 +31,7 @@ from balancer.service import ROLES, BalancerService
 from balancer.token_times import token_times
 from eaas.config import BalancerConfig
 from eaas.errors import ClusterError, ConfigError, EaasError, PortInUseError
+from eaas.exposure import member_secret
 from eaas.grpc_client import Backoff
 from eaas.grpc_server import Service, serve
 from eaas.log import get_logger
@@ -146,6 +147,7 @@ class Balancer:
                 config.port,
                 max_workers=_WORKERS,
                 credentials=tls and tls.server_credentials(),
+                secret=member_secret(monitor_address, config.host, tls),
                 message_bytes=_MESSAGE_BYTES,
             )
         except EaasError:

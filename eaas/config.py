@@ -31,6 +31,7 @@ from eaas.api_keys import KEY_VARIABLE
 from eaas.config_errors import BETWEEN, PREFIX, explain, variable
 from eaas.config_telemetry import TelemetryConfig
 from eaas.errors import ConfigError
+from eaas.last_up import ENDPOINT_VARIABLE
 
 __all__ = [
     "HOLD_BACK_S",
@@ -469,11 +470,14 @@ def load_config(path: Path | None = None, **overrides: dict[str, Any]) -> Cluste
         raise ConfigError(f"{path} is no YAML of sections and settings: {what}") from error
 
 
+_OTHER_VARIABLES = (KEY_VARIABLE, ENDPOINT_VARIABLE)
+
+
 def _refuse_unknown_variables() -> None:
     """pydantic passes over a variable whose section it does not know; a typing error is to be found."""
     for name in os.environ:
         section = name.upper().removeprefix(PREFIX).partition(BETWEEN)[0]
-        known = section.lower() in ClusterConfig.model_fields or name.upper() == KEY_VARIABLE
+        known = section.lower() in ClusterConfig.model_fields or name.upper() in _OTHER_VARIABLES
         if name.upper().startswith(PREFIX) and not known:
             sections = ", ".join(variable(field) for field in ClusterConfig.model_fields)
             raise ConfigError(f"{name}: no such setting; they begin with one of {sections}")

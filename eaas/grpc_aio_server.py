@@ -14,6 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from eaas.grpc_loop import run_on_loop
+from eaas.grpc_secret import AioSecretGuard
 from eaas.grpc_server import add_port, server_options
 
 __all__ = ["RunningAioServer", "serve_aio"]
@@ -69,6 +70,7 @@ def serve_aio(
     message_bytes: int,
     streams: int,
     credentials: grpc.ServerCredentials | None = None,
+    secret: str | None = None,
 ) -> RunningAioServer:
     """Starts a server for one service plus health and reflection.
 
@@ -82,10 +84,12 @@ def serve_aio(
         message_bytes: Larger messages are refused with RESOURCE_EXHAUSTED, too.
         streams: Calls at a time on one connection; more wait at their sender.
         credentials: For TLS; None: plain text.
+        secret: What calls have to show (see `eaas.server_records`); None: nothing.
 
     Raises:
         PortInUseError: Another process holds the port.
-        ConfigError: The host is not one of this machine, or the port needs more rights.
+        ConfigError: The host is not one of this machine, the port needs more rights, or the secret cannot be
+            left for this user's other processes.
     """
 
     async def start() -> RunningAioServer:
@@ -96,14 +100,18 @@ def serve_aio(
             ("grpc.server.max_pending_requests", max_calls),
             ("grpc.server.max_pending_requests_hard_limit", max_calls),
         ]
-        server = grpc.aio.server(options=options, maximum_concurrent_rpcs=max_calls)
+        server = grpc.aio.server(
+            interceptors=(AioSecretGuard(secret),) if secret else (),
+            options=options,
+            maximum_concurrent_rpcs=max_calls,
+        )
         add(server)
         health_servicer = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
         reflection.enable_server_reflection(
             (service, health.SERVICE_NAME, reflection.SERVICE_NAME), server
         )
-        address = add_port(server, host, port, credentials)
+        address = add_port(server, host, port, credentials, secret, keep=True)
         await server.start()
         loop = asyncio.get_running_loop()
         running = RunningAioServer(server, health_servicer, service, address, loop)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import grpc
 from grpc._channel import _SingleThreadedRendezvous
 
+from eaas.grpc_secret import proof
 from eaas.tls import Identity, server_name
 
 __all__ = [
@@ -75,23 +76,42 @@ class _CallDetails(NamedTuple):
     compression: Any
 
 
-class _Deadline(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]
-    def __init__(self, timeout_s: float) -> None:
+class _Caller(
+    grpc.UnaryUnaryClientInterceptor,  # type: ignore[misc]
+    grpc.UnaryStreamClientInterceptor,  # type: ignore[misc]
+    grpc.StreamStreamClientInterceptor,  # type: ignore[misc]
+):
+    """Gives a unary call its deadline, and every call what the server at the address asks for."""
+
+    def __init__(self, address: str | None, timeout_s: float) -> None:
+        self._address = address
         self._timeout_s = timeout_s
+
+    def _with_proof(self, details: Any, timeout: float | None) -> _CallDetails:
+        return _CallDetails(
+            details.method,
+            timeout,
+            (*(details.metadata or ()), *proof(self._address)),
+            details.credentials,
+            details.wait_for_ready,
+            details.compression,
+        )
 
     def intercept_unary_unary(
         self, continuation: Callable[[Any, Any], Any], details: Any, request: Any
     ) -> Any:
-        if details.timeout is None:
-            details = _CallDetails(
-                details.method,
-                self._timeout_s,
-                details.metadata,
-                details.credentials,
-                details.wait_for_ready,
-                details.compression,
-            )
-        return continuation(details, request)
+        timeout_s = self._timeout_s if details.timeout is None else details.timeout
+        return continuation(self._with_proof(details, timeout_s), request)
+
+    def intercept_unary_stream(
+        self, continuation: Callable[[Any, Any], Any], details: Any, request: Any
+    ) -> Any:
+        return continuation(self._with_proof(details, details.timeout), request)
+
+    def intercept_stream_stream(
+        self, continuation: Callable[[Any, Any], Any], details: Any, requests: Any
+    ) -> Any:
+        return continuation(self._with_proof(details, details.timeout), requests)
 
 
 def channel(
@@ -105,7 +125,7 @@ def channel(
     Args:
         address: host:port of the peer ("[::1]:50051" for IPv6).
         peer: Role that the peer's certificate has to name; to be given where there is TLS.
-        tls: Who calls; None: plain text.
+        tls: Who calls; None: plain text, with the secret of a server of this user's cluster.
         timeout_s: Deadline of a unary call that states none.
     """
     options = (*channel_options(peer, tls), *_BLOCKING_OPTIONS)
@@ -113,7 +133,7 @@ def channel(
         line = grpc.insecure_channel(address, options=options)
     else:
         line = grpc.secure_channel(address, tls.channel_credentials(), options=options)
-    return grpc.intercept_channel(line, _Deadline(timeout_s))
+    return grpc.intercept_channel(line, _Caller(None if tls else address, timeout_s))
 
 
 def channel_options(peer: str | None, tls: Identity | None) -> tuple[tuple[str, Any], ...]:

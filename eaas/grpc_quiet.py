@@ -17,7 +17,9 @@ from typing import Any, Self
 import grpc
 
 from eaas.grpc_client import UNARY_TIMEOUT_S, channel_options
+from eaas.grpc_failure import CallFailure
 from eaas.grpc_loop import grpc_loop, run_on_loop
+from eaas.grpc_secret import proof
 from eaas.tls import Identity
 
 __all__ = ["QuietChannel"]
@@ -37,7 +39,7 @@ class QuietChannel:
     Args:
         address: host:port of the peer ("[::1]:50051" for IPv6).
         peer: Role that the peer's certificate has to name; to be given where there is TLS.
-        tls: Who calls; None: plain text.
+        tls: Who calls; None: plain text, with the secret of a server of this user's cluster.
         timeout_s: Deadline of a unary call that states none.
     """
 
@@ -49,6 +51,7 @@ class QuietChannel:
         timeout_s: float = UNARY_TIMEOUT_S,
     ) -> None:
         self._timeout_s = timeout_s
+        self._address = None if tls else address
         options = channel_options(peer, tls)
 
         async def make() -> grpc.aio.Channel:
@@ -64,14 +67,15 @@ class QuietChannel:
 
         def call(request: Any, timeout: float | None = None) -> Any:
             timeout_s = self._timeout_s if timeout is None else timeout
+            shown = proof(self._address)
 
             async def ask() -> Any:
                 try:
-                    return await method(request, timeout=timeout_s)
+                    return await method(request, timeout=timeout_s, metadata=shown)
                 except grpc.aio.AioRpcError as error:
-                    raise _Failure.of(error) from None
+                    raise CallFailure.of(error) from None
                 except asyncio.CancelledError:
-                    raise _Failure.cancelled() from None
+                    raise CallFailure.cancelled() from None
 
             return run_on_loop(ask(), timeout_s + _SLACK_S)
 
@@ -82,7 +86,9 @@ class QuietChannel:
         method = self._channel.unary_stream(*args, **kwargs)
 
         def call(request: Any, timeout: float | None = None) -> Responses:
-            return Responses(lambda: method(request, timeout=timeout))
+            return Responses(
+                lambda: method(request, timeout=timeout, metadata=proof(self._address))
+            )
 
         return call
 
@@ -91,7 +97,9 @@ class QuietChannel:
         method = self._channel.stream_stream(*args, **kwargs)
 
         def call(requests: Iterator[Any], timeout: float | None = None) -> Responses:
-            return Responses(lambda: method(timeout=timeout), requests)
+            return Responses(
+                lambda: method(timeout=timeout, metadata=proof(self._address)), requests
+            )
 
         return call
 
@@ -161,9 +169,9 @@ class Responses:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         # Also where it was cancelled before its first step, and where the channel was closed.
-        error = _Failure.cancelled() if task.cancelled() else task.exception()
+        error = CallFailure.cancelled() if task.cancelled() else task.exception()
         if isinstance(error, grpc.aio.AioRpcError):
-            error = _Failure.of(error)
+            error = CallFailure.of(error)
         self._inbox.put((error, True))
 
 
@@ -183,31 +191,3 @@ async def _written(call: Any, request: Any | None) -> bool:
         # How it ended is for the reader.
         return False
     return True
-
-
-class _Failure(grpc.RpcError, grpc.Call):  # type: ignore[misc]
-    """How a call failed, in the form of gRPC's blocking calls."""
-
-    def __init__(self, code: grpc.StatusCode, details: str, trailing: Any = ()) -> None:
-        super().__init__(f"{code.name}: {details}")
-        self._code, self._details, self._trailing = code, details, tuple(trailing)
-
-    @classmethod
-    def of(cls, error: grpc.aio.AioRpcError) -> _Failure:
-        return cls(error.code(), error.details() or "", error.trailing_metadata() or ())
-
-    @classmethod
-    def cancelled(cls) -> _Failure:
-        return cls(grpc.StatusCode.CANCELLED, "cancelled by this process")
-
-    def code(self) -> grpc.StatusCode:
-        return self._code
-
-    def details(self) -> str:
-        return self._details
-
-    def initial_metadata(self) -> tuple[Any, ...]:
-        return ()
-
-    def trailing_metadata(self) -> tuple[Any, ...]:
-        return self._trailing

@@ -14,9 +14,11 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from eaas import server_records
 from eaas.authority import RoleGuard
 from eaas.errors import ConfigError, PortInUseError
 from eaas.grpc_client import MESSAGE_BYTES
+from eaas.grpc_secret import SecretGuard
 from eaas.open_files import room_for_connections
 
 __all__ = [
@@ -139,6 +141,7 @@ def serve(
     max_workers: int = 64,
     credentials: grpc.ServerCredentials | None = None,
     message_bytes: int = MESSAGE_BYTES,
+    secret: str | None = None,
 ) -> RunningServer:
     """Starts a server for `services` plus health and reflection.
 
@@ -150,10 +153,12 @@ def serve(
             RESOURCE_EXHAUSTED at once, since a queued call would only meet its deadline.
         credentials: For TLS; None: plain text.
         message_bytes: Larger messages are refused.
+        secret: What calls have to show (see `eaas.server_records`); None: nothing.
 
     Raises:
         PortInUseError: Another process holds the port.
-        ConfigError: The host is not one of this machine, or the port needs more rights.
+        ConfigError: The host is not one of this machine, the port needs more rights, or the secret cannot be
+            left for this user's other processes.
     """
     workers = futures.ThreadPoolExecutor(max_workers, thread_name_prefix="grpc")
     guard = RoleGuard(
@@ -161,7 +166,7 @@ def serve(
     )
     server = grpc.server(
         workers,
-        interceptors=(guard,),
+        interceptors=(SecretGuard(secret), guard) if secret else (guard,),
         options=server_options(message_bytes),
         maximum_concurrent_rpcs=max_workers,
     )
@@ -173,19 +178,34 @@ def serve(
     reflection.enable_server_reflection(
         (*names, health.SERVICE_NAME, reflection.SERVICE_NAME), server
     )
-    address = add_port(server, host, port, credentials)
+    address = add_port(server, host, port, credentials, secret)
     server.start()
     return RunningServer(server, workers, health_servicer, names, address)
 
 
 def add_port(
-    server: Any, host: str, port: int, credentials: grpc.ServerCredentials | None = None
+    server: Any,
+    host: str,
+    port: int,
+    credentials: grpc.ServerCredentials | None = None,
+    secret: str | None = None,
+    *,
+    keep: bool = False,
 ) -> str:
     """Have a gRPC server listen; returns host:port to tell others (see `RunningServer.address`).
 
+    Args:
+        server: To listen; its guard asks for the secret.
+        host: See `serve`.
+        port: See `serve`.
+        credentials: See `serve`.
+        secret: Left for this user's other processes; None: what a former process left is removed.
+        keep: See `eaas.server_records.ServerRecord`.
+
     Raises:
         PortInUseError: Another process holds the port.
-        ConfigError: The host is not one of this machine, or the port needs more rights.
+        ConfigError: The host is not one of this machine, the port needs more rights, or the secret cannot be
+            left for this user's other processes.
     """
     listen_host = _listen_host(host, port)
     try:
@@ -196,7 +216,12 @@ def add_port(
             bound = server.add_secure_port(where, credentials)
     except RuntimeError as error:
         raise _bind_error(listen_host, host, port) from error
-    return join_host_port(host_to_tell(listen_host), bound)
+    address = join_host_port(host_to_tell(listen_host), bound)
+    if secret is None:
+        server_records.withdraw(address)
+    else:
+        server_records.publish(address, secret, keep=keep)
+    return address
 
 
 def check_port(host: str, port: int) -> None:

@@ -15,7 +15,7 @@ from eaas.rpc.v1 import monitor_pb2, monitor_pb2_grpc
 from eaas.tls import Identity
 from eaas.types import Member, Role
 
-__all__ = ["LEADER_KEY", "MonitorLine", "Monitors", "ask_members"]
+__all__ = ["LEADER_KEY", "MonitorLine", "Monitors", "ask_members", "tls_hint"]
 
 LEADER_KEY = "eaas-monitor-leader"
 """Metadata of a refusal (UNAVAILABLE): host:port of the monitor that leads."""
@@ -157,11 +157,20 @@ def ask_members(monitors: Monitors, timeout_s: float) -> list[Member]:
             why = f"the monitor at {line.address} stops"
         except grpc.RpcError as error:
             monitors.leave(line, error)
-            cause, why = error, f"the monitor at {line.address} does not answer: {error.details()}"
+            cause = error
+            why = (
+                f"the monitor at {line.address} does not answer: {error.details()}{tls_hint(error)}"
+            )
         pause_s = backoff.next_s()
         if time.monotonic() + pause_s >= deadline:
             raise ClusterError(f"{why}; check the address and that the monitor runs") from cause
         time.sleep(pause_s)
+
+
+def tls_hint(error: grpc.RpcError) -> str:
+    """What to add to the words of a failed call where the server seems to have TLS and the caller has not."""
+    closed = error.code() is grpc.StatusCode.UNAVAILABLE and "Socket closed" in error.details()
+    return " (a server with TLS closes connections without it: give --tls DIR)" if closed else ""
 
 
 def _leader(error: Exception) -> str | None:

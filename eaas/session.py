@@ -22,7 +22,7 @@ from eaas.grpc_client import STREAM_SIGN_S, Backoff, responses
 from eaas.local.child import ended_pids
 from eaas.log import get_logger
 from eaas.membership import MembershipFold, MembershipView
-from eaas.monitors import MonitorLine, Monitors
+from eaas.monitors import MonitorLine, Monitors, tls_hint
 from eaas.placement_watch import PlacementWatch
 from eaas.rpc.v1 import monitor_pb2 as pb
 from eaas.tls import Identity
@@ -239,6 +239,7 @@ class MemberSession:
     def _register_first(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         backoff = Backoff()
+        final = set(_FINAL)
         while True:
             line = self._monitors.now
             try:
@@ -246,10 +247,13 @@ class MemberSession:
             except grpc.RpcError as error:
                 self._monitors.leave(line, error)
                 pause_s = backoff.next_s()
-                if error.code() in _FINAL or time.monotonic() + pause_s >= deadline:
+                final_now = error.code() in final
+                # Once it may be that the monitor was about to leave its secret.
+                final.add(grpc.StatusCode.UNAUTHENTICATED)
+                if final_now or time.monotonic() + pause_s >= deadline:
                     raise ClusterError(
                         f"cannot register {self._member.id} with the monitor at "
-                        f"{self.monitor_address}: {_why(error)}; "
+                        f"{self.monitor_address}: {_why(error)}{tls_hint(error)}; "
                         "check the address and that the monitor runs"
                     ) from error
             time.sleep(pause_s)

@@ -18,6 +18,8 @@ from eaas.checkpoint import Checkpoint
 from eaas.config import ExpertServerConfig
 from eaas.cores import usable_cores
 from eaas.errors import ExpertMismatchError
+from eaas.exposure import member_secret
+from eaas.grpc_client import STREAM_SILENCE_S
 from eaas.grpc_server import Service, serve
 from eaas.log import get_logger
 from eaas.session import MemberSession, MembershipView, Report
@@ -167,6 +169,7 @@ class ExpertServer:
                 CheckpointSharer(model, config.share_bytes_per_s, self.shape.digest),
                 hotness,
                 self.drain,
+                self._living_clients,
             )
             self._server = serve(
                 [Service(SERVICE, add_expert_service, self._service, ROLES)],
@@ -175,6 +178,7 @@ class ExpertServer:
                 # A client's stream is a call that lasts: there are no more of them than slots.
                 max_workers=config.slots + _CALLS,
                 credentials=tls and tls.server_credentials(),
+                secret=member_secret(monitor_address, config.host, tls),
                 message_bytes=_CONTROL_BYTES + self._arena.request_stride,
             )
             undo.callback(self._server.stop, 0)
@@ -315,6 +319,15 @@ class ExpertServer:
                 client_id, last_gone(former.get(client_id), member)
             ):
                 _log.info("%s is gone: its slots are free", client_id)
+
+    def _living_clients(self) -> dict[str, int] | None:
+        """Incarnations of the clients that live, by id; None where the monitor is not heard."""
+        if not self._joined.is_set():
+            return None
+        view = self._session.view
+        if view.age_s(time.monotonic()) > STREAM_SILENCE_S:
+            return None
+        return {m.id: m.incarnation for m in view.live(Role.ATTENTION_CLIENT)}
 
     def _on_new_incarnation(self, incarnation: int) -> None:
         """The lease lapsed while this process slept: fence, so that nothing of the old life counts."""

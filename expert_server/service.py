@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import grpc
@@ -34,6 +34,8 @@ ROLES = (
 )
 """Whom methods are for."""
 _CALLS = ("Connect", "Disconnect", "Drain")
+# A client may connect before this server hears of its registration.
+_UNKNOWN_S = 5.0
 
 
 def transports() -> tuple[str, ...]:
@@ -52,6 +54,7 @@ class ExpertService:
         sharer: What other servers ask for.
         hotness: What the balancer reads.
         on_drain: Called when the server is told to leave; must not block.
+        living_clients: Incarnations of the clients that live, by id; None while the monitor is not heard.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class ExpertService:
         sharer: CheckpointSharer,
         hotness: HotnessHandler,
         on_drain: Callable[[], None],
+        living_clients: Callable[[], Mapping[str, int] | None] = lambda: None,
     ) -> None:
         self._arena = arena
         self._table = table
@@ -71,6 +75,7 @@ class ExpertService:
         self.sharer = sharer
         self.hotness = hotness
         self._on_drain = on_drain
+        self._living_clients = living_clients
         self.exchange = ExchangeHandler(arena, table)
         self._nixl = NixlEndpoint(arena, table)
         self._transports = transports()
@@ -81,7 +86,12 @@ class ExpertService:
         """Grant slots."""
         self._check(request, context)
         self._nixl.supersede(request.client_id, request.client_incarnation)
-        grant = self._table.grant(request.client_id, request.client_incarnation, request.slots)
+        wanted = request.client_id, request.client_incarnation, request.slots
+        grant = self._table.grant(*wanted)
+        living = self._living_clients() if grant is None else None
+        # A client that is no member must not keep members from the slots.
+        if living is not None and self._table.revoke_unknown(living, _UNKNOWN_S):
+            grant = self._table.grant(*wanted)
         if grant is None:
             context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,

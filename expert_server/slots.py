@@ -26,9 +26,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import time
 import uuid
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from eaas.types import Member, MemberState
@@ -62,6 +63,7 @@ class Grant:
     generation: int
     first_slot: int
     slots: int
+    granted_at: float
 
     @property
     def reply_bell(self) -> int:
@@ -93,11 +95,14 @@ class SlotTable:
         """Give a client a run of free slots; None where there is no such run.
 
         A client has one connection: what it held before, in this life or an earlier one, is taken back first
-        (it comes again because it lost that connection, and its goodbye may have been lost, too).
+        (it comes again because it lost that connection, and its goodbye may have been lost, too). A request
+        of an earlier life leaves the latest one its slots; no client has more than these two.
         """
         with self._lock:
-            for old in tuple(self._grants.values()):
-                if old.client_id == client_id and old.client_incarnation <= client_incarnation:
+            former = [old for old in self._grants.values() if old.client_id == client_id]
+            latest = max((old.client_incarnation for old in former), default=0)
+            for old in former:
+                if old.client_incarnation <= client_incarnation or old.client_incarnation < latest:
                     self._revoke(old)
             first = self._free_run(slots)
             if first is None:
@@ -109,6 +114,7 @@ class SlotTable:
                 next(self._generations),
                 first,
                 slots,
+                time.monotonic(),
             )
             for slot in range(first, first + slots):
                 # In this order: whoever sees the slot FREE sees the new generation, and the loop knows
@@ -135,6 +141,25 @@ class SlotTable:
                 grant
                 for grant in self._grants.values()
                 if grant.client_id == client_id and grant.client_incarnation <= up_to_incarnation
+            ]
+            for grant in gone:
+                self._revoke(grant)
+            return len(gone)
+
+    def revoke_unknown(self, incarnations: Mapping[str, int], older_than_s: float) -> int:
+        """Take back what no living client holds. Returns how many connections.
+
+        Args:
+            incarnations: Of the living clients, by id.
+            older_than_s: A client may connect before this server hears of it: younger connections stay.
+        """
+        before = time.monotonic() - older_than_s
+        with self._lock:
+            gone = [
+                grant
+                for grant in self._grants.values()
+                if incarnations.get(grant.client_id) != grant.client_incarnation
+                and grant.granted_at < before
             ]
             for grant in gone:
                 self._revoke(grant)

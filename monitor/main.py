@@ -46,6 +46,7 @@ class Monitor:
         config: The monitor's settings.
         on_failure: Called when it can go on no more: what it knows cannot be kept, or it made a mistake.
         tls: Who this process is; None: plain text.
+        secret: What calls have to show; None: nothing.
 
     Raises:
         PortInUseError: The port is taken.
@@ -60,6 +61,7 @@ class Monitor:
         config: MonitorConfig,
         on_failure: Callable[[str], None] = _log.error,
         tls: Identity | None = None,
+        secret: str | None = None,
     ) -> None:
         if config.heartbeat_s >= config.lease_s / 2:
             raise ConfigError(
@@ -82,6 +84,7 @@ class Monitor:
                 _MESSAGE_BYTES,
                 _STREAMS,
                 tls and tls.server_credentials(),
+                secret,
             )
         except EaasError:
             self._close_store()
@@ -172,13 +175,19 @@ class Monitor:
         self._close_store()
 
 
-def run(config: MonitorConfig, ready: Callable[[str], None], tls: Identity | None = None) -> None:
+def run(
+    config: MonitorConfig,
+    ready: Callable[[str], None],
+    tls: Identity | None = None,
+    secret: str | None = None,
+) -> None:
     """Serves until SIGTERM or SIGINT (in the main thread).
 
     Args:
         config: The monitor's settings.
         ready: Called with host:port once it serves, or stands by.
         tls: Who this process is; None: plain text.
+        secret: What calls have to show; None: nothing.
 
     Raises:
         EaasError: See `Monitor`.
@@ -194,7 +203,7 @@ def run(config: MonitorConfig, ready: Callable[[str], None], tls: Identity | Non
             failures.append(what)
             shutdown.request("it can go on no more")
 
-        monitor = Monitor(config, on_failure, tls)
+        monitor = Monitor(config, on_failure, tls, secret)
         try:
             ready(monitor.address)
             _log.info("monitor ends: %s", shutdown.wait())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, (str(Path(__file__).with_name("helpers")), os.environ.get("PYTHONPATH")))
 )
+
+# Records of the servers that tests start are theirs, and go with them.
+_runtime = tempfile.TemporaryDirectory(prefix="eaas-tests-")
+os.environ["XDG_RUNTIME_DIR"] = _runtime.name
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # In the background of a script Ctrl-C is ignored, also by all that the tests start.

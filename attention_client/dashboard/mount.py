@@ -23,6 +23,8 @@ from attention_client.dashboard import policy
 from attention_client.dashboard.hub import Hub, Looker
 from attention_client.dashboard.operator import Operator
 from attention_client.dashboard.talk import Talk
+from attention_client.dashboard.token import OperatorToken
+from eaas.server_records import OPERATOR_PATH
 
 __all__ = ["Dashboard", "is_page_path"]
 
@@ -35,7 +37,7 @@ _STYLE_SHEET = "/dashboard.css"
 def is_page_path(path: str) -> bool:
     """Whether a path is the dashboard's."""
     own = ("/", "/favicon.ico", _STYLE_SHEET)
-    return path in own or path.startswith(("/_nicegui/", "/_nicegui_ws/"))
+    return path in own or path.startswith(("/_nicegui/", "/_nicegui_ws/", OPERATOR_PATH))
 
 
 class Dashboard(BaseRoute):
@@ -44,11 +46,18 @@ class Dashboard(BaseRoute):
     Args:
         open_looker: Makes what the facts come from.
         operator: What buttons do; None: there are none.
+        token: What viewers show to get the buttons; None: nothing.
     """
 
-    def __init__(self, open_looker: Callable[[], Looker], operator: Operator | None = None) -> None:
+    def __init__(
+        self,
+        open_looker: Callable[[], Looker],
+        operator: Operator | None = None,
+        token: OperatorToken | None = None,
+    ) -> None:
         self.hub = Hub(open_looker)
         self._operator = operator
+        self._token = token
         self._name = ""
         self._talk: Talk | None = None
         self._lock = asyncio.Lock()
@@ -80,6 +89,9 @@ class Dashboard(BaseRoute):
                 status_code=403,
             )
             await refusal(scope, receive, send)
+            return
+        if self._token is not None and (login := self._token.login(scope)) is not None:
+            await login(scope, receive, send)
             return
         async with self._lock:
             if self._pages is None:
@@ -118,6 +130,10 @@ class Dashboard(BaseRoute):
         def page(client: nicegui.Client) -> None:
             ui.add_head_html('<link rel="stylesheet" href="dashboard.css">')
             buttons = self._operator is not None and _is_local(client.request.url.hostname)
+            token = self._token
+            if buttons and token is not None and not token.is_operator(client.request.headers):
+                buttons = False
+                ui.label("Read-only: for the buttons, open the address that `eaas status` prints.")
             build_page(client, parts, buttons=buttons)
 
         pages = FastAPI(openapi_url=None)

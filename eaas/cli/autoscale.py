@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from eaas.cli.options import ConfigFile, Join, Tls
+from eaas.cli.client import fetch_status
+from eaas.cli.options import DEFAULT_ENDPOINT, ConfigFile, Endpoint, KeyToShow, Tls
+from eaas.cli.servers import monitor_addresses, operator
 from eaas.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -22,7 +25,16 @@ def register(app: typer.Typer) -> None:
 
 
 def autoscale(
-    join: Join,
+    endpoint: Endpoint = DEFAULT_ENDPOINT,
+    join: Annotated[
+        str | None,
+        typer.Option(
+            "--join",
+            metavar="HOST:PORT[,...]",
+            help="The cluster's monitor, in place of --endpoint.",
+            show_default=False,
+        ),
+    ] = None,
     least: Annotated[
         int | None, typer.Option("--min-servers", help="Fewest servers.", show_default="1")
     ] = None,
@@ -32,6 +44,7 @@ def autoscale(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be done and why; do nothing.")
     ] = False,
+    key_file: KeyToShow = None,
     tls: Tls = None,
     config: ConfigFile = None,
 ) -> None:
@@ -53,7 +66,14 @@ def autoscale(
     limits: dict[str, Any] = {"min_servers": least, "max_servers": most}
     security = {"tls_dir": tls and str(tls)}
     cluster = load_config(config, security=security, autoscaler=limits)
-    loaded, own = cluster.autoscaler, identity(cluster.security, OPERATOR)
+    loaded = cluster.autoscaler
+    if join is None:
+        document = fetch_status(endpoint, key_file)
+        join = ",".join(monitor_addresses(endpoint, document))
+        directory = cluster.security.tls_dir
+        own = operator(endpoint, document, Path(directory) if directory else None)
+    else:
+        own = identity(cluster.security, OPERATOR)
     with Interrupt() as interrupt:
         autoscaler = LiveAutoscaler(loaded, join, dry_run, tls=own)
         try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,12 +13,13 @@ import httpx
 import typer
 
 from eaas.api_keys import authorization
-from eaas.cli.options import Endpoint, Json, KeyToShow
+from eaas.cli.options import DEFAULT_ENDPOINT, Endpoint, Json, KeyToShow
 from eaas.errors import ClusterError
+from eaas.last_up import latest_up
+from eaas.server_records import OPERATOR_PATH, find
 
-__all__ = ["STATE_COLOURS", "fetch_status", "register", "status_table"]
+__all__ = ["STATE_COLOURS", "fetch_status", "page_address", "register", "status_table"]
 
-DEFAULT_ENDPOINT = "http://127.0.0.1:8000"
 _STATUS_S = 5.0
 _PIPED_WIDTH = 160
 # Of the experts that no live server holds.
@@ -62,6 +65,31 @@ def fetch_status(endpoint: str, key_file: Path | None = None) -> dict[str, Any]:
     return document
 
 
+def page_address(endpoint: str) -> str:
+    """Of the dashboard's page; with the operator's token where this user may have it.
+
+    The token does not get into a log: a file that others can read.
+    """
+    page = f"{_base(endpoint)}/"
+    record = find(httpx.URL(page).netloc.decode())
+    if record is None or not record.lives or _is_log():
+        return page
+    return f"{_base(endpoint)}{OPERATOR_PATH}{record.secret}/"
+
+
+def _is_log() -> bool:
+    """Whether what is printed goes to a file that other users can read."""
+    try:
+        fd = sys.stdout.fileno()
+        mode = os.fstat(fd).st_mode
+        places = Path(os.readlink(f"/proc/self/fd/{fd}")).parents
+        open_to_others = all(place.stat().st_mode & 0o011 for place in places)
+    except OSError:
+        # No file that has a name, or none that is there any more.
+        return False
+    return stat.S_ISREG(mode) and bool(mode & 0o044) and open_to_others
+
+
 def status_table(document: dict[str, Any]) -> Any:
     """The status document as a table for people (a Rich renderable)."""
     from rich.table import Table
@@ -70,7 +98,9 @@ def status_table(document: dict[str, Any]) -> Any:
     coverage = document["coverage"]
     uncovered = [f"{layer}/{expert}" for layer, expert in coverage["uncovered"]]
     covered = f"at least {coverage['min_replicas']} live"
-    if uncovered:
+    if not document["epoch"]:
+        covered = "not placed yet"
+    elif uncovered:
         more = ", ..." if len(uncovered) > _NAMED else ""
         names = ", ".join(uncovered[:_NAMED])
         covered = f"{len(uncovered)} uncovered (layer/expert {names}{more})"
@@ -110,6 +140,9 @@ def status(
     # Piped, there is no width to fit into, and half an address is of no use to the next program.
     console = Console()
     Console(width=None if console.is_terminal else _PIPED_WIDTH).print(status_table(document))
+    page = page_address(endpoint)
+    if console.is_terminal and OPERATOR_PATH in page:
+        typer.echo(f"page: {page}")
 
 
 def generate(
@@ -180,6 +213,11 @@ def _base(endpoint: str) -> str:
 def _unreachable(endpoint: str, error: Exception) -> str:
     # One line: httpx adds a second one to an HTTP error, with a link.
     why = str(error).partition("\n")[0] or type(error).__name__
+    up = latest_up()
+    running = (
+        "no `eaas up` of yours runs" if up is None else f"your last `eaas up` is at {up.endpoint}"
+    )
     return (
-        f"{endpoint}: no cluster answers there ({why}); start one with `eaas up` or give --endpoint"
+        f"{endpoint}: no cluster answers there ({why}); {running}: start one, "
+        "or give --endpoint or EAAS_ENDPOINT"
     )

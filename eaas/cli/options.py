@@ -7,7 +7,10 @@ from typing import Annotated
 
 import typer
 
+from eaas.last_up import ENDPOINT_VARIABLE, latest_up
+
 __all__ = [
+    "DEFAULT_ENDPOINT",
     "ApiKeyFile",
     "ConfigFile",
     "Endpoint",
@@ -18,6 +21,9 @@ __all__ = [
     "Model",
     "Tls",
 ]
+
+DEFAULT_ENDPOINT = "http://127.0.0.1:8000"
+"""Where `eaas up` serves unless it is told otherwise."""
 
 Model = Annotated[
     Path,
@@ -36,8 +42,27 @@ Join = Annotated[
         show_default=False,
     ),
 ]
+
+
+def _find_endpoint(context: typer.Context, parameter: typer.CallbackParam, given: str) -> str:
+    """What was given, else the endpoint of this user's last `eaas up`, else the default."""
+    source = context.get_parameter_source(str(parameter.name))
+    if source is None or source.name != "DEFAULT":
+        return given
+    up = latest_up()
+    return given if up is None else up.endpoint
+
+
 Endpoint = Annotated[
-    str, typer.Option("--endpoint", metavar="URL", help="HTTP endpoint of the cluster.")
+    str,
+    typer.Option(
+        "--endpoint",
+        metavar="URL",
+        help="HTTP endpoint of the cluster.",
+        show_default=f"that of your last `eaas up`, else {DEFAULT_ENDPOINT}",
+        envvar=ENDPOINT_VARIABLE,
+        callback=_find_endpoint,
+    ),
 ]
 Tls = Annotated[
     Path | None,

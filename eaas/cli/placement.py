@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from eaas.cli.client import DEFAULT_ENDPOINT, fetch_status
-from eaas.cli.options import Endpoint, Json, KeyToShow, Tls
+from eaas.cli.client import fetch_status
+from eaas.cli.options import DEFAULT_ENDPOINT, Endpoint, Json, KeyToShow, Tls
 from eaas.cli.servers import balancer_address, operator
 from eaas.errors import ConfigError
 
@@ -182,7 +182,8 @@ def history(
 def _balancer(endpoint: str, key_file: Path | None, tls: Path | None) -> BalancerClient:
     from eaas.balancer_client import BalancerClient
 
-    return BalancerClient(balancer_address(fetch_status(endpoint, key_file)), operator(tls))
+    document = fetch_status(endpoint, key_file)
+    return BalancerClient(balancer_address(document), operator(endpoint, document, tls))
 
 
 def _document(message: Any) -> dict[str, Any]:

@@ -261,7 +261,7 @@ def monitor(
 ) -> None:
     """Run the monitor: who is in the cluster."""
     from eaas.config import load_config
-    from eaas.exposure import guarded_port
+    from eaas.exposure import guarded_port, monitor_secret
 
     _begin("monitor")
     settings: dict[str, Any] = {
@@ -275,9 +275,10 @@ def monitor(
     cluster = load_config(config, security=_security(tls, insecure), monitor=settings)
     loaded = cluster.monitor
     own = guarded_port(cluster.security, "monitor", loaded.host)
+    secret = monitor_secret(cluster.security, loaded)
     from monitor import run
 
-    run(loaded, _ready, own)
+    run(loaded, _ready, own, secret)
     _leave()
 
 

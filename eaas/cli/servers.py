@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,14 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from eaas.cli.client import DEFAULT_ENDPOINT, fetch_status
-from eaas.cli.options import Endpoint, KeyToShow, Tls
-from eaas.errors import ClusterError
+from eaas.cli.client import fetch_status
+from eaas.cli.options import DEFAULT_ENDPOINT, Endpoint, KeyToShow, Tls
+from eaas.errors import ClusterError, ConfigError
+from eaas.last_up import up_at
 
 if TYPE_CHECKING:
     from eaas.tls import Identity
 
-__all__ = ["balancer_address", "operator", "register"]
+__all__ = ["balancer_address", "monitor_addresses", "operator", "register"]
 
 _LOOK_S = 0.2
 # For each server that comes or goes: it loads its experts, or others load them.
@@ -42,7 +44,7 @@ def scale(
 
     document = fetch_status(endpoint, key_file)
     before = len(_servers(document))
-    scale_servers(balancer_address(document), servers, operator(tls))
+    scale_servers(balancer_address(document), servers, operator(endpoint, document, tls))
 
     def has_so_many(now: dict[str, Any]) -> bool:
         members = _servers(now)
@@ -63,7 +65,7 @@ def drain(
     from eaas.balancer_calls import drain_server
 
     document = fetch_status(endpoint, key_file)
-    drain_server(balancer_address(document), server, operator(tls))
+    drain_server(balancer_address(document), server, operator(endpoint, document, tls))
 
     def has_left(now: dict[str, Any]) -> bool:
         return server not in {m["id"] for m in _servers(now)}
@@ -85,14 +87,51 @@ def balancer_address(document: dict[str, Any]) -> str:
     raise ClusterError("no balancer lives in this cluster: start one with `eaas balancer --join`")
 
 
-def operator(directory: Path | None) -> Identity | None:
-    """Who a person's command is to the balancer; None where there is no TLS. Raises ConfigError."""
-    if directory is None:
+def monitor_addresses(endpoint: str, document: dict[str, Any]) -> list[str]:
+    """Of the monitors that live. Raises ClusterError where none does.
+
+    Args:
+        endpoint: URL of the cluster's endpoint.
+        document: Its status.
+    """
+    found = [
+        str(member["address"])
+        for member in document["members"]
+        if member["role"] == "monitor" and member["state"] != "DEAD"
+    ]
+    if not found:
+        raise ClusterError(f"{endpoint}: no monitor is in the cluster, so there is nobody to ask")
+    return found
+
+
+def operator(endpoint: str, document: dict[str, Any], directory: Path | None) -> Identity | None:
+    """What a person's command shows to the cluster; None where it has no TLS.
+
+    Args:
+        endpoint: URL of the cluster's endpoint.
+        document: Its status.
+        directory: Of certificates; None: the command line names none.
+
+    Raises:
+        ConfigError: The cluster has TLS and there are no certificates to show, or the other way round.
+    """
+    # An attention client of another version does not say.
+    has_tls = document.get("tls", directory is not None)
+    if not has_tls:
+        if directory is not None:
+            raise ConfigError(f"{endpoint}: this cluster has no TLS: leave out --tls {directory}")
         return None
     from eaas.authority import OPERATOR
-    from eaas.tls import Identity
+    from eaas.tls import CA_FILE, Identity
 
-    return Identity(directory, OPERATOR)
+    if directory is not None:
+        return Identity(directory, OPERATOR)
+    up = up_at(endpoint)
+    where = shlex.quote(up.tls_dir) if up is not None else "DIR"
+    raise ConfigError(
+        f"{endpoint}: this cluster asks for certificates: give --tls {where}, the directory with "
+        f"{CA_FILE}, {OPERATOR}.pem and {OPERATOR}.key"
+    )
 
 
 def _wait(

@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from eaas.api_keys import authorization
-from eaas.cli.client import DEFAULT_ENDPOINT, fetch_status
-from eaas.cli.options import Endpoint, Json, KeyToShow, Tls
-from eaas.cli.servers import operator
-from eaas.errors import ClusterError
-from eaas.types import MemberState, Role
+from eaas.cli.client import fetch_status
+from eaas.cli.options import DEFAULT_ENDPOINT, Endpoint, Json, KeyToShow, Tls
+from eaas.cli.servers import monitor_addresses, operator
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,16 +54,12 @@ def top(
 
     status = fetch_status(endpoint, key_file)
     url = str(status["endpoint"]).removesuffix("/v1")
-    monitors = [
-        m["address"]
-        for m in status["members"]
-        if m["role"] == Role.MONITOR.value and m["state"] != MemberState.DEAD.value
-    ]
-    if not monitors:
-        raise ClusterError(f"{endpoint}: no monitor is in the cluster, so there is nobody to ask")
     console = Console()
     with remote_reader(
-        ",".join(monitors), endpoint, authorization(key_file), operator(tls)
+        ",".join(monitor_addresses(endpoint, status)),
+        endpoint,
+        authorization(key_file),
+        operator(endpoint, status, tls),
     ) as reader:
         if console.is_terminal and not (once or as_json):
             _live(url, reader, console)

@@ -70,7 +70,9 @@ def frame(endpoint: str, facts: Facts, lines: int, *, ascii_only: bool = False) 
 def _head(endpoint: str, facts: Facts) -> Text:
     epoch = facts.placement.epoch if facts.placement is not None else 0
     text = Text(f"{endpoint}   epoch {epoch}   experts: ", no_wrap=True, overflow="ellipsis")
-    if facts.uncovered:
+    if facts.placement is None:
+        text.append("not known yet", "bold red")
+    elif facts.uncovered:
         layer, expert = facts.uncovered[0]
         text.append(f"{len(facts.uncovered)} uncovered (first {layer}/{expert})", "bold red")
     else:
@@ -80,10 +82,13 @@ def _head(endpoint: str, facts: Facts) -> Text:
 
 def _rates(facts: Facts) -> Text:
     counters, rates = facts.counters, facts.rates
-    running, waiting = (counters.running, counters.waiting) if counters else (0.0, 0.0)
+    pace, running, waiting = "-", "-", "-"
+    if counters is not None:
+        pace = f"{rates.tokens_per_s:.1f}"
+        running, waiting = f"{counters.running:.0f}", f"{counters.waiting:.0f}"
     text = Text(
-        f"tokens/s {rates.tokens_per_s:.1f}   TTFT {_ms(rates.ttft_s)}   ITL {_ms(rates.itl_s)}   "
-        f"running {running:.0f}   waiting {waiting:.0f}",
+        f"tokens/s {pace}   TTFT {_ms(rates.ttft_s)}   ITL {_ms(rates.itl_s)}   "
+        f"running {running}   waiting {waiting}",
         no_wrap=True,
     )
     return text
@@ -218,7 +223,9 @@ def document(endpoint: str, facts: Facts) -> dict[str, Any]:
             }
             for m in facts.members
         ],
-        "coverage": {
+        "coverage": None
+        if facts.placement is None
+        else {
             "uncovered": [list(pair) for pair in facts.uncovered],
             "min_replicas": facts.min_replicas,
         },
@@ -227,7 +234,7 @@ def document(endpoint: str, facts: Facts) -> dict[str, Any]:
             "waiting": counters.waiting if counters else None,
         },
         "rates": {
-            "tokens_per_s": facts.rates.tokens_per_s,
+            "tokens_per_s": facts.rates.tokens_per_s if counters else None,
             "ttft_s": facts.rates.ttft_s,
             "itl_s": facts.rates.itl_s,
         },

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from eaas.api_keys import KEY_VARIABLE
-from eaas.cli.client import fetch_status, status_table
+from eaas.cli.client import fetch_status, page_address, status_table
 from eaas.cli.options import ApiKeyFile, ConfigFile, Insecure, Model, Tls
 from eaas.errors import ClusterError, EaasError
+from eaas.last_up import recorded
 from eaas.local.process import program
 from eaas.log import print_line
 from eaas.open_files import prepare_open_files
@@ -109,15 +110,16 @@ def up(
             log_dir=log_dir,
             operator_page=True,
         )
-        started = time.monotonic()
+        started, tls_dir = time.monotonic(), settings.security.tls_dir
         try:
             print_line(
                 f"starting {servers} expert servers and an attention client for {cluster.model} ..."
             )
             cluster.start(settings.balancer.apply_timeout_s + _START_S, interrupt=interrupt)
             print_line(f"SERVING after {time.monotonic() - started:.1f} s")
-            _greet(cluster)
-            _watch(cluster, interrupt)
+            with recorded(cluster.endpoint, str(Path(tls_dir).resolve()) if tls_dir else ""):
+                _greet(cluster)
+                _watch(cluster, interrupt)
         except Interrupted:
             # The terminal may be what ended.
             with contextlib.suppress(OSError):
@@ -158,7 +160,7 @@ Try it: kill -9 an expert server's PID while it answers. Ctrl-C ends the cluster
 def _page(cluster: LocalCluster) -> str:
     if not cluster.config.attention_client.dashboard:
         return ""
-    return f"page:     {cluster.endpoint}/\n"
+    return f"page:     {page_address(cluster.endpoint)}\n"
 
 
 def _key_file(cluster: LocalCluster) -> Path | None:

@@ -17,6 +17,8 @@ from eaas.types import Member
 
 __all__ = ["remote_reader"]
 
+_FIRST_S = 1.0
+
 
 @contextmanager
 def remote_reader(
@@ -32,8 +34,18 @@ def remote_reader(
         endpoint: Its URL, without /v1.
         headers: What the endpoint asks for (`eaas.api_keys.authorization`).
         tls: Who asks; None: plain text.
+
+    Raises:
+        ClusterError: The cluster is another user's.
     """
     monitors = Monitors(monitor_address, tls)
+    try:
+        monitors.now.members(_FIRST_S)
+    except grpc.RpcError as error:
+        # Every later look tells of the other failures, which may pass.
+        if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+            monitors.close()
+            raise ClusterError(f"the monitor at {monitor_address}: {error.details()}") from error
 
     def members(timeout_s: float) -> list[Member] | None:
         line = monitors.now

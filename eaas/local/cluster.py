@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from eaas import server_records
 from eaas.checkpoint import precheck
 from eaas.config import ClusterConfig
 from eaas.cores import usable_cores
@@ -159,6 +160,7 @@ class LocalCluster:
         others = [c for c in self.children.values() if c.name not in (_CLIENT, _MONITOR)]
         stop_all(others, at_once=True)
         stop_all(c for c in self.children.values() if c.name == _MONITOR)
+        server_records.prune()
         if self._owns_nursery and self._nursery is not None:
             self._nursery.end()
             self._nursery = None

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from attention_client import layer_call
+from eaas.grpc_client import channel
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.rpc.v1 import expert_pb2_grpc
 from eaas.types import MemberState
@@ -318,7 +319,7 @@ def test_row_14_a_server_restarts_on_the_same_address(
     assert old.lost_reason is not None
     # An answer of the former life, should it come, is one to nobody: its slots are not the client's.
     assert new._link.arena is not old._link.arena
-    with grpc.insecure_channel(address) as line:
+    with channel(address) as line:
         stub = expert_pb2_grpc.ExpertServiceStub(line)
         late = stub.Exchange(iter([pb.ExchangeRequest(connection_id=old._link._connection_id)]))
         with pytest.raises(grpc.RpcError):

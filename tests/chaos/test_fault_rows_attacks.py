@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from eaas.grpc_client import channel
+from eaas.grpc_secret import proof
 from eaas.grpc_server import METADATA_BYTES
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.rpc.v1 import expert_pb2_grpc
@@ -107,12 +108,13 @@ def test_row_34_caps_are_told(
         ("expert-server-0", "/eaas.rpc.v1.ExpertService/PreparePlacement"),
     ):
         address = str(cluster.children[name].address)
+        shown = proof(address)
         options = [("grpc.max_send_message_length", -1), ("grpc.max_metadata_size", 1 << 20)]
         with grpc.insecure_channel(address, options=options) as line:
 
             def refusal(data: bytes, *metadata: tuple[str, str], of: Any = line.unary_unary) -> Any:
                 with pytest.raises(grpc.RpcError) as caught:
-                    of(method)(data, timeout=10, metadata=metadata)  # noqa: B023
+                    of(method)(data, timeout=10, metadata=(*shown, *metadata))  # noqa: B023
                 return caught.value.code()
 
             exhausted = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -122,7 +124,7 @@ def test_row_34_caps_are_told(
             assert refusal(b"\xff" * 10) is grpc.StatusCode.INTERNAL, name
             unknown = line.unary_unary("/eaas.rpc.v1.MonitorService/Nothing")
             with pytest.raises(grpc.RpcError) as caught:
-                unknown(b"", timeout=10)
+                unknown(b"", timeout=10, metadata=shown)
             assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
     # Streams beyond a connection's share wait at their sender; others' connections do not notice.
     address = str(cluster.children["balancer"].address)

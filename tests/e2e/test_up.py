@@ -162,6 +162,33 @@ def test_status_json(up: Any) -> None:
     assert sum(m["experts"] for m in document["members"]) == 48
 
 
+def test_commands_find_the_last_up_by_themselves(up: Any) -> None:
+    home = up.home
+    done = home.run("status", "--json")
+    assert (done.returncode, json.loads(done.stdout)["endpoint"]) == (0, up.endpoint), done.stderr
+    home.environment["EAAS_ENDPOINT"] = "http://127.0.0.1:1"
+    try:
+        done = home.run("status")
+        assert done.returncode == 2
+        # Where it has looked, and what else there is.
+        assert "http://127.0.0.1:1: no cluster" in done.stderr
+        assert f"`eaas up` is at {up.endpoint}" in done.stderr
+        done = home.run("status", "--json", "--endpoint", up.endpoint)
+        assert done.returncode == 0, done.stderr
+    finally:
+        del home.environment["EAAS_ENDPOINT"]
+    for words in ((), ("--endpoint", up.endpoint), ("--join", up.member("monitor")["address"])):
+        with subprocess.Popen(
+            [sys.executable, "-m", "eaas", "autoscale", "--dry-run", *words],
+            env=home.environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as autoscaler:
+            assert autoscaler.stdout is not None
+            assert "servers" in autoscaler.stdout.readline()
+            autoscaler.send_signal(signal.SIGINT)
+
+
 def test_status_table(up: Any) -> None:
     done = up.home.run("status", "--endpoint", up.endpoint)
     assert done.returncode == 0

@@ -74,8 +74,9 @@ class Operator:
         self.tls = ("--tls", str(secrets_at / "tls"))
         self.printed = ""
 
-    def run(self, *words: str, code: int = 0) -> str:
-        done = self._up.home.run(*words, "--endpoint", self.endpoint, timeout=120)
+    def run(self, *words: str, code: int = 0, endpoint: bool = True) -> str:
+        where = ("--endpoint", self.endpoint) if endpoint else ()
+        done = self._up.home.run(*words, *where, timeout=120)
         self.printed += done.stdout + done.stderr
         assert done.returncode == code, done.stderr
         return done.stdout if code == 0 else done.stderr
@@ -108,8 +109,14 @@ def test_the_printed_lines_work(up: Any, operator: Operator) -> None:
 def test_who_has_neither_key_nor_certificate(operator: Operator) -> None:
     for words in (("status",), ("generate", "Hello"), ("scale", "3", *operator.tls)):
         assert "401): No valid API key" in operator.run(*words, code=2)
-    said = operator.run("scale", "3", *operator.key, code=2)
-    assert said.count("\n") == 1
+    for words in (("scale", "3"), ("top", "--once"), ("plan",), ("autoscale", "--dry-run")):
+        said = operator.run(*words, *operator.key, code=2)
+        assert said.count("\n") == 1
+        assert f"this cluster asks for certificates: give {' '.join(operator.tls)}" in said
+    monitor = operator.member("monitor")["address"]
+    for words in (("autoscale", "--dry-run"), ("balancer",)):
+        said = operator.run(*words, "--join", monitor, code=2, endpoint=False)
+        assert "give --tls DIR" in said
     # In plain text; and with a certificate of another role.
     address = operator.member("balancer")["address"]
     with channel(address) as line:

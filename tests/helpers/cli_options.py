@@ -117,10 +117,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "--json": False,
     },
     "autoscale": {
+        "--endpoint": "http://127.0.0.1:8000",
         "--join": None,
         "--min-servers": None,
         "--max-servers": None,
         "--dry-run": False,
+        "--api-key-file": None,
         "--tls": None,
         "--config": None,
     },

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from eaas import server_records
 from eaas.chaos.network import Namespace
 
 __all__ = ["PATIENCE_S", "Namespace", "Proxy"]
@@ -23,6 +24,9 @@ class Proxy:
         self._target = (host, int(port))
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        record = server_records.find(address)
+        if record is not None:
+            server_records.publish(self.address, record.secret)
         self._sockets: list[socket.socket] = [self._listener]
         self._threads: list[threading.Thread] = []
         # By direction: bytes that were thrown away; None while everything passes.

@@ -11,7 +11,7 @@ Terms:
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 __all__ = [
@@ -83,13 +83,16 @@ OPENING = (
 """What a client says first."""
 
 
-def request_head(stream: int, path: str, authority: str) -> bytes:
+def request_head(
+    stream: int, path: str, authority: str, metadata: Iterable[tuple[str, str]] = ()
+) -> bytes:
     """The HEADERS frame of a gRPC call (HPACK, RFC 7541: literals that neither side has to remember)."""
     fields = (
         (":path", path),
         (":authority", authority),
         ("te", "trailers"),
         ("content-type", "application/grpc"),
+        *metadata,
     )
     # Of HPACK's static table: `:method: POST` and `:scheme: http`.
     block = b"\x83\x86" + b"".join(b"\0" + _text(name) + _text(value) for name, value in fields)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from eaas.bench.monitor import http2
+from eaas.grpc_secret import proof
 
 __all__ = ["Call", "Line"]
 
@@ -45,6 +46,7 @@ class Line:
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
         self._authority = address
+        self._proof = proof(address)
         self._socket = socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.setblocking(False)
@@ -78,7 +80,7 @@ class Line:
         stream = self._next_stream
         self._next_stream += 2
         self._calls[stream] = (call, http2.Messages())
-        self._out += http2.request_head(stream, _SERVICE + method, self._authority)
+        self._out += http2.request_head(stream, _SERVICE + method, self._authority, self._proof)
         self.send(stream, http2.message(request), 0 if more else http2.END_STREAM)
         return stream
 

@@ -82,7 +82,9 @@ def test_the_head() -> None:
     assert found[1] == "tokens/s 123.4   TTFT 45 ms   ITL 12 ms   running 3   waiting 4"
     assert found[2] == "PAR 1.25   bound 1.00   gap 1.25"
     quiet = lines(replace(FACTS, rates=Rates(), par=None, counters=None))
-    assert quiet[1] == "tokens/s 0.0   TTFT -   ITL -   running 0   waiting 0"
+    assert quiet[1] == "tokens/s -   TTFT -   ITL -   running -   waiting -"
+    # No number that nobody has told.
+    assert lines(replace(FACTS, placement=None))[0].endswith("experts: not known yet")
     assert quiet[2] == "PAR -   bound 1.00   gap -"
 
 

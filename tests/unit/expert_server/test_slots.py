@@ -179,3 +179,23 @@ def test_row_13_a_thousand_dead_clients_leak_no_slot(arena: Arena) -> None:
     assert last.generation == 1001
     assert states(arena) == [SlotState.FREE] * SLOTS
     assert [arena.generation(slot) for slot in range(SLOTS)] == [1001] * SLOTS
+
+
+def test_no_client_has_more_than_its_latest_lifes_slots_and_one_other_lifes(arena: Arena) -> None:
+    table = SlotTable(arena)
+    # Backwards: nobody's slots are an earlier life's.
+    for incarnation in range(2**63, 2**63 - 50, -1):
+        assert table.grant("a", incarnation, 1) is not None
+    assert sorted(g.client_incarnation for g in table.grants()) == [2**63 - 49, 2**63]
+    assert table.grant("b", 1, SLOTS - 2) is not None
+
+
+def test_connections_of_no_living_client_give_their_slots_back(arena: Arena) -> None:
+    table = SlotTable(arena)
+    for name, incarnation in (("member", 1), ("stranger", 1), ("another life", 2**63)):
+        assert table.grant(name, incarnation, 2) is not None
+    living = {"member": 1, "another life": 3}
+    # A moment ago: they may be members that the server has not heard of yet.
+    assert table.revoke_unknown(living, older_than_s=60.0) == 0
+    assert table.revoke_unknown(living, older_than_s=-1.0) == 2
+    assert table.clients() == {"member"}
