@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +15,7 @@ from eaas.api_keys import authorization
 from eaas.cli.options import Endpoint, Json, KeyToShow
 from eaas.errors import ClusterError
 
-__all__ = ["STATE_COLOURS", "fetch_status", "register", "status_table"]
+__all__ = ["STATE_COLOURS", "fetch_status", "register", "status_table", "unreachable_text"]
 
 DEFAULT_ENDPOINT = "http://127.0.0.1:8000"
 _STATUS_S = 5.0
@@ -64,6 +65,7 @@ def fetch_status(endpoint: str, key_file: Path | None = None) -> dict[str, Any]:
 
 def status_table(document: dict[str, Any]) -> Any:
     """The status document as a table for people (a Rich renderable)."""
+    from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
@@ -94,7 +96,19 @@ def status_table(document: dict[str, Any]) -> Any:
             str(member["experts"]),
             str(member["in_flight"]),
         )
-    return table
+    # An endpoint of a former release does not say it.
+    cut = [(m["id"], m["unreachable"]) for m in document["members"] if m.get("unreachable")]
+    notes = [Text(f"{server}: {unreachable_text(reasons)}", style="red") for server, reasons in cut]
+    return Group(table, *notes) if notes else table
+
+
+def unreachable_text(reasons: Mapping[str, str]) -> str:
+    """What keeps clients from a server, for people.
+
+    Args:
+        reasons: By client id.
+    """
+    return "; ".join(f"unreachable for {client}: {why}" for client, why in reasons.items())
 
 
 def status(
