@@ -244,9 +244,7 @@ class Planner:
 
     def wake_at(self, now: float) -> float | None:
         """When time alone may make something due."""
-        times = self._pool.due_at
-        if self._held_until is not None:
-            times.append(self._held_until)
+        times = [*self._pool.due_at, *filter(None, [self._held_until])]
         if self._current is None:
             if self._first_seen_at is not None:
                 times.append(self._first_seen_at + RETURN_GRACE_S)
@@ -393,7 +391,7 @@ class Planner:
         self._pool.most.clear()
         limited = self._pool.room_S((*current.servers, *self._pool.able)) is not None
         if limited:
-            self._pool.most.update(self._most_of_unheard(current))
+            self._pool.most.update(self._steps.most_of_unheard(current))
         # What was given up has left something behind: first everybody is to hold the current placement.
         clears = limited and self._gave_up
         draft = None if clears else with_orphans(current, self._pool, at_rest=idle)
@@ -416,12 +414,6 @@ class Planner:
             self._draft(draft)
             self._next_is_urgent = urgent
         return []
-
-    def _most_of_unheard(self, current: Placement) -> dict[str, int]:
-        """What servers may hold that were told in vain to drop the rest: there is no room for more."""
-        count_S = current.holds_LSE.sum(axis=(0, 2)).tolist()
-        known = dict(zip(current.servers, count_S, strict=True))
-        return {s: known.get(s, 0) for s in self._steps.unheard(current)}
 
     def _draft(self, plain: Draft) -> None:
         draft, self._held_until = self._audiences.drafted(plain), None
@@ -471,14 +463,12 @@ class Planner:
         placement = self._next
         if placement is None or not self._steps.is_prepared(placement):
             return []
-        holding = frozenset(s for s in placement.servers if any(placement.experts_of(s)))
-        new = holding - (self._pool.placed or holding)
-        if new & self._pool.reach.withheld:
-            # Since the draft a client has lost one of them, or has come.
+        if self._current is not None and self._pool.has_unreached(placement):
+            # Since the draft a client has lost a server that is new in it, or has come.
             self._held_until = self._held_until or now + _REACH_S
             return []
         self._held_until = None
-        self._pool.placed = holding
+        self._pool.place(placement)
         self._audiences.published()
         self._there_was_one = self._current is not None or self._recovering
         self._current, self._next, self._gave_up = placement, None, False

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from balancer.actions import Action, Complain, Life, Refuse
 from balancer.reach import ReachTracker, Verdict
-from eaas.types import Member, MemberState, ModelShape, Role
+from eaas.types import Member, MemberState, ModelShape, Placement, Role
 
 __all__ = ["ServerPool"]
 
@@ -247,6 +247,15 @@ class ServerPool:
         self._reach.observe((m for m in self.clients if self._counts(m)), alive, now)
         self.reach = self._reach.verdict(placed, now)
 
+    def place(self, placement: Placement) -> None:
+        """It is published."""
+        self.placed = _holding(placement)
+
+    def has_unreached(self, placement: Placement) -> bool:
+        """Whether a server that gets its first experts is not reached by all clients."""
+        new = _holding(placement) - (self.placed or frozenset())
+        return bool(new & self.reach.withheld)
+
     @property
     def due_at(self) -> list[float]:
         """When that is to be done."""
@@ -265,3 +274,9 @@ class ServerPool:
 
     def _is_ours(self, member: Member) -> bool:
         return member.model is not None and member.model.digest == self.digest
+
+
+def _holding(placement: Placement) -> frozenset[str]:
+    """The servers that hold experts."""
+    holds_S = np.asarray(placement.holds_LSE.any(axis=(0, 2)))
+    return frozenset(s for s, holds in zip(placement.servers, holds_S, strict=True) if holds)
