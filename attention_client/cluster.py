@@ -20,13 +20,14 @@ import numpy as np
 import torch
 
 from attention_client.budget import HedgeBudget, ServiceTimes
-from attention_client.connecting import CONNECT_S, Connector
+from attention_client.connecting import CONNECT_S, Connector, refuse_other_model
 from attention_client.connection import Connection
 from attention_client.dispatch import dispatch_policy
 from attention_client.layer_call import ClusterView, Dispatcher, LayerCall
 from attention_client.messages import LayerInput
 from attention_client.metrics import ClientMetrics
 from attention_client.placements import PlacementSwitch
+from attention_client.reach import ReachBook
 from attention_client.tracing import RequestTraces
 from attention_client.witness import Witness
 from eaas.config import HOLD_BACK_S, AttentionClientConfig
@@ -45,7 +46,8 @@ _RECONNECT_S = 0.25
 _RECONNECT_MOST_S = 2.0
 # A process may hold several models, each a member of its own.
 _numbers = itertools.count()
-_USABLE = (MemberState.SERVING, MemberState.SUSPECT, MemberState.DRAINING)
+# A server that is JOINING, too: it is given experts once its clients are connected to it.
+_USABLE = (MemberState.JOINING, MemberState.SERVING, MemberState.SUSPECT, MemberState.DRAINING)
 
 
 class Cluster:
@@ -91,8 +93,7 @@ class Cluster:
         self._connecting: dict[str, tuple[object, ...]] = {}
         # Former connections that are being closed.
         self._closing: dict[str, threading.Event] = {}
-        # Why a live server is not connected, in its own words.
-        self._refusals: dict[str, str] = {}
+        self._reach = ReachBook()
         # Kept over the lives of a server: what it can do does not change with its process.
         self._service_times: dict[str, ServiceTimes] = {}
         self._pid = os.getpid()
@@ -250,29 +251,22 @@ class Cluster:
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while self.missing() and not (stopping and stopping.is_set()):
-                self._refuse_other_model()
+                servers = self.session.view.live(Role.EXPERT_SERVER)
+                refuse_other_model(servers, self.shape, self.monitor_address)
                 if time.monotonic() >= deadline:
                     raise ClusterError(f"not ready after {timeout_s:.0f} s: {self.missing()}")
                 self._changed.wait(0.2)
-
-    def _refuse_other_model(self) -> None:
-        """Raise ClusterError at once where the servers serve another checkpoint than this client."""
-        servers = self.session.view.live(Role.EXPERT_SERVER)
-        if servers and all(s.model and s.model.digest != self.shape.digest for s in servers):
-            raise ClusterError(
-                f"the cluster at {self.monitor_address} serves another checkpoint than this client: "
-                "give the directory that its servers were started with"
-            )
 
     def missing(self) -> str:
         """What keeps this client from serving; empty when nothing does."""
         view = self._view
         if view is None:
             return "no placement yet"
-        uncovered = self.uncovered()
-        if uncovered:
+        if uncovered := self.uncovered():
             layer, expert = uncovered[0]
-            why = "".join(f"; {server}: {reason}" for server, reason in self._refusals.items())
+            why = "".join(
+                f"; {server}: {reason}" for server, reason in self._reach.refusals().items()
+            )
             return (
                 f"{len(uncovered)} expert(s) without a live replica, "
                 f"first: layer {layer}, expert {expert}{why}"
@@ -301,22 +295,20 @@ class Cluster:
 
     def _report(self) -> Report:
         placement = self._switch.current
+        with self._changed:
+            connections = tuple(self._connections.values())
         return Report(
             state=self._state,
             progress=self._finished,
             in_flight=self._in_flight,
             experts=0,
             epoch=placement.epoch if placement else 0,
+            reach=self._reach.report(connections),
         )
 
     def _balancer_address(self) -> str | None:
-        members = self._members
-        if members is None:
-            return None
-        for member in members.members.values():
-            if member.role is Role.BALANCER and member.state is not MemberState.DEAD:
-                return member.address
-        return None
+        live = self._members.live(Role.BALANCER) if self._members else ()
+        return live[0].address if live else None
 
     def _on_placement(self, placement: Placement) -> None:
         shape = (self.shape.num_layers, self.shape.num_experts)
@@ -339,9 +331,9 @@ class Cluster:
 
     def _on_members(self, members: MembershipView) -> None:
         self._members = members
-        for member in members.members.values():
-            if member.role is not Role.EXPERT_SERVER:
-                continue
+        servers = [m for m in members.members.values() if m.role is Role.EXPERT_SERVER]
+        self._reach.keep({m.life for m in servers if m.state in _USABLE})
+        for member in servers:
             with self._changed:
                 connection = self._connections.get(member.id)
                 stale = connection is not None and self._lives[member.id] != member.life
@@ -376,10 +368,12 @@ class Cluster:
         ).start()
 
     def _still_wanted(self, member: Member) -> bool:
-        if self._closed.is_set():
-            return False
-        current = self._members.members.get(member.id) if self._members else None
-        return current is not None and current.life == member.life and current.state in _USABLE
+        current = self._usable(member.id)
+        return not self._closed.is_set() and current is not None and current.life == member.life
+
+    def _usable(self, server_id: str) -> Member | None:
+        member = self._members.members.get(server_id) if self._members else None
+        return member if member is not None and member.state in _USABLE else None
 
     def _connect(self, member: Member) -> None:
         self._joined.wait()
@@ -391,17 +385,17 @@ class Cluster:
                     return
                 except (grpc.RpcError, EaasError) as error:
                     what = str(error.details() if isinstance(error, grpc.Call) else error)
-                    _log.info("%s: not connected: %s", member.id, what)
                 except Exception as error:  # noqa: BLE001 (logged; the other servers are served on)
                     what = repr(error)
                     _log.exception("%s: not connected", member.id)
-                self._refusals = {**self._refusals, member.id: what}
+                if self._reach.failed(member, what):
+                    _log.warning("%s: not connected, trying on: %s", member.id, what)
+                    self.session.report_now()
                 self._closed.wait(backoff.next_s())
         finally:
             with self._changed:
                 if self._connecting.get(member.id) == member.life:
                     del self._connecting[member.id]
-                self._refusals = {k: v for k, v in self._refusals.items() if k != member.id}
             # A view that came after the last look at it, or a loss, found this thread still at work.
             if self._still_wanted(member):
                 self._connect_soon(member)
@@ -411,9 +405,8 @@ class Cluster:
         if closing is not None:
             # What the former connection still writes must not meet slots that are granted anew.
             closing.wait(CONNECT_S)
-        connection = self._connector.connect(
-            member, self.session.incarnation, lambda made: self._list(member, made)
-        )
+        incarnation = self.session.incarnation
+        connection = self._connector.connect(member, incarnation, lambda c: self._list(member, c))
         if connection.lost_reason is not None:
             raise ConnectionLostError(connection.lost_reason)
         with self._changed:
@@ -434,16 +427,22 @@ class Cluster:
             connection.service = self._service_times.setdefault(member.id, connection.service)
             self._lives[member.id] = member.life
             self._connections[member.id] = connection
+            self._reach.connected(member.id)
             self._refresh()
+        self.session.report_now()
 
     def _on_lost(self, connection: Connection) -> None:
         _log.info("%s: connection lost: %s", connection.server_id, connection.lost_reason)
         with self._changed:
             if self._connections.get(connection.server_id) is connection:
                 del self._connections[connection.server_id]
+                member = self._usable(connection.server_id)
+                if member is not None and member.life == self._lives[member.id]:
+                    self._reach.failed(member, str(connection.lost_reason), lost=True)
             others = tuple(self._connections.values())
             closed = self._closing.setdefault(connection.server_id, threading.Event())
             self._refresh()
+        self.session.report_now()
         # Whoever waits, maybe on another server of the same call, is to look around at once.
         for other in others:
             other.wake()
@@ -460,9 +459,7 @@ class Cluster:
                 self._closing.pop(connection.server_id, None)
             closed.set()
         self._closed.wait(_RECONNECT_S)
-        members = self._members
-        member = members.members.get(connection.server_id) if members else None
-        if member is not None and member.state in _USABLE:
+        if (member := self._usable(connection.server_id)) is not None:
             self._connect_soon(member)
 
     def _refresh(self) -> None:

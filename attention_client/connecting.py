@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from attention_client.connection import Connection
 from attention_client.metrics import ClientMetrics
 from attention_client.transports import opener
+from attention_client.transports.goodbye import say_goodbye
 from eaas import versions
 from eaas.config import AttentionClientConfig
+from eaas.errors import ClusterError, EaasError
 from eaas.grpc_client import channel as open_channel
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.rpc.v1 import expert_pb2_grpc
 from eaas.tls import Identity
 from eaas.types import Member, ModelShape, Role
 
-__all__ = ["CONNECT_S", "Connector"]
+__all__ = ["CONNECT_S", "Connector", "refuse_other_model"]
 
 CONNECT_S = 5.0
 """Deadline of the call that grants slots."""
@@ -72,7 +74,8 @@ class Connector:
         """
         channel = open_channel(member.address, Role.EXPERT_SERVER.value, self._tls)
         try:
-            granted = self._ask(expert_pb2_grpc.ExpertServiceStub(channel), incarnation)
+            service = expert_pb2_grpc.ExpertServiceStub(channel)
+            granted = self._ask(service, incarnation)
             early: list[str] = []
             box: list[Connection] = []
 
@@ -81,7 +84,11 @@ class Connector:
                 if box:
                     box[0].lose(reason)
 
-            link = self._open_link(granted, channel, gone)
+            try:
+                link = self._open_link(granted, channel, gone)
+            except EaasError:
+                say_goodbye(service, granted.connection_id)
+                raise
         except BaseException:
             channel.close()
             raise
@@ -118,3 +125,14 @@ class Connector:
             return answer
 
         return versions.negotiate(versions.SLOTS, connect)
+
+
+def refuse_other_model(
+    servers: Collection[Member], shape: ModelShape, monitor_address: str
+) -> None:
+    """Raise ClusterError where all servers serve another checkpoint than the client."""
+    if servers and all(s.model and s.model.digest != shape.digest for s in servers):
+        raise ClusterError(
+            f"the cluster at {monitor_address} serves another checkpoint than this client: "
+            "give the directory that its servers were started with"
+        )

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from attention_client.cluster import Cluster
+from eaas.reach import fewest_replicas, unreachable
+from eaas.types import Member
 
 __all__ = ["cluster_status", "min_replicas"]
 
@@ -23,7 +27,8 @@ def cluster_status(cluster: Cluster, endpoint: str) -> dict[str, Any]:
         endpoint: URL of the HTTP endpoint.
     """
     known = cluster.session.ask_members(_ASK_S) or cluster.session.view.members
-    placement = cluster.placement
+    cut = unreachable(known.values())
+    replicas_LE = _replicas_LE(cluster, known.values())
     members = [
         {
             "id": m.id,
@@ -35,15 +40,17 @@ def cluster_status(cluster: Cluster, endpoint: str) -> dict[str, Any]:
             "incarnation": m.incarnation,
             "experts": m.experts,
             "in_flight": m.in_flight,
+            "unreachable": cut.get(m.id, {}),
         }
         for m in sorted(known.values(), key=lambda m: (m.role.value, m.id))
     ]
+    placement = cluster.placement
     return {
         "epoch": placement.epoch if placement else 0,
         "members": members,
         "coverage": {
-            "uncovered": [list(pair) for pair in cluster.uncovered()],
-            "min_replicas": min_replicas(cluster),
+            "uncovered": [] if replicas_LE is None else np.argwhere(replicas_LE == 0).tolist(),
+            "min_replicas": 0 if replicas_LE is None else int(replicas_LE.min()),
         },
         "endpoint": endpoint,
     }
@@ -51,7 +58,21 @@ def cluster_status(cluster: Cluster, endpoint: str) -> dict[str, Any]:
 
 def min_replicas(cluster: Cluster) -> int:
     """Connected replicas of the expert that has fewest."""
+    replicas_LE = _replicas_LE(cluster, ())
+    return 0 if replicas_LE is None else int(replicas_LE.min())
+
+
+def _replicas_LE(cluster: Cluster, others: Iterable[Member]) -> npt.NDArray[np.int64] | None:
+    """Replicas of each expert that this client, and each of these others, reaches; None: no placement."""
     if cluster.placement is None:
-        return 0
+        return None
     view = cluster.view()
-    return int(np.min(view.placement.holds_LSE[:, view.usable_S()].sum(axis=1)))
+    placement = view.placement
+    own_LE = np.asarray(placement.holds_LSE[:, view.usable_S()].sum(axis=1))
+    # What this client reports may be older than what it knows.
+    told = [m for m in others if m.id != cluster.client_id]
+    if not told:
+        return own_LE
+    return np.asarray(
+        np.minimum(own_LE, fewest_replicas(placement.holds_LSE, placement.servers, told))
+    )

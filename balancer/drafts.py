@@ -105,8 +105,8 @@ def recovered(
 
 
 def has_orphans(current: Placement, pool: ServerPool) -> bool:
-    """Whether an expert has lost its last living replica."""
-    return not current.holds_LSE[:, _among(current.servers, pool.holders)].any(axis=1).all()
+    """Whether an expert has lost the last living replica that clients reach."""
+    return not current.holds_LSE[:, _among(current.servers, pool.reached)].any(axis=1).all()
 
 
 def with_orphans(current: Placement, pool: ServerPool, *, at_rest: bool) -> Draft | None:
@@ -126,14 +126,14 @@ def with_orphans(current: Placement, pool: ServerPool, *, at_rest: bool) -> Draf
     """
     if not has_orphans(current, pool):
         return None
-    holders = pool.holders
+    reached = pool.reached
     able = {s: m for s, m in pool.able.items() if m.state is MemberState.SERVING} or pool.able
     servers = tuple(dict.fromkeys((*current.servers, *able)))
     room_S = pool.room_S(servers)
     if room_S is not None and not at_rest:
         return None  # They hold more than that by now: it cannot be said what they have room for.
     holds_LSE, shares_LSE = _columns(current, servers)
-    living_S, able_S = _among(servers, holders), _among(servers, able)
+    living_S, able_S = _among(servers, reached), _among(servers, able)
     after_LSE = restore(holds_LSE, living_S, able_S, room_S)
     if (after_LSE == holds_LSE).all():
         after_LSE = _with_less(holds_LSE, living_S, able_S)

@@ -19,6 +19,7 @@ refuse an older one than they know, so a balancer that was replaced does no harm
 Why a draft is made, most urgent first:
   orphans: an expert's last living replica is gone. It is put elsewhere; nothing else is touched.
   repair: a server joined, drains, cannot load for now, or is dead for longer than the grace. Waits for idle.
+  audience: a client has been cut from some servers for longer than the grace. It gets replicas on others.
   proposal: somebody who looks at the load, or an operator, wants another one. Taken when idle.
 
 Terms:
@@ -48,6 +49,7 @@ from balancer.actions import (
     Retire,
     Settled,
 )
+from balancer.audiences import Audiences
 from balancer.digests import Digests, ExpertDigests
 from balancer.drafts import (
     Draft,
@@ -72,6 +74,8 @@ __all__ = ["Planner"]
 # Each life of the balancer counts from another thousand on: the one before may have told servers of an
 # epoch that nobody has reported yet, and two placements of one epoch are never to be taken for each other.
 _EPOCHS_OF_A_LIFE = 1000
+# How long a draft that is loaded waits for clients to connect to its new servers.
+_REACH_S = 5.0
 
 
 class Planner:
@@ -128,6 +132,9 @@ class Planner:
         self._steps = Steps(self._pool, self._ledger, self._digests)
         self._wishes = Wishes(self._pool, self._steps)
         self._holdings: dict[Life, npt.NDArray[np.bool_]] = {}
+        self._audiences = Audiences(self._pool, lambda: self._layout.redundancy)
+        # Until then clients may connect to the servers that are new in the draft.
+        self._held_until: float | None = None
 
     # -- events ---------------------------------------------------------------------------------
 
@@ -220,14 +227,14 @@ class Planner:
 
     def tick(self, now: float) -> list[Action]:
         """Do what is due. To be called at `wake_at`, too."""
-        self._pool.give_new_chances(now)
-        if self._next is not None and not self._stands(self._next):
+        self._pool.pass_time(now)
+        if self._next is not None and not self._stands(self._next, now):
             self._next, self._gave_up = None, True
             self._wishes.stages.clear()
         actions = self._settle()
         if self._next is None:
             actions += self._next_draft(now)
-        actions += [Refuse(*refusal) for refusal in self._pool.new_refusals()]
+        actions += self._pool.new_refusals(now)
         if placement := self._next or self._current:
             self._steps.decide_digests(placement)
         actions += self._prepare_where_due()
@@ -237,7 +244,7 @@ class Planner:
 
     def wake_at(self, now: float) -> float | None:
         """When time alone may make something due."""
-        times = self._pool.new_chances
+        times = [*self._pool.due_at, *filter(None, [self._held_until])]
         if self._current is None:
             if self._first_seen_at is not None:
                 times.append(self._first_seen_at + RETURN_GRACE_S)
@@ -384,7 +391,7 @@ class Planner:
         self._pool.most.clear()
         limited = self._pool.room_S((*current.servers, *self._pool.able)) is not None
         if limited:
-            self._pool.most.update(self._most_of_unheard(current))
+            self._pool.most.update(self._steps.most_of_unheard(current))
         # What was given up has left something behind: first everybody is to hold the current placement.
         clears = limited and self._gave_up
         draft = None if clears else with_orphans(current, self._pool, at_rest=idle)
@@ -392,29 +399,24 @@ class Planner:
         further: list[Draft] = []
         if draft is None and not clears and (self._gave_up or idle):
             # Where memory is limited nothing is as even as it could be.
-            is_wanted = self._wishes.keeps_as_is or limited
+            is_wanted = self._wishes.keeps_as_is or limited or self._audiences.has_more(current)
             drafts = repaired(current, self._pool, self._layout, now, is_wanted=is_wanted)
             draft, further = (drafts[0], drafts[1:]) if drafts else (None, [])
         if draft is None and self._gave_up:
-            draft = Draft(current.servers, current.holds_LSE, current.shares_LSE)
+            draft = self._audiences.plain
         if draft is not None:
             # Whoever proposed does not know of this.
             self._wishes.stages = further
             self._is_proposed = False
         elif idle:
-            draft = self._wishes.next_stage(current, limited)
+            draft = self._audiences.due(current) or self._wishes.next_stage(current, limited)
         if draft is not None:
             self._draft(draft)
             self._next_is_urgent = urgent
         return []
 
-    def _most_of_unheard(self, current: Placement) -> dict[str, int]:
-        """What servers may hold that were told in vain to drop the rest: there is no room for more."""
-        count_S = current.holds_LSE.sum(axis=(0, 2)).tolist()
-        known = dict(zip(current.servers, count_S, strict=True))
-        return {s: known.get(s, 0) for s in self._steps.unheard(current)}
-
-    def _draft(self, draft: Draft) -> None:
+    def _draft(self, plain: Draft) -> None:
+        draft, self._held_until = self._audiences.drafted(plain), None
         servers = draft.servers
         own = _EPOCHS_OF_A_LIFE * (self._pool.balancer_life - 1)
         self._last_epoch = 1 + max(
@@ -428,8 +430,10 @@ class Planner:
         self._next_holders = frozenset(servers) & self._pool.holders.keys()
         self._next_is_urgent = False
 
-    def _stands(self, draft: Placement) -> bool:
-        """Whether those that a draft counts on still live, and can load."""
+    def _stands(self, draft: Placement, now: float) -> bool:
+        """Whether those that a draft counts on still live, and can load, and clients reach them."""
+        if self._held_until is not None and now >= self._held_until:
+            return False
         if self._current is None and self._pool.highest_epoch > draft.epoch:
             # A late call of the balancer before: its servers refuse this draft.
             return False
@@ -459,6 +463,13 @@ class Planner:
         placement = self._next
         if placement is None or not self._steps.is_prepared(placement):
             return []
+        if self._current is not None and self._pool.has_unreached(placement):
+            # Since the draft a client has lost a server that is new in it, or has come.
+            self._held_until = self._held_until or now + _REACH_S
+            return []
+        self._held_until = None
+        self._pool.place(placement)
+        self._audiences.published()
         self._there_was_one = self._current is not None or self._recovering
         self._current, self._next, self._gave_up = placement, None, False
         self._retire_at = now + self._ack_timeout_s

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from balancer.actions import Life
-from eaas.types import Member, MemberState, ModelShape, Role
+from balancer.actions import Action, Complain, Life, Refuse
+from balancer.reach import ReachTracker, Verdict
+from eaas.types import Member, MemberState, ModelShape, Placement, Role
 
 __all__ = ["ServerPool"]
 
@@ -26,8 +27,14 @@ class ServerPool:
     """Facts about the members, no decisions. No I/O, no clock: `now` is monotonic seconds.
 
     Args:
-        dead_grace_s: How long a dead server's return is waited for; and how long one that failed to load
-            too often is left alone, at first.
+        dead_grace_s: How long a dead server's return is waited for, and a client's return to a server; and
+            how long one that failed to load too often is left alone, at first.
+
+    Attributes:
+        most: Replicas beyond which a server is given none for now, whatever its memory.
+        digest: Of the cluster's model; empty until it is chosen.
+        placed: Servers that hold experts by the placement; None before the first one.
+        reach: What follows from whom the clients reach, as of the last `pass_time`.
     """
 
     def __init__(self, dead_grace_s: float) -> None:
@@ -46,10 +53,11 @@ class ServerPool:
         self._damaged_lives: set[Life] = set()
         # Before they say DRAINING themselves.
         self._told_to_leave: set[Life] = set()
-        # Replicas beyond which a server is given none for now, whatever its memory.
         self.most: dict[str, int] = {}
-        # Of the cluster's model; empty until it is chosen.
         self.digest = ""
+        self.placed: frozenset[str] | None = None
+        self._reach = ReachTracker(dead_grace_s)
+        self.reach = Verdict()
 
     def observe(self, members: Mapping[str, Member], now: float) -> None:
         """The membership changed."""
@@ -98,8 +106,12 @@ class ServerPool:
 
     @property
     def staying(self) -> dict[str, Member]:
-        """Of those the ones that do not leave."""
-        return {s: m for s, m in self.willing.items() if m.state is not MemberState.DRAINING}
+        """Of those the ones that do not leave, and that clients reach."""
+        return {
+            s: m
+            for s, m in self.willing.items()
+            if m.state is not MemberState.DRAINING and s not in self.reach.withheld
+        }
 
     @property
     def able(self) -> dict[str, Member]:
@@ -110,6 +122,11 @@ class ServerPool:
     def holders(self) -> dict[str, Member]:
         """Live servers that have their share, or are loading it with some hope."""
         return {s: m for s, m in self.alive.items() if m.epoch or not self.is_unable(m)}
+
+    @property
+    def reached(self) -> dict[str, Member]:
+        """Of those the ones that clients reach."""
+        return {s: m for s, m in self.holders.items() if s not in self.reach.withheld}
 
     def room_S(self, servers: Sequence[str]) -> npt.NDArray[np.int64] | None:
         """Replicas that these may be given, over all layers; None where nobody states a limit."""
@@ -122,16 +139,22 @@ class ServerPool:
             return _NO_LIMIT
         return member.memory_bytes // member.expert_bytes
 
-    def new_refusals(self) -> list[tuple[str, str]]:
-        """Servers of another model than the cluster's, or of none, and why; each life of one once."""
-        refusals = []
+    def new_refusals(self, now: float) -> list[Action]:
+        """Servers that get no experts, and why: those of another model than the cluster's, or of none (each
+        life of one once), and those that clients do not reach.
+        """
+        refusals: list[Action] = [
+            Complain(note.text) if note.server_id is None else Refuse(note.server_id, note.text)
+            for note in self._reach.notes(self.reach, now)
+        ]
         for m in self._servers.values():
             life = self.life(m)
             if not self.digest or m.state not in _ABLE or self._is_ours(m) or life in self._refused:
                 continue
             self._refused.add(life)
             what = f"model {m.model.digest[:12]}" if m.model else "no model"
-            refusals.append((m.id, f"it serves {what}, the cluster serves {self.digest[:12]}"))
+            why = f"it serves {what}, the cluster serves {self.digest[:12]}"
+            refusals.append(Refuse(m.id, why))
         return refusals
 
     @property
@@ -214,14 +237,35 @@ class ServerPool:
         self._failures.pop(life, None)
         self._verdicts.pop(life, None)
 
-    def give_new_chances(self, now: float) -> None:
-        """Whose time as unable is over is as able as anybody."""
+    def pass_time(self, now: float) -> None:
+        """Whose time as unable is over is as able as anybody; and clients are waited for no longer."""
         self._unable_until = {life: t for life, t in self._unable_until.items() if t > now}
+        alive, placed = self.alive, self.placed
+        if placed is None and self.highest_epoch:
+            # This balancer has just begun, in a cluster that serves.
+            placed = frozenset(s for s, m in alive.items() if m.experts)
+        self._reach.observe((m for m in self.clients if self._counts(m)), alive, now)
+        self.reach = self._reach.verdict(placed, now)
+
+    def place(self, placement: Placement) -> None:
+        """It is published."""
+        self.placed = _holding(placement)
+
+    def has_unreached(self, placement: Placement) -> bool:
+        """Whether a server that gets its first experts is not reached by all clients."""
+        new = _holding(placement) - (self.placed or frozenset())
+        return bool(new & self.reach.withheld)
 
     @property
-    def new_chances(self) -> list[float]:
+    def due_at(self) -> list[float]:
         """When that is to be done."""
-        return list(self._unable_until.values())
+        return [*self._unable_until.values(), *self._reach.due_at()]
+
+    def _counts(self, client: Member) -> bool:
+        """Whether a client lives, and is of the cluster's model."""
+        return client.state is not MemberState.DEAD and (
+            client.model is None or self._is_ours(client)
+        )
 
     def is_unable(self, member: Member) -> bool:
         """Whether this life failed to load its share too often, a short time ago, or has damaged bytes."""
@@ -230,3 +274,9 @@ class ServerPool:
 
     def _is_ours(self, member: Member) -> bool:
         return member.model is not None and member.model.digest == self.digest
+
+
+def _holding(placement: Placement) -> frozenset[str]:
+    """The servers that hold experts."""
+    holds_S = np.asarray(placement.holds_LSE.any(axis=(0, 2)))
+    return frozenset(s for s, holds in zip(placement.servers, holds_S, strict=True) if holds)

@@ -99,6 +99,12 @@ class Steps:
             if not self._ledger.is_done(Retire, self._pool.life(m), placement.epoch)
         ]
 
+    def most_of_unheard(self, placement: Placement) -> dict[str, int]:
+        """What these servers may hold, in replicas: there is no room for more."""
+        count_S = placement.holds_LSE.sum(axis=(0, 2)).tolist()
+        known = dict(zip(placement.servers, count_S, strict=True))
+        return {s: known.get(s, 0) for s in self.unheard(placement)}
+
     def _retirable(self, placement: Placement) -> list[Member]:
         """Servers that hold experts, by this placement or by an older one."""
         return [

@@ -26,7 +26,7 @@ from eaas.monitors import MonitorLine, Monitors, tls_hint
 from eaas.placement_watch import PlacementWatch
 from eaas.rpc.v1 import monitor_pb2 as pb
 from eaas.tls import Identity
-from eaas.types import Member, MemberState
+from eaas.types import Member, MemberState, ServerReach
 
 __all__ = ["PROTOCOL_VERSION", "MemberSession", "MembershipView", "PlacementWatch", "Report"]
 
@@ -55,6 +55,7 @@ class Report:
     Attributes:
         stalled_s: For how long the work at hand has been overdue and has not moved; 0 while it moves.
         busy_s: For how long it has been at work since it began; only ever rises.
+        reach: Sent when it has changed.
     """
 
     state: MemberState
@@ -64,6 +65,7 @@ class Report:
     epoch: int = 0
     stalled_s: float = 0.0
     busy_s: float = 0.0
+    reach: tuple[ServerReach, ...] | None = None
 
 
 class MemberSession:
@@ -267,6 +269,8 @@ class MemberSession:
             in_flight=report.in_flight,
             experts=report.experts,
             epoch=report.epoch,
+            # Empty for now: a member is small. The first heartbeat says more.
+            reach=None if report.reach is None else (),
         )
         request = pb.RegisterRequest(
             member=member.to_proto(),
@@ -334,6 +338,16 @@ class MemberSession:
     def _send_heartbeats(self, line: MonitorLine, backoff: Backoff) -> None:
         """Sends heartbeats, each once the last was answered, until the stream ends."""
         requests: queue.SimpleQueue[pb.HeartbeatRequest | None] = queue.SimpleQueue()
+        told: tuple[ServerReach, ...] | None = None
+
+        def heartbeat() -> pb.HeartbeatRequest:
+            nonlocal told
+            report = self._report()
+            request = self._heartbeat(report)
+            if report.reach is not None and report.reach != told:
+                told = report.reach
+                request.reach.CopyFrom(ServerReach.to_proto(told))
+            return request
 
         def until_late() -> Iterator[pb.HeartbeatRequest]:
             # gRPC reads this on a thread of its own, which is the watchdog too: no next heartbeat
@@ -344,7 +358,7 @@ class MemberSession:
             except queue.Empty:
                 call.cancel()
 
-        requests.put(self._heartbeat())
+        requests.put(heartbeat())
         with self._tracked(line, line.stub.Heartbeat(until_late())) as call:
             for answer in call:
                 backoff.reset()
@@ -353,7 +367,7 @@ class MemberSession:
                 self._due.clear()
                 if self._closed.is_set():
                     break
-                requests.put(self._heartbeat())
+                requests.put(heartbeat())
             requests.put(None)
 
     def _confirm(self, line: MonitorLine, revision: int) -> None:
@@ -362,8 +376,7 @@ class MemberSession:
         if watched is not None and watched[0] is line and revision == self.view.revision:
             watched[1].put(pb.WatchResponse(still_at_revision=revision))
 
-    def _heartbeat(self) -> pb.HeartbeatRequest:
-        report = self._report()
+    def _heartbeat(self, report: Report) -> pb.HeartbeatRequest:
         return pb.HeartbeatRequest(
             id=self._member.id,
             incarnation=self._incarnation,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -12,7 +13,7 @@ import numpy.typing as npt
 
 from eaas.rpc.v1 import common_pb2 as pb
 
-__all__ = ["Member", "MemberState", "ModelShape", "Placement", "Role"]
+__all__ = ["Member", "MemberState", "ModelShape", "Placement", "Role", "ServerReach"]
 
 
 class Role(enum.Enum):
@@ -123,6 +124,38 @@ class ModelShape:
 
 
 @dataclass(frozen=True)
+class ServerReach:
+    """Whether a client is connected to a life of a server (fields: `common.proto`, ServerReach)."""
+
+    server_id: str
+    server_incarnation: int
+    reason: str = ""
+    lost: bool = False
+
+    @staticmethod
+    def to_proto(servers: Iterable[ServerReach]) -> pb.Reach:
+        """The contract's message."""
+        return pb.Reach(
+            servers=[
+                pb.ServerReach(
+                    server_id=s.server_id,
+                    server_incarnation=s.server_incarnation,
+                    reason=s.reason,
+                    lost=s.lost,
+                )
+                for s in servers
+            ]
+        )
+
+    @classmethod
+    def from_proto(cls, message: pb.Reach) -> tuple[ServerReach, ...]:
+        """The values of a message."""
+        return tuple(
+            cls(s.server_id, s.server_incarnation, s.reason, s.lost) for s in message.servers
+        )
+
+
+@dataclass(frozen=True)
 class Member:
     """One life of one process, as the monitor knows it (fields: `common.proto`, Member)."""
 
@@ -145,6 +178,7 @@ class Member:
     silence_s: float = 0.0
     epoch: int = 0
     busy_s: float = 0.0
+    reach: tuple[ServerReach, ...] | None = None
 
     @property
     def life(self) -> tuple[str, int, str, int, str]:
@@ -173,6 +207,7 @@ class Member:
             silence_s=self.silence_s,
             epoch=self.epoch,
             busy_s=self.busy_s,
+            reach=None if self.reach is None else ServerReach.to_proto(self.reach),
         )
 
     @classmethod
@@ -200,6 +235,7 @@ class Member:
             silence_s=message.silence_s,
             epoch=message.epoch,
             busy_s=message.busy_s,
+            reach=ServerReach.from_proto(message.reach) if message.HasField("reach") else None,
         )
 
 

@@ -13,14 +13,15 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from eaas.rpc.v1 import common_pb2
-from eaas.types import Role
+from eaas.rpc.v1 import common_pb2, monitor_pb2
+from eaas.types import Role, ServerReach
 from monitor.registry import IdTakenError, UnknownLifeError
 
 __all__ = [
     "LONGEST_TEXT",
     "Refused",
     "judged",
+    "reach_of",
     "refusals",
     "require_role",
     "require_small",
@@ -32,6 +33,7 @@ LONGEST_TEXT = 255
 
 # As stores and watchers can take it: ZooKeeper drops whoever writes a megabyte.
 _MOST_MEMBER_BYTES = 64 << 10
+_MOST_REACH_BYTES = 512 << 10
 
 
 class Refused(Exception):
@@ -60,6 +62,23 @@ def require_small(member: common_pb2.Member) -> None:
         why = f"a member has {_MOST_MEMBER_BYTES} bytes at most, this one {size}"
     else:
         return
+    raise Refused(grpc.StatusCode.INVALID_ARGUMENT, why)
+
+
+def reach_of(request: monitor_pb2.HeartbeatRequest) -> tuple[ServerReach, ...] | None:
+    """What a heartbeat says of servers; None where it says nothing. Refuses one that is too large."""
+    if not request.HasField("reach"):
+        return None
+    size = request.reach.ByteSize()
+    longest = max(
+        (len(t) for s in request.reach.servers for t in (s.server_id, s.reason)), default=0
+    )
+    if size > _MOST_REACH_BYTES:
+        why = f"a reach has {_MOST_REACH_BYTES} bytes at most, this one {size}"
+    elif longest > LONGEST_TEXT:
+        why = f"an id or a reason has {LONGEST_TEXT} characters at most, one here {longest}"
+    else:
+        return ServerReach.from_proto(request.reach)
     raise Refused(grpc.StatusCode.INVALID_ARGUMENT, why)
 
 

@@ -27,7 +27,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from eaas.membership import RETURN_GRACE_S
-from eaas.types import Member, MemberState, Role
+from eaas.types import Member, MemberState, Role, ServerReach
 from monitor.detector import Arrivals, Detector
 from monitor.life import Life, MemberEvent
 from monitor.outcomes import OutcomeBook, Said
@@ -158,6 +158,9 @@ class Registry:
         if before is not None and before.member.incarnation == incarnation:
             life = before
             life.reported = member.state
+            if member.reach is not None:
+                # The heartbeats say what it is.
+                member = replace(member, reach=life.member.reach or ())
             self._detector.heard(member.id, now)
         else:
             self._outcomes.forget(member.id)
@@ -218,16 +221,22 @@ class Registry:
         epoch: int = 0,
         stalled_s: float = 0.0,
         busy_s: float = 0.0,
+        reach: tuple[ServerReach, ...] | None = None,
     ) -> list[MemberEvent]:
         """Renews the lease and takes what the member says of itself (fields: `Member`, `monitor.proto`).
 
         Raises:
-            ValueError: The reported state is one that only the monitor may give.
+            ValueError: The reported state is one that only the monitor may give, or a member that is no
+                attention client reports a reach.
             UnknownLifeError: No live member has this id and incarnation.
         """
         if state in (MemberState.SUSPECT, MemberState.DEAD):
             raise ValueError(f"{member_id}: a member does not report {state.value} of itself")
         life = self._life(member_id, incarnation)
+        if reach is None:
+            reach = life.member.reach
+        elif life.member.role is not Role.ATTENTION_CLIENT:
+            raise ValueError(f"{member_id} is no attention client: it reaches no expert server")
         was_late, was_stuck = life.arrivals.late, life.progress.stuck
         self._detector.heard(member_id, now)
         life.reported, life.busy_s = state, busy_s
@@ -236,9 +245,10 @@ class Registry:
         else:
             life.progress.count, life.progress.in_flight = progress, in_flight
         shown = life.member
-        if (shown.state, shown.experts, shown.epoch) == (life.state, experts, epoch):
+        said = life.state, experts, epoch, reach
+        if (shown.state, shown.experts, shown.epoch, shown.reach) == said:
             return []
-        life.member = replace(shown, state=life.state, experts=experts, epoch=epoch)
+        life.member = replace(shown, state=life.state, experts=experts, epoch=epoch, reach=reach)
         reason = "reported"
         if life.progress.stuck and shown.state is not MemberState.SUSPECT:
             reason = life.progress.stuck

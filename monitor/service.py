@@ -27,6 +27,7 @@ from monitor.refusal import (
     LONGEST_TEXT,
     Refused,
     judged,
+    reach_of,
     refusals,
     require_role,
     require_small,
@@ -283,6 +284,7 @@ class MonitorService:
                     epoch=request.epoch,
                     stalled_s=request.stalled_s,
                     busy_s=request.busy_s,
+                    reach=reach_of(request),
                 )
             self._tell(events)
             stored = self._stored

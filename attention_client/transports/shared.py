@@ -7,7 +7,7 @@ from collections.abc import Callable
 import grpc
 
 from attention_client.transports.goodbye import say_goodbye
-from eaas.errors import ConnectionLostError
+from eaas.errors import ConnectionLostError, SharedMemoryError
 from eaas.peers import watch_process
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.rpc.v1 import expert_pb2_grpc
@@ -23,7 +23,13 @@ class _SharedLink:
     def __init__(
         self, granted: pb.ConnectResponse, channel: grpc.Channel, on_lost: Callable[[str], None]
     ) -> None:
-        self.arena = Arena.attach(granted.arena_pid, granted.arena_fd, granted.arena_bytes)
+        try:
+            self.arena = Arena.attach(granted.arena_pid, granted.arena_fd, granted.arena_bytes)
+        except (ConnectionLostError, SharedMemoryError) as error:
+            raise type(error)(
+                f"{error}; transport shm needs server and client on one host, in one container and "
+                "as one user: run them so, or give the client --transport grpc"
+            ) from error
         if self.arena.incarnation != granted.server_incarnation:
             self.arena.close()
             raise ConnectionLostError(f"process {granted.arena_pid} is another one now")

@@ -1,7 +1,7 @@
 """`python -m eaas.chaos.child ...`: the `eaas` program in surroundings of its own (Linux, as root).
 
-CHAOS_CHILD in the environment: {"network": file of a network namespace, "shared_memory": bytes of /dev/shm},
-each where it is wanted.
+CHAOS_CHILD in the environment: {"network": file of a network namespace, "shared_memory": bytes of /dev/shm,
+"processes": true for process ids of its own, as in a container}, each where it is wanted.
 """
 
 from __future__ import annotations
@@ -9,11 +9,15 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import signal
 
-__all__ = ["VARIABLE", "enter_network", "shrink_shared_memory"]
+from eaas.local.child import PARENT_VARIABLE, bind_to_launcher
+
+__all__ = ["VARIABLE", "enter_network", "hide_processes", "shrink_shared_memory"]
 
 VARIABLE = "CHAOS_CHILD"
-_CLONE_NEWNS, _CLONE_NEWNET = 0x00020000, 0x40000000
+_CLONE_NEWNS, _CLONE_NEWNET, _CLONE_NEWPID = 0x00020000, 0x40000000, 0x20000000
+_PR_SET_PDEATHSIG = 1
 _MS_REC, _MS_PRIVATE = 1 << 14, 1 << 18
 
 
@@ -36,6 +40,25 @@ def shrink_shared_memory(size: int) -> None:
     _check(libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", ctypes.c_ulong(0), options), "mount tmpfs")
 
 
+def hide_processes() -> None:
+    """Go on in a child that has process ids of its own: nobody finds its memory by the id that it tells.
+
+    This process only passes signals on, and ends when the child does. Raises OSError.
+    """
+    bind_to_launcher()
+    _check(_libc().unshare(_CLONE_NEWPID), "unshare")
+    child = os.fork()
+    if child == 0:
+        _check(_libc().prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
+        # Its launcher has no process id here.
+        os.environ.pop(PARENT_VARIABLE, None)
+        return
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda given, _frame: os.kill(child, given))
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os._exit(code if code >= 0 else 128 - code)
+
+
 def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
@@ -52,6 +75,8 @@ def _main() -> None:
         enter_network(wanted["network"])
     if "shared_memory" in wanted:
         shrink_shared_memory(wanted["shared_memory"])
+    if wanted.get("processes"):
+        hide_processes()
     from eaas.cli import main
 
     main()

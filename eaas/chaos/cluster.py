@@ -97,6 +97,7 @@ class ChaosCluster(LocalCluster):
         self.births: dict[int, int | None] = {}
         # Surroundings of a process's next life.
         self.shared_memory: dict[str, int] = {}
+        self._hidden: set[str] = set()
 
     def server_name(self, number: int) -> str:
         """Of an expert server."""
@@ -110,6 +111,16 @@ class ChaosCluster(LocalCluster):
         """Start one more server, on the damaged copy of the checkpoint; does not wait for it."""
         words = ("expert-server", "--id", DAMAGED, "--join", self.monitor_address)
         return self._spawn(DAMAGED, *words, "--model", str(self.damaged_model), "--threads", "1")
+
+    def add_unreachable(self) -> ChildProcess:
+        """Start one more server, whose memory no client finds, as in another container; does not wait for it.
+
+        It is none of the numbered ones, which are all to serve.
+        """
+        name = "unreachable-server"
+        self._hidden.add(name)
+        role = ("expert-server", "--id", name, "--model", str(self.model))
+        return self._spawn(name, *role, "--join", self.monitor_address, "--threads", "1")
 
     def _launch(self, name: str, arguments: Sequence[str], module: str = "eaas") -> ChildProcess:
         child = super()._launch(name, arguments, module)
@@ -125,6 +136,8 @@ class ChaosCluster(LocalCluster):
                 arguments = (*arguments, "--host", self._namespace.server_host)
         if (size := self.shared_memory.pop(name, None)) is not None:
             wanted["shared_memory"] = size
+        if name in self._hidden:
+            wanted["processes"] = True
         if not wanted:
             return super()._start(name, arguments)
         os.environ[VARIABLE] = json.dumps(wanted)

@@ -5,6 +5,7 @@ So one thread, which every process was started from and which hears Ctrl-C, carr
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from eaas.balancer_client import BalancerClient
 from eaas.chaos.cluster import DAMAGED, ChaosCluster
 from eaas.chaos.network import Namespace
 from eaas.chaos.schedule import Fault
+from eaas.cli.client import fetch_status
 from eaas.errors import ClusterError, EaasError
 from eaas.local.process import ChildProcess
 from eaas.types import Placement
@@ -60,6 +62,7 @@ class Faults:
             "rebalance": self._rebalance,
             "scale": self._scale,
             "damaged": self._damaged,
+            "unreachable": self._unreachable,
         }
 
     def targets(self, fault: Fault) -> list[str]:
@@ -195,6 +198,31 @@ class Faults:
         else:
             raise ClusterError(f"{name} serves")
         self._cluster.forget(name)
+
+    def _unreachable(self, fault: Fault, _names: list[str]) -> Steps:
+        child = self._cluster.add_unreachable()
+        try:
+            yield from self._told(child, fault.lasts_s)
+        finally:
+            child.signal(signal.SIGKILL)
+            self._cluster.forget(child.name)
+
+    def _told(self, child: ChildProcess, lasts_s: float) -> Steps:
+        """Until the client says that it cannot reach a server, and then for so long: it gets no experts."""
+        deadline, until = time.monotonic() + _READY_S, math.inf
+        while time.monotonic() < until:
+            try:
+                members = fetch_status(self._cluster.endpoint)["members"]
+            except ClusterError:
+                members = []
+            for member in (m for m in members if m["id"] == child.name):
+                if member["experts"]:
+                    raise ClusterError(f"{child.name} got experts, and no client reaches it")
+                if member["unreachable"] and math.isinf(until):
+                    until = time.monotonic() + lasts_s
+            if math.isinf(until) and time.monotonic() > deadline:
+                raise ClusterError(f"nobody says that {child.name} cannot be reached")
+            yield 4 * _LOOK_S
 
 
 def _any_placement(now: Placement, redundancy: int, dice: np.random.Generator) -> Placement:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import os
 import random
 import tempfile
 import time
@@ -114,7 +115,7 @@ def run_chaos(
     """
     # What is wrong with a setting is to be said at once.
     load_config(attention_client={"transport": settings.transport})
-    skipped = _cannot(settings.kinds)
+    skipped = _cannot(settings.kinds, settings.transport)
     kinds = tuple(kind for kind in settings.kinds if kind not in skipped)
     for kind, why in skipped.items():
         say(f"no {kind}: {why}")
@@ -150,11 +151,17 @@ def run_chaos(
     return document_of(settings, skipped, history, check(history))
 
 
-def _cannot(kinds: Sequence[str]) -> dict[str, str]:
+def _cannot(kinds: Sequence[str], transport: str) -> dict[str, str]:
     """Kinds that there can be none of here, and why."""
     wanted = [kind for kind in ("partition", "memory") if kind in kinds]
     why = why_no_namespace() if wanted else ""
-    return dict.fromkeys(wanted, why) if why else {}
+    found = dict.fromkeys(wanted, why) if why else {}
+    if "unreachable" in kinds:
+        if transport != "shm":
+            found["unreachable"] = "needs --transport shm"
+        elif os.geteuid() != 0:
+            found["unreachable"] = "needs root"
+    return found
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import json
 import os
 import stat
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +19,14 @@ from eaas.errors import ClusterError
 from eaas.last_up import latest_up
 from eaas.server_records import OPERATOR_PATH, find
 
-__all__ = ["STATE_COLOURS", "fetch_status", "page_address", "register", "status_table"]
+__all__ = [
+    "STATE_COLOURS",
+    "fetch_status",
+    "page_address",
+    "register",
+    "status_table",
+    "unreachable_text",
+]
 
 _STATUS_S = 5.0
 _PIPED_WIDTH = 160
@@ -92,6 +100,7 @@ def _is_log() -> bool:
 
 def status_table(document: dict[str, Any]) -> Any:
     """The status document as a table for people (a Rich renderable)."""
+    from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
@@ -124,7 +133,19 @@ def status_table(document: dict[str, Any]) -> Any:
             str(member["experts"]),
             str(member["in_flight"]),
         )
-    return table
+    # An endpoint of a former release does not say it.
+    cut = [(m["id"], m["unreachable"]) for m in document["members"] if m.get("unreachable")]
+    notes = [Text(f"{server}: {unreachable_text(reasons)}", style="red") for server, reasons in cut]
+    return Group(table, *notes) if notes else table
+
+
+def unreachable_text(reasons: Mapping[str, str]) -> str:
+    """What keeps clients from a server, for people.
+
+    Args:
+        reasons: By client id.
+    """
+    return "; ".join(f"unreachable for {client}: {why}" for client, why in reasons.items())
 
 
 def status(

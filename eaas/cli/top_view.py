@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from eaas.cli.client import STATE_COLOURS
+from eaas.cli.client import STATE_COLOURS, unreachable_text
 from eaas.facts import Facts
 from eaas.facts.model import Event, Load, MemberFacts
 from eaas.types import MemberState, Role
@@ -30,6 +30,8 @@ _LAYERS = COLUMNS - _NAME - 12
 # Besides members, servers' loads and events: head, rates, balance, and a blank line and a title for each.
 _HEAD_LINES = 9
 _LEAST_EVENTS = 3
+# Lines for servers that clients cannot reach.
+_NOTES = 3
 _EVENT_COLOURS = {
     "dead": "red",
     "uncovered": "bold red",
@@ -49,7 +51,8 @@ def frame(endpoint: str, facts: Facts, lines: int, *, ascii_only: bool = False) 
         lines: Height of the terminal.
         ascii_only: It shows no block characters.
     """
-    room = max(2 * _LEAST_EVENTS + 2, lines - _HEAD_LINES)
+    notes = min(_NOTES, sum(1 for m in facts.members if m.unreachable))
+    room = max(2 * _LEAST_EVENTS + 2, lines - _HEAD_LINES - notes)
     servers = facts.load.servers if facts.load is not None else ()
     loads = min(len(servers), max(2, room // 4)) if servers else 0
     members = min(len(facts.members), max(2, room - loads - _LEAST_EVENTS - 2))
@@ -114,6 +117,7 @@ def _members(facts: Facts, most: int) -> RenderableType:
         table.add_column(column, justify="right", no_wrap=True)
     shares = _shares(facts.load)
     chosen = _chosen(facts.members, shares, most)
+    notes: list[Text] = []
     for m in chosen:
         is_server = m.member.role is Role.EXPERT_SERVER
         state = m.member.state.value
@@ -127,8 +131,12 @@ def _members(facts: Facts, most: int) -> RenderableType:
             str(m.member.in_flight),
             f"{m.lease_age_s:.1f} s" if m.member.state is not MemberState.DEAD else _UNKNOWN,
         )
+        if m.unreachable:
+            why = unreachable_text(m.unreachable)
+            notes.append(Text(f"{m.member.id}: {why}", "red", no_wrap=True, overflow="ellipsis"))
     left = len(facts.members) - len(chosen)
-    return Group(table, Text(f"and {left} more", "dim")) if left else table
+    more = [Text(f"and {left} more", "dim")] if left else []
+    return Group(table, *notes[:_NOTES], *more)
 
 
 def _chosen(
@@ -220,6 +228,7 @@ def document(endpoint: str, facts: Facts) -> dict[str, Any]:
                 "in_flight": m.member.in_flight,
                 "utilisation": m.utilisation,
                 "lease_age_s": m.lease_age_s,
+                "unreachable": dict(m.unreachable),
             }
             for m in facts.members
         ],

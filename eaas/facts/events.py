@@ -49,6 +49,7 @@ def _members(before: Facts, after: Facts) -> Iterator[tuple[str, str, str]]:
     # Nobody has joined or left because the monitor speaks for the first time.
     if not before.members:
         return
+    yield from _reach(before, after)
     known = {m.member.id: m.member for m in before.members}
     for member in (m.member for m in after.members):
         old = known.pop(member.id, None)
@@ -61,6 +62,21 @@ def _members(before: Facts, after: Facts) -> Iterator[tuple[str, str, str]]:
     for old in known.values():
         if old.state is not MemberState.DEAD:
             yield "dead", old.id, "has left"
+
+
+def _reach(before: Facts, after: Facts) -> Iterator[tuple[str, str, str]]:
+    known = {m.member.id: m.unreachable for m in before.members}
+    for m in after.members:
+        old = known.get(m.member.id, {})
+        for client in m.unreachable.keys() - old.keys():
+            yield (
+                "unreachable",
+                m.member.id,
+                f"cannot be reached by {client}: {m.unreachable[client]}",
+            )
+        if m.member.state is not MemberState.DEAD:
+            for client in old.keys() - m.unreachable.keys():
+                yield "reachable", m.member.id, f"is no longer out of reach for {client}"
 
 
 def _state(member: Member) -> tuple[str, str, str]:

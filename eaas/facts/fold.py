@@ -18,6 +18,7 @@ from eaas.facts.model import (
     Reading,
     Source,
 )
+from eaas.reach import unreachable
 from eaas.types import Member, MemberState
 
 __all__ = ["FactsFold"]
@@ -77,6 +78,7 @@ class FactsFold:
 
     def _member_facts(self, now: float, *, fresh: bool) -> tuple[MemberFacts, ...]:
         found = []
+        cut = unreachable(self._members)
         for member in self._members:
             heard_at = self._heard_at - member.silence_s
             # Of its last heartbeat: `busy_s` is as old as that.
@@ -85,7 +87,8 @@ class FactsFold:
             share = self._busy.get((member.id, member.incarnation), (0.0, 0.0, None))[2]
             if member.state is MemberState.DEAD:
                 share = None
-            found.append(MemberFacts(member, now - heard_at, share))
+            reasons = MappingProxyType(cut.get(member.id, {}))
+            found.append(MemberFacts(member, now - heard_at, share, reasons))
         if fresh:
             known = {(m.id, m.incarnation) for m in self._members}
             self._busy = {key: value for key, value in self._busy.items() if key in known}

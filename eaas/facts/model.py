@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eaas.facts.counters import Counters, Rates
+from eaas.reach import ANSWERING, fewest_replicas
 from eaas.types import Member, MemberState, Placement, Role
 
 __all__ = [
@@ -24,9 +25,6 @@ __all__ = [
     "Reading",
     "Source",
 ]
-
-# What may be asked: it has its experts, or is giving them up in an order that leaves none out.
-_ANSWERING = (MemberState.SERVING, MemberState.DRAINING, MemberState.SUSPECT)
 
 
 @dataclass(frozen=True)
@@ -148,11 +146,13 @@ class MemberFacts:
         member: As the monitor last said.
         lease_age_s: Seconds since its last heartbeat; goes on while the monitor is away.
         utilisation: Share of the time between the looks for which it was at work; None: not known.
+        unreachable: Expert servers: why attention clients cannot reach it, by their ids.
     """
 
     member: Member
     lease_age_s: float
     utilisation: float | None = None
+    unreachable: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True)
@@ -221,16 +221,20 @@ class Facts:
     @cached_property
     def live_S(self) -> npt.NDArray[np.bool_]:
         """Which of the placement's servers can be asked for what they hold."""
-        answering = {m.member.id for m in self.members if m.member.state in _ANSWERING}
+        answering = {m.member.id for m in self.members if m.member.state in ANSWERING}
         servers = self.placement.servers if self.placement is not None else ()
         return np.array([s in answering for s in servers], np.bool_)
 
     @cached_property
     def live_replicas_LE(self) -> npt.NDArray[np.int64]:
-        """Live replicas of each expert: whatever is said of coverage anywhere comes from this count."""
+        """Live replicas of each expert, for the client that reaches fewest of them.
+
+        Whatever is said of coverage anywhere comes from this count.
+        """
         if self.placement is None:
             return np.zeros((0, 0), np.int64)
-        return np.asarray(self.placement.holds_LSE[:, self.live_S].sum(axis=1), np.int64)
+        members = [m.member for m in self.members]
+        return fewest_replicas(self.placement.holds_LSE, self.placement.servers, members)
 
     @cached_property
     def uncovered(self) -> tuple[tuple[int, int], ...]:

@@ -15,6 +15,7 @@ from attention_client.dispatch import dispatch_policy
 from attention_client.layer_call import ClusterView, Dispatcher, LayerCall
 from attention_client.messages import LayerInput, Ticket
 from attention_client.placements import PlacementSwitch
+from attention_client.reach import ReachBook
 from attention_client.transports.cable import _Cable
 from attention_client.transports.mirror import mirror_arena
 from eaas.errors import ExpertsUnavailableError
@@ -91,6 +92,7 @@ class ClientProcess(Process):
         self.lives: dict[str, Any] = {}
         self.connecting: dict[str, Any] = {}
         self.times: dict[str, ServiceTimes] = {}
+        self.reach = ReachBook()
         self.switch = PlacementSwitch(HOLD_S)
         self.epoch = 0
         self.followed: list[tuple[float, Placement]] = []
@@ -109,9 +111,10 @@ class ClientProcess(Process):
 
     def report(self) -> dict[str, Any]:
         placement = self.switch.current
+        reach = self.reach.report(self.connections.values())
         if placement is None:
-            return {"state": JOINING}
-        return {"state": SERVING, "epoch": placement.epoch}
+            return {"state": JOINING, "reach": reach}
+        return {"state": SERVING, "epoch": placement.epoch, "reach": reach}
 
     def wait_while_stopped(self) -> None:
         if self.sim.now < self.stopped_until:
@@ -193,6 +196,8 @@ class ClientProcess(Process):
             wake()
 
     def on_members(self) -> None:
+        members = self.fold.view.members.values()
+        self.reach.keep({m.life for m in members if m.state in USABLE})
         for member in self.fold.view.members.values():
             if member.role is not Role.EXPERT_SERVER:
                 continue
@@ -232,6 +237,7 @@ class ClientProcess(Process):
                 self.connect_soon(member, RECONNECT_S)
 
         def failed() -> None:
+            self.reach.failed(member, "no answer")
             self.soon(RECONNECT_S, ask)
 
         def connected(granted: tuple[pb.ConnectResponse, Stream]) -> None:
@@ -258,6 +264,7 @@ class ClientProcess(Process):
             connection.service = self.times.setdefault(member.id, connection.service)
             self.lives[member.id] = member.life
             self.connections[member.id] = connection
+            self.reach.connected(member.id)
             if self.connecting.get(member.id) == member.life:
                 del self.connecting[member.id]
             self.refresh()
@@ -268,6 +275,9 @@ class ClientProcess(Process):
         self.sim.say(f"{self.id}: lost {connection.server_id}: {connection.lost_reason}")
         if self.connections.get(connection.server_id) is connection:
             del self.connections[connection.server_id]
+            member = self.fold.view.members.get(connection.server_id)
+            if member is not None and member.life == self.lives[member.id]:
+                self.reach.failed(member, str(connection.lost_reason), lost=True)
         self.refresh()
         for other in tuple(self.connections.values()):
             other.wake()

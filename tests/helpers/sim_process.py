@@ -34,7 +34,7 @@ SUSPECT, DEAD, JOINING, SERVING = (
     MemberState.JOINING,
     MemberState.SERVING,
 )
-USABLE = (SERVING, SUSPECT, MemberState.DRAINING)
+USABLE = (JOINING, SERVING, SUSPECT, MemberState.DRAINING)
 
 
 class Refused(Exception):
@@ -88,9 +88,11 @@ class Process:
         return {"state": SERVING}
 
     def member(self) -> Member:
-        state = self.report()["state"]
+        told = self.report()
+        reach = () if "reach" in told else None
+        address = f"{self.id}:{self.pid}"
         return Member(
-            self.id, self.role, self.pid, "h", f"{self.id}:{self.pid}", state, model=SHAPE
+            *(self.id, self.role, self.pid, "h", address, told["state"]), model=SHAPE, reach=reach
         )
 
     def join(self) -> None:

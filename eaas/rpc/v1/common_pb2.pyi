@@ -54,7 +54,7 @@ class ModelShape(_message.Message):
     def __init__(self, model_type: _Optional[str] = ..., num_experts: _Optional[int] = ..., hidden_size: _Optional[int] = ..., top_k: _Optional[int] = ..., layer_names: _Optional[_Iterable[str]] = ..., dtype: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("id", "role", "pid", "host", "address", "state", "incarnation", "experts", "in_flight", "model", "progress", "speed", "memory_bytes", "expert_bytes", "node", "transports", "silence_s", "epoch", "busy_s")
+    __slots__ = ("id", "role", "pid", "host", "address", "state", "incarnation", "experts", "in_flight", "model", "progress", "speed", "memory_bytes", "expert_bytes", "node", "transports", "silence_s", "epoch", "busy_s", "reach")
     ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +74,7 @@ class Member(_message.Message):
     SILENCE_S_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BUSY_S_FIELD_NUMBER: _ClassVar[int]
+    REACH_FIELD_NUMBER: _ClassVar[int]
     id: str
     role: Role
     pid: int
@@ -93,7 +94,26 @@ class Member(_message.Message):
     silence_s: float
     epoch: int
     busy_s: float
-    def __init__(self, id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[_Union[MemberState, str]] = ..., incarnation: _Optional[int] = ..., experts: _Optional[int] = ..., in_flight: _Optional[int] = ..., model: _Optional[_Union[ModelShape, _Mapping]] = ..., progress: _Optional[int] = ..., speed: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., expert_bytes: _Optional[int] = ..., node: _Optional[str] = ..., transports: _Optional[_Iterable[str]] = ..., silence_s: _Optional[float] = ..., epoch: _Optional[int] = ..., busy_s: _Optional[float] = ...) -> None: ...
+    reach: Reach
+    def __init__(self, id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[_Union[MemberState, str]] = ..., incarnation: _Optional[int] = ..., experts: _Optional[int] = ..., in_flight: _Optional[int] = ..., model: _Optional[_Union[ModelShape, _Mapping]] = ..., progress: _Optional[int] = ..., speed: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., expert_bytes: _Optional[int] = ..., node: _Optional[str] = ..., transports: _Optional[_Iterable[str]] = ..., silence_s: _Optional[float] = ..., epoch: _Optional[int] = ..., busy_s: _Optional[float] = ..., reach: _Optional[_Union[Reach, _Mapping]] = ...) -> None: ...
+
+class Reach(_message.Message):
+    __slots__ = ("servers",)
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
+    servers: _containers.RepeatedCompositeFieldContainer[ServerReach]
+    def __init__(self, servers: _Optional[_Iterable[_Union[ServerReach, _Mapping]]] = ...) -> None: ...
+
+class ServerReach(_message.Message):
+    __slots__ = ("server_id", "server_incarnation", "reason", "lost")
+    SERVER_ID_FIELD_NUMBER: _ClassVar[int]
+    SERVER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    server_id: str
+    server_incarnation: int
+    reason: str
+    lost: bool
+    def __init__(self, server_id: _Optional[str] = ..., server_incarnation: _Optional[int] = ..., reason: _Optional[str] = ..., lost: _Optional[bool] = ...) -> None: ...
 
 class Holding(_message.Message):
     __slots__ = ("experts", "shares", "digests")

@@ -32,7 +32,7 @@ class RegisterResponse(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ..., lease_s: _Optional[float] = ..., heartbeat_s: _Optional[float] = ..., revision: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("id", "incarnation", "state", "progress", "in_flight", "experts", "epoch", "stalled_s", "busy_s")
+    __slots__ = ("id", "incarnation", "state", "progress", "in_flight", "experts", "epoch", "stalled_s", "busy_s", "reach")
     ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,7 @@ class HeartbeatRequest(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STALLED_S_FIELD_NUMBER: _ClassVar[int]
     BUSY_S_FIELD_NUMBER: _ClassVar[int]
+    REACH_FIELD_NUMBER: _ClassVar[int]
     id: str
     incarnation: int
     state: _common_pb2.MemberState
@@ -51,7 +52,8 @@ class HeartbeatRequest(_message.Message):
     epoch: int
     stalled_s: float
     busy_s: float
-    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., state: _Optional[_Union[_common_pb2.MemberState, str]] = ..., progress: _Optional[int] = ..., in_flight: _Optional[int] = ..., experts: _Optional[int] = ..., epoch: _Optional[int] = ..., stalled_s: _Optional[float] = ..., busy_s: _Optional[float] = ...) -> None: ...
+    reach: _common_pb2.Reach
+    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., state: _Optional[_Union[_common_pb2.MemberState, str]] = ..., progress: _Optional[int] = ..., in_flight: _Optional[int] = ..., experts: _Optional[int] = ..., epoch: _Optional[int] = ..., stalled_s: _Optional[float] = ..., busy_s: _Optional[float] = ..., reach: _Optional[_Union[_common_pb2.Reach, _Mapping]] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
     __slots__ = ("revision",)

@@ -89,7 +89,8 @@ class MonitorServiceServicer:
     def Heartbeat(self, request_iterator, context):
         """One long stream per member; each message renews the lease. NOT_FOUND when
         the incarnation is not (any more) known: register again. INVALID_ARGUMENT
-        for the monitor's own id: nobody speaks for it.
+        for the monitor's own id: nobody speaks for it; and for a reach that is too
+        large, or of a member that is no attention client.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

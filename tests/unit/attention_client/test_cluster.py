@@ -156,7 +156,7 @@ def test_after_a_mistake_there_is_a_pause_too(
     dialled.wait_for(lambda asked: len(asked) >= 5)
     # One thread, which pauses after each try.
     assert len(waited) >= 4
-    assert "a bug" in cluster._refusals["s1"]
+    assert "a bug" in cluster._reach.refusals()["s1"]
 
 
 class Made(Listed):

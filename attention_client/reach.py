@@ -1,0 +1,85 @@
+"""Which expert servers this client is connected to, and why not to the others. No I/O."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from eaas.types import Member, ServerReach
+
+__all__ = ["ReachBook"]
+
+# Characters of a reason, as the monitor takes them.
+_MOST_REASON = 255
+
+
+class _Connected(Protocol):
+    server_id: str
+    incarnation: int
+    lost_reason: str | None
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    life: tuple[object, ...]
+    reach: ServerReach
+
+
+class ReachBook:
+    """Why this client is not connected to the servers that it has tried. Any thread may call it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._refusals: dict[str, _Refusal] = {}
+
+    def report(self, connections: Iterable[_Connected]) -> tuple[ServerReach, ...]:
+        """What the monitor is told, by server id.
+
+        Args:
+            connections: Of this client, at most one to a server.
+        """
+        with self._lock:
+            found = {server: refusal.reach for server, refusal in self._refusals.items()}
+        for one in connections:
+            if one.lost_reason is None:
+                found[one.server_id] = ServerReach(one.server_id, one.incarnation)
+        return tuple(found[server] for server in sorted(found))
+
+    def refusals(self) -> dict[str, str]:
+        """Why servers are not connected, by server id."""
+        with self._lock:
+            return {server: refusal.reach.reason for server, refusal in self._refusals.items()}
+
+    def connected(self, server_id: str) -> None:
+        """There is a connection."""
+        with self._lock:
+            self._refusals.pop(server_id, None)
+
+    def failed(self, member: Member, why: str, *, lost: bool = False) -> bool:
+        """An attempt to connect failed.
+
+        Args:
+            member: This life of a server.
+            why: For people.
+            lost: There was a connection, which broke.
+
+        Returns:
+            Whether that is new.
+        """
+        reason = " ".join(why.split())[:_MOST_REASON] or "no reason was given"
+        with self._lock:
+            before = self._refusals.get(member.id)
+            if before is not None and before.life == member.life:
+                lost = lost or before.reach.lost
+            reach = ServerReach(member.id, member.incarnation, reason, lost)
+            if before is not None and before.reach == reach:
+                return False
+            self._refusals[member.id] = _Refusal(member.life, reach)
+            return True
+
+    def keep(self, lives: Collection[tuple[object, ...]]) -> None:
+        """Forget all servers but these lives (`Member.life`)."""
+        with self._lock:
+            self._refusals = {s: r for s, r in self._refusals.items() if r.life in lives}

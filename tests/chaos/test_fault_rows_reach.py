@@ -1,0 +1,205 @@
+"""Row 40 of the fault contract: servers that clients cannot reach."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from eaas.cli.client import fetch_status
+from eaas.config import load_config
+from eaas.local.nursery import Nursery
+from eaas.local.process import ChildProcess, stop_all
+from network_faults import PATIENCE_S
+
+pytestmark = [pytest.mark.chaos, pytest.mark.alone, pytest.mark.timeout(240)]
+
+STRANGER = "stranger"
+# Of answers while a good server is killed.
+ASKED_S = 4.0
+GRACE_S = 3.0
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
+    return found
+
+
+@pytest.fixture
+def for_all(checkpoint: Callable[..., Path]) -> Iterator[Path]:
+    """A checkpoint that every user of the machine may read."""
+    directory = Path(tempfile.mkdtemp(prefix="eaas-reach-"))
+    directory.chmod(0o755)
+    model = directory / "model"
+    shutil.copytree(checkpoint(), model)
+    for file in model.iterdir():
+        file.chmod(0o644)
+    yield model
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
+def stranger(
+    for_all: Path, tmp_path: Path, nursery: Nursery
+) -> Iterator[Callable[[str], ChildProcess]]:
+    """Starts an expert server as another user."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    with ExitStack() as stack:
+
+        def start(monitor_address: str) -> ChildProcess:
+            role = ("expert-server", "--id", STRANGER, "--model", str(for_all))
+            more = ("--join", monitor_address, "--kernel", "reference", "--threads", "1")
+            child = ChildProcess(
+                STRANGER, (*role, *more), tmp_path, module="other_user", nursery=nursery
+            )
+            stack.callback(stop_all, [child])
+            return child
+
+        yield start
+
+
+class Asking:
+    """Requests to an endpoint, one after another, while the context lasts."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._body = {"model": "m", "prompt": "hello", "max_tokens": 8, "temperature": 0}
+        self._endpoint = endpoint
+        self.expected = self.answer()
+        self.right = 0
+        self.failures: list[str] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def answer(self) -> str:
+        name = httpx.get(f"{self._endpoint}/v1/models").json()["data"][0]["id"]
+        answer = httpx.post(
+            f"{self._endpoint}/v1/completions", json=self._body | {"model": name}, timeout=30
+        )
+        answer.raise_for_status()
+        return str(answer.json()["choices"][0]["text"])
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            try:
+                text = self.answer()
+            except httpx.HTTPError as error:
+                self.failures.append(str(error))
+                continue
+            if text == self.expected:
+                self.right += 1
+            else:
+                self.failures.append(f"another answer: {text!r}")
+
+    def __enter__(self) -> Asking:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+def test_row_40_a_server_that_the_client_cannot_attach_gets_no_experts(
+    for_all: Path,
+    start_cluster: Callable[..., Any],
+    stranger: Callable[[str], ChildProcess],
+    tmp_path: Path,
+) -> None:
+    """Row 40: shm, a server of another user joins, then a good server is killed: every answer is right."""
+    cluster = start_cluster(for_all, servers=3, redundancy=2)
+    stranger(cluster.monitor_address)
+
+    def row() -> dict[str, Any]:
+        members = {m["id"]: m for m in fetch_status(cluster.endpoint)["members"]}
+        found: dict[str, Any] = members.get(STRANGER, {})
+        return found
+
+    reasons = until(lambda: row().get("unreachable"))
+    (why,) = reasons.values()
+    assert "shm" in why
+    assert "--transport grpc" in why
+    log = tmp_path / "logs-0" / "balancer.log"
+    said = until(lambda: [line for line in log.read_text().splitlines() if STRANGER in line])
+    (client,) = reasons
+    assert len(said) == 1
+    assert client in said[0]
+    assert why in said[0]
+    with Asking(cluster.endpoint) as asking:
+        cluster.children["expert-server-1"].signal(signal.SIGKILL)
+        time.sleep(ASKED_S)
+        until(lambda: fetch_status(cluster.endpoint)["coverage"]["min_replicas"] >= 1)
+        assert row()["experts"] == 0
+        assert row()["state"] == "JOINING"
+    assert not asking.failures
+    assert asking.right > 3
+
+
+def test_row_40_a_client_that_is_cut_off_gets_replicas_and_the_other_keeps_its_own(
+    checkpoint: Callable[..., Path],
+    faulty_cluster: Callable[..., Any],
+    join: Callable[..., Any],
+    through_proxies: Callable[..., Any],
+    calling: Callable[..., Any],
+) -> None:
+    """Row 40: two clients, one is cut from a server: both get every answer, nothing moves for the one that is
+    well; a short cut moves nothing; when the server is reached again the replicas go.
+    """
+    config = load_config(balancer={"dead_grace_s": GRACE_S})
+    cluster = faulty_cluster(checkpoint(), servers=3, redundancy=2, config=config)
+    well = join(cluster, 3, transport="grpc")
+    address = str(cluster.children["expert-server-2"].address)
+    with through_proxies() as proxies:
+        cut = join(cluster, 3, transport="grpc")
+        before, first = well.cluster.placement, well.cluster.view().connections[2]
+        with calling(well, cut):
+            # Connections end, and begin again.
+            proxies[address].heal()
+            until(lambda: "expert-server-2" not in connected(cut))
+            until(lambda: "expert-server-2" in connected(cut))
+            time.sleep(GRACE_S + 1)
+            assert well.cluster.placement.epoch == before.epoch
+
+            proxies[address].close()
+            until(lambda: "expert-server-2" not in connected(cut))
+            after = until(lambda: newer(well, before) and newer(cut, before))
+            assert after.servers == before.servers
+            assert (after.holds_LSE >= before.holds_LSE).all()
+            ours = [s for s, name in enumerate(after.servers) if name != "expert-server-2"]
+            assert (after.holds_LSE[:, ours].sum(axis=1) >= 2).all()
+            cluster.children["expert-server-0"].signal(signal.SIGKILL)
+            until(lambda: "expert-server-0" not in connected(cut))
+            time.sleep(1)
+            cluster.restart("expert-server-0")
+            until(lambda: "expert-server-0" in connected(cut))
+
+            # The next attempt is through another proxy.
+            del proxies[address]
+            until(lambda: "expert-server-2" in connected(cut))
+            until(lambda: (well.cluster.placement.holds_LSE.sum(axis=1) == 2).all())
+        assert set(well.cluster.placement.servers) == set(before.servers)
+        # The client that is well has its connection to the server still.
+        assert well.cluster.view().connections[2] is first
+
+
+def connected(client: Any) -> set[str]:
+    view = client.cluster.view()
+    return {s for s, usable in zip(view.placement.servers, view.usable_S(), strict=True) if usable}
+
+
+def newer(client: Any, before: Any) -> Any:
+    now = client.cluster.placement
+    return now if now.epoch > before.epoch else None
