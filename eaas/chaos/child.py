@@ -11,7 +11,7 @@ import json
 import os
 import signal
 
-from eaas.local.child import PARENT_VARIABLE, bind_to_launcher
+from eaas.local.child import bind_to_launcher
 
 __all__ = ["VARIABLE", "enter_network", "hide_processes", "shrink_shared_memory"]
 
@@ -50,8 +50,6 @@ def hide_processes() -> None:
     child = os.fork()
     if child == 0:
         _check(_libc().prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
-        # Its launcher has no process id here.
-        os.environ.pop(PARENT_VARIABLE, None)
         return
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda given, _frame: os.kill(child, given))
