@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha import reflection
 from eaas.authority import RoleGuard
 from eaas.errors import ConfigError, PortInUseError
 from eaas.grpc_client import MESSAGE_BYTES
+from eaas.grpc_requests import RequestGuard
 from eaas.open_files import room_for_connections
 
 __all__ = [
@@ -161,7 +162,7 @@ def serve(
     )
     server = grpc.server(
         workers,
-        interceptors=(guard,),
+        interceptors=(guard, RequestGuard()),
         options=server_options(message_bytes),
         maximum_concurrent_rpcs=max_workers,
     )

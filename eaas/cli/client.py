@@ -14,7 +14,7 @@ from eaas.api_keys import authorization
 from eaas.cli.options import Endpoint, Json, KeyToShow
 from eaas.errors import ClusterError
 
-__all__ = ["STATE_COLOURS", "fetch_status", "register", "status_table"]
+__all__ = ["GONE", "STATE_COLOURS", "fetch_status", "register", "status_table"]
 
 DEFAULT_ENDPOINT = "http://127.0.0.1:8000"
 _STATUS_S = 5.0
@@ -29,7 +29,10 @@ STATE_COLOURS = {
     "DRAINING": "cyan",
     "SUSPECT": "yellow",
     "DEAD": "red",
+    "LEFT": "dim",
 }
+# Of members that are no more.
+GONE = ("DEAD", "LEFT")
 
 
 def register(app: typer.Typer) -> None:

@@ -59,7 +59,7 @@ def top(
     monitors = [
         m["address"]
         for m in status["members"]
-        if m["role"] == Role.MONITOR.value and m["state"] != MemberState.DEAD.value
+        if m["role"] == Role.MONITOR.value and not MemberState(m["state"]).is_gone
     ]
     if not monitors:
         raise ClusterError(f"{endpoint}: no monitor is in the cluster, so there is nobody to ask")

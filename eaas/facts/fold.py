@@ -18,7 +18,7 @@ from eaas.facts.model import (
     Reading,
     Source,
 )
-from eaas.types import Member, MemberState
+from eaas.types import Member
 
 __all__ = ["FactsFold"]
 
@@ -83,7 +83,7 @@ class FactsFold:
             if fresh:
                 self._utilise(member, heard_at)
             share = self._busy.get((member.id, member.incarnation), (0.0, 0.0, None))[2]
-            if member.state is MemberState.DEAD:
+            if member.state.is_gone:
                 share = None
             found.append(MemberFacts(member, now - heard_at, share))
         if fresh:
