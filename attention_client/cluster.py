@@ -339,10 +339,10 @@ class Cluster:
                 stale = connection is not None and self._lives[member.id] != member.life
             # Answers are worth more than silence elsewhere: a server that only the monitor cannot reach
             # serves on. Whoever said goodbye takes its slots back by itself.
-            silent = member.state is MemberState.DEAD and connection and connection.owes_answer()
+            silent = member.state.is_gone and connection and connection.owes_answer()
             if connection is not None and (stale or silent):
                 connection.lose(f"the monitor says {member.state.value}")
-            if member.state is MemberState.DEAD:
+            if member.state.is_gone:
                 self.metrics.outcomes.forget(member.id)
             if member.state in _USABLE:
                 self._connect_soon(member)

@@ -68,7 +68,8 @@ class ReachBook:
         Returns:
             Whether that is new.
         """
-        reason = " ".join(why.split())[:_MOST_REASON] or "no reason was given"
+        line = "".join(c if c.isprintable() else " " for c in why)
+        reason = " ".join(line.split())[:_MOST_REASON] or "no reason was given"
         with self._lock:
             before = self._refusals.get(member.id)
             if before is not None and before.life == member.life:

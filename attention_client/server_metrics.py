@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from eaas.types import Member, MemberState, Role
+from eaas.types import Member, Role
 
 __all__ = ["ServerMetrics"]
 
@@ -60,7 +60,7 @@ class ServerMetrics(Collector):
         live = {
             m.id: m
             for m in members.values()
-            if m.role is Role.EXPERT_SERVER and m.state is not MemberState.DEAD
+            if m.role is Role.EXPERT_SERVER and not m.state.is_gone
         }
         # One that left, or whose experts others have taken over, is nobody's concern any more.
         for server in sorted(live.keys() | set(self._placed())):

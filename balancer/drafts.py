@@ -15,6 +15,7 @@ from balancer.policies.repair import even_shares, restore
 from balancer.policies.room import NoRoomError, fit, without_spares
 from balancer.pool import ServerPool
 from eaas.types import Member, MemberState, Placement
+from eaas.words import counted
 
 __all__ = [
     "Draft",
@@ -153,8 +154,8 @@ def _with_less(holds_LSE: Holds, living_S: Holds, able_S: Holds) -> Holds:
         missing -= dropped
     if missing == wanted:
         raise NoRoomError(
-            f"{wanted} expert(s) lost their last replica, and no server has memory for them: "
-            "give them more (expert_server.memory_bytes), or start another one"
+            f"{counted(wanted, 'expert')} lost the last replica, and no server has memory left: "
+            "raise expert_server.memory_bytes, or start another server"
         )
     return holds_LSE
 

@@ -125,7 +125,14 @@ class Balancer:
         )
         once = Once(on_answered=self._keep)
         self._service = BalancerService(
-            self._rollout.ask, self.rebalancer, once, config.step_s, tls, config.dead_grace_s
+            self._rollout.ask,
+            self.rebalancer,
+            once,
+            config.step_s,
+            # A cluster that was started with more may have as many again.
+            max(config.max_servers, config.expected_servers),
+            tls,
+            config.dead_grace_s,
         )
         self._memory = Memory(layout, history, once)
         self._journal: Journal | None = None

@@ -11,6 +11,8 @@ from balancer.live.state import LiveLayout
 from balancer.once import Answered, Once
 from balancer.planner import Planner
 from eaas.log import get_logger
+from eaas.message_check import check
+from eaas.message_ranges import TRUSTED_EPOCH
 from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.types import Placement
 
@@ -67,6 +69,9 @@ class Memory:
             return
         try:
             record = pb.BalancerRecord.FromString(data)
+            check(record)
+            if record.wanted.epoch > TRUSTED_EPOCH:
+                raise ValueError(f"it has epoch {record.wanted.epoch}: no balancer gets there")
             wanted = Placement.from_proto(record.wanted) if record.wanted.epoch else None
             knobs = knobs_of(record.policy, record.knobs) if record.policy else {}
         except Exception as error:  # noqa: BLE001 - DecodeError, ValueError: servers tell what they hold

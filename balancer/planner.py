@@ -63,7 +63,7 @@ from balancer.drafts import (
 from balancer.layout import EvenLayout, Layout
 from balancer.ledger import Ledger
 from balancer.policies.room import NoRoomError
-from balancer.pool import ServerPool
+from balancer.pool import EPOCHS_OF_A_LIFE, ServerPool
 from balancer.steps import Steps
 from balancer.wishes import Wishes
 from eaas.membership import RETURN_GRACE_S
@@ -71,9 +71,6 @@ from eaas.types import Member, Placement
 
 __all__ = ["Planner"]
 
-# Each life of the balancer counts from another thousand on: the one before may have told servers of an
-# epoch that nobody has reported yet, and two placements of one epoch are never to be taken for each other.
-_EPOCHS_OF_A_LIFE = 1000
 # How long a draft that is loaded waits for clients to connect to its new servers.
 _REACH_S = 5.0
 
@@ -237,6 +234,7 @@ class Planner:
         actions += self._pool.new_refusals(now)
         if placement := self._next or self._current:
             self._steps.decide_digests(placement)
+        actions += [Complain(complaint) for complaint in self._pool.new_complaints()]
         actions += self._prepare_where_due()
         actions += self._publish_if_complete(now)
         actions += self._retire_where_due(now)
@@ -418,7 +416,7 @@ class Planner:
     def _draft(self, plain: Draft) -> None:
         draft, self._held_until = self._audiences.drafted(plain), None
         servers = draft.servers
-        own = _EPOCHS_OF_A_LIFE * (self._pool.balancer_life - 1)
+        own = EPOCHS_OF_A_LIFE * (self._pool.balancer_life - 1)
         self._last_epoch = 1 + max(
             self._last_epoch, self._pool.highest_epoch, own, self._wishes.last_epoch
         )

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from balancer.actions import Action, Complain, Life, Refuse
 from balancer.reach import ReachTracker, Verdict
+from eaas.message_ranges import TRUSTED_EPOCH
 from eaas.types import Member, MemberState, ModelShape, Placement, Role
 
-__all__ = ["ServerPool"]
+__all__ = ["EPOCHS_OF_A_LIFE", "ServerPool"]
 
 # A server that is suspected keeps what it has, and is given nothing new.
 _ABLE = (MemberState.JOINING, MemberState.SERVING)
@@ -21,6 +23,9 @@ _ABLE = (MemberState.JOINING, MemberState.SERVING)
 _ATTEMPTS = 5
 _LONGEST_UNABLE_S = 600.0
 _NO_LIMIT = 1 << 40
+# Each life of the balancer counts from another thousand on: the one before may have told servers of an
+# epoch that nobody has reported yet, and two placements of one epoch are never to be taken for each other.
+EPOCHS_OF_A_LIFE = 1000
 
 
 class ServerPool:
@@ -41,6 +46,9 @@ class ServerPool:
         self._dead_grace_s = dead_grace_s
         self._members: Mapping[str, Member] = {}
         self._servers: dict[str, Member] = {}
+        # Members that claim an epoch or a life which cannot be.
+        self._absurd: dict[str, Member] = {}
+        self._complained: set[Life] = set()
         self._dead_since: dict[str, float] = {}
         # Processes that began under a name.
         self._births: Counter[str] = Counter()
@@ -61,14 +69,17 @@ class ServerPool:
 
     def observe(self, members: Mapping[str, Member], now: float) -> None:
         """The membership changed."""
-        self._members = members
+        self._absurd = {m.id: m for m in members.values() if not _is_credible(m)}
+        # Whatever a member claims, epochs are left: what cannot be is as if it had not been said.
+        self._members = {s: m for s, m in members.items() if s not in self._absurd}
+        self._members |= {s: replace(m, epoch=0) for s, m in self._absurd.items()}
         before = self._servers
-        self._servers = {m.id: m for m in members.values() if m.role is Role.EXPERT_SERVER}
+        self._servers = {m.id: m for m in self._members.values() if m.role is Role.EXPERT_SERVER}
         joining = {s for s, m in self._servers.items() if m.state is MemberState.JOINING}
         self._births.update(
             s for s in joining if s not in before or before[s].state is not MemberState.JOINING
         )
-        dead = {s for s, m in self._servers.items() if m.state is MemberState.DEAD}
+        dead = {s for s, m in self._servers.items() if m.state.is_gone}
         self._dead_since = {s: self._dead_since.get(s, now) for s in sorted(dead)}
 
     def life(self, member: Member) -> Life:
@@ -87,11 +98,11 @@ class ServerPool:
 
     @property
     def alive(self) -> dict[str, Member]:
-        """Servers of the cluster's model that are not DEAD, by id."""
+        """Servers of the cluster's model that are not gone, by id."""
         return {
             s: m
             for s, m in sorted(self._servers.items())
-            if m.state is not MemberState.DEAD and self._is_ours(m)
+            if not m.state.is_gone and self._is_ours(m)
         }
 
     @property
@@ -157,15 +168,28 @@ class ServerPool:
             refusals.append(Refuse(m.id, why))
         return refusals
 
+    def new_complaints(self) -> list[str]:
+        """Members that claim what cannot be; each life of one once."""
+        new = [m for m in self._absurd.values() if self.life(m) not in self._complained]
+        self._complained |= {self.life(m) for m in new}
+        return [
+            f"{m.id} claims epoch {m.epoch}, incarnation {m.incarnation}: ignored, no balancer gets there"
+            for m in new
+        ]
+
     @property
     def highest_epoch(self) -> int:
-        """Of all that any member ever told."""
+        """Of all that any member ever told, and that a balancer can go on from."""
         return max((m.epoch for m in self._members.values()), default=0)
 
     @property
     def balancer_life(self) -> int:
         """Which life of the balancer this is, as the monitor counts them."""
-        lives = (m.incarnation for m in self._members.values() if m.role is Role.BALANCER)
+        lives = (
+            m.incarnation
+            for m in self._members.values()
+            if m.role is Role.BALANCER and m.id not in self._absurd
+        )
         return max(lives, default=1)
 
     def is_awaited(self, server_id: str, now: float) -> bool:
@@ -190,7 +214,7 @@ class ServerPool:
             m.epoch < epoch
             and (m.epoch > 0 or (there_was_one and m.state is not MemberState.SERVING))
             for m in self._members.values()
-            if m.role is Role.ATTENTION_CLIENT and m.state is not MemberState.DEAD
+            if m.role is Role.ATTENTION_CLIENT and not m.state.is_gone
         )
 
     def let_drain(self, server_id: str) -> bool:
@@ -263,9 +287,7 @@ class ServerPool:
 
     def _counts(self, client: Member) -> bool:
         """Whether a client lives, and is of the cluster's model."""
-        return client.state is not MemberState.DEAD and (
-            client.model is None or self._is_ours(client)
-        )
+        return not client.state.is_gone and (client.model is None or self._is_ours(client))
 
     def is_unable(self, member: Member) -> bool:
         """Whether this life failed to load its share too often, a short time ago, or has damaged bytes."""
@@ -280,3 +302,9 @@ def _holding(placement: Placement) -> frozenset[str]:
     """The servers that hold experts."""
     holds_S = np.asarray(placement.holds_LSE.any(axis=(0, 2)))
     return frozenset(s for s, holds in zip(placement.servers, holds_S, strict=True) if holds)
+
+
+def _is_credible(member: Member) -> bool:
+    """Whether a balancer can go on from what a member says of epochs and lives."""
+    life = member.incarnation if member.role is Role.BALANCER else 0
+    return max(member.epoch, EPOCHS_OF_A_LIFE * life) <= TRUSTED_EPOCH

@@ -36,9 +36,11 @@ from balancer.planner import Planner
 from eaas.expert_calls import MISMATCH_KEY
 from eaas.log import get_logger
 from eaas.membership import MembershipView
+from eaas.message_check import check
+from eaas.message_ranges import TRUSTED_EPOCH
 from eaas.rpc.v1 import common_pb2, expert_pb2, expert_pb2_grpc
 from eaas.tls import Identity
-from eaas.types import MemberState, Placement
+from eaas.types import Placement
 
 __all__ = ["Rollout"]
 
@@ -150,7 +152,7 @@ class Rollout:
                 return
             if isinstance(item, MembershipView):
                 members = item.members.values()
-                self._lines.keep({m.address for m in members if m.state is not MemberState.DEAD})
+                self._lines.keep({m.address for m in members if not m.state.is_gone})
                 self._act(self._planner.observe(item.members, time.monotonic()))
             elif isinstance(item, _Question):
                 _answer(item, self._planner)
@@ -242,9 +244,12 @@ class Rollout:
         self._act(self._planner.failed(call, now, timed_out=timed_out))
 
     def _succeeded(self, call: Call, response: Any, now: float) -> list[Action]:
-        """Tell the planner what a server said. Raises ValueError where that is of another model."""
+        """Tell the planner what a server said. Raises ValueError where that cannot be."""
+        check(response)
         match call:
             case Inspect():
+                if response.epoch > TRUSTED_EPOCH:
+                    raise ValueError(f"it claims epoch {response.epoch}: no balancer gets there")
                 held = _read(response.layers, (call.num_layers, call.num_experts))
                 return self._planner.succeeded(call, now, held[0], response.epoch, held[1])
             case Prepare():

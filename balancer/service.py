@@ -18,12 +18,15 @@ from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.rpc.v1 import common_pb2, expert_pb2, expert_pb2_grpc
 from eaas.tls import Identity
 from eaas.types import Member, Placement, Role
+from eaas.words import counted
 
 __all__ = ["ROLES", "BalancerService"]
 
 # Whoever changes something is an operator, or a program of one.
 _CHANGES = ("Apply", "Rebalance", "SetPolicy", "PinExpert", "UnpinExpert", "AddReplica")
-ROLES = dict.fromkeys((*_CHANGES, "RemoveReplica", "DrainServer", "Scale"), (OPERATOR,))
+ROLES = dict.fromkeys(
+    (*_CHANGES, "RemoveReplica", "DrainServer", "Scale", "RefuseScale"), (OPERATOR,)
+)
 """Whom methods are for."""
 
 _DRAIN_S = 5.0
@@ -39,6 +42,7 @@ class BalancerService(PlanCalls):
         rebalancer: Decides where experts go.
         once: Answers to calls that change something.
         step_s: Seconds between two looks at the load.
+        most_servers: That anybody may ask for.
         tls: Who this process is to the servers; None: plain text.
         dead_grace_s: How long a dead server's return is awaited; told to those who ask for the placement.
     """
@@ -49,11 +53,13 @@ class BalancerService(PlanCalls):
         rebalancer: Rebalancer,
         once: Once,
         step_s: float,
+        most_servers: int,
         tls: Identity | None = None,
         dead_grace_s: float = 0.0,
     ) -> None:
         self._tls = tls
         self._dead_grace_s = dead_grace_s
+        self._most_servers = most_servers
         super().__init__(rebalancer, once, step_s)
         self._ask = ask
         self._changed = threading.Condition()
@@ -61,6 +67,8 @@ class BalancerService(PlanCalls):
         self._wanted_servers = 0
         # Counted: the same number is said again where a server did not come, or died.
         self._wishes = 0
+        # Why the last one was given up.
+        self._scale_refusal = ""
         self._scalers = 0
         self._closed = False
 
@@ -132,11 +140,9 @@ class BalancerService(PlanCalls):
 
     def Scale(self, request: pb.ScaleRequest, context: Any) -> pb.ScaleResponse:
         """Tells whoever starts and ends servers how many there are to be."""
-        if request.servers < 1:
-            context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                "0 servers would hold no experts: give at least 1, or stop the cluster",
-            )
+        refusal = self._why_not(request.servers, self._ask(lambda planner: planner.fewest_servers))
+        if refusal:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, refusal)
         with self._changed:
             if not self._scalers:
                 context.abort(
@@ -146,12 +152,43 @@ class BalancerService(PlanCalls):
                 )
             self._wanted_servers = request.servers
             self._wishes += 1
+            self._scale_refusal = ""
             self._changed.notify_all()
-        return pb.ScaleResponse()
+            return pb.ScaleResponse(wish=self._wishes)
+
+    def _why_not(self, servers: int, fewest: int) -> str:
+        """What speaks against so many servers; empty: nothing."""
+        if servers < 1:
+            return "0 servers would hold no experts: give at least 1, or stop the cluster"
+        if servers < fewest:
+            return (
+                f"{counted(servers, 'server')} cannot hold each expert on {fewest}, as balancer.redundancy "
+                f"wants: give at least {fewest}, or start the cluster with a lower --redundancy"
+            )
+        if servers > self._most_servers:
+            return (
+                f"{counted(servers, 'server')}: balancer.max_servers allows {self._most_servers} at most; "
+                "give fewer, or raise that setting"
+            )
+        return ""
 
     def GetScale(self, request: pb.GetScaleRequest, context: Any) -> pb.GetScaleResponse:
-        """How few servers there may be."""
-        return pb.GetScaleResponse(fewest=self._ask(lambda planner: planner.fewest_servers))
+        """How few servers there may be, how many, and what became of the last wish."""
+        fewest = self._ask(lambda planner: planner.fewest_servers)
+        with self._changed:
+            return pb.GetScaleResponse(
+                fewest=fewest,
+                most=self._most_servers,
+                wish=self._wishes,
+                refusal=self._scale_refusal,
+            )
+
+    def RefuseScale(self, request: pb.RefuseScaleRequest, context: Any) -> pb.RefuseScaleResponse:
+        """A launcher gives a wish up."""
+        with self._changed:
+            if request.wish == self._wishes:
+                self._scale_refusal = request.reason or "the launcher gives no reason"
+        return pb.RefuseScaleResponse()
 
     def WatchScale(
         self, request: pb.WatchScaleRequest, context: Any

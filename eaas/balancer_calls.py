@@ -10,9 +10,15 @@ from eaas.rpc.v1 import balancer_pb2, balancer_pb2_grpc
 from eaas.tls import Identity
 from eaas.types import Role
 
-__all__ = ["drain_server", "scale_servers"]
+__all__ = ["MOST_NUMBER", "drain_server", "refuse_scale", "scale_servers"]
+
+MOST_NUMBER = 2**31 - 1
+"""Of servers, layers or experts in a call; the balancer says what it allows of them."""
 
 _CALL_S = 10.0
+# Nobody waits for a launcher's word but a person, who sees the launcher's log, too.
+_WORD_S = 2.0
+_LONGEST_REASON = 4096
 
 
 def drain_server(balancer_address: str, server_id: str, tls: Identity | None = None) -> None:
@@ -39,7 +45,30 @@ def scale_servers(balancer_address: str, servers: int, tls: Identity | None = No
     with channel(balancer_address, Role.BALANCER.value, tls) as line:
         try:
             balancer_pb2_grpc.BalancerServiceStub(line).Scale(
-                balancer_pb2.ScaleRequest(servers=max(0, servers)), timeout=_CALL_S
+                balancer_pb2.ScaleRequest(servers=min(max(0, servers), MOST_NUMBER)),
+                timeout=_CALL_S,
             )
         except grpc.RpcError as error:
             raise ClusterError(f"not {servers} servers: {error.details()}") from error
+
+
+def refuse_scale(
+    balancer_address: str, wish: int, reason: str, tls: Identity | None = None
+) -> None:
+    """Tell those who asked for a number of servers that a launcher gives it up.
+
+    Args:
+        balancer_address: host:port of the balancer.
+        wish: As `WatchScale` named it.
+        reason: Why, for people.
+        tls: Who refuses; None: plain text.
+
+    Raises:
+        ClusterError: The balancer cannot be reached.
+    """
+    request = balancer_pb2.RefuseScaleRequest(wish=wish, reason=reason[:_LONGEST_REASON])
+    with channel(balancer_address, Role.BALANCER.value, tls) as line:
+        try:
+            balancer_pb2_grpc.BalancerServiceStub(line).RefuseScale(request, timeout=_WORD_S)
+        except grpc.RpcError as error:
+            raise ClusterError(f"the balancer at {balancer_address}: {error.details()}") from error

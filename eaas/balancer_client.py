@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from eaas.balancer_calls import MOST_NUMBER
 from eaas.errors import ClusterError
 from eaas.grpc_client import Backoff, channel
 from eaas.rpc.v1 import balancer_pb2 as pb
@@ -154,6 +155,16 @@ class BalancerClient:
     def drain(self, server_id: str) -> None:
         """Has a server leave, once others have its experts."""
         self._call(self._stub.DrainServer, pb.DrainServerRequest(server_id=server_id))
+
+    def scale(self, servers: int) -> int:
+        """Has a launcher start or end servers until there are so many. Returns the name of the wish."""
+        request = pb.ScaleRequest(servers=min(max(0, servers), MOST_NUMBER))
+        return int(self._call(self._stub.Scale, request).wish)
+
+    def scale_state(self) -> pb.GetScaleResponse:
+        """How few and how many servers there may be, and what became of the last wish."""
+        answer: pb.GetScaleResponse = self._call(self._stub.GetScale, pb.GetScaleRequest())
+        return answer
 
     def hotness(self) -> pb.GetHotnessResponse:
         """Tokens of the window."""

@@ -120,6 +120,12 @@ class BalancerConfig(_Section):
         3, ge=1, description="Expert servers to wait for before the first placement."
     )
     redundancy: int = Field(2, ge=1, description="Servers that hold each expert.")
+    max_servers: int = Field(
+        64,
+        ge=1,
+        le=16_384,
+        description="Most expert servers that anybody may ask a launcher for.",
+    )
     apply_timeout_s: Seconds = Field(
         300.0, description="Longest that a server may take to load its experts."
     )

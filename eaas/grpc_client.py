@@ -20,6 +20,7 @@ from eaas.tls import Identity, server_name
 
 __all__ = [
     "MESSAGE_BYTES",
+    "MOST_WAITING",
     "STREAM_SIGN_S",
     "STREAM_SILENCE_S",
     "UNARY_TIMEOUT_S",
@@ -32,6 +33,9 @@ __all__ = [
 
 MESSAGE_BYTES = 64 << 20
 """Cap of one message, both ways."""
+
+MOST_WAITING = 256
+"""Messages of a stream that wait for their reader; a sender that is faster waits, too."""
 
 UNARY_TIMEOUT_S = 5.0
 """Deadline of a unary call that states none."""
@@ -63,6 +67,8 @@ _OPTIONS = (
     # Time that one attempt to connect may take, whatever its name says.
     ("grpc.min_reconnect_backoff_ms", 2_000),
 )
+# Until the end of a stream whose reader is gone is noticed, where its messages wait.
+_FULL_S = 0.5
 # Response streams wait in C instead of waking Python ten times a second.
 _BLOCKING_OPTIONS = (("SingleThreadedUnaryStream", 1),)
 
@@ -160,38 +166,46 @@ def leave(call: Any) -> None:
 def responses(
     call: Any,
     silence_s: float = STREAM_SILENCE_S,
-    inbox: queue.SimpleQueue[Any] | None = None,
+    inbox: queue.Queue[Any] | None = None,
 ) -> Iterator[Any]:
     """The messages of a response stream; the call is cancelled however the iteration ends.
 
     Args:
         call: The stream.
         silence_s: Longest silence.
-        inbox: What others put there comes among the messages, and breaks the silence.
+        inbox: What others put there comes among the messages, and breaks the silence. By default one of
+            `MOST_WAITING` messages.
 
     Raises:
         TimeoutError: Nothing came for `silence_s` seconds (connecting included).
         grpc.RpcError: The stream broke; its `code()` tells how.
     """
-    inbox = queue.SimpleQueue() if inbox is None else inbox
-    end = object()
+    messages: queue.Queue[Any] = queue.Queue(MOST_WAITING) if inbox is None else inbox
+    end, over = object(), threading.Event()
+
+    def put(item: Any) -> None:
+        while not over.is_set():
+            try:
+                return messages.put(item, timeout=_FULL_S)
+            except queue.Full:
+                continue
 
     def pump() -> None:
         # gRPC's iterator takes no timeout: a thread of its own waits for it.
         try:
             for message in call:
-                inbox.put(message)
+                put(message)
         except grpc.RpcError as error:
-            inbox.put(error)
+            put(error)
         else:
-            inbox.put(end)
+            put(end)
         leave(call)
 
     threading.Thread(target=pump, name="grpc-responses", daemon=True).start()
     try:
         while True:
             try:
-                item = inbox.get(timeout=silence_s)
+                item = messages.get(timeout=silence_s)
             except queue.Empty:
                 raise TimeoutError(f"nothing heard for {silence_s:g} s") from None
             if item is end:
@@ -200,6 +214,7 @@ def responses(
                 raise item
             yield item
     finally:
+        over.set()
         call.cancel()
 
 

@@ -18,6 +18,7 @@ from eaas import server_records
 from eaas.authority import RoleGuard
 from eaas.errors import ConfigError, PortInUseError
 from eaas.grpc_client import MESSAGE_BYTES
+from eaas.grpc_requests import RequestGuard
 from eaas.grpc_secret import SecretGuard
 from eaas.open_files import room_for_connections
 
@@ -161,12 +162,11 @@ def serve(
             left for this user's other processes.
     """
     workers = futures.ThreadPoolExecutor(max_workers, thread_name_prefix="grpc")
-    guard = RoleGuard(
-        {f"/{s.name}/{method}": roles for s in services for method, roles in s.roles.items()}
-    )
+    roles = {f"/{s.name}/{name}": allowed for s in services for name, allowed in s.roles.items()}
+    guards = (RoleGuard(roles), RequestGuard())
     server = grpc.server(
         workers,
-        interceptors=(SecretGuard(secret), guard) if secret else (guard,),
+        interceptors=(SecretGuard(secret), *guards) if secret else guards,
         options=server_options(message_bytes),
         maximum_concurrent_rpcs=max_workers,
     )

@@ -7,10 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from eaas.message_check import check
 from eaas.rpc.v1 import monitor_pb2 as pb
 from eaas.types import Member, MemberState, Role
 
 __all__ = ["MembershipFold", "MembershipView"]
+
+_MOST_MEMBERS = 1 << 16
+# Until this process forgets a member that it judged DEAD itself, as no monitor will tell it to.
+_FORGET_S = 600.0
 
 RETURN_GRACE_S = 7.0
 """Time for the members of a restarted monitor to register again before they count as DEAD.
@@ -26,7 +31,7 @@ class MembershipView:
 
     Attributes:
         revision: The monitor's revision; those of different lives of the monitor do not compare.
-        members: By id, DEAD ones included.
+        members: By id, those that are gone included until the monitor forgets them.
         heard_at: Monotonic seconds at which the monitor last spoke; -inf before the first time.
     """
 
@@ -39,9 +44,9 @@ class MembershipView:
         return now - self.heard_at
 
     def live(self, role: Role) -> tuple[Member, ...]:
-        """The members of a role that are not DEAD, by id."""
+        """The members of a role that are not gone, by id."""
         found = (self.members[member_id] for member_id in sorted(self.members))
-        return tuple(m for m in found if m.role is role and m.state is not MemberState.DEAD)
+        return tuple(m for m in found if m.role is role and not m.state.is_gone)
 
 
 class MembershipFold:
@@ -57,20 +62,24 @@ class MembershipFold:
         self._life = 0
         self._awaited: frozenset[str] = frozenset()
         self._awaited_until = -math.inf
+        # Members that the monitor does not know, with the moment at which they are forgotten here.
+        self._lost: dict[str, float] = {}
 
     @property
     def position(self) -> pb.WatchRequest:
         """The request that goes on where this fold is."""
-        return pb.WatchRequest(from_revision=self.view.revision, life=self._life)
+        return pb.WatchRequest(from_revision=self.view.revision, life=self._life, knows_left=True)
 
     def take(self, response: pb.WatchResponse, now: float) -> bool:
         """Folds one message in; returns whether the members changed.
 
         Raises:
-            ValueError: A member's role or state is unknown (a newer monitor).
+            ValueError: A field is out of its range, a member's role or state is unknown, or there are too
+                many members. The view stays as it was.
         """
+        check(response)
         kind = response.WhichOneof("kind")
-        if kind not in ("snapshot", "event") and not self._awaited:
+        if kind not in ("snapshot", "event") and not (self._awaited or self._lost):
             self.view = replace(self.view, heard_at=now)
             return False
         members = dict(self.view.members)
@@ -79,13 +88,23 @@ class MembershipFold:
             members, revision = self._snapshot(response.snapshot, now), response.snapshot.revision
         elif kind == "event":
             member = Member.from_proto(response.event.member)
-            members[member.id] = member
+            if member.id not in members and len(members) >= _MOST_MEMBERS:
+                raise ValueError(f"the monitor names more than {_MOST_MEMBERS} members")
             self._awaited -= {member.id}
+            self._lost.pop(member.id, None)
+            if response.event.forgotten:
+                members.pop(member.id, None)
+            else:
+                members[member.id] = member
             revision = response.event.revision
         if self._awaited and now >= self._awaited_until:
             for member_id in self._awaited:
                 members[member_id] = replace(members[member_id], state=MemberState.DEAD)
+                self._lost[member_id] = now + _FORGET_S
             self._awaited = frozenset()
+        for member_id in [name for name, until in self._lost.items() if now >= until]:
+            del self._lost[member_id]
+            members.pop(member_id, None)
         changed = members != self.view.members
         self.view = MembershipView(revision, MappingProxyType(members), now)
         return changed
@@ -95,19 +114,20 @@ class MembershipFold:
         missing = {
             member_id: member
             for member_id, member in self.view.members.items()
-            if member_id not in told and member.state is not MemberState.DEAD
+            if member_id not in told and not member.state.is_gone
         }
+        self._lost.clear()
         if snapshot.life != self._life:
             self._life = snapshot.life
             self._awaited = frozenset(missing)
             self._awaited_until = now + RETURN_GRACE_S
         else:
             self._awaited &= frozenset(missing)
-        # The others died, and were forgotten, while nobody listened: that is told like any other death.
-        kept = {
-            member_id: member
-            if member_id in self._awaited
-            else replace(member, state=MemberState.DEAD)
-            for member_id, member in missing.items()
-        }
+        # The others ended, and were forgotten, while nobody listened: that is told like any other death.
+        kept = {}
+        for member_id, member in missing.items():
+            if member_id not in self._awaited:
+                member = replace(member, state=MemberState.DEAD)
+                self._lost[member_id] = now + _FORGET_S
+            kept[member_id] = member
         return told | kept

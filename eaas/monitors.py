@@ -67,7 +67,7 @@ class MonitorLine:
         Raises:
             grpc.RpcError: It does not answer in time, or does not lead.
         """
-        call = self.stub.Watch(monitor_pb2.WatchRequest(), timeout=timeout_s)
+        call = self.stub.Watch(monitor_pb2.WatchRequest(knows_left=True), timeout=timeout_s)
         try:
             for response in call:
                 if response.WhichOneof("kind") == "snapshot":

@@ -21,13 +21,11 @@ def unreachable(members: Iterable[Member]) -> dict[str, dict[str, str]]:
     """Why clients cannot reach servers: {server id: {client id: reason}}, of those that live."""
     known = tuple(members)
     lives = {
-        (m.id, m.incarnation)
-        for m in known
-        if m.role is Role.EXPERT_SERVER and m.state is not MemberState.DEAD
+        (m.id, m.incarnation) for m in known if m.role is Role.EXPERT_SERVER and not m.state.is_gone
     }
     found: dict[str, dict[str, str]] = {}
     for client in sorted(known, key=lambda m: m.id):
-        if client.state is MemberState.DEAD:
+        if client.state.is_gone:
             continue
         for said in client.reach or ():
             if said.reason and (said.server_id, said.server_incarnation) in lives:

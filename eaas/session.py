@@ -18,10 +18,12 @@ import grpc
 
 from eaas import versions
 from eaas.errors import ClusterError
-from eaas.grpc_client import STREAM_SIGN_S, Backoff, responses
+from eaas.grpc_client import MOST_WAITING, STREAM_SIGN_S, Backoff, responses
 from eaas.local.child import ended_pids
 from eaas.log import get_logger
+from eaas.member_ids import check_id
 from eaas.membership import MembershipFold, MembershipView
+from eaas.message_check import check
 from eaas.monitors import MonitorLine, Monitors, tls_hint
 from eaas.placement_watch import PlacementWatch
 from eaas.rpc.v1 import monitor_pb2 as pb
@@ -79,12 +81,13 @@ class MemberSession:
         report: Read for each heartbeat.
         on_change: Called with each new view in which a member differs from the view before.
         on_stopping: Called once, when the operator stops the cluster.
-        on_new_incarnation: Called when the former life had ended (DEAD) and a new one has begun.
+        on_new_incarnation: Called when the former life had ended and a new one has begun.
         on_replaced: Called when the former life has ended and none begins: another process has the id now.
         register_timeout_s: How long to try to register first.
         tls: Who this process is to the monitor; None: plain text.
 
     Raises:
+        ConfigError: No member can have this id.
         ClusterError: The first registration failed; names the address and the cause.
     """
 
@@ -101,6 +104,7 @@ class MemberSession:
         register_timeout_s: float = 10.0,
         tls: Identity | None = None,
     ) -> None:
+        check_id(member.id, f"the {member.role.value}'s id")
         self.monitor_address = monitor_address
         self._member = member
         self._report = report
@@ -118,7 +122,7 @@ class MemberSession:
         # The running streams, each with the monitor that it goes to.
         self._calls: dict[Any, MonitorLine] = {}
         # The monitor whose watch stream has begun to speak, and where what it says is taken from.
-        self._watched: tuple[MonitorLine, queue.SimpleQueue[pb.WatchResponse]] | None = None
+        self._watched: tuple[MonitorLine, queue.Queue[pb.WatchResponse]] | None = None
         self._monitors = Monitors(monitor_address, tls)
         try:
             self._register_first(register_timeout_s)
@@ -212,7 +216,7 @@ class MemberSession:
     def close(self, deregister: bool = True) -> None:
         """Ends the session.
 
-        With `deregister` the member is DEAD for the others at once. Idempotent.
+        With `deregister` the member is LEFT for the others at once. Idempotent.
         """
         with self._calls_lock:
             if self._closed.is_set():
@@ -284,6 +288,13 @@ class MemberSession:
             return answer
 
         response = versions.negotiate(versions.CONTROL_PLANE, register)
+        try:
+            check(response)
+        except ValueError as error:
+            raise ClusterError(
+                f"the monitor at {line.address} gives an answer that cannot be: {error}; "
+                "check that this is the cluster's monitor"
+            ) from error
         former, self._incarnation = self._incarnation, response.incarnation
         self._lease_s, self._heartbeat_s = response.lease_s, response.heartbeat_s
         if former and former != self._incarnation:
@@ -312,6 +323,9 @@ class MemberSession:
                 if replaced and error_text not in told and self._on_replaced:
                     # A life that is not known may go on (the monitor forgot everything); this one cannot.
                     _call(self._on_replaced)
+                self._leave(line, error)
+            except ClusterError as error:
+                error_text = str(error)
                 self._leave(line, error)
             if self._closed.is_set():
                 return
@@ -374,7 +388,9 @@ class MemberSession:
         """An answer that names the view's revision is a sign of life: the view is not stale."""
         watched = self._watched
         if watched is not None and watched[0] is line and revision == self.view.revision:
-            watched[1].put(pb.WatchResponse(still_at_revision=revision))
+            # A full inbox has signs of life enough.
+            with contextlib.suppress(queue.Full):
+                watched[1].put_nowait(pb.WatchResponse(still_at_revision=revision))
 
     def _heartbeat(self, report: Report) -> pb.HeartbeatRequest:
         return pb.HeartbeatRequest(
@@ -394,9 +410,10 @@ class MemberSession:
     def _keep_view(self) -> None:
         backoff = Backoff()
         told_to_stop = False
+        nonsense = ""
         while not self._closed.is_set():
             line = self._monitors.now
-            inbox: queue.SimpleQueue[pb.WatchResponse] = queue.SimpleQueue()
+            inbox: queue.Queue[pb.WatchResponse] = queue.Queue(MOST_WAITING)
             position = self._fold.position
             # Rarer heartbeats would not break the stream's silence in time.
             position.heartbeats_tell = self._heartbeat_s <= STREAM_SIGN_S
@@ -415,7 +432,13 @@ class MemberSession:
                 _logger.debug("watching %s again: %s", line.address, _why(error))
                 self._leave(line, error)
             except ValueError as error:
-                _logger.debug("watching %s again: %s", line.address, error)
+                if str(error) != nonsense:
+                    nonsense = str(error)
+                    _logger.warning(
+                        "the monitor at %s says what cannot be, watching again: %s",
+                        line.address,
+                        error,
+                    )
             self._watched = None
             self._closed.wait(backoff.next_s())
 

@@ -39,13 +39,19 @@ class Role(enum.Enum):
 
 
 class MemberState(enum.Enum):
-    """Where a member is in its life. SUSPECT is "maybe", DEAD is "gone"."""
+    """Where a member is in its life. SUSPECT is "maybe"; DEAD and LEFT are "gone"."""
 
     JOINING = "JOINING"
     SERVING = "SERVING"
     DRAINING = "DRAINING"
     SUSPECT = "SUSPECT"
     DEAD = "DEAD"
+    LEFT = "LEFT"
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the process has ended, or counts as ended."""
+        return self in (MemberState.DEAD, MemberState.LEFT)
 
     @property
     def number(self) -> pb.MemberState:
@@ -111,7 +117,13 @@ class ModelShape:
 
     @classmethod
     def from_proto(cls, message: pb.ModelShape) -> ModelShape:
-        """The value of a message."""
+        """The value of a message. Raises ValueError where it claims more experts than any model has."""
+        # Balancers lay arrays of this size out, once for each server.
+        if len(message.layer_names) * message.num_experts > _MOST_EXPERTS:
+            raise ValueError(
+                f"a model of {len(message.layer_names)} layers of {message.num_experts} experts: "
+                f"{_MOST_EXPERTS} experts at most"
+            )
         return cls(
             message.model_type,
             message.num_experts,
@@ -227,7 +239,8 @@ class Member:
             if message.HasField("model")
             else None,
             progress=message.progress,
-            speed=message.speed,
+            # Not stated: as fast as the others.
+            speed=message.speed or 1.0,
             memory_bytes=message.memory_bytes,
             expert_bytes=message.expert_bytes,
             node=message.node,
@@ -252,6 +265,10 @@ def _message_of(shape: ModelShape) -> pb.ModelShape:
 
 # Ten thousand servers, and a model of 61 layers of 256 experts.
 _MOST_CELLS = 1 << 28
+# Of one model: far more than any has.
+_MOST_EXPERTS = 1 << 20
+# A sum of float32 shares is 1 but for rounding.
+_MOST_SHARE = 1.001
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,7 +328,7 @@ class Placement:
 
     @classmethod
     def from_proto(cls, message: pb.Placement) -> Placement:
-        """The value of a message. Raises ValueError where an id or a length is out of range."""
+        """The value of a message. Raises ValueError where an id, a length or a share is out of range."""
         # Before there is any memory for it: two numbers could ask for all that there is.
         cells = message.num_layers * max(1, len(message.servers)) * message.num_experts
         if cells > _MOST_CELLS:
@@ -336,6 +353,9 @@ class Placement:
                     raise ValueError(f"{server.server_id}: wrong experts in layer {layer}")
                 holds_LSE[layer, s, experts_R] = True
                 shares_LSE[layer, s, experts_R] = holding.shares
+        # Also false for NaN.
+        if not ((shares_LSE >= 0) & (shares_LSE <= _MOST_SHARE)).all():
+            raise ValueError("a share of the placement is not between 0 and 1")
         return cls(
             message.epoch, tuple(s.server_id for s in message.servers), holds_LSE, shares_LSE
         )

@@ -311,7 +311,7 @@ class ExpertServer:
             self._loop.stop()
 
     def _on_members(self, view: MembershipView) -> None:
-        """Take back the slots of clients that are gone (DEAD, or another life of the same id)."""
+        """Take back the slots of clients that are gone (DEAD, LEFT, or another life of the same id)."""
         former, self._members = self._members, view.members
         for client_id in self._table.clients():
             member = view.members.get(client_id)

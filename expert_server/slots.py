@@ -32,7 +32,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from eaas.types import Member, MemberState
+from eaas.types import Member
 from eaas.wire import Arena
 from eaas.wire.slot import reply_bell
 
@@ -46,7 +46,7 @@ def last_gone(former: Member | None, now: Member) -> int:
         former: As it was in the view before this one; None where it was not there.
         now: As it is.
     """
-    gone = now.incarnation if now.state is MemberState.DEAD else now.incarnation - 1
+    gone = now.incarnation if now.state.is_gone else now.incarnation - 1
     if former is not None and (former.host, former.pid) != (now.host, now.pid):
         # A monitor that forgot everything may have given the next process a lower incarnation.
         gone = max(gone, former.incarnation)

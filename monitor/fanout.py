@@ -13,11 +13,13 @@ from typing import Any
 
 import grpc
 
+from eaas.rpc.v1 import common_pb2
 from eaas.rpc.v1 import monitor_pb2 as pb
+from eaas.types import Member, MemberState
 from monitor.life import MemberEvent
 from monitor.refusal import Refused
 
-__all__ = ["Fanout"]
+__all__ = ["Fanout", "message_of"]
 
 
 # Messages: who is further behind than most has his made anew.
@@ -47,7 +49,7 @@ class Fanout:
         self._sound: set[asyncio.Future[bool]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._stirred = False
-        self._made: OrderedDict[int, bytes] = OrderedDict()
+        self._made: OrderedDict[tuple[int, bool], bytes] = OrderedDict()
         self._snapshots = asyncio.Semaphore(_SNAPSHOTS)
 
     def stir(self) -> None:
@@ -98,13 +100,17 @@ class Fanout:
             if not sleeper.done():
                 sleeper.set_result(False)
 
-    def message(self, event: MemberEvent) -> bytes:
-        """An event as watchers are sent it."""
-        made = self._made.get(event.revision)
+    def message(self, event: MemberEvent, knows_left: bool = True) -> bytes:
+        """An event as watchers are sent it; `knows_left`: see `WatchRequest`."""
+        key = event.revision, knows_left
+        made = self._made.get(key)
         if made is None:
-            made = self._made[event.revision] = pb.WatchResponse(
+            made = self._made[key] = pb.WatchResponse(
                 event=pb.MemberEvent(
-                    revision=event.revision, member=event.member.to_proto(), reason=event.reason
+                    revision=event.revision,
+                    member=message_of(event.member, knows_left),
+                    reason=event.reason,
+                    forgotten=event.forgotten,
                 )
             ).SerializeToString()
             if len(self._made) > _KEPT:
@@ -125,3 +131,11 @@ class Fanout:
             except TimeoutError as error:
                 why = f"the snapshot was not read within {_SNAPSHOT_S:g} s"
                 raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, why) from error
+
+
+def message_of(member: Member, knows_left: bool) -> common_pb2.Member:
+    """A member as its watcher can read it: LEFT is DEAD for watchers of earlier releases."""
+    message = member.to_proto()
+    if member.state is MemberState.LEFT and not knows_left:
+        message.state = common_pb2.MEMBER_STATE_DEAD
+    return message

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
 
+from eaas.grpc_requests import reader
 from eaas.monitors import LEADER_KEY
 from eaas.rpc.v1 import monitor_pb2 as pb
-from monitor.refusal import Refused, refusals, require_whole
+from monitor.refusal import Refused, refusals, require_sound
 from monitor.service import MonitorService
 
 __all__ = ["SERVICE", "Front"]
@@ -47,29 +47,29 @@ class Front:
         calls: dict[str, tuple[Any, Callable[[bytes], Any], Callable[[Any], bytes] | None]] = {
             "Register": (
                 _UNARY,
-                _reader(pb.RegisterRequest),
+                reader(pb.RegisterRequest.FromString),
                 pb.RegisterResponse.SerializeToString,
             ),
-            "Heartbeat": (_STREAM, _reader(pb.HeartbeatRequest), None),
-            "Watch": (_ANSWERS, _reader(pb.WatchRequest), None),
+            "Heartbeat": (_STREAM, reader(pb.HeartbeatRequest.FromString), None),
+            "Watch": (_ANSWERS, reader(pb.WatchRequest.FromString), None),
             "Deregister": (
                 _UNARY,
-                _reader(pb.DeregisterRequest),
+                reader(pb.DeregisterRequest.FromString),
                 pb.DeregisterResponse.SerializeToString,
             ),
             "ReportOutcome": (
                 _UNARY,
-                _reader(pb.ReportOutcomeRequest),
+                reader(pb.ReportOutcomeRequest.FromString),
                 pb.ReportOutcomeResponse.SerializeToString,
             ),
             "KeepRecord": (
                 _UNARY,
-                _reader(pb.KeepRecordRequest),
+                reader(pb.KeepRecordRequest.FromString),
                 pb.KeepRecordResponse.SerializeToString,
             ),
             "GetRecord": (
                 _UNARY,
-                _reader(pb.GetRecordRequest),
+                reader(pb.GetRecordRequest.FromString),
                 pb.GetRecordResponse.SerializeToString,
             ),
         }
@@ -82,7 +82,7 @@ class Front:
     def _passing(self, name: str) -> Callable[[Any, Any], Any]:
         async def call(request: Any, context: Any) -> Any:
             async with refusals(context):
-                require_whole(request)
+                require_sound(request)
                 return await getattr(self._now(), name)(request, context)
 
         return call
@@ -98,18 +98,3 @@ class Front:
             f"this monitor stands by; the one at {leader} leads: give both addresses",
             ((LEADER_KEY, leader),),
         )
-
-
-def _reader(cls: Any) -> Callable[[bytes], Any]:
-    """Reads messages of a type; what is none becomes its error, which the call raises.
-
-    gRPC's own loop would take one that is raised here for a mistake of ours: UNKNOWN, and a trace in the log.
-    """
-
-    def read(data: bytes) -> Any:
-        try:
-            return cls.FromString(data)
-        except DecodeError as error:
-            return error
-
-    return read

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from eaas.log import get_logger
-from eaas.types import MemberState
 from monitor.life import MemberEvent
 from monitor.records import Records
 from monitor.registry import Registry
@@ -32,14 +31,14 @@ class Collector:
         self.revision = registry.revision
         members = registry.members(0.0)
         self._stored = {m.id for m in members}
-        # Those of them that may be forgotten one day.
-        self._dead = {m.id for m in members if m.state is MemberState.DEAD}
+        # Those of them that are forgotten one day.
+        self._gone = {m.id for m in members if m.state.is_gone}
 
     def collect(self) -> Change:
         """Everything since the last time: of each member the last event."""
         registry = self._registry
         events = registry.since(self.revision)
-        suspects = self._dead
+        suspects = self._gone
         if events is None:
             # More has happened than is remembered.
             events = [
@@ -51,11 +50,11 @@ class Collector:
         last = {event.member.id: event for event in events}
         for event in tuple(last.values()):
             if not registry.knows(event.member.id):
-                # It came, or was here, died and was forgotten since.
+                # It came, or was here, went and was forgotten since.
                 removed.add(event.member.id)
                 del last[event.member.id]
-        dead = {e.member.id for e in last.values() if e.member.state is MemberState.DEAD}
-        self._dead = (self._dead - removed - last.keys()) | dead
+        gone = {e.member.id for e in last.values() if e.member.state.is_gone}
+        self._gone = (self._gone - removed - last.keys()) | gone
         self._stored = (self._stored - removed) | last.keys()
         self.revision = registry.revision
         return Change(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from eaas.types import Member, MemberState
@@ -19,11 +20,13 @@ class MemberEvent:
         revision: Rises by 1 with every event of a registry.
         member: What it is now.
         reason: Why, for people.
+        forgotten: It is no longer listed.
     """
 
     revision: int
     member: Member
     reason: str
+    forgotten: bool = False
 
 
 @dataclass(slots=True)
@@ -38,6 +41,7 @@ class Life:
         progress: Of its work; whether that is stuck.
         accusation: Why its clients suspect it.
         busy_s: For how long it has been at work, as it last said.
+        forget_at: Monotonic seconds at which it is forgotten; inf while it lives.
     """
 
     member: Member
@@ -46,6 +50,7 @@ class Life:
     progress: Progress
     accusation: str | None = None
     busy_s: float = 0.0
+    forget_at: float = math.inf
 
     @property
     def state(self) -> MemberState:

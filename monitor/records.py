@@ -9,9 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from google.protobuf.message import DecodeError
+
+from eaas.log import get_logger
+from eaas.message_check import check
 from eaas.rpc.v1 import monitor_pb2 as pb
 
 __all__ = ["MOST_BYTES", "Records", "StaleRecordError"]
+
+_log = get_logger(__name__)
 
 MOST_BYTES = 512 << 10
 """Of a record: ZooKeeper takes messages below 1 MiB."""
@@ -29,7 +35,15 @@ class Records:
     """
 
     def __init__(self, stored: Iterable[tuple[str, bytes]] = ()) -> None:
-        self._records = {name: pb.KeepRecordRequest.FromString(data) for name, data in stored}
+        self._records: dict[str, pb.KeepRecordRequest] = {}
+        for name, data in stored:
+            try:
+                record = pb.KeepRecordRequest.FromString(data)
+                check(record)
+            except (DecodeError, ValueError) as error:
+                _log.warning("what %s left is ignored: %s", name, error)
+            else:
+                self._records[name] = record
         self._pending: dict[str, pb.KeepRecordRequest] = {}
         self.kept = 0
         """How often anything was kept."""

@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
 
+from eaas.grpc_requests import refusal
 from eaas.rpc.v1 import common_pb2, monitor_pb2
 from eaas.types import Role, ServerReach
 from monitor.registry import IdTakenError, UnknownLifeError
@@ -25,11 +25,11 @@ __all__ = [
     "refusals",
     "require_role",
     "require_small",
-    "require_whole",
+    "require_sound",
 ]
 
 LONGEST_TEXT = 255
-"""Characters of an id, or of a reason."""
+"""Characters of a reason."""
 
 # As stores and watchers can take it: ZooKeeper drops whoever writes a megabyte.
 _MOST_MEMBER_BYTES = 64 << 10
@@ -56,13 +56,9 @@ class Refused(Exception):
 def require_small(member: common_pb2.Member) -> None:
     """Refuses a member that no store could keep, or that would crowd out the others of a snapshot."""
     size = member.ByteSize()
-    if len(member.id) > LONGEST_TEXT:
-        why = f"an id has {LONGEST_TEXT} characters at most, this one {len(member.id)}"
-    elif size > _MOST_MEMBER_BYTES:
+    if size > _MOST_MEMBER_BYTES:
         why = f"a member has {_MOST_MEMBER_BYTES} bytes at most, this one {size}"
-    else:
-        return
-    raise Refused(grpc.StatusCode.INVALID_ARGUMENT, why)
+        raise Refused(grpc.StatusCode.INVALID_ARGUMENT, why)
 
 
 def reach_of(request: monitor_pb2.HeartbeatRequest) -> tuple[ServerReach, ...] | None:
@@ -70,22 +66,16 @@ def reach_of(request: monitor_pb2.HeartbeatRequest) -> tuple[ServerReach, ...] |
     if not request.HasField("reach"):
         return None
     size = request.reach.ByteSize()
-    longest = max(
-        (len(t) for s in request.reach.servers for t in (s.server_id, s.reason)), default=0
-    )
     if size > _MOST_REACH_BYTES:
         why = f"a reach has {_MOST_REACH_BYTES} bytes at most, this one {size}"
-    elif longest > LONGEST_TEXT:
-        why = f"an id or a reason has {LONGEST_TEXT} characters at most, one here {longest}"
-    else:
-        return ServerReach.from_proto(request.reach)
-    raise Refused(grpc.StatusCode.INVALID_ARGUMENT, why)
+        raise Refused(grpc.StatusCode.INVALID_ARGUMENT, why)
+    return ServerReach.from_proto(request.reach)
 
 
-def require_whole(request: Any) -> None:
-    """Refuses what was no message, as gRPC itself does for servers of threads."""
-    if isinstance(request, DecodeError):
-        raise Refused(grpc.StatusCode.INTERNAL, f"this is no message of the contract: {request}")
+def require_sound(request: Any) -> None:
+    """Refuses what is no message, or has values out of their ranges."""
+    if (refused := refusal(request)) is not None:
+        raise Refused(*refused)
 
 
 def require_role(certified: str | None, *roles: Role) -> None:

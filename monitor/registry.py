@@ -5,19 +5,22 @@ runs live and in simulation.
 
     register                          a reason          tick: silent for a lease
   ----------> JOINING/SERVING/DRAINING ----------> SUSPECT ----------> DEAD (kept as a tombstone)
-                  ^                  none is left     |                  |
-                  +-----------------------------------+                  | register: incarnation + 1
-                  +------------------------------------------------------+
+             |    ^                  none is left     |                  |
+             |    +-----------------------------------+                  |
+             |    +------------------------------------------------------+
+             v    |             register: incarnation + 1
+            LEFT -+                        DEAD, LEFT -- tick: after FORGET_S --> forgotten
 
 Reasons to suspect a member: it is late (`monitor.detector`); an expert server's work does not move
 (`monitor.progress`), or its clients accuse it (`monitor.outcomes`). It is what it reports again when none
-holds. Silence alone makes anybody DEAD, but for a goodbye, and for a process that its parent saw end.
+holds. A member is DEAD when its lease ends or its parent saw it end, and LEFT after a goodbye.
 
 Terms:
   life: what lies between a registration and DEAD; named by (id, incarnation).
   lease: silence that ends a life. Only `tick` ends one, so that heartbeats which wait in the monitor's
     own queue after a pause are heard first.
-  tombstone: a DEAD member, kept so that people see it and so that its incarnation is not given again.
+  tombstone: a member that is DEAD or LEFT, kept for a time so that people see it. Its incarnation is never
+    given again.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from eaas.membership import RETURN_GRACE_S
+from eaas.message_ranges import TRUSTED_EPOCH
 from eaas.types import Member, MemberState, Role, ServerReach
 from monitor.detector import Arrivals, Detector
 from monitor.life import Life, MemberEvent
@@ -37,6 +41,11 @@ from monitor.store.kept import Kept
 __all__ = ["IdTakenError", "Registry", "UnknownLifeError"]
 
 _MAX_TOMBSTONES = 64
+# Seconds until a tombstone is forgotten. The cluster misses nothing when a member said goodbye, and nothing
+# for long when an attention client died; operators look for a server that died, but not for ever.
+_FORGET_LEFT_S = 60.0
+_FORGET_DEAD_CLIENT_S = 600.0
+_FORGET_DEAD_S = 86_400.0
 _MAX_HISTORY = 1024
 
 
@@ -68,7 +77,7 @@ class Registry:
         grace_s = 0.0 if kept is None else max(0.0, RETURN_GRACE_S - lease_s)
         self._detector = Detector(lease_s, heartbeat_s, now, grace_s)
         self._live: dict[str, Life] = {}
-        self._dead: dict[str, Life] = {}  # In the order of their deaths.
+        self._tombstones: dict[str, Life] = {}
         self._outcomes = OutcomeBook(lease_s)
         self._history: deque[MemberEvent] = deque(maxlen=_MAX_HISTORY)
         self._revision = 0
@@ -84,9 +93,10 @@ class Registry:
             member = event.member
             arrivals = self._watch(member, now)
             life = Life(member, member.state, arrivals, Progress(self._lease_s, 0, 0))
-            if member.state is MemberState.DEAD:
+            if member.state.is_gone:
                 self._detector.forget(member.id)
-                self._dead[member.id] = life
+                life.forget_at = now + _forget_s(member)
+                self._tombstones[member.id] = life
             else:
                 # Of whomever was suspected the next heartbeat says what it is.
                 arrivals.late = member.state is MemberState.SUSPECT
@@ -103,7 +113,7 @@ class Registry:
 
     def knows(self, member_id: str) -> bool:
         """Whether there is a member of this id, be it a tombstone."""
-        return member_id in self._live or member_id in self._dead
+        return member_id in self._live or member_id in self._tombstones
 
     @property
     def revision(self) -> int:
@@ -112,7 +122,7 @@ class Registry:
 
     def members(self, now: float) -> tuple[Member, ...]:
         """Everybody, tombstones included, with loads and `silence_s` filled in."""
-        lives = (*self._live.values(), *self._dead.values())
+        lives = (*self._live.values(), *self._tombstones.values())
         return tuple(life.full(now - life.arrivals.heard_at) for life in lives)
 
     def since(self, revision: int) -> Sequence[MemberEvent] | None:
@@ -146,14 +156,11 @@ class Registry:
         """
         if not member.id:
             raise ValueError("a member needs an id")
-        if member.state in (MemberState.SUSPECT, MemberState.DEAD):
-            raise ValueError(
-                f"{member.id}: a member does not report {member.state.value} of itself"
-            )
-        ended = self._end_seen(member, previous_incarnation, ended_pids)
+        _require_own_state(member.id, member.state)
+        ended = self._end_seen(member, previous_incarnation, ended_pids, now)
         incarnation, reason = self._incarnation_of(member, previous_incarnation)
         before = self._live.get(member.id)
-        self._dead.pop(member.id, None)
+        self._tombstones.pop(member.id, None)
         shown = None if before is None else before.member
         if before is not None and before.member.incarnation == incarnation:
             life = before
@@ -180,7 +187,7 @@ class Registry:
         return incarnation, [*ended, self._event(life, reason)]
 
     def _end_seen(
-        self, member: Member, previous: int, ended_pids: Collection[int]
+        self, member: Member, previous: int, ended_pids: Collection[int], now: float
     ) -> list[MemberEvent]:
         """The end of the life whose process the parent of `member` saw end, where that life is known."""
         known = self._live.get(member.id)
@@ -189,7 +196,7 @@ class Registry:
             return []
         if known.member.pid not in ended_pids or known.member.host != member.host:
             return []
-        return [self._bury(known, "its parent saw it end")]
+        return self._bury(known, MemberState.DEAD, "its parent saw it end", now)
 
     def _incarnation_of(self, member: Member, previous: int) -> tuple[int, str]:
         if known := self._live.get(member.id):
@@ -202,7 +209,10 @@ class Registry:
                     f"which lives: give this process another id"
                 )
             return max(previous, known.member.incarnation) + 1, "replaces its former life"
-        if tombstone := self._dead.get(member.id):
+        # Incarnations are counted on from what members claim, and must never run out.
+        if previous > TRUSTED_EPOCH:
+            previous = 0
+        if tombstone := self._tombstones.get(member.id):
             return max(previous, tombstone.member.incarnation) + 1, "back with a new life"
         if previous > self._forgotten_incarnation:
             return previous, "known before this monitor started"
@@ -230,8 +240,7 @@ class Registry:
                 attention client reports a reach.
             UnknownLifeError: No live member has this id and incarnation.
         """
-        if state in (MemberState.SUSPECT, MemberState.DEAD):
-            raise ValueError(f"{member_id}: a member does not report {state.value} of itself")
+        _require_own_state(member_id, state)
         life = self._life(member_id, incarnation)
         if reach is None:
             reach = life.member.reach
@@ -314,12 +323,14 @@ class Registry:
         life.member = replace(life.member, state=life.state)
         return [self._event(life, life.accusation or "its clients complain no more")]
 
-    def deregister(self, member_id: str, incarnation: int, reason: str) -> list[MemberEvent]:
-        """A goodbye: DEAD at once. One that is not known (any more) is no error."""
+    def deregister(
+        self, member_id: str, incarnation: int, reason: str, now: float
+    ) -> list[MemberEvent]:
+        """A goodbye: LEFT at once. One that is not known (any more) is no error."""
         life = self._live.get(member_id)
         if life is None or life.member.incarnation != incarnation:
             return []
-        return [self._bury(life, reason or "said goodbye")]
+        return self._bury(life, MemberState.LEFT, reason or "said goodbye", now)
 
     @property
     def doubt(self) -> str | None:
@@ -332,7 +343,7 @@ class Registry:
 
     def tick(self, now: float) -> list[MemberEvent]:
         """Time passes: silence makes members SUSPECT, then DEAD; what clients say makes servers SUSPECT, or
-        clears them.
+        clears them; tombstones are forgotten.
 
         Call it each lease/8, and at `due_at`.
         """
@@ -349,28 +360,51 @@ class Registry:
         for member_id in silence.lapsed:
             life = self._live[member_id]
             reason = f"lease ended: silent for {now - life.arrivals.heard_at:.1f} s"
-            events.append(self._bury(life, reason))
+            events += self._bury(life, MemberState.DEAD, reason, now)
         for member_id in self._outcomes.open_cases():
             events += self._judge(self._live[member_id], now)
+        for life in [t for t in self._tombstones.values() if now >= t.forget_at]:
+            events.append(self._forget(life))
         return events
 
-    def _bury(self, life: Life, reason: str) -> MemberEvent:
+    def _bury(self, life: Life, state: MemberState, reason: str, now: float) -> list[MemberEvent]:
+        """The end of a life; state: DEAD or LEFT. One tombstone too many is forgotten."""
         member_id = life.member.id
-        life.member = replace(life.member, state=MemberState.DEAD)
+        life.member = replace(life.member, state=state)
         life.progress.in_flight = 0
+        life.forget_at = now + _forget_s(life.member)
         del self._live[member_id]
         self._detector.forget(member_id)
         self._outcomes.forget(member_id)
-        self._dead[member_id] = life
-        if len(self._dead) > _MAX_TOMBSTONES:
-            oldest = self._dead.pop(next(iter(self._dead)))
-            self._forgotten_incarnation = max(
-                self._forgotten_incarnation, oldest.member.incarnation
-            )
-        return self._event(life, reason)
+        events = [self._event(life, reason)]
+        if len(self._tombstones) == _MAX_TOMBSTONES:
+            events.append(self._forget(min(self._tombstones.values(), key=lambda t: t.forget_at)))
+        self._tombstones[member_id] = life
+        return events
 
-    def _event(self, life: Life, reason: str) -> MemberEvent:
+    def _forget(self, tombstone: Life) -> MemberEvent:
+        member = tombstone.member
+        del self._tombstones[member.id]
+        self._forgotten_incarnation = max(self._forgotten_incarnation, member.incarnation)
+        return self._event(tombstone, "is no longer listed", forgotten=True)
+
+    def _event(self, life: Life, reason: str, *, forgotten: bool = False) -> MemberEvent:
         self._revision += 1
-        event = MemberEvent(self._revision, life.full(0.0), reason)
+        event = MemberEvent(self._revision, life.full(0.0), reason, forgotten)
         self._history.append(event)
         return event
+
+
+def _require_own_state(member_id: str, state: MemberState) -> None:
+    """Raises ValueError for a state that only the monitor gives."""
+    if state is MemberState.SUSPECT or state.is_gone:
+        raise ValueError(f"{member_id}: a member does not report {state.value} of itself")
+
+
+def _forget_s(member: Member) -> float:
+    """Seconds that a tombstone is kept."""
+    if member.state is MemberState.LEFT:
+        return _FORGET_LEFT_S
+    if member.role is Role.ATTENTION_CLIENT:
+        return _FORGET_DEAD_CLIENT_S
+    return _FORGET_DEAD_S

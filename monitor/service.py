@@ -18,7 +18,7 @@ from eaas.grpc_client import STREAM_SIGN_S
 from eaas.log import get_logger
 from eaas.rpc.v1 import monitor_pb2 as pb
 from eaas.types import Member, MemberState, Role
-from monitor.fanout import Fanout
+from monitor.fanout import Fanout, message_of
 from monitor.journal import Journal
 from monitor.life import MemberEvent
 from monitor.outcomes import Said
@@ -31,7 +31,7 @@ from monitor.refusal import (
     refusals,
     require_role,
     require_small,
-    require_whole,
+    require_sound,
 )
 from monitor.registry import IdTakenError, Registry
 from monitor.store import Store
@@ -46,11 +46,10 @@ _LEAST_GAP_S = 0.005
 _SILENCE_SHARE = 0.97
 # For so long its loads are of this moment: many watchers may come at once.
 _SNAPSHOT_S = 0.05
+_NO_SNAPSHOT = (-math.inf, -1, b"")
 _STOPPING = pb.WatchResponse(stopping=True).SerializeToString()
 # Below the deadline of whoever registers.
 _STORE_S = 1.5
-# Far above what any life reaches, and below what the contract's numbers can hold.
-_MOST_INCARNATIONS = 1 << 62
 
 
 class MonitorService:
@@ -106,7 +105,7 @@ class MonitorService:
         self._own: Member | None = None
         # What all watchers, and all members, are answered until something happens.
         self._answer: tuple[int, bytes] = (-1, b"")
-        self._snapshot: tuple[float, int, bytes] = (-math.inf, -1, b"")
+        self._snapshots: dict[bool, tuple[float, int, bytes]] = {}
 
     # -- the owner's side ----------------------------------------------------------------------
 
@@ -162,7 +161,7 @@ class MonitorService:
     def _others_live(self) -> bool:
         own_id = self._own.id if self._own else None
         return any(
-            member.id != own_id and member.state is not MemberState.DEAD
+            member.id != own_id and not member.state.is_gone
             for member in self._registry.members(self._clock())
         )
 
@@ -229,11 +228,6 @@ class MonitorService:
             self._require_lead()
             if self._own is not None and request.member.id == self._own.id:
                 raise IdTakenError(f"{request.member.id} is this monitor: give another id")
-            if request.previous_incarnation >= _MOST_INCARNATIONS:
-                raise Refused(
-                    grpc.StatusCode.INVALID_ARGUMENT,
-                    f"no life has incarnation {request.previous_incarnation}",
-                )
             require_small(request.member)
             with judged():
                 member = Member.from_proto(request.member)
@@ -262,7 +256,7 @@ class MonitorService:
         async with refusals(context):
             certified = role_of(context)
             while (request := await context.read()) is not grpc.aio.EOF:
-                require_whole(request)
+                require_sound(request)
                 await context.write(self._heard(request, certified))
 
     def _heard(self, request: pb.HeartbeatRequest, certified: str | None) -> bytes:
@@ -300,7 +294,7 @@ class MonitorService:
             async with refusals(context):
                 # No revision is below 0: with -1 the registry answers "take a snapshot".
                 seen = request.from_revision if request.life == self._life else -1
-                await self._send_all(seen, request.heartbeats_tell, context)
+                await self._send_all(seen, request, context)
         finally:
             with self._changed:
                 self._watchers -= 1
@@ -317,7 +311,9 @@ class MonitorService:
             with self._changed:
                 self._require_own(role_of(context), request.id)
                 reason = request.reason[:LONGEST_TEXT]
-                events = self._registry.deregister(request.id, request.incarnation, reason)
+                events = self._registry.deregister(
+                    request.id, request.incarnation, reason, self._clock()
+                )
                 self._tell(events)
                 revision = self._registry.revision
             await self._settle(revision)
@@ -379,8 +375,9 @@ class MonitorService:
 
     # -- watchers ------------------------------------------------------------------------------
 
-    async def _send_all(self, seen: int, heartbeats_tell: bool, context: Any) -> None:
+    async def _send_all(self, seen: int, request: pb.WatchRequest, context: Any) -> None:
         """Sends a watcher that has seen `seen` what happens, until the cluster stops."""
+        heartbeats_tell, knows_left = request.heartbeats_tell, request.knows_left
         ahead: tuple[int, bytes] | None = None
         spoke = not heartbeats_tell
         while True:
@@ -389,10 +386,12 @@ class MonitorService:
                 stored, stopping = self._stored, self._stopping
                 events = () if ahead else self._registry.since(seen)
                 if events is None:
-                    ahead = self._take_snapshot()
+                    ahead = self._take_snapshot(knows_left)
             messages = []
             if events:
-                messages = [self._fanout.message(e) for e in events if e.revision <= stored]
+                messages = [
+                    self._fanout.message(e, knows_left) for e in events if e.revision <= stored
+                ]
                 seen = stored
             if ahead and ahead[0] <= stored:
                 seen, snapshot = ahead
@@ -418,17 +417,17 @@ class MonitorService:
             if stopping:
                 return
 
-    def _take_snapshot(self) -> tuple[int, bytes]:
+    def _take_snapshot(self, knows_left: bool) -> tuple[int, bytes]:
         """Everybody, with the loads of this moment; and the revision. The lock is held."""
         now, revision = self._clock(), self._registry.revision
-        made_at, known, message = self._snapshot
+        made_at, known, message = self._snapshots.get(knows_left, _NO_SNAPSHOT)
         if known != revision or now - made_at > _SNAPSHOT_S:
-            members = [member.to_proto() for member in self._registry.members(now)]
+            members = [message_of(member, knows_left) for member in self._registry.members(now)]
             response = pb.WatchResponse(
                 snapshot=pb.Snapshot(revision=revision, members=members, life=self._life)
             )
             message = response.SerializeToString()
-            self._snapshot = now, revision, message
+            self._snapshots[knows_left] = now, revision, message
         return revision, message
 
 

@@ -10,9 +10,9 @@ from nicegui import ui
 
 from attention_client.dashboard.components import Press
 from attention_client.dashboard.hub import Hub
-from attention_client.dashboard.operator import MOST_SERVERS, Operator, is_paused
+from attention_client.dashboard.operator import Operator, is_paused
 from eaas.errors import EaasError
-from eaas.types import Member, MemberState, Role
+from eaas.types import Member, Role
 
 __all__ = ["Controls"]
 
@@ -39,9 +39,7 @@ class Controls:
             self._button("Rebalance now", lambda: operator.rebalance(hub.facts), kind="plain")
         with ui.element("div").classes("row-of-buttons"):
             # How many there are, once that is known: to press the button without a thought changes nothing.
-            self._number = number = ui.number(
-                "Servers", value=None, min=1, max=MOST_SERVERS, precision=0
-            )
+            self._number = number = ui.number("Servers", value=None, min=1, precision=0)
             number.props("outlined dense").classes("short")
             self._button(
                 "Scale",
@@ -100,7 +98,7 @@ class _Row:
     def show(self, server: Member | None) -> None:
         """Show what can be done to the server; None: it is gone."""
         self._server = server
-        alive = server is not None and server.state is not MemberState.DEAD
+        alive = server is not None and not server.state.is_gone
         life = server.incarnation if server is not None else 0
         self._paused = server is not None and server.host == _HOST and is_paused(server.pid)
         self._kill.show("Kill", asks=True, enabled=alive, token=life)

@@ -7,19 +7,18 @@ import signal
 import socket
 from pathlib import Path
 
-from eaas.balancer_calls import scale_servers
+from eaas.balancer_calls import MOST_NUMBER, scale_servers
 from eaas.balancer_client import BalancerClient
 from eaas.errors import ClusterError
 from eaas.facts import Facts
+from eaas.facts.events import moved
 from eaas.local.child import has_same_launcher
 from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.tls import Identity
-from eaas.types import Member, MemberState, Role
+from eaas.types import Member, Role
+from eaas.words import counted
 
-__all__ = ["MOST_SERVERS", "Operator", "is_paused"]
-
-MOST_SERVERS = 64
-"""That a slip of the finger can start on a machine."""
+__all__ = ["Operator", "is_paused"]
 
 
 class Operator:
@@ -60,11 +59,12 @@ class Operator:
             ClusterError: It is no number of servers, as of a field that was left empty; the balancer refuses,
                 or cannot be reached. So do the others.
         """
-        if servers is None or not 1 <= servers <= MOST_SERVERS:
-            raise ClusterError(f"say how many servers there are to be: 1 to {MOST_SERVERS}")
+        # Also false for NaN.
+        if servers is None or not 1 <= servers <= MOST_NUMBER:
+            raise ClusterError("say how many servers there are to be: 1 or more")
         servers = int(servers)
         scale_servers(_balancer(facts), servers, self._tls)
-        return f"There are to be {servers} expert servers."
+        return f"There are to be {counted(servers, 'expert server')}."
 
     def start_server(self, facts: Facts) -> str:
         """One more than live."""
@@ -77,7 +77,7 @@ class Operator:
         plan = answer.plan
         verdict = {
             pb.VERDICT_SHARES: "other shares, nothing moves",
-            pb.VERDICT_MOVES: f"{plan.transit} replicas move",
+            pb.VERDICT_MOVES: moved(plan.transit),
         }.get(plan.verdict, "nothing changes")
         change = f"PAR {plan.par_now:.2f} to {plan.par_then:.2f}"
         return f"{plan.policy}: {verdict}, {change}. {plan.reason}"
@@ -90,7 +90,7 @@ def is_paused(pid: int) -> bool:
 
 def _signal(server: Member, number: signal.Signals) -> None:
     # A paused server counts as DEAD after a while, and can go on all the same.
-    gone = server.state is MemberState.DEAD and number is not signal.SIGCONT
+    gone = server.state.is_gone and number is not signal.SIGCONT
     if server.role is not Role.EXPERT_SERVER or gone:
         raise ClusterError(f"{server.id} is no live expert server")
     if server.host != socket.gethostname():

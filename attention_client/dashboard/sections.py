@@ -65,7 +65,7 @@ def members(facts: Facts) -> list[Node]:
     rows = []
     for known in facts.members:
         member = known.member
-        dead = member.state is MemberState.DEAD
+        dead = member.state.is_gone
         rows.append(
             row(
                 member.id,

@@ -28,6 +28,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from eaas.config import AutoscalerConfig
+from eaas.words import counted
 
 __all__ = ["Autoscaler", "Decision", "Reading"]
 
@@ -212,7 +213,8 @@ class Autoscaler:
         if not refuted:
             return goal, ""
         fewest, work = min(servers, max(refuted) + 1), self._late[max(refuted)][1]
-        return fewest, f"{max(refuted)} servers were late with {work:.1f} servers' work"
+        verb = "was" if max(refuted) == 1 else "were"
+        return fewest, f"{counted(max(refuted), 'server')} {verb} late with the work of {work:.1f}"
 
     # -- when -------------------------------------------------------------------------------------------
 
@@ -238,7 +240,8 @@ class Autoscaler:
         if self._asked_for == reading.servers:
             self._asked_for = None
         if not what and self._asked_for is not None:
-            what = f"{self._asked_for} servers were asked for"
+            verb = "was" if self._asked_for == 1 else "were"
+            what = f"{counted(self._asked_for, 'server')} {verb} asked for"
         if not what:
             self._changing_from = None
             return ""

@@ -29,7 +29,7 @@ from eaas.types import Member, MemberState, Role
 __all__ = ["LiveAutoscaler"]
 
 _CALL_S = 5.0
-_GONE = (MemberState.DEAD, MemberState.DRAINING)
+_GONE = (MemberState.DEAD, MemberState.LEFT, MemberState.DRAINING)
 _COMING_OR_GOING = (MemberState.JOINING, MemberState.DRAINING)
 
 
@@ -90,7 +90,7 @@ class LiveAutoscaler:
     def _read(self, members: list[Member], balancer: str) -> Reading:
         now = self._clock()
         servers = [m for m in members if m.role is Role.EXPERT_SERVER]
-        alive = [m for m in servers if m.state is not MemberState.DEAD]
+        alive = [m for m in servers if not m.state.is_gone]
         counted = [m.id for m in alive if m.state not in _GONE]
         shares = self._utilizations.read(alive, now)
         changing = [f"{m.id} is {m.state.value}" for m in alive if m.state in _COMING_OR_GOING]
@@ -108,7 +108,7 @@ class LiveAutoscaler:
 
 def _balancer(members: Iterable[Member]) -> str:
     for member in members:
-        if member.role is Role.BALANCER and member.state is not MemberState.DEAD:
+        if member.role is Role.BALANCER and not member.state.is_gone:
             return member.address
     raise ClusterError("no balancer lives in this cluster: start one with `eaas balancer --join`")
 

@@ -10,6 +10,7 @@ from balancer.live.mind import STATIC_POLICY, Settings, Situation, best_shares
 from balancer.policies.repair import even_shares
 from balancer.policies.types import Holds
 from eaas.types import Placement
+from eaas.words import counted
 
 __all__ = ["checked", "with_replica", "without_replica"]
 
@@ -34,7 +35,7 @@ def without_replica(
     left = int(now.holds_LSE[layer, :, expert].sum()) - 1
     if left < min(settings.redundancy, len(now.servers)):
         raise ValueError(
-            f"expert {expert} of layer {layer} would be on {left} server(s), "
+            f"expert {expert} of layer {layer} would be on {counted(left, 'server')}, "
             f"balancer.redundancy is {settings.redundancy}"
         )
     holds_LSE = now.holds_LSE.copy()

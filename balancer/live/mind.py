@@ -28,6 +28,7 @@ from balancer.policies.problem import make_problem
 from balancer.policies.registry import find
 from balancer.policies.split import split
 from balancer.policies.types import Float, Holds, Int, Shares
+from eaas.words import counted
 
 __all__ = [
     "STATIC_POLICY",
@@ -44,6 +45,8 @@ STATIC_POLICY = "spread"
 """The policy that looks at no load: nothing moves by it but where servers come and go."""
 
 _NO_LIMIT = np.int64(1) << 40
+# A smaller change is 0.000 to people.
+_SEEN = 0.0005
 
 
 @dataclass(frozen=True)
@@ -236,22 +239,19 @@ def weigh(settings: Settings, now: Situation) -> Proposal:
     if not now.holds_LSE.any(axis=1).all():
         kind, why = "moves", "there are experts without a server"
     elif (abroad := _abroad(settings, now, kept_LSE)) and moves:
-        kind, why = "moves", f"a layer has {abroad} replicas on further nodes: more than may be"
+        kind = "moves"
+        why = f"a layer has {counted(abroad, 'replica')} on further nodes: more than may be"
     elif moves and gain >= least and payback_s <= settings.horizon_s:
-        kind, why = "moves", f"{loads} loads lower the mean PAR by {gain:.3f}"
-        why += f" and pay back in {payback_s:.1f} s"
+        kind, lower, pay = "moves", *(("lowers", "pays") if loads == 1 else ("lower", "pay"))
+        why = f"{counted(loads, 'load')} {lower} the mean PAR by {gain:.3f}"
+        why += f" and {pay} back in {payback_s:.1f} s"
     elif level_gain >= least:
-        kind, why = (
-            "shares",
-            f"other shares lower the mean PAR by {level_gain:.3f}, moves no further",
-        )
+        kind = "shares"
+        why = f"other shares lower the mean PAR by {level_gain:.3f}"
+        why += "; moves beside them do not pay" if gain > 0 else ", moves no further"
     else:
         kind = "nothing"
-        why = f"moves would lower the mean PAR by {gain:.3f}, shares by {level_gain:.3f}"
-        if gain >= least:
-            why += f": {loads} loads would pay back in {payback_s:.1f} s, too late"
-        else:
-            why += f": less than {least:.3f} may be noise"
+        why = _no_reason(loads if moves else 0, gain, level_gain, least, payback_s)
     layouts = {
         "moves": (holds_LSE, shares_LSE),
         "shares": (now.holds_LSE, level_LSE),
@@ -273,6 +273,29 @@ def weigh(settings: Settings, now: Situation) -> Proposal:
         payback_s=payback_s,
         planned=(holds_LSE, shares_LSE),
     )
+
+
+def _no_reason(loads: int, gain: float, level_gain: float, least: float, payback_s: float) -> str:
+    """Why nothing is done, for people."""
+    shares = f"other shares would {_effect(level_gain)}"
+    if not loads:
+        return f"{shares}, and nothing would move: {_too_little(level_gain, least)}"
+    why = f"{counted(loads, 'load')} would {_effect(gain)}, {shares}"
+    if gain >= least:
+        return f"{why}: the loads would pay back in {payback_s:.1f} s, too late"
+    return f"{why}: {_too_little(max(gain, level_gain), least)}"
+
+
+def _effect(gain: float) -> str:
+    if abs(gain) < _SEEN:
+        return "not change the mean PAR"
+    return f"{'lower' if gain > 0 else 'raise'} the mean PAR by {abs(gain):.3f}"
+
+
+def _too_little(gain: float, least: float) -> str:
+    if gain < _SEEN:
+        return "no gain"
+    return f"less than {least:.3f} may be noise" if np.isfinite(least) else "no load was seen"
 
 
 def _slots(settings: Settings, now: Situation) -> tuple[Int, Int]:

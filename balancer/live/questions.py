@@ -15,6 +15,7 @@ from balancer.policies.registry import checked_knobs
 from balancer.policies.types import Float
 from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.types import Placement
+from eaas.words import counted
 
 # A plan for more of them would take all memory, and the balancer's time.
 _MOST_SERVERS = 1024
@@ -77,7 +78,7 @@ def _other_servers(now: Situation, request: pb.PlanRequest) -> Situation:
     kept = [i for i, s in enumerate(now.servers) if s not in request.without_servers]
     more = request.more_servers
     if more > _MOST_SERVERS:
-        raise ValueError(f"{more} servers more: {_MOST_SERVERS} at most")
+        raise ValueError(f"{counted(more, 'server')} more: {_MOST_SERVERS} at most")
     if not kept and not more:
         raise ValueError("no server is left")
     layers, _, experts = now.holds_LSE.shape

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from eaas.words import counted
+
 __all__ = ["Looked", "Triggers", "total_variation"]
 
 Float = npt.NDArray[np.float64]
@@ -62,7 +64,7 @@ class Triggers:
         """
         self._since += 1
         if self._since >= self._interval:
-            return "interval", f"{self._since} steps since the last plan"
+            return "interval", f"{counted(self._since, 'step')} since the last plan"
         if self._planned is None or self._since < self.recent:
             return None
         load_LE, par = self._planned

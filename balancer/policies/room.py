@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.policies.types import Holds, Int
+from eaas.words import counted
 
 __all__ = ["NoRoomError", "fit", "without_spares"]
 
@@ -34,8 +35,8 @@ def fit(wanted_LSE: Holds, held_LSE: Holds, room_S: Int) -> Holds:
     usable = int(np.minimum(room_S, layers * experts).sum())
     if usable < layers * experts:
         raise NoRoomError(
-            f"{layers * experts} experts, and memory for {usable} on {servers} server(s): "
-            "give them more (expert_server.memory_bytes), or start another one"
+            f"{counted(layers * experts, 'expert')}, and memory for {usable} on "
+            f"{counted(servers, 'server')}: raise expert_server.memory_bytes, or start another server"
         )
     holds_LSE = wanted_LSE.copy()
     free_S = room_S - holds_LSE.sum(axis=(0, 2))

@@ -6,6 +6,7 @@ So one thread, which every process was started from and which hears Ctrl-C, carr
 from __future__ import annotations
 
 import math
+import random
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from eaas.balancer_client import BalancerClient
 from eaas.chaos.cluster import DAMAGED, ChaosCluster
 from eaas.chaos.network import Namespace
 from eaas.chaos.schedule import Fault
+from eaas.chaos.strangers import hostile_name, is_refused
 from eaas.cli.client import fetch_status
 from eaas.errors import ClusterError, EaasError
 from eaas.local.process import ChildProcess
@@ -63,6 +65,7 @@ class Faults:
             "scale": self._scale,
             "damaged": self._damaged,
             "unreachable": self._unreachable,
+            "names": self._names,
         }
 
     def targets(self, fault: Fault) -> list[str]:
@@ -223,6 +226,18 @@ class Faults:
             if math.isinf(until) and time.monotonic() > deadline:
                 raise ClusterError(f"nobody says that {child.name} cannot be reached")
             yield 4 * _LOOK_S
+
+    def _names(self, fault: Fault, _names: list[str]) -> Steps:
+        dice = random.Random(fault.dice)
+        now = time.monotonic()
+        until, deadline = now + fault.lasts_s, now + _READY_S
+        refused = 0
+        # The monitor may be away for some time.
+        while time.monotonic() < until or not refused:
+            refused += is_refused(self._cluster.monitor_address, hostile_name(dice))
+            if not refused and time.monotonic() > deadline:
+                raise ClusterError("the monitor answers no stranger")
+            yield _LOOK_S
 
 
 def _any_placement(now: Placement, redundancy: int, dice: np.random.Generator) -> Placement:

@@ -4,7 +4,7 @@ There are two lanes. Faults of one lane come one after another, each when the on
 the lanes go on beside each other, so that a server dies while the monitor is down, or in a rebalance.
 
     servers:  kill  hang  slow  partition  memory  pair
-    control:  monitor  pause  balancer  rebalance  scale  damaged  unreachable
+    control:  monitor  pause  balancer  rebalance  scale  damaged  unreachable  names
 
 Each kind comes once, in an order that is drawn, before any comes again: short runs meet all of them.
 """
@@ -20,10 +20,10 @@ __all__ = ["CONTROL", "KINDS", "SERVERS", "Fault", "lane"]
 SERVERS = ("kill", "hang", "slow", "partition", "memory", "pair")
 """Faults of expert servers: killed; stopped and let go on; given a tenth of the processor; cut off from the
 control plane; killed, and started again where shared memory is full; two killed at once."""
-CONTROL = ("monitor", "pause", "balancer", "rebalance", "scale", "damaged", "unreachable")
+CONTROL = ("monitor", "pause", "balancer", "rebalance", "scale", "damaged", "unreachable", "names")
 """Faults and changes of the control plane: monitor killed; monitor stopped and let go on; balancer killed;
 another placement; a server more, and then one less; a server more whose copy of the checkpoint is damaged;
-a server more that no client reaches."""
+a server more that no client reaches; servers that try to register under hostile names."""
 KINDS = SERVERS + CONTROL
 
 # Calm before a fault, and how long one lasts, in seconds: less and more than a lease (2 s).
@@ -42,6 +42,7 @@ _LASTS_S = {
     "scale": (0.5, 2.0),
     "damaged": (0.0, 0.0),
     "unreachable": (1.0, 4.0),
+    "names": (0.5, 2.0),
 }
 
 

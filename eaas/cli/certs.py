@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from eaas.words import counted
+
 __all__ = ["register"]
 
 
@@ -43,4 +45,6 @@ def certs(
 
     write = issue_again if renew else write_certificates
     write(directory, days=days, names=san or ())
-    typer.echo(f"wrote certificates for {', '.join(ROLES)} to {directory}; they hold {days} days")
+    typer.echo(
+        f"wrote certificates for {', '.join(ROLES)} to {directory}; they hold {counted(days, 'day')}"
+    )

@@ -40,7 +40,7 @@ def run(
         typer.Option(
             metavar="NAME,...",
             help="kill, hang, slow, partition, memory, pair (of expert servers); "
-            "monitor, pause, balancer, rebalance, scale, damaged, unreachable.",
+            "monitor, pause, balancer, rebalance, scale, damaged, unreachable, names.",
             show_default="all",
         ),
     ] = "",

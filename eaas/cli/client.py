@@ -20,6 +20,7 @@ from eaas.last_up import latest_up
 from eaas.server_records import OPERATOR_PATH, find
 
 __all__ = [
+    "GONE",
     "STATE_COLOURS",
     "fetch_status",
     "page_address",
@@ -40,7 +41,10 @@ STATE_COLOURS = {
     "DRAINING": "cyan",
     "SUSPECT": "yellow",
     "DEAD": "red",
+    "LEFT": "dim",
 }
+# Of members that are no more.
+GONE = ("DEAD", "LEFT")
 
 
 def register(app: typer.Typer) -> None:

@@ -15,6 +15,7 @@ from eaas.cli.client import fetch_status
 from eaas.cli.options import DEFAULT_ENDPOINT, Endpoint, Json, KeyToShow, Tls
 from eaas.cli.servers import balancer_address, operator
 from eaas.errors import ConfigError
+from eaas.words import counted
 
 if TYPE_CHECKING:
     from eaas.balancer_client import BalancerClient
@@ -22,12 +23,19 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
+# What the contract's numbers hold; the balancer says what it allows of them.
+_MOST = 2**31 - 1
+
 Policy = Annotated[
     str | None,
     typer.Option(help="In place of the one in force (docs/policies.md).", show_default=False),
 ]
-Layer = Annotated[int, typer.Argument(help="MoE layer, from 0.", min=0, show_default=False)]
-Expert = Annotated[int, typer.Argument(help="Logical expert, from 0.", min=0, show_default=False)]
+Layer = Annotated[
+    int, typer.Argument(help="MoE layer, from 0.", min=0, max=_MOST, show_default=False)
+]
+Expert = Annotated[
+    int, typer.Argument(help="Logical expert, from 0.", min=0, max=_MOST, show_default=False)
+]
 Server = Annotated[str, typer.Argument(help="Its name in `eaas status`.", show_default=False)]
 
 
@@ -43,18 +51,24 @@ def register(app: typer.Typer) -> None:
 
 def plan(
     policy: Policy = None,
-    more_servers: Annotated[int, typer.Option(help="With so many servers more.", min=0)] = 0,
+    more_servers: Annotated[
+        int, typer.Option(help="With so many servers more.", min=0, max=_MOST)
+    ] = 0,
     without: Annotated[
         list[str] | None,
         typer.Option(help="Without this server; may be given several times.", show_default=False),
     ] = None,
     redundancy: Annotated[
         int | None,
-        typer.Option(help="Servers that hold each expert.", min=1, show_default="as it is"),
+        typer.Option(
+            help="Servers that hold each expert.", min=1, max=_MOST, show_default="as it is"
+        ),
     ] = None,
     redundant_experts: Annotated[
         int | None,
-        typer.Option(help="Replicas per layer for balance.", min=0, show_default="as it is"),
+        typer.Option(
+            help="Replicas per layer for balance.", min=0, max=_MOST, show_default="as it is"
+        ),
     ] = None,
     endpoint: Endpoint = DEFAULT_ENDPOINT,
     key_file: KeyToShow = None,
@@ -163,7 +177,9 @@ def _numbers(given: Sequence[str]) -> dict[str, float]:
 
 
 def history(
-    limit: Annotated[int, typer.Option(help="The last so many; 0: all that are kept.", min=0)] = 20,
+    limit: Annotated[
+        int, typer.Option(help="The last so many; 0: all that are kept.", min=0, max=_MOST)
+    ] = 20,
     endpoint: Endpoint = DEFAULT_ENDPOINT,
     key_file: KeyToShow = None,
     tls: Tls = None,
@@ -203,11 +219,20 @@ def _show(answer: balancer_pb2.PlanResponse, as_json: bool) -> None:
         f"PAR {answer.par_now:.3f} now, {answer.par_then:.3f} then; "
         f"bound {answer.bound:.3f}, gap {answer.gap:.3f}"
     )
-    typer.echo(
-        f"{answer.transit} loads ({answer.bytes / 1e6:.1f} MB) of {len(answer.moves)} moves; "
-        f"gain {answer.gain:.3f}, payback {answer.payback_s:.1f} s"
-    )
+    typer.echo(_moves(answer))
     typer.echo(f"best: {_verdict(answer.verdict)}: {answer.reason}")
+
+
+def _moves(answer: balancer_pb2.PlanResponse) -> str:
+    """What would move, and whether it would pay."""
+    if not answer.moves:
+        return "nothing would move"
+    line = f"{counted(answer.transit, 'load')} ({answer.bytes / 1e6:.1f} MB)"
+    if unloads := len(answer.moves) - answer.transit:
+        line += f" and {counted(unloads, 'unload')}"
+    if not math.isfinite(answer.payback_s):
+        return f"{line}; no gain"
+    return f"{line}; gain {answer.gain:.3f}, paid back after {answer.payback_s:.1f} s"
 
 
 def _line(entry: balancer_pb2.HistoryEntry) -> str:
@@ -216,11 +241,16 @@ def _line(entry: balancer_pb2.HistoryEntry) -> str:
     if entry.epoch:
         parts.append(
             f"epoch {entry.epoch_before} -> {entry.epoch}, plan {entry.plan_s:.2f} s, "
-            f"prepare {entry.prepare_s:.2f} s, retire {entry.retire_s:.2f} s"
+            f"prepare {_phase(entry.prepare_s)}, retire {_phase(entry.retire_s)}"
         )
     if entry.given_up:
         parts.append(f"given up: {entry.given_up}")
     return "; ".join(parts)
+
+
+def _phase(seconds: float) -> str:
+    """0: it is not over, or was given up."""
+    return f"{seconds:.2f} s" if seconds else "-"
 
 
 def _verdict(verdict: balancer_pb2.Verdict) -> str:

@@ -129,6 +129,7 @@ def expert_server(
         "slots": slots,
         "slot_tokens": slot_tokens,
     }
+    server_id = _member_id(id, "expert-server")
     cluster = load_config(config, security=_security(tls, insecure), expert_server=settings)
     loaded = cluster.expert_server
     own = guarded_port(cluster.security, "expert-server", loaded.host)
@@ -137,7 +138,6 @@ def expert_server(
         from eaas.telemetry import start_tracing
         from expert_server import ExpertServer
 
-    server_id = id or f"expert-server-{socket.gethostname()}-{os.getpid()}"
     tracing = start_tracing(cluster.telemetry, "expert-server", server_id)
     server = ExpertServer(model, server_id, join, loaded, _serving, own, tracing)
 
@@ -197,6 +197,7 @@ def attention_client(
         "api_key_file": api_key_file,
         "operator_page": operator_page,
     }
+    client_id = _member_id(id, "attention-client")
     cluster = load_config(config, security=_security(tls, insecure), attention_client=settings)
     loaded = cluster.attention_client
     own = identity(cluster.security, "attention-client")
@@ -219,7 +220,6 @@ def attention_client(
         from attention_client.main import run
         from eaas.telemetry import start_tracing
 
-    client_id = id or f"attention-client-{socket.gethostname()}-{os.getpid()}"
     tracing = start_tracing(cluster.telemetry, "attention-client", client_id)
     run(
         model,
@@ -312,3 +312,12 @@ def balancer(
 
     run(loaded, join, _ready, own)
     _leave()
+
+
+def _member_id(given: str | None, role: str) -> str:
+    """The id that was given, or one of host and process. Raises ConfigError where no member can have it."""
+    from eaas.member_ids import check_id
+
+    member_id = f"{role}-{socket.gethostname()}-{os.getpid()}" if given is None else given
+    check_id(member_id, "--id")
+    return member_id

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from eaas.cli.client import fetch_status
+from eaas.cli.client import GONE, fetch_status
 from eaas.cli.options import DEFAULT_ENDPOINT, Endpoint, KeyToShow, Tls
 from eaas.errors import ClusterError, ConfigError
 from eaas.last_up import up_at
+from eaas.words import counted
 
 if TYPE_CHECKING:
+    from eaas.balancer_client import BalancerClient
     from eaas.tls import Identity
 
 __all__ = ["balancer_address", "monitor_addresses", "operator", "register"]
@@ -40,19 +42,36 @@ def scale(
     tls: Tls = None,
 ) -> None:
     """Start expert servers of a cluster of `eaas up`, or have some leave, one at a time; requests go on."""
-    from eaas.balancer_calls import scale_servers
+    from eaas.balancer_client import BalancerClient
 
     document = fetch_status(endpoint, key_file)
     before = len(_servers(document))
-    scale_servers(balancer_address(document), servers, operator(endpoint, document, tls))
+    with BalancerClient(balancer_address(document), operator(endpoint, document, tls)) as balancer:
+        wish = balancer.scale(servers)
 
-    def has_so_many(now: dict[str, Any]) -> bool:
-        members = _servers(now)
-        # One that serves may hold nothing: there are more servers than replicas.
-        return len(members) == servers and all(m["state"] == "SERVING" for m in members)
+        def has_so_many(now: dict[str, Any]) -> bool:
+            members = _servers(now)
+            # One that serves may hold nothing: there are more servers than replicas.
+            if len(members) == servers and all(m["state"] == "SERVING" for m in members):
+                return True
+            _check_wish(balancer, wish, servers)
+            return False
 
-    otherwise = f"there are not {servers} servers"
-    _wait(document, endpoint, key_file, has_so_many, otherwise, 1 + abs(servers - before))
+        otherwise = f"there are not {counted(servers, 'server')}"
+        _wait(document, endpoint, key_file, has_so_many, otherwise, 1 + abs(servers - before))
+
+
+def _check_wish(balancer: BalancerClient, wish: int, servers: int) -> None:
+    """Raises ClusterError where it is known that there will not be so many servers."""
+    try:
+        now = balancer.scale_state()
+    except ClusterError:
+        # Another balancer may be about to take over; the launcher goes on.
+        return
+    if now.wish > wish:
+        raise ClusterError(f"not {counted(servers, 'server')}: another number was asked for since")
+    if now.wish == wish and now.refusal:
+        raise ClusterError(f"not {counted(servers, 'server')}: {now.refusal}")
 
 
 def drain(
@@ -62,10 +81,19 @@ def drain(
     tls: Tls = None,
 ) -> None:
     """Have an expert server leave: others take its experts over, then it ends; requests go on."""
-    from eaas.balancer_calls import drain_server
+    from eaas.balancer_client import BalancerClient
 
     document = fetch_status(endpoint, key_file)
-    drain_server(balancer_address(document), server, operator(endpoint, document, tls))
+    with BalancerClient(balancer_address(document), operator(endpoint, document, tls)) as balancer:
+        balancer.drain(server)
+        fewest = balancer.scale_state().fewest
+    staying = [m for m in _servers(document) if m["state"] != "DRAINING" and m["id"] != server]
+    if len(staying) < fewest:
+        typer.echo(
+            f"note: {counted(len(staying), 'server')} cannot hold each expert on {fewest}, as "
+            "balancer.redundancy wants: start another one",
+            err=True,
+        )
 
     def has_left(now: dict[str, Any]) -> bool:
         return server not in {m["id"] for m in _servers(now)}
@@ -76,13 +104,13 @@ def drain(
 def _servers(document: dict[str, Any]) -> list[dict[str, Any]]:
     """The expert servers that live."""
     members = document["members"]
-    return [m for m in members if m["role"] == "expert-server" and m["state"] != "DEAD"]
+    return [m for m in members if m["role"] == "expert-server" and m["state"] not in GONE]
 
 
 def balancer_address(document: dict[str, Any]) -> str:
     """Of the balancer that lives. Raises ClusterError where none does."""
     for member in document["members"]:
-        if member["role"] == "balancer" and member["state"] != "DEAD":
+        if member["role"] == "balancer" and member["state"] not in GONE:
             return str(member["address"])
     raise ClusterError("no balancer lives in this cluster: start one with `eaas balancer --join`")
 
@@ -97,7 +125,7 @@ def monitor_addresses(endpoint: str, document: dict[str, Any]) -> list[str]:
     found = [
         str(member["address"])
         for member in document["members"]
-        if member["role"] == "monitor" and member["state"] != "DEAD"
+        if member["role"] == "monitor" and member["state"] not in GONE
     ]
     if not found:
         raise ClusterError(f"{endpoint}: no monitor is in the cluster, so there is nobody to ask")
@@ -157,7 +185,8 @@ def _wait(
         heard_at = time.monotonic()
         for member in document["members"]:
             name, state = member["id"], member["state"]
-            if told.setdefault(name, state) != state:
+            # Also one that was not there before, whatever it has become between two looks.
+            if member["role"] == "expert-server" and told.get(name) != state:
                 typer.echo(f"{name}: {state}")
                 told[name] = state
         if is_done(document):

@@ -129,7 +129,7 @@ def _members(facts: Facts, most: int) -> RenderableType:
             _percent(m.utilisation) if is_server else "",
             _number(shares.get(m.member.id)) if is_server else "",
             str(m.member.in_flight),
-            f"{m.lease_age_s:.1f} s" if m.member.state is not MemberState.DEAD else _UNKNOWN,
+            f"{m.lease_age_s:.1f} s" if not m.member.state.is_gone else _UNKNOWN,
         )
         if m.unreachable:
             why = unreachable_text(m.unreachable)

@@ -11,6 +11,7 @@ import typer
 
 from eaas.cli.options import Json, Model
 from eaas.cli.progress import progress_bar
+from eaas.words import counted
 
 __all__ = ["register"]
 
@@ -279,4 +280,7 @@ def _planning_s(text: str) -> float | None:
 
 def _wrote(target: Path, shape: tuple[int, ...]) -> None:
     iterations, layers, experts = shape
-    typer.echo(f"wrote {target}: {iterations} iterations, {layers} layers, {experts} experts")
+    typer.echo(
+        f"wrote {target}: {counted(iterations, 'iteration')}, "
+        f"{counted(layers, 'layer')}, {counted(experts, 'expert')}"
+    )

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from eaas.api_keys import KEY_VARIABLE
-from eaas.cli.client import fetch_status, page_address, status_table
+from eaas.cli.client import GONE, fetch_status, page_address, status_table
 from eaas.cli.options import ApiKeyFile, ConfigFile, Insecure, Model, Tls
 from eaas.errors import ClusterError, EaasError
 from eaas.last_up import recorded
 from eaas.local.process import program
 from eaas.log import print_line
 from eaas.open_files import prepare_open_files
+from eaas.words import counted
 
 if TYPE_CHECKING:
     from eaas.local import LocalCluster
@@ -113,7 +114,8 @@ def up(
         started, tls_dir = time.monotonic(), settings.security.tls_dir
         try:
             print_line(
-                f"starting {servers} expert servers and an attention client for {cluster.model} ..."
+                f"starting {counted(servers, 'expert server')} and an attention client "
+                f"for {cluster.model} ..."
             )
             cluster.start(settings.balancer.apply_timeout_s + _START_S, interrupt=interrupt)
             print_line(f"SERVING after {time.monotonic() - started:.1f} s")
@@ -208,7 +210,7 @@ def _started_by_hand(cluster: LocalCluster) -> set[str]:
         ClusterError: The endpoint does not answer.
     """
     members = fetch_status(cluster.endpoint, _key_file(cluster))["members"]
-    servers = [m for m in members if m["role"] == "expert-server" and m["state"] != "DEAD"]
+    servers = [m for m in members if m["role"] == "expert-server" and m["state"] not in GONE]
     return {server["id"] for server in servers if not cluster.has_started(server["pid"])}
 
 
@@ -218,7 +220,7 @@ def _balancer_address(cluster: LocalCluster) -> str | None:
         members = fetch_status(cluster.endpoint, _key_file(cluster))["members"]
     except ClusterError:
         return None
-    alive = (m for m in members if m["role"] == "balancer" and m["state"] != "DEAD")
+    alive = (m for m in members if m["role"] == "balancer" and m["state"] not in GONE)
     return next((str(m["address"]) for m in alive), None)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from eaas.facts.model import Decision, Event, Facts
 from eaas.types import Member, MemberState
+from eaas.words import counted
 
 __all__ = ["between"]
 
@@ -15,6 +16,7 @@ _KINDS = {
     # Late, or it does no work, or its clients get no answers: the monitor's log says which.
     MemberState.SUSPECT: ("suspected", "is SUSPECT"),
     MemberState.DEAD: ("dead", "is DEAD"),
+    MemberState.LEFT: ("left", "has left"),
     MemberState.JOINING: ("joined", "joins"),
 }
 
@@ -60,7 +62,7 @@ def _members(before: Facts, after: Facts) -> Iterator[tuple[str, str, str]]:
         elif old.state is not member.state:
             yield _state(member)
     for old in known.values():
-        if old.state is not MemberState.DEAD:
+        if not old.state.is_gone:
             yield "dead", old.id, "has left"
 
 
@@ -118,10 +120,15 @@ def _decisions(
             yield "rebalance", "balancer", decision_text(decision)
 
 
+def moved(replicas: int) -> str:
+    """What moves, in a clause."""
+    return f"{counted(replicas, 'replica')} {'moves' if replicas == 1 else 'move'}"
+
+
 def decision_text(decision: Decision) -> str:
     """What was decided and why, in a line."""
     change = f"PAR {decision.par_now:.2f} to {decision.par_then:.2f}" if decision.par_now else ""
-    moves = f"{decision.transit} replicas move" if decision.is_counted else "the experts are placed"
+    moves = moved(decision.transit) if decision.is_counted else "the experts are placed"
     what = {
         "moves": moves,
         "shares": "other shares, nothing moves",

@@ -19,7 +19,7 @@ from eaas.facts.model import (
     Source,
 )
 from eaas.reach import unreachable
-from eaas.types import Member, MemberState
+from eaas.types import Member
 
 __all__ = ["FactsFold"]
 
@@ -85,7 +85,7 @@ class FactsFold:
             if fresh:
                 self._utilise(member, heard_at)
             share = self._busy.get((member.id, member.incarnation), (0.0, 0.0, None))[2]
-            if member.state is MemberState.DEAD:
+            if member.state.is_gone:
                 share = None
             reasons = MappingProxyType(cut.get(member.id, {}))
             found.append(MemberFacts(member, now - heard_at, share, reasons))

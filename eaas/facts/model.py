@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from eaas.facts.counters import Counters, Rates
 from eaas.reach import ANSWERING, fewest_replicas
-from eaas.types import Member, MemberState, Placement, Role
+from eaas.types import Member, Placement, Role
 
 __all__ = [
     "Answer",
@@ -161,8 +161,8 @@ class Event:
 
     Attributes:
         at: Monotonic seconds.
-        kind: "joined", "serving", "draining", "suspected", "dead", "failover", "rebalance", "uncovered",
-            "covered", "unreachable" or "reachable".
+        kind: "joined", "serving", "draining", "suspected", "dead", "left", "failover", "rebalance",
+            "uncovered", "covered", "unreachable" or "reachable".
         subject: Whom or what it happened to.
         text: For people, without the subject.
     """
@@ -190,7 +190,7 @@ class Facts:
     Attributes:
         at: Monotonic seconds.
         sources: Of the monitor, the balancer and the endpoint, by name.
-        members: By role and id, DEAD ones included while the monitor names them.
+        members: By role and id, those that are gone included while the monitor lists them.
         placement: None until there is one.
         dead_grace_s: Seconds for which the balancer awaits a dead server's return; None: not known.
         rates: Of the last seconds.
@@ -248,9 +248,7 @@ class Facts:
         return int(self.live_replicas_LE.min()) if self.live_replicas_LE.size else 0
 
     def live(self, role: Role) -> tuple[Member, ...]:
-        """Members of a role that are not DEAD."""
+        """Members of a role that are not gone."""
         return tuple(
-            m.member
-            for m in self.members
-            if m.member.role is role and m.member.state is not MemberState.DEAD
+            m.member for m in self.members if m.member.role is role and not m.member.state.is_gone
         )

@@ -19,7 +19,7 @@ from eaas.grpc_client import channel
 from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.rpc.v1 import balancer_pb2_grpc
 from eaas.tls import Identity
-from eaas.types import Member, MemberState, Placement, Role
+from eaas.types import Member, Placement, Role
 
 __all__ = ["FactsReader"]
 
@@ -166,7 +166,7 @@ class FactsReader:
     # -- the balancer's line ---------------------------------------------------------------------------
 
     def _find_balancer(self, members: Sequence[Member]) -> None:
-        alive = [m for m in members if m.state is not MemberState.DEAD]
+        alive = [m for m in members if not m.state.is_gone]
         self._applied = max((m.epoch for m in alive if m.role is Role.EXPERT_SERVER), default=0)
         addresses = [m.address for m in members if m.role is Role.BALANCER]
         living = [m.address for m in alive if m.role is Role.BALANCER]

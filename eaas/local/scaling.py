@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from eaas.balancer_calls import drain_server
+from eaas.balancer_calls import drain_server, refuse_scale
 from eaas.errors import ClusterError, EaasError
 from eaas.grpc_client import STREAM_SILENCE_S, Backoff, responses
 from eaas.grpc_quiet import QuietChannel
@@ -17,6 +17,7 @@ from eaas.local.process import stop_all
 from eaas.log import get_logger
 from eaas.rpc.v1 import balancer_pb2, balancer_pb2_grpc
 from eaas.types import Role
+from eaas.words import counted
 
 if TYPE_CHECKING:
     from eaas.local.cluster import LocalCluster
@@ -34,14 +35,14 @@ class ScaleWatch:
 
     Args:
         balancer_address: host:port of the balancer now; None while there is none.
-        on_wanted: Called with each new number, on that thread.
+        on_wanted: Called with each new number and the name of the wish, on that thread.
         tls: Who asks; None: plain text.
     """
 
     def __init__(
         self,
         balancer_address: Callable[[], str | None],
-        on_wanted: Callable[[int], None],
+        on_wanted: Callable[[int, int], None],
         tls: Identity | None = None,
     ) -> None:
         self._tls = tls
@@ -85,7 +86,7 @@ class ScaleWatch:
             backoff.reset()
             self._known_wish = response.wish
             if response.servers:
-                self._on_wanted(response.servers)
+                self._on_wanted(response.servers, response.wish)
 
 
 class Scaler:
@@ -111,14 +112,15 @@ class Scaler:
         self._balancer_address = balancer_address or (lambda: cluster.children["balancer"].address)
         self._lock = threading.Lock()
         self._wanted: int | None = None
+        self._wish = 0
         self._starting: ChildProcess | None = None
         self._ready_by = 0.0
         self._leaving: ChildProcess | None = None
 
-    def want(self, servers: int) -> None:
-        """There are to be so many. From any thread."""
+    def want(self, servers: int, wish: int = 0) -> None:
+        """There are to be so many; `wish`: as the balancer names it, 0: nobody waits. From any thread."""
         with self._lock:
-            self._wanted = servers
+            self._wanted, self._wish = servers, wish
 
     @property
     def busy(self) -> bool:
@@ -133,11 +135,22 @@ class Scaler:
         """
         try:
             return self._step()
-        except EaasError:
+        except EaasError as error:
             self._starting = self._leaving = None
             with self._lock:
                 self._wanted = None
+            self._tell(str(error))
             raise
+
+    def _tell(self, reason: str) -> None:
+        """Whoever asked for it learns at once that it is given up."""
+        balancer = self._balancer_address() if self._wish else None
+        if balancer is None:
+            return
+        try:
+            refuse_scale(balancer, self._wish, reason, self._cluster.tls)
+        except ClusterError as error:
+            _log.debug("nobody is told that scaling ends: %s", error)
 
     def _step(self) -> list[str]:
         if child := self._starting:
@@ -169,7 +182,7 @@ class Scaler:
         own = wanted - len(others)
         if own < 0:
             raise ClusterError(
-                f"{wanted - own} servers were started by hand: take some out with `eaas drain`"
+                f"{counted(len(others), 'server')} started by hand: end one with `eaas drain`"
             )
         if len(running) < own:
             self._starting = self._cluster.add_server(others=others)

@@ -130,7 +130,7 @@ class EmbeddedStore:
             raise self._damaged("it has no history")
         rows = self._file.execute("SELECT event FROM members ORDER BY revision")
         life, revision, forgotten = row
-        events = tuple(event_from_bytes(data) for (data,) in rows)
+        events = tuple(event for (data,) in rows if (event := event_from_bytes(data)))
         records = tuple(self._file.execute("SELECT id, record FROM records ORDER BY id"))
         return Kept(life, revision, forgotten, events, records)
 

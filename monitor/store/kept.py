@@ -13,6 +13,9 @@ import secrets
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from eaas.log import get_logger
+from eaas.message_check import check
+from eaas.message_ranges import MOST_EPOCH
 from eaas.rpc.v1 import monitor_pb2 as pb
 from eaas.types import Member, MemberState, Role
 from monitor.life import MemberEvent
@@ -26,6 +29,10 @@ __all__ = [
     "event_to_bytes",
     "new_life",
 ]
+
+
+_log = get_logger(__name__)
+_MOST_REVISION = 2**63 - 1
 
 
 class StoreLostError(Exception):
@@ -44,6 +51,8 @@ def new_life() -> int:
 class Kept:
     """What a store holds.
 
+    Raises ValueError for numbers that no history has.
+
     Attributes:
         life: Names the history.
         revision: Of the last event.
@@ -58,8 +67,18 @@ class Kept:
     events: tuple[MemberEvent, ...] = ()
     records: tuple[tuple[str, bytes], ...] = ()
 
+    def __post_init__(self) -> None:
+        for name, most in (
+            ("life", _MOST_REVISION),
+            ("revision", _MOST_REVISION),
+            ("forgotten_incarnation", MOST_EPOCH),
+        ):
+            number = getattr(self, name)
+            if not isinstance(number, int) or not 0 <= number <= most:
+                raise ValueError(f"its {name} is {number!r}: it can be 0 to {most}")
+
     def without_monitors(self) -> Kept:
-        """The same, with every monitor DEAD: the one that reads this is its successor."""
+        """The same, with every monitor gone: the one that reads this is its successor."""
         return replace(
             self,
             events=tuple(
@@ -111,11 +130,32 @@ class Store(Protocol):
 def event_to_bytes(event: MemberEvent) -> bytes:
     """The contract's message of an event, without what changes all the time."""
     member = replace(event.member, progress=0, in_flight=0, silence_s=0.0)
-    message = pb.MemberEvent(revision=event.revision, member=member.to_proto(), reason=event.reason)
+    left = member.state is MemberState.LEFT
+    if left:
+        # A monitor of an earlier release may be the next one to read it.
+        member = replace(member, state=MemberState.DEAD)
+    message = pb.MemberEvent(
+        revision=event.revision, member=member.to_proto(), reason=event.reason, left=left
+    )
     return message.SerializeToString()
 
 
-def event_from_bytes(data: bytes) -> MemberEvent:
-    """The event of a message. Raises ValueError or protobuf's DecodeError for anything else."""
+def event_from_bytes(data: bytes) -> MemberEvent | None:
+    """The event of a message; None where a field is out of its range, which is logged.
+
+    Monitors of earlier releases took any number and any id. A member that still lives registers again.
+
+    Raises:
+        ValueError: A role or a state is unknown.
+        DecodeError: It is no message.
+    """
     message = pb.MemberEvent.FromString(data)
-    return MemberEvent(message.revision, Member.from_proto(message.member), message.reason)
+    try:
+        check(message)
+    except ValueError as error:
+        _log.warning("a stored member is ignored: %s", error)
+        return None
+    member = Member.from_proto(message.member)
+    if message.left:
+        member = replace(member, state=MemberState.LEFT)
+    return MemberEvent(message.revision, member, message.reason)

@@ -119,10 +119,11 @@ class ZooKeeperStore:
                 self._client.get_async(f"{self._members}/{name}")
                 for name in names[start : start + _READS_AT_ONCE]
             ]
-            events += (event_from_bytes(self._wait(answer)[0]) for answer in asked)
+            found = (event_from_bytes(self._wait(answer)[0]) for answer in asked)
+            events += (event for event in found if event)
             self.confirm()
         events.sort(key=lambda event: event.revision)
-        self._known = {event.member.id for event in events}
+        self._known = {unquote(name.removeprefix("m-")) for name in names}
         history = self._history
         records = []
         for name in self._wait(self._client.get_children_async(self._records)):

@@ -18,7 +18,7 @@ from eaas.errors import ExpertsUnavailableError
 from eaas.types import MemberState
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
-DRAINING, DEAD = MemberState.DRAINING, MemberState.DEAD
+DRAINING, LEFT = MemberState.DRAINING, MemberState.LEFT
 VICTIM = "expert-server-1"
 
 
@@ -97,7 +97,7 @@ def test_row_35_sigterm_is_a_drain(
         after = len(calls.seconds)
         clients[0].until(lambda: len(calls.seconds) > after + 20)
     assert leaver.process.returncode == 0
-    clients[0].until(lambda: told.of(VICTIM)[-2:] == [DRAINING, DEAD])
+    clients[0].until(lambda: told.of(VICTIM)[-2:] == [DRAINING, LEFT])
     for client in clients:
         placement = client.cluster.view().placement
         assert VICTIM not in placement.servers

@@ -53,16 +53,18 @@ def outcome(call: Callable[[], Any]) -> tuple[grpc.StatusCode, Any, str]:
 # -- the monitor --------------------------------------------------------------------------------------
 
 IDS = st.sampled_from(("a", "b", "monitor", ""))
+# Of what is out of its range: any call.
+_ANY = {Code.INVALID_ARGUMENT}
 MONITOR_SAYS: dict[str, Set[grpc.StatusCode]] = {
     "Register": {
         *(Code.INVALID_ARGUMENT, Code.FAILED_PRECONDITION, Code.ALREADY_EXISTS),
     },
     "Heartbeat": {Code.INVALID_ARGUMENT, Code.NOT_FOUND},
-    "Watch": frozenset(),
-    "Deregister": {Code.INVALID_ARGUMENT},
+    "Watch": _ANY,
+    "Deregister": _ANY,
     "ReportOutcome": {Code.INVALID_ARGUMENT, Code.NOT_FOUND},
     "KeepRecord": {Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.FAILED_PRECONDITION},
-    "GetRecord": frozenset(),
+    "GetRecord": _ANY,
 }
 
 
@@ -152,12 +154,12 @@ def test_a_monitor_is_asked_anything(
 
 _WISHES = {Code.INVALID_ARGUMENT, Code.FAILED_PRECONDITION, Code.NOT_FOUND, Code.ALREADY_EXISTS}
 BALANCER_SAYS: dict[str, Set[grpc.StatusCode]] = {
-    **dict.fromkeys(("GetPlacement", "GetHotness", "History", "GetScale"), frozenset()),
-    **dict.fromkeys(("WatchPlacement", "WatchScale"), frozenset()),
+    **dict.fromkeys(("GetPlacement", "GetHotness", "History", "GetScale"), _ANY),
+    **dict.fromkeys(("WatchPlacement", "WatchScale", "RefuseScale"), _ANY),
     "Plan": {Code.INVALID_ARGUMENT, Code.FAILED_PRECONDITION},
     **dict.fromkeys(("Apply", "Rebalance", "SetPolicy", "PinExpert", "UnpinExpert"), _WISHES),
     **dict.fromkeys(("AddReplica", "RemoveReplica"), _WISHES),
-    "DrainServer": {Code.NOT_FOUND},
+    "DrainServer": {Code.INVALID_ARGUMENT, Code.NOT_FOUND},
     "Scale": {Code.INVALID_ARGUMENT, Code.FAILED_PRECONDITION},
 }
 POLICIES = ("spread", "eplb", "eplb-hierarchical", "scalpel", "craft", "fractional")

@@ -29,7 +29,8 @@ from eaas.types import Member, MemberState, ModelShape, Role
 
 ROOT = Path(__file__).parents[2]
 SHAPE = ModelShape("tiny", 8, 64, 2, ("l0", "l1", "l2"), "float32", "digest-a")
-JOINING, SERVING, DEAD = MemberState.JOINING, MemberState.SERVING, MemberState.DEAD
+JOINING, SERVING = MemberState.JOINING, MemberState.SERVING
+DEAD, LEFT = MemberState.DEAD, MemberState.LEFT
 DRAINING = MemberState.DRAINING
 # Long against the scheduling of a busy machine; what is waited for takes a fraction of it.
 PATIENCE_S = 40.0

@@ -94,7 +94,10 @@ class Watcher:
             self.seen.clear()
             return
         for event in events:
-            self.members[event.member.id] = event.member
+            if event.forgotten:
+                del self.members[event.member.id]
+            else:
+                self.members[event.member.id] = event.member
             self.seen.append(event.revision)
             self.revision = event.revision
 
@@ -103,7 +106,7 @@ class Watcher:
         if self.seen:
             assert self.seen == list(range(self.seen[0], self.seen[-1] + 1))
         told = {m.id: _comparable(m) for m in registry.members(now)}
-        assert {i: _comparable(m) for i, m in self.members.items() if i in told} == told
+        assert {i: _comparable(m) for i, m in self.members.items()} == told
 
 
 def _comparable(m: Member) -> Member:
@@ -194,6 +197,9 @@ class Simulation:
             member = event.member
             self._revision += 1
             assert event.revision == self._revision
+            if event.forgotten:
+                del self._kept[member.id]
+                continue
             self._kept[member.id] = event
             self.trace.append(
                 f"{self.now:9.4f} {member.id}#{member.incarnation} {member.state.value}: {event.reason}"

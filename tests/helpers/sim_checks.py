@@ -11,7 +11,7 @@ from sim_balancer import BalancerProcess
 from sim_client import ClientProcess
 from sim_clock import demand
 from sim_monitor import MonitorProcess
-from sim_process import ACK_S, DEAD, FULL, REDUNDANCY, SERVING
+from sim_process import ACK_S, FULL, REDUNDANCY, SERVING
 from sim_server import ServerProcess
 
 
@@ -46,7 +46,7 @@ class Checks:
         after, known = self.coverages(), balancer.fold.view.members
         for client, covered_LE in before.items():
             member = known.get(client.id)
-            life = None if member is None or member.state is DEAD else member.incarnation
+            life = None if member is None or member.state.is_gone else member.incarnation
             lost = np.argwhere(covered_LE & ~after[client]).tolist()
             if life == client.incarnation:
                 demand(not lost, f"{client.id} lost {lost} to a retirement of {server.id}")

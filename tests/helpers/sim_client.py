@@ -28,7 +28,6 @@ from sim_clock import demand
 from sim_process import (
     ATTEMPT_S,
     CALL_S,
-    DEAD,
     EXPERTS,
     HIDDEN,
     HOLD_S,
@@ -203,7 +202,7 @@ class ClientProcess(Process):
                 continue
             connection = self.connections.get(member.id)
             stale = connection is not None and self.lives[member.id] != member.life
-            silent = member.state is DEAD and connection and connection.owes_answer()
+            silent = member.state.is_gone and connection and connection.owes_answer()
             if connection is not None and (stale or silent):
                 connection.lose(f"the monitor says {member.state.value}")
             if member.state in USABLE:

@@ -57,6 +57,9 @@ class MonitorProcess(Process):
     def note(self, events: Any) -> None:
         for event in events:
             member = event.member
+            if event.forgotten:
+                self.sim.kept.pop(member.id, None)
+                continue
             self.sim.kept[member.id] = event
             life = f"{member.id}#{member.incarnation}"
             self.sim.say(f"monitor: {life} {member.state.value}: {event.reason}")

@@ -368,18 +368,26 @@ class ScaleRequest(_message.Message):
     def __init__(self, servers: _Optional[int] = ...) -> None: ...
 
 class ScaleResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("wish",)
+    WISH_FIELD_NUMBER: _ClassVar[int]
+    wish: int
+    def __init__(self, wish: _Optional[int] = ...) -> None: ...
 
 class GetScaleRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class GetScaleResponse(_message.Message):
-    __slots__ = ("fewest",)
+    __slots__ = ("fewest", "most", "wish", "refusal")
     FEWEST_FIELD_NUMBER: _ClassVar[int]
+    MOST_FIELD_NUMBER: _ClassVar[int]
+    WISH_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
     fewest: int
-    def __init__(self, fewest: _Optional[int] = ...) -> None: ...
+    most: int
+    wish: int
+    refusal: str
+    def __init__(self, fewest: _Optional[int] = ..., most: _Optional[int] = ..., wish: _Optional[int] = ..., refusal: _Optional[str] = ...) -> None: ...
 
 class WatchScaleRequest(_message.Message):
     __slots__ = ("known_wish",)
@@ -394,6 +402,18 @@ class WatchScaleResponse(_message.Message):
     servers: int
     wish: int
     def __init__(self, servers: _Optional[int] = ..., wish: _Optional[int] = ...) -> None: ...
+
+class RefuseScaleRequest(_message.Message):
+    __slots__ = ("wish", "reason")
+    WISH_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    wish: int
+    reason: str
+    def __init__(self, wish: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class RefuseScaleResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class BalancerRecord(_message.Message):
     __slots__ = ("wanted", "policy", "knobs", "pins", "history", "answered")

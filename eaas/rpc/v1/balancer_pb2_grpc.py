@@ -127,6 +127,11 @@ class BalancerServiceStub:
                 request_serializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.WatchScaleRequest.SerializeToString,
                 response_deserializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.WatchScaleResponse.FromString,
                 _registered_method=True)
+        self.RefuseScale = channel.unary_unary(
+                '/eaas.rpc.v1.BalancerService/RefuseScale',
+                request_serializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.RefuseScaleRequest.SerializeToString,
+                response_deserializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.RefuseScaleResponse.FromString,
+                _registered_method=True)
 
 
 class BalancerServiceServicer:
@@ -255,8 +260,10 @@ class BalancerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Scale(self, request, context):
-        """How many expert servers there are to be. Errors: INVALID_ARGUMENT (none),
-        FAILED_PRECONDITION (nobody is there who starts servers, see WatchScale).
+        """How many expert servers there are to be. Errors: INVALID_ARGUMENT (fewer
+        than hold every expert as often as is wanted, or more than
+        balancer.max_servers), FAILED_PRECONDITION (nobody is there who starts
+        servers, see WatchScale).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -272,6 +279,13 @@ class BalancerServiceServicer:
     def WatchScale(self, request, context):
         """For whoever starts and ends servers (the launcher of a local cluster): the
         number that is wanted now, if one is, then each new one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RefuseScale(self, request, context):
+        """A launcher's word that it gives a wish of WatchScale up; GetScale tells it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -359,6 +373,11 @@ def add_BalancerServiceServicer_to_server(servicer, server):
                     servicer.WatchScale,
                     request_deserializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.WatchScaleRequest.FromString,
                     response_serializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.WatchScaleResponse.SerializeToString,
+            ),
+            'RefuseScale': grpc.unary_unary_rpc_method_handler(
+                    servicer.RefuseScale,
+                    request_deserializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.RefuseScaleRequest.FromString,
+                    response_serializer=eaas_dot_rpc_dot_v1_dot_balancer__pb2.RefuseScaleResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -806,6 +825,33 @@ class BalancerService:
             '/eaas.rpc.v1.BalancerService/WatchScale',
             eaas_dot_rpc_dot_v1_dot_balancer__pb2.WatchScaleRequest.SerializeToString,
             eaas_dot_rpc_dot_v1_dot_balancer__pb2.WatchScaleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RefuseScale(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/eaas.rpc.v1.BalancerService/RefuseScale',
+            eaas_dot_rpc_dot_v1_dot_balancer__pb2.RefuseScaleRequest.SerializeToString,
+            eaas_dot_rpc_dot_v1_dot_balancer__pb2.RefuseScaleResponse.FromString,
             options,
             channel_credentials,
             insecure,

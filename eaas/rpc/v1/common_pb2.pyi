@@ -23,6 +23,7 @@ class MemberState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MEMBER_STATE_DRAINING: _ClassVar[MemberState]
     MEMBER_STATE_SUSPECT: _ClassVar[MemberState]
     MEMBER_STATE_DEAD: _ClassVar[MemberState]
+    MEMBER_STATE_LEFT: _ClassVar[MemberState]
 ROLE_UNSPECIFIED: Role
 ROLE_EXPERT_SERVER: Role
 ROLE_ATTENTION_CLIENT: Role
@@ -34,6 +35,7 @@ MEMBER_STATE_SERVING: MemberState
 MEMBER_STATE_DRAINING: MemberState
 MEMBER_STATE_SUSPECT: MemberState
 MEMBER_STATE_DEAD: MemberState
+MEMBER_STATE_LEFT: MemberState
 
 class ModelShape(_message.Message):
     __slots__ = ("model_type", "num_experts", "hidden_size", "top_k", "layer_names", "dtype", "digest")

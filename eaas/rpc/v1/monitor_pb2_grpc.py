@@ -78,8 +78,8 @@ class MonitorServiceServicer:
 
     def Register(self, request, context):
         """Begins (or, with the incarnation that is still known, goes on with) a life.
-        Errors: INVALID_ARGUMENT (no id, an id above 255 characters, no role, a
-        member above 64 KiB), FAILED_PRECONDITION (protocol version), ALREADY_EXISTS
+        Errors: INVALID_ARGUMENT (an id that is not 1 to 255 letters, digits, ".",
+        "_" or "-", or that begins with "-"; no role; a member above 64 KiB), FAILED_PRECONDITION (protocol version), ALREADY_EXISTS
         (the id is held by a live process with another pid).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -104,7 +104,7 @@ class MonitorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Deregister(self, request, context):
-        """A goodbye: the member is DEAD at once. Idempotent.
+        """A goodbye: the member is LEFT at once. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -80,7 +80,9 @@ class Cluster:
 
     def launch(self) -> None:
         """From now on somebody starts servers."""
-        watch = ScaleWatch(lambda: self.balancer.address, self.wanted.append)
+        watch = ScaleWatch(
+            lambda: self.balancer.address, lambda servers, _wish: self.wanted.append(servers)
+        )
         self._cleanup.callback(watch.close)
         eventually(lambda: self.balancer._service._scalers)
 

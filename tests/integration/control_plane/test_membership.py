@@ -13,6 +13,7 @@ import pytest
 
 from control_plane import (
     DEAD,
+    LEFT,
     PATIENCE_S,
     SERVING,
     Observer,
@@ -49,11 +50,11 @@ def test_members_see_each_other(
     second.session.report_now()
     first.wait(has_state("second", MemberState.DRAINING))
     second.session.close()
-    first.wait(has_state("second", DEAD))
+    first.wait(has_state("second", LEFT))
     second.session.close()  # Idempotent.
     third = observe(monitor.address, "third")
     tombstone = third.wait(lambda v: "second" in v.members).members["second"]
-    assert tombstone.state is DEAD
+    assert tombstone.state is LEFT
 
 
 def test_a_member_that_vanishes_is_suspect_then_dead_and_a_new_life_when_it_returns(
@@ -136,7 +137,7 @@ def test_a_monitor_that_was_kept_from_hearing_declares_nobody_dead(
     time.sleep(5.0)
     observers[3].session.close()
     for observer in observers[:3]:
-        observer.wait(has_state("m3", DEAD))
+        observer.wait(has_state("m3", LEFT))
         assert not any(has_state(f"m{i}", DEAD)(v) for v in observer.views for i in range(3))
         assert observer.session.incarnation == 1
 
@@ -188,9 +189,9 @@ def test_the_session_outlives_the_monitor(
     late.wait(lambda v: {"a", "b"} <= v.members.keys())
     a.wait(lambda v: "late" in v.members and v.age_s(time.monotonic()) < 1.5)
     b.session.close()
-    a.wait(has_state("b", DEAD))
+    a.wait(has_state("b", LEFT))
     # Nobody was taken for dead meanwhile, and nobody's life ended.
-    between = [v for v in a.views[changes:] if v.members["b"].state is not DEAD]
+    between = [v for v in a.views[changes:] if v.members["b"].state is not LEFT]
     assert all(
         v.members[name].state is SERVING and v.members[name].incarnation == 1
         for v in between

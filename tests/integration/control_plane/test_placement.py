@@ -12,8 +12,8 @@ import pytest
 
 from balancer.main import Balancer
 from control_plane import (
-    DEAD,
     JOINING,
+    LEFT,
     PATIENCE_S,
     SERVING,
     FakeExpertServer,
@@ -97,7 +97,7 @@ def test_from_nothing_to_a_placement_and_back_from_a_loss(
 
     # A placed one that returns gets its share again, in the same epoch.
     second.close()
-    observer.wait(has_state("s2", DEAD))
+    observer.wait(has_state("s2", LEFT))
     back = start_server(address, "s2")
     view = observer.wait(has_state("s2", SERVING))
     assert view.members["s2"].incarnation == 2
@@ -139,7 +139,7 @@ def test_the_number_of_servers_reaches_whoever_starts_them(
     with pytest.raises(ClusterError, match="nobody starts servers for this cluster"):
         scale_servers(balancer.address, 3)
     wanted: list[int] = []
-    watch = ScaleWatch(lambda: balancer.address, wanted.append)
+    watch = ScaleWatch(lambda: balancer.address, lambda servers, _wish: wanted.append(servers))
     cleanup.callback(watch.close)
 
     def accepted() -> bool:
@@ -155,7 +155,9 @@ def test_the_number_of_servers_reaches_whoever_starts_them(
     watch.close()
     # A launcher that comes later learns of the last one.
     late: list[int] = []
-    cleanup.callback(ScaleWatch(lambda: balancer.address, late.append).close)
+    cleanup.callback(
+        ScaleWatch(lambda: balancer.address, lambda servers, _wish: late.append(servers)).close
+    )
     eventually(lambda: late == [5])
 
 
@@ -200,7 +202,7 @@ def test_placements_outlive_the_balancer(
     servers = [start_server(address, name) for name in ("s1", "s2")]
     eventually(lambda: placements)
     first.stop()
-    observer.wait(has_state("balancer", DEAD))
+    observer.wait(has_state("balancer", LEFT))
     assert watch.epoch == 1
     # Another port, another life: its epoch is above what the servers hold. It asks them what that is.
     start_balancer(address, redundancy=1)

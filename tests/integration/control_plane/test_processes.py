@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from control_plane import (
     DEAD,
+    LEFT,
     PATIENCE_S,
     SERVING,
     Observer,
@@ -65,7 +66,7 @@ def test_sigterm_ends_a_balancer_with_a_goodbye(
     observer.wait(has_state("balancer", SERVING))
     balancer.send_signal(signal.SIGTERM)
     assert balancer.wait(PATIENCE_S) == 0
-    observer.wait(has_state("balancer", DEAD))
+    observer.wait(has_state("balancer", LEFT))
 
 
 def test_a_paused_monitor_process_declares_nobody_dead(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -125,7 +126,7 @@ def test_a_rebalance_does_what_pays_and_nothing_more(box: Box) -> None:
     assert not again.applied
     assert again.plan.verdict == pb.VERDICT_NOTHING
     assert box.placement().epoch == epoch
-    assert "noise" in box.client.history(1)[0].reason
+    assert re.search("noise|no gain", box.client.history(1)[0].reason)
 
 
 def test_a_rebalance_goes_on_while_a_server_is_dead(start_box: Callable[..., Box]) -> None:
@@ -164,7 +165,7 @@ def test_pins_and_replicas(box: Box) -> None:
     for server in box.held(1, 2) - {other}:
         box.client.remove_replica(1, 2, server)
         box.held(1, 2)
-    with pytest.raises(ClusterError, match=r"would be on 0 server\(s\), balancer.redundancy is 1"):
+    with pytest.raises(ClusterError, match=r"would be on 0 servers, balancer.redundancy is 1"):
         box.client.remove_replica(1, 2, other)
     with pytest.raises(ClusterError, match="has no expert 2 of layer 1"):
         box.client.remove_replica(1, 2, third)
@@ -295,7 +296,9 @@ def test_what_was_wanted_and_said_survives_balancer_and_monitor(
             stub = balancer_pb2_grpc.BalancerServiceStub(line)
             stub.PinExpert(pin, timeout=10)
             with pytest.raises(grpc.RpcError) as caught:
-                stub.PinExpert(pb.PinExpertRequest(request_id="c", layer=1), timeout=10)
+                stub.PinExpert(
+                    pb.PinExpertRequest(request_id="c", layer=1, server_id="s1"), timeout=10
+                )
             assert caught.value.code() is grpc.StatusCode.ALREADY_EXISTS
         eventually(lambda: again._journal.settle(1.0))
         crash(again)

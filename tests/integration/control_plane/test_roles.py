@@ -160,7 +160,7 @@ def test_row_32_members_do_not_change_placements_at_the_balancer(
     authority: Authority, call_as: Callable[[str, str], grpc.Channel], cleanup: ExitStack
 ) -> None:
     """Row 32: valid certificate, wrong role: PERMISSION_DENIED. Reading is for everybody."""
-    balancer = BalancerService(lambda question: None, None, None, 1.0)  # type: ignore[arg-type]
+    balancer = BalancerService(lambda question: 1, None, None, 1.0, 64)  # type: ignore[arg-type]
     add = balancer_pb2_grpc.add_BalancerServiceServicer_to_server
     service = Service("eaas.rpc.v1.BalancerService", add, balancer, BALANCER_ROLES)
     address = serve_tls(authority, cleanup, service)

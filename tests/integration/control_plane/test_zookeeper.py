@@ -115,18 +115,18 @@ def event(revision: int, member_id: str, state: MemberState = SERVING) -> Member
 def test_what_was_written_is_read(connect: Callable[[], KazooClient]) -> None:
     store = ZooKeeperStore(connect(), "/read", 10.0)
     assert (store.epoch, store.kept.revision, store.kept.events) == (1, 0, ())
-    names = ["a", "..", ".", "a/b", "ü%", "m" * 300, " "]
+    names = ["a", "b", "..c", "A_b-9", "1.2", "m" * 255, "z"]
     events = tuple(event(i + 1, name) for i, name in enumerate(names))
     store.write(Change(7, 4, events))
-    store.write(Change(9, 5, (event(9, "a"),), removed=("..", "never there")))
+    store.write(Change(9, 5, (event(9, "a"),), removed=("b", "never there")))
     for data in (b"old", b"new" * 150_000):
-        store.write(Change(9, 5, records=(("..", data), ("b", data))))
+        store.write(Change(9, 5, records=(("..c", data), ("b", data))))
     after = ZooKeeperStore(connect(), "/read", 10.0)
     assert after.epoch == 2
     assert after.kept.life == store.kept.life
     assert (after.kept.revision, after.kept.forgotten_incarnation) == (9, 5)
     assert after.kept.events == (*events[2:], event(9, "a"))
-    assert dict(after.kept.records) == dict.fromkeys(("..", "b"), b"new" * 150_000)
+    assert dict(after.kept.records) == dict.fromkeys(("..c", "b"), b"new" * 150_000)
     after.write(Change(9, 5, records=(("b", b"last"),)))
     assert dict(ZooKeeperStore(connect(), "/read", 10.0).kept.records)["b"] == b"last"
 

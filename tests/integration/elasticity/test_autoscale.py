@@ -57,7 +57,11 @@ class Launcher:
     def _serve(self, servers: int) -> bool:
         url = f"{self._cluster.endpoint}/eaas/v1/status"
         members = httpx.get(url, timeout=10).json()["members"]
-        alive = [m for m in members if m["role"] == "expert-server" and m["state"] != "DEAD"]
+        alive = [
+            m
+            for m in members
+            if m["role"] == "expert-server" and m["state"] not in ("DEAD", "LEFT")
+        ]
         serving = [m for m in alive if m["state"] == "SERVING" and m["experts"]]
         return len(alive) == len(serving) == servers
 

@@ -249,9 +249,9 @@ def test_growing_and_shrinking_leaves_nothing_behind(elastic: Callable[..., Any]
         assert now["threads"] - was["threads"] < max(8, CYCLES), (name, was, now)
         assert now["segments"] <= was["segments"], (name, was, now)
         assert now["bytes"] - was["bytes"] < (24 << 20) + CYCLES * (100 << 10), (name, was, now)
-    dead = client.cluster.session.view.members["expert-server-3"]
-    assert dead.state is MemberState.DEAD
-    assert dead.incarnation == 2 + CYCLES
+    gone = client.cluster.session.view.members["expert-server-3"]
+    assert gone.state is MemberState.LEFT
+    assert gone.incarnation == 2 + CYCLES
 
 
 def test_commands_are_refused_in_one_line(checkpoint: Callable[..., Path]) -> None:

@@ -98,7 +98,7 @@ def test_too_little_memory_for_all_experts() -> None:
     world.settle()
     assert world.published is None
     (complaint,) = world.complaints
-    assert "12 experts, and memory for 9 on 3 server(s)" in complaint
+    assert "12 experts, and memory for 9 on 3 servers" in complaint
     world.start("s4")
     world.settle()
     assert world.covered(world.published).all()

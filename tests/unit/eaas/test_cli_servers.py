@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-import eaas.balancer_calls
+import eaas.balancer_client
 from eaas.cli import servers
 from eaas.errors import ClusterError
+from eaas.rpc.v1 import balancer_pb2 as pb
 
 
 def status(*states: str) -> dict[str, Any]:
@@ -21,12 +22,33 @@ def status(*states: str) -> dict[str, Any]:
     return {"members": [balancer, *members]}
 
 
+class Balancer:
+    """Takes what is asked, and answers what it is told to about the last wish."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.state = pb.GetScaleResponse(wish=7)
+
+    def __enter__(self) -> Balancer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to close."""
+
+    def scale(self, servers: int) -> int:
+        self.asked.append(servers)
+        return 7
+
+    def scale_state(self) -> pb.GetScaleResponse:
+        return self.state
+
+
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
-    calls: list[tuple[object, ...]] = []
-    monkeypatch.setattr(eaas.balancer_calls, "scale_servers", lambda *call: calls.append(call))
+def balancer(monkeypatch: pytest.MonkeyPatch) -> Balancer:
+    made = Balancer()
+    monkeypatch.setattr(eaas.balancer_client, "BalancerClient", lambda *_: made)
     monkeypatch.setattr(servers, "_LOOK_S", 0.0)
-    return calls
+    return made
 
 
 def show(monkeypatch: pytest.MonkeyPatch, *documents: dict[str, Any] | None) -> Iterator[Any]:
@@ -43,7 +65,7 @@ def show(monkeypatch: pytest.MonkeyPatch, *documents: dict[str, Any] | None) -> 
 
 
 def test_it_ends_with_servers_that_hold_nothing_and_survives_a_look_that_failed(
-    monkeypatch: pytest.MonkeyPatch, asked: list[tuple[object, ...]]
+    monkeypatch: pytest.MonkeyPatch, balancer: Balancer
 ) -> None:
     left = show(
         monkeypatch,
@@ -54,14 +76,55 @@ def test_it_ends_with_servers_that_hold_nothing_and_survives_a_look_that_failed(
         status("SERVING", "SERVING"),
     )
     servers.scale(2, "http://e")
-    assert asked == [("h:1", 2, None)]
+    assert balancer.asked == [2]
     assert next(left, "all were looked at") == "all were looked at"
 
 
 def test_it_ends_where_nobody_answers_any_more(
-    monkeypatch: pytest.MonkeyPatch, asked: list[tuple[object, ...]]
+    monkeypatch: pytest.MonkeyPatch, balancer: Balancer
 ) -> None:
     monkeypatch.setattr(servers, "_PATIENCE_S", 0.0)
     show(monkeypatch, status("SERVING"), None, None)
     with pytest.raises(ClusterError, match="nobody answers"):
+        servers.scale(2, "http://e")
+
+
+def test_every_server_that_comes_or_goes_is_named(
+    monkeypatch: pytest.MonkeyPatch, balancer: Balancer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also one that came between two looks, whose JOINING nobody saw."""
+    show(
+        monkeypatch,
+        status("SERVING"),
+        status("SERVING", "SERVING"),
+        status("SERVING", "SERVING", "JOINING"),
+        status("SERVING", "SERVING", "SERVING"),
+    )
+    servers.scale(3, "http://e")
+    assert capsys.readouterr().out == "s1: SERVING\ns2: JOINING\ns2: SERVING\n"
+
+
+def test_what_the_launcher_refuses_is_said_at_once(
+    monkeypatch: pytest.MonkeyPatch, balancer: Balancer
+) -> None:
+    balancer.state.refusal = "2 servers started by hand: end one with `eaas drain`"
+    show(monkeypatch, *[status("SERVING", "SERVING")] * 3)
+    with pytest.raises(ClusterError, match="not 1 server: 2 servers started by hand"):
+        servers.scale(1, "http://e")
+
+
+def test_what_was_refused_before_is_not_about_this_wish(
+    monkeypatch: pytest.MonkeyPatch, balancer: Balancer
+) -> None:
+    balancer.state = pb.GetScaleResponse(wish=6, refusal="an old one")
+    show(monkeypatch, status("SERVING"), status("SERVING"), status("SERVING", "SERVING"))
+    servers.scale(2, "http://e")
+
+
+def test_another_number_that_was_asked_for_since_ends_the_wait(
+    monkeypatch: pytest.MonkeyPatch, balancer: Balancer
+) -> None:
+    balancer.state = pb.GetScaleResponse(wish=8)
+    show(monkeypatch, *[status("SERVING")] * 3)
+    with pytest.raises(ClusterError, match="another number was asked for since"):
         servers.scale(2, "http://e")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
+import grpc
 import pytest
 
 from balancer.service import BalancerService
 from eaas.cli import up
 from eaas.config import BalancerConfig, ClusterConfig
 from eaas.errors import ClusterError
-from eaas.local import LocalCluster
+from eaas.local import LocalCluster, scaling
 from eaas.local.scaling import Scaler
 from eaas.rpc.v1 import balancer_pb2 as pb
 
@@ -40,6 +41,7 @@ class Child:
 class Cluster:
     def __init__(self, apply_timeout_s: float = 60.0) -> None:
         self.config = ClusterConfig(balancer=BalancerConfig(apply_timeout_s=apply_timeout_s))
+        self.tls = None
         self.child = Child()
         self.running: list[Child] = []
 
@@ -137,7 +139,7 @@ def watch(service: BalancerService, known: int) -> Iterator[pb.WatchScaleRespons
 
 
 def test_a_number_is_said_once_however_often_a_stream_begins() -> None:
-    service = BalancerService(lambda question: None, None, None, 1.0)
+    service = BalancerService(lambda question: 1, None, None, 1.0, 64)
     first = watch(service, 0)
     next(first)
     service.Scale(pb.ScaleRequest(servers=5), Context())
@@ -153,7 +155,64 @@ def test_a_number_is_said_once_however_often_a_stream_begins() -> None:
 
 
 def test_another_balancer_counts_from_the_beginning() -> None:
-    stream = watch(BalancerService(lambda question: None, None, None, 1.0), 3)
+    stream = watch(BalancerService(lambda question: 1, None, None, 1.0, 64), 3)
     assert next(stream).servers == 0
     known = next(stream)
     assert (known.servers, known.wish) == (0, 0)
+
+
+class Aborted(Exception):
+    """Raised by `abort`, as gRPC's does."""
+
+
+class Refusing(Context):
+    def abort(self, code: grpc.StatusCode, details: str) -> None:
+        self.code, self.details = code, details
+        raise Aborted
+
+
+@pytest.mark.parametrize(
+    ("servers", "words"),
+    [
+        (0, "0 servers would hold no experts"),
+        (1, "1 server cannot hold each expert on 3"),
+        (2, "give at least 3, or start the cluster with a lower --redundancy"),
+        (65, "balancer.max_servers allows 64 at most"),
+        (1_000_000, "1,000,000 servers: balancer.max_servers allows 64"),
+    ],
+)
+def test_a_number_of_servers_has_bounds(servers: int, words: str) -> None:
+    service = BalancerService(lambda question: 3, None, None, 1.0, 64)
+    # Kept: a launcher that is gone takes no wishes.
+    launcher = watch(service, 0)
+    next(launcher)
+    context = Refusing()
+    with pytest.raises(Aborted):
+        service.Scale(pb.ScaleRequest(servers=servers), context)
+    assert context.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert words in context.details
+
+
+def test_a_refusal_is_told_of_its_own_wish_only() -> None:
+    service = BalancerService(lambda question: 1, None, None, 1.0, 64)
+    launcher = watch(service, 0)
+    next(launcher)
+    first = service.Scale(pb.ScaleRequest(servers=4), Context()).wish
+    service.RefuseScale(pb.RefuseScaleRequest(wish=first, reason="no room"), Context())
+    told = service.GetScale(pb.GetScaleRequest(), Context())
+    assert (told.wish, told.refusal, told.fewest, told.most) == (first, "no room", 1, 64)
+    second = service.Scale(pb.ScaleRequest(servers=5), Context()).wish
+    assert second != first
+    service.RefuseScale(pb.RefuseScaleRequest(wish=first, reason="late"), Context())
+    assert service.GetScale(pb.GetScaleRequest(), Context()).refusal == ""
+
+
+def test_whoever_asked_is_told_why_a_launcher_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(scaling, "refuse_scale", lambda *call: told.append(call))
+    scaler = Scaler(Cluster(), lambda: ("a", "b"), lambda: "h:1")  # type: ignore[arg-type]
+    scaler.want(1, wish=5)
+    with pytest.raises(ClusterError, match="2 servers started by hand"):
+        scaler.step()
+    assert told == [("h:1", 5, "2 servers started by hand: end one with `eaas drain`", None)]
+    assert not scaler.busy

@@ -17,7 +17,7 @@ FLOATS = st.floats(0, 1e6, width=32)
 SHAPES = st.builds(
     ModelShape,
     model_type=NAMES,
-    num_experts=COUNTS,
+    num_experts=st.integers(0, 2**16),
     hidden_size=COUNTS,
     top_k=COUNTS,
     layer_names=st.lists(NAMES, max_size=4).map(tuple),
@@ -37,7 +37,8 @@ MEMBERS = st.builds(
     in_flight=COUNTS,
     model=st.none() | SHAPES,
     progress=COUNTS,
-    speed=FLOATS,
+    # 0 is "not stated", which is read as 1.
+    speed=FLOATS.filter(bool),
     memory_bytes=COUNTS,
     expert_bytes=COUNTS,
     node=NAMES,

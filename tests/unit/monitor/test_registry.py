@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from eaas.message_ranges import MOST_EPOCH, TRUSTED_EPOCH
 from eaas.types import Member, MemberState, Role
 from membership_sim import Watcher
 from monitor.registry import IdTakenError, Registry, UnknownLifeError
@@ -75,30 +78,97 @@ def test_load_makes_no_events_but_is_in_snapshots() -> None:
     assert (event.member.experts, event.member.epoch) == (3, 1)
 
 
-def test_a_dead_member_stays_as_a_tombstone_until_it_registers_again() -> None:
+def test_a_member_that_said_goodbye_has_left_until_it_registers_again() -> None:
     registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
     registry.register(member(), 0, 0.0)
-    (event,) = registry.deregister("a", 1, "")
-    assert event.member.state is MemberState.DEAD
-    assert registry.deregister("a", 1, "") == []
-    assert [m.state for m in registry.members(1.0)] == [MemberState.DEAD]
+    (event,) = registry.deregister("a", 1, "", 0.0)
+    assert event.member.state is MemberState.LEFT
+    assert registry.deregister("a", 1, "", 0.0) == []
+    assert [m.state for m in registry.members(1.0)] == [MemberState.LEFT]
     # Even the same process, when it wakes: its life was over for everybody else.
     incarnation, _ = registry.register(member(), 1, 1.0)
     assert incarnation == 2
     assert [m.incarnation for m in registry.members(1.0)] == [2]
 
 
+def forgotten_after(registry: Registry, begin: float, most_s: float) -> float:
+    """Seconds until the registry tells that it forgets its only member."""
+    for tick in range(1, int(most_s / 0.5) + 1):
+        now = begin + 0.5 * tick
+        for event in registry.tick(now):
+            if event.forgotten:
+                assert not registry.knows(event.member.id)
+                return now - begin
+    raise AssertionError("it is still listed")
+
+
+def test_a_member_that_left_is_forgotten_after_a_minute() -> None:
+    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
+    registry.register(member(), 0, 0.0)
+    registry.deregister("a", 1, "", 0.0)
+    assert forgotten_after(registry, 0.0, 100) == pytest.approx(60.0)
+    assert registry.members(60.0) == ()
+    # Its incarnation is not given again.
+    assert registry.register(member(), 0, 61.0)[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("role", "seconds"), [(Role.ATTENTION_CLIENT, 600), (Role.EXPERT_SERVER, 86_400)]
+)
+def test_a_member_that_died_is_listed_for_longer(role: Role, seconds: float) -> None:
+    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
+    registry.register(replace(member(), role=role), 0, 0.0)
+    told = tick_until(registry, 0.0, 4.0)
+    assert told[-1] == ("a", MemberState.DEAD)
+    assert forgotten_after(registry, 4.0, seconds + 10) == pytest.approx(seconds, abs=5)
+
+
+def test_whoever_is_back_is_not_forgotten() -> None:
+    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
+    registry.register(member(), 0, 0.0)
+    registry.deregister("a", 1, "", 0.0)
+    registry.register(member(), 0, 50.0)
+    for tick in range(100):
+        now = 50.0 + 0.5 * tick
+        registry.heartbeat("a", 2, now, state=SERVING)
+        assert not any(e.forgotten for e in registry.tick(now))
+
+
 def test_tombstones_are_bounded_and_forgotten_incarnations_are_not_given_again() -> None:
     registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
     for life in range(1, 4):
         assert registry.register(member("first"), 0, 0.0)[0] == life
-        registry.deregister("first", life, "")
+        registry.deregister("first", life, "", 0.0)
+    forgotten = []
     for i in range(100):
-        incarnation, _ = registry.register(member(f"m{i}"), 0, 0.0)
-        registry.deregister(f"m{i}", incarnation, "")
-    assert len(registry.members(0.0)) == 64
-    assert registry.register(member("first"), 0, 0.0)[0] > 3
-    assert registry.register(member("m0"), 1, 0.0)[0] > 1
+        incarnation, _ = registry.register(member(f"m{i}"), 0, float(i) / 100)
+        events = registry.deregister(f"m{i}", incarnation, "", float(i) / 100)
+        forgotten += [e.member.id for e in events if e.forgotten]
+    assert len(registry.members(1.0)) == 64
+    assert forgotten == ["first", *(f"m{i}" for i in range(36))], "watchers are told of each"
+    assert registry.register(member("first"), 0, 1.0)[0] > 3
+    assert registry.register(member("m0"), 1, 1.0)[0] > 1
+
+
+def test_the_dead_are_listed_for_longer_than_those_that_left() -> None:
+    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
+    registry.register(member("dead"), 0, 0.0)
+    tick_until(registry, 0.0, 4.0)
+    for i in range(100):
+        incarnation, _ = registry.register(member(f"m{i}"), 0, 4.0)
+        registry.deregister(f"m{i}", incarnation, "", 4.0)
+    assert registry.knows("dead")
+
+
+def test_incarnations_never_run_out() -> None:
+    """A member that claims a huge one would leave none for all that come after it."""
+    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
+    assert registry.register(member("liar"), MOST_EPOCH, 0.0)[0] == 1
+    incarnation, _ = registry.register(member("other"), TRUSTED_EPOCH, 0.0)
+    assert incarnation == TRUSTED_EPOCH
+    registry.deregister("other", incarnation, "", 0.0)
+    forgotten_after(registry, 0.0, 100)
+    assert registry.register(member("new"), 0, 100.0)[0] == TRUSTED_EPOCH + 1
 
 
 def test_a_live_id_is_not_given_to_another_process() -> None:
@@ -173,7 +243,7 @@ def test_a_restarted_monitor_lets_lives_go_on() -> None:
     assert registry.register(member(), 7, 0.0)[0] == 7
 
 
-@pytest.mark.parametrize("state", [MemberState.SUSPECT, MemberState.DEAD])
+@pytest.mark.parametrize("state", [MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT])
 def test_only_the_monitor_suspects(state: MemberState) -> None:
     registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
     with pytest.raises(ValueError, match="does not report"):
@@ -255,13 +325,14 @@ class RegistryMachine(RuleBasedStateMachine):
             )
         except IdTakenError:
             assert known is not None
-            assert known.state not in (MemberState.SUSPECT, MemberState.DEAD)
+            assert known.state is not MemberState.SUSPECT
+            assert not known.state.is_gone
             assert known.pid != pid
             assert known.pid not in ended or previous
             return
         goes_on = (
             known is not None
-            and known.state is not MemberState.DEAD
+            and not known.state.is_gone
             and known.pid == pid
             and previous == known.incarnation
         )
@@ -274,14 +345,15 @@ class RegistryMachine(RuleBasedStateMachine):
     def heartbeat(self, data: st.DataObject, state: MemberState, stale: bool) -> None:
         member_id = data.draw(st.sampled_from(sorted(self.given)))
         incarnation = self.given[member_id] - stale
-        known = {m.id: m for m in self.registry.members(self.now)}[member_id]
+        known = {m.id: m for m in self.registry.members(self.now)}.get(member_id)
         try:
             self.registry.heartbeat(member_id, incarnation, self.now, state=state)
         except UnknownLifeError:
-            assert stale or known.state is MemberState.DEAD
+            assert stale or known is None or known.state.is_gone
             return
         assert not stale
-        assert known.state is not MemberState.DEAD
+        assert known is not None
+        assert not known.state.is_gone
         after = {m.id: m for m in self.registry.members(self.now)}[member_id]
         assert (after.state, after.silence_s) == (state, 0.0)
 
@@ -289,7 +361,7 @@ class RegistryMachine(RuleBasedStateMachine):
     @rule(data=st.data(), stale=st.booleans())
     def deregister(self, data: st.DataObject, stale: bool) -> None:
         member_id = data.draw(st.sampled_from(sorted(self.given)))
-        events = self.registry.deregister(member_id, self.given[member_id] - stale, "bye")
+        events = self.registry.deregister(member_id, self.given[member_id] - stale, "bye", self.now)
         assert not (stale and events)
 
     @rule(step=st.floats(0.0, 5.0))
@@ -297,8 +369,8 @@ class RegistryMachine(RuleBasedStateMachine):
         before = {m.id: m for m in self.registry.members(self.now)}
         self.now += step
         for event in self.registry.tick(self.now):
-            assert step <= LEASE_S / 2
-            assert before[event.member.id].state is not MemberState.DEAD
+            gone = before[event.member.id].state.is_gone
+            assert event.forgotten if gone else step <= LEASE_S / 2
 
     @rule()
     def watch(self) -> None:

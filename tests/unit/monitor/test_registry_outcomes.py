@@ -40,7 +40,7 @@ class World:
         for _ in range(round(seconds / TICK_S)):
             self.now += TICK_S
             for member in self.registry.members(self.now):
-                if member.state is not DEAD and member.id not in self.silent:
+                if not member.state.is_gone and member.id not in self.silent:
                     state = self.state if member.id == "s" else SERVING
                     self.events += self.registry.heartbeat(
                         member.id, member.incarnation, self.now, state=state
@@ -125,7 +125,7 @@ def test_another_life_begins_without_suspicion() -> None:
     world = World("a")
     world.say("a", Said(1, 0, 1))
     world.run(2.0)
-    world.registry.deregister("s", 1, "")
+    world.registry.deregister("s", 1, "", world.now)
     assert world.register("s", Role.EXPERT_SERVER) == 2
     world.told()
     # What is said about the former life has no effect.
@@ -149,7 +149,7 @@ def test_who_takes_the_place_of_a_silent_one_begins_without_suspicion() -> None:
 def test_a_client_that_is_gone_is_not_heard() -> None:
     world = World("a", "b")
     world.say("a", Said(1, 0, 1))
-    world.registry.deregister("a", 1, "")
+    world.registry.deregister("a", 1, "", world.now)
     world.run(5.0)
     assert world.told() == []
     with pytest.raises(UnknownLifeError):
@@ -175,7 +175,7 @@ def test_nothing_is_kept_of_who_came_and_went() -> None:
         client = f"client-{i}"
         incarnation = world.register(client, Role.ATTENTION_CLIENT)
         world.registry.report_outcomes(client, incarnation, [("s", 1, Said(1, 0, 1))], world.now)
-        world.registry.deregister(client, incarnation, "")
+        world.registry.deregister(client, incarnation, "", world.now)
     assert len(world.registry._outcomes) == 0
 
 

@@ -88,9 +88,9 @@ def test_a_number_that_is_no_process_is_said_to_be_none(pid: int) -> None:
         Operator().kill(member(pid))
 
 
-@pytest.mark.parametrize("servers", [None, 0, -1, 65, float("nan")])
+@pytest.mark.parametrize("servers", [None, 0, -1, float("nan"), float("inf")])
 def test_an_empty_field_scales_nothing(servers: float | None) -> None:
-    with pytest.raises(ClusterError, match="say how many servers there are to be: 1 to 64"):
+    with pytest.raises(ClusterError, match="say how many servers there are to be: 1 or more"):
         Operator().scale(Facts(), servers)
 
 

@@ -63,7 +63,7 @@ def elements(drawn: str, tag: str) -> list[dict[str, str]]:
 @pytest.mark.parametrize("state", list(MemberState))
 def test_a_member_is_shown_in_its_state(state: MemberState) -> None:
     drawn = text(draw(facts(members=(server("a", state), server("b"))))["members"])
-    lease = "— 50% —" if state is MemberState.DEAD else "2 50% 1.2 s"
+    lease = "— 50% —" if state.is_gone else "2 50% 1.2 s"
     assert f"a {state.value} 3 5 {lease} 71 here:1 b SERVING" in drawn
     serving = "2 of 2" if state is MemberState.SERVING else "1 of 2"
     summary = text(draw(facts(members=(server("a", state), server("b"))))["summary"])

@@ -176,7 +176,7 @@ def test_a_number_that_was_late_is_not_tried_again_with_as_much_work() -> None:
     assert world.servers == 5
     decision = world.looks(1.9, 1800, token_s=0.02)
     assert world.servers == 5
-    assert decision.reason.endswith("4 servers were late with 1.9 servers' work")
+    assert decision.reason.endswith("4 servers were late with the work of 1.9")
     world.looks(1.2, 600, token_s=0.02)
     assert world.servers == 2
     # After an hour it is.

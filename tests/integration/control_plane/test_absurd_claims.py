@@ -1,0 +1,189 @@
+"""Numbers that cannot be, from members, stores and records: refused or ignored, and nobody dies of them."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import pytest
+
+from balancer.main import Balancer
+from control_plane import SERVING, FakeExpertServer, Observer, eventually
+from eaas.config import MonitorConfig
+from eaas.errors import StoreError
+from eaas.grpc_client import channel
+from eaas.message_ranges import MOST_EPOCH, TRUSTED_EPOCH
+from eaas.rpc.v1 import common_pb2, monitor_pb2, monitor_pb2_grpc
+from eaas.session import PROTOCOL_VERSION
+from eaas.types import MemberState
+from monitor.main import Monitor
+
+pytestmark = pytest.mark.integration
+
+WIDE_OPEN = 2**64 - 1
+
+
+def claim(address: str, epoch: int, role: int = common_pb2.ROLE_ATTENTION_CLIENT) -> None:
+    """One member registers, and claims an epoch in its heartbeat."""
+    with channel(address) as line:
+        stub = monitor_pb2_grpc.MonitorServiceStub(line)
+        member = common_pb2.Member(
+            id="liar", role=role, pid=1, host="elsewhere", state=common_pb2.MEMBER_STATE_SERVING
+        )
+        life = stub.Register(
+            monitor_pb2.RegisterRequest(member=member, protocol_version=PROTOCOL_VERSION),
+            timeout=10,
+        ).incarnation
+        beat = monitor_pb2.HeartbeatRequest(
+            id="liar", incarnation=life, state=common_pb2.MEMBER_STATE_SERVING, epoch=epoch
+        )
+        next(iter(stub.Heartbeat(iter([beat]), timeout=10)))
+
+
+@pytest.mark.parametrize("epoch", [WIDE_OPEN, 2**63, MOST_EPOCH + 1])
+def test_an_epoch_beyond_all_range_is_refused_by_name(
+    start_monitor: Callable[..., Monitor], epoch: int
+) -> None:
+    monitor = start_monitor()
+    with pytest.raises(grpc.RpcError) as caught:
+        claim(monitor.address, epoch)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.details() == (
+        f"HeartbeatRequest.epoch is {epoch}: it can be 0 to {MOST_EPOCH}"
+    )
+
+
+@pytest.mark.parametrize("epoch", [MOST_EPOCH, TRUSTED_EPOCH + 1])
+def test_a_balancer_starts_beside_a_member_that_claims_an_epoch_that_cannot_be(
+    start_monitor: Callable[..., Monitor],
+    start_balancer: Callable[..., Balancer],
+    start_server: Callable[..., FakeExpertServer],
+    caplog: pytest.LogCaptureFixture,
+    epoch: int,
+) -> None:
+    monitor = start_monitor()
+    first = start_balancer(monitor.address, redundancy=1)
+    servers = [start_server(monitor.address, name) for name in ("s1", "s2")]
+    eventually(lambda: first._service.epoch)
+    claim(monitor.address, epoch)
+    first.stop()
+    second = start_balancer(monitor.address, redundancy=1)
+    eventually(lambda: second._service.epoch)
+    assert second._service.epoch == 1001, "of its own life, as if nobody had claimed anything"
+    assert [server.epoch for server in servers] == [1001, 1001]
+    assert second.failure is None
+    assert f"liar claims epoch {epoch}" in caplog.text
+
+
+def test_a_balancer_goes_on_from_the_largest_epoch_that_it_believes(
+    start_monitor: Callable[..., Monitor],
+    start_balancer: Callable[..., Balancer],
+    start_server: Callable[..., FakeExpertServer],
+) -> None:
+    monitor = start_monitor()
+    claim(monitor.address, TRUSTED_EPOCH)
+    balancer = start_balancer(monitor.address, redundancy=1)
+    servers = [start_server(monitor.address, name) for name in ("s1", "s2")]
+    eventually(lambda: balancer._service.epoch)
+    eventually(lambda: all(server.epoch == TRUSTED_EPOCH + 1 for server in servers))
+
+
+def _store(directory: Path, *events: monitor_pb2.MemberEvent) -> None:
+    """A store of an earlier release, which took anything."""
+    Monitor(MonitorConfig(data_dir=str(directory))).stop()
+    with sqlite3.connect(directory / "monitor.db") as file:
+        for event in events:
+            file.execute(
+                "INSERT OR REPLACE INTO members VALUES (?, ?, ?)",
+                (event.member.id, event.revision, event.SerializeToString()),
+            )
+        file.execute("INSERT OR REPLACE INTO records VALUES ('balancer', x'ff')")
+    file.close()
+
+
+def event(revision: int, member_id: str, epoch: int = 0) -> monitor_pb2.MemberEvent:
+    member = common_pb2.Member(
+        id=member_id,
+        role=common_pb2.ROLE_EXPERT_SERVER,
+        state=common_pb2.MEMBER_STATE_DEAD,
+        incarnation=3,
+        epoch=epoch,
+    )
+    return monitor_pb2.MemberEvent(revision=revision, member=member)
+
+
+def test_what_cannot_be_in_a_store_is_ignored(
+    start_monitor: Callable[..., Monitor],
+    observe: Callable[..., Observer],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _store(tmp_path, event(1, "sound"), event(1, "liar", WIDE_OPEN), event(1, "<b>"))
+    observer = observe(start_monitor(data_dir=str(tmp_path)).address)
+    observer.wait(lambda view: "sound" in view.members)
+    assert observer.session.view.members["sound"].state is MemberState.DEAD
+    assert not observer.session.view.members.keys() & {"liar", "<b>"}
+    assert f"MemberEvent.member.epoch is {WIDE_OPEN}" in caplog.text
+    assert "what balancer left is ignored" in caplog.text
+
+
+@pytest.mark.parametrize("value", ["-1", "'x'", "1.5", str(2**62)])
+def test_a_history_that_cannot_be_is_one_clear_error(tmp_path: Path, value: str) -> None:
+    _store(tmp_path)
+    with sqlite3.connect(tmp_path / "monitor.db") as file:
+        file.execute(f"UPDATE history SET forgotten_incarnation = {value}")
+    file.close()
+    with pytest.raises(
+        StoreError, match=r"is damaged \(its forgotten_incarnation is .*move it away"
+    ):
+        Monitor(MonitorConfig(data_dir=str(tmp_path)))
+
+
+def test_who_left_has_left_after_a_restart_and_for_an_earlier_release(
+    observe: Callable[..., Observer], start_monitor: Callable[..., Monitor], tmp_path: Path
+) -> None:
+    first = Monitor(MonitorConfig(data_dir=str(tmp_path)))
+    gone = Observer(first.address, "gone")
+    gone.wait(lambda view: "gone" in view.members)
+    gone.session.close()
+    first.stop()
+    # As a monitor of an earlier release reads it, and would tell it.
+    with sqlite3.connect(tmp_path / "monitor.db") as file:
+        ((data,),) = file.execute("SELECT event FROM members WHERE id = 'gone'")
+    file.close()
+    kept = monitor_pb2.MemberEvent.FromString(data)
+    assert kept.member.state == common_pb2.MEMBER_STATE_DEAD
+    second = start_monitor(data_dir=str(tmp_path))
+    observer = observe(second.address)
+    view = observer.wait(lambda view: "gone" in view.members)
+    assert view.members["gone"].state is MemberState.LEFT
+    with channel(second.address) as line:
+        # A watcher of an earlier release does not know the state.
+        for knows_left, state in (
+            (False, common_pb2.MEMBER_STATE_DEAD),
+            (True, common_pb2.MEMBER_STATE_LEFT),
+        ):
+            request = monitor_pb2.WatchRequest(knows_left=knows_left)
+            watch = monitor_pb2_grpc.MonitorServiceStub(line).Watch(request, timeout=10)
+            told = {m.id: m.state for m in next(iter(watch)).snapshot.members}
+            watch.cancel()
+            assert told["gone"] == state
+            assert told["observer"] == SERVING.number
+
+
+def test_a_view_forgets_with_the_monitor(
+    start_monitor: Callable[..., Monitor],
+    observe: Callable[..., Observer],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("monitor.registry._FORGET_LEFT_S", 1.0)
+    monitor = start_monitor()
+    observer, gone = observe(monitor.address), observe(monitor.address, "gone")
+    observer.wait(lambda view: "gone" in view.members)
+    gone.session.close()
+    observer.wait(lambda view: "gone" not in view.members)
+    assert MemberState.LEFT in [
+        view.members["gone"].state for view in observer.views if "gone" in view.members
+    ]

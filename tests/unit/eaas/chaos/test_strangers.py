@@ -1,0 +1,42 @@
+"""Names that no member can have, and a monitor that refuses them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from eaas.chaos import strangers
+from eaas.chaos.strangers import hostile_name, is_refused
+from eaas.config import MonitorConfig
+from eaas.errors import ClusterError
+from eaas.member_ids import ID
+from monitor.main import Monitor
+
+
+@pytest.fixture
+def monitor() -> Iterator[Monitor]:
+    running = Monitor(MonitorConfig())
+    yield running
+    running.stop()
+
+
+def test_every_hostile_name_is_one_and_is_refused(monitor: Monitor) -> None:
+    dice = random.Random(3)
+    for name in {hostile_name(dice) for _ in range(100)}:
+        assert not ID.fullmatch(name), name
+        assert is_refused(monitor.address, name)
+
+
+def test_a_name_that_gets_in_is_found_out(monitor: Monitor) -> None:
+    with pytest.raises(ClusterError, match="registered a server as 'harmless'"):
+        is_refused(monitor.address, "harmless")
+
+
+def test_a_monitor_that_is_away_refuses_nobody(
+    monitor: Monitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strangers, "_CALL_S", 0.2)
+    monitor.stop()
+    assert not is_refused(monitor.address, "")
