@@ -52,7 +52,8 @@ class ServerRecord:
 
     Attributes:
         secret: What its callers show.
-        pid: Process id.
+        pid: Process id, as /proc has it.
+        proc: Device of that /proc: another container may have one of its own.
         started: When it started, in the kernel's ticks since boot; tells it from a later process of that pid.
         keep: The record outlives its process while others of the cluster live: one that starts again at the
             address goes on with the secret.
@@ -60,6 +61,7 @@ class ServerRecord:
 
     secret: str
     pid: int
+    proc: int
     started: int
     keep: bool
 
@@ -78,8 +80,8 @@ class ServerRecord:
 
     @property
     def lives(self) -> bool:
-        """Whether the process is still there."""
-        return started_at(self.pid) == self.started
+        """Whether the process is still there; another container's cannot be seen and counts as there."""
+        return self.proc != _proc() or started_at(self.pid) == self.started
 
 
 def new_secret() -> str:
@@ -198,8 +200,13 @@ def started_at(pid: int) -> int:
 
 
 def _own(secret: str, *, keep: bool) -> dict[str, Any]:
-    pid = os.getpid()
-    return asdict(ServerRecord(secret, pid, started_at(pid), keep))
+    # Not getpid(): a process with ids of its own may see the /proc of the others.
+    pid = int(os.readlink("/proc/self"))
+    return asdict(ServerRecord(secret, pid, _proc(), started_at(pid), keep))
+
+
+def _proc() -> int:
+    return os.stat("/proc").st_dev
 
 
 def _keys(address: str) -> list[str]:

@@ -18,6 +18,7 @@ from eaas.grpc_secret import proof
 from eaas.server_records import ServerRecord
 
 ADDRESS = "127.0.0.1:4242"
+PROC = os.stat("/proc").st_dev
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +37,8 @@ def other_pid() -> Iterator[int]:
 
 def leave_dead(address: str, secret: str, *, keep: bool = False) -> None:
     """The record of a process that has ended; another one has its pid."""
-    record = ServerRecord(secret, os.getpid(), server_records.started_at(os.getpid()) - 1, keep)
+    started = server_records.started_at(os.getpid()) - 1
+    record = ServerRecord(secret, os.getpid(), PROC, started, keep)
     user_files.write(address, asdict(record))
 
 
@@ -94,8 +96,10 @@ def test_monitors_of_one_cluster_share_a_secret() -> None:
 def test_a_process_lives_from_its_start_to_its_end(other_pid: int) -> None:
     started = server_records.started_at(other_pid)
     assert started > 0
-    assert ServerRecord("s", other_pid, started, False).lives
-    assert not ServerRecord("s", other_pid, started + 1, False).lives
+    assert ServerRecord("s", other_pid, PROC, started, False).lives
+    assert not ServerRecord("s", other_pid, PROC, started + 1, False).lives
+    # In another container.
+    assert ServerRecord("s", other_pid, PROC + 1, started + 1, False).lives
     os.kill(other_pid, 9)
     os.waitid(os.P_PID, other_pid, os.WEXITED | os.WNOWAIT)
     # Nobody has waited for it yet, and its port may be another's.
@@ -103,4 +107,4 @@ def test_a_process_lives_from_its_start_to_its_end(other_pid: int) -> None:
 
 
 def test_a_record_does_not_show_its_secret() -> None:
-    assert "s1" not in repr(ServerRecord("s1", 1, 2, False))
+    assert "s1" not in repr(ServerRecord("s1", 1, PROC, 2, False))
