@@ -62,6 +62,11 @@ def test_nothing_moves_while_servers_die_leave_and_come(scene: Scene, size: dict
     wait_for(watched, "small")
     before = places(watched)
     assert sum(name.startswith("BUTTON") for name in before) == 9
+    button(watched, "Kill expert-server-1").click()
+    watched.page.wait_for_timeout(A_WHILE_MS)
+    button(watched, "Kill expert-server-1?").click()
+    watched.wait_text("operate-said", "expert-server-1 runs on elsewhere")
+    assert places(watched) == before
     scene("killed")
     watched.part("alerts").filter(has_text="expert-server-1 is DEAD.").wait_for()
     assert places(watched) == before
