@@ -56,7 +56,7 @@ def _dead_servers(facts: Facts) -> list[Node]:
         waited_s = max(m.lease_age_s for m in missed)
         details = [[_lost(facts)], [_next(facts, waited_s)], _again(facts, len(missed))]
     else:
-        details = [["Nothing is lost: other servers hold all of its experts."]]
+        details = [["Nothing is lost: other servers hold all experts."]]
     return [
         h(
             "div",

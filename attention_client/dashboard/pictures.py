@@ -178,7 +178,9 @@ def curves(facts: Facts) -> list[Node]:
         ),
     )
     queue = (
-        f"{counters.running:.0f} requests run, {counters.waiting:.0f} wait. " if counters else ""
+        f"Requests: {counters.running:.0f} running, {counters.waiting:.0f} waiting. "
+        if counters
+        else ""
     )
     note = (
         f"{queue}PAR: peak-to-average ratio of the servers' loads, 1 is even; bound: the least that any "

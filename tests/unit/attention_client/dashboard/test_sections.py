@@ -132,7 +132,7 @@ def test_par_bound_gap_and_rates() -> None:
     drawn = draw(shown)
     words = "PAR 1.40 Bound 1.12 Gap 1.25 Tokens/s 12.3 TTFT 250 ms ITL —"
     assert words in text(drawn["summary"])
-    assert "3 requests run, 1 wait" in text(drawn["curves"])
+    assert "Requests: 3 running, 1 waiting." in text(drawn["curves"])
     assert "PAR: 1.40, bound 1.12, gap 1.25" in text(drawn["curves"])
     plots = [e["aria-label"] for e in elements(drawn["curves"], "div") if "aria-label" in e]
     assert plots[0] == "PAR over the last 60 s, 1 to 1.4. Now: 1.40, bound 1.12, gap 1.25."
