@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
+from contextlib import ExitStack
 
 import httpx
 import pytest
@@ -51,26 +51,32 @@ def test_requests_at_once_beyond_the_limit_are_refused(stream: bool) -> None:
 
 
 def test_bodies_that_need_too_much_memory_are_refused_and_small_ones_served() -> None:
-    limits = ServeLimits(num_blocks=24, page_size=8, max_batch_tokens=32, max_bodies_bytes=200_000)
-    small = Box(limits=limits)
-    large = json.dumps(BODY | {"metadata": "m" * 150_000}).encode()
-    headers = {"Content-Type": "application/json"}
-
-    async def ask() -> list[httpx.Response]:
-        async with httpx.AsyncClient(base_url=small.url, timeout=60) as http:
-            posts = [http.post("/v1/completions", content=large, headers=headers) for _ in range(6)]
-            posts += [http.post("/v1/completions", json=BODY) for _ in range(6)]
-            return list(await asyncio.gather(*posts))
-
+    limits = ServeLimits(
+        num_blocks=24, page_size=8, max_batch_tokens=32, max_bodies_bytes=1_000_000
+    )
+    box = Box(limits=limits)
+    body = BODY | {"stream": True, "max_tokens": 100, "metadata": "m" * 400_000}
     try:
-        small.slow_s = 0.02
-        responses = asyncio.run(ask())
-        assert {response.status_code for response in responses[:6]} == {200, 429}
-        assert {response.status_code for response in responses[6:]} == {200}
-        refused = next(response for response in responses if response.status_code == 429)
-        assert "Too many large requests" in error_of(refused)["message"]
+        with ExitStack() as running:
+            box.slow_s = 0.5  # so that all are there at the same time
+            statuses, refused = [], None
+            for _ in range(4):
+                post = box.http.stream("POST", "/v1/completions", json=body)
+                response = running.enter_context(post)
+                statuses.append(response.status_code)
+                if response.status_code == 429:
+                    response.read()
+                    refused = response
+            assert statuses == [200, 200, 429, 429]
+            assert refused is not None
+            assert "Too many large requests" in error_of(refused)["message"]
+            box.slow_s = 0.0
+            box.complete()
+        box.wait_idle()
+        with box.http.stream("POST", "/v1/completions", json=body) as response:
+            assert response.status_code == 200
     finally:
-        small.close()
+        box.close()
 
 
 @pytest.mark.parametrize("count", [1, 16])
@@ -83,8 +89,8 @@ def test_long_stop_strings_are_refused(box: Box, count: int) -> None:
 
 
 def test_a_cache_without_requests_is_not_in_use(box: Box) -> None:
-    box.slow_s = 0.02
-    body = BODY | {"stream": True, "max_tokens": 150}
+    box.slow_s = 0.5  # so that it runs when it is looked at
+    body = BODY | {"stream": True, "max_tokens": 100}
     with box.http.stream("POST", "/v1/completions", json=body) as response:
         next(response.iter_text())
         assert 0 < box.metric("eaas_kv_cache_usage_perc") <= 1
