@@ -253,4 +253,5 @@ class RequestGuard:
         if self._read_bytes > self._limits.max_bodies_bytes // 2 and self._reading:
             oldest = next(iter(self._reading))
             del self._reading[oldest]
-            oldest.reschedule(asyncio.get_running_loop().time())
+            if not oldest.expired():
+                oldest.reschedule(asyncio.get_running_loop().time())

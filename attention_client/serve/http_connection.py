@@ -47,6 +47,8 @@ class HttpConnection(H11Protocol):  # type: ignore[misc]
         super().__init__(**given)
         self._limits = limits
         self._connections = connections
+        # Nothing came yet, or nothing since the last answer.
+        self._silent = True
         self._idle = False
         self._unsent = 0
 
@@ -58,6 +60,7 @@ class HttpConnection(H11Protocol):  # type: ignore[misc]
 
     def data_received(self, data: bytes) -> None:
         """Takes the next bytes."""
+        self._silent = False
         self._next_request_begins()
         super().data_received(data)
 
@@ -88,7 +91,7 @@ class HttpConnection(H11Protocol):  # type: ignore[misc]
         """Begins to wait for the next request."""
         many = len(self.connections) > _MANY_CONNECTIONS
         self.timeout_keep_alive = _SHORT_KEEP_ALIVE_S if many else _KEEP_ALIVE_S
-        self._idle = True
+        self._idle = self._silent = True
         self._connections.idles(self)
         self._timer.cancel()
         self._wait(max(self.timeout_keep_alive, self._limits.head_timeout_s))
@@ -97,7 +100,7 @@ class HttpConnection(H11Protocol):  # type: ignore[misc]
     def evict(self) -> None:
         """Close the connection now; a client in the middle of a request is told so."""
         begun = self.cycle is not None and not self.cycle.response_complete
-        if not self._idle and not (begun and self.cycle.response_started):
+        if not self._silent and not (begun and self.cycle.response_started):
             self.transport.write(_EVICTED)
             if begun:
                 # What the application says of it from now on is for nobody.
@@ -106,7 +109,7 @@ class HttpConnection(H11Protocol):  # type: ignore[misc]
 
     def _next_request_begins(self) -> None:
         if self._idle:
-            self._idle = False
+            self._idle = self._silent = False
             self._connections.reads(self)
             self._timer.cancel()
             self._wait(self._limits.head_timeout_s)
