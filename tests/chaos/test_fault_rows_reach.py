@@ -158,7 +158,8 @@ def test_row_40_a_client_that_is_cut_off_gets_replicas_and_the_other_keeps_its_o
     """Row 40: two clients, one is cut from a server: both get every answer, nothing moves for the one that is
     well; a short cut moves nothing; when the server is reached again the replicas go.
     """
-    config = load_config(balancer={"dead_grace_s": GRACE_S})
+    # A busy machine is to declare no client dead.
+    config = load_config(monitor={"lease_s": 8.0}, balancer={"dead_grace_s": GRACE_S})
     cluster = faulty_cluster(checkpoint(), servers=3, redundancy=2, config=config)
     well = join(cluster, 3, transport="grpc")
     address = str(cluster.children["expert-server-2"].address)
