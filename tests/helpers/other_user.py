@@ -11,7 +11,10 @@ NOBODY = 65534
 
 def main() -> None:
     from eaas.cli import main as eaas
+    from eaas.local.child import LAUNCHER_VARIABLE
 
+    # Started by hand: it may not open what is its launcher's.
+    os.environ.pop(LAUNCHER_VARIABLE, None)
     os.setgroups([])
     os.setgid(NOBODY)
     os.setuid(NOBODY)

@@ -11,7 +11,7 @@ from rich.console import Console
 from eaas.cli.client import status_table
 from eaas.facts.events import between
 from eaas.facts.fold import FactsFold
-from eaas.facts.model import Answer, Facts, Reading, coverage
+from eaas.facts.model import Answer, Facts, MemberFacts, Reading
 from eaas.reach import fewest_replicas, unreachable
 from eaas.types import Member, MemberState, Placement, Role, ServerReach
 
@@ -59,7 +59,8 @@ def test_the_client_that_reaches_fewest_counts() -> None:
 
 def test_coverage_names_what_some_client_has_no_server_for() -> None:
     members = (*SERVERS, client("lost", *to("a", "b"), CUT))
-    assert coverage(PLACEMENT, members) == (((0, 2),), 0)
+    facts = Facts(members=tuple(MemberFacts(m, 0.0) for m in members), placement=PLACEMENT)
+    assert (facts.uncovered, facts.min_replicas) == (((0, 2),), 0)
 
 
 def test_reasons_are_of_those_that_live() -> None:
