@@ -44,7 +44,7 @@ def is_refused(monitor_address: str, name: str) -> bool:
         id=name, role=Role.EXPERT_SERVER.number, pid=1, state=common_pb2.MEMBER_STATE_SERVING
     )
     request = monitor_pb2.RegisterRequest(member=member, protocol_version=PROTOCOL_VERSION)
-    with channel(monitor_address, Role.MONITOR.value) as line:
+    with channel(monitor_address, Role.MONITOR.value, None) as line:
         try:
             monitor_pb2_grpc.MonitorServiceStub(line).Register(request, timeout=_CALL_S)
         except grpc.RpcError as error:

@@ -32,9 +32,9 @@ def test_a_cluster_shares_them_among_its_servers(
     monkeypatch.setattr(cluster, "precheck", lambda _model: None)
     commands: list[list[str]] = []
 
-    def child(_name: str, arguments: list[str], *_: object, **__: object) -> Any:
+    def child(name: str, arguments: list[str], *_: object, **__: object) -> Any:
         commands.append(arguments)
-        return SimpleNamespace(pid=1)
+        return SimpleNamespace(name=name, pid=1)
 
     monkeypatch.setattr(cluster, "ChildProcess", child)
     settings = ClusterConfig(expert_server=ExpertServerConfig(threads=wanted))

@@ -55,8 +55,7 @@ def test_what_is_too_large_is_refused() -> None:
     request.reach.CopyFrom(ServerReach.to_proto(REACH))
     assert reach_of(request) == REACH
     many = [common_pb2.ServerReach(server_id="x" * 200) for _ in range(3000)]
-    for wrong in (many, [common_pb2.ServerReach(server_id="x" * 256)]):
-        request.reach.CopyFrom(common_pb2.Reach(servers=wrong))
-        with pytest.raises(Refused) as caught:
-            reach_of(request)
-        assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
+    request.reach.CopyFrom(common_pb2.Reach(servers=many))
+    with pytest.raises(Refused) as caught:
+        reach_of(request)
+    assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
