@@ -14,7 +14,8 @@ FILES = ("balancer", "monitor", "expert", "common")
 HEAD = """# The gRPC API
 
 Made from the comments in `proto/` by `make proto`; do not edit. Every server has gRPC's health and reflection
-services, too: `grpcurl -plaintext HOST:PORT describe eaas.rpc.v1.BalancerService`. For Python there is
+services, too: `grpcurl -plaintext HOST:PORT describe eaas.rpc.v1.BalancerService` (on loopback with the
+[cluster's secret](security.md#the-secret-of-a-cluster-on-loopback)). For Python there is
 `eaas.balancer_client.BalancerClient`, for people `eaas plan`, `rebalance`, `pin`, `unpin`, `history`.
 """
 # Numbers of fields in descriptor.proto: the path to a comment is made of them.
