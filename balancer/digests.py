@@ -1,8 +1,8 @@
 """The digest of each expert's bytes, as the servers of a cluster state it. No I/O.
 
 Before a digest is known, servers may state different ones. Each contradiction counts against both servers,
-and the server with fewer contradictions is right: one damaged copy among three servers is found whichever
-of them loads first. Of two servers with as many contradictions, the first to state a digest is right.
+and the server with fewer contradictions is right: one damaged copy among three servers is found, in any
+order of loading. Of two servers with as many contradictions, the first to state a digest is right.
 """
 
 from __future__ import annotations

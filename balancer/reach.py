@@ -30,11 +30,11 @@ Life = tuple[str, int, str, int, str]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is to be done.
+    """What follows from what clients reach.
 
     Attributes:
         withheld: Servers that get no experts for now.
-        audiences: Each expert is to have its replicas among the servers of each of these, too.
+        audiences: Each of these sets of servers needs the replicas of every expert, too.
         cut_off: Clients that reach no server.
     """
 
@@ -56,7 +56,7 @@ def judge(
     what the others have is never touched, and the client that is cut gets replicas where it can reach them.
 
     Args:
-        cut: By client; of those that report their reach.
+        cut: By client that reports its reach.
         missing: By client; a superset of `cut`.
         servers: That live.
         placed: Those that hold experts.

@@ -64,7 +64,7 @@ class Operator:
             raise ClusterError("say how many servers there are to be: 1 or more")
         servers = int(servers)
         scale_servers(_balancer(facts), servers, self._tls)
-        return f"There are to be {counted(servers, 'expert server')}."
+        return f"Scaling to {counted(servers, 'expert server')}."
 
     def start_server(self, facts: Facts) -> str:
         """One more than live."""

@@ -122,7 +122,7 @@ class _Server(uvicorn.Server):  # type: ignore[misc]
         self._acceptor = Acceptor(self._listener, connection, self._connections)
 
     async def on_tick(self, counter: int) -> bool:
-        """Once a second: the date, and what is to be logged of connections."""
+        """Once a second, take the date and log what happened to connections."""
         self._connections.log()
         return bool(await super().on_tick(counter))
 

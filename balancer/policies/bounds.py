@@ -32,9 +32,9 @@ def par_bound(problem: Problem) -> Float:
 
     - The level up to which servers must be filled: one with c slots takes the c hottest experts at most, one
       without slots nothing.
-    - M, the least with sum over experts of max(1, ceil(load / (M * highest speed))) <= slots, and no expert
-      on more than all servers, of those that have slots. Giving each further replica to the expert with the
-      highest load per replica finds that M (Adams' apportionment).
+    - M, the least with sum over experts of max(1, ceil(load / (M * highest speed))) <= slots. Servers
+      without slots count neither for the highest speed nor as places for replicas. Giving each further
+      replica to the expert with the highest load per replica finds that M (Adams' apportionment).
 
     Time O(L * E) where the first level is such an M, as it is wherever there are E + S slots or more, else
     O(L * (E + extra slots) * log E); and O(L * (E log E + S log S)) where slots do not follow the speeds.
@@ -62,8 +62,8 @@ def par_bound(problem: Problem) -> Float:
 def _fill(problem: Problem) -> Float:
     """float64 (L): over the mean, the least t with sum over servers of min(t * speed, c hottest) = load.
 
-    Whichever servers take their c hottest experts, t >= (load - theirs) / (speed of the others). With those
-    that are full first this becomes an equation.
+    If some servers take their c hottest experts, then t >= (load - theirs) / (speed of the others). For the
+    servers that fill up first, both sides are equal.
     """
     load_LE, slots_LS, speeds_S = problem.load_LE, problem.slots_LS, problem.speeds_S
     fill_L = np.ones(problem.layers)

@@ -115,7 +115,7 @@ def test_scaled_by_the_button(up: Any, watched: Watched) -> None:
     expect(servers).to_have_value("3", timeout=PATIENCE_MS)
     servers.fill("5")
     press(watched, "Scale to that number of servers")
-    watched.wait_text("operate-said", "There are to be 5 expert servers")
+    watched.wait_text("operate-said", "Scaling to 5 expert servers")
     for name in ("expert-server-3", "expert-server-4"):
         wait_state(watched, name, "SERVING")
     assert up.member("expert-server-4")["state"] == "SERVING"
