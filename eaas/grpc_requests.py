@@ -52,8 +52,9 @@ class RequestGuard(grpc.ServerInterceptor):  # type: ignore[misc]
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
         """See gRPC."""
         handler = continuation(details)
-        # Frames of the data path are no messages here: `Exchange` checks them as it copies them.
-        if handler is None or details.method == EXCHANGE:
+        # A handler without a deserializer takes bytes. Frames of the data path are bytes as well: `Exchange`
+        # checks them as it copies them.
+        if handler is None or handler.request_deserializer is None or details.method == EXCHANGE:
             return handler
         kind = "_".join(
             "stream" if streams else "unary"

@@ -283,7 +283,9 @@ class Story:
         self.told: list[tuple[str, int, MemberState, str]] = []
         self.told_at: list[float] = []
         self._channel = channel(monitor_address)
-        self._call = monitor_pb2_grpc.MonitorServiceStub(self._channel).Watch(pb.WatchRequest())
+        self._call = monitor_pb2_grpc.MonitorServiceStub(self._channel).Watch(
+            pb.WatchRequest(knows_left=True)
+        )
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 

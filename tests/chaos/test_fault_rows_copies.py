@@ -108,7 +108,7 @@ def test_row_39_a_damaged_copy_joins_a_cluster_that_serves(
     copy = damaged_copy(model, tmp_path / "copy", expert_keys(model, layer=1))
     before = client.cluster.placement
     refused(by_hand(cluster, "damaged", copy), str(copy), "layer 1")
-    client.until(lambda: MemberState.DEAD in states(client, "damaged"))
+    client.until(lambda: MemberState.LEFT in states(client, "damaged"))
     assert_right(client, expected)
     after = client.cluster.placement
     assert after.servers == before.servers

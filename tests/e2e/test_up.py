@@ -151,7 +151,7 @@ def test_status_json(up: Any) -> None:
     for m in document["members"]:
         assert set(m) == {
             *("id", "role", "pid", "host", "address"),
-            *("state", "incarnation", "experts", "in_flight"),
+            *("state", "incarnation", "experts", "in_flight", "unreachable"),
         }
         assert (m["state"], m["incarnation"]) == ("SERVING", 1)
         # As of the last heartbeat, which may have been sent while the request before was answered.

@@ -133,7 +133,7 @@ def test_row_25_an_operators_word_counts_once(
         def level(self) -> None:
             done.append("level")
 
-    balancer = BalancerService(lambda question: None, Rebalancer(), Once(), 1.0)  # type: ignore[arg-type]
+    balancer = BalancerService(lambda question: None, Rebalancer(), Once(), 1.0, 8)  # type: ignore[arg-type]
     add = balancer_pb2_grpc.add_BalancerServiceServicer_to_server
     stub = balancer_pb2_grpc.BalancerServiceStub(
         open_to(Service("eaas.rpc.v1.BalancerService", add, balancer))
