@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -27,7 +27,7 @@ from eaas.monitors import LEADER_KEY
 from eaas.rpc.v1 import monitor_pb2 as pb
 from eaas.rpc.v1 import monitor_pb2_grpc
 from eaas.session import PROTOCOL_VERSION
-from eaas.types import Member, MemberState, Role
+from eaas.types import Member, MemberState, ModelShape, Role
 from monitor.life import MemberEvent
 from monitor.main import Monitor
 from monitor.store import Change, StoreLostError
@@ -161,10 +161,10 @@ def test_the_lead_is_confirmed_while_somebody_writes(connect: Callable[[], Kazoo
 
 def test_a_thousand_members_with_long_models(connect: Callable[[], KazooClient]) -> None:
     store = ZooKeeperStore(connect(), "/many", 20.0)
-    events = tuple(
-        MemberEvent(i, Member(f"m{i}", Role.BALANCER, 1, "h" * 2000, "", SERVING), "")
-        for i in range(1, 1001)
-    )
+    names = tuple(f"model.layers.{layer}.mlp.experts" for layer in range(80))
+    model = ModelShape("mixtral", 8, 64, 2, names, "bfloat16", "d")
+    member = Member("m", Role.EXPERT_SERVER, 1, "h", "h:1", SERVING, model=model)
+    events = tuple(MemberEvent(i, replace(member, id=f"m{i}"), "") for i in range(1, 1001))
     store.write(Change(1000, 0, events))
     assert ZooKeeperStore(connect(), "/many", 20.0).kept.events == events
 
