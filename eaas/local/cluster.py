@@ -194,6 +194,9 @@ class LocalCluster:
             Those that were not known before.
         """
         found: list[ChildProcess] = []
+        if not self.monitor_address:
+            # Until the monitor's port is known, its arguments are those of every other cluster's monitor.
+            return found
         for child in self.ended():
             again = find_started_by_hand(child.name, child.arguments)
             if again is not None:

@@ -56,7 +56,7 @@ def report(stub: monitor_pb2_grpc.MonitorServiceStub) -> Callable[..., None]:
     [
         ("nobody", 1, grpc.StatusCode.NOT_FOUND),
         ("client", 2, grpc.StatusCode.NOT_FOUND),
-        ("", 0, grpc.StatusCode.NOT_FOUND),
+        ("", 0, grpc.StatusCode.INVALID_ARGUMENT),
         ("server", 1, grpc.StatusCode.INVALID_ARGUMENT),
     ],
 )

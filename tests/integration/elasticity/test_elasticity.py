@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from attention_client.reach import ReachBook
 from control_plane import FakeExpertServer, eventually
 from eaas.balancer_calls import drain_server, scale_servers
 from eaas.errors import ClusterError, EaasError
@@ -156,11 +157,16 @@ class StuckServer(FakeExpertServer):
 
 
 def test_row_11_a_balancer_killed_mid_push(
-    elastic: Callable[..., Any], kill: Callable[..., None], cleanup: ExitStack
+    elastic: Callable[..., Any],
+    kill: Callable[..., None],
+    cleanup: ExitStack,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Row 11: balancer killed mid-push: every server holds all of the old epoch or all of the new; no
     expert uncovered.
     """
+    # The fake server grants no slots. A client that does not report its reach counts as connected to it.
+    monkeypatch.setattr(ReachBook, "report", lambda *_: None)
     cluster, client = elastic()
     old = client.cluster.placement
     shape = client.servers()[THREE[0]].model
