@@ -15,7 +15,7 @@ import pytest
 
 from eaas.config import ClusterConfig, load_config
 from eaas.errors import ClusterError
-from eaas.local import supervision
+from eaas.local import LocalCluster, cluster, supervision
 from eaas.local.by_hand import find_started_by_hand
 from eaas.local.process import program, wait_ready
 from eaas.local.restart import Restarts, keep_port, restart_line
@@ -129,6 +129,24 @@ class _Cluster:
     def start_again(self, name: str) -> None:
         self.starts += 1
         self.children[name] = _Process(name, 2)
+
+
+def test_a_start_that_failed_finds_no_monitor_of_another_cluster(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Before its port is known, a monitor has the arguments of every other cluster's."""
+    monkeypatch.setattr(cluster, "precheck", lambda _model: None)
+    asked: list[str] = []
+    monkeypatch.setattr(
+        cluster, "find_started_by_hand", lambda name, _arguments: asked.append(name)
+    )
+    local = LocalCluster(tmp_path, attention_client=False)
+    local.children["monitor"] = SimpleNamespace(name="monitor", arguments=(), running=False)  # type: ignore[assignment]
+    assert local.find_started_by_hand() == []
+    assert asked == []
+    local.monitor_address = "127.0.0.1:1"
+    assert local.find_started_by_hand() == []
+    assert asked == ["monitor"]
 
 
 def test_a_client_that_fails_again_and_again_ends_the_cluster(
