@@ -50,8 +50,8 @@ class LocalCluster:
         model: Directory of a checkpoint.
         servers: Expert servers.
         redundancy: Servers that hold each expert.
-        config: Of this, the endpoint's host, port, transport and keys, the servers' threads, kernel and
-            quantization, and what is said of security, are passed on.
+        config: Passed on are the monitor's address and directory, the endpoint's host, port, transport and
+            keys, the servers' threads, kernel and quantization, and the security settings.
         config_file: Every other setting, which the children read for themselves.
         log_dir: Where the children's output goes; by default nowhere that lasts.
         attention_client: Start one, with its endpoint; False where the caller is the client itself.

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from eaas.config import load_config
 from eaas.types import MemberState
 
 pytestmark = [pytest.mark.chaos, pytest.mark.alone, pytest.mark.timeout(300)]
@@ -34,6 +35,7 @@ def split_cluster(
         checkpoint(),
         servers=2,
         redundancy=2,
+        config=load_config(settings),
         config_file=settings,
         namespaces={INSIDE: namespace},
     )
