@@ -91,7 +91,7 @@ class ChaosCluster(LocalCluster):
             nursery=nursery,
         )
         self._namespace = namespace
-        # To be written by whoever starts a server on it.
+        # The run writes this copy before it starts a server on it.
         self.damaged_model = scratch / "damaged"
         # Of every process that was started here, by pid.
         self.births: dict[int, int | None] = {}

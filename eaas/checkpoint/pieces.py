@@ -22,7 +22,7 @@ def at_once() -> None:
 
 
 def unseen(_piece: memoryview) -> None:
-    """The look of whoever takes the pieces as they are."""
+    """The default `look`: takes the pieces as they are."""
 
 
 def pieces(count: int, most: int = PIECE_BYTES) -> Iterator[tuple[int, int]]:
