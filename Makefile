@@ -1,8 +1,8 @@
-# Two commands are enough: `make up` serves a model, `make test` runs every test.
-.PHONY: setup up test test-compose fuzz sim soak bench-client docs lint format proto clean
+# Two commands are enough: `make up` serves a model, `make test` tests a change.
+.PHONY: setup up test test-nightly nightly-tests test-compose fuzz sim soak bench-client docs lint format proto clean
 .DELETE_ON_ERROR:
 
-# Compiled modules are kept, whatever the caller's habit is: each command would compile all of ours anew.
+# Keep compiled modules: without them, each command compiles all of ours.
 unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= python3
@@ -17,17 +17,17 @@ REDUNDANCY ?= 2
 TRANSPORT ?= shm
 HOST ?= 127.0.0.1
 PORT ?= 8000
-# Where to keep the processes' logs; by default they are not kept.
+# Directory for the processes' logs; empty: they are not kept.
 LOG_DIR ?=
 
 setup: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml setup.py eaas/wire/_flags.c eaas/wire/spin.h $(wildcard attention_client/dispatch/*.[ch] attention_client/scheduler/strategies/*.[ch]) \
+$(VENV)/.installed: pyproject.toml constraints.txt setup.py eaas/wire/_flags.c eaas/wire/spin.h $(wildcard attention_client/dispatch/*.[ch] attention_client/scheduler/strategies/*.[ch]) \
   $(wildcard eaas/minmax/*.[ch]) $(wildcard balancer/policies/fractional/*.[ch]) \
-  eaas/bench/dispatch/_floor.c $(wildcard expert_server/kernels/native/*) $(wildcard balancer/policies/native/*)
+  benchmarks/dispatch/_floor.c $(wildcard expert_server/kernels/native/*) $(wildcard balancer/policies/native/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[dev]'
 	@touch $@
 
 up: setup
@@ -35,45 +35,62 @@ up: setup
 	  --transport $(TRANSPORT) --host $(HOST) --port $(PORT) \
 	  $(if $(LOG_DIR),--log-dir '$(LOG_DIR)')
 
-# Three files at a time at first, since many tests wait more than they compute; then, one after another, the tests that must have the machine to
-# themselves, without collecting those of all other files again.
+# Three workers, since many tests wait more than they compute; then, one at a time, the tests that must have the
+# machine to themselves. Only their files are collected again.
+ALONE = $$(grep -rl --include='test_*.py' 'mark\.alone' tests)
+PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
+
+# Everything that must hold for a change.
 test: setup
 	status=0; \
-	$(BIN)/python -m pytest -m 'not alone and not compose' -n 3 --dist loadfile --no-loadscope-reorder || status=1; \
-	$(BIN)/python -m pytest -m alone $$(grep -rl --include='test_*.py' 'mark\.alone' tests) || status=1; \
+	$(BIN)/python -m pytest -m 'not (alone or compose or nightly)' $(PARALLEL) || status=1; \
+	$(BIN)/python -m pytest -m 'alone and not nightly' $(ALONE) || status=1; \
 	exit $$status
 
-# Builds the image and attacks a cluster of containers; skips where `docker compose` finds no engine.
+# `make -k test-nightly` goes on after a failure.
+test-nightly: nightly-tests sim fuzz soak
+
+# The slow tests, and more kills and examples for the others.
+nightly-tests: export KILL_MOMENTS ?= 10
+nightly-tests: export GROW_SHRINK_CYCLES ?= 20
+nightly-tests: setup
+	status=0; \
+	$(BIN)/python -m pytest --hypothesis-profile nightly --timeout 1200 \
+	  -m '(nightly or chaos or hypothesis) and not (alone or compose)' $(PARALLEL) || status=1; \
+	$(BIN)/python -m pytest -m 'alone and (nightly or chaos)' $(ALONE) || status=1; \
+	exit $$status
+
+# Builds the image and attacks a cluster of containers; skips if `docker compose` finds no engine.
 test-compose: setup
 	$(BIN)/python -m pytest -m compose tests/compose
 
-# What `make test` has a few seconds of, for minutes; FUZZ_SECONDS for each target of atheris.
+# FUZZ_SECONDS for each target of atheris; FUZZ_FACTOR times the examples of `make test` for the others.
 FUZZ_SECONDS ?= 60
 FUZZ_FACTOR ?= 20
 fuzz: setup
-	FUZZ_SECONDS=$(FUZZ_SECONDS) FUZZ_FACTOR=$(FUZZ_FACTOR) $(BIN)/python -m pytest --timeout 3600 tests/fuzz
+	FUZZ_SECONDS=$(FUZZ_SECONDS) FUZZ_FACTOR=$(FUZZ_FACTOR) $(BIN)/python -m pytest --timeout 3600 -m 'not compose' tests/fuzz
 
-# 10,000 seeds of the whole cluster in simulated time, on two cores.
+# Run 10,000 seeds of the whole cluster in simulated time, on two cores.
 sim: setup
-	CLUSTER_SEEDS=$(or $(SEEDS),10000) $(BIN)/python -m pytest -n 2 --dist load tests/sim/test_cluster.py
+	CLUSTER_SEEDS=$(or $(SEEDS),10000) $(BIN)/python -m pytest -n 2 --dist load -m 'not compose' tests/sim/test_cluster.py
 
-# Faults on a real cluster under load; the command says how to repeat what it finds.
+# Inject faults into a real cluster under load; a failed run prints the command that repeats it.
 soak: setup
 	$(BIN)/eaas chaos run --seed $(or $(SEED),1) --minutes $(or $(MINUTES),10)
 
-# aiperf, a client of others, drives the chat endpoint. It pins packages that ours need newer, so it has a place of its own.
+# Drive the chat endpoint with aiperf. It has its own environment, because it pins older versions of our packages.
 AIPERF := aiperf==0.13.0
 bench-client: setup .venv-bench/.installed
-	$(BIN)/eaas bench client --model '$(MODEL)'
+	$(BIN)/python -m benchmarks.client --model '$(MODEL)'
 
 .venv-bench/.installed:
 	$(PYTHON) -m venv .venv-bench
 	.venv-bench/bin/pip install --quiet --disable-pip-version-check '$(AIPERF)'
 	@touch $@
 
-# The site, into site/; a link or an anchor that leads nowhere ends it.
+# Build the site into site/; a broken link or anchor is an error.
 docs: setup
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 lint: setup proto docs
 	$(BIN)/ruff check .
@@ -81,13 +98,13 @@ lint: setup proto docs
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	@changed=$$(git status --porcelain -- eaas/rpc/v1 docs/api.md); test -z "$$changed" || \
-	  { echo "$$changed"; echo "this is not what proto/ generates: commit the result of 'make proto'"; exit 1; }
+	  { echo "$$changed"; echo "these files differ from what proto/ generates: commit the result of 'make proto'"; exit 1; }
 
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# From the root, so that the generated imports are right as they are.
+# Run from the root, so that the generated imports are right.
 proto: setup
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. proto/eaas/rpc/v1/*.proto
 	$(BIN)/python docs/make_api.py

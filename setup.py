@@ -1,9 +1,32 @@
 """The compiled parts: slots, dispatch, splits, selection, planning, the kernel, a benchmark's floor."""
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+FLOOR = Extension(
+    "benchmarks.dispatch._floor",
+    sources=["benchmarks/dispatch/_floor.c"],
+    depends=["eaas/wire/spin.h"],
+    extra_compile_args=["-O2", "-std=c11", "-Wall", "-Wextra"],
+    define_macros=[("Py_LIMITED_API", "0x030B0000")],
+    py_limited_api=True,
+)
+
+
+class BuildInClone(build_ext):
+    """Builds the benchmarks' extension in a clone alone: wheels hold no benchmarks."""
+
+    def run(self) -> None:
+        """Build."""
+        if not self.editable_mode:
+            self.extensions = [found for found in self.extensions if found is not FLOOR]
+        super().run()
+
 
 setup(
+    cmdclass={"build_ext": BuildInClone},
     ext_modules=[
+        FLOOR,
         Extension(
             "eaas.wire._flags",
             sources=["eaas/wire/_flags.c"],
@@ -72,14 +95,6 @@ setup(
             ],
             # Without it `decay` is not vectorised. Nothing here looks at floating-point exceptions.
             extra_compile_args=["-O3", "-std=c11", "-fno-trapping-math", "-Wall", "-Wextra"],
-            define_macros=[("Py_LIMITED_API", "0x030B0000")],
-            py_limited_api=True,
-        ),
-        Extension(
-            "eaas.bench.dispatch._floor",
-            sources=["eaas/bench/dispatch/_floor.c"],
-            depends=["eaas/wire/spin.h"],
-            extra_compile_args=["-O2", "-std=c11", "-Wall", "-Wextra"],
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
             py_limited_api=True,
         ),

@@ -1,22 +1,22 @@
-"""The attention client: a transformers model whose experts are elsewhere, and its HTTP endpoint."""
+"""The attention client: a transformers model with remote experts, and its HTTP endpoint."""
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from attention_client.cluster import Cluster
-    from attention_client.loading import load
+    from attention_client.engines.transformers.loading import load
 
 __all__ = ["Cluster", "load"]
 
 
 def __getattr__(name: str) -> Any:
-    # Both take seconds to import (torch, transformers); the simulator wants the scheduler alone.
+    # Both take seconds to import (torch, transformers), and the simulator needs the scheduler alone.
     if name == "Cluster":
         from attention_client.cluster import Cluster
 
         return Cluster
     if name == "load":
-        from attention_client.loading import load
+        from attention_client.engines.transformers.loading import load
 
         return load
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,8 +1,8 @@
 """The cluster as one attention client sees it: membership, placement and a connection to each server.
 
-Views come from the monitor and the balancer and are kept: both are off the data path, and with both gone
-serving goes on with the last views. A server that is seen to be gone is dropped at once, whatever the
-monitor says.
+The client keeps the last views from the monitor and the balancer. Both are off the data path: if both fail,
+serving goes on with these views. A server that is seen to be gone is dropped at once, whatever the monitor
+says.
 """
 
 from __future__ import annotations
@@ -15,39 +15,33 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-import grpc
 import numpy as np
 import torch
 
-from attention_client.budget import HedgeBudget, ServiceTimes
-from attention_client.connecting import CONNECT_S, Connector, refuse_other_model
-from attention_client.connection import Connection
+from attention_client.connections.deadlines import HedgeBudget
+from attention_client.connections.messages import LayerInput
+from attention_client.connections.opening import refuse_other_model
+from attention_client.connections.server_connections import ServerConnections
 from attention_client.dispatch import dispatch_policy
-from attention_client.layer_call import ClusterView, Dispatcher, LayerCall
-from attention_client.messages import LayerInput
-from attention_client.metrics import ClientMetrics
-from attention_client.placements import PlacementSwitch
-from attention_client.reach import ReachBook
-from attention_client.tracing import RequestTraces
-from attention_client.witness import Witness
+from attention_client.layer_call.call import ClusterView, Dispatcher, LayerCall
+from attention_client.layer_call.expert_attribution import ExpertAttribution
+from attention_client.placement_adoption import PlacementSwitch
+from attention_client.telemetry.metrics import ClientMetrics
+from attention_client.telemetry.tracing import RequestTraces
 from eaas.config import HOLD_BACK_S, AttentionClientConfig
-from eaas.errors import ClusterError, ConnectionLostError, EaasError, ExpertsUnavailableError
-from eaas.grpc_client import Backoff
+from eaas.control_plane.placement_watch import PlacementWatch
+from eaas.errors import ClusterError, ExpertsUnavailableError
 from eaas.log import get_logger
-from eaas.outcome_reports import OutcomeReporter
-from eaas.session import MemberSession, MembershipView, PlacementWatch, Report
-from eaas.tls import Identity
+from eaas.membership.failure_reports import OutcomeReporter
+from eaas.membership.session import MemberSession, MembershipView, Report
+from eaas.net.tls import Identity
 from eaas.types import Member, MemberState, ModelShape, Placement, Role
 
 __all__ = ["Cluster"]
 
 _log = get_logger(__name__)
-_RECONNECT_S = 0.25
-_RECONNECT_MOST_S = 2.0
 # A process may hold several models, each a member of its own.
 _numbers = itertools.count()
-# A server that is JOINING, too: it is given experts once its clients are connected to it.
-_USABLE = (MemberState.JOINING, MemberState.SERVING, MemberState.SUSPECT, MemberState.DRAINING)
 
 
 class Cluster:
@@ -55,14 +49,14 @@ class Cluster:
 
     Args:
         monitor_address: host:port of the monitor.
-        shape: The model that this client runs.
+        shape: Model of this client.
         config: Transport, slots, timeouts.
-        metrics: Counters.
-        client_id: Unique in the cluster; by default made of host and process id.
-        address: Where this client serves HTTP, for `status`; may be set later.
+        metrics: Metrics of this client.
+        client_id: Unique in the cluster; defaults to an id from host and process id.
+        address: host:port of this client's HTTP endpoint, for `status`.
         on_stopping: Called when the operator stops the cluster.
-        tls: Who this process is; None: plain text.
-        traces: Of requests; None: there are none.
+        tls: Identity of this process; None: plain text.
+        traces: Traces of requests; None: no tracing.
 
     Raises:
         ClusterError: The monitor cannot be reached.
@@ -86,25 +80,18 @@ class Cluster:
         self.config = config
         self.metrics = metrics
         self.monitor_address = monitor_address
+        self.attribution = ExpertAttribution()
+        hostname, self._pid = socket.gethostname(), os.getpid()
+        self.client_id = client_id or f"client-{hostname}-{self._pid}-{next(_numbers)}"
         self._changed = threading.Condition()
-        self._connections: dict[str, Connection] = {}
-        # Which process (`Member.life`) each of them leads to, and which one is being connected to.
-        self._lives: dict[str, tuple[object, ...]] = {}
-        self._connecting: dict[str, tuple[object, ...]] = {}
-        # Former connections that are being closed.
-        self._closing: dict[str, threading.Event] = {}
-        self._reach = ReachBook()
-        # Kept over the lives of a server: what it can do does not change with its process.
-        self._service_times: dict[str, ServiceTimes] = {}
-        self._pid = os.getpid()
         self._switch = PlacementSwitch(HOLD_BACK_S)
         self._view: ClusterView | None = None
         self._members: MembershipView | None = None
         self._state = MemberState.JOINING
+        self._closed = False
         self._counting = threading.Lock()
         self._in_flight = 0
         self._finished = 0
-        self.witness = Witness()
         self._dispatcher = Dispatcher(
             replicas=self,
             policy=dispatch_policy(config.dispatch),
@@ -112,18 +99,16 @@ class Cluster:
             attempt_timeout_s=config.attempt_timeout_s,
             hedges=HedgeBudget(config.hedge_share),
             metrics=metrics,
-            witness=self.witness,
+            attribution=self.attribution,
             traces=traces,
         )
-        self._closed = threading.Event()
-        self._joined = threading.Event()
-        hostname = socket.gethostname()
-        self.client_id = client_id or f"client-{hostname}-{os.getpid()}-{next(_numbers)}"
-        self._connector = Connector(self.client_id, shape, config, metrics, self._on_lost, tls)
+        self._servers = ServerConnections(
+            self.client_id, shape, config, metrics, self._changed, self._refresh, tls
+        )
         member = Member(
             id=self.client_id,
             role=Role.ATTENTION_CLIENT,
-            pid=os.getpid(),
+            pid=self._pid,
             host=hostname,
             address=address,
             state=MemberState.JOINING,
@@ -137,7 +122,7 @@ class Cluster:
             on_stopping=on_stopping,
             tls=tls,
         )
-        self._joined.set()
+        self._servers.start(self.session)
         self._reporter = OutcomeReporter(self.session, metrics.outcomes, self._settle)
         metrics.view_age.set_function(lambda: self.session.view.age_s(time.monotonic()))
         self._placements = PlacementWatch(self._balancer_address, self._on_placement, tls)
@@ -152,14 +137,14 @@ class Cluster:
         scores_TK: torch.Tensor,
         wanted_T: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Have the experts of one layer computed.
+        """Compute the experts of one layer remotely.
 
         Args:
             layer: MoE layer.
             x_TH: Hidden states in fp32, bf16 or fp16.
             ids_TK: Logical expert ids.
-            scores_TK: Their weights.
-            wanted_T: bool; tokens to compute, the others count as 0. None: all.
+            scores_TK: Weights of the experts.
+            wanted_T: bool; tokens to compute, others give 0. None: all.
 
         Returns:
             float32 (T, H).
@@ -181,10 +166,10 @@ class Cluster:
         scores_TK: torch.Tensor,
         wanted_T: torch.Tensor | None,
     ) -> Iterator[LayerCall]:
-        """A layer call that the servers work on while its caller does something else.
+        """Start a layer call, so that the caller can work while the servers compute.
 
-        Args and errors are those of `layer_call`; the result is what `finish` of the call returns. A call
-        that was not finished at the end of the context is given up.
+        Args and errors as for `layer_call`; `finish` of the call returns the result. Leaving the context
+        cancels an unfinished call.
         """
         call = self._layer_call(layer, x_TH, ids_TK, scores_TK, wanted_T)
         with self._counted(call):
@@ -234,7 +219,7 @@ class Cluster:
         return self._view
 
     def wait_for_change(self, seen: ClusterView, timeout_s: float) -> None:
-        """Sleep until there is another view than `seen`, or the time is over."""
+        """Sleep until the view is not `seen` any more, or until the timeout."""
         with self._changed:
             self._changed.wait_for(lambda: self._view is not seen, timeout_s)
 
@@ -246,7 +231,7 @@ class Cluster:
             stopping: Ends the wait early.
 
         Raises:
-            ClusterError: Not within the time, naming what is missing.
+            ClusterError: The timeout passed (names what is missing), or the servers serve another model.
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
@@ -258,15 +243,13 @@ class Cluster:
                 self._changed.wait(0.2)
 
     def missing(self) -> str:
-        """What keeps this client from serving; empty when nothing does."""
+        """Why this client cannot serve; empty if it can."""
         view = self._view
         if view is None:
             return "no placement yet"
         if uncovered := self.uncovered():
             layer, expert = uncovered[0]
-            why = "".join(
-                f"; {server}: {reason}" for server, reason in self._reach.refusals().items()
-            )
+            why = "".join(f"; {server}: {why}" for server, why in self._servers.refusals().items())
             return (
                 f"{len(uncovered)} expert(s) without a live replica, "
                 f"first: layer {layer}, expert {expert}{why}"
@@ -283,7 +266,7 @@ class Cluster:
 
     @property
     def placement(self) -> Placement | None:
-        """The placement in use; None while there is none."""
+        """The placement in use; None before the first one."""
         return self._switch.current
 
     # -- membership -----------------------------------------------------------------------------------
@@ -295,20 +278,22 @@ class Cluster:
 
     def _report(self) -> Report:
         placement = self._switch.current
-        with self._changed:
-            connections = tuple(self._connections.values())
         return Report(
             state=self._state,
             progress=self._finished,
             in_flight=self._in_flight,
             experts=0,
             epoch=placement.epoch if placement else 0,
-            reach=self._reach.report(connections),
+            reach=self._servers.reach(),
         )
 
     def _balancer_address(self) -> str | None:
         live = self._members.live(Role.BALANCER) if self._members else ()
         return live[0].address if live else None
+
+    def _on_members(self, members: MembershipView) -> None:
+        self._members = members
+        self._servers.follow(members)
 
     def _on_placement(self, placement: Placement) -> None:
         shape = (self.shape.num_layers, self.shape.num_experts)
@@ -321,176 +306,43 @@ class Cluster:
             self._refresh()
             due_at = self._switch.due_at()
         if due_at is not None:
-            timer = threading.Timer(max(0.0, due_at - time.monotonic()), self._look_again)
+            timer = threading.Timer(max(0.0, due_at - time.monotonic()), self._refresh_when_due)
             timer.daemon = True
             timer.start()
 
-    def _look_again(self) -> None:
+    def _refresh_when_due(self) -> None:
         with self._changed:
             self._refresh()
-
-    def _on_members(self, members: MembershipView) -> None:
-        self._members = members
-        servers = [m for m in members.members.values() if m.role is Role.EXPERT_SERVER]
-        self._reach.keep({m.life for m in servers if m.state in _USABLE})
-        for member in servers:
-            with self._changed:
-                connection = self._connections.get(member.id)
-                stale = connection is not None and self._lives[member.id] != member.life
-            # Answers are worth more than silence elsewhere: a server that only the monitor cannot reach
-            # serves on. Whoever said goodbye takes its slots back by itself.
-            silent = member.state.is_gone and connection and connection.owes_answer()
-            if connection is not None and (stale or silent):
-                connection.lose(f"the monitor says {member.state.value}")
-            if member.state.is_gone:
-                self.metrics.outcomes.forget(member.id)
-            if member.state in _USABLE:
-                self._connect_soon(member)
-
-    def _settle(self) -> bool:
-        """Take late answers in; says whether a server still owes one."""
-        with self._changed:
-            connections = tuple(self._connections.values())
-        return any([connection.owes_answer() for connection in connections])
-
-    # -- connections ----------------------------------------------------------------------------------
-
-    def _connect_soon(self, member: Member) -> None:
-        with self._changed:
-            known = self._connections.get(member.id)
-            if self._closed.is_set() or self._connecting.get(member.id) == member.life:
-                return
-            if known is not None and self._lives[member.id] == member.life:
-                return
-            self._connecting[member.id] = member.life
-        threading.Thread(
-            target=self._connect, args=(member,), name=f"connect-{member.id}", daemon=True
-        ).start()
-
-    def _still_wanted(self, member: Member) -> bool:
-        current = self._usable(member.id)
-        return not self._closed.is_set() and current is not None and current.life == member.life
-
-    def _usable(self, server_id: str) -> Member | None:
-        member = self._members.members.get(server_id) if self._members else None
-        return member if member is not None and member.state in _USABLE else None
-
-    def _connect(self, member: Member) -> None:
-        self._joined.wait()
-        backoff = Backoff(_RECONNECT_S, _RECONNECT_MOST_S)
-        try:
-            while self._still_wanted(member):
-                try:
-                    self._connect_once(member)
-                    return
-                except (grpc.RpcError, EaasError) as error:
-                    what = str(error.details() if isinstance(error, grpc.Call) else error)
-                except Exception as error:  # noqa: BLE001 (logged; the other servers are served on)
-                    what = repr(error)
-                    _log.exception("%s: not connected", member.id)
-                if self._reach.failed(member, what):
-                    _log.warning("%s: not connected, trying on: %s", member.id, what)
-                    self.session.report_now()
-                self._closed.wait(backoff.next_s())
-        finally:
-            with self._changed:
-                if self._connecting.get(member.id) == member.life:
-                    del self._connecting[member.id]
-            # A view that came after the last look at it, or a loss, found this thread still at work.
-            if self._still_wanted(member):
-                self._connect_soon(member)
-
-    def _connect_once(self, member: Member) -> None:
-        closing = self._closing.get(member.id)
-        if closing is not None:
-            # What the former connection still writes must not meet slots that are granted anew.
-            closing.wait(CONNECT_S)
-        incarnation = self.session.incarnation
-        connection = self._connector.connect(member, incarnation, lambda c: self._list(member, c))
-        if connection.lost_reason is not None:
-            raise ConnectionLostError(connection.lost_reason)
-        with self._changed:
-            listed = self._connections.get(member.id) is connection
-        if not (listed and self._still_wanted(member)):
-            connection.lose("another life of the server began")
-        else:
-            _log.info("%s: connected (%s)", member.id, self.config.transport)
-
-    def _list(self, member: Member, connection: Connection) -> None:
-        with self._changed:
-            if not self._still_wanted(member):
-                # The connection to another life, which began meanwhile, may be listed already.
-                return
-            if self._lives.get(member.id, member.life) != member.life:
-                # The new life's incarnation may be below the former's, whose totals would hide its own.
-                self.metrics.outcomes.forget(member.id)
-            connection.service = self._service_times.setdefault(member.id, connection.service)
-            self._lives[member.id] = member.life
-            self._connections[member.id] = connection
-            self._reach.connected(member.id)
-            self._refresh()
-        self.session.report_now()
-
-    def _on_lost(self, connection: Connection) -> None:
-        _log.info("%s: connection lost: %s", connection.server_id, connection.lost_reason)
-        with self._changed:
-            if self._connections.get(connection.server_id) is connection:
-                del self._connections[connection.server_id]
-                member = self._usable(connection.server_id)
-                if member is not None and member.life == self._lives[member.id]:
-                    self._reach.failed(member, str(connection.lost_reason), lost=True)
-            others = tuple(self._connections.values())
-            closed = self._closing.setdefault(connection.server_id, threading.Event())
-            self._refresh()
-        self.session.report_now()
-        # Whoever waits, maybe on another server of the same call, is to look around at once.
-        for other in others:
-            other.wake()
-        threading.Thread(
-            target=self._after_loss, args=(connection, closed), name="after-loss", daemon=True
-        ).start()
-
-    def _after_loss(self, connection: Connection, closed: threading.Event) -> None:
-        """Let go of the link, and try the same life again if it still lives (a broken stream, say)."""
-        try:
-            connection.close()
-        finally:
-            with self._changed:
-                self._closing.pop(connection.server_id, None)
-            closed.set()
-        self._closed.wait(_RECONNECT_S)
-        if (member := self._usable(connection.server_id)) is not None:
-            self._connect_soon(member)
 
     def _refresh(self) -> None:
-        """Make the view anew; the lock is held."""
-        connected = {s for s, c in self._connections.items() if c.lost_reason is None}
-        switched = self._switch.look(connected, time.monotonic())
+        """Replace the view; the lock is held."""
+        switched = self._switch.advance(self._servers.live(), time.monotonic())
         placement = self._switch.current
         if placement is not None:
-            self._view = ClusterView(
-                placement, tuple(self._connections.get(server) for server in placement.servers)
-            )
+            self._view = ClusterView(placement, self._servers.of(placement.servers))
         if switched and placement is not None:
             self.metrics.epoch.set(placement.epoch)
-            # The balancer waits for everybody to say so.
+            # The balancer waits until every client reports the new epoch.
             self.session.report_now()
-        self.metrics.connections.set(len(self._connections))
+        self.metrics.connections.set(len(self._servers.all()))
         self._changed.notify_all()
 
-    def close(self) -> None:
-        """Leave the cluster: give slots back, say goodbye to the monitor, end the threads. Idempotent.
+    def _settle(self) -> bool:
+        """Take late answers in; return whether a server still owes one."""
+        return any([connection.owes_answer() for connection in self._servers.all()])
 
-        Does nothing in a forked child: membership and slots are its parent's.
+    def close(self) -> None:
+        """Leave the cluster: free the slots, deregister, end the threads. Idempotent.
+
+        Does nothing in a forked child: membership and slots belong to its parent.
         """
-        if self._closed.is_set() or os.getpid() != self._pid:
+        if self._closed or os.getpid() != self._pid:
             return
-        self._closed.set()
+        self._closed = True
+        self._servers.stop()
         self._placements.close()
         self._reporter.close()
         self.session.close(deregister=True)
         with self._changed:
-            connections = tuple(self._connections.values())
             self._changed.notify_all()
-        for connection in connections:
-            connection.close()
+        self._servers.close()

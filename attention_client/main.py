@@ -1,4 +1,4 @@
-"""The life of an attention client process: model, cluster, HTTP endpoint."""
+"""The attention client process: model, cluster, HTTP endpoint."""
 
 from __future__ import annotations
 
@@ -13,13 +13,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from transformers import AutoTokenizer
 
 from attention_client.cluster import Cluster
-from attention_client.dashboard import Dashboard
-from attention_client.dashboard.operator import Operator
-from attention_client.dashboard.token import OperatorToken, token_of
-from attention_client.loading import load_onto
-from attention_client.metrics import ClientMetrics
+from attention_client.engines.transformers.loading import load_onto
 from attention_client.scheduler import strategy
-from attention_client.serve import (
+from attention_client.serving import (
     HttpServer,
     LoopbackHosts,
     Scheduling,
@@ -27,24 +23,28 @@ from attention_client.serve import (
     bind,
     build_app,
 )
-from attention_client.serve.heap import share_heaps
-from attention_client.server_metrics import ServerMetrics
+from attention_client.serving.dashboard import Dashboard
+from attention_client.serving.dashboard.operator import Operator
+from attention_client.serving.dashboard.token import OperatorToken, token_of
+from attention_client.serving.heap import share_heaps
 from attention_client.status import cluster_status, min_replicas
-from attention_client.tracing import RequestTraces
-from eaas.api_keys import ApiKeys
-from eaas.authority import OPERATOR
+from attention_client.telemetry.metrics import ClientMetrics
+from attention_client.telemetry.server_metrics import ServerMetrics
+from attention_client.telemetry.tracing import RequestTraces
 from eaas.checkpoint import Checkpoint
+from eaas.cluster_snapshot import SnapshotReader
+from eaas.cluster_snapshot.counters import COUNTED, Counters, read_counters
 from eaas.config import AttentionClientConfig
 from eaas.cores import usable_cores
 from eaas.errors import ConfigError, NotACheckpointError
-from eaas.exposure import only_here
-from eaas.facts import FactsReader
-from eaas.facts.counters import COUNTED, Counters, read_counters
-from eaas.grpc_server import host_to_tell, join_host_port
 from eaas.log import get_logger
-from eaas.server_records import cluster_secret, new_secret, publish, withdraw
+from eaas.net.api_keys import ApiKeys
+from eaas.net.authorisation import OPERATOR
+from eaas.net.grpc_server import host_to_tell, join_host_port
+from eaas.net.listen_policy import only_here
+from eaas.net.server_records import cluster_secret, new_secret, publish, withdraw
+from eaas.net.tls import Identity
 from eaas.telemetry import Tracing
-from eaas.tls import Identity
 from eaas.types import Member
 
 __all__ = ["run"]
@@ -52,7 +52,7 @@ __all__ = ["run"]
 _log = get_logger(__name__)
 
 _COVERED_S = 600.0
-_LOOK_S = 0.5
+_WAIT_STEP_S = 0.5
 _GRACE_S = 1.0
 
 
@@ -67,7 +67,7 @@ def run(
     keys: ApiKeys | None = None,
     tracing: Tracing | None = None,
 ) -> None:
-    """Serve until `stopping` is set (by a signal, or because the operator stops the cluster).
+    """Serve until `stopping` is set (by a signal, or when the operator stops the cluster).
 
     Args:
         model_path: Directory of the checkpoint.
@@ -75,19 +75,19 @@ def run(
         monitor_address: host:port.
         config: Endpoint, transport, timeouts.
         stopping: Ends the call.
-        on_serving: Called with the endpoint's URL once requests are answered.
-        tls: Who this process is; None: plain text.
-        keys: What requests have to show; None: nothing.
-        tracing: Where spans of requests go; None: there are none. It is closed at the end.
+        on_serving: Called with the endpoint's URL once it answers requests.
+        tls: Identity of this process; None: plain text.
+        keys: API keys that requests must show; None: none.
+        tracing: Exports spans of requests; None: no tracing. Closed at the end.
 
     Raises:
-        CheckpointError: Nothing that can be served.
-        ConfigError: There is no such strategy.
+        CheckpointError: The checkpoint cannot be served.
+        ConfigError: The scheduling strategy is unknown.
         PortInUseError: The endpoint's port is taken.
         ClusterError: The monitor cannot be reached, or no placement covers every expert.
     """
     share_heaps()
-    # An unknown name is to be known before anything is loaded.
+    # Refuse an unknown name before anything is loaded.
     strategy(config.scheduler.strategy)
     torch.set_num_threads(config.threads or max(1, usable_cores() // 2))
     checkpoint = Checkpoint.open(model_path)
@@ -125,7 +125,6 @@ def run(
             url = f"http://{host_port}"
             limits = ServeLimits(
                 num_blocks=config.cache_blocks,
-                page_size=config.cache_block_tokens,
                 max_batch_tokens=config.max_batch_tokens,
             )
             app = build_app(
@@ -141,7 +140,7 @@ def run(
                 keys=keys,
                 hosts=_hosts(config),
                 traces=traces,
-                witness=cluster.witness,
+                attribution=cluster.attribution,
                 dashboard=_dashboard(cluster, config, registry, tls, keys, listener),
             )
             server = HttpServer(app, config.host, config.port, listener, limits)
@@ -149,8 +148,8 @@ def run(
             try:
                 cluster.serving()
                 on_serving(url)
-                # In steps: a signal that another thread takes does not wake this one by itself.
-                while not stopping.wait(_LOOK_S):
+                # In steps: a signal handled by another thread does not wake this one.
+                while not stopping.wait(_WAIT_STEP_S):
                     pass
             finally:
                 server.stop(_GRACE_S)
@@ -163,7 +162,7 @@ def run(
 
 
 def _hosts(config: AttentionClientConfig) -> LoopbackHosts | None:
-    """Beyond loopback, other machines know the endpoint by names that it does not know itself."""
+    """Host names to accept; None beyond loopback, where the endpoint cannot know all of its names."""
     if not only_here(config.host):
         return None
     return LoopbackHosts((config.host, *config.allowed_hosts))
@@ -185,13 +184,13 @@ def _dashboard(
         return None if found is None else list(found.values())
 
     def counters(_timeout_s: float) -> Counters:
-        # The metrics that the monitor is asked for are not among these.
+        # Without the metrics that would ask the monitor.
         return read_counters(generate_latest(registry.restricted_registry(COUNTED)).decode())
 
     operator, token = None, None
     host, port = listener.getsockname()[:2]
     address = join_host_port(host, port)
-    # Who has a key may use the model; that does not make an operator.
+    # An API key allows using the model, not operating the cluster.
     if config.operator_page and keys is None and only_here(config.host):
         secret = None if tls is not None else cluster_secret(cluster.monitor_address)
         shown = token_of(secret) if secret else new_secret()
@@ -204,7 +203,7 @@ def _dashboard(
             token = OperatorToken(shown, port)
     else:
         withdraw(address)
-    return Dashboard(lambda: FactsReader(members, counters, tls), operator, token)
+    return Dashboard(lambda: SnapshotReader(members, counters, tls), operator, token)
 
 
 def _healthy(cluster: Cluster) -> tuple[bool, str]:
@@ -217,9 +216,9 @@ def _load_tokenizer(path: Path) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError) as error:
         raise NotACheckpointError(
-            f"{path}: no tokenizer that can be loaded; add tokenizer.json ({str(error).splitlines()[0]})"
+            f"{path}: the tokenizer cannot be loaded; add tokenizer.json ({str(error).splitlines()[0]})"
         ) from error
-    # Without any of its files transformers makes an empty tokenizer of the config's kind.
+    # If all files are missing, transformers makes an empty tokenizer.
     if not any((path / name).is_file() for name in tokenizer.vocab_files_names.values()):
         raise NotACheckpointError(f"{path}: no tokenizer; add the model's tokenizer.json")
     return tokenizer

@@ -1,4 +1,4 @@
-"""What `eaas status` shows, as this client sees the cluster."""
+"""The status document of `eaas status`, as this client sees the cluster."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attention_client.cluster import Cluster
-from eaas.reach import fewest_replicas, unreachable
+from eaas.membership.reachability import fewest_replicas, unreachable
 from eaas.types import Member
 
 __all__ = ["cluster_status", "min_replicas"]
@@ -18,9 +18,9 @@ _ASK_S = 0.5
 
 
 def cluster_status(cluster: Cluster, endpoint: str) -> dict[str, Any]:
-    """The document of `eaas status --json`.
+    """Make the document of `eaas status --json`.
 
-    Members are asked of the monitor; where it does not answer, they are those of the last view.
+    Members come from the monitor or, if it does not answer, from the last view.
 
     Args:
         cluster: This client's membership.
@@ -57,19 +57,19 @@ def cluster_status(cluster: Cluster, endpoint: str) -> dict[str, Any]:
 
 
 def min_replicas(cluster: Cluster) -> int:
-    """Connected replicas of the expert that has fewest."""
+    """Connected replicas of the expert with the fewest."""
     replicas_LE = _replicas_LE(cluster, ())
     return 0 if replicas_LE is None else int(replicas_LE.min())
 
 
 def _replicas_LE(cluster: Cluster, others: Iterable[Member]) -> npt.NDArray[np.int64] | None:
-    """Replicas of each expert that this client, and each of these others, reaches; None: no placement."""
+    """Replicas of each expert that this client and all these others reach; None: no placement."""
     if cluster.placement is None:
         return None
     view = cluster.view()
     placement = view.placement
     own_LE = np.asarray(placement.holds_LSE[:, view.usable_S()].sum(axis=1))
-    # What this client reports may be older than what it knows.
+    # This client's own report may be older than its connections.
     told = [m for m in others if m.id != cluster.client_id]
     if not told:
         return own_LE

@@ -7,71 +7,69 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import grpc
 from prometheus_client import start_http_server
 
-from balancer.journal import Journal
+from balancer.autoscaler.token_times import token_times
+from balancer.live.cost_benefit import Settings, check_node_budget
 from balancer.live.history import History
-from balancer.live.learned import LearnedTuner, read_knobs
-from balancer.live.mind import Settings, check_node_budget
 from balancer.live.reader import HotnessReader
 from balancer.live.rebalancer import Rebalancer
 from balancer.live.state import LiveLayout
-from balancer.live.tuner import ControlLoop, Tuner
 from balancer.live.tuning import Tuning
-from balancer.memory import Memory
 from balancer.metrics import BalancerMetrics
-from balancer.once import Once
-from balancer.planner import Planner
+from balancer.persistence.idempotency import IdempotencyCache
+from balancer.persistence.snapshot import BalancerSnapshot
+from balancer.persistence.write_ahead import WriteAheadState
+from balancer.planner.planner import Planner
 from balancer.rollout import Rollout
 from balancer.service import ROLES, BalancerService
-from balancer.token_times import token_times
 from eaas.config import BalancerConfig
 from eaas.errors import ClusterError, ConfigError, EaasError, PortInUseError
-from eaas.exposure import member_secret
-from eaas.grpc_client import Backoff
-from eaas.grpc_server import Service, serve
 from eaas.log import get_logger
-from eaas.membership import MembershipView
+from eaas.membership.cluster_view import MembershipView
+from eaas.membership.session import MemberSession, Report
+from eaas.net.grpc_client import Backoff
+from eaas.net.grpc_server import Service, serve
+from eaas.net.listen_policy import member_secret
+from eaas.net.tls import Identity
 from eaas.rpc.v1 import balancer_pb2, balancer_pb2_grpc
-from eaas.session import MemberSession, Report
 from eaas.shutdown import Shutdown
-from eaas.tls import Identity
 from eaas.types import Member, MemberState, Placement, Role
 
 __all__ = ["Balancer", "run"]
 
 _log = get_logger(__name__)
 
-# Each client holds a worker for its watch. Threads are made when they are needed.
+# Each client's watch holds a worker. Threads are started on demand.
 _WORKERS = 512
 _GRACE_S = 0.2
 # A placement of a thousand servers and a model of 58 layers of 256 experts, each twice, has 2 MB.
 _MESSAGE_BYTES = 16 << 20
-# One at a time is the balancer: the name is the fence.
+# There is one balancer at a time: the member id is the fence.
 _ID = "balancer"
 _CALL_S = 2.0
-# Longest wait for the record of the balancer before, and for one's own to be kept.
+# Longest wait for the previous balancer's record, and for the own one to be stored.
 _RECORD_S = 10.0
 _KEEP_S = 2.0
 
 
 class Balancer:
-    """A balancer that works from its making until `stop`.
+    """A balancer that runs from its construction until `stop`.
 
     Args:
         config: The balancer's settings.
         monitor_address: host:port of the monitor.
-        on_stopping: Called when the operator stops the cluster, or this cannot go on (`failure`).
-        tls: Who this process is; None: plain text.
+        on_stopping: Called when the operator stops the cluster, or after an error (`failure`).
+        tls: This process's identity; None: plain text.
+        latency_target_ms: Mean time between two tokens that live knobs hold; 0: none.
 
     Raises:
         PortInUseError: The port is taken.
         ConfigError: The host is not one of this machine, redundancy is above expected_servers, or the
-            knobs or the node budget cannot be used.
+            policy does not support a node budget.
         ClusterError: The monitor cannot be reached.
     """
 
@@ -81,17 +79,15 @@ class Balancer:
         monitor_address: str,
         on_stopping: Callable[[], None],
         tls: Identity | None = None,
+        latency_target_ms: float = 0.0,
     ) -> None:
         if config.node_budget >= 0:
             _check_nodes(config.policy)
-        tuner = _tuner(config.knobs, config.policy)
         layout = LiveLayout(
             Settings(
                 policy=config.policy,
                 redundancy=config.redundancy,
                 num_redundant_experts=config.num_redundant_experts,
-                horizon_s=config.horizon_s,
-                least_gain=config.least_gain,
                 link_bytes_per_s=config.link_bytes_per_s,
                 node_budget=None if config.node_budget < 0 else config.node_budget,
             )
@@ -101,13 +97,12 @@ class Balancer:
                 config.expected_servers,
                 config.redundancy,
                 config.dead_grace_s,
-                config.ack_timeout_s,
-                layout,
+                layout=layout,
             )
         except ValueError as error:
             raise ConfigError(f"balancer: {error}") from error
         self._on_stopping = on_stopping
-        # What nobody expected, and what this process ends for.
+        # An unexpected error that ends this process.
         self.failure: Exception | None = None
         self._log_balancedness = config.log_balancedness
         self.metrics = BalancerMetrics(
@@ -119,27 +114,31 @@ class Balancer:
         self._rollout = Rollout(
             planner, self._publish, config.apply_timeout_s, self._on_broken, history.phase, tls
         )
-        self.tuning = Tuning(config, layout, history, tuner, token_times) if tuner else None
+        self.tuning = (
+            Tuning(layout, history, latency_target_ms, token_times)
+            if config.knobs == "live"
+            else None
+        )
         self.rebalancer = Rebalancer(
             config, layout, self._rollout.ask, history, self.tuning, self._changed
         )
-        once = Once(on_answered=self._keep)
+        idempotency = IdempotencyCache(on_answered=self._keep)
         self._service = BalancerService(
             self._rollout.ask,
             self.rebalancer,
-            once,
+            idempotency,
             config.step_s,
-            # A cluster that was started with more may have as many again.
+            # A cluster that started with more servers may have that many again.
             max(config.max_servers, config.expected_servers),
             tls,
             config.dead_grace_s,
         )
-        self._memory = Memory(layout, history, once)
-        self._journal: Journal | None = None
-        # What came before the record of the balancer before was read.
-        self._early: MembershipView | None = None
-        self._remembering = threading.Lock()
-        self._remembers = False
+        self._snapshot = BalancerSnapshot(layout, history, idempotency)
+        self._write_ahead: WriteAheadState | None = None
+        # Arrived before the previous balancer's record was read.
+        self._early_view: MembershipView | None = None
+        self._restoring = threading.Lock()
+        self._restored = False
         try:
             self._server = serve(
                 [
@@ -195,36 +194,40 @@ class Balancer:
             self._rollout.close()
             self._server.stop(0)
             raise
-        self._remember()
+        self._restore()
         self._reader = HotnessReader(
-            self.rebalancer, config.step_s, self._on_look, self._on_broken, tls
+            self.rebalancer, config.step_s, self._on_read, self._on_broken, tls
         )
         self._server.set_serving(True)
 
     def _observe(self, view: MembershipView) -> None:
-        with self._remembering:
-            if not self._remembers:
-                self._early = view
+        with self._restoring:
+            if not self._restored:
+                self._early_view = view
                 return
-            # Before its epochs are seen: a process that wakes must not go on above them.
-            now = view.members.get(_ID)
-            if (
-                now is not None
-                and now.address != self.address
-                and now.incarnation > self._session.incarnation
-            ):
-                self._replaced(f"by {now.address}, as incarnation {now.incarnation}")
-            if self.failure is None:
-                self._rollout.observe(view)
+            self._follow(view)
+
+    def _follow(self, view: MembershipView) -> None:
+        """Pass a view on, unless it names another process as the balancer."""
+        # Checked before the view's epochs: a process that wakes up must not go on above them.
+        now = view.members.get(_ID)
+        if (
+            now is not None
+            and now.address != self.address
+            and now.incarnation > self._session.incarnation
+        ):
+            self._replaced(f"by {now.address}, as incarnation {now.incarnation}")
+        if self.failure is None:
+            self._rollout.observe(view)
 
     def _replaced(self, how: str = "") -> None:
-        """Another process is the balancer now: this one does nothing any more."""
+        """Stop: another process is the balancer now."""
         if self.failure is None:
             _log.error("another balancer has taken over %s", how)
             self._on_broken(ClusterError(f"another balancer has taken over {how}".rstrip()))
 
-    def _remember(self) -> None:
-        """Reads what the balancer before left: only now is it sure that it writes no more."""
+    def _restore(self) -> None:
+        """Read the previous balancer's record. Registered first, so that it no longer writes."""
         backoff, deadline = Backoff(), time.monotonic() + _RECORD_S
         while True:
             try:
@@ -236,32 +239,32 @@ class Balancer:
                     _log.warning("going on without the record: %s", error.details())
                     break
             time.sleep(backoff.next_s())
-        self._memory.restore(data, self._rollout.ask)
-        self._journal = Journal(self._session, self._memory.record, self._on_broken)
-        with self._remembering:
-            self._remembers = True
-            if self._early is not None:
-                self._rollout.observe(self._early)
+        self._snapshot.restore(data, self._rollout.ask)
+        self._write_ahead = WriteAheadState(self._session, self._snapshot.record, self._on_broken)
+        with self._restoring:
+            self._restored = True
+            if self._early_view is not None:
+                self._follow(self._early_view)
 
     def _on_entry(self, entry: balancer_pb2.HistoryEntry) -> None:
         self.metrics.entry(entry)
         self._changed()
 
     def _changed(self) -> None:
-        if self._journal is not None:
-            self._journal.changed()
+        if self._write_ahead is not None:
+            self._write_ahead.changed()
 
     def _keep(self) -> None:
-        """Before an operator is answered: whoever takes over is to know of it."""
+        """Store the record before an operator is answered: a successor must know of the change."""
         self._changed()
-        if self._journal is not None and not self._journal.settle(_KEEP_S):
-            _log.warning("an answer was given before the monitor had kept it")
+        if self._write_ahead is not None and not self._write_ahead.settle(_KEEP_S):
+            _log.warning("an answer was given before the monitor had stored it")
 
     def _publish(self, placement: Placement) -> None:
         self.metrics.published(placement)
         self._service.publish(placement)
 
-    def _on_look(self) -> None:
+    def _on_read(self) -> None:
         if self._log_balancedness and (found_L := self.metrics.balancedness_L()) is not None:
             _log.info("balancedness by layer: %s", " ".join(f"{b:.3f}" for b in found_L))
 
@@ -270,11 +273,11 @@ class Balancer:
         self._on_stopping()
 
     def stop(self) -> None:
-        """Says goodbye to the monitor and ends."""
+        """Leave the cluster and end."""
         self._rollout.close()
-        if self._journal is not None:
-            self._journal.settle(_GRACE_S)
-            self._journal.close()
+        if self._write_ahead is not None:
+            self._write_ahead.settle(_GRACE_S)
+            self._write_ahead.close()
         self._session.close()
         self._reader.close()
         if self._metrics_server is not None:
@@ -285,26 +288,11 @@ class Balancer:
 
 
 def _check_nodes(policy: str) -> None:
-    """Raises ConfigError for a policy that would not keep to a node budget."""
+    """Raise ConfigError for a policy that does not support a node budget."""
     try:
         check_node_budget(policy)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-
-
-def _tuner(knobs: str, policy: str) -> Tuner | None:
-    """Who sets knobs while the balancer runs. Raises ConfigError where a file is none, lost, or of no use."""
-    if knobs == "static":
-        return None
-    if knobs == "live":
-        return ControlLoop()
-    learned = read_knobs(Path(knobs), must_win=True).knobs
-    if policy != "scalpel":
-        raise ConfigError(
-            f"balancer.knobs: {knobs} has knobs of scalpel, and the policy is {policy}: "
-            "give balancer.policy: scalpel"
-        )
-    return LearnedTuner(learned)
 
 
 def run(
@@ -312,14 +300,16 @@ def run(
     monitor_address: str,
     ready: Callable[[str], None],
     tls: Identity | None = None,
+    latency_target_ms: float = 0.0,
 ) -> None:
-    """Works until SIGTERM, SIGINT (in the main thread) or the cluster's end.
+    """Run until SIGTERM, SIGINT (in the main thread) or the end of the cluster.
 
     Args:
         config: The balancer's settings.
         monitor_address: host:port of the monitor.
         ready: Called with host:port once it serves.
-        tls: Who this process is; None: plain text.
+        tls: This process's identity; None: plain text.
+        latency_target_ms: See `Balancer`.
 
     Raises:
         PortInUseError, ConfigError, ClusterError: See `Balancer`.
@@ -330,6 +320,7 @@ def run(
             monitor_address,
             on_stopping=lambda: shutdown.request("the cluster stops"),
             tls=tls,
+            latency_target_ms=latency_target_ms,
         )
         try:
             ready(balancer.address)

@@ -1,4 +1,4 @@
-"""What the balancer counts and knows (Prometheus). Most of it is made when somebody asks."""
+"""The balancer's Prometheus metrics. Most are computed at each scrape."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from balancer.live.control import Signals
-from balancer.live.mind import Settings, planning_bound
+from balancer.live.cost_benefit import Settings, planning_bound
 from balancer.live.state import LoadState, Observed
 from balancer.policies.types import Float
 from eaas.rpc.v1 import balancer_pb2 as pb
@@ -29,7 +29,7 @@ class BalancerMetrics(Collector):
     Args:
         load: What was seen; None before anything was.
         settings: In force.
-        signals: What knobs are set from; None where they are not.
+        signals: Latest input of the control loop; None without one.
         clock: Monotonic seconds.
 
     Attributes:
@@ -121,12 +121,11 @@ class BalancerMetrics(Collector):
 
 
 def _of_knobs(settings: Settings, signals: Signals | None) -> Iterator[Any]:
-    if settings.tuned:
-        told = {**settings.tuned, "link_part": settings.link_part}
-        yield _by("knob", "knob", "As it is set from the load", told.keys(), told.values())
+    if tuned := settings.tuned:
+        yield _by("knob", "knob", "Knob set by the control loop", tuned.keys(), tuned.values())
     if signals is not None:
         seen = {name: value for name, value in vars(signals).items() if value is not None}
-        yield _by("signal", "signal", "What knobs are set from", seen.keys(), seen.values())
+        yield _by("signal", "signal", "Input of the control loop", seen.keys(), seen.values())
 
 
 def _of_layers(seen: Observed, bound_L: Float) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""The part of the balancer's contract that is about where experts go (see `balancer.proto`)."""
+"""The calls of BalancerService that decide where experts go (see `balancer.proto`)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,18 @@ from typing import Any, TypeVar
 import grpc
 import numpy as np
 
+from balancer.live.cost_benefit import STATIC_POLICY, Situation, check_node_budget
 from balancer.live.edits import checked, with_replica, without_replica
-from balancer.live.mind import STATIC_POLICY, Situation, check_node_budget
-from balancer.live.plans import Glimpse, NotNowError
-from balancer.live.questions import answer_of, knobs_of, settings_of, situation_of
+from balancer.live.plan_requests import (
+    answer_of,
+    current_situation,
+    knobs_of,
+    settings_of,
+    situation_of,
+)
+from balancer.live.plans import NotNowError, PlannerSnapshot
 from balancer.live.rebalancer import Rebalancer
-from balancer.once import Once, RequestIdTakenError
+from balancer.persistence.idempotency import IdempotencyCache, RequestIdTakenError
 from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.rpc.v1 import common_pb2
 from eaas.types import Placement
@@ -27,27 +33,29 @@ _Code = grpc.StatusCode
 
 
 class _NotFoundError(Exception):
-    """What the request names is not there."""
+    """Something that the request names does not exist."""
 
 
 class PlanCalls:
-    """Plans, wishes, and what is known. Any thread may call it.
+    """Plans, constraints, hotness and history. Thread-safe.
 
     Args:
         rebalancer: Decides.
-        once: Answers to calls that change something.
-        step_s: Seconds between two looks at the load.
+        idempotency: Answers to calls that change something.
+        step_s: Seconds between two readings of the load.
     """
 
-    def __init__(self, rebalancer: Rebalancer, once: Once, step_s: float) -> None:
+    def __init__(
+        self, rebalancer: Rebalancer, idempotency: IdempotencyCache, step_s: float
+    ) -> None:
         self._rebalancer = rebalancer
-        self._once = once
+        self._idempotency = idempotency
         self._step_s = step_s
 
     # -- plans --------------------------------------------------------------------------------------
 
     def Plan(self, request: pb.PlanRequest, context: Any) -> pb.PlanResponse:
-        """A dry run."""
+        """Plan without changing anything."""
         with _errors(context):
             now, placement = self._now()
             settings = settings_of(request, self._rebalancer.settings)
@@ -59,22 +67,18 @@ class PlanCalls:
             return answer_of(replace(planned, proposal=replace(planned.proposal, par_now_L=par_L)))
 
     def Apply(self, request: pb.ApplyRequest, context: Any) -> pb.ApplyResponse:
-        """Rolls out a plan, or a placement."""
+        """Roll out a plan or a placement."""
         return self._changing(request, pb.ApplyResponse, context, lambda: self._apply(request))
 
     def _apply(self, request: pb.ApplyRequest) -> pb.ApplyResponse:
         now, placement = self._now()
         if request.WhichOneof("what") == "placement":
             _check_size(request.placement, placement)
-            wanted = checked(
-                Placement.from_proto(request.placement),
-                placement.holds_LSE.shape[0],
-                placement.holds_LSE.shape[2],
-            )
+            wanted = checked(Placement.from_proto(request.placement))
             for server in wanted.servers:
                 if server not in now.able:
                     raise ValueError(f"{server!r} is no server that can be given experts")
-            stages = self._rebalancer.place(wanted, "a placement of an operator's", placement)
+            stages = self._rebalancer.place(wanted, "an operator's placement", placement)
             return pb.ApplyResponse(epoch=placement.epoch, stages=stages)
         planned = self._rebalancer.find(request.plan_id)
         if planned is None:
@@ -82,7 +86,7 @@ class PlanCalls:
         return pb.ApplyResponse(epoch=placement.epoch, stages=self._rebalancer.apply(planned))
 
     def Rebalance(self, request: pb.RebalanceRequest, context: Any) -> pb.RebalanceResponse:
-        """Plans, and rolls out what pays."""
+        """Plan, and roll the plan out if it pays."""
 
         def work() -> pb.RebalanceResponse:
             if request.policy:
@@ -92,10 +96,10 @@ class PlanCalls:
 
         return self._changing(request, pb.RebalanceResponse, context, work)
 
-    # -- wishes -------------------------------------------------------------------------------------
+    # -- constraints --------------------------------------------------------------------------------
 
     def SetPolicy(self, request: pb.SetPolicyRequest, context: Any) -> pb.SetPolicyResponse:
-        """What decides from now on."""
+        """Set the policy."""
 
         def work() -> pb.SetPolicyResponse:
             before = self._rebalancer.settings.policy
@@ -110,7 +114,7 @@ class PlanCalls:
         return self._changing(request, pb.SetPolicyResponse, context, work)
 
     def PinExpert(self, request: pb.PinExpertRequest, context: Any) -> pb.PinExpertResponse:
-        """A replica that has to be there."""
+        """Require a replica."""
 
         def work() -> pb.PinExpertResponse:
             self._pin(request.layer, request.expert, request.server_id)
@@ -119,7 +123,7 @@ class PlanCalls:
         return self._changing(request, pb.PinExpertResponse, context, work)
 
     def UnpinExpert(self, request: pb.UnpinExpertRequest, context: Any) -> pb.UnpinExpertResponse:
-        """The policies' again."""
+        """Drop a requirement."""
 
         def work() -> pb.UnpinExpertResponse:
             pin = (request.layer, request.expert, request.server_id)
@@ -135,7 +139,7 @@ class PlanCalls:
         return self._changing(request, pb.UnpinExpertResponse, context, work)
 
     def AddReplica(self, request: pb.AddReplicaRequest, context: Any) -> pb.AddReplicaResponse:
-        """One more, pinned."""
+        """Add a replica and pin it."""
 
         def work() -> pb.AddReplicaResponse:
             server = self._pin(request.layer, request.expert, request.server_id)
@@ -146,7 +150,7 @@ class PlanCalls:
     def RemoveReplica(
         self, request: pb.RemoveReplicaRequest, context: Any
     ) -> pb.RemoveReplicaResponse:
-        """One less, and no pin of it."""
+        """Remove a replica and its pin."""
 
         def work() -> pb.RemoveReplicaResponse:
             layer, expert, server = request.layer, request.expert, request.server_id
@@ -158,10 +162,14 @@ class PlanCalls:
                 raise _NotFoundError(f"{server} has no expert {expert} of layer {layer}")
             settings = self._rebalancer.settings
             try:
-                draft = without_replica(settings, self._situation(placement), layer, expert, server)
+                candidate = without_replica(
+                    settings, self._situation(placement), layer, expert, server
+                )
             except ValueError as error:
                 raise NotNowError(str(error)) from error
-            self._rebalancer.place(draft, f"layer {layer}, expert {expert} off {server}", placement)
+            self._rebalancer.place(
+                candidate, f"layer {layer}, expert {expert} off {server}", placement
+            )
             if (pin := (layer, expert, server)) in settings.pins:
                 self._rebalancer.change(pins=settings.pins - {pin})
             return pb.RemoveReplicaResponse()
@@ -169,7 +177,7 @@ class PlanCalls:
         return self._changing(request, pb.RemoveReplicaResponse, context, work)
 
     def _pin(self, layer: int, expert: int, server: str) -> str:
-        """Also chooses the server, where none is named."""
+        """Pin a replica, on the least loaded server if none is named; return the server."""
         now, placement = self._now()
         _check(placement, layer, expert)
         situation = self._situation(placement)
@@ -180,17 +188,19 @@ class PlanCalls:
         settings = self._rebalancer.settings
         if not placement.holds_LSE[layer, placement.servers.index(server), expert]:
             try:
-                draft = with_replica(settings, situation, layer, expert, server)
+                candidate = with_replica(settings, situation, layer, expert, server)
             except ValueError as error:
                 raise NotNowError(str(error)) from error
-            self._rebalancer.place(draft, f"layer {layer}, expert {expert} on {server}", placement)
+            self._rebalancer.place(
+                candidate, f"layer {layer}, expert {expert} on {server}", placement
+            )
         self._rebalancer.change(pins=settings.pins | {(layer, expert, server)})
         return server
 
-    # -- what is known ------------------------------------------------------------------------------
+    # -- observations -------------------------------------------------------------------------------
 
     def GetHotness(self, request: pb.GetHotnessRequest, context: Any) -> pb.GetHotnessResponse:
-        """The window."""
+        """Return the token counts of the window."""
         with _errors(context):
             _, placement = self._now()
             load = self._rebalancer.load
@@ -213,36 +223,25 @@ class PlanCalls:
             )
 
     def History(self, request: pb.HistoryRequest, context: Any) -> pb.HistoryResponse:
-        """What was decided."""
+        """Return past decisions."""
         return pb.HistoryResponse(entries=self._rebalancer.history.entries(request.limit))
 
     # -- shared -------------------------------------------------------------------------------------
 
-    def _now(self) -> tuple[Glimpse, Placement]:
-        now = self._rebalancer.glimpse()
+    def _now(self) -> tuple[PlannerSnapshot, Placement]:
+        now = self._rebalancer.snapshot()
         if now.placement is None:
             raise NotNowError("there is no placement yet")
         return now, now.placement
 
     def _situation(self, placement: Placement) -> Situation:
-        load = self._rebalancer.load
-        if load is None:
-            layers, servers, experts = placement.holds_LSE.shape
-            nothing_LE = np.zeros((layers, experts))
-            return Situation(
-                placement.servers,
-                placement.holds_LSE,
-                placement.shares_LSE,
-                nothing_LE,
-                np.ones(servers),
-            )
-        return load.situation(placement.servers, placement.holds_LSE, placement.shares_LSE)
+        return current_situation(placement, self._rebalancer.load)
 
     def _changing(
         self, request: Any, response_type: type[_T], context: Any, work: Callable[[], _T]
     ) -> _T:
         with _errors(context):
-            return self._once.run(request, response_type, work)
+            return self._idempotency.run(request, response_type, work)
 
 
 def _check_size(wanted: common_pb2.Placement, placement: Placement) -> None:
@@ -263,7 +262,7 @@ def _check(placement: Placement, layer: int, expert: int) -> None:
 
 
 def _least_loaded(now: Situation, layer: int, expert: int) -> str:
-    """Of the servers that do not hold it. Raises NotNowError where all do."""
+    """The least loaded server without this expert. Raises NotNowError if every server has it."""
     free_S = ~now.holds_LSE[layer, :, expert]
     if not free_S.any():
         raise NotNowError(f"every server has expert {expert} of layer {layer}")
@@ -275,7 +274,7 @@ def _least_loaded(now: Situation, layer: int, expert: int) -> str:
 
 @contextmanager
 def _errors(context: Any) -> Iterator[None]:
-    """What goes wrong inside, in the contract's words."""
+    """Translate errors into the contract's status codes."""
     try:
         yield
     except NotNowError as error:
@@ -287,4 +286,4 @@ def _errors(context: Any) -> Iterator[None]:
     except ValueError as error:
         context.abort(_Code.INVALID_ARGUMENT, str(error))
     except TimeoutError:
-        context.abort(_Code.UNAVAILABLE, "the balancer is busy, or being closed: ask again")
+        context.abort(_Code.UNAVAILABLE, "the balancer is busy or closing: ask again")

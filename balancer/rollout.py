@@ -1,7 +1,4 @@
-"""Carries the planner's actions out.
-
-One thread owns the planner; calls to servers report back to it.
-"""
+"""Carries out the planner's actions. One thread owns the planner; calls to servers report back to it."""
 
 from __future__ import annotations
 
@@ -19,7 +16,8 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 
-from balancer.actions import (
+from balancer.channel_pool import PooledChannel, ServerChannels
+from balancer.planner.actions import (
     Action,
     Call,
     Complain,
@@ -30,16 +28,15 @@ from balancer.actions import (
     Retire,
     Settled,
 )
-from balancer.digests import Digests
-from balancer.lines import Line, ServerLines
-from balancer.planner import Planner
-from eaas.expert_calls import MISMATCH_KEY
+from balancer.planner.digests import Digests
+from balancer.planner.planner import Planner
+from eaas.control_plane.expert_calls import MISMATCH_KEY
 from eaas.log import get_logger
-from eaas.membership import MembershipView
-from eaas.message_check import check
-from eaas.message_ranges import TRUSTED_EPOCH
+from eaas.membership.cluster_view import MembershipView
+from eaas.net.message_ranges import TRUSTED_EPOCH
+from eaas.net.message_validation import check
+from eaas.net.tls import Identity
 from eaas.rpc.v1 import common_pb2, expert_pb2, expert_pb2_grpc
-from eaas.tls import Identity
 from eaas.types import Placement
 
 __all__ = ["Rollout"]
@@ -47,11 +44,11 @@ __all__ = ["Rollout"]
 _log = get_logger(__name__)
 
 _RETRY_S = 0.5
-# Between two servers that are told of a placement which nobody waits for, and over all of them at most.
+# Pause between servers when no client waits for a placement, and the sum of these pauses at most.
 _REST_S = 0.25
 _RESTS_S = 2.0
 _JOIN_S = 3.0
-# Of calls that load nothing.
+# Deadline of calls that load nothing.
 _SHORT_S = 10.0
 
 
@@ -59,7 +56,7 @@ _SHORT_S = 10.0
 class _Outcome:
     call: Call
     rpc: Any
-    line: Line
+    pooled: PooledChannel
 
 
 @dataclass(frozen=True)
@@ -69,16 +66,16 @@ class _Question:
 
 
 class Rollout:
-    """Brings servers in line with the planner's placements, and publishes each once they are.
+    """Brings servers in line with the planner's placements, and publishes each placement once they are.
 
     Args:
         planner: Decides; used by this object's thread alone.
-        publish: Called with each placement that the clients are to use.
+        publish: Called with each placement that clients should use.
         load_timeout_s: Deadline of one PreparePlacement.
-        on_broken: Called with an error that nobody expected: nothing is done any more.
-        on_phase: Called with the epoch when a placement begins to be loaded ("prepare"), is published
-            ("retire"), and is all that servers hold ("settled"). Must not block.
-        tls: Who this process is to the servers; None: plain text.
+        on_broken: Called with an unexpected error, after which nothing is done any more.
+        on_phase: Called when servers begin to load a placement ("prepare"), when it is published ("retire"),
+            and when servers hold nothing else ("settled"). Must not block.
+        tls: This process's identity; None: plain text.
     """
 
     def __init__(
@@ -90,7 +87,7 @@ class Rollout:
         on_phase: Callable[[str, Placement], None] = lambda _phase, _placement: None,
         tls: Identity | None = None,
     ) -> None:
-        self._lines = ServerLines(tls)
+        self._channels = ServerChannels(tls)
         self._on_broken = on_broken
         self._on_phase = on_phase
         self._preparing = 0
@@ -100,44 +97,44 @@ class Rollout:
         self._inbox: queue.SimpleQueue[MembershipView | _Outcome | _Question | None]
         self._inbox = queue.SimpleQueue()
         self._running: set[Any] = set()
-        # Calls that are to begin at some time; among equals in the order in which they came.
+        # Delayed calls: start time, number of the call (for ties), call.
         self._later: list[tuple[float, int, Call]] = []
         self._numbers = itertools.count()
-        # Of calls that take turns.
+        # Start time of the next call that waits its turn.
         self._next_at = 0.0
         self._thread = threading.Thread(target=self._run, name="rollout", daemon=True)
         self._thread.start()
 
     def observe(self, view: MembershipView) -> None:
-        """The membership changed. Does not block."""
+        """Report a change of membership. Does not block."""
         self._inbox.put(view)
 
     def ask(self, question: Callable[[Planner], Any]) -> Any:
-        """What the planner says to a question, asked on its thread.
+        """Run a function of the planner on its thread and return the result.
 
         Raises:
-            TimeoutError: It does not answer (it is being closed).
-            Exception: What the question raised.
+            TimeoutError: The planner does not answer (it is closing).
+            Exception: Any error of the function.
         """
         asked = _Question(question, concurrent.futures.Future())
         self._inbox.put(asked)
         return asked.answer.result(_JOIN_S)
 
     def close(self) -> None:
-        """Cancels what runs and ends the thread. Idempotent."""
+        """Cancel running calls and end the thread. Idempotent."""
         self._inbox.put(None)
         self._thread.join(_JOIN_S)
 
     def _run(self) -> None:
         try:
             self._work()
-        except Exception as error:  # noqa: BLE001 - whoever owns this ends the process with it
-            _log.exception("the roll-out of placements is broken")
+        except Exception as error:  # noqa: BLE001 - the owner ends the process with it
+            _log.exception("rolling out placements failed")
             self._on_broken(error)
         finally:
             for rpc in self._running:
                 rpc.cancel()
-            self._lines.close()
+            self._channels.close()
 
     def _work(self) -> None:
         while True:
@@ -152,12 +149,12 @@ class Rollout:
                 return
             if isinstance(item, MembershipView):
                 members = item.members.values()
-                self._lines.keep({m.address for m in members if not m.state.is_gone})
+                self._channels.keep({m.address for m in members if not m.state.is_gone})
                 self._act(self._planner.observe(item.members, time.monotonic()))
             elif isinstance(item, _Question):
                 _answer(item, self._planner)
             else:
-                self._take(item)
+                self._finish(item)
 
     def _act(self, actions: Sequence[Action]) -> None:
         for action in actions:
@@ -176,25 +173,25 @@ class Rollout:
                     if isinstance(action, Prepare) and action.placement.epoch > self._preparing:
                         self._preparing = action.placement.epoch
                         self._on_phase("prepare", action.placement)
-                    self._soon(action)
+                    self._schedule(action)
 
-    def _soon(self, call: Call) -> None:
-        """At once, or in its turn where nobody waits: what all do together is taken from their batches."""
+    def _schedule(self, call: Call) -> None:
+        """Start a call at once, or in its turn if no client waits: loading takes time from batches."""
         if isinstance(call, Inspect) or not self._planner.has_time(call):
             self._start(call)
             return
         at = max(time.monotonic(), self._next_at)
         self._next_at = at + min(_REST_S, _RESTS_S / max(1, len(call.placement.servers)))
-        self._put_off(call, at)
+        self._delay(call, at)
 
-    def _put_off(self, call: Call, until: float) -> None:
+    def _delay(self, call: Call, until: float) -> None:
         heapq.heappush(self._later, (until, next(self._numbers), call))
 
     def _start(self, call: Call) -> None:
-        line = self._lines.take(call.address)
-        rpc = self._send(call, expert_pb2_grpc.ExpertServiceStub(line.channel))
+        pooled = self._channels.acquire(call.address)
+        rpc = self._send(call, expert_pb2_grpc.ExpertServiceStub(pooled.channel))
         self._running.add(rpc)
-        rpc.add_done_callback(lambda done: self._inbox.put(_Outcome(call, rpc, line)))
+        rpc.add_done_callback(lambda done: self._inbox.put(_Outcome(call, rpc, pooled)))
 
     def _send(self, call: Call, stub: Any) -> Any:
         match call:
@@ -206,7 +203,7 @@ class Rollout:
                     holding.digests[:] = _known_digests(call, layer, holding.experts)
                 replicas = sum(len(layer.experts) for layer in layers)
                 _log.info(
-                    "placement %d: %s is to hold %d replicas", epoch, call.server_id, replicas
+                    "placement %d: %s should hold %d replicas", epoch, call.server_id, replicas
                 )
                 return stub.PreparePlacement.future(
                     expert_pb2.PreparePlacementRequest(
@@ -222,11 +219,11 @@ class Rollout:
                     timeout=_SHORT_S,
                 )
 
-    def _take(self, outcome: _Outcome) -> None:
+    def _finish(self, outcome: _Outcome) -> None:
         call, rpc, now = outcome.call, outcome.rpc, time.monotonic()
         self._running.remove(rpc)
         code = rpc.code()
-        self._lines.give_back(outcome.line, works=code is grpc.StatusCode.OK)
+        self._channels.release(outcome.pooled, works=code is grpc.StatusCode.OK)
         why = f"{code.name}: {rpc.details()}"
         if code is grpc.StatusCode.OK:
             try:
@@ -239,17 +236,17 @@ class Rollout:
             self._act(self._planner.mismatched(call, now, rpc.details()))
             return
         _log.warning("%s: %s failed: %s", call.server_id, type(call).__name__.lower(), why)
-        self._put_off(call, now + _RETRY_S)
+        self._delay(call, now + _RETRY_S)
         timed_out = code is grpc.StatusCode.DEADLINE_EXCEEDED and isinstance(call, Prepare)
         self._act(self._planner.failed(call, now, timed_out=timed_out))
 
     def _succeeded(self, call: Call, response: Any, now: float) -> list[Action]:
-        """Tell the planner what a server said. Raises ValueError where that cannot be."""
+        """Pass a server's answer on to the planner. Raises ValueError if it cannot be true."""
         check(response)
         match call:
             case Inspect():
                 if response.epoch > TRUSTED_EPOCH:
-                    raise ValueError(f"it claims epoch {response.epoch}: no balancer gets there")
+                    raise ValueError(f"it claims epoch {response.epoch}, which no balancer reaches")
                 held = _read(response.layers, (call.num_layers, call.num_experts))
                 return self._planner.succeeded(call, now, held[0], response.epoch, held[1])
             case Prepare():
@@ -259,13 +256,13 @@ class Rollout:
                     return self._planner.loaded(call, now, digests_LE)
                 if not response.layers:
                     _log.warning(
-                        "%s is of an older release: what it holds is not compared with other servers",
+                        "%s runs an older release: its experts are not compared with other servers'",
                         call.server_id,
                     )
         return self._planner.succeeded(call, now)
 
     def _idle_s(self, now: float) -> float | None:
-        """How long nothing is to be done, unless something happens."""
+        """Seconds until time alone makes something due; None: never."""
         times = [at for at, _, _ in self._later[:1]]
         wake_at = self._planner.wake_at(now)
         if wake_at is not None:
@@ -280,7 +277,7 @@ class Rollout:
 
 
 def _answer(question: _Question, planner: Planner) -> None:
-    """Whatever goes wrong with a question is its asker's."""
+    """Answer a question; its errors are the asker's."""
     try:
         question.answer.set_result(question.ask(planner))
     except Exception as error:  # noqa: BLE001 - raised where the answer is waited for
@@ -296,10 +293,7 @@ def _known_digests(call: Prepare, layer: int, experts: Sequence[int]) -> list[in
 def _read(
     layers: Sequence[common_pb2.Holding], shape: tuple[int, int]
 ) -> tuple[npt.NDArray[np.bool_], Digests]:
-    """What a server holds, and the digests that it states: (L, E) each.
-
-    Raises ValueError where it is of another model.
-    """
+    """Holds and stated digests of a server, (L, E) each. Raises ValueError if they are of another model."""
     if len(layers) != shape[0]:
         raise ValueError(f"it has {len(layers)} layers, the model has {shape[0]}")
     holds_LE, digests_LE = np.zeros(shape, np.bool_), np.zeros(shape, np.uint64)

@@ -1,4 +1,4 @@
-"""The balancer's contract on the wire: placements, and the operator's word."""
+"""BalancerService: placements for clients, scaling and draining for operators."""
 
 from __future__ import annotations
 
@@ -9,49 +9,47 @@ from typing import Any
 import grpc
 
 from balancer.live.rebalancer import Rebalancer
-from balancer.once import Once
+from balancer.persistence.idempotency import IdempotencyCache
 from balancer.plan_calls import PlanCalls
-from balancer.planner import Planner
-from eaas.authority import OPERATOR
-from eaas.grpc_client import STREAM_SIGN_S, channel
+from balancer.planner.planner import Planner
+from eaas.counted import counted
+from eaas.net.authorisation import OPERATOR
+from eaas.net.grpc_client import STREAM_SIGN_S, channel
+from eaas.net.tls import Identity
 from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.rpc.v1 import common_pb2, expert_pb2, expert_pb2_grpc
-from eaas.tls import Identity
 from eaas.types import Member, Placement, Role
-from eaas.words import counted
 
 __all__ = ["ROLES", "BalancerService"]
 
-# Whoever changes something is an operator, or a program of one.
+# Only operators and their programs may change something.
 _CHANGES = ("Apply", "Rebalance", "SetPolicy", "PinExpert", "UnpinExpert", "AddReplica")
 ROLES = dict.fromkeys(
     (*_CHANGES, "RemoveReplica", "DrainServer", "Scale", "RefuseScale"), (OPERATOR,)
 )
-"""Whom methods are for."""
+"""Roles that may call each method."""
 
 _DRAIN_S = 5.0
 
 
 class BalancerService(PlanCalls):
-    """Answers the contract's BalancerService with the placement last published.
-
-    Any thread may call it.
+    """Serves the last published placement. Thread-safe.
 
     Args:
-        ask: Has the planner answer a question, on the thread that owns it.
+        ask: Runs a function of the planner on the planner's thread.
         rebalancer: Decides where experts go.
-        once: Answers to calls that change something.
-        step_s: Seconds between two looks at the load.
-        most_servers: That anybody may ask for.
-        tls: Who this process is to the servers; None: plain text.
-        dead_grace_s: How long a dead server's return is awaited; told to those who ask for the placement.
+        idempotency: Answers to calls that change something.
+        step_s: Seconds between two readings of the load.
+        most_servers: Most servers that a caller may ask for.
+        tls: This process's identity; None: plain text.
+        dead_grace_s: How long the planner waits for a dead server; part of GetPlacement's answer.
     """
 
     def __init__(
         self,
         ask: Callable[[Callable[[Planner], Any]], Any],
         rebalancer: Rebalancer,
-        once: Once,
+        idempotency: IdempotencyCache,
         step_s: float,
         most_servers: int,
         tls: Identity | None = None,
@@ -60,32 +58,32 @@ class BalancerService(PlanCalls):
         self._tls = tls
         self._dead_grace_s = dead_grace_s
         self._most_servers = most_servers
-        super().__init__(rebalancer, once, step_s)
+        super().__init__(rebalancer, idempotency, step_s)
         self._ask = ask
         self._changed = threading.Condition()
         self._placement = common_pb2.Placement()
         self._wanted_servers = 0
-        # Counted: the same number is said again where a server did not come, or died.
-        self._wishes = 0
-        # Why the last one was given up.
+        # Numbers the requests to scale: a repeated request for the same number of servers is a new one.
+        self._scale_wish = 0
+        # Why the launcher gave up the last one.
         self._scale_refusal = ""
         self._scalers = 0
         self._closed = False
 
     @property
     def epoch(self) -> int:
-        """Epoch of the placement now; 0 when there is none yet."""
+        """Epoch of the current placement; 0: none yet."""
         return int(self._placement.epoch)
 
     def publish(self, placement: Placement) -> None:
-        """From now on this is the placement."""
+        """Serve this placement from now on."""
         message = placement.to_proto()
         with self._changed:
             self._placement = message
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Ends the watchers' streams; they look for another balancer."""
+        """End the watchers' streams; they look for another balancer."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -95,16 +93,13 @@ class BalancerService(PlanCalls):
     def GetPlacement(
         self, request: pb.GetPlacementRequest, context: Any
     ) -> pb.GetPlacementResponse:
-        """The placement now; epoch 0 when there is none yet."""
+        """Return the current placement; epoch 0: none yet."""
         return pb.GetPlacementResponse(placement=self._placement, dead_grace_s=self._dead_grace_s)
 
     def WatchPlacement(
         self, request: pb.WatchPlacementRequest, context: Any
     ) -> Iterator[pb.WatchPlacementResponse]:
-        """The placement where it is newer than the caller's, then each newer one.
-
-        A sign of life where nothing happens.
-        """
+        """Stream each placement newer than the caller's, with signs of life in between."""
         if not context.add_callback(self._wake):
             return
         epoch = request.known_epoch
@@ -119,7 +114,7 @@ class BalancerService(PlanCalls):
     # -- servers come and go --------------------------------------------------------------------
 
     def DrainServer(self, request: pb.DrainServerRequest, context: Any) -> pb.DrainServerResponse:
-        """Tells a server to leave, if others can take its experts (errors: `balancer.proto`)."""
+        """Tell a server to leave, if others can take its experts (errors: `balancer.proto`)."""
         server_id = request.server_id
         member, refusal = self._ask(lambda p: _let_drain(p, server_id))
         if member is None:
@@ -128,9 +123,9 @@ class BalancerService(PlanCalls):
             )
         if refusal:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, refusal)
-        with channel(member.address, Role.EXPERT_SERVER.value, self._tls) as line:
+        with channel(member.address, Role.EXPERT_SERVER.value, self._tls) as opened:
             try:
-                stub = expert_pb2_grpc.ExpertServiceStub(line)
+                stub = expert_pb2_grpc.ExpertServiceStub(opened)
                 stub.Drain(expert_pb2.DrainRequest(), timeout=_DRAIN_S)
             except grpc.RpcError as error:
                 self._ask(lambda planner: planner.stays_after_all(server_id))
@@ -139,7 +134,7 @@ class BalancerService(PlanCalls):
         return pb.DrainServerResponse()
 
     def Scale(self, request: pb.ScaleRequest, context: Any) -> pb.ScaleResponse:
-        """Tells whoever starts and ends servers how many there are to be."""
+        """Tell the launchers how many servers there should be."""
         refusal = self._why_not(request.servers, self._ask(lambda planner: planner.fewest_servers))
         if refusal:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, refusal)
@@ -151,13 +146,13 @@ class BalancerService(PlanCalls):
                     "or end one with `eaas drain`",
                 )
             self._wanted_servers = request.servers
-            self._wishes += 1
+            self._scale_wish += 1
             self._scale_refusal = ""
             self._changed.notify_all()
-            return pb.ScaleResponse(wish=self._wishes)
+            return pb.ScaleResponse(wish=self._scale_wish)
 
     def _why_not(self, servers: int, fewest: int) -> str:
-        """What speaks against so many servers; empty: nothing."""
+        """Why there cannot be this many servers; empty: there can."""
         if servers < 1:
             return "0 servers would hold no experts: give at least 1, or stop the cluster"
         if servers < fewest:
@@ -173,46 +168,46 @@ class BalancerService(PlanCalls):
         return ""
 
     def GetScale(self, request: pb.GetScaleRequest, context: Any) -> pb.GetScaleResponse:
-        """How few servers there may be, how many, and what became of the last wish."""
+        """Return the limits of scaling, and the state of the last request."""
         fewest = self._ask(lambda planner: planner.fewest_servers)
         with self._changed:
             return pb.GetScaleResponse(
                 fewest=fewest,
                 most=self._most_servers,
-                wish=self._wishes,
+                wish=self._scale_wish,
                 refusal=self._scale_refusal,
             )
 
     def RefuseScale(self, request: pb.RefuseScaleRequest, context: Any) -> pb.RefuseScaleResponse:
-        """A launcher gives a wish up."""
+        """Record that a launcher gives a request up."""
         with self._changed:
-            if request.wish == self._wishes:
+            if request.wish == self._scale_wish:
                 self._scale_refusal = request.reason or "the launcher gives no reason"
         return pb.RefuseScaleResponse()
 
     def WatchScale(
         self, request: pb.WatchScaleRequest, context: Any
     ) -> Iterator[pb.WatchScaleResponse]:
-        """How many servers are wanted: what the caller does not know yet, and each time that it is said."""
+        """Stream each request to scale that the caller does not know yet."""
         if not context.add_callback(self._wake):
             return
         known = request.known_wish
         with self._changed:
             self._scalers += 1
         try:
-            # At once, so that the caller knows that it is counted.
+            # At once: the caller then knows that it is registered.
             yield pb.WatchScaleResponse(wish=known)
-            while self._wait(context, lambda last: self._wishes != last, known):
+            while self._wait(context, lambda last: self._scale_wish != last, known):
                 with self._changed:
-                    servers = self._wanted_servers if self._wishes != known else 0
-                    known = self._wishes
+                    servers = self._wanted_servers if self._scale_wish != known else 0
+                    known = self._scale_wish
                 yield pb.WatchScaleResponse(servers=servers, wish=known)
         finally:
             with self._changed:
                 self._scalers -= 1
 
     def _wait(self, context: Any, is_due: Callable[[int], bool], known: int) -> bool:
-        """Sleep until something is due, or for the time of a sign of life; False at the stream's end."""
+        """Sleep until something, or a sign of life, is due; False at the stream's end."""
         with self._changed:
             self._changed.wait_for(
                 lambda: is_due(known) or self._closed or not context.is_active(), STREAM_SIGN_S

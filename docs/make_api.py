@@ -1,4 +1,4 @@
-"""Writes docs/api.md from the comments of proto/, its only source: `make proto` runs it."""
+"""Write docs/api.md from the comments of proto/, its only source. `make proto` runs it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ HEAD = """# The gRPC API
 Made from the comments in `proto/` by `make proto`; do not edit. Every server has gRPC's health and reflection
 services, too: `grpcurl -plaintext HOST:PORT describe eaas.rpc.v1.BalancerService` (on loopback with the
 [cluster's secret](security.md#the-secret-of-a-cluster-on-loopback)). For Python there is
-`eaas.balancer_client.BalancerClient`, for people `eaas plan`, `rebalance`, `pin`, `unpin`, `history`.
+`eaas.control_plane.balancer_client.BalancerClient`; for people there are `eaas plan`, `rebalance`, `pin`,
+`unpin` and `history`.
 """
 # Numbers of fields in descriptor.proto: the path to a comment is made of them.
 MESSAGE, ENUM, SERVICE, METHOD, FIELD, NESTED_ENUM, VALUE = 4, 5, 6, 2, 2, 4, 2
@@ -110,7 +111,7 @@ def _last(name: str) -> str:
 
 
 def main() -> None:
-    """Writes the page."""
+    """Write the page."""
     with tempfile.TemporaryDirectory() as directory:
         target = Path(directory) / "set.pb"
         names = [f"eaas/rpc/v1/{name}.proto" for name in FILES]

@@ -1,10 +1,10 @@
-"""Makes the table of docs/reliability.md: each row of the fault contract, and the tests named after it.
+"""Make the table of docs/reliability.md: each row of the fault contract, and the tests named after it.
 
-    python docs/make_reliability.py             # after a test of a row came, went or was renamed
-    python docs/make_reliability.py rows.xml    # and notes when rows last ran, and how that ended
+    python docs/make_reliability.py             # after a test of a row was added, removed or renamed
+    python docs/make_reliability.py rows.xml    # also records the rows' last run
 
-where rows.xml is of `python -m pytest -k test_row_ --junitxml rows.xml`. Rows, and when they last ran, are
-in docs/fault_rows.json.
+`python -m pytest -k test_row_ --junitxml rows.xml` writes rows.xml. docs/fault_rows.json holds the rows and
+their last runs.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ def table() -> str:
 
 
 def page() -> str:
-    """The page with the table of today."""
+    """The page with the current table."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
     return before + BEGIN + table() + END + after
 
 
 def note(report: Path) -> None:
-    """Take the outcomes of a pytest run into the rows."""
+    """Record the outcomes of a pytest run in the rows."""
     outcomes: dict[int, list[str]] = {}
     tree = ElementTree.parse(report)
     for case in tree.iter("testcase"):

@@ -1,4 +1,4 @@
-"""MkDocs' hook: pages of the repository's root, and links that lead out of docs/.
+"""MkDocs hook: adds the root's pages, and rewrites links that leave docs/.
 
 README.md is the site's first page. A link to another file of the repository becomes the file's name, since
 the site has no sources; a link to a file that does not exist ends a strict build.
@@ -27,19 +27,19 @@ _LOG = logging.getLogger("mkdocs.hooks.make_site")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds the root's pages."""
+    """Add the root's pages."""
     for page, source in PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text()))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """The page with its links led to pages of the site."""
+    """Rewrite the links of a page."""
     return rewritten(markdown, page.file.src_uri)
 
 
 def rewritten(markdown: str, page: str) -> str:
-    """The text of a page, its links led to pages of the site.
+    """The text of a page with its links rewritten to pages of the site.
 
     Args:
         markdown: The text; code in it is left alone.

@@ -1,5 +1,5 @@
-"""`python -m eaas`: the same as the `eaas` program."""
+"""`python -m eaas` has moved to `python -m eaas_cli`."""
 
-from eaas.cli import main
+import sys
 
-main()
+sys.exit("eaas: error: run `eaas`, or `python -m eaas_cli`")

@@ -1,4 +1,4 @@
-"""How many cores there are for this process."""
+"""Number of cores for this process."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ __all__ = ["usable_cores"]
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on: a container or `taskset` may leave it fewer than there are."""
+    """Number of cores that this process may use; a container or `taskset` may limit them."""
     return len(os.sched_getaffinity(0))

@@ -1,7 +1,7 @@
-"""Every error that a caller can meet.
+"""All errors of the project.
 
-Each class states the condition that raises it and what the caller can do. All messages name the thing
-and the remedy in one line, since the command line prints just that line and ends with exit code 2.
+Each class states when it is raised and what the caller can do. Every message is one line that names the thing
+and the remedy: the command line prints that line and exits with code 2.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ __all__ = [
 
 
 class EaasError(Exception):
-    """The root: whatever this project raises on purpose."""
+    """Base class of all errors of the project."""
 
 
-# -- input of a person ------------------------------------------------------------------------------
+# -- user input -----------------------------------------------------------------------------------
 
 
 class ConfigError(EaasError):
-    """A setting is wrong or unknown. Change the setting that the message names."""
+    """A setting is wrong or unknown. Change the setting named in the message."""
 
 
 class TrafficError(EaasError):
-    """A traffic trace cannot be read. Mend or leave out the line that the message names."""
+    """A traffic trace cannot be read. Fix or delete the line named in the message."""
 
 
 class CheckpointError(EaasError):
-    """The checkpoint cannot be served. Root of the following; the message names the file, or the expert."""
+    """The checkpoint cannot be served. The message names the file or the expert."""
 
 
 class NotACheckpointError(CheckpointError):
-    """The path holds no Hugging Face checkpoint (no config.json or no safetensors). Give another path."""
+    """The path has no Hugging Face checkpoint (config.json or safetensors missing). Give another path."""
 
 
 class DenseModelError(CheckpointError):
@@ -60,67 +60,69 @@ class DenseModelError(CheckpointError):
 
 
 class UnsupportedModelError(CheckpointError):
-    """The model's experts cannot be taken out (own experts code, or quantised). The message says which."""
+    """The experts cannot be separated from the model (custom expert code, or quantised)."""
 
 
 class MissingShardError(CheckpointError):
-    """The index names a shard or a tensor that is not there. Complete the download."""
+    """The index names a missing shard or tensor. Complete the download."""
 
 
 class CorruptShardError(CheckpointError):
-    """A shard is truncated or its header is broken. Fetch the shard again."""
+    """A shard is truncated or has a broken header. Download the shard again."""
 
 
 class ExpertMismatchError(CheckpointError):
-    """The bytes of an expert are not those of the cluster's other replicas. Copy the checkpoint again."""
+    """An expert's bytes differ from those of other replicas. Copy the checkpoint again."""
 
 
 class TraceError(EaasError):
-    """A file holds no routing trace, or a wrong one (holes, negatives, another shape), or none can be written
-    there. The message names the file and the place in it."""
+    """A routing trace cannot be read (gaps, negative values, wrong shape) or written.
+
+    The message names the file and the position in it.
+    """
 
 
 class PortInUseError(EaasError):
-    """The port is taken. Choose another port or stop what holds it."""
+    """The port is in use. Choose another port or stop the process that uses it."""
 
 
 class SharedMemoryError(EaasError):
-    """/dev/shm has not enough room, or an arena cannot be attached. The message says what was asked."""
+    """/dev/shm has too little space, or an arena cannot be attached."""
 
 
 class ClusterError(EaasError):
-    """A process of the cluster did not come up or cannot be reached."""
+    """A process of the cluster did not start or cannot be reached."""
 
 
 class StoreError(EaasError):
-    """What the monitor is to remember cannot be read or written. The message says where, and the remedy."""
+    """The monitor's store cannot be read or written."""
 
 
 # -- data path ----------------------------------------------------------------------------------------
 
 
 class ConnectionLostError(EaasError):
-    """The server of this connection is gone. The dispatcher sends the pairs to another replica."""
+    """The connection's server is gone. The dispatcher retries on another replica."""
 
 
 class SlotsBusyError(EaasError):
-    """No slot of the connection is free. The dispatcher tries another replica, or waits."""
+    """The connection has no free slot. The dispatcher tries another replica, or waits."""
 
 
 class SlotCorruptError(EaasError):
-    """A header, a length or a checksum in a slot is wrong. Nothing of the slot was used."""
+    """A slot has a wrong header, length or checksum. None of its data was used."""
 
 
 class WrongRequestError(EaasError):
-    """INVALID_ARGUMENT: the request itself is wrong (hidden size, dtype). Never sent again."""
+    """INVALID_ARGUMENT: the request is wrong (hidden size, dtype). It is not retried."""
 
 
 class ExpertsUnavailableError(EaasError):
     """No live replica answered within the layer's deadline. Start a server that holds the experts.
 
     Attributes:
-        layer: MoE layer (counted over MoE layers only).
-        experts: Logical experts of that layer that nobody answered for.
+        layer: Index among the MoE layers.
+        experts: Logical experts of that layer without an answer.
     """
 
     def __init__(self, layer: int, experts: Sequence[int], reason: str) -> None:

@@ -1,7 +1,7 @@
-"""`python -m eaas.health ADDRESS [ROLE]`: whether a process serves; for health checks of containers.
+"""`python -m eaas.health ADDRESS [ROLE]`: health check of a process, for containers.
 
-It is no command of `eaas`, since it runs every few seconds: the command line would take four times as long to
-import as all the rest takes.
+Not a command of `eaas`, because it runs every few seconds: importing the command line takes four times as
+long.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ _TLS_VARIABLE = "EAAS_SECURITY__TLS_DIR"
 
 
 def why_not_serving(address: str, role: str | None = None) -> str | None:
-    """None where a process serves, else the reason, for people.
+    """None if a process serves, else the reason.
 
     Args:
         address: host:port of a monitor, balancer or expert server; or the URL of an endpoint's /health.
-        role: What is there, and whose certificate is shown: a container has its own alone. To be given where
-            EAAS_SECURITY__TLS_DIR names certificates.
+        role: Role of the process, and of the certificate to use. Needed if EAAS_SECURITY__TLS_DIR is set.
 
     Raises:
         ConfigError: The certificates cannot be used.
@@ -36,13 +35,13 @@ def why_not_serving(address: str, role: str | None = None) -> str | None:
 
 
 def _http(url: str) -> str | None:
-    # Members are no web sites: a proxy of the environment is not for them.
+    # Ignore proxies in the environment.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url, timeout=_ANSWER_S):
             return None
     except urllib.error.HTTPError as error:
-        # The document says which experts are missing.
+        # The body names missing experts.
         return f"{error.code} {error.read().decode(errors='replace')}"
     except (OSError, http.client.HTTPException) as error:
         return str(error)
@@ -52,14 +51,14 @@ def _grpc(address: str, role: str | None) -> str | None:
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    from eaas.grpc_client import channel
-    from eaas.tls import Identity
+    from eaas.net.grpc_client import channel
+    from eaas.net.tls import Identity
 
     directory = os.environ.get(_TLS_VARIABLE)
     tls = Identity(Path(directory), role) if directory and role else None
-    with channel(address, role, tls) as line:
+    with channel(address, role, tls) as opened:
         try:
-            answer = health_pb2_grpc.HealthStub(line).Check(
+            answer = health_pb2_grpc.HealthStub(opened).Check(
                 health_pb2.HealthCheckRequest(), timeout=_ANSWER_S
             )
         except grpc.RpcError as error:
@@ -70,7 +69,7 @@ def _grpc(address: str, role: str | None) -> str | None:
 
 
 def main(arguments: list[str]) -> int:
-    """Exit code 0 where the one process that is named serves, else 1 and a line."""
+    """Return exit code 0 if the process serves; else print the reason and return 1."""
     address, role = (*arguments, None)[:2]
     assert address is not None
     try:

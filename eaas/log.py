@@ -1,4 +1,4 @@
-"""Logging of the roles: one line an event, to standard error."""
+"""Logging of all roles: one line per event, to standard error."""
 
 from __future__ import annotations
 
@@ -12,36 +12,34 @@ __all__ = ["configure_logging", "get_logger", "print_line"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
-
 _FLOOD_S = 60.0
-# Far more than one statement says in a healthy cluster.
+# Per statement in this time; far more than in a healthy cluster.
 _LINES = 100
 _TRACEBACKS = 10
 
 
 class _Flood(logging.Filter):
-    """Lets a log statement write so many lines a minute, and says how many it held back.
+    """Limits the lines per minute of each log statement, and logs how many it dropped.
 
-    What a stranger can cause without an end must not fill the disk. A flood comes from one statement,
-    whatever names and numbers it logs.
+    Otherwise anybody who can connect could fill the disk.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        # By statement: when its minute began, lines in it, and how many of them were held back.
+        # By statement: start of its minute, lines since, and how many of them were dropped.
         self._minutes: dict[tuple[str, int], tuple[float, int, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether to write a record."""
         site, now = (record.pathname, record.lineno), time.monotonic()
-        began_s, lines, held = self._minutes.get(site, (now, 0, 0))
+        began_s, lines, dropped = self._minutes.get(site, (now, 0, 0))
         if now - began_s >= _FLOOD_S:
-            if held:
-                record.msg = f"{record.getMessage()} ({held} like it were not logged)"
+            if dropped:
+                record.msg = f"{record.getMessage()} ({dropped} similar lines were dropped)"
                 record.args = None
-            began_s, lines, held = now, 0, 0
+            began_s, lines, dropped = now, 0, 0
         allowed = lines < (_TRACEBACKS if record.exc_info else _LINES)
-        self._minutes[site] = (began_s, lines + 1, held + (not allowed))
+        self._minutes[site] = (began_s, lines + 1, dropped + (not allowed))
         return allowed
 
 
@@ -51,7 +49,7 @@ def get_logger(name: str) -> logging.Logger:
 
 
 def configure_logging(role: str, level: str = "INFO") -> None:
-    """Send this process's log lines to standard error, marked with its role. Called by each role's main."""
+    """Log to standard error, with the role in each line. Called by each role's main."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         logging.Formatter(f"%(asctime)s %(levelname)s {role} %(name)s: %(message)s")
@@ -63,11 +61,11 @@ def configure_logging(role: str, level: str = "INFO") -> None:
 
 
 def print_line(line: str, file: TextIO | None = None) -> None:
-    """Print a line for people at once; it is lost where the disk is full: no process ends for that.
+    """Print a line and flush; ignore a full disk.
 
     Args:
-        line: Without its end.
-        file: By default standard output.
+        line: Without a line break.
+        file: Standard output by default.
     """
     try:
         print(line, file=file or sys.stdout, flush=True)

@@ -1,4 +1,4 @@
-"""Which ids members may have: they appear in file names, URLs, logs, metrics and command lines."""
+"""Valid member ids; they appear in file names, URLs, logs, metrics and command lines."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ ID_RULE = (
 
 
 def check_id(value: str, what: str) -> None:
-    """Refuse an id that no member can have.
+    """Check an id.
 
     Args:
         value: The id.
-        what: Where it was given, for people.
+        what: Its source, for the message.
 
     Raises:
         ConfigError: The id breaks the rule.

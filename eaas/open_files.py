@@ -1,4 +1,4 @@
-"""The process's limit of open files (RLIMIT_NOFILE): raised at the start, checked, and named in errors."""
+"""Limit of open files (RLIMIT_NOFILE): raised at the start, checked, and named in errors."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from eaas.errors import ConfigError
 
 __all__ = ["free_files", "prepare_open_files", "room_for_connections", "shortage_of_files"]
 
-# What a role opens at its start, and room for the connections of a small cluster.
+# Enough for the start of a role and the connections of a small cluster.
 _LEAST = 128
-# Members that join, checkpoints and logs.
+# Reserved for new members, checkpoints and logs.
 _RESERVED = 128
-# Enough for every connection that we accept. Far above, programs that go through all descriptors crawl.
+# Enough for all accepted connections. Far higher limits slow down programs that iterate over all descriptors.
 _MOST = 65_536
 _REMEDY = "run `ulimit -n 4096` first, or raise LimitNOFILE (systemd) or nofile (containers)"
 
@@ -23,8 +23,8 @@ def prepare_open_files(program: str, least: int = _LEAST) -> None:
     """Raise this process's soft limit as far as its hard limit allows; children inherit it.
 
     Args:
-        program: Its name, for the message.
-        least: Files that it needs.
+        program: Name of the program, for the message.
+        least: Number of files that it needs.
 
     Raises:
         ConfigError: The limit stays below `least`.
@@ -41,7 +41,7 @@ def prepare_open_files(program: str, least: int = _LEAST) -> None:
 
 
 def free_files() -> int:
-    """Files that this process may still open."""
+    """Number of files that this process may still open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return _MOST
@@ -49,7 +49,7 @@ def free_files() -> int:
 
 
 def room_for_connections() -> int:
-    """Connections that a server of this process may accept, so that other files can be opened still."""
+    """Number of connections that a server may accept, leaving some files for other uses."""
     free = free_files()
     return max(1, free - min(_RESERVED, free // 4))
 
@@ -57,11 +57,11 @@ def room_for_connections() -> int:
 def shortage_of_files(error: BaseException) -> str | None:
     """One line that names the limit, if an error comes from too many open files; else None.
 
-    Libraries wrap the operating system's error, and those in Rust and C++ leave only its text.
+    Libraries wrap the operating system's error, or keep only its text.
     """
     found: BaseException | None = error
     while found is not None:
-        # In this order: the text of the second is a part of the first's.
+        # ENFILE first: its text contains that of EMFILE.
         for code, advice in ((errno.ENFILE, _whole_machine), (errno.EMFILE, _this_process)):
             same = isinstance(found, OSError) and found.errno == code
             if same or os.strerror(code) in str(found):

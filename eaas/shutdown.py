@@ -1,4 +1,4 @@
-"""The end of a process: a signal, or a reason of its own."""
+"""Waiting for the end of a process: a signal or an internal reason."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ __all__ = ["Shutdown", "SignalLine"]
 
 
 class SignalLine:
-    """Within `with`, each of these signals is a byte that can be waited for; it does nothing else.
+    """Context manager that turns signals into bytes of a socket.
 
-    Python's handlers run between bytecodes: a signal that comes just before a thread goes to sleep (on a
-    lock, or in select) is not noticed until something else wakes it. The C handler writes to the wakeup
-    descriptor at once, and a byte in a socket cannot be missed.
+    Python's handlers run between bytecodes: a signal just before a thread sleeps (on a lock, or in select) is
+    not handled until something else wakes the thread. The C handler writes to the wakeup descriptor at once.
 
-    For the main thread (Python delivers signals there only).
+    For the main thread, the only one that gets signals.
 
     Args:
-        signals: Which ones. Bytes of others that have a handler may come, too.
+        signals: Signals to catch. Bytes of other signals with handlers may arrive, too.
     """
 
     def __init__(self, *signals: signal.Signals) -> None:
@@ -30,7 +29,7 @@ class SignalLine:
     def __enter__(self) -> Self:
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
-        # A line that is full has said enough.
+        # A full socket wakes the reader anyway.
         self._previous_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         for number in self._signals:
             self._previous[number] = signal.signal(number, self._on_signal)
@@ -49,23 +48,23 @@ class SignalLine:
         self._writer.close()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """The byte says it; without a handler nothing would write one."""
+        """Do nothing: without a handler no byte would be written."""
 
 
 class Shutdown(SignalLine):
-    """Within `with Shutdown() as shutdown`, SIGTERM and SIGINT end `shutdown.wait()`."""
+    """Context manager in which SIGTERM and SIGINT end `wait`."""
 
     def __init__(self) -> None:
         super().__init__(signal.SIGTERM, signal.SIGINT)
         self._reason = ""
 
     def request(self, reason: str) -> None:
-        """Ends `wait` (from any thread, while within the `with`)."""
+        """End `wait`, from any thread."""
         self._reason = reason
         self._writer.send(b"\0")
 
     def wait(self) -> str:
-        """Blocks until a signal or a request; returns its name or reason."""
+        """Wait for a signal or a request; return the signal's name or the reason."""
         while True:
             number = self._reader.recv(1)[0]
             if number == 0:

@@ -1,4 +1,4 @@
-"""Value types that several services share, and their way to and from the contract's messages."""
+"""Value types shared by the services, and their conversion to and from protobuf messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Member", "MemberState", "ModelShape", "Placement", "Role", "ServerRe
 
 
 class Role(enum.Enum):
-    """What a process is; the value is the name that people see."""
+    """Role of a process; the value is its displayed name."""
 
     EXPERT_SERVER = "expert-server"
     ATTENTION_CLIENT = "attention-client"
@@ -26,12 +26,12 @@ class Role(enum.Enum):
 
     @property
     def number(self) -> pb.Role:
-        """The contract's number of this role."""
+        """The role's protobuf enum value."""
         return cast("pb.Role", _ROLE_NUMBERS[self])
 
     @classmethod
     def from_number(cls, number: int) -> Role:
-        """The role of a contract number. Raises ValueError for an unknown one."""
+        """The role of a protobuf enum value. Raises ValueError if unknown."""
         role = _ROLES.get(number)
         if role is None:
             raise ValueError(f"unknown role {number}")
@@ -39,7 +39,7 @@ class Role(enum.Enum):
 
 
 class MemberState(enum.Enum):
-    """Where a member is in its life. SUSPECT is "maybe"; DEAD and LEFT are "gone"."""
+    """Lifecycle state of a member. SUSPECT may be gone; DEAD and LEFT are gone."""
 
     JOINING = "JOINING"
     SERVING = "SERVING"
@@ -50,24 +50,24 @@ class MemberState(enum.Enum):
 
     @property
     def is_gone(self) -> bool:
-        """Whether the process has ended, or counts as ended."""
+        """Whether the process has ended or is presumed ended."""
         return self in (MemberState.DEAD, MemberState.LEFT)
 
     @property
     def number(self) -> pb.MemberState:
-        """The contract's number of this state."""
+        """The state's protobuf enum value."""
         return cast("pb.MemberState", _STATE_NUMBERS[self])
 
     @classmethod
     def from_number(cls, number: int) -> MemberState:
-        """The state of a contract number. Raises ValueError for an unknown one."""
+        """The state of a protobuf enum value. Raises ValueError if unknown."""
         state = _STATES.get(number)
         if state is None:
             raise ValueError(f"unknown member state {number}")
         return state
 
 
-# Looked up once: a monitor does it with every heartbeat, and for each member of a snapshot.
+# Tables, because a monitor converts them in every heartbeat and for each member of a snapshot.
 _ROLE_NUMBERS = {role: pb.Role.Value(f"ROLE_{role.name}") for role in Role}
 _ROLES = {int(number): role for role, number in _ROLE_NUMBERS.items()}
 _STATE_NUMBERS = {
@@ -78,16 +78,16 @@ _STATES = {int(number): state for state, number in _STATE_NUMBERS.items()}
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The part of a model that the cluster must agree on.
+    """Model properties that all processes of a cluster must agree on.
 
     Attributes:
         model_type: transformers' model_type.
         num_experts: Logical experts per MoE layer (E).
         hidden_size: Hidden size (H).
         top_k: Experts per token (K).
-        layer_names: Name of the experts module of each MoE layer, in order (L of them).
+        layer_names: Name of the experts module of each MoE layer, in order (length L).
         dtype: Torch dtype of the weights, without the "torch." prefix.
-        digest: Two processes with different digests do not serve the same model.
+        digest: Identifies the model; processes of one cluster have equal digests.
     """
 
     model_type: str
@@ -100,25 +100,17 @@ class ModelShape:
 
     @property
     def num_layers(self) -> int:
-        """MoE layers (L)."""
+        """Number of MoE layers (L)."""
         return len(self.layer_names)
 
     def to_proto(self) -> pb.ModelShape:
-        """The contract's message."""
-        return pb.ModelShape(
-            model_type=self.model_type,
-            num_experts=self.num_experts,
-            hidden_size=self.hidden_size,
-            top_k=self.top_k,
-            layer_names=self.layer_names,
-            dtype=self.dtype,
-            digest=self.digest,
-        )
+        """Convert to the protobuf message."""
+        return pb.ModelShape(**vars(self))
 
     @classmethod
     def from_proto(cls, message: pb.ModelShape) -> ModelShape:
-        """The value of a message. Raises ValueError where it claims more experts than any model has."""
-        # Balancers lay arrays of this size out, once for each server.
+        """Convert from the protobuf message. Raises ValueError if it has more experts than any model."""
+        # Balancers allocate arrays of this size for each server.
         if len(message.layer_names) * message.num_experts > _MOST_EXPERTS:
             raise ValueError(
                 f"a model of {len(message.layer_names)} layers of {message.num_experts} experts: "
@@ -137,7 +129,7 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class ServerReach:
-    """Whether a client is connected to a life of a server (fields: `common.proto`, ServerReach)."""
+    """Whether a client is connected to one incarnation of a server (fields: `common.proto`, ServerReach)."""
 
     server_id: str
     server_incarnation: int
@@ -146,22 +138,12 @@ class ServerReach:
 
     @staticmethod
     def to_proto(servers: Iterable[ServerReach]) -> pb.Reach:
-        """The contract's message."""
-        return pb.Reach(
-            servers=[
-                pb.ServerReach(
-                    server_id=s.server_id,
-                    server_incarnation=s.server_incarnation,
-                    reason=s.reason,
-                    lost=s.lost,
-                )
-                for s in servers
-            ]
-        )
+        """Convert to the protobuf message."""
+        return pb.Reach(servers=[pb.ServerReach(**vars(s)) for s in servers])
 
     @classmethod
     def from_proto(cls, message: pb.Reach) -> tuple[ServerReach, ...]:
-        """The values of a message."""
+        """Convert from the protobuf message."""
         return tuple(
             cls(s.server_id, s.server_incarnation, s.reason, s.lost) for s in message.servers
         )
@@ -169,7 +151,7 @@ class ServerReach:
 
 @dataclass(frozen=True)
 class Member:
-    """One life of one process, as the monitor knows it (fields: `common.proto`, Member)."""
+    """One incarnation of a process, as the monitor knows it (fields: `common.proto`, Member)."""
 
     id: str
     role: Role
@@ -194,37 +176,22 @@ class Member:
 
     @property
     def life(self) -> tuple[str, int, str, int, str]:
-        """Which process this is. A monitor that forgot everything counts incarnations from 1 again."""
+        """Identity of the process. The incarnation alone is not unique after the monitor loses its state."""
         return (self.id, self.incarnation, self.host, self.pid, self.address)
 
     def to_proto(self) -> pb.Member:
-        """The contract's message."""
-        return pb.Member(
-            id=self.id,
-            role=self.role.number,
-            pid=self.pid,
-            host=self.host,
-            address=self.address,
-            state=self.state.number,
-            incarnation=self.incarnation,
-            experts=self.experts,
-            in_flight=self.in_flight,
-            model=_message_of(self.model) if self.model else None,
-            progress=self.progress,
-            speed=self.speed,
-            memory_bytes=self.memory_bytes,
-            expert_bytes=self.expert_bytes,
-            node=self.node,
-            transports=self.transports,
-            silence_s=self.silence_s,
-            epoch=self.epoch,
-            busy_s=self.busy_s,
-            reach=None if self.reach is None else ServerReach.to_proto(self.reach),
-        )
+        """Convert to the protobuf message."""
+        converted = {
+            "role": self.role.number,
+            "state": self.state.number,
+            "model": _message_of(self.model) if self.model else None,
+            "reach": None if self.reach is None else ServerReach.to_proto(self.reach),
+        }
+        return pb.Member(**(vars(self) | converted))
 
     @classmethod
     def from_proto(cls, message: pb.Member) -> Member:
-        """The value of a message. Raises ValueError for an unknown role or state."""
+        """Convert from the protobuf message. Raises ValueError for an unknown role or state."""
         return cls(
             id=message.id,
             role=Role.from_number(message.role),
@@ -239,7 +206,7 @@ class Member:
             if message.HasField("model")
             else None,
             progress=message.progress,
-            # Not stated: as fast as the others.
+            # Unset means average speed.
             speed=message.speed or 1.0,
             memory_bytes=message.memory_bytes,
             expert_bytes=message.expert_bytes,
@@ -252,7 +219,7 @@ class Member:
         )
 
 
-# Members of one cluster are of one model: thousands of them are not to hold, or to build, it for themselves.
+# All members of a cluster serve one model, so that thousands of members can share one object.
 @functools.lru_cache(maxsize=8)
 def _shape_of(serialized: bytes) -> ModelShape:
     return ModelShape.from_proto(pb.ModelShape.FromString(serialized))
@@ -263,23 +230,23 @@ def _message_of(shape: ModelShape) -> pb.ModelShape:
     return shape.to_proto()
 
 
-# Ten thousand servers, and a model of 61 layers of 256 experts.
+# Ten thousand servers with a model of 61 layers of 256 experts.
 _MOST_CELLS = 1 << 28
-# Of one model: far more than any has.
+# Per model; far more than any model has.
 _MOST_EXPERTS = 1 << 20
-# A sum of float32 shares is 1 but for rounding.
+# Allows for rounding: float32 shares sum to 1 approximately.
 _MOST_SHARE = 1.001
 
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """Which server holds which replicas, and how each expert's tokens are shared.
+    """Which server holds which replicas, and the share of each expert's tokens that it takes.
 
     Attributes:
-        epoch: Version; 0 is "none yet".
-        servers: Server ids; index S of the arrays.
+        epoch: Version; 0 means no placement yet.
+        servers: Server ids, in the order of the arrays' axis S.
         holds_LSE: bool (L, S, E).
-        shares_LSE: float32 (L, S, E); over S sums to 1 for every expert, 0 where not held.
+        shares_LSE: float32 (L, S, E); sums to 1 over S for each expert, 0 where not held.
     """
 
     epoch: int
@@ -296,14 +263,14 @@ class Placement:
             raise ValueError(f"{len(self.servers)} servers, holds_LSE {self.holds_LSE.shape}")
 
     def experts_of(self, server_id: str) -> tuple[tuple[int, ...], ...]:
-        """The experts that a server holds in each layer (empty ones for a server not placed)."""
+        """The experts that a server holds, by layer (all empty for a server without a placement)."""
         if server_id not in self.servers:
             return tuple(() for _ in range(self.holds_LSE.shape[0]))
         holds_LE = self.holds_LSE[:, self.servers.index(server_id)]
         return tuple(tuple(np.flatnonzero(holds_E).tolist()) for holds_E in holds_LE)
 
     def holdings_of(self, server_id: str) -> list[pb.Holding]:
-        """A server's part of the contract's message, layer by layer (empty for a server not placed)."""
+        """A server's part of the protobuf message, by layer (all empty for a server without a placement)."""
         num_layers = self.holds_LSE.shape[0]
         if server_id not in self.servers:
             return [pb.Holding() for _ in range(num_layers)]
@@ -316,7 +283,7 @@ class Placement:
         return layers
 
     def to_proto(self) -> pb.Placement:
-        """The contract's message."""
+        """Convert to the protobuf message."""
         num_layers, _, num_experts = self.holds_LSE.shape
         servers = [
             pb.ServerPlacement(server_id=server_id, layers=self.holdings_of(server_id))
@@ -328,8 +295,8 @@ class Placement:
 
     @classmethod
     def from_proto(cls, message: pb.Placement) -> Placement:
-        """The value of a message. Raises ValueError where an id, a length or a share is out of range."""
-        # Before there is any memory for it: two numbers could ask for all that there is.
+        """Convert from the protobuf message. Raises ValueError if it is inconsistent."""
+        # Check before allocating: a small message could ask for all memory.
         cells = message.num_layers * max(1, len(message.servers)) * message.num_experts
         if cells > _MOST_CELLS:
             raise ValueError(
@@ -353,7 +320,7 @@ class Placement:
                     raise ValueError(f"{server.server_id}: wrong experts in layer {layer}")
                 holds_LSE[layer, s, experts_R] = True
                 shares_LSE[layer, s, experts_R] = holding.shares
-        # Also false for NaN.
+        # False for NaN, too.
         if not ((shares_LSE >= 0) & (shares_LSE <= _MOST_SHARE)).all():
             raise ValueError("a share of the placement is not between 0 and 1")
         return cls(

@@ -1,12 +1,12 @@
 """Small JSON files that only this user's processes on this machine can read and write.
 
-They stand in the first of these directories that is the user's own (mode 0700, no symbolic link); all of them
-are searched, since one shell may have `XDG_RUNTIME_DIR` and another may not:
+Files are written to the first of these directories that is private to the user (mode 0700, no symbolic link).
+All of them are searched, because shells may differ in `XDG_RUNTIME_DIR`:
 
     $XDG_RUNTIME_DIR/eaas
     /run/user/UID/eaas
-    /tmp/eaas-UID                 (not TMPDIR: two shells would not meet)
-    $XDG_STATE_HOME/eaas          (~/.local/state/eaas), where another user holds the name in /tmp
+    /tmp/eaas-UID                 (not TMPDIR, which may differ between shells)
+    $XDG_STATE_HOME/eaas          (~/.local/state/eaas), if another user has the name in /tmp
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ __all__ = ["candidates", "change", "place", "read", "read_all", "remove", "write
 _SUFFIX = ".json"
 _MOST_BYTES = 64 << 10
 _LOCK_S = 2.0
-_LOCK_LOOK_S = 0.005
+_LOCK_POLL_S = 0.005
 _numbers = itertools.count()
 
 
 def candidates() -> tuple[Path, ...]:
-    """Where the files may stand, best first."""
+    """Possible directories, best first."""
     variables = (os.environ.get(name, "") for name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME", "HOME"))
     return _candidates(os.geteuid(), *variables)
 
@@ -50,17 +50,14 @@ def _candidates(user: int, runtime: str, state: str, home: str) -> tuple[Path, .
 
 
 def place() -> Path | None:
-    """The directory where a new file stands; None where no directory can be used."""
+    """The directory for new files; None if none is usable."""
     with contextlib.suppress(ConfigError), _writable() as (path, _):
         return path
     return None
 
 
 def read(name: str) -> Iterator[dict[str, Any]]:
-    """The documents of that name, of the best directory first.
-
-    A file that another user could have written does not count.
-    """
+    """Read the documents of a name, best directory first; ignore files that others could have written."""
     for fd in _directories():
         document = _read(fd, name)
         if document is not None:
@@ -68,7 +65,7 @@ def read(name: str) -> Iterator[dict[str, Any]]:
 
 
 def read_all() -> dict[str, dict[str, Any]]:
-    """Every document by its name."""
+    """All documents by name."""
     found: dict[str, dict[str, Any]] = {}
     for fd in _directories():
         found = dict(_list(fd)) | found
@@ -76,33 +73,31 @@ def read_all() -> dict[str, dict[str, Any]]:
 
 
 def write(name: str, document: dict[str, Any]) -> None:
-    """Write or replace a document; readers see the former one or the new one.
+    """Write or replace a document atomically.
 
     Raises:
-        ConfigError: No directory of `candidates` can be used.
+        ConfigError: No directory of `candidates` is usable.
     """
     with _writable() as (_, fd):
         _write(fd, name, document)
-        # A former one of a shell with other variables must not hide it.
+        # An older one in another directory must not hide it.
         for other in _directories():
             if not os.path.sameopenfile(fd, other):
                 _remove(other, name)
 
 
 def remove(name: str) -> None:
-    """Remove the documents of that name, if there are any."""
+    """Remove the documents of a name, if there are any."""
     for fd in _directories():
         _remove(fd, name)
 
 
 @contextlib.contextmanager
 def change() -> Iterator[None]:
-    """Keep the user's other processes from changing the files together with this one.
-
-    A process that is stopped inside does not hold up the others for long: after 2 s they go on.
+    """Lock the files against the user's other processes, which wait for at most 2 s.
 
     Raises:
-        ConfigError: No directory of `candidates` can be used.
+        ConfigError: No directory of `candidates` is usable.
     """
     with _writable() as (_, fd):
         deadline = time.monotonic() + _LOCK_S
@@ -113,7 +108,7 @@ def change() -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     break
-                time.sleep(_LOCK_LOOK_S)
+                time.sleep(_LOCK_POLL_S)
         # The lock ends with the descriptor.
         yield
 
@@ -122,7 +117,7 @@ def change() -> Iterator[None]:
 
 
 def _open(path: Path) -> int | None:
-    """A descriptor of a directory; None where it is missing or not this user's alone."""
+    """Open a directory; None if it is missing or not private to this user."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -163,8 +158,8 @@ def _writable() -> Iterator[tuple[Path, int]]:
             os.close(fd)
         return
     raise ConfigError(
-        f"no directory for the cluster's secret: none of {', '.join(map(str, places))} can be made, or is a "
-        "directory of this user alone (mode 0700); set XDG_RUNTIME_DIR to one"
+        f"no directory for the cluster's secret: none of {', '.join(map(str, places))} can be created or is "
+        "private to this user (mode 0700); set XDG_RUNTIME_DIR to such a directory"
     )
 
 
@@ -180,7 +175,7 @@ def _list(fd: int) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _read(directory: int, name: str) -> dict[str, Any] | None:
     try:
-        # Without waiting: a pipe of that name has no writer.
+        # O_NONBLOCK: a pipe of that name may have no writer.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         fd = os.open(name + _SUFFIX, flags, dir_fd=directory)
     except OSError:

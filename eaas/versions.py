@@ -1,12 +1,12 @@
-"""Which versions of a contract two processes have in common, so that they can be upgraded one at a time.
+"""Negotiation of protocol versions, so that processes can be upgraded one at a time.
 
     newer: speaks 1 and 2                             older: speaks 1
        a call, in version 2 ----------------------------->
             <------- FAILED_PRECONDITION, eaas-versions: 1-1
-       the same call, in version 1 ---------------------->  and so it is
+       the same call, in version 1 ---------------------->
 
-Whoever is asked in a version that it speaks answers in that. A process of the next release speaks its own
-version and the one before, so that any two neighbours can serve together.
+A process answers in the version of the call. Each release supports its own version and the one before, so
+that neighbouring releases can serve together.
 """
 
 from __future__ import annotations
@@ -25,30 +25,29 @@ _T = TypeVar("_T")
 
 
 class Versions(NamedTuple):
-    """The major versions of one contract that a process speaks, both ends included."""
+    """Range of major versions of a contract that a process supports, inclusive."""
 
     oldest: int
     newest: int
 
     def __str__(self) -> str:
-        """For people."""
         if self.oldest == self.newest:
             return f"version {self.newest}"
         return f"versions {self.oldest} to {self.newest}"
 
 
 CONTROL_PLANE = Versions(1, 1)
-"""Of registration, heartbeats and watches. Within a version messages only gain fields."""
+"""Versions of registration, heartbeats and watches. Within a version messages only gain fields."""
 SLOTS = Versions(VERSION, VERSION)
-"""Of the slots' bytes."""
+"""Versions of the slots' bytes."""
 
 
 class Refusal(NamedTuple):
     """Ends a call with FAILED_PRECONDITION.
 
     Attributes:
-        details: For people.
-        trailing: Metadata, from which the caller learns what is spoken here.
+        details: Message.
+        trailing: Metadata with the supported versions.
     """
 
     details: str
@@ -56,14 +55,14 @@ class Refusal(NamedTuple):
 
 
 def refusal(spoken: Versions, asked: int, what: str, who: str, here: str) -> Refusal | None:
-    """How a call is refused, where it is not in a version that this process speaks.
+    """The refusal of a call in an unsupported version; None for a supported one.
 
     Args:
-        spoken: By this process.
+        spoken: Versions that this process supports.
         asked: Version of the call.
-        what: Names the contract, for people.
-        who: Names the caller, for people.
-        here: Names this process, for people.
+        what: Name of the contract, for the message.
+        who: Name of the caller, for the message.
+        here: Name of this process, for the message.
     """
     if spoken.oldest <= asked <= spoken.newest:
         return None
@@ -75,29 +74,29 @@ def refusal(spoken: Versions, asked: int, what: str, who: str, here: str) -> Ref
 
 
 def negotiate(spoken: Versions, call: Callable[[int], _T]) -> _T:
-    """Calls in the newest version that both sides speak.
+    """Make a call in the newest version that both sides support.
 
     Args:
-        spoken: By this process.
+        spoken: Versions that this process supports.
         call: Makes the call in a version.
 
     Raises:
-        grpc.RpcError: The call failed; FAILED_PRECONDITION where there is no such version.
+        grpc.RpcError: The call failed; FAILED_PRECONDITION if there is no common version.
     """
     try:
         return call(spoken.newest)
     except grpc.RpcError as error:
-        told = _told(error)
-        if told is None or not max(spoken.oldest, told.oldest) <= told.newest < spoken.newest:
+        theirs = _versions_in(error)
+        if theirs is None or not max(spoken.oldest, theirs.oldest) <= theirs.newest < spoken.newest:
             raise
-        common = told.newest
+        common = theirs.newest
     return call(common)
 
 
-def _told(error: grpc.RpcError) -> Versions | None:
-    """What the other side speaks, where it refused the version."""
+def _versions_in(error: grpc.RpcError) -> Versions | None:
+    """Versions that the other side supports, if it refused the call's version."""
     if not isinstance(error, grpc.Call) or error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
         return None
-    said = next((str(value) for key, value in error.trailing_metadata() or () if key == _KEY), "")
-    oldest, _, newest = said.partition("-")
+    text = next((str(value) for key, value in error.trailing_metadata() or () if key == _KEY), "")
+    oldest, _, newest = text.partition("-")
     return Versions(int(oldest), int(newest)) if oldest.isdecimal() and newest.isdecimal() else None

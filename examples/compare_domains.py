@@ -1,4 +1,4 @@
-"""How routing differs by domain, and what a placement made for one domain is worth to another.
+"""Compare the routing of domains, and the value of one domain's placement for another.
 
     python examples/compare_domains.py [DIRECTORY]
 
@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from balancer.policies import plan
-from eaas.routing import total_variation
-from eaas.trace import Trace
-from eaas.trace.readers import read_trace
+from simulator.routing import total_variation
+from simulator.traces import Trace
+from simulator.traces.readers import read_trace
 
 DOMAINS = ("code", "prose", "german", "manual")
 SERVERS = 8
@@ -21,10 +21,10 @@ TRACES = Path(__file__).with_name("traces")
 
 
 def main(directory: Path = TRACES) -> tuple[np.ndarray, np.ndarray]:
-    """Prints and returns two (D, D) tables.
+    """Print and return two (D, D) tables, means over layers.
 
-    Distances: total variation of two domains' loads, a mean over layers; on the diagonal of the even and
-    the odd iterations of one. PAR: of a plan for the row's load under the column's, a mean over layers.
+    Distances: total variation of two domains' loads; on the diagonal, of the even and odd iterations of
+    one. PAR: of a plan for the row's load under the column's load.
     """
     traces = [read_trace(directory / f"{domain}.npz") for domain in DOMAINS]
     loads = [trace.counts_ILE.sum(axis=0, dtype=np.float64) for trace in traces]
@@ -37,7 +37,7 @@ def main(directory: Path = TRACES) -> tuple[np.ndarray, np.ndarray]:
 
 
 def noise(trace: Trace) -> float:
-    """How far apart two parts of one domain are: what is no difference between domains."""
+    """Distance of two halves of one domain: the noise of the table."""
     even, odd = (trace.counts_ILE[i::2].sum(axis=0, dtype=np.float64) for i in (0, 1))
     return float(total_variation(even, odd).mean())
 
@@ -50,7 +50,7 @@ def par(planned_LE: np.ndarray, served_LE: np.ndarray) -> float:
 
 
 def show(title: str, table_DD: np.ndarray) -> None:
-    """A small table of text."""
+    """Print a small table."""
     print(f"{title:<52}" + "".join(f"{domain:>8}" for domain in DOMAINS))
     for domain, row in zip(DOMAINS, table_DD, strict=True):
         print(f"{domain:>52}" + "".join(f"{value:8.2f}" for value in row))

@@ -1,13 +1,13 @@
-"""Make a load that changes, plan for it, and replay three policies over it. Takes some seconds.
+"""Make a changing load, plan for it, and replay three policies over it. Takes some seconds.
 
     python examples/compare_policies.py
 
-`eaas trace compare` does the last part with any recorded trace.
+`eaas trace compare` does the last part with any trace.
 """
 
 from balancer.policies import plan
-from eaas.trace import Trace, generate_trace
 from simulator import Comparison, compare
+from simulator.traces import Trace, generate_trace
 
 SERVERS = 16
 POLICIES = ("eplb", "scalpel", "fractional+split")
@@ -22,7 +22,7 @@ def main() -> Comparison:
     made = plan("fractional", trace.counts_ILE[:200].sum(axis=0), SERVERS, slots)
     print(f"planned PAR {made.par_L.mean():.4f}, no plan is below {made.bound_L.mean():.4f}")
 
-    # Many plans, and what the batches that came next made of them.
+    # Many plans, and their balance on the batches after them.
     comparison = compare(trace, POLICIES, servers=[SERVERS], intervals=[200])
     for run in comparison.replays:
         print(

@@ -1,4 +1,4 @@
-"""Trains the demo model: a small Mixture-of-Experts model that has read four kinds of text.
+"""Train the demo model: a small Mixture-of-Experts model on four kinds of text.
 
     .venv/bin/python examples/train_demo.py --minutes 45 --out models/mine
 
@@ -31,7 +31,7 @@ _LINE_EVERY_S = 30.0
 
 
 def main() -> None:
-    """Reads the options, trains, writes the model and its card."""
+    """Read the options, train, write the model and its card."""
     options = _options()
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
@@ -83,7 +83,7 @@ def _options() -> argparse.Namespace:
 
 
 class _Bar:
-    """A bar in a terminal; elsewhere a line now and then."""
+    """A progress bar in a terminal, otherwise a line every 30 s."""
 
     def __init__(self, console: Console, settings: Settings) -> None:
         self._console, self._total_s = console, settings.minutes * 60
@@ -100,7 +100,7 @@ class _Bar:
         self._bar.stop()
 
     def show(self, progress: Trained) -> None:
-        """Takes what `train` reports after each step."""
+        """Show the progress after a step."""
         text = (
             f"step {progress.step}, {progress.tokens / 1e6:.2f} M tokens, loss {progress.loss:.3f}, "
             f"unevenness {progress.unevenness:.2f}, {progress.tokens / progress.worked_s:.0f} tokens/s"

@@ -1,4 +1,4 @@
-"""How an expert server leaves: its experts go elsewhere first, as long as somebody can take them."""
+"""How an expert server leaves: other servers take its experts over first, if any can."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import threading
 import time
 from collections.abc import Callable
 
-from eaas.grpc_client import STREAM_SILENCE_S
 from eaas.log import get_logger
-from eaas.membership import MembershipView
+from eaas.membership.cluster_view import MembershipView
+from eaas.net.grpc_client import STREAM_SILENCE_S
 from eaas.types import MemberState, Role
 
 __all__ = ["Leaving", "can_be_relieved"]
 
 _log = get_logger(__name__)
-_LOOK_S = 0.05
-# For requests that are in flight when nothing else is waited for any more.
+_POLL_S = 0.05
+# Waits for the requests in flight, once the experts have moved or no other server can take them.
 _LAST_REQUESTS_S = 1.0
 
 
 def can_be_relieved(view: MembershipView, server_id: str, now: float) -> bool:
-    """Whether it helps anybody to wait: there are clients, a balancer, and another server that stays.
+    """Whether waiting helps: there are clients, a balancer, and another server that stays.
 
-    With the monitor away nobody learns that this server leaves.
+    While the monitor is silent, no process learns that this server leaves.
     """
     others = (m for m in view.live(Role.EXPERT_SERVER) if m.id != server_id)
     return bool(
@@ -34,16 +34,16 @@ def can_be_relieved(view: MembershipView, server_id: str, now: float) -> bool:
 
 
 class Leaving:
-    """One drain, begun once, whoever asks for it.
+    """One drain, started at most once.
 
     Args:
         server_id: This server.
         view: The members.
         held: Replicas held.
         in_flight: Requests admitted and not answered.
-        begin: Makes the server's DRAINING known.
+        begin: Announces DRAINING.
         end: Ends the server.
-        timeout_s: Longest that others are waited for.
+        timeout_s: Longest wait for other servers.
     """
 
     def __init__(
@@ -66,17 +66,17 @@ class Leaving:
         self._begun = threading.Lock()
 
     def start(self) -> None:
-        """Begin to leave; returns at once. Idempotent."""
+        """Start leaving; returns at once. Idempotent."""
         if self._begun.acquire(blocking=False):
             threading.Thread(target=self._leave, name="leaving", daemon=True).start()
 
     def _leave(self) -> None:
         self._begin()
-        _log.info("leaving: %d experts are to go elsewhere", self._held())
+        _log.info("leaving: %d experts to hand over", self._held())
         relieved = self._wait(self._is_relieved, self._timeout_s)
-        # Nobody has a reason to send anything now, or nobody else can do it.
+        # No client has a reason to send more now, unless no other server can take over.
         self._wait(lambda: not self._in_flight(), _LAST_REQUESTS_S)
-        _log.info("left with %d experts%s", self._held(), "" if relieved else ": the time is over")
+        _log.info("left with %d experts%s", self._held(), "" if relieved else ": timed out")
         self._end()
 
     def _is_relieved(self) -> bool:
@@ -88,5 +88,5 @@ class Leaving:
     def _wait(condition: Callable[[], bool], timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
         while not (met := condition()) and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         return met

@@ -1,4 +1,4 @@
-"""The life of an expert server process."""
+"""The expert server process, from joining the cluster to leaving it."""
 
 from __future__ import annotations
 
@@ -18,67 +18,68 @@ from eaas.checkpoint import Checkpoint
 from eaas.config import ExpertServerConfig
 from eaas.cores import usable_cores
 from eaas.errors import ExpertMismatchError
-from eaas.exposure import member_secret
-from eaas.grpc_client import STREAM_SILENCE_S
-from eaas.grpc_server import Service, serve
 from eaas.log import get_logger
-from eaas.session import MemberSession, MembershipView, Report
+from eaas.membership.session import MemberSession, MembershipView, Report
+from eaas.net.grpc_client import STREAM_SILENCE_S
+from eaas.net.grpc_server import Service, serve
+from eaas.net.listen_policy import member_secret
+from eaas.net.tls import Identity
 from eaas.telemetry import Tracing
-from eaas.tls import Identity
 from eaas.types import Member, MemberState, Role
 from eaas.wire import Arena
+from eaas.wire.arena import SPIN_US
 from eaas.wire.header import WireDtype, payload_layout, result_length
-from expert_server.hotness import HotnessHandler
+from expert_server.experts.placements import PlacementHandler
+from expert_server.experts.store import ExpertStore, naming_expert
 from expert_server.kernels import ExpertKernel, KernelSpec, Quantization
 from expert_server.kernels.choose import ExpertSizes, choose_kernel
 from expert_server.kernels.quantize import quantization_error
 from expert_server.kernels.trial import replica_bytes
 from expert_server.leaving import Leaving
-from expert_server.loop import ServeLoop
-from expert_server.peers import PeerReader, checkpoint_of_peers, serving_peers
-from expert_server.placements import PlacementHandler
-from expert_server.pulse import Watchdog
+from expert_server.load_report.hotness import HotnessHandler
+from expert_server.loop.liveness import Watchdog
+from expert_server.loop.loop import ServeLoop
+from expert_server.loop.tracing import BatchTraces
 from expert_server.service import ROLES, SERVICE, ExpertService, add_expert_service, transports
-from expert_server.sharing import CheckpointSharer
-from expert_server.slots import SlotTable, last_gone
-from expert_server.store import ExpertStore, naming_expert
-from expert_server.tracing import BatchTraces
-from expert_server.weights import ExpertReader
+from expert_server.transports.slot_ownership import SlotTable, last_gone
+from expert_server.weights.remote_checkpoint import PeerReader, checkpoint_of_peers, serving_peers
+from expert_server.weights.sharing import CheckpointSharer
+from expert_server.weights.weights import ExpertReader
 
 __all__ = ["ExpertServer"]
 
 _log = get_logger(__name__)
 _GRACE_S = 1.0
 _SHARING = (MemberState.SERVING, MemberState.DRAINING)
-# Calls at a time beside the clients' streams.
+# Concurrent calls in addition to the clients' streams.
 _CALLS = 32
-# Of a message, beside what fits a slot: shares of placements.
+# Message size in addition to a slot's payload: shares of placements.
 _CONTROL_BYTES = 4 << 20
-# How long a thread that is busy in Python may keep the interpreter from the polling loop. With Python's own
-# 5 ms, an answer for which the loop gives it up four times (waits, products) comes 20 ms late while experts
-# load; with this 1 ms, and the loading is no slower.
+# How long a thread that runs Python may hold the interpreter while the polling loop waits for it. The loop
+# gives the interpreter up four times per answer (waits, products). While experts load, Python's default of
+# 5 ms delays an answer by 20 ms; this value delays it by 1 ms and loads as fast.
 _SWITCH_S = 1e-4
 
 
 class ExpertServer:
     """One expert server: arena, loop, gRPC service, membership.
 
-    The loop runs in the calling thread (`run`); everything else is threads that sleep.
+    The loop runs in the thread that calls `run`; all other threads sleep until they have work.
 
     Args:
-        model: Directory of the checkpoint; None: the cluster's other servers send what is needed of theirs.
+        model: Directory of the checkpoint; None: read the weights from the cluster's other servers.
         server_id: Unique in the cluster, kept over restarts.
         monitor_address: host:port.
         config: Threads, kernel, slots.
-        on_serving: Called with the gRPC address and a line about the kernel when the first placement is
-            loaded.
-        tls: Who this process is; None: plain text.
-        tracing: Where spans of batches go; None: there are none.
+        on_serving: Called once the first placement is loaded, with the gRPC address and a line about the
+            kernel.
+        tls: This process's certificate; None: plain text.
+        tracing: Exports the spans of batches; None: no spans.
 
     Raises:
-        CheckpointError: Nothing that can be served (see its subclasses).
-        ConfigError: The kernel of the settings cannot serve this model on this CPU.
-        SharedMemoryError: No room for the arena.
+        CheckpointError: The checkpoint cannot be served (see its subclasses).
+        ConfigError: The configured kernel cannot serve this model on this CPU.
+        SharedMemoryError: There is no memory for the arena.
         PortInUseError: The gRPC port is taken.
         ClusterError: The monitor cannot be reached.
     """
@@ -93,7 +94,7 @@ class ExpertServer:
         tls: Identity | None = None,
         tracing: Tracing | None = None,
     ) -> None:
-        # A server that is started by hand leaves half of the cores to the other processes of a machine.
+        # A server that is started by hand leaves half of the cores to other processes.
         threads = config.threads or max(1, usable_cores() // 2)
         torch.set_num_threads(threads)
         sys.setswitchinterval(_SWITCH_S)
@@ -124,7 +125,7 @@ class ExpertServer:
             undo.callback(self._kernel.close)
             size = 0
             if config.memory_bytes:
-                # Told before anything is placed here, so that nobody places too much.
+                # Reported before the first placement, so that the balancer places no more than fits.
                 size = replica_bytes(self._kernel, reader.forms[0], spec, sizes)
             self._about_kernel = _describe(self._kernel, reader)
             self._arena = Arena.create_shared(
@@ -133,7 +134,7 @@ class ExpertServer:
                     config.slot_tokens, self.shape.hidden_size, self.shape.top_k, WireDtype.FLOAT32
                 ).total,
                 result_length(config.slot_tokens, self.shape.hidden_size),
-                # Tells this life's arena from that of any process that gets the same pid and descriptor.
+                # Distinguishes this arena from that of a later process with the same pid and descriptor.
                 time.monotonic_ns(),
             )
             undo.callback(self._arena.close)
@@ -143,7 +144,7 @@ class ExpertServer:
                 self._table,
                 self._kernel,
                 self.shape,
-                config.spin_us,
+                SPIN_US,
                 config.batching,
                 config.batch_window_us * 1e-6,
                 config.added_latency_us * 1e-6,
@@ -160,7 +161,7 @@ class ExpertServer:
                 bool(config.memory_bytes),
                 self._on_mismatch,
             )
-            self._watchdog = Watchdog(self._loop.pulse, self._on_pulse)
+            self._watchdog = Watchdog(self._loop.liveness, self._on_liveness)
             self._service = ExpertService(
                 self._arena,
                 self._table,
@@ -175,7 +176,7 @@ class ExpertServer:
                 [Service(SERVICE, add_expert_service, self._service, ROLES)],
                 config.host,
                 config.port,
-                # A client's stream is a call that lasts: there are no more of them than slots.
+                # Each client stream occupies one worker, and there are at most as many streams as slots.
                 max_workers=config.slots + _CALLS,
                 credentials=tls and tls.server_credentials(),
                 secret=member_secret(monitor_address, config.host, tls),
@@ -222,8 +223,8 @@ class ExpertServer:
         """Serve until `stop`; then leave the cluster.
 
         Raises:
-            ExpertMismatchError: The checkpoint here differs from what the cluster's other servers hold, and
-                nothing was served of it.
+            ExpertMismatchError: The checkpoint differs from the one that the cluster's other servers hold,
+                and this server never served.
         """
         self._watchdog.start()
         try:
@@ -232,7 +233,7 @@ class ExpertServer:
             self._watchdog.close()
             self._server.set_serving(False)
             self._session.close(deregister=True)
-            # Clients see at once that their slots are gone, and the streams end before the arena does.
+            # Clients see at once that their slots are gone. The streams must end before the arena does.
             self._table.revoke_all()
             self._service.close()
             self._server.stop(_GRACE_S)
@@ -244,16 +245,16 @@ class ExpertServer:
             raise self._mismatch
 
     def stop(self) -> None:
-        """Make `run` return. From any thread or a signal handler."""
+        """Make `run` return. Safe from any thread and from a signal handler."""
         self._loop.stop()
 
     def drain(self) -> None:
-        """Have others take the experts over, then make `run` return. Returns at once; idempotent."""
+        """Wait until other servers hold the experts, then make `run` return. Returns at once; idempotent."""
         self._joined.wait()
         self._leaving.start()
 
     def _peer_addresses(self) -> list[str]:
-        """Of servers that may have a checkpoint, in any order: each is to have its share of the readers."""
+        """Addresses of servers that may share a checkpoint, shuffled to spread the readers over them."""
         known = self._peers
         if self._joined.is_set():
             others = self._session.view.live(Role.EXPERT_SERVER)
@@ -277,8 +278,8 @@ class ExpertServer:
             busy_s=self._loop.busy_s,
         )
 
-    def _on_pulse(self) -> None:
-        """The loop has stalled, or moves again: the health service and the monitor are told at once."""
+    def _on_liveness(self) -> None:
+        """Report to the health service and the monitor that the loop has stalled or moves again."""
         with self._state_lock:
             joined = self._state is not MemberState.JOINING
             self._server.set_serving(joined and not self._watchdog.stalled_s)
@@ -290,7 +291,7 @@ class ExpertServer:
             first = self._state is MemberState.JOINING
             if first:
                 self._state = MemberState.SERVING
-        # Later ones are told with the next heartbeat: the balancer knows, and all others would be woken.
+        # Later changes go with the next heartbeat: the balancer knows them, and a report wakes all members.
         if first:
             self._joined.wait()
             self._session.report_now()
@@ -301,7 +302,7 @@ class ExpertServer:
         self._loop.epoch = epoch
 
     def _on_mismatch(self, error: ExpertMismatchError) -> None:
-        """A server that serves keeps what is right, which others may lack; any other one is of no use."""
+        """Keep serving the experts that match, since other servers may lack them; if none is served, stop."""
         with self._state_lock:
             serves = self._state is not MemberState.JOINING
         if serves:
@@ -311,17 +312,17 @@ class ExpertServer:
             self._loop.stop()
 
     def _on_members(self, view: MembershipView) -> None:
-        """Take back the slots of clients that are gone (DEAD, LEFT, or another life of the same id)."""
+        """Free the slots of clients that are gone (DEAD, LEFT, or replaced by a new incarnation)."""
         former, self._members = self._members, view.members
         for client_id in self._table.clients():
             member = view.members.get(client_id)
-            if member is not None and self._table.revoke_lives(
+            if member is not None and self._table.revoke_incarnations(
                 client_id, last_gone(former.get(client_id), member)
             ):
                 _log.info("%s is gone: its slots are free", client_id)
 
     def _living_clients(self) -> dict[str, int] | None:
-        """Incarnations of the clients that live, by id; None where the monitor is not heard."""
+        """Incarnations of the live clients, by id; None if the monitor is silent."""
         if not self._joined.is_set():
             return None
         view = self._session.view
@@ -330,32 +331,32 @@ class ExpertServer:
         return {m.id: m.incarnation for m in view.live(Role.ATTENTION_CLIENT)}
 
     def _on_new_incarnation(self, incarnation: int) -> None:
-        """The lease lapsed while this process slept: fence, so that nothing of the old life counts."""
-        _log.warning("lease lapsed; going on as incarnation %d", incarnation)
+        """The lease lapsed while this process slept: fence the old incarnation's slots."""
+        _log.warning("lease lapsed; continuing as incarnation %d", incarnation)
         self._table.revoke_all()
 
     def _on_replaced(self) -> None:
-        """Another process is this server now: fence, and wait until the id is free again."""
+        """Another process runs under this id: fence, and wait until the id is free again."""
         self._table.revoke_all()
 
 
 def _compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What to compute with, for weights of a dtype.
+    """Dtype to compute with, for weights of this dtype.
 
-    float16 becomes float32, which holds each of its values: few CPUs multiply float16 fast, and bfloat16
-    would drop three of its eleven bits. It costs twice the memory, unless the weights are quantised.
+    float16 becomes float32, which holds all of its values: few CPUs multiply float16 fast, and bfloat16
+    would drop three of its eleven bits. That takes twice the memory, unless the weights are quantised.
     """
     return torch.float32 if dtype is torch.float16 else dtype
 
 
 def _describe(kernel: ExpertKernel, reader: ExpertReader) -> str:
-    """A kernel in a line for people, with the error that quantised weights cause.
+    """One line about the kernel, with the error that quantisation causes.
 
-    That is the larger error of two experts, the first layer's first and the last layer's: every server of
-    a cluster says the same.
+    The error is the larger of two experts' (the first layer's first, the last layer's first), so every
+    server of a cluster reports the same one.
 
     Raises:
-        CheckpointError: An expert cannot be read, or has weights that cannot be quantised; says which.
+        CheckpointError: An expert cannot be read, or its weights cannot be quantised.
     """
     dtype = str(kernel.spec.dtype).removeprefix("torch.")
     if kernel.spec.dtype != reader.dtype:

@@ -13,17 +13,16 @@ from eaas.one_sided import why_not
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.types import ModelShape, Role
 from eaas.wire import Arena
-from expert_server.endpoint import ExchangeHandler
-from expert_server.hotness import HotnessHandler
-from expert_server.nixl_endpoint import NixlEndpoint
-from expert_server.placements import PlacementHandler
-from expert_server.sharing import CheckpointSharer
-from expert_server.slots import SlotTable
+from expert_server.experts.placements import PlacementHandler
+from expert_server.load_report.hotness import HotnessHandler
+from expert_server.transports.grpc_endpoint import ExchangeHandler
+from expert_server.transports.nixl_endpoint import NixlEndpoint
+from expert_server.transports.slot_ownership import SlotTable
+from expert_server.weights.sharing import CheckpointSharer
 
 __all__ = ["ROLES", "SERVICE", "ExpertService", "add_expert_service", "transports"]
 
 SERVICE = "eaas.rpc.v1.ExpertService"
-# Placements, and goodbyes, are the balancer's word.
 _BALANCERS = ("PreparePlacement", "RetirePlacement", "Drain", "ListExperts", "ReadHotness")
 _CLIENTS = ("Connect", "Disconnect", "Exchange", "Join")
 _PEERS = ("DescribeCheckpoint", "ReadShard")
@@ -32,14 +31,14 @@ ROLES = (
     | dict.fromkeys(_CLIENTS, (Role.ATTENTION_CLIENT.value,))
     | dict.fromkeys(_PEERS, (Role.EXPERT_SERVER.value,))
 )
-"""Whom methods are for."""
+"""Roles that may call each method."""
 _CALLS = ("Connect", "Disconnect", "Drain")
 # A client may connect before this server hears of its registration.
 _UNKNOWN_S = 5.0
 
 
 def transports() -> tuple[str, ...]:
-    """Ways by which clients can reach this server's slots."""
+    """Transports by which clients can reach this server's slots."""
     return ("shm", "grpc") if why_not() else ("shm", "grpc", "nixl")
 
 
@@ -48,13 +47,13 @@ class ExpertService:
 
     Args:
         arena: The server's arena.
-        table: Who has which slots.
-        shape: Of the model.
-        placements: What the balancer told.
-        sharer: What other servers ask for.
-        hotness: What the balancer reads.
+        table: Slot ownership.
+        shape: The model's shape.
+        placements: Handles the balancer's placements.
+        sharer: Sends the checkpoint to other servers.
+        hotness: Reports expert loads to the balancer.
         on_drain: Called when the server is told to leave; must not block.
-        living_clients: Incarnations of the clients that live, by id; None while the monitor is not heard.
+        living_clients: Incarnations of the live clients, by id; None while the monitor is silent.
     """
 
     def __init__(
@@ -89,7 +88,7 @@ class ExpertService:
         wanted = request.client_id, request.client_incarnation, request.slots
         grant = self._table.grant(*wanted)
         living = self._living_clients() if grant is None else None
-        # A client that is no member must not keep members from the slots.
+        # Slots of clients that are not live members go to a live one.
         if living is not None and self._table.revoke_unknown(living, _UNKNOWN_S):
             grant = self._table.grant(*wanted)
         if grant is None:
@@ -147,7 +146,7 @@ class ExpertService:
     def Disconnect(
         self, request: pb.DisconnectRequest, context: grpc.ServicerContext
     ) -> pb.DisconnectResponse:
-        """Take slots back."""
+        """Free a connection's slots."""
         self._nixl.leave(request.connection_id)
         self._table.revoke(request.connection_id)
         return pb.DisconnectResponse()
@@ -155,24 +154,22 @@ class ExpertService:
     def Join(
         self, request_iterator: Iterator[pb.JoinRequest], context: grpc.ServicerContext
     ) -> Iterator[pb.JoinResponse]:
-        """The nixl transport."""
+        """Serve the nixl transport."""
         return self._nixl.join(request_iterator, context)
 
     def close(self) -> None:
-        """End what the transports have begun, before the arena is closed."""
+        """End the connections, before the arena is closed."""
         self._nixl.close()
         self.sharer.close()
 
     def Drain(self, request: pb.DrainRequest, context: grpc.ServicerContext) -> pb.DrainResponse:
-        """The server is to leave."""
+        """Start leaving the cluster."""
         self._on_drain()
         return pb.DrainResponse()
 
 
 def add_expert_service(service: ExpertService, server: grpc.Server) -> None:
-    """As the generated `add_ExpertServiceServicer_to_server`, but Exchange and ReadShard do
-    without protobuf's copies.
-    """
+    """Register the service; Exchange and ReadShard skip protobuf's copies."""
     handlers: dict[str, Any] = {
         name: grpc.unary_unary_rpc_method_handler(
             getattr(owner, name),

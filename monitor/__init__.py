@@ -1,4 +1,4 @@
-"""Who is in the cluster: membership, leases and the watch service."""
+"""The monitor: membership, leases and the watch service."""
 
 from monitor.main import run
 

@@ -1,8 +1,8 @@
-"""What all watchers are sent, made once, and their waking.
+"""Broadcast to watchers: messages serialized once, and wake-ups.
 
-A watcher is a coroutine that sleeps here. It is woken when something happened, or after a silence that its
-member would take for the monitor's end. What it sends are bytes that all watchers share: a message that
-is serialized for each of ten thousand would cost more than all that it says is worth.
+A watcher is a coroutine that sleeps here. It wakes on an event, or after the longest silence that its member
+tolerates. All watchers share the same message bytes: serializing an event for each of ten thousand would cost
+too much.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ import grpc
 from eaas.rpc.v1 import common_pb2
 from eaas.rpc.v1 import monitor_pb2 as pb
 from eaas.types import Member, MemberState
-from monitor.life import MemberEvent
+from monitor.incarnation import MemberEvent
 from monitor.refusal import Refused
 
 __all__ = ["Fanout", "message_of"]
 
 
-# Messages: who is further behind than most has his made anew.
+# Messages kept; a watcher further behind has them serialized anew.
 _KEPT = 256
-# Snapshots that are sent at a time: gRPC copies each, and one of ten thousand members has megabytes.
+# Concurrent snapshot sends: gRPC copies each, and a snapshot of ten thousand members has megabytes.
 _SNAPSHOTS = 16
-# Of one, to a watcher that reads.
+# Timeout of one send.
 _SNAPSHOT_S = 10.0
-# Seconds by which a sign of life may come late, so that many come due together.
-_REMIND_S = 0.05
+# Extra delay of a sign of life, so that many fall due together.
+_WAKE_DELAY_S = 0.05
 
 
 class Fanout:
-    """Sleepers, and the messages of the last events. Used in the loop's thread, but for `stir`.
+    """Sleeping watchers, and the messages of the last events. Only `notify` is thread-safe.
 
     Args:
         loop: Runs the watchers.
@@ -43,51 +43,51 @@ class Fanout:
     def __init__(self, loop: asyncio.AbstractEventLoop, sign_s: float) -> None:
         self._loop = loop
         self._sign_s = sign_s
-        # In the order in which they fell asleep, with the end of the longest sleep.
+        # In order of falling asleep, with the end of the longest sleep.
         self._sleepers: OrderedDict[asyncio.Future[bool], float] = OrderedDict()
-        # Those that nothing but an event wakes.
-        self._sound: set[asyncio.Future[bool]] = set()
+        # Sleepers that only an event wakes.
+        self._event_only: set[asyncio.Future[bool]] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._stirred = False
+        self._notified = False
         self._made: OrderedDict[tuple[int, bool], bytes] = OrderedDict()
         self._snapshots = asyncio.Semaphore(_SNAPSHOTS)
 
-    def stir(self) -> None:
-        """Something happened; any thread may say so. Everybody wakes, soon after."""
-        if not self._stirred:
-            self._stirred = True
+    def notify(self) -> None:
+        """Wake all watchers soon. Safe from any thread."""
+        if not self._notified:
+            self._notified = True
             self._loop.call_soon_threadsafe(self._wake)
 
-    async def sleep(self, *, soundly: bool = False) -> bool:
-        """Until something happened (True), or for as long as a watcher may be silent (False).
+    async def sleep(self, *, until_event: bool = False) -> bool:
+        """Sleep until an event (True), or for the longest silence (False).
 
         Args:
-            soundly: It may be silent for ever.
+            until_event: Sleep until an event, however long.
         """
         sleeper: asyncio.Future[bool] = self._loop.create_future()
-        if soundly:
-            self._sound.add(sleeper)
+        if until_event:
+            self._event_only.add(sleeper)
         else:
             self._sleepers[sleeper] = self._loop.time() + self._sign_s
             if self._timer is None:
-                self._timer = self._loop.call_later(self._sign_s, self._remind)
+                self._timer = self._loop.call_later(self._sign_s, self._wake_overdue)
         try:
             return await sleeper
         finally:
             self._sleepers.pop(sleeper, None)
-            self._sound.discard(sleeper)
+            self._event_only.discard(sleeper)
 
     def _wake(self) -> None:
-        # First: what happens from now on may not be seen by those that wake.
-        self._stirred = False
-        sleepers = (*self._sleepers, *self._sound)
+        # First: the watchers woken now may miss later events.
+        self._notified = False
+        sleepers = (*self._sleepers, *self._event_only)
         self._sleepers.clear()
-        self._sound.clear()
+        self._event_only.clear()
         for sleeper in sleepers:
             if not sleeper.done():
                 sleeper.set_result(True)
 
-    def _remind(self) -> None:
+    def _wake_overdue(self) -> None:
         now = self._loop.time()
         self._timer = None
         while self._sleepers:
@@ -95,13 +95,15 @@ class Fanout:
             if until > now:
                 self._sleepers[sleeper] = until
                 self._sleepers.move_to_end(sleeper, last=False)
-                self._timer = self._loop.call_at(max(until, now + _REMIND_S), self._remind)
+                self._timer = self._loop.call_at(
+                    max(until, now + _WAKE_DELAY_S), self._wake_overdue
+                )
                 return
             if not sleeper.done():
                 sleeper.set_result(False)
 
     def message(self, event: MemberEvent, knows_left: bool = True) -> bytes:
-        """An event as watchers are sent it; `knows_left`: see `WatchRequest`."""
+        """An event's serialized message; `knows_left`: see `WatchRequest`."""
         key = event.revision, knows_left
         made = self._made.get(key)
         if made is None:
@@ -118,14 +120,14 @@ class Fanout:
         return made
 
     async def send_snapshot(self, message: bytes, context: Any) -> None:
-        """Sends a watcher a snapshot, once it is its turn.
+        """Send a snapshot to a watcher, within the limit on concurrent sends.
 
         Raises:
-            Refused: It does not read, and others wait for theirs.
+            Refused: The watcher does not read it in time.
         """
         async with self._snapshots:
             try:
-                # Not `wait_for`, which loses a cancellation that comes as the message goes out.
+                # `wait_for` would lose a cancellation that arrives as the message goes out.
                 async with asyncio.timeout(_SNAPSHOT_S):
                     await context.write(message)
             except TimeoutError as error:
@@ -134,7 +136,7 @@ class Fanout:
 
 
 def message_of(member: Member, knows_left: bool) -> common_pb2.Member:
-    """A member as its watcher can read it: LEFT is DEAD for watchers of earlier releases."""
+    """A member's message; LEFT becomes DEAD for watchers of earlier releases."""
     message = member.to_proto()
     if member.state is MemberState.LEFT and not knows_left:
         message.state = common_pb2.MEMBER_STATE_DEAD

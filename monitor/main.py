@@ -1,4 +1,4 @@
-"""The monitor as a process."""
+"""The monitor process."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from eaas.config import MonitorConfig
 from eaas.errors import ConfigError, EaasError, StoreError
-from eaas.grpc_aio_server import serve_aio
 from eaas.log import get_logger
+from eaas.net.grpc_aio_server import serve_aio
+from eaas.net.tls import Identity
 from eaas.shutdown import Shutdown
-from eaas.tls import Identity
 from eaas.types import Member, MemberState, Role
-from monitor.front import SERVICE, Front
+from monitor.leader_proxy import SERVICE, LeaderProxy
 from monitor.service import MonitorService
 from monitor.store import Store
 from monitor.store.embedded import EmbeddedStore
@@ -29,30 +29,30 @@ __all__ = ["Monitor", "run"]
 
 _log = get_logger(__name__)
 
-# A member has two for as long as it lives (heartbeat, watch).
-_MOST_CALLS = 40_000
-# Of a client's report on ten thousand servers; a record has 512 KiB.
+# A member has two calls open (heartbeat, watch).
+_MAX_CALLS = 40_000
+# A client's report on ten thousand servers fits; a record has 512 KiB.
 _MESSAGE_BYTES = 4 << 20
-# A connection is a member's, or of a program that stands for many.
+# Streams per connection: of a member, or of a program that simulates many.
 _STREAMS = 4096
 _LINGER_S = 1.0
 _GRACE_S = 0.2
 
 
 class Monitor:
-    """A monitor that serves from its making until `stop`; with ZooKeeper it may stand by for any time.
+    """A monitor that serves from its creation until `stop`; with ZooKeeper it may stand by.
 
     Args:
         config: The monitor's settings.
-        on_failure: Called when it can go on no more: what it knows cannot be kept, or it made a mistake.
-        tls: Who this process is; None: plain text.
-        secret: What calls have to show; None: nothing.
+        on_failure: Called when the monitor cannot continue: its store failed, or it has a bug.
+        tls: This process's certificate; None: plain text.
+        secret: Token that calls must carry; None: none.
 
     Raises:
         PortInUseError: The port is taken.
-        ConfigError: The host is not one of this machine, the lease is too short for heartbeat_s, or kazoo
-            is not installed.
-        StoreError: What is kept cannot be read, or is another monitor's.
+        ConfigError: The host is not one of this machine, the lease is too short for heartbeat_s, or kazoo is
+            not installed.
+        StoreError: The stored state cannot be read, or another monitor uses it.
         ClusterError: ZooKeeper cannot be reached.
     """
 
@@ -72,15 +72,15 @@ class Monitor:
         self._on_failure = on_failure
         embedded = config.store == "embedded"
         self._store = EmbeddedStore(Path(config.data_dir)) if embedded and config.data_dir else None
-        self._front = Front()
+        self._leader_proxy = LeaderProxy()
         self._candidate: Candidate | None = None
         try:
             self._server = serve_aio(
                 SERVICE,
-                self._front.add_to,
+                self._leader_proxy.add_to,
                 config.host,
                 config.port,
-                _MOST_CALLS,
+                _MAX_CALLS,
                 _MESSAGE_BYTES,
                 _STREAMS,
                 tls and tls.server_credentials(),
@@ -98,12 +98,13 @@ class Monitor:
             except EaasError:
                 self._server.stop(0)
                 raise
-        # In the loop that hears the heartbeats: what holds that up is a pause of this monitor.
+        # In the loop that hears the heartbeats, so that whatever blocks the loop counts as a pause of the
+        # monitor.
         self._ticker = asyncio.run_coroutine_threadsafe(self._tick(), self._server.loop)
 
     @property
     def _service(self) -> MonitorService | None:
-        return self._front.service
+        return self._leader_proxy.service
 
     def _stand_for_election(self) -> Candidate:
         try:
@@ -143,20 +144,20 @@ class Monitor:
                 state=MemberState.SERVING,
             )
         )
-        self._front.lead(service)
+        self._leader_proxy.lead(service)
         self._server.set_serving(True)
 
     def _follow(self, leader: str | None) -> None:
         self._server.set_serving(False)
-        self._front.follow(leader)
+        self._leader_proxy.follow(leader)
 
     async def _tick(self) -> None:
         try:
             while True:
-                service = self._front.service
+                service = self._leader_proxy.service
                 await asyncio.sleep(service.tick() if service else self._config.lease_s / 8)
         except Exception as error:  # noqa: BLE001 (logged, and the end: leases would never end)
-            _log.exception("no lease ends any more")
+            _log.exception("the monitor's tick failed: no lease would end")
             self._on_failure(f"the monitor failed: {error!r}")
 
     def _close_store(self) -> None:
@@ -164,8 +165,8 @@ class Monitor:
             self._store.close()
 
     def stop(self) -> None:
-        """Tells the members where the configuration says so, then ends."""
-        if self._config.stop_members_on_exit and (service := self._front.service):
+        """Announce the stop to the members if configured, then end."""
+        if self._config.stop_members_on_exit and (service := self._leader_proxy.service):
             service.announce_stop(_LINGER_S)
         self._ticker.cancel()
         if self._candidate is not None:
@@ -181,19 +182,19 @@ def run(
     tls: Identity | None = None,
     secret: str | None = None,
 ) -> None:
-    """Serves until SIGTERM or SIGINT (in the main thread).
+    """Serve until SIGTERM or SIGINT (in the main thread).
 
     Args:
         config: The monitor's settings.
-        ready: Called with host:port once it serves, or stands by.
-        tls: Who this process is; None: plain text.
-        secret: What calls have to show; None: nothing.
+        ready: Called with host:port once the monitor serves or stands by.
+        tls: This process's certificate; None: plain text.
+        secret: Token that calls must carry; None: none.
 
     Raises:
         EaasError: See `Monitor`.
-        StoreError: What it knows can no longer be kept, or a thread of its own failed; says why.
+        StoreError: The store or one of the monitor's threads failed; names the cause.
     """
-    # Each member is a connection, and the usual limit allows a thousand.
+    # Each member is a connection, and the usual limit is a thousand.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     failures: list[str] = []
@@ -201,7 +202,7 @@ def run(
 
         def on_failure(what: str) -> None:
             failures.append(what)
-            shutdown.request("it can go on no more")
+            shutdown.request("the monitor cannot continue")
 
         monitor = Monitor(config, on_failure, tls, secret)
         try:

@@ -1,7 +1,6 @@
-"""How a call of the contract is refused.
+"""How calls are refused.
 
-What is not refused on purpose is a mistake of the monitor's own: it ends the call with UNKNOWN, and is logged
-with its trace.
+Any other exception is a bug of the monitor: it ends the call with UNKNOWN, and its traceback is logged.
 """
 
 from __future__ import annotations
@@ -12,37 +11,37 @@ from typing import Any
 
 import grpc
 
-from eaas.grpc_requests import refusal
+from eaas.net.request_validation import refusal
 from eaas.rpc.v1 import common_pb2, monitor_pb2
 from eaas.types import Role, ServerReach
-from monitor.registry import IdTakenError, UnknownLifeError
+from monitor.registry import IdTakenError, UnknownIncarnationError
 
 __all__ = [
     "LONGEST_TEXT",
     "Refused",
-    "judged",
+    "bad_arguments",
     "reach_of",
     "refusals",
     "require_role",
     "require_small",
-    "require_sound",
+    "require_valid",
 ]
 
 LONGEST_TEXT = 255
-"""Characters of a reason."""
+"""Limit of a reason, in characters."""
 
-# As stores and watchers can take it: ZooKeeper drops whoever writes a megabyte.
+# Limits for stores and watchers: ZooKeeper drops a client that writes a megabyte.
 _MOST_MEMBER_BYTES = 64 << 10
 _MOST_REACH_BYTES = 512 << 10
 
 
 class Refused(Exception):
-    """The call ends with this status (`monitor.proto` says what each of them means).
+    """The call ends with this status (`monitor.proto` lists their meanings).
 
     Args:
-        code: Of the status.
-        details: For people.
-        trailing: Metadata of the refusal.
+        code: Status code.
+        details: Status text.
+        trailing: Trailing metadata.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class Refused(Exception):
 
 
 def require_small(member: common_pb2.Member) -> None:
-    """Refuses a member that no store could keep, or that would crowd out the others of a snapshot."""
+    """Refuse a member too large for stores and snapshots."""
     size = member.ByteSize()
     if size > _MOST_MEMBER_BYTES:
         why = f"a member has {_MOST_MEMBER_BYTES} bytes at most, this one {size}"
@@ -62,7 +61,7 @@ def require_small(member: common_pb2.Member) -> None:
 
 
 def reach_of(request: monitor_pb2.HeartbeatRequest) -> tuple[ServerReach, ...] | None:
-    """What a heartbeat says of servers; None where it says nothing. Refuses one that is too large."""
+    """The reach in a heartbeat, or None. Refuses one that is too large."""
     if not request.HasField("reach"):
         return None
     size = request.reach.ByteSize()
@@ -72,23 +71,23 @@ def reach_of(request: monitor_pb2.HeartbeatRequest) -> tuple[ServerReach, ...] |
     return ServerReach.from_proto(request.reach)
 
 
-def require_sound(request: Any) -> None:
-    """Refuses what is no message, or has values out of their ranges."""
+def require_valid(request: Any) -> None:
+    """Refuse a malformed message, or one with values out of range."""
     if (refused := refusal(request)) is not None:
         raise Refused(*refused)
 
 
 def require_role(certified: str | None, *roles: Role) -> None:
-    """Refuses whoever has a certificate (`eaas.authority.role_of`) of none of these roles."""
+    """Refuse a caller with a certificate (`eaas.net.authorisation.role_of`) for none of these roles."""
     if certified is not None and certified not in {role.value for role in roles}:
         wanted = " or ".join(role.value for role in roles)
-        who = certified or "whoever has no role in its certificate"
+        who = certified or "a certificate without a role"
         raise Refused(grpc.StatusCode.PERMISSION_DENIED, f"this is for {wanted}, not for {who}")
 
 
 @contextmanager
-def judged() -> Iterator[None]:
-    """Within it, a ValueError is about what the caller said."""
+def bad_arguments() -> Iterator[None]:
+    """Turn a ValueError raised inside into INVALID_ARGUMENT."""
     try:
         yield
     except ValueError as error:
@@ -97,14 +96,14 @@ def judged() -> Iterator[None]:
 
 @asynccontextmanager
 async def refusals(context: Any) -> AsyncIterator[None]:
-    """Within it, what the registry or the service refuses ends the call."""
+    """End the call with the status of an exception raised inside."""
     trailing: tuple[tuple[str, str], ...] = ()
     try:
         yield
         return
     except IdTakenError as error:
         code, details = grpc.StatusCode.ALREADY_EXISTS, str(error)
-    except UnknownLifeError as error:
+    except UnknownIncarnationError as error:
         code, details = grpc.StatusCode.NOT_FOUND, str(error)
     except Refused as error:
         code, details, trailing = error.code, str(error), error.trailing

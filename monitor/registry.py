@@ -1,9 +1,9 @@
-"""Who is in the cluster: a state machine without I/O and without a clock.
+"""Membership registry: a pure state machine (no I/O, no clock).
 
-Every method takes `now` (monotonic seconds) and returns the events that it caused, so the same code
-runs live and in simulation.
+Every method takes `now` (monotonic seconds) and returns the events it caused, so the same code runs live and
+in simulation.
 
-    register                          a reason          tick: silent for a lease
+    register                        a suspicion         tick: silent for a lease
   ----------> JOINING/SERVING/DRAINING ----------> SUSPECT ----------> DEAD (kept as a tombstone)
              |    ^                  none is left     |                  |
              |    +-----------------------------------+                  |
@@ -11,16 +11,17 @@ runs live and in simulation.
              v    |             register: incarnation + 1
             LEFT -+                        DEAD, LEFT -- tick: after FORGET_S --> forgotten
 
-Reasons to suspect a member: it is late (`monitor.detector`); an expert server's work does not move
-(`monitor.progress`), or its clients accuse it (`monitor.outcomes`). It is what it reports again when none
-holds. A member is DEAD when its lease ends or its parent saw it end, and LEFT after a goodbye.
+Reasons for suspicion, all in `monitor.failure_detection`: a member's heartbeat is late (`detector`), an
+expert server makes no progress (`progress`), or its clients report failures (`failure_reports`). When no
+reason is left, the member has the state it reports. A member is DEAD when its lease ends or its parent saw it
+end, and LEFT when it deregisters.
 
 Terms:
-  life: what lies between a registration and DEAD; named by (id, incarnation).
-  lease: silence that ends a life. Only `tick` ends one, so that heartbeats which wait in the monitor's
-    own queue after a pause are heard first.
-  tombstone: a member that is DEAD or LEFT, kept for a time so that people see it. Its incarnation is never
-    given again.
+  incarnation: the time from a registration to DEAD or LEFT; named by (id, number).
+  lease: the silence that ends an incarnation. Only `tick` ends one, so heartbeats that queued up while the
+    monitor was paused are heard first.
+  tombstone: a DEAD or LEFT member, kept for a time so that people see it. Its incarnation is never given
+    again.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from eaas.membership import RETURN_GRACE_S
-from eaas.message_ranges import TRUSTED_EPOCH
+from eaas.membership.cluster_view import RETURN_GRACE_S
+from eaas.net.message_ranges import TRUSTED_EPOCH
 from eaas.types import Member, MemberState, Role, ServerReach
-from monitor.detector import Arrivals, Detector
-from monitor.life import Life, MemberEvent
-from monitor.outcomes import OutcomeBook, Said
-from monitor.progress import Progress
+from monitor.failure_detection.detector import Arrivals, Detector
+from monitor.failure_detection.failure_reports import FailureReports, RequestTotals
+from monitor.failure_detection.progress import Progress
+from monitor.incarnation import MemberEntry, MemberEvent
 from monitor.store.kept import Kept
 
-__all__ = ["IdTakenError", "Registry", "UnknownLifeError"]
+__all__ = ["IdTakenError", "Registry", "UnknownIncarnationError"]
 
 _MAX_TOMBSTONES = 64
-# Seconds until a tombstone is forgotten. The cluster misses nothing when a member said goodbye, and nothing
-# for long when an attention client died; operators look for a server that died, but not for ever.
+# Seconds until a tombstone is forgotten. The cluster misses nothing after a LEFT, and nothing for long after
+# an attention client's death. Operators look for a dead server, but not for ever.
 _FORGET_LEFT_S = 60.0
 _FORGET_DEAD_CLIENT_S = 600.0
 _FORGET_DEAD_S = 86_400.0
@@ -50,24 +51,25 @@ _MAX_HISTORY = 1024
 
 
 class IdTakenError(Exception):
-    """The id belongs to another process that lives.
+    """The id belongs to another live process.
 
-    Choose another id, or wait until that one is gone.
+    Choose another id, or wait until that process is gone.
     """
 
 
-class UnknownLifeError(Exception):
-    """The member is not known by this incarnation (any more). Register again."""
+class UnknownIncarnationError(Exception):
+    """No live member has this id and incarnation. Register again."""
 
 
 class Registry:
-    """The members and the last events (see the module's head).
+    """The members and the last events (see the module).
 
     Args:
-        lease_s: Seconds of silence that end a life.
-        heartbeat_s: What members are told to send a heartbeat at.
+        lease_s: Seconds of silence that end an incarnation.
+        heartbeat_s: The members' heartbeat interval.
         now: Monotonic seconds. It never falls from call to call.
-        kept: What a former monitor knew. Its members have time to find this one, and a lease from then on.
+        kept: What a former monitor stored. Its members have time to find this monitor, and a lease from then
+            on.
     """
 
     def __init__(
@@ -76,12 +78,12 @@ class Registry:
         self._lease_s = lease_s
         grace_s = 0.0 if kept is None else max(0.0, RETURN_GRACE_S - lease_s)
         self._detector = Detector(lease_s, heartbeat_s, now, grace_s)
-        self._live: dict[str, Life] = {}
-        self._tombstones: dict[str, Life] = {}
-        self._outcomes = OutcomeBook(lease_s)
+        self._live: dict[str, MemberEntry] = {}
+        self._tombstones: dict[str, MemberEntry] = {}
+        self._reports = FailureReports(lease_s)
         self._history: deque[MemberEvent] = deque(maxlen=_MAX_HISTORY)
         self._revision = 0
-        # The highest incarnation among the tombstones that had to be forgotten.
+        # The highest incarnation of all forgotten tombstones.
         self._forgotten_incarnation = 0
         if kept is not None:
             self._restore(kept, now)
@@ -92,27 +94,27 @@ class Registry:
         for event in kept.events:
             member = event.member
             arrivals = self._watch(member, now)
-            life = Life(member, member.state, arrivals, Progress(self._lease_s, 0, 0))
+            entry = MemberEntry(member, member.state, arrivals, Progress(self._lease_s, 0, 0))
             if member.state.is_gone:
                 self._detector.forget(member.id)
-                life.forget_at = now + _forget_s(member)
-                self._tombstones[member.id] = life
+                entry.forget_at = now + _forget_s(member)
+                self._tombstones[member.id] = entry
             else:
-                # Of whomever was suspected the next heartbeat says what it is.
+                # The next heartbeat clears or confirms the suspicion.
                 arrivals.late = member.state is MemberState.SUSPECT
-                self._live[member.id] = life
+                self._live[member.id] = entry
 
     def _watch(self, member: Member, now: float) -> Arrivals:
-        # A monitor is heard by itself, whatever is wrong with its network.
-        return self._detector.watch(member.id, now, witness=member.role is not Role.MONITOR)
+        # The monitor hears itself even when its network fails.
+        return self._detector.watch(member.id, now, remote=member.role is not Role.MONITOR)
 
     @property
     def forgotten_incarnation(self) -> int:
-        """The highest incarnation among the tombstones that had to be forgotten."""
+        """The highest incarnation of all forgotten tombstones."""
         return self._forgotten_incarnation
 
     def knows(self, member_id: str) -> bool:
-        """Whether there is a member of this id, be it a tombstone."""
+        """Whether there is a member with this id, tombstones included."""
         return member_id in self._live or member_id in self._tombstones
 
     @property
@@ -121,14 +123,14 @@ class Registry:
         return self._revision
 
     def members(self, now: float) -> tuple[Member, ...]:
-        """Everybody, tombstones included, with loads and `silence_s` filled in."""
-        lives = (*self._live.values(), *self._tombstones.values())
-        return tuple(life.full(now - life.arrivals.heard_at) for life in lives)
+        """All members, tombstones included, with loads and `silence_s` filled in."""
+        entries = (*self._live.values(), *self._tombstones.values())
+        return tuple(entry.full(now - entry.arrivals.heard_at) for entry in entries)
 
     def since(self, revision: int) -> Sequence[MemberEvent] | None:
         """The events after `revision`, in order.
 
-        None where they are not (all) kept: take a snapshot.
+        None if some are no longer kept: take a snapshot instead.
         """
         missed = self._revision - revision
         if not 0 <= missed <= len(self._history):
@@ -142,61 +144,61 @@ class Registry:
         now: float,
         ended_pids: Collection[int] = (),
     ) -> tuple[int, list[MemberEvent]]:
-        """Begins a life, or goes on with one that is still known; returns its incarnation.
+        """Begin an incarnation, or continue one that is still known. Returns its number and the events.
 
         Args:
             member: As the process describes itself; `incarnation` is ignored.
-            previous_incarnation: What a process that lives on was given before, else 0.
+            previous_incarnation: The former incarnation of a process that lives on, else 0.
             now: Monotonic seconds.
-            ended_pids: Of processes that had this id on this host, or were to, and were seen to end.
+            ended_pids: Processes of this id on this host that their parent saw end.
 
         Raises:
-            ValueError: The member has no id, or reports a state that only the monitor may give.
+            ValueError: The member has no id, or reports a state that only the monitor sets.
             IdTakenError: A live process with another pid holds the id.
         """
         if not member.id:
             raise ValueError("a member needs an id")
         _require_own_state(member.id, member.state)
-        ended = self._end_seen(member, previous_incarnation, ended_pids, now)
+        ended = self._end_former(member, previous_incarnation, ended_pids, now)
         incarnation, reason = self._incarnation_of(member, previous_incarnation)
         before = self._live.get(member.id)
         self._tombstones.pop(member.id, None)
         shown = None if before is None else before.member
         if before is not None and before.member.incarnation == incarnation:
-            life = before
-            life.reported = member.state
+            entry = before
+            entry.reported = member.state
             if member.reach is not None:
-                # The heartbeats say what it is.
-                member = replace(member, reach=life.member.reach or ())
+                # Heartbeats report the reach.
+                member = replace(member, reach=entry.member.reach or ())
             self._detector.heard(member.id, now)
         else:
-            self._outcomes.forget(member.id)
+            self._reports.forget(member.id)
             progress = Progress(self._lease_s, member.progress, member.in_flight)
-            life = Life(member, member.state, self._watch(member, now), progress)
-        life.member = replace(
+            entry = MemberEntry(member, member.state, self._watch(member, now), progress)
+        entry.member = replace(
             member,
-            state=life.state,
+            state=entry.state,
             incarnation=incarnation,
             progress=0,
             in_flight=0,
             silence_s=0.0,
         )
-        self._live[member.id] = life
-        if shown == life.member:
+        self._live[member.id] = entry
+        if shown == entry.member:
             return incarnation, ended
-        return incarnation, [*ended, self._event(life, reason)]
+        return incarnation, [*ended, self._event(entry, reason)]
 
-    def _end_seen(
+    def _end_former(
         self, member: Member, previous: int, ended_pids: Collection[int], now: float
     ) -> list[MemberEvent]:
-        """The end of the life whose process the parent of `member` saw end, where that life is known."""
+        """End the incarnation whose process the parent of `member` saw end, if it is known."""
         known = self._live.get(member.id)
-        # Whoever was registered before speaks of itself: a lease that it has is its own.
+        # A process that was registered before speaks for itself: the lease is its own.
         if known is None or previous:
             return []
         if known.member.pid not in ended_pids or known.member.host != member.host:
             return []
-        return self._bury(known, MemberState.DEAD, "its parent saw it end", now)
+        return self._end(known, MemberState.DEAD, "its parent saw it end", now)
 
     def _incarnation_of(self, member: Member, previous: int) -> tuple[int, str]:
         if known := self._live.get(member.id):
@@ -206,14 +208,14 @@ class Registry:
             if not same_process and not known.arrivals.late:
                 raise IdTakenError(
                     f"{member.id} is process {known.member.pid} on {known.member.host}, "
-                    f"which lives: give this process another id"
+                    "which is alive: give this process another id"
                 )
-            return max(previous, known.member.incarnation) + 1, "replaces its former life"
-        # Incarnations are counted on from what members claim, and must never run out.
+            return max(previous, known.member.incarnation) + 1, "replaces its former incarnation"
+        # Members claim these numbers, and new ones count on from them: they must never run out.
         if previous > TRUSTED_EPOCH:
             previous = 0
         if tombstone := self._tombstones.get(member.id):
-            return max(previous, tombstone.member.incarnation) + 1, "back with a new life"
+            return max(previous, tombstone.member.incarnation) + 1, "back with a new incarnation"
         if previous > self._forgotten_incarnation:
             return previous, "known before this monitor started"
         return self._forgotten_incarnation + 1, "registered"
@@ -233,176 +235,184 @@ class Registry:
         busy_s: float = 0.0,
         reach: tuple[ServerReach, ...] | None = None,
     ) -> list[MemberEvent]:
-        """Renews the lease and takes what the member says of itself (fields: `Member`, `monitor.proto`).
+        """Renew the lease and record what the member reports (fields: `Member`, `monitor.proto`).
 
         Raises:
-            ValueError: The reported state is one that only the monitor may give, or a member that is no
+            ValueError: The reported state is one that only the monitor sets, or a member other than an
                 attention client reports a reach.
-            UnknownLifeError: No live member has this id and incarnation.
+            UnknownIncarnationError: No live member has this id and incarnation.
         """
         _require_own_state(member_id, state)
-        life = self._life(member_id, incarnation)
+        entry = self._entry(member_id, incarnation)
         if reach is None:
-            reach = life.member.reach
-        elif life.member.role is not Role.ATTENTION_CLIENT:
-            raise ValueError(f"{member_id} is no attention client: it reaches no expert server")
-        was_late, was_stuck = life.arrivals.late, life.progress.stuck
+            reach = entry.member.reach
+        elif entry.member.role is not Role.ATTENTION_CLIENT:
+            raise ValueError(
+                f"{member_id} is not an attention client: it has no expert servers to reach"
+            )
+        was_late, was_stuck = entry.arrivals.late, entry.progress.stuck
         self._detector.heard(member_id, now)
-        life.reported, life.busy_s = state, busy_s
-        if life.member.role is Role.EXPERT_SERVER:
-            life.progress.reported(progress, in_flight, stalled_s, now)
+        entry.reported, entry.busy_s = state, busy_s
+        if entry.member.role is Role.EXPERT_SERVER:
+            entry.progress.reported(progress, in_flight, stalled_s, now)
         else:
-            life.progress.count, life.progress.in_flight = progress, in_flight
-        shown = life.member
-        said = life.state, experts, epoch, reach
-        if (shown.state, shown.experts, shown.epoch, shown.reach) == said:
+            entry.progress.count, entry.progress.in_flight = progress, in_flight
+        shown = entry.member
+        new = entry.state, experts, epoch, reach
+        if (shown.state, shown.experts, shown.epoch, shown.reach) == new:
             return []
-        life.member = replace(shown, state=life.state, experts=experts, epoch=epoch, reach=reach)
+        entry.member = replace(shown, state=entry.state, experts=experts, epoch=epoch, reach=reach)
         reason = "reported"
-        if life.progress.stuck and shown.state is not MemberState.SUSPECT:
-            reason = life.progress.stuck
-        elif was_stuck and not life.progress.stuck:
+        if entry.progress.stuck and shown.state is not MemberState.SUSPECT:
+            reason = entry.progress.stuck
+        elif was_stuck and not entry.progress.stuck:
             reason = "its work moves again"
         elif was_late:
             reason = "heard again"
-        return [self._event(life, reason)]
+        return [self._event(entry, reason)]
 
     def report_outcomes(
         self,
         client_id: str,
         incarnation: int,
-        about: Iterable[tuple[str, int, Said]],
+        about: Iterable[tuple[str, int, RequestTotals]],
         now: float,
     ) -> list[MemberEvent]:
-        """Takes what an attention client says of servers: (id, incarnation, totals) of each.
+        """Record an attention client's reports about servers: (id, incarnation, totals) each.
 
-        Of servers, or lives of servers, that are not known nothing is kept.
+        Reports about unknown servers or incarnations are dropped.
 
         Raises:
-            ValueError: It is no attention client.
-            UnknownLifeError: No live member has this id and incarnation.
+            ValueError: The reporting member is not an attention client.
+            UnknownIncarnationError: No live member has this id and incarnation.
         """
-        client = self._life(client_id, incarnation)
+        client = self._entry(client_id, incarnation)
         if client.member.role is not Role.ATTENTION_CLIENT:
-            raise ValueError(f"{client_id} is no attention client: it asks no expert server")
+            raise ValueError(
+                f"{client_id} is not an attention client: it sends no requests to expert servers"
+            )
         events = []
-        for server_id, server_incarnation, said in about:
-            life = self._live.get(server_id)
+        for server_id, server_incarnation, totals in about:
+            entry = self._live.get(server_id)
             if (
-                life is not None
-                and life.member.incarnation == server_incarnation
-                and life.member.role is Role.EXPERT_SERVER
+                entry is not None
+                and entry.member.incarnation == server_incarnation
+                and entry.member.role is Role.EXPERT_SERVER
             ):
-                self._outcomes.take(server_id, client_id, said, now)
+                self._reports.record(server_id, client_id, totals, now)
                 if not self._detector.paused_s(now):
-                    events += self._judge(life, now)
+                    events += self._apply_accusation(entry, now)
         return events
 
     def require(self, member_id: str, incarnation: int) -> Member:
-        """The member, if this life of it is registered. Raises UnknownLifeError."""
-        return self._life(member_id, incarnation).member
+        """The member, if it is live with this incarnation. Raises UnknownIncarnationError."""
+        return self._entry(member_id, incarnation).member
 
     def living(self, member_id: str) -> Member | None:
-        """The member as it is now; None where none of that id lives."""
-        life = self._live.get(member_id)
-        return None if life is None else life.member
+        """The member, if it is live."""
+        entry = self._live.get(member_id)
+        return None if entry is None else entry.member
 
-    def _life(self, member_id: str, incarnation: int) -> Life:
-        life = self._live.get(member_id)
-        if life is None or life.member.incarnation != incarnation:
-            raise UnknownLifeError(
+    def _entry(self, member_id: str, incarnation: int) -> MemberEntry:
+        entry = self._live.get(member_id)
+        if entry is None or entry.member.incarnation != incarnation:
+            raise UnknownIncarnationError(
                 f"{member_id}, incarnation {incarnation}, is not known: register"
             )
-        return life
+        return entry
 
-    def _judge(self, life: Life, now: float) -> list[MemberEvent]:
-        """Lets what clients say of a member have its effect."""
-        life.accusation = self._outcomes.accusation(life.member.id, now)
-        if life.member.state is life.state:
+    def _apply_accusation(self, entry: MemberEntry, now: float) -> list[MemberEvent]:
+        """Update a server's state from its clients' reports."""
+        entry.accusation = self._reports.accusation(entry.member.id, now)
+        if entry.member.state is entry.state:
             return []
-        life.member = replace(life.member, state=life.state)
-        return [self._event(life, life.accusation or "its clients complain no more")]
+        entry.member = replace(entry.member, state=entry.state)
+        return [self._event(entry, entry.accusation or "its clients get answers again")]
 
     def deregister(
         self, member_id: str, incarnation: int, reason: str, now: float
     ) -> list[MemberEvent]:
-        """A goodbye: LEFT at once. One that is not known (any more) is no error."""
-        life = self._live.get(member_id)
-        if life is None or life.member.incarnation != incarnation:
+        """Make a member LEFT. An unknown incarnation is ignored."""
+        entry = self._live.get(member_id)
+        if entry is None or entry.member.incarnation != incarnation:
             return []
-        return self._bury(life, MemberState.LEFT, reason or "said goodbye", now)
+        return self._end(entry, MemberState.LEFT, reason or "said goodbye", now)
 
     @property
-    def doubt(self) -> str | None:
-        """Why the last tick declared nobody dead though leases may have ended, for people."""
-        return self._detector.doubt
+    def hold_reason(self) -> str | None:
+        """Why the last tick declared no member dead though leases may have ended, as text."""
+        return self._detector.hold_reason
 
     def due_at(self) -> float:
-        """When the next lease ends, if nobody is heard until then; inf where there are no members."""
+        """When the next lease ends without a heartbeat; inf if there are no members."""
         return self._detector.due_at()
 
     def tick(self, now: float) -> list[MemberEvent]:
-        """Time passes: silence makes members SUSPECT, then DEAD; what clients say makes servers SUSPECT, or
-        clears them; tombstones are forgotten.
+        """Advance the time: silent members become SUSPECT, then DEAD; clients' reports make servers SUSPECT
+        or clear them; old tombstones are forgotten.
 
-        Call it each lease/8, and at `due_at`.
+        Call it every lease/8, and at `due_at`.
         """
         if paused_s := self._detector.paused_s(now):
-            self._outcomes.skip(paused_s)
+            self._reports.skip(paused_s)
         silence = self._detector.tick(now)
         events = []
         for member_id in silence.late:
-            life = self._live[member_id]
-            if life.member.state is not life.state:
-                life.member = replace(life.member, state=life.state)
-                reason = f"silent for {now - life.arrivals.heard_at:.1f} s"
-                events.append(self._event(life, reason))
+            entry = self._live[member_id]
+            if entry.member.state is not entry.state:
+                entry.member = replace(entry.member, state=entry.state)
+                reason = f"silent for {now - entry.arrivals.heard_at:.1f} s"
+                events.append(self._event(entry, reason))
         for member_id in silence.lapsed:
-            life = self._live[member_id]
-            reason = f"lease ended: silent for {now - life.arrivals.heard_at:.1f} s"
-            events += self._bury(life, MemberState.DEAD, reason, now)
-        for member_id in self._outcomes.open_cases():
-            events += self._judge(self._live[member_id], now)
-        for life in [t for t in self._tombstones.values() if now >= t.forget_at]:
-            events.append(self._forget(life))
+            entry = self._live[member_id]
+            reason = f"lease ended: silent for {now - entry.arrivals.heard_at:.1f} s"
+            events += self._end(entry, MemberState.DEAD, reason, now)
+        for member_id in self._reports.open_servers():
+            events += self._apply_accusation(self._live[member_id], now)
+        for entry in [t for t in self._tombstones.values() if now >= t.forget_at]:
+            events.append(self._forget(entry))
         return events
 
-    def _bury(self, life: Life, state: MemberState, reason: str, now: float) -> list[MemberEvent]:
-        """The end of a life; state: DEAD or LEFT. One tombstone too many is forgotten."""
-        member_id = life.member.id
-        life.member = replace(life.member, state=state)
-        life.progress.in_flight = 0
-        life.forget_at = now + _forget_s(life.member)
+    def _end(
+        self, entry: MemberEntry, state: MemberState, reason: str, now: float
+    ) -> list[MemberEvent]:
+        """End an incarnation as DEAD or LEFT. Forgets the oldest tombstone if there are too many."""
+        member_id = entry.member.id
+        entry.member = replace(entry.member, state=state)
+        entry.progress.in_flight = 0
+        entry.forget_at = now + _forget_s(entry.member)
         del self._live[member_id]
         self._detector.forget(member_id)
-        self._outcomes.forget(member_id)
-        events = [self._event(life, reason)]
+        self._reports.forget(member_id)
+        events = [self._event(entry, reason)]
         if len(self._tombstones) == _MAX_TOMBSTONES:
             events.append(self._forget(min(self._tombstones.values(), key=lambda t: t.forget_at)))
-        self._tombstones[member_id] = life
+        self._tombstones[member_id] = entry
         return events
 
-    def _forget(self, tombstone: Life) -> MemberEvent:
+    def _forget(self, tombstone: MemberEntry) -> MemberEvent:
         member = tombstone.member
         del self._tombstones[member.id]
         self._forgotten_incarnation = max(self._forgotten_incarnation, member.incarnation)
         return self._event(tombstone, "is no longer listed", forgotten=True)
 
-    def _event(self, life: Life, reason: str, *, forgotten: bool = False) -> MemberEvent:
+    def _event(self, entry: MemberEntry, reason: str, *, forgotten: bool = False) -> MemberEvent:
         self._revision += 1
-        event = MemberEvent(self._revision, life.full(0.0), reason, forgotten)
+        event = MemberEvent(self._revision, entry.full(0.0), reason, forgotten)
         self._history.append(event)
         return event
 
 
 def _require_own_state(member_id: str, state: MemberState) -> None:
-    """Raises ValueError for a state that only the monitor gives."""
+    """Raise ValueError for a state that only the monitor sets."""
     if state is MemberState.SUSPECT or state.is_gone:
-        raise ValueError(f"{member_id}: a member does not report {state.value} of itself")
+        raise ValueError(
+            f"{member_id}: a member does not report {state.value}: only the monitor does"
+        )
 
 
 def _forget_s(member: Member) -> float:
-    """Seconds that a tombstone is kept."""
+    """How long a tombstone is kept, in seconds."""
     if member.state is MemberState.LEFT:
         return _FORGET_LEFT_S
     if member.role is Role.ATTENTION_CLIENT:

@@ -1,4 +1,4 @@
-"""The registry on the wire: what a monitor answers while it leads."""
+"""The monitor's gRPC service while it leads."""
 
 from __future__ import annotations
 
@@ -13,62 +13,62 @@ from typing import Any
 import grpc
 
 from eaas import versions
-from eaas.authority import role_of
-from eaas.grpc_client import STREAM_SIGN_S
 from eaas.log import get_logger
+from eaas.net.authorisation import role_of
+from eaas.net.grpc_client import STREAM_SIGN_S
 from eaas.rpc.v1 import monitor_pb2 as pb
 from eaas.types import Member, MemberState, Role
+from monitor.failure_detection.failure_reports import RequestTotals
 from monitor.fanout import Fanout, message_of
-from monitor.journal import Journal
-from monitor.life import MemberEvent
-from monitor.outcomes import Said
+from monitor.incarnation import MemberEvent
 from monitor.records import MOST_BYTES, Records, StaleRecordError
 from monitor.refusal import (
     LONGEST_TEXT,
     Refused,
-    judged,
+    bad_arguments,
     reach_of,
     refusals,
     require_role,
     require_small,
-    require_sound,
+    require_valid,
 )
 from monitor.registry import IdTakenError, Registry
 from monitor.store import Store
 from monitor.store.kept import new_life
+from monitor.store_writer import StoreWriter
 
 __all__ = ["MonitorService"]
 
 _log = get_logger(__name__)
-# Between two ticks, however many leases end.
-_LEAST_GAP_S = 0.005
-# Of a lease: silence that ends it. In what is left the monitor notices, stores it and tells everybody.
+# Minimum time between two ticks, however many leases end.
+_MIN_TICK_S = 0.005
+# Share of the lease that a member may be silent. The rest is for noticing, storing and announcing its death.
 _SILENCE_SHARE = 0.97
-# For so long its loads are of this moment: many watchers may come at once.
-_SNAPSHOT_S = 0.05
+# A snapshot is shared for this long, since many watchers may come at once.
+_SNAPSHOT_AGE_S = 0.05
 _NO_SNAPSHOT = (-math.inf, -1, b"")
 _STOPPING = pb.WatchResponse(stopping=True).SerializeToString()
-# Below the deadline of whoever registers.
+# Below the deadline of a registration.
 _STORE_S = 1.5
 
 
 class MonitorService:
-    """Answers the contract's MonitorService, from its making until `end`.
+    """Serves the contract's MonitorService, from its creation until `end`.
 
-    The contract's methods are coroutines of one loop, thousands of them at a time: none of them blocks. The
-    owner's methods are for any other thread, but for `tick`, which belongs to the loop's. What they share is
-    guarded by a lock that nobody holds for long.
+    The contract's methods are coroutines of one loop, thousands at a time; none of them blocks. The owner's
+    methods are for other threads, except `tick`, which runs in the loop. A lock, held for short times only,
+    guards their shared state.
 
-    Nobody is told of what would not survive this process: registrations and goodbyes are answered, and
-    watchers told of events, once the store has them. Heartbeats wait for nothing.
+    Nothing is announced that a crash of this process would undo: registrations and deregistrations are
+    answered, and events sent to watchers, once they are stored. Heartbeats wait for nothing.
 
     Args:
-        lease_s: Seconds of silence within which everybody knows of a death.
-        heartbeat_s: What members are told to send a heartbeat at.
+        lease_s: Seconds of silence after which all members know of a death.
+        heartbeat_s: The members' heartbeat interval.
         loop: Runs the contract's methods.
         clock: Monotonic seconds.
-        store: Where membership is kept; None: nowhere.
-        on_lost: Called once, from a thread of its own, when the store takes nothing any more.
+        store: Keeps the membership; None: nothing is kept.
+        on_lost: Called once, from a separate thread, when the store fails.
     """
 
     def __init__(
@@ -86,15 +86,17 @@ class MonitorService:
         kept = store.kept.without_monitors() if store is not None else None
         self._life = kept.life if kept is not None else new_life()
         self._registry = Registry(_SILENCE_SHARE * lease_s, heartbeat_s, clock(), kept)
-        self._doubt: str | None = None
+        self._hold_reason: str | None = None
         lock = threading.RLock()
-        # Held while the registry is touched, never over an `await`; notified when watchers leave.
+        # Held while the registry is used, never over an `await`; notified when watchers leave.
         self._changed = threading.Condition(lock)
         self._fanout = Fanout(loop, STREAM_SIGN_S)
         self._store = store
         self._records = Records(kept.records if kept is not None else ())
-        self._journal = (
-            Journal(self._registry, store, lock, self._fanout.stir, self._lose, self._records)
+        self._writer = (
+            StoreWriter(
+                self._registry, store, lock, self._fanout.notify, self._on_store_lost, self._records
+            )
             if store is not None
             else None
         )
@@ -103,69 +105,70 @@ class MonitorService:
         self._stopping = False
         self._watchers = 0
         self._own: Member | None = None
-        # What all watchers, and all members, are answered until something happens.
-        self._answer: tuple[int, bytes] = (-1, b"")
+        self._own_id: str | None = None
+        # Heartbeat reply and snapshots, shared by all members and watchers until the next change.
+        self._heartbeat_reply: tuple[int, bytes] = (-1, b"")
         self._snapshots: dict[bool, tuple[float, int, bytes]] = {}
 
     # -- the owner's side ----------------------------------------------------------------------
 
     def register_self(self, member: Member) -> None:
-        """The monitor is a member too; `tick` is its heartbeat."""
+        """Register this monitor as a member; `tick` is its heartbeat."""
         with self._changed:
             incarnation, events = self._registry.register(member, 0, self._clock())
             self._own = replace(member, incarnation=incarnation)
-            self._tell(events)
+            self._own_id = member.id
+            self._publish(events)
 
     def tick(self) -> float:
-        """Lets silence have its effect. Returns in how many seconds it is to be called again.
+        """Advance the registry's time. Returns the seconds until the next call.
 
-        To be called by the loop, so that a gap between two ticks is one in which nobody was heard.
+        Call it in the loop, so that a gap between two ticks is a time in which no heartbeat was heard.
         """
         with self._changed:
             now = self._clock()
             if self._own is not None:
                 own = self._own
                 self._registry.heartbeat(own.id, own.incarnation, now, state=own.state)
-            self._tell(self._registry.tick(now))
-            doubt, known = self._registry.doubt, self._doubt
-            self._doubt = doubt
-            if doubt is not None and doubt != known:
-                _log.warning("%s", doubt)
-            # A lease that ends between two ticks is not to wait for the second one.
-            return min(self._lease_s / 8, max(_LEAST_GAP_S, self._registry.due_at() - now))
+            self._publish(self._registry.tick(now))
+            reason, known = self._registry.hold_reason, self._hold_reason
+            self._hold_reason = reason
+            if reason is not None and reason != known:
+                _log.warning("%s", reason)
+            # A lease that ends between two ticks does not wait for the second one.
+            return min(self._lease_s / 8, max(_MIN_TICK_S, self._registry.due_at() - now))
 
     def end(self) -> None:
-        """Answers nobody any more; running streams end. What happened until now is still stored."""
+        """Stop answering; running streams end. Pending changes are still stored."""
         with self._changed:
             self._over = True
-        self._fanout.stir()
-        if self._journal is not None:
-            self._journal.close()
+        self._fanout.notify()
+        if self._writer is not None:
+            self._writer.close()
 
-    def _lose(self, reason: str) -> None:
+    def _on_store_lost(self, reason: str) -> None:
         with self._changed:
             self._over = True
-        self._fanout.stir()
+        self._fanout.notify()
         self._on_lost(reason)
 
     def announce_stop(self, linger_s: float) -> None:
-        """Tells every watcher that the cluster stops.
+        """Announce to all watchers that the cluster stops.
 
         Waits up to `linger_s` until they have left.
         """
         with self._changed:
             self._stopping = True
-            self._fanout.stir()
+            self._fanout.notify()
             self._changed.wait_for(lambda: not (self._watchers or self._others_live()), linger_s)
 
     def _others_live(self) -> bool:
-        own_id = self._own.id if self._own else None
         return any(
-            member.id != own_id and not member.state.is_gone
+            member.id != self._own_id and not member.state.is_gone
             for member in self._registry.members(self._clock())
         )
 
-    def _tell(self, events: Sequence[MemberEvent]) -> None:
+    def _publish(self, events: Sequence[MemberEvent]) -> None:
         for event in events:
             member = event.member
             _log.info(
@@ -173,36 +176,36 @@ class MonitorService:
             )
         if not events:
             return
-        # Whoever stops the cluster waits until all have left.
+        # `announce_stop` waits until all have left.
         self._changed.notify_all()
-        if self._journal is not None:
-            self._journal.wake()
+        if self._writer is not None:
+            self._writer.wake()
         else:
-            self._fanout.stir()
+            self._fanout.notify()
 
     @property
     def _stored(self) -> int:
-        """Revision up to which everything survives this process, so that others may be told."""
-        return self._registry.revision if self._journal is None else self._journal.stored
+        """Last revision that survives this process, and may be announced."""
+        return self._registry.revision if self._writer is None else self._writer.stored
 
     def _require_lead(self) -> None:
-        """Refuses once this monitor may have a successor, which a process that was stopped learns here."""
+        """Refuse calls once another monitor may lead; a process that was suspended learns of it here."""
         if self._over or (self._store is not None and self._clock() >= self._store.leads_until):
-            raise Refused(grpc.StatusCode.UNAVAILABLE, "this monitor leads no more")
+            raise Refused(grpc.StatusCode.UNAVAILABLE, "this monitor no longer leads")
 
     def _require_own(self, certified: str | None, member_id: str) -> None:
-        """Refuses whoever speaks for a member of another role than its certificate's. The lock is held."""
+        """Refuse a caller whose certificate is for another role than the member's. The lock is held."""
         if certified is not None and (member := self._registry.living(member_id)) is not None:
             require_role(certified, member.role)
 
-    async def _settle(self, revision: int, records: int = 0) -> None:
-        """Waits until what happened up to `revision`, and so many records, are stored."""
-        journal = self._journal
+    async def _wait_stored(self, revision: int, records: int = 0) -> None:
+        """Wait until this revision, and this many records, are stored."""
+        writer = self._writer
         try:
             async with asyncio.timeout(_STORE_S):
                 while not self._over and (
                     self._stored < revision
-                    or (journal is not None and journal.stored_records < records)
+                    or (writer is not None and writer.stored_records < records)
                 ):
                     await self._fanout.sleep()
         except TimeoutError:
@@ -214,7 +217,7 @@ class MonitorService:
     # -- the contract --------------------------------------------------------------------------
 
     async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterResponse:
-        """A life begins or goes on (errors: `monitor.proto`)."""
+        """Begin or continue an incarnation (errors: `monitor.proto`)."""
         async with refusals(context):
             refusal = versions.refusal(
                 versions.CONTROL_PLANE,
@@ -226,24 +229,24 @@ class MonitorService:
             if refusal is not None:
                 raise Refused(grpc.StatusCode.FAILED_PRECONDITION, *refusal)
             self._require_lead()
-            if self._own is not None and request.member.id == self._own.id:
+            if request.member.id == self._own_id:
                 raise IdTakenError(f"{request.member.id} is this monitor: give another id")
             require_small(request.member)
-            with judged():
+            with bad_arguments():
                 member = Member.from_proto(request.member)
             require_role(role_of(context), member.role)
             with self._changed:
                 self._require_own(role_of(context), member.id)
-                with judged():
+                with bad_arguments():
                     incarnation, events = self._registry.register(
                         member,
                         request.previous_incarnation,
                         self._clock(),
                         request.ended_pids,
                     )
-                self._tell(events)
+                self._publish(events)
                 revision = self._registry.revision
-            await self._settle(revision)
+            await self._wait_stored(revision)
         return pb.RegisterResponse(
             incarnation=incarnation,
             lease_s=self._lease_s,
@@ -252,21 +255,23 @@ class MonitorService:
         )
 
     async def Heartbeat(self, _requests: Any, context: Any) -> None:
-        """Renews the lease. A stream that breaks says nothing of its member: the lease decides."""
+        """Renew leases. The end of a stream means nothing: the lease decides."""
         async with refusals(context):
             certified = role_of(context)
             while (request := await context.read()) is not grpc.aio.EOF:
-                require_sound(request)
-                await context.write(self._heard(request, certified))
+                require_valid(request)
+                await context.write(self._on_heartbeat(request, certified))
 
-    def _heard(self, request: pb.HeartbeatRequest, certified: str | None) -> bytes:
-        """Takes a heartbeat; returns the answer, serialized."""
+    def _on_heartbeat(self, request: pb.HeartbeatRequest, certified: str | None) -> bytes:
+        """Process a heartbeat; returns the serialized reply."""
         self._require_lead()
-        if self._own is not None and request.id == self._own.id:
-            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "nobody speaks for the monitor")
+        if request.id == self._own_id:
+            raise Refused(
+                grpc.StatusCode.INVALID_ARGUMENT, "no other process may report for the monitor"
+            )
         with self._changed:
             self._require_own(certified, request.id)
-            with judged():
+            with bad_arguments():
                 events = self._registry.heartbeat(
                     request.id,
                     request.incarnation,
@@ -280,19 +285,22 @@ class MonitorService:
                     busy_s=request.busy_s,
                     reach=reach_of(request),
                 )
-            self._tell(events)
+            self._publish(events)
             stored = self._stored
-        if self._answer[0] != stored:
-            self._answer = stored, pb.HeartbeatResponse(revision=stored).SerializeToString()
-        return self._answer[1]
+        if self._heartbeat_reply[0] != stored:
+            self._heartbeat_reply = (
+                stored,
+                pb.HeartbeatResponse(revision=stored).SerializeToString(),
+            )
+        return self._heartbeat_reply[1]
 
     async def Watch(self, request: pb.WatchRequest, context: Any) -> None:
-        """A snapshot (or what was missed), then each event; a sign of life where nothing happens."""
+        """Send a snapshot (or the missed events), then each event, and a sign of life in between."""
         with self._changed:
             self._watchers += 1
         try:
             async with refusals(context):
-                # No revision is below 0: with -1 the registry answers "take a snapshot".
+                # Revisions are 0 or more: for -1 the registry asks for a snapshot.
                 seen = request.from_revision if request.life == self._life else -1
                 await self._send_all(seen, request, context)
         finally:
@@ -303,10 +311,12 @@ class MonitorService:
     async def Deregister(
         self, request: pb.DeregisterRequest, context: Any
     ) -> pb.DeregisterResponse:
-        """A goodbye."""
+        """End an incarnation as LEFT."""
         async with refusals(context):
-            if self._own is not None and request.id == self._own.id:
-                raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "nobody deregisters the monitor")
+            if request.id == self._own_id:
+                raise Refused(
+                    grpc.StatusCode.INVALID_ARGUMENT, "the monitor cannot be deregistered"
+                )
             self._require_lead()
             with self._changed:
                 self._require_own(role_of(context), request.id)
@@ -314,33 +324,36 @@ class MonitorService:
                 events = self._registry.deregister(
                     request.id, request.incarnation, reason, self._clock()
                 )
-                self._tell(events)
+                self._publish(events)
                 revision = self._registry.revision
-            await self._settle(revision)
+            await self._wait_stored(revision)
         return pb.DeregisterResponse()
 
     async def ReportOutcome(
         self, request: pb.ReportOutcomeRequest, context: Any
     ) -> pb.ReportOutcomeResponse:
-        """What a client's requests came to (errors: `monitor.proto`)."""
+        """Record the outcomes of a client's requests (errors: `monitor.proto`)."""
         async with refusals(context):
             require_role(role_of(context), Role.ATTENTION_CLIENT)
             self._require_lead()
             with self._changed:
-                with judged():
+                with bad_arguments():
                     events = self._registry.report_outcomes(
                         request.client_id,
                         request.client_incarnation,
-                        ((s.server_id, s.server_incarnation, _said(s)) for s in request.servers),
+                        (
+                            (s.server_id, s.server_incarnation, _totals_of(s))
+                            for s in request.servers
+                        ),
                         self._clock(),
                     )
-                self._tell(events)
+                self._publish(events)
         return pb.ReportOutcomeResponse()
 
     async def KeepRecord(
         self, request: pb.KeepRecordRequest, context: Any
     ) -> pb.KeepRecordResponse:
-        """What a balancer leaves (errors: `monitor.proto`)."""
+        """Keep a balancer's record (errors: `monitor.proto`)."""
         async with refusals(context):
             require_role(role_of(context), Role.BALANCER)
             self._require_lead()
@@ -355,13 +368,13 @@ class MonitorService:
                     kept = self._records.keep(request)
                 except StaleRecordError as error:
                     raise Refused(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
-                if self._journal is not None:
-                    self._journal.wake()
-            await self._settle(0, kept)
+                if self._writer is not None:
+                    self._writer.wake()
+            await self._wait_stored(0, kept)
         return pb.KeepRecordResponse()
 
     async def GetRecord(self, request: pb.GetRecordRequest, context: Any) -> pb.GetRecordResponse:
-        """What was kept last."""
+        """Return a member's record."""
         async with refusals(context):
             require_role(role_of(context), Role.BALANCER)
             self._require_lead()
@@ -376,52 +389,52 @@ class MonitorService:
     # -- watchers ------------------------------------------------------------------------------
 
     async def _send_all(self, seen: int, request: pb.WatchRequest, context: Any) -> None:
-        """Sends a watcher that has seen `seen` what happens, until the cluster stops."""
+        """Send events after `seen` to a watcher, until the cluster stops."""
         heartbeats_tell, knows_left = request.heartbeats_tell, request.knows_left
-        ahead: tuple[int, bytes] | None = None
-        spoke = not heartbeats_tell
+        unstored: tuple[int, bytes] | None = None
+        sent = not heartbeats_tell
         while True:
             self._require_lead()
             with self._changed:
                 stored, stopping = self._stored, self._stopping
-                events = () if ahead else self._registry.since(seen)
+                events = () if unstored else self._registry.since(seen)
                 if events is None:
-                    ahead = self._take_snapshot(knows_left)
+                    unstored = self._take_snapshot(knows_left)
             messages = []
             if events:
                 messages = [
                     self._fanout.message(e, knows_left) for e in events if e.revision <= stored
                 ]
                 seen = stored
-            if ahead and ahead[0] <= stored:
-                seen, snapshot = ahead
-                ahead = None
+            if unstored and unstored[0] <= stored:
+                seen, snapshot = unstored
+                unstored = None
                 await self._fanout.send_snapshot(snapshot, context)
-                spoke = True
+                sent = True
                 continue
             if stopping:
                 messages.append(_STOPPING)
             if not messages:
                 if seen < 0:
-                    # There is no sign of life before the first snapshot, which is not stored yet.
+                    # The first snapshot is not stored yet, and no sign of life may precede it.
                     await self._fanout.sleep()
                     continue
-                if spoke and await self._fanout.sleep(soundly=heartbeats_tell):
+                if sent and await self._fanout.sleep(until_event=heartbeats_tell):
                     continue
-                # Much may have happened while it slept.
+                # The lead may have ended during the sleep.
                 self._require_lead()
                 messages = [pb.WatchResponse(still_at_revision=seen).SerializeToString()]
             for message in messages:
                 await context.write(message)
-            spoke = True
+            sent = True
             if stopping:
                 return
 
     def _take_snapshot(self, knows_left: bool) -> tuple[int, bytes]:
-        """Everybody, with the loads of this moment; and the revision. The lock is held."""
+        """The revision, and a snapshot of all members with their present loads. The lock is held."""
         now, revision = self._clock(), self._registry.revision
         made_at, known, message = self._snapshots.get(knows_left, _NO_SNAPSHOT)
-        if known != revision or now - made_at > _SNAPSHOT_S:
+        if known != revision or now - made_at > _SNAPSHOT_AGE_S:
             members = [message_of(member, knows_left) for member in self._registry.members(now)]
             response = pb.WatchResponse(
                 snapshot=pb.Snapshot(revision=revision, members=members, life=self._life)
@@ -431,6 +444,6 @@ class MonitorService:
         return revision, message
 
 
-def _said(s: pb.ServerOutcomes) -> Said:
+def _totals_of(s: pb.ServerOutcomes) -> RequestTotals:
     failures = s.timed_out + s.lost + s.failed + s.corrupt + s.hedged_away
-    return Said(s.answered + s.refused + failures, s.answered, s.failures_since_answer)
+    return RequestTotals(s.answered + s.refused + failures, s.answered, s.failures_since_answer)

@@ -1,14 +1,14 @@
-"""The simulator: what runs live, on a trace and in no time.
+"""The simulator: the live system's pure parts on traces, in simulated time.
 
-    autoscaling, savings        the autoscaler over a traffic trace; groups of fixed sizes beside it
-    compare, replay, planners,  a placement policy over a recorded load: PAR of each iteration and layer,
-      timeline, score           transit, planning time, modelled time, the competition's score
-    caps/                       batch selection (CAPS): arrivals and batches in discrete events
-
-It knows traces, and of the services what is pure.
+placement      a policy over a routing trace: PAR, transit, planning time, the competition's score
+autoscaling    the autoscaler over a traffic trace, compared with groups of fixed sizes
+caps           batch selection (CAPS): arrivals and batches as discrete events
+learned_knobs  ScalpeLB's knobs, learned from routing traces
+routing        routing arithmetic
+traces         routing traces
 """
 
-from simulator.compare import Comparison, compare
-from simulator.replay import Replay, replay
+from simulator.placement.compare import Comparison, compare
+from simulator.placement.replay import Replay, replay
 
 __all__ = ["Comparison", "Replay", "compare", "replay"]

@@ -1,4 +1,4 @@
-"""Checkpoints and clusters that many tests share."""
+"""Shared checkpoints and clusters, hypothesis profiles, and the directories of the nightly tier."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,39 +15,59 @@ import hypothesis
 import pytest
 
 from eaas.config import ClusterConfig, load_config
-from eaas.local import LocalCluster
-from eaas.local.nursery import CLIENT_MODULES, CONTROL_MODULES, SERVER_MODULES, Nursery
-from eaas.local.process import wait_ready
+from eaas_cli.local import LocalCluster
+from eaas_cli.local.fork_server import CLIENT_MODULES, CONTROL_MODULES, SERVER_MODULES, ForkServer
+from eaas_cli.local.process import wait_ready
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # Two workers with a thread for each core each would wait for one another, spinning.
+    # Workers that each have a thread for every core would spin while they wait for one another.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-# For helpers that tests run as programs of their own.
+# For helpers that tests run as programs.
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, (str(Path(__file__).with_name("helpers")), os.environ.get("PYTHONPATH")))
 )
 
-# Records of the servers that tests start are theirs, and go with them.
+# Server records of the tests are kept apart from the user's, and are removed at the end.
 _runtime = tempfile.TemporaryDirectory(prefix="eaas-tests-")
 os.environ["XDG_RUNTIME_DIR"] = _runtime.name
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # In the background of a script Ctrl-C is ignored, also by all that the tests start.
+    # A shell script starts background jobs with Ctrl-C ignored, and child processes inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# An example that takes long says something of the machine's load only.
-hypothesis.settings.register_profile("eaas", deadline=None)
-hypothesis.settings.load_profile("eaas")
+# No deadline: the time of one example depends on the machine's load. `--hypothesis-profile nightly` takes the
+# second one. A test that names its own number of examples keeps it.
+hypothesis.settings.register_profile("default", deadline=None)
+hypothesis.settings.register_profile("nightly", deadline=None, max_examples=1000)
+hypothesis.settings.load_profile("default")
 
-# Hardly anything that the imports of torch, transformers and all test files make is garbage.
+# Every test below these directories is nightly.
+NIGHTLY = tuple(Path(__file__).with_name(tier) / "benchmarks" for tier in ("integration", "unit"))
+
+# Imports of torch, transformers and the test files create hardly any garbage.
 gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """What has been imported by now stays: no collection need look at it again."""
+    """Exempt everything imported so far from garbage collection."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the nightly directories before `-m` selects."""
+    for item in items:
+        if any(item.path.is_relative_to(directory) for directory in NIGHTLY):
+            item.add_marker(pytest.mark.nightly)
+
+
+@pytest.fixture
+def cleanup() -> Iterator[ExitStack]:
+    """Callbacks for the end of the test."""
+    with ExitStack() as stack:
+        yield stack
 
 
 ARCHITECTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "deepseek_v3", "gpt_oss")
@@ -54,12 +75,12 @@ ARCHITECTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "deepseek_v3", "g
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Makes (once) a small checkpoint of an architecture."""
+    """Make a small checkpoint of an architecture, once per session."""
     made: dict[str, Path] = {}
 
     def make(arch: str = "qwen3_moe") -> Path:
         if arch not in made:
-            from eaas.demo_model import write_demo_model
+            from eaas_cli.demo_model import write_demo_model
 
             made[arch] = tmp_path_factory.mktemp("checkpoints") / arch
             write_demo_model(made[arch], arch=arch, layers=3, hidden=64, experts=8, top_k=2, seed=1)
@@ -69,32 +90,32 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
-    """Forks the processes of all clusters: torch is imported once, not for each of them."""
-    nursery = Nursery(CONTROL_MODULES + SERVER_MODULES + CLIENT_MODULES)
+def fork_server() -> Iterator[ForkServer]:
+    """Fork server for the processes of all clusters: torch is imported once, not once per process."""
+    fork_server = ForkServer(CONTROL_MODULES + SERVER_MODULES + CLIENT_MODULES)
     try:
-        wait_ready([nursery], 120)
-        yield nursery
+        wait_ready([fork_server], 120)
+        yield fork_server
     finally:
-        nursery.end()
+        fork_server.end()
 
 
 @pytest.fixture(scope="session", params=ARCHITECTURES)
 def served(
-    request: pytest.FixtureRequest, checkpoint: Callable[..., Path], nursery: Nursery
+    request: pytest.FixtureRequest, checkpoint: Callable[..., Path], fork_server: ForkServer
 ) -> Iterator[tuple[Path, LocalCluster]]:
-    """Each architecture in turn, served by three servers; the test itself is the attention client."""
+    """Each architecture in turn on three expert servers; the test is the attention client."""
     import torch
 
     torch.set_num_threads(1)
     path = checkpoint(request.param)
-    with LocalCluster(path, attention_client=False, nursery=nursery) as cluster:
+    with LocalCluster(path, attention_client=False, fork_server=fork_server) as cluster:
         yield path, cluster
 
 
 @pytest.fixture
 def settings() -> Callable[..., ClusterConfig]:
-    """Settings with a free port for the endpoint."""
+    """Make settings that give the endpoint a free port."""
 
     def make(**attention_client: object) -> ClusterConfig:
         return load_config(attention_client={"port": 0, **attention_client})
@@ -104,13 +125,13 @@ def settings() -> Callable[..., ClusterConfig]:
 
 @pytest.fixture
 def start_cluster(
-    settings: Callable[..., ClusterConfig], tmp_path: Path, nursery: Nursery
+    settings: Callable[..., ClusterConfig], tmp_path: Path, fork_server: ForkServer
 ) -> Iterator[Callable[..., LocalCluster]]:
-    """Starts clusters that end with the test."""
+    """Start clusters that end with the test."""
     started: list[LocalCluster] = []
 
     def start(model: Path, **options: Any) -> LocalCluster:
-        options = {"config": settings(), "nursery": nursery} | options
+        options = {"config": settings(), "fork_server": fork_server} | options
         cluster = LocalCluster(model, log_dir=tmp_path / f"logs-{len(started)}", **options)
         started.append(cluster)
         cluster.start()

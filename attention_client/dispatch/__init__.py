@@ -1,4 +1,4 @@
-"""Dispatch and combine: which server computes what of a layer call, and the sum of what they answer."""
+"""Dispatch and combine: assign a layer call's pairs to servers, and sum their answers."""
 
 from attention_client.dispatch.policies import DispatchPolicy, Load, dispatch_policy
 

@@ -1,9 +1,8 @@
-/* The inner loops of dispatch and combine: what NumPy and torch would do in a dozen passes each, in one.
+/* Python bindings of the inner loops of dispatch and combine.
  *
- * A layer call of 64 tokens spends more time in the calls of those libraries than in the work itself. Nothing
- * here knows servers, slots or policies: arrays in, arrays out (`parts.py` and `policies.py` say what they
- * mean). Every function checks the lengths of what it is given and every index before it is used; the loops
- * themselves are in route.c and combine.c.
+ * For a layer call of 64 tokens, NumPy and torch take longer for their calls than for the work. Arrays in, arrays
+ * out: `parts.py` and `policies.py` explain them. Every function checks all lengths and indices; the loops are in
+ * route.c and combine.c.
  *
  * Letters: P pairs (T tokens times K experts of each), C chunks, S servers, E experts, R rows of a part, H hidden.
  */
@@ -45,12 +44,12 @@ dispatch_group(PyObject *self, PyObject *args)
     PyObject *answer = NULL;
     /* No expert has more chunks than pairs, so there are never more chunks than pairs. */
     if (open_array(&arrays[0], ids, "ids", pairs, 8, false) &&
-        (wanted == Py_None || open_array(&arrays[1], wanted, "wanted", pairs, 1, false)) &&
+        open_array(&arrays[1], wanted, "wanted", pairs, 1, false) &&
         open_array(&arrays[2], chunk_of, "chunk_of", pairs, 4, true) &&
         open_array(&arrays[3], expert_of, "expert_of", pairs, 8, true) &&
         open_array(&arrays[4], pairs_of, "pairs_of", pairs, 8, true)) {
         const int64_t *ids_P = arrays[0].view.buf;
-        const uint8_t *wanted_P = arrays[1].open ? arrays[1].view.buf : NULL;
+        const uint8_t *wanted_P = arrays[1].view.buf;
         Expert *experts = calloc((size_t)num_experts, sizeof(Expert));
         if (experts == NULL) {
             PyErr_NoMemory();
@@ -218,7 +217,7 @@ typedef struct {
     int32_t *ids_out;
 } Routing;
 
-/* One block of memory for all that is needed on the way. The doubles come first, the 32-bit chunks last. */
+/* All scratch memory in one block. The doubles come first, the 32-bit chunks last. */
 typedef struct {
     double *ends_S, *work_S, *work_C;
     Expert *experts_E;
@@ -334,7 +333,7 @@ dispatch_plan(PyObject *self, PyObject *args)
         r.backlog_S = arrays[4].open ? arrays[4].view.buf : NULL;
         r.rows_out = arrays[5].view.buf;
         r.ids_out = arrays[6].view.buf;
-        /* As many as there are experts, and one more for each full load of pairs; never more than pairs. */
+        /* One chunk per expert, plus one per `chunk_pairs` pairs; never more than pairs. */
         Py_ssize_t most_chunks = r.experts + (Py_ssize_t)(pairs / r.chunk_pairs);
         Scratch scratch;
         if (experts_known(r.ids_P, r.wanted_P, pairs, r.experts) &&

@@ -9,12 +9,12 @@ _Int64 = npt.NDArray[np.int64]
 _Float32 = npt.NDArray[np.float32]
 _Float64 = npt.NDArray[np.float64]
 
-# Every function raises ValueError for an array of another item size or too short, and IndexError for
-# an index that is out of range.
+# Every function raises ValueError for an array of the wrong item size or length, and IndexError for an index
+# out of range.
 
 def group(
     ids: _Int64,
-    wanted: _Bool | None,
+    wanted: _Bool,
     pairs: int,
     num_experts: int,
     chunk_pairs: int,
@@ -23,9 +23,8 @@ def group(
     pairs_of: _Int64,
     /,
 ) -> int:
-    """Fills the chunk of each pair (int32, -1 where not wanted) and the expert and number of pairs
-    of each chunk (int64, room for `pairs` of them); returns how many chunks there are. `ids` is
-    int64, `wanted` bool or None for all."""
+    """Fill the chunk of each pair (-1 if not wanted), and the expert and number of pairs of each chunk
+    (arrays as long as `pairs`). Returns the number of chunks."""
 
 def by_share(
     expert_of: _Int64,
@@ -38,9 +37,9 @@ def by_share(
     server_out: _Int64,
     /,
 ) -> None:
-    """Fills the server of each chunk (int64, -1 where no share of its expert is above 0): the first
-    whose cumulative share of `shares` (float32, S x E) passes the chunk's draw in [0, 1), which is
-    `draw` for the first chunk and `step` more, modulo 1, for each further one."""
+    """Fill the server of each chunk (-1 if no share of its expert is above 0): the first server whose
+    cumulative share (S x E) passes the chunk's draw, which is `draw` for the first chunk and `step` more,
+    modulo 1, for each next one."""
 
 def level(
     server_of: _Int64,
@@ -54,10 +53,9 @@ def level(
     ends: _Float64,
     /,
 ) -> int:
-    """Moves chunks (int64 servers) off the server that ends last, while that end gets earlier;
-    returns the number of moves. `shares` is float32 (S, E), above 0 where a server may be asked;
-    `work` (C), `rate` (S) and `ends` (S) are float64; `ends` holds the backlogs and becomes when
-    each server ends."""
+    """Move chunks off the server that finishes last, while that makes the call finish earlier. Returns the
+    number of moves. `shares` (S, E) is above 0 if a server may be asked; `ends` (S) holds the backlogs and
+    becomes the finish times; `work` is (C), `rate` (S)."""
 
 def split(
     ids: _Int64,
@@ -72,9 +70,8 @@ def split(
     servers: int,
     /,
 ) -> None:
-    """Fills the number of tokens of each server (int64, S), which they are (int64, one server's after
-    another's) and their experts (int32, K each, -1 where it is another server's). There is to be room for
-    T x min(S, K) rows."""
+    """Fill the number of tokens of each server (S), the tokens server by server, and their experts (K each,
+    -1 for another server's). The outputs hold T x min(S, K) rows."""
 
 def plan(
     ids: _Int64,
@@ -93,9 +90,9 @@ def plan(
     ids_out: _Int32,
     /,
 ) -> tuple[int, list[tuple[int, int, float]]]:
-    """`group`, `by_share`, `level` (unless `rate` and `backlog` are None) and `split` in one; fills the last
-    two as `split` does. Returns how many wanted pairs have no server, and of each server that has some its
-    index, the number of its tokens and its work."""
+    """`group`, `by_share`, `level` (unless `rate` and `backlog` are None) and `split` in one call; fills the
+    last two arguments. Returns the number of wanted pairs without a server, and (server, tokens, work) for
+    each server with tokens."""
 
 def combine(
     out: _Float32,
@@ -105,5 +102,5 @@ def combine(
     rows: Sequence[_Int64],
     /,
 ) -> None:
-    """Sums parts (float32, R x H) into the tokens that their rows (int64, R, ascending) name, in the order
-    given; tokens in no part become 0."""
+    """Sum parts (R x H) into the tokens of their rows (R, ascending), in the given order. Tokens without a
+    part become 0."""

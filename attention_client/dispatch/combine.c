@@ -1,7 +1,7 @@
-/* Combine: the sum of the parts, each of which stands in a slot that its server has just written.
+/* Combine: the sum of the parts, read from the slots.
  *
- * What it costs is the read: the lines come from the cache of the core that wrote them. So the sum goes token by
- * token, in one pass, and is in the first cache where several parts meet.
+ * The read dominates: cache lines come from the core that wrote them. So the sum goes token by token in one pass,
+ * and stays in the L1 cache.
  */
 #include "combine.h"
 
@@ -16,7 +16,7 @@ typedef struct {
     Py_ssize_t next; /* row that has not been added yet */
 } Part;
 
-/* 0.0f + x: as if the sum had begun with zeros, so that the sign of a zero does not depend on the parts. */
+/* 0.0f + x, as in a sum that begins with zero: the sign of a zero must not depend on the parts. */
 static void
 first_row(float *restrict out, const float *restrict part, Py_ssize_t hidden)
 {
@@ -58,7 +58,7 @@ sum_parts(float *out_TH, Py_ssize_t tokens, Py_ssize_t hidden, Part *parts, Py_s
     }
 }
 
-/* Opens rows and part `i`, or sets an exception. The rows must ascend: each token is in a part once. */
+/* Opens rows and result of part `i`, or sets an exception. Rows must ascend. */
 static bool
 open_part(PyObject *parts, PyObject *rows, Py_ssize_t i, Py_ssize_t tokens, Py_ssize_t hidden, Array *arrays,
           Part *part)

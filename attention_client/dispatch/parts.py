@@ -1,8 +1,7 @@
-"""From what a router chose to what each server is to compute: pure functions over arrays.
+"""Split a layer call into parts for servers, and combine their results: pure functions over arrays.
 
-Words: a *pair* is one (token, expert) of a layer call; a *chunk* is some pairs of one expert that stay
-together, since a replica reads the expert's weights once however many tokens it has; a *part* is what one
-server is to compute.
+Glossary: a *pair* is one (token, expert) of a layer call; a *chunk* is a group of pairs of one expert that go
+to one replica, which reads the expert's weights once; a *part* is the work of one server.
 Shape suffixes: T tokens, K experts per token, C chunks, S servers, E logical experts, R tokens of a part,
 H hidden size.
 """
@@ -36,18 +35,17 @@ NOWHERE = -1
 """The server of a chunk that has no usable replica."""
 
 CHUNK_PAIRS = 64
-"""Pairs of an expert from which on computing them takes longer than reading its weights, roughly."""
+"""Pairs of an expert whose computation takes about as long as reading its weights."""
 
 
 @dataclass(frozen=True, eq=False)
 class Chunks:
-    """The pieces of a layer call that are not divided among servers.
+    """The chunks of a layer call.
 
     Attributes:
-        of_TK: int32, the chunk of each pair; -1 where the pair is not wanted.
-        expert_C: int64, the expert of each chunk, ascending.
-        work_C: float64, what a chunk costs: 1 for reading the expert's weights and 1 for every
-            `CHUNK_PAIRS` pairs.
+        of_TK: int32, chunk of each pair; -1 if the pair is not wanted.
+        expert_C: int64, expert of each chunk, ascending.
+        work_C: float64, cost of each chunk: 1 for reading the weights plus 1 per `CHUNK_PAIRS` pairs.
     """
 
     of_TK: npt.NDArray[np.int32]
@@ -57,13 +55,13 @@ class Chunks:
 
 @dataclass(eq=False, slots=True)
 class Part:
-    """What one server is to compute of a layer call.
+    """The work of one server in a layer call.
 
     Attributes:
         server: Index of the server in the placement.
-        rows_R: int64, the tokens concerned, ascending.
-        ids_RK: int32, their experts; -1 where the pair is not this server's.
-        work: Of its chunks (see `Chunks`).
+        rows_R: int64, tokens, ascending.
+        ids_RK: int32, experts of these tokens; -1 if the pair belongs to another server.
+        work: Cost of its chunks (see `Chunks`).
     """
 
     server: int
@@ -73,7 +71,7 @@ class Part:
 
     @property
     def pairs_RK(self) -> npt.NDArray[np.bool_]:
-        """Which experts of those tokens are this server's."""
+        """Pairs of this part: bool (R, K)."""
         return self.ids_RK >= 0
 
 
@@ -83,10 +81,10 @@ def group(
     num_experts: int,
     chunk_pairs: int = CHUNK_PAIRS,
 ) -> Chunks:
-    """Gather the wanted pairs of each expert into chunks of `chunk_pairs` at most, as even as they can be.
+    """Group the wanted pairs of each expert into even chunks of at most `chunk_pairs`.
 
     Raises:
-        IndexError: A wanted expert is not one of `num_experts`.
+        IndexError: A wanted expert is outside `num_experts`.
     """
     of_TK = np.empty(ids_TK.shape, dtype=np.int32)
     expert_P = np.empty(ids_TK.size, dtype=np.int64)
@@ -103,16 +101,16 @@ def split(
     server_C: npt.NDArray[np.int64],
     max_tokens: Sequence[int],
 ) -> list[Part]:
-    """Make the parts: a token goes to a server once, with all its experts there.
+    """Make the parts: each token goes to a server once, with all its experts there.
 
     Args:
         ids_TK: Logical expert of each pair.
         chunks: From `group`.
-        server_C: From a `DispatchPolicy`; NOWHERE leaves the pairs of a chunk out.
-        max_tokens: Tokens that one slot of each server takes; a part that is larger is cut.
+        server_C: From a `DispatchPolicy`; NOWHERE leaves a chunk out.
+        max_tokens: Tokens that fit into one slot of each server; larger parts are cut.
 
     Returns:
-        The parts in ascending order of server and token.
+        The parts, by ascending server and token.
     """
     servers, (tokens, top_k) = len(max_tokens), ids_TK.shape
     count_S = np.empty(servers, dtype=np.int64)
@@ -136,7 +134,7 @@ def split(
 def room_for_parts(
     ids_TK: npt.NDArray[np.int64], servers: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-    """Memory for the rows of all parts and their experts: a token is in K parts at most, and in S at most."""
+    """Allocate rows and experts of all parts: a token is in at most min(K, S) parts."""
     tokens, top_k = ids_TK.shape
     most = tokens * min(servers, top_k)
     return np.empty(most, np.int64), np.empty((most, top_k), np.int32)
@@ -148,11 +146,11 @@ def cut(
     ids_PK: npt.NDArray[np.int32],
     max_tokens: Sequence[int],
 ) -> list[Part]:
-    """Cut what servers are to compute into parts that fit a slot.
+    """Cut the work of servers into parts that fit into a slot.
 
     Args:
-        shares: Server, number of its tokens and its work, in ascending order of servers.
-        rows_P, ids_PK: The tokens of one server after those of another; their experts.
+        shares: (server, tokens, work), by ascending server.
+        rows_P, ids_PK: Tokens and their experts, server by server.
         max_tokens: As for `split`.
     """
     parts = []
@@ -170,10 +168,10 @@ def cut(
 def combine(
     shape_TH: tuple[int, int], results: Sequence[tuple[Part, npt.NDArray[np.float32]]]
 ) -> torch.Tensor:
-    """The sum of all parts' results (R, H), in an order that does not depend on when they came.
+    """Sum the results (R, H) of all parts, in an order independent of their arrival.
 
     Returns:
-        float32 (T, H); a token that is in no part is 0.
+        float32 (T, H); 0 for a token without a part.
     """
     tokens, hidden = shape_TH
     out_TH: npt.NDArray[np.float32] = np.empty(shape_TH, np.float32)
@@ -189,7 +187,7 @@ def combine(
 
 
 def without(pairs_TK: npt.NDArray[np.bool_], parts: Sequence[Part]) -> npt.NDArray[np.bool_] | None:
-    """Pairs that are in none of these parts; None where there are none."""
+    """Pairs outside these parts; None if there are none."""
     left_TK = pairs_TK.copy()
     for part in parts:
         left_TK[part.rows_R] &= ~part.pairs_RK
@@ -197,7 +195,7 @@ def without(pairs_TK: npt.NDArray[np.bool_], parts: Sequence[Part]) -> npt.NDArr
 
 
 def pairs_of(part: Part, shape_TK: tuple[int, ...]) -> npt.NDArray[np.bool_]:
-    """The pairs of a part among those of the call."""
+    """The pairs of a part as a mask over the call: bool (T, K)."""
     pairs_TK = np.zeros(shape_TK, dtype=np.bool_)
     pairs_TK[part.rows_R] = part.pairs_RK
     return pairs_TK
@@ -207,7 +205,7 @@ _Results = Sequence[tuple[Part, npt.NDArray[np.float32]]]
 
 
 def _ordered(results: _Results) -> _Results:
-    """By server and first token. After a failover there may be two such parts, with other experts."""
+    """Sort by server and first token; after a failover by experts too, since two parts may share both."""
     if len(results) == 1:
         return results
     firsts = {(part.server, part.rows_R.item(0)) for part, _ in results}

@@ -1,4 +1,4 @@
-"""From missing pairs to parts, by any policy.
+"""Assign missing pairs to servers with any dispatch policy.
 
 Letters: T tokens, K experts per token, S servers, E logical experts.
 """
@@ -34,24 +34,23 @@ def plan(
     max_tokens: Sequence[int],
     layer: int = 0,
 ) -> tuple[list[Part], bool]:
-    """What each server is to compute of the wanted pairs.
+    """Make the parts of the wanted pairs: `group`, then the policy, then `split`.
 
-    `group`, the policy and `split`, one after another. For policies that are compiled they are one call,
-    since small calls of NumPy take longer than the work.
+    For compiled policies this is one C call, because small NumPy calls take longer than the work.
 
     Args:
-        policy: Chooses.
+        policy: Chooses replicas.
         ids_TK, wanted_TK: Contiguous.
         shares_SE: As for the policy.
-        load: Of the servers.
+        load: Load of the servers.
         max_tokens: As for `split`.
-        layer: Whose call it is.
+        layer: Layer of the call.
 
     Returns:
-        The parts, as from `split`, and whether every wanted pair is in one.
+        The parts, as from `split`, and whether they hold every wanted pair.
 
     Raises:
-        IndexError: A wanted expert is not one of E.
+        IndexError: A wanted expert is outside E.
     """
     if not isinstance(policy, ByShares):
         chunks = group(ids_TK, wanted_TK, shares_SE.shape[1])

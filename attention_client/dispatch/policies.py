@@ -1,10 +1,8 @@
-"""Which replica computes which chunk: the pluggable part of dispatch.
+"""Dispatch policies: choose a replica for each chunk.
 
-`weights` follows the placement. `least_loaded` starts from there and moves chunks off the server that would
-end last, by what the servers were measured to take and by what this client has in flight on them. `split`
-starts from the shares that are best for this call instead: where a server's load can only be passed on by way
-of others, single moves do not find it.
-`round_robin` and `random` know neither, and are what to compare with.
+`weights` follows the placement's shares. `least_loaded` starts there and moves chunks off the server that
+would finish last, by measured speeds and this client's work in flight. `split` starts from the best shares
+for this call, which single moves cannot always reach. `round_robin` and `random` are baselines.
 Shape suffixes: C chunks, S servers, E logical experts.
 """
 
@@ -26,8 +24,8 @@ from eaas.minmax import split_of
 
 __all__ = ["CHUNK_STEP", "ByShares", "DispatchPolicy", "Load", "dispatch_policy"]
 
-# Multiples of either, taken modulo 1, are spread evenly however many are taken, and so are the pairs of both
-# (1/g and 1/g**2 of the plastic number g, M. Roberts' R2 sequence).
+# Multiples modulo 1 of either number are evenly spread, and so are the points of both (1/g and 1/g**2 of the
+# plastic number g: M. Roberts' R2 sequence).
 _CALL_STEP = 0.7548776662466927
 CHUNK_STEP = 0.5698402909980532
 _LAYER_STEP = 0.6180339887498949
@@ -35,11 +33,11 @@ _LAYER_STEP = 0.6180339887498949
 
 @dataclass(frozen=True, eq=False)
 class Load:
-    """What this client knows about the servers' time.
+    """Load of the servers, as this client knows it.
 
     Attributes:
-        rate_S: float64, seconds that a server takes for a unit of work (`Chunks.work_C`).
-        backlog_S: float64, seconds until what this client has in flight there should be done.
+        rate_S: float64, seconds per unit of work (`Chunks.work_C`).
+        backlog_S: float64, expected seconds until this client's requests in flight are done.
     """
 
     rate_S: npt.NDArray[np.float64]
@@ -47,51 +45,51 @@ class Load:
 
 
 class DispatchPolicy(Protocol):
-    """Chooses replicas. May be called from several threads."""
+    """Chooses replicas. Thread-safe."""
 
     def choose(
         self, chunks: Chunks, shares_SE: npt.NDArray[np.float32], load: Load, layer: int = 0
     ) -> npt.NDArray[np.int64]:
-        """One server for each chunk.
+        """Choose a server for each chunk.
 
         Args:
-            chunks: Of one layer call.
-            shares_SE: The placement's shares of that layer, contiguous; 0 for servers that must not be asked.
-            load: Of the servers.
-            layer: Whose call it is.
+            chunks: Chunks of one layer call.
+            shares_SE: The placement's shares of that layer, contiguous; 0 for servers not to ask.
+            load: Load of the servers.
+            layer: Layer of the call.
 
         Returns:
-            int64 (C,): a server with a share of the chunk's expert; NOWHERE where there is none.
+            int64 (C,): a server with a share of the chunk's expert; NOWHERE if there is none.
         """
 
 
 class _Calls:
-    """Counts calls, each layer's by themselves.
+    """Counts calls per layer.
 
-    A model's layers call in turns: of numbers that are spread evenly one in two, or in four, is not.
+    Layers call in turns, and every second or fourth number of an even sequence is not evenly spread.
     """
 
     def __init__(self) -> None:
         self._layers: dict[int, itertools.count[int]] = {}
 
     def next(self, layer: int) -> int:
-        """0, 1, 2, ... for each layer."""
+        """The layer's next number: 0, 1, 2, ..."""
         return next(self._layers.setdefault(layer, itertools.count()))
 
     def draw(self, layer: int) -> float:
-        """In [0, 1), spread evenly over the calls of a layer; layers begin at different places."""
+        """A number in [0, 1), evenly spread over a layer's calls, with an offset per layer."""
         return (self.next(layer) * _CALL_STEP + layer * _LAYER_STEP) % 1.0
 
 
 class ByShares:
     """In proportion to the placement's shares, evenly over the chunks of a call and over calls.
 
-    With levelling, such that the slowest server ends soonest. Step 1: as the shares say. Step 2: as long as
-    it makes the last server of this call end earlier, move that one of its chunks to another replica which
-    helps the most. So a placement's plan holds where servers are as fast and as free as the plan assumed.
+    Step 1: choose by the shares. Step 2, if levelling: move chunks of the server that would finish last to
+    another replica, the most helpful move first, while the call finishes earlier. So the placement's shares
+    hold if servers are as fast and as idle as its plan assumed.
 
     Args:
-        levels: Whether it levels.
+        levels: Whether to do step 2.
     """
 
     def __init__(self, *, levels: bool) -> None:
@@ -99,13 +97,13 @@ class ByShares:
         self._calls = _Calls()
 
     def draw(self, layer: int) -> float:
-        """Where in [0, 1) the shares are looked up for the first chunk of the layer's next call."""
+        """Position in [0, 1) at which the first chunk of the layer's next call looks up the shares."""
         return self._calls.draw(layer)
 
     def choose(
         self, chunks: Chunks, shares_SE: npt.NDArray[np.float32], load: Load, layer: int = 0
     ) -> npt.NDArray[np.int64]:
-        """See `DispatchPolicy`; `plan` does the same in one call, with all that is around it."""
+        """See `DispatchPolicy`; `plan` does this and all around it in one C call."""
         servers, experts = shares_SE.shape
         count = chunks.expert_C.size
         server_C = np.empty(count, dtype=np.int64)
@@ -128,10 +126,10 @@ class ByShares:
 
 
 class _Split:
-    """By the min-max split of the call (see `eaas.minmax`), which `least_loaded`'s moves then round off.
+    """By the min-max split of the call (see `eaas.minmax`), then level.
 
-    Step 1: shares that let the last server end soonest if chunks could be divided. Step 2: the chunks of each
-    expert by these shares, evenly. Step 3: as `ByShares` with levelling.
+    Step 1: compute the shares that would finish soonest if chunks were divisible. Step 2: choose by these
+    shares, evenly over each expert's chunks. Step 3: level, as `ByShares` does.
     """
 
     def __init__(self) -> None:
@@ -144,14 +142,14 @@ class _Split:
         expert_C, work_C = chunks.expert_C, chunks.work_C
         work_E = np.bincount(expert_C, work_C, experts)
         best_SE, _ = split_of(work_E, shares_SE, 1 / load.rate_S, load.backlog_S / load.rate_S)
-        # Of n chunks of an expert the i-th stands for (i, i + 1) / n of its load; where in there is
-        # looked up differs from expert to expert and from call to call.
+        # The i-th of an expert's n chunks covers (i, i + 1) / n of its load. The position inside that
+        # interval differs by expert and by call.
         count_E = np.bincount(expert_C, minlength=experts)
         nth_C = np.arange(expert_C.size) - (np.cumsum(count_E) - count_E)[expert_C]
         draw_C = (self._calls.draw(layer) + expert_C * CHUNK_STEP) % 1.0
         part_C = (nth_C + draw_C) / count_E[expert_C]
         sum_SC = np.cumsum(best_SE[:, expert_C], axis=0)
-        # Rounding can leave the sum of an expert's shares a little below 1.
+        # Rounding can leave an expert's shares a little below 1 in sum.
         server_C: npt.NDArray[np.int64] = np.argmax(sum_SC > part_C * sum_SC[-1], axis=0)
         server_C[sum_SC[-1] == 0] = NOWHERE
         _dispatch.level(
@@ -177,7 +175,7 @@ class _RoundRobin:
 
 
 class _Random:
-    """Any replica, each as likely."""
+    """A uniformly random replica."""
 
     def __init__(self, seed: int = 0) -> None:
         self._seeds = itertools.count(seed)
@@ -193,7 +191,7 @@ class _Random:
 def _nth_holder(
     holds_SC: npt.NDArray[np.bool_], n_C: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """The n-th server (from 0) that holds each chunk's expert; NOWHERE where none does."""
+    """The n-th server (from 0) that holds each chunk's expert; NOWHERE if none does."""
     server_C: npt.NDArray[np.int64] = np.argmax(np.cumsum(holds_SC, axis=0) > n_C, axis=0)
     server_C[~holds_SC.any(axis=0)] = NOWHERE
     return server_C
@@ -209,7 +207,7 @@ _POLICIES: dict[str, Callable[[], DispatchPolicy]] = {
 
 
 def dispatch_policy(name: str) -> DispatchPolicy:
-    """A policy by name. Raises ConfigError naming those that there are."""
+    """Make a policy by name. Raises ConfigError, which lists the names."""
     try:
         return _POLICIES[name]()
     except KeyError:

@@ -1,6 +1,6 @@
 #include "route.h"
 
-/* A move is worth it where it saves this share of the chunk's own time: less would be noise of the rates. */
+/* A move must save this share of the chunk's own time: less is noise of the rates. */
 #define WORTH_MOVING 0.02
 
 /* ---- group: pairs to chunks ------------------------------------------------------------------------------ */
@@ -9,7 +9,7 @@ ptrdiff_t
 find_wrong_expert(const int64_t *ids_P, const uint8_t *wanted_P, ptrdiff_t pairs, int64_t num_experts)
 {
     for (ptrdiff_t p = 0; p < pairs; p++) {
-        if ((ids_P[p] < 0 || ids_P[p] >= num_experts) && (wanted_P == NULL || wanted_P[p])) {
+        if ((ids_P[p] < 0 || ids_P[p] >= num_experts) && wanted_P[p]) {
             return p;
         }
     }
@@ -21,7 +21,7 @@ group_pairs(const int64_t *ids_P, const uint8_t *wanted_P, ptrdiff_t pairs, int6
             Expert *experts_E, int32_t *chunk_of_P, int64_t *expert_C, int64_t *pairs_C)
 {
     for (ptrdiff_t p = 0; p < pairs; p++) {
-        if (wanted_P == NULL || wanted_P[p]) {
+        if (wanted_P[p]) {
             experts_E[ids_P[p]].pairs++;
         }
     }
@@ -36,12 +36,11 @@ group_pairs(const int64_t *ids_P, const uint8_t *wanted_P, ptrdiff_t pairs, int6
         }
     }
     for (ptrdiff_t p = 0; p < pairs; p++) {
-        if (wanted_P != NULL && !wanted_P[p]) {
+        if (!wanted_P[p]) {
             chunk_of_P[p] = NO_CHUNK;
             continue;
         }
         Expert *expert = &experts_E[ids_P[p]];
-        /* Chunks of one expert are as even as they can be. */
         int64_t chunk = expert->first;
         if (expert->chunks > 1) {
             chunk += expert->seen * expert->chunks / expert->pairs;
@@ -65,8 +64,7 @@ choose_by_share(const int64_t *expert_C, ptrdiff_t chunks, const float *shares_S
         for (ptrdiff_t s = 0; s < servers; s++) {
             total += (double)share_S[s * experts];
         }
-        /* The first server whose cumulative share passes the draw; the last with a share, where rounding has
-         * eaten the difference. */
+        /* If rounding keeps every cumulative share below the draw, the last server with a share. */
         double sum = 0;
         server_C[c] = NOWHERE;
         for (ptrdiff_t s = 0; s < servers && sum <= draw * total; s++) {
@@ -123,9 +121,9 @@ level_chunks(int64_t *server_C, const int64_t *expert_C, const double *work_C, p
         }
     }
     ptrdiff_t moves = 0;
-    /* A chunk may move again when a server that it passed over got free: few do, so it is no bound that is met. */
+    /* A chunk may move more than once; the bound on moves is never met in practice. */
     while (servers > 1 && moves < chunks * servers) {
-        /* The last to end among those that have a chunk of this call: the others are not waited for. */
+        /* The last to finish among the servers of this call: nobody waits for the others. */
         ptrdiff_t last = NOWHERE;
         for (ptrdiff_t c = 0; c < chunks; c++) {
             if (server_C[c] != NOWHERE && (last == NOWHERE || ends_S[server_C[c]] > ends_S[last])) {

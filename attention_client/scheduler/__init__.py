@@ -1,4 +1,4 @@
-"""Which waiting requests run together: strategies that choose, and the queue that both drivers share."""
+"""Choose which waiting requests run together: strategies, and the queue used live and in simulation."""
 
 from attention_client.scheduler.queue import RequestQueue
 from attention_client.scheduler.strategies import SelectionStrategy, strategy, strategy_names

@@ -1,16 +1,15 @@
-"""Admission into a continuous batch: a state machine without clock or I/O.
+"""Admission into a continuous batch. Pure state machine (no I/O, no clock).
 
-A continuous batch has no moment at which all of it is chosen: requests end one by one, and each leaves room
-for one. A strategy that must take the oldest would then have nothing to choose. So a *group* is chosen at a
-time, as many requests as run together, beside the load of what runs; its members go in as room comes, the
-oldest first; then the next group is chosen.
+Requests of a continuous batch end one by one, and each frees one place. A strategy that must take the oldest
+request would have no choice. So the strategy chooses a *group* of a full batch's size, given the load of the
+running requests. Members go in as places become free, oldest first; then the next group is chosen.
 
     arrive -> waiting (RequestQueue) -> chosen (a group) -> running -> left
                                           ^                   |
                                           +--- put_back ------+   the cache was full
 
-No request waits for ever: the oldest is in every group, and of a group's members the one at the head is
-overtaken, where it does not fit into the cache and others do, by no more requests than run together.
+No request waits for ever: the oldest is in every group. If the head of a group does not fit into the cache,
+at most a batch's size of requests may overtake it.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ __all__ = ["Admission"]
 
 @dataclass
 class _Group:
-    """A choice whose members have not all been seen at work."""
+    """A choice with members whose true load is not known yet."""
 
     choice: Choice
     unseen: set[str]
@@ -36,12 +35,12 @@ class _Group:
 
 
 class Admission:
-    """Which waiting requests are the next to go into the batch.
+    """Decides which waiting requests go into the batch next.
 
     Args:
         queue: New and empty; its strategy chooses.
         batch_size: Most requests that run together.
-        cost: As the queue's: what a group has really cost is said by it.
+        cost: The queue's cost model; computes the true cost of a group.
     """
 
     def __init__(self, queue: RequestQueue, batch_size: int, cost: CostModel) -> None:
@@ -50,24 +49,24 @@ class Admission:
         self._cost = cost
         self._tickets: dict[str, int] = {}
         self._names: dict[int, str] = {}
-        # Chosen and not running yet, and how often each was overtaken since.
+        # Chosen requests that do not run yet, with how often each was overtaken at the head.
         self._chosen: dict[str, int] = {}
         self._groups: dict[str, _Group] = {}
 
     def __len__(self) -> int:
-        """Requests that do not run yet."""
+        """Waiting requests."""
         return len(self._tickets) + len(self._chosen)
 
     def price(self, cost: CostModel) -> None:
-        """The placement has changed: from now on batches cost what this model says."""
+        """Use another cost model from now on: the placement has changed."""
         self._cost = cost
         self._queue.price(cost)
 
     def arrive(self, request: str, load_E: Loads) -> None:
-        """A request waits.
+        """Add a waiting request.
 
         Args:
-            request: Its name, unique.
+            request: Unique name.
             load_E: Predicted tokens on each expert.
         """
         ticket = self._queue.add(load_E)
@@ -75,35 +74,38 @@ class Admission:
         self._names[ticket] = request
 
     def put_back(self, request: str) -> None:
-        """A request that ran is to run again, before all others."""
+        """Let a request that ran wait again, ahead of all others."""
         self._chosen = {request: 0} | self._chosen
 
     def leave(self, request: str) -> None:
-        """A request is not to run any more, or runs no more. No effect on one that is not known."""
+        """Remove a request that ended or was cancelled. No effect on an unknown one."""
         ticket = self._tickets.pop(request, None)
         if ticket is not None:
             del self._names[ticket]
             self._queue.remove(ticket)
         self._chosen.pop(request, None)
-        # What its group costs is not known without it.
+        # Without it, the true cost of its group stays unknown.
         group = self._groups.pop(request, None)
         if group is not None:
             for other in group.unseen - {request}:
                 self._groups.pop(other, None)
 
     def candidates(
-        self, room: int, running: Callable[[], Loads | None]
+        self, places: int, running: Callable[[], Loads | None]
     ) -> tuple[list[str], list[Choice]]:
-        """The requests that may go in now, in this order, and the choices that were made for that.
+        """Choose the requests that may go in now.
 
         Args:
-            room: Requests that may be added to what runs.
-            running: The load of what runs and goes on, float64 (E,), or None; asked for a choice only.
+            places: Free places in the batch.
+            running: Returns the load of the running requests, float64 (E,), or None. Called only to choose.
+
+        Returns:
+            The requests, in this order, and the choices made for them.
         """
         choices = []
-        while len(self._chosen) < room and self._tickets:
+        while len(self._chosen) < places and self._tickets:
             tickets = self._queue.take(self._batch_size, running())
-            # By age: all of them go, so that nobody gains by another order.
+            # By age: all of them go, so another order gains nothing.
             names = [self._names.pop(ticket) for ticket in sorted(tickets)]
             for name in names:
                 del self._tickets[name]
@@ -112,28 +114,28 @@ class Admission:
             choices.append(self._queue.choice)
             group = _Group(self._queue.choice, set(names), np.zeros(0))
             self._groups |= dict.fromkeys(names, group)
-        going = list(self._chosen)[: max(room, 0)]
+        going = list(self._chosen)[: max(places, 0)]
         if going and self._chosen[going[0]] >= self._batch_size:
             return going[:1], choices
         return going, choices
 
     def admit(self, requests: Iterable[str]) -> None:
-        """Requests run from now on."""
+        """Mark requests as running."""
         for request in requests:
             if request not in self._chosen:
                 continue
-            # The head alone is counted: once it goes, the next one is the head.
+            # Only the head is counted; the next request becomes the head when it goes.
             head = next(iter(self._chosen))
             if request != head:
                 self._chosen[head] += 1
             del self._chosen[request]
 
     def saw(self, request: str, load_E: Loads) -> None:
-        """What a request really loads is known: its prompt has been through the router.
+        """Record the true load of a request after its prefill.
 
         Args:
-            request: Its name. No effect on one that belongs to no group, or was seen before.
-            load_E: In the measure of the predictions.
+            request: Its name. No effect on a request without a group, or recorded before.
+            load_E: In the unit of the predictions.
         """
         group = self._groups.pop(request, None)
         if group is None:

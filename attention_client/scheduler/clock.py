@@ -1,8 +1,8 @@
-"""The other schedule: when first-come-first-served would finish each request, by predicted costs.
+"""Reference schedule: when first-come-first-served would finish each request, by predicted costs.
 
-Its time is *work*: the predicted seconds of all batches that have been dispatched, so no clock is read.
-Both schedules begin at the same work and have the same requests. As the real one saves time by cheaper
-batches, the other falls behind it, and what it is behind may be spent on being late.
+Its time is *work*: the predicted seconds of all dispatched batches. No clock is read. Both schedules start at
+the same work and have the same requests. Cheaper batches put the real schedule ahead of the reference, and
+requests may be late by that lead.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ __all__ = ["FcfsClock"]
 
 Rows = npt.NDArray[np.int64]
 
-# What a new batch counts in the moving averages; and of the bias of chosen batches, what is forgotten with
-# each batch that was not chosen, so that a bad time for choosing passes. Not soon: close to capacity there
-# are hundreds of such batches between two times of choosing, and it would have to be learned anew each time.
-_FRESH = 0.05
-_FORGOTTEN = 0.001
-_FEW = 64
-# A queue grows by more than chance if it has as many standard deviations of a Poisson process more requests
-# than when it was short. Found by `eaas simulate policy`.
+# Weight of a new batch in the moving averages.
+_SMOOTHING = 0.05
+# Share of the chosen batches' bias that each batch of the oldest requests forgets. Small: close to capacity,
+# hundreds of such batches come between two choices, and the bias should survive them.
+_BIAS_DECAY = 0.001
+_FIRST_ROWS = 64
+# The queue grows beyond chance if it gained this many standard deviations of a Poisson process since it was
+# short. Found by `python -m benchmarks.caps judge`.
 _DEVIATIONS = 3.0
 
 
 class FcfsClock:
-    """First-come-first-served in batches of a fixed size, beside the real schedule.
+    """First-come-first-served in batches of a fixed size, next to the real schedule.
 
-    A waiting request is known by its row: a small number that is its own while it waits.
+    Each waiting request has a row: a small number, reused after it leaves.
 
     Args:
-        cost: Predicts a batch's time.
+        cost: Predicts the time of a batch.
         num_experts: E.
         batch_size: Requests of a batch.
     """
@@ -45,28 +45,27 @@ class FcfsClock:
         self._cost = cost
         self._batch_size = batch_size
         self._waiting = 0
-        # Since no more than a batch waited.
+        # Arrivals and departures since at most a batch waited.
         self._came = self._gone = 0
         self._work_s = 0.0
         self._usual_s = 0.0
-        # What was observed over what was predicted, of batches of the oldest requests and of the others:
-        # above 1 for the others where predictions are not perfect, since what is chosen is what was predicted
-        # too low.
+        # Observed over predicted time, for batches of the oldest requests and for chosen ones. Imperfect
+        # predictions put the latter above 1: a strategy prefers requests that were predicted too low.
         self._bias_oldest = self._bias_chosen = 1.0
-        # Of each row: the work when its request came, and its batch in this schedule.
-        self._came_s_N = np.zeros(_FEW)
-        self._batch_N = np.zeros(_FEW, dtype=np.int64)
-        # Of each batch: the work at its end; infinite while it is not full. The last full one's, and how
-        # many are full.
-        self._end_s_B = np.full(_FEW, np.inf)
+        # For each row: work at the request's arrival, and its batch in this schedule.
+        self._came_s_N = np.zeros(_FIRST_ROWS)
+        self._batch_N = np.zeros(_FIRST_ROWS, dtype=np.int64)
+        # For each batch: work at its end, infinite until it is full; the last full batch's end, and the
+        # number of full batches.
+        self._end_s_B = np.full(_FIRST_ROWS, np.inf)
         self._last_end_s = 0.0
         self._full = 0
-        # The batch that is being filled.
+        # The batch being filled.
         self._load_E = np.zeros(num_experts)
         self._filled = 0
 
     def arrive(self, row: int, load_E: Loads) -> None:
-        """A request has come."""
+        """Add a request."""
         if row >= len(self._batch_N):
             more = row + 1
             self._came_s_N = np.concatenate((self._came_s_N, np.zeros(more)))
@@ -80,8 +79,8 @@ class FcfsClock:
         if self._filled == self._batch_size:
             self._end_batch()
 
-    def look(self, rows: Rows) -> FcfsView:
-        """The schedule for those requests."""
+    def view(self, rows: Rows) -> FcfsView:
+        """The schedule of these requests."""
         end_s = self._end_s_B[self._batch_N[rows]]
         return FcfsView(
             end_s - self._work_s,
@@ -92,29 +91,29 @@ class FcfsClock:
         )
 
     def dispatch(self, requests: int, batch_s: float, oldest: bool) -> None:
-        """The real schedule has taken so many, the oldest or others, for a batch of that predicted time."""
+        """Record a batch of the real schedule: its size, predicted time, and whether it held the oldest."""
         batch_s *= self._bias_oldest if oldest else self._bias_chosen
         self._work_s += batch_s
-        self._usual_s += (batch_s - self._usual_s) * (_FRESH if self._usual_s else 1.0)
+        self._usual_s += (batch_s - self._usual_s) * (_SMOOTHING if self._usual_s else 1.0)
         self.forget(requests)
 
     def price(self, cost: CostModel) -> None:
-        """Batches that are filled from now on take what this model says."""
+        """Use another cost model for batches filled from now on."""
         self._cost = cost
 
     def observe(self, batch_s: float, predicted_s: float, oldest: bool) -> None:
-        """A batch, of the oldest requests or of others, has taken that long, not what was predicted."""
+        """Record the true time of a batch, of the oldest requests or of chosen ones."""
         if not predicted_s:
             return
         bias = batch_s / predicted_s
         if oldest:
-            self._bias_oldest += (bias - self._bias_oldest) * _FRESH
-            self._bias_chosen += (self._bias_oldest - self._bias_chosen) * _FORGOTTEN
+            self._bias_oldest += (bias - self._bias_oldest) * _SMOOTHING
+            self._bias_chosen += (self._bias_oldest - self._bias_chosen) * _BIAS_DECAY
         else:
-            self._bias_chosen += (bias - self._bias_chosen) * _FRESH
+            self._bias_chosen += (bias - self._bias_chosen) * _SMOOTHING
 
     def forget(self, requests: int) -> None:
-        """So many wait no more. With nobody waiting, both schedules are the same again."""
+        """Remove requests. With an empty queue, both schedules are equal again."""
         self._waiting -= requests
         self._gone += requests
         if self._waiting <= self._batch_size:

@@ -1,5 +1,6 @@
-"""What a batch costs, as far as the experts' loads decide it. A strategy minimises it, a simulator takes it
-as the time.
+"""Cost models: the time of a batch as a function of the experts' loads.
+
+Strategies minimise it, and simulators use it as the time.
 
 Letters: W requests of the window, E logical experts, L MoE layers, S expert servers, R replicas.
 """
@@ -22,57 +23,57 @@ Loads = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 
 
-# Of what the next batches save, what is kept over many; and batches that are ordered to see what that is.
-# Both found by `eaas simulate policy`.
-_KEPT = 0.7
-_AHEAD = 4
+# Share of the next batches' saving that lasts over many batches, and the number of batches compared.
+# Both found by `python -m benchmarks.caps judge`.
+_LASTING = 0.7
+_BATCHES_AHEAD = 4
 
 
 class CostModel(Protocol):
-    """The time of a batch whose requests load the experts with so many tokens."""
+    """Predicts the time of a batch from the tokens on each expert."""
 
     def batch_s(self, load_E: Loads) -> float:
-        """The predicted time, in seconds, of a batch with that load in all."""
+        """Predicted seconds of a batch with this total load."""
 
     def choose(self, window_WE: Loads, start_E: Loads | None, chosen: Indices, have: int) -> float:
-        """Fill `chosen` beyond its first `have` indices, one by one, with what makes the batch cheapest.
+        """Fill `chosen` beyond its first `have` indices, one by one, so that the batch gets cheapest.
 
         Args:
-            window_WE: The requests' loads, contiguous, oldest first.
-            start_E: Load that runs with them already, or None.
-            chosen: int64; its first `have` are given.
-            have: How many.
+            window_WE: Loads of the requests, contiguous, oldest first.
+            start_E: Load that runs already, or None.
+            chosen: int64; its first `have` indices are given.
+            have: Number of given indices.
 
         Returns:
-            The predicted time of the batch with what runs already, in seconds.
+            Predicted seconds of the batch together with what runs already.
         """
 
     def saving(
         self, window_WE: Loads, start_E: Loads | None, batch_size: int, bias: float
     ) -> float:
-        """What choosing saves over the batches to come, as a share of their time; negative where it costs.
+        """Predicted saving of choosing over the next batches, as a share of their time; negative for a loss.
 
-        That is less than what it saves in the next batch: those after it get what that one left.
+        It is less than the saving of the next batch alone, because later batches get the rest.
 
         Args:
             window_WE, start_E: As for `choose`; more requests than a batch.
             batch_size: Requests of a batch.
-            bias: How much longer than predicted chosen batches turn out, against others.
+            bias: Observed over predicted time of chosen batches, relative to others.
         """
 
     def imbalance(self, load_E: Loads) -> float:
-        """How much longer the slowest part takes than if all were even; 1 at best."""
+        """Slowest part relative to an even load; 1 at best."""
 
 
 @dataclass(frozen=True)
 class ImbalanceCost:
     """base_s x (1 + sensitivity x CV of the experts' loads): the execution model of CAPS.
 
-    The more evenly the experts are loaded, the faster; so what `choose` adds is complementary.
+    An even load is fastest, so `choose` adds complementary requests.
 
     Attributes:
-        base_s: Of a batch that is in balance, in seconds.
-        sensitivity: What a coefficient of variation of 1 adds.
+        base_s: Seconds of a balanced batch.
+        sensitivity: Relative slow-down at a coefficient of variation of 1.
     """
 
     base_s: float
@@ -97,11 +98,11 @@ class ImbalanceCost:
     def saving(
         self, window_WE: Loads, start_E: Loads | None, batch_size: int, bias: float
     ) -> float:
-        """See `CostModel`: a share of what the next batch saves. All experts count, so that much is left."""
+        """See `CostModel`: a share of the next batch's saving. All experts count, so much of it lasts."""
         batch = np.arange(batch_size)
         by_age_s = self.choose(window_WE, start_E, batch, batch_size)
         by_choice_s = self.choose(window_WE, start_E, batch, 1)
-        return _KEPT * (by_age_s / (by_choice_s * bias) - 1)
+        return _LASTING * (by_age_s / (by_choice_s * bias) - 1)
 
     def _factor(self, experts: int, total: float, squares: float) -> float:
         if total <= 0:
@@ -116,19 +117,17 @@ class ServerCost:
 
         fixed_s + max over servers of max(load_s x active experts, pair_s x pairs)
 
-    where a server reads the weights of each expert that has a token (load_s), and computes each pair of a
-    token and an expert (pair_s). Experts with tokens are counted as expected (Poisson), replicas take their
-    share. Which of the two is larger decides what pays: where weights bound it, similar requests (they
-    share experts); where pairs do, complementary ones.
+    A server reads the weights of each active expert (load_s) and computes each (token, expert) pair (pair_s).
+    The number of active experts is an expectation (Poisson), and each replica takes its share. If weights
+    dominate, similar requests are best, because they share experts; if pairs dominate, complementary ones.
 
     Args:
-        shares: The placement: the share of each expert's tokens that each server takes, of one layer (S, E)
-            or of several (L, S, E); over S sums to 1. With several, a load has an entry for each expert of
-            each layer, (L E,), layer by layer.
-        fixed_s: Seconds of a layer's step whatever the load.
+        shares: The placement: share of each expert's tokens on each server, for one layer (S, E) or several
+            (L, S, E); sums to 1 over S. With several layers a load is (L E,), layer by layer.
+        fixed_s: Seconds of a layer's step at any load.
         load_s: Seconds per active expert of a server.
         pair_s: Seconds per pair of a server.
-        steps: Tokens that a request's load is of.
+        steps: Tokens that a request's load stands for.
 
     Raises:
         ConfigError: A number is negative, or an expert's shares do not sum to 1.
@@ -140,7 +139,7 @@ class ServerCost:
         if min(fixed_s, load_s, pair_s) < 0 or steps < 1:
             raise ConfigError(
                 f"cost model: fixed_s {fixed_s}, load_s {load_s}, pair_s {pair_s}, steps {steps}: "
-                "none may be negative, and there is at least one step"
+                "times must not be negative, and steps must be at least 1"
             )
         shares_LSE = np.asarray(shares[None] if shares.ndim == 2 else shares, dtype=np.float64)
         if shares_LSE.ndim != 3 or not np.allclose(shares_LSE.sum(axis=1), 1, atol=1e-4):
@@ -152,7 +151,7 @@ class ServerCost:
         layers, servers, experts = shares_LSE.shape
         layer_R, server_R, expert_R = np.nonzero(shares_LSE > 0)
         self._expert_R = (layer_R * experts + expert_R).astype(np.int32)
-        # Per step, so that a window needs no division.
+        # Per step, to avoid dividing each window.
         self._share_R = shares_LSE[layer_R, server_R, expert_R] / steps
         bounds = np.arange(layers * servers + 1)
         self._first_S = np.searchsorted(layer_R * servers + server_R, bounds).astype(np.int64)
@@ -163,7 +162,7 @@ class ServerCost:
         return self.steps * (self._layers * self.fixed_s + self.step_s(load_E))
 
     def step_s(self, load_E: Loads) -> float:
-        """What the slowest servers take for a step of that load (over all steps), in seconds."""
+        """Seconds of the slowest servers for a step; the load is that of all steps."""
         return _select.step_time(
             load_E, len(load_E), self._expert_R, self._share_R, len(self._expert_R),
             self._first_S, self._servers, self._layers, self.load_s, self.pair_s,
@@ -172,11 +171,11 @@ class ServerCost:
     def saving(
         self, window_WE: Loads, start_E: Loads | None, batch_size: int, bias: float
     ) -> float:
-        """See `CostModel`: a share of what a better order of the oldest requests, in some batches, saves.
+        """See `CostModel`: a share of the saving of a better order of the oldest requests.
 
-        The slowest server alone counts, so what makes one batch cheap may be all that there is of it.
+        Compares several batches: only the slowest server counts, so one cheap batch may take all of the gain.
         """
-        ahead_WE = window_WE[: _AHEAD * batch_size]
+        ahead_WE = window_WE[: _BATCHES_AHEAD * batch_size]
         requests, experts = ahead_WE.shape
         by_age_s, by_choice_s = _select.compare_orders(
             ahead_WE, requests, experts, batch_size,
@@ -185,10 +184,10 @@ class ServerCost:
         )  # fmt: skip
         fixed_s = self._layers * self.fixed_s * math.ceil(requests / batch_size)
         saved: float = (by_age_s + fixed_s) / ((by_choice_s + fixed_s) * bias) - 1
-        return _KEPT * saved
+        return _LASTING * saved
 
     def imbalance(self, load_E: Loads) -> float:
-        """See `CostModel`: pairs of the busiest server over the mean (PAR), a mean over layers."""
+        """See `CostModel`: pairs of the busiest server over the mean (PAR), averaged over layers."""
         load_LE = load_E.reshape(self._layers, -1)
         pairs_LS = np.einsum("lse,le->ls", self.shares_LSE, load_LE)
         mean_L = pairs_LS.mean(axis=1)
@@ -198,7 +197,7 @@ class ServerCost:
         return float(np.mean(pairs_LS.max(axis=1)[loaded_L] / mean_L[loaded_L]))
 
     def choose(self, window_WE: Loads, start_E: Loads | None, chosen: Indices, have: int) -> float:
-        """See `CostModel`: least time of the slowest servers and of the mean ones."""
+        """See `CostModel`: least time of the slowest plus the mean server."""
         requests, experts = window_WE.shape
         step_s = _select.for_servers(
             window_WE, requests, experts, start_E, chosen, have, len(chosen),

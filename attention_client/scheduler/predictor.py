@@ -1,8 +1,7 @@
-"""Which experts a prompt will use, before it runs: a router dry-run, kept by prefix and corrected by what
-prefill turned out.
+"""Predict which experts a prompt uses: a router dry run, cached by prefix and corrected by prefill.
 
-A prediction is pairs of a token and an expert *per token*, for each expert of the first L MoE layers: what
-one decode step of the request is expected to load. Requests of different lengths so count alike.
+A prediction is the expected number of (token, expert) pairs *per token* for each expert of the first L MoE
+layers: the load of one decode step. So requests of different lengths are comparable.
 
 Letters: T tokens, B tokens of a block, K experts of a token, L predicted layers, E logical experts.
 """
@@ -24,21 +23,20 @@ Ids = npt.NDArray[np.integer]
 DryRun = Callable[[Sequence[int]], Ids]
 
 _BLOCK = 16
-_FRESH = 0.05
-# Of the sums that the correction comes from, what is left after each prompt; and what both begin with, so
-# that few pairs do not say much.
-_KEPT = 0.98
-_DOUBT = 16.0
+_SMOOTHING = 0.05
+# Decay of the correction's sums per prompt, and their initial value, which damps corrections from few pairs.
+_DECAY = 0.98
+_PRIOR = 16.0
 _MOST_CORRECTION = 4.0
 
 
 @dataclass(slots=True)
 class _Block:
-    """The experts of a block of a prompt.
+    """Experts of a block of a prompt.
 
     Attributes:
-        ids_LBK: They.
-        seen: By prefill; otherwise the dry-run says so.
+        ids_LBK: The experts.
+        seen: Whether prefill chose them; if not, a dry run did.
     """
 
     ids_LBK: Ids
@@ -46,20 +44,19 @@ class _Block:
 
 
 class Predictor:
-    """Loads of prompts.
+    """Predicts the loads of prompts.
 
-    Blocks of a prompt are known by all the tokens up to their end, since with attention the experts of a
-    token depend on what was before it. What prefill saw takes the place of what was predicted, and says for
-    each expert how far dry-runs are off.
+    A block's key covers all tokens up to its end, because attention makes a token's experts depend on its
+    prefix. Prefill replaces predicted experts by true ones, and corrects each expert's bias in dry runs.
 
     Args:
-        dry_run: From T tokens to the experts that routers would choose, (L, T, K).
+        dry_run: Returns the experts that routers choose for T tokens, (L, T, K).
         layers, experts, top_k: L, E, K.
-        most_blocks: To keep, the least recently used go first.
+        most_blocks: Capacity of the LRU cache.
 
     Attributes:
         layers: L.
-        cached_tokens, dry_tokens: How many tokens were predicted by what was kept, and by a dry-run.
+        cached_tokens, dry_tokens: Tokens predicted from the cache, and by dry runs.
     """
 
     def __init__(
@@ -69,8 +66,8 @@ class Predictor:
         self.layers, self._experts = layers, experts
         self._most_blocks = most_blocks
         self._blocks: OrderedDict[int, _Block] = OrderedDict()
-        self._seen_E = np.full(layers * experts, _DOUBT)
-        self._dry_E = np.full(layers * experts, _DOUBT)
+        self._seen_E = np.full(layers * experts, _PRIOR)
+        self._dry_E = np.full(layers * experts, _PRIOR)
         self._usual_E = np.full(layers * experts, top_k / experts)
         self.cached_tokens = self.dry_tokens = 0
 
@@ -80,7 +77,7 @@ class Predictor:
         return self.layers * self._experts
 
     def usual(self) -> Loads:
-        """The mean request's load, as prefill has seen it lately: for one that is not worth a dry-run."""
+        """Mean load of recent requests, for a request that needs no dry run."""
         return self._usual_E
 
     def predict(self, tokens: Sequence[int]) -> Loads:
@@ -109,15 +106,15 @@ class Predictor:
         return load_E
 
     def saw(self, tokens: Sequence[int], first: int, ids_LTK: Ids) -> Loads:
-        """What prefill has seen of a prompt.
+        """Learn the true experts of a prompt after its prefill.
 
         Args:
             tokens: The prompt.
-            first: Its first token that was computed; those before it were in the cache.
-            ids_LTK: The experts of the tokens from there on, at least one.
+            first: First computed token; the tokens before it were in the key-value cache.
+            ids_LTK: Experts of the tokens from `first` on, at least one.
 
         Returns:
-            What they really load, per token: (L E,).
+            Their true load per token, (L E,).
         """
         was: list[Ids] = []
         now: list[Ids] = []
@@ -132,10 +129,10 @@ class Predictor:
                 now.append(ids_LBK)
             self._keep(key, _Block(ids_LBK, seen=True))
         if now:
-            self._seen_E = _DOUBT + (self._seen_E - _DOUBT) * _KEPT + self._count(now)
-            self._dry_E = _DOUBT + (self._dry_E - _DOUBT) * _KEPT + self._count(was)
+            self._seen_E = _PRIOR + (self._seen_E - _PRIOR) * _DECAY + self._count(now)
+            self._dry_E = _PRIOR + (self._dry_E - _PRIOR) * _DECAY + self._count(was)
         load_E: Loads = self._count([ids_LTK]) / ids_LTK.shape[1]
-        self._usual_E = self._usual_E + (load_E - self._usual_E) * _FRESH
+        self._usual_E = self._usual_E + (load_E - self._usual_E) * _SMOOTHING
         return load_E
 
     def _keep(self, key: int, block: _Block) -> None:
@@ -145,7 +142,7 @@ class Predictor:
             self._blocks.popitem(last=False)
 
     def _count(self, parts: Sequence[Ids]) -> Loads:
-        """Pairs of each expert of each layer."""
+        """Pairs of each expert of each layer, (L E,)."""
         if not parts:
             return np.zeros(self.loads)
         ids_LN = np.concatenate([part.reshape(self.layers, -1) for part in parts], axis=1)
@@ -154,14 +151,14 @@ class Predictor:
 
 
 def correlation(a_E: Loads, b_E: Loads) -> float:
-    """Pearson's, of a predicted and a true load; 0 where one of them is the same for all experts."""
+    """Pearson correlation of a predicted and a true load; 0 if one of them is constant."""
     a_E, b_E = a_E - a_E.mean(), b_E - b_E.mean()
     scale = float(np.sqrt((a_E @ a_E) * (b_E @ b_E)))
     return float(a_E @ b_E) / scale if scale else 0.0
 
 
 def _keys(tokens: Sequence[int]) -> Iterator[int]:
-    """Of each whole block, in order."""
+    """Keys of all whole blocks, in order."""
     key = 0
     for end in range(_BLOCK, len(tokens) + 1, _BLOCK):
         key = hash((key, tuple(tokens[end - _BLOCK : end])))

@@ -1,4 +1,4 @@
-"""The queue before the engine: a state machine without clock or I/O, the same live and in simulation."""
+"""The queue before the engine. Pure state machine (no I/O, no clock), the same live and in simulation."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from eaas.errors import ConfigError
 
 __all__ = ["Choice", "RequestQueue"]
 
-_FEW = 64
+_FIRST_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What was taken out at a time.
+    """One batch taken from the queue.
 
     Attributes:
-        number: Of this choice in the life of the queue, from 0.
+        number: Number of this choice, from 0.
         tickets: The chosen requests, in the order chosen.
-        window: Requests that there were to choose from (W).
-        passed_over: Requests of the window that wait on while a younger one goes.
-        predicted_s: The predicted time of the batch, in seconds; 0 unless the strategy `needs_fcfs`.
+        window: Requests to choose from (W).
+        passed_over: Requests of the window that keep waiting while a younger one goes.
+        predicted_s: Predicted seconds of the batch; 0 unless the strategy `needs_fcfs`.
     """
 
     number: int
@@ -37,23 +37,23 @@ class Choice:
 
     @property
     def oldest(self) -> bool:
-        """Whether these are the oldest requests: nobody was passed over."""
+        """Whether these are the oldest requests."""
         return not self.passed_over
 
 
 class RequestQueue:
-    """Waiting requests, oldest first, of which a strategy takes the next batch.
+    """Waiting requests, oldest first, from which a strategy takes the next batch.
 
     Args:
         strategy: Chooses.
         num_experts: E, the length of a load vector.
         batch_size: Requests of a full batch.
-        window_size: Of the oldest requests, how many the strategy may choose from.
-        cost: Predicts the time of a batch, for the strategies that use it.
-        seed: Of the strategy's chance.
+        window_size: Oldest requests that the strategy may choose from.
+        cost: Predicts the time of a batch, for strategies that use it.
+        seed: Seed of the strategy's random numbers.
 
     Attributes:
-        choice: What was taken last; None before the first.
+        choice: The last choice; None before the first.
 
     Raises:
         ConfigError: The window is smaller than a batch, or a number is not positive.
@@ -81,9 +81,9 @@ class RequestQueue:
         self._cost = cost
         self._rng = np.random.default_rng(seed)
         self._clock = FcfsClock(cost, num_experts, batch_size) if strategy.needs_fcfs else None
-        # A request is a ticket, rising, and a row of `_load_NE` as long as it waits.
-        self._load_NE = np.zeros((_FEW, num_experts))
-        self._free = list(range(_FEW))
+        # A request has a rising ticket and, while it waits, a row of `_load_NE`.
+        self._load_NE = np.zeros((_FIRST_ROWS, num_experts))
+        self._free = list(range(_FIRST_ROWS))
         self._tickets: list[int] = []
         self._rows: list[int] = []
         self._next = 0
@@ -99,7 +99,7 @@ class RequestQueue:
             load_E: Predicted tokens on each expert; finite and not negative.
 
         Returns:
-            Its ticket, one more than that of the request before.
+            Its ticket, one more than the last one.
         """
         if not self._free:
             rows = len(self._load_NE)
@@ -116,7 +116,7 @@ class RequestQueue:
         return ticket
 
     def remove(self, ticket: int) -> None:
-        """Take a request out that is not to run any more. Raises ValueError if it does not wait."""
+        """Remove a cancelled request. Raises ValueError if it does not wait."""
         place = self._tickets.index(ticket)
         del self._tickets[place]
         self._free.append(self._rows.pop(place))
@@ -124,31 +124,30 @@ class RequestQueue:
             self._clock.forget(1)
 
     def price(self, cost: CostModel) -> None:
-        """From now on batches cost what this model says: the placement has changed."""
+        """Use another cost model from now on: the placement has changed."""
         self._cost = cost
         if self._clock is not None:
             self._clock.price(cost)
 
     def use(self, strategy: SelectionStrategy) -> None:
-        """From now on this one chooses; one that `needs_fcfs` only where the first one did."""
+        """Use another strategy from now on; it must not need `fcfs` if the first one did not."""
         self._strategy = strategy
 
     def take(self, batch_size: int | None = None, running_E: Loads | None = None) -> list[int]:
         """Take the next batch out.
 
         Args:
-            batch_size: Requests that there is room for; None: a full batch.
-            running_E: Load of what runs already and goes on beside them.
+            batch_size: Most requests to take; None: a full batch.
+            running_E: Load that runs already and goes on.
 
         Returns:
-            The tickets of the chosen ones, in the order chosen; as many as there is room for and are waiting.
+            The chosen tickets, in the order chosen.
 
         Raises:
-            ConfigError: The strategy has broken its contract.
+            ConfigError: The strategy broke its contract.
         """
-        room = self._batch_size if batch_size is None else batch_size
         window = min(len(self._tickets), self._window_size)
-        wanted = min(window, room)
+        wanted = min(window, self._batch_size if batch_size is None else batch_size)
         if wanted == 0:
             return []
         rows_W = np.array(self._rows[:window])
@@ -159,7 +158,7 @@ class RequestQueue:
         tickets = [self._tickets[index] for index in indices]
         predicted_s = 0.0
         if self._clock is not None:
-            # Without what runs already: that is other batches' time.
+            # Without what runs already: its time belongs to other batches.
             predicted_s = self._cost.choose(window_WE, None, chosen, wanted)
             self._clock.dispatch(wanted, predicted_s, oldest=max(indices) == wanted - 1)
         number = self.choice.number + 1 if self.choice is not None else 0
@@ -171,11 +170,11 @@ class RequestQueue:
         return tickets
 
     def observe(self, batch_s: float, choice: Choice | None = None) -> None:
-        """Say what a batch has really cost: the cost model's seconds for its true load.
+        """Record the true cost of a batch.
 
         Args:
-            batch_s: See above.
-            choice: Which batch; None: the last one.
+            batch_s: Seconds by the cost model for the batch's true load.
+            choice: The batch; None: the last one.
         """
         known = choice or self.choice
         if self._clock is not None and known is not None:
@@ -184,7 +183,7 @@ class RequestQueue:
     def _choose(
         self, window_WE: Loads, rows_W: Indices, wanted: int, running_E: Loads | None
     ) -> Indices:
-        fcfs = None if self._clock is None else self._clock.look(rows_W)
+        fcfs = None if self._clock is None else self._clock.view(rows_W)
         context = Context(self._cost, running_E, self._window_size, fcfs)
         answer = self._strategy.select(window_WE, wanted, self._rng, context)
         chosen = np.ascontiguousarray(answer, dtype=np.int64)
@@ -199,6 +198,6 @@ class RequestQueue:
         ):
             raise ConfigError(
                 f"strategy {self._strategy.name!r} chose {indices} of {len(window_WE)} requests: "
-                f"{wanted} different ones are wanted, the oldest (0) among them"
+                f"it must choose {wanted} different ones, including the oldest (0)"
             )
         return chosen

@@ -1,25 +1,24 @@
-"""The history of a queue, as lines of JSON: enough to make the same choices again.
+"""Recording of a queue as JSON lines, sufficient to replay its choices.
 
-The first line says what the queue was made of:
+The first line holds the queue's settings:
 
     {"record": "eaas-queue", "version": 1, "strategy": "cost_bounded", "most_stretch": 0.2, "loads": 16,
      "batch_size": 32, "window_size": 128, "seed": 0, "cost": {...}}
 
-Each of the others is something that happened, at so many seconds since the first line:
+Each other line is an event, at seconds since the first line:
 
-    {"at": 0.5, "add": 7, "load": [0.25, ...]}                 request 7 came, with that predicted load
+    {"at": 0.5, "add": 7, "load": [0.25, ...]}                 request 7 arrived, with this predicted load
     {"at": 0.6, "take": [5, 7], "room": 2, "running": [...]}   these were chosen; null: nothing was running
-    {"at": 0.7, "remove": 6}                                   its client has left
-    {"at": 0.8, "observe": 1.5, "choice": 0}                   what the first choice has really cost
-    {"at": 0.9, "price": {...}}                                another cost model: the placement has changed
+    {"at": 0.7, "remove": 6}                                   request 6 was cancelled
+    {"at": 0.8, "observe": 1.5, "choice": 0}                   true cost of the first choice
+    {"at": 0.9, "price": {...}}                                another cost model: the placement changed
     {"at": 1.0, "use": "fcfs"}                                 another strategy: the first one failed
-    {"at": 1.1, "step": [3, 40], "seconds": 0.02}              the engine's step of 3 requests that decode
-                                                               and 40 tokens of prompts has taken that long
-    {"at": 1.1, "probe": 0.0003}                               a fixed computation took that long: the pace
-                                                               of the machine
+    {"at": 1.1, "step": [3, 40], "seconds": 0.02}              time of an engine step with 3 decoding
+                                                               requests and 40 prompt tokens
+    {"at": 1.1, "probe": 0.0003}                               time of a fixed computation: the machine's pace
 
 A cost model is {"shares_LSE": [[[1.0, ...]]], "fixed_s": 0.0, "load_s": 16.0, "pair_s": 1.0, "steps": 1}
-(`ServerCost`). Numbers are written in full, so that they are read as they were.
+(`ServerCost`). Numbers are written in full precision.
 """
 
 from __future__ import annotations
@@ -50,11 +49,11 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class QueueSettings:
-    """What a queue is made of, beside its cost model.
+    """Settings of a queue, without its cost model.
 
     Attributes:
-        strategy: By name.
-        most_stretch: See `CostBounded`; of no meaning to others.
+        strategy: Name of the strategy.
+        most_stretch: See `CostBounded`; other strategies ignore it.
         loads: Length of a load vector (E, or L E).
         batch_size, window_size, seed: See `RequestQueue`.
     """
@@ -67,13 +66,13 @@ class QueueSettings:
     seed: int = 0
 
     def chosen(self) -> SelectionStrategy:
-        """The strategy. Raises ConfigError for an unknown one."""
+        """Make the strategy. Raises ConfigError for an unknown name."""
         if self.strategy == CostBounded.name:
             return CostBounded(self.most_stretch)
         return strategy(self.strategy)
 
     def queue(self, cost: CostModel, recorder: Recorder | None = None) -> RequestQueue:
-        """A new queue, recorded where there is a recorder. Raises ConfigError."""
+        """Make a queue, recorded if there is a recorder. Raises ConfigError."""
         sizes: dict[str, Any] = {
             "batch_size": self.batch_size,
             "window_size": self.window_size,
@@ -88,11 +87,11 @@ class QueueSettings:
 
 
 class Recorder:
-    """Writes lines, until the file takes no more: a full disk ends the recording, not what is recorded.
+    """Writes the lines of a recording. A full disk ends the recording, but not the serving.
 
     Args:
-        file: Where to; each choice is flushed. Closed by `close`.
-        clock: Seconds, monotonic.
+        file: Output; flushed after each choice, closed by `close`.
+        clock: Monotonic seconds.
     """
 
     def __init__(self, file: TextIO, clock: Callable[[], float]) -> None:
@@ -102,23 +101,23 @@ class Recorder:
         self._has_failed = False
 
     def begin(self, settings: QueueSettings, cost: CostModel) -> None:
-        """The first line."""
+        """Write the first line."""
         head = {"record": _RECORD, "version": _VERSION, **asdict(settings), "cost": _price(cost)}
         self._do(lambda: self._file.write(json.dumps(head) + "\n"))
 
     def note(self, **event: Any) -> None:
-        """A line; arrays become lists."""
+        """Write an event; arrays become lists."""
         line = {"at": round(self._clock() - self._began_s, 6)}
         for key, value in event.items():
             line[key] = value.tolist() if isinstance(value, np.ndarray) else value
         self._do(lambda: self._file.write(json.dumps(line) + "\n"))
 
     def flush(self) -> None:
-        """What was written is in the file, whatever happens to this process."""
+        """Flush, so that the file survives a crash of this process."""
         self._do(self._file.flush)
 
     def close(self) -> None:
-        """The recording is whole."""
+        """End the recording."""
         self._do(self._file.close)
 
     def _do(self, what: Callable[[], object]) -> None:
@@ -129,17 +128,17 @@ class Recorder:
         except OSError as error:
             self._has_failed = True
             _log.error("the recording of the queue ends here: %s", error)
-            # What is left to be written fails as this did.
+            # `close` fails as well, because it flushes.
             with contextlib.suppress(OSError):
                 self._file.close()
 
 
 class RecordedQueue(RequestQueue):
-    """A queue whose history is written down.
+    """A recorded queue.
 
     Args:
         strategy, num_experts, sizes: See `RequestQueue`.
-        recorder: Writes.
+        recorder: Writes the events.
     """
 
     def __init__(
@@ -185,15 +184,15 @@ class RecordedQueue(RequestQueue):
 
 
 def read_recording(path: Path) -> tuple[QueueSettings, CostModel, list[dict[str, Any]]]:
-    """What a recording was made of, and what happened, in order.
+    """Read a recording: its settings, its cost model and its events in order.
 
-    Prices are cost models, loads arrays.
+    In events, prices are cost models and loads are arrays.
 
     Raises:
-        ConfigError: The file cannot be read, is no recording, or a line is none; names file and line.
+        ConfigError: The file cannot be read, or a line is invalid; names file and line.
     """
     try:
-        # The last line of a process that was killed may be cut off; it counts for nothing.
+        # Drop the last, unterminated line: a killed process may leave a partial one.
         lines = path.read_text(encoding="utf-8").split("\n")[:-1]
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"recording {path}: {error}") from error
@@ -210,7 +209,7 @@ def read_recording(path: Path) -> tuple[QueueSettings, CostModel, list[dict[str,
 
 def _head(line: dict[str, Any]) -> tuple[QueueSettings, CostModel]:
     if line.pop("record") != _RECORD or line.pop("version") != _VERSION:
-        raise ValueError("another kind of record, or another version")
+        raise ValueError("not a recording of this version")
     cost = _cost(line.pop("cost"))
     return QueueSettings(**line), cost
 
@@ -221,7 +220,7 @@ def _event(line: dict[str, Any], loads: int) -> dict[str, Any]:
         if line.get(key) is not None:
             line[key] = np.array(line[key], dtype=np.float64)
             if line[key].shape != (loads,):
-                raise ValueError(f"{key} of {line[key].size} numbers in place of {loads}")
+                raise ValueError(f"{key} has {line[key].size} numbers instead of {loads}")
     if "price" in line:
         line["price"] = _cost(line["price"])
     return line

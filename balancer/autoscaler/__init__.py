@@ -1,4 +1,4 @@
-"""How many expert servers there are to be, from how busy they are and how long tokens take."""
+"""Autoscaler: the number of expert servers, from their utilisation and the token latency."""
 
 from balancer.autoscaler.core import Autoscaler, Decision, Reading
 

@@ -1,24 +1,24 @@
-"""The decision: a state machine without I/O and without a clock, so that it runs live and in simulation.
+"""The autoscaler's decisions: a state machine without I/O and clock, used live and in simulation.
 
-What is kept near its target is the utilisation: the part of the time for which servers are busy. `work` is
-the sum of theirs, in servers: 4 that are busy 75 % of the time do the work of 3. How many there are does not
-change it, so n servers would be busy work / n, and with target t and tolerance d (a part of t)
+The utilisation, the part of the time for which servers are busy, is kept near its target. `work` is the sum
+of the servers' utilisations: 4 servers that are busy 75 % of the time do the work of 3. Work does not depend
+on the number of servers, so n servers would be busy work / n. With target t and tolerance d (a part of t)
 
         too few              right, nothing changes               too many
     ------------------|--------------------|----------------------|---------------> servers
          work / (t * (1 + d))          work / t           work / (t * (1 - d))
 
-Beyond an edge servers come or go, one at a time, until their number is work / t (rounded up). So while work
-moves by no more than d of itself there are never changes in both directions.
+Beyond an edge servers come or go, one at a time, until their number is work / t (rounded up). So there are
+never changes in both directions while work varies by no more than d of itself.
 
-Latency only ever speaks for more servers: one more while it is missed and the servers are what is slow, none
-fewer while it is close. Servers that are busy for less than half of the target are not what is slow. How much
-work so many servers were late with is remembered for an hour, since a server that is taken away for lack of
-use would otherwise come back at once, and go again.
+Latency can only add servers: one more while the target is missed and the servers are busy, none fewer while
+latency is close to it. Servers that are busy for less than half of the target do not cause latency. The work
+with which a number of servers was late is kept for an hour; otherwise an idle server would be removed, come
+back at once, and go again.
 
-What is not known counts against a change, as in Kubernetes' Horizontal Pod Autoscaler: a server that was not
-measured does nothing where servers are to come, and is always busy where one is to go. Where one is to go,
-what counts is the most work of a whole window of time.
+Unknown values count against a change, as in Kubernetes' Horizontal Pod Autoscaler: an unmeasured server
+counts as idle for scaling out, and as always busy for scaling in. Scaling in uses the most work of a whole
+window.
 """
 
 from __future__ import annotations
@@ -28,33 +28,35 @@ from collections import deque
 from dataclasses import dataclass
 
 from eaas.config import AutoscalerConfig
-from eaas.words import counted
+from eaas.counted import counted
 
 __all__ = ["Autoscaler", "Decision", "Reading"]
 
-# A change that is not through after this long is not waited for any more: as long as servers have to load
-# their experts (balancer.apply_timeout_s).
+TOLERANCE = 0.15
+"""Part of the target by which utilisation may be off it without a change."""
+
+# Longest wait for a change: as long as servers may take to load their experts (balancer.apply_timeout_s).
 _PATIENCE_S = 300.0
 _REMEMBER_S = 3600.0
-# Servers whose busiest is so for less than this part of the target are not what makes tokens late.
+# If the busiest server is below this part of the target, servers do not cause the latency.
 _BUSY_ENOUGH = 0.5
-# Of sums of floats.
+# Rounding of sums of floats.
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What was measured of a cluster since the reading before.
+    """Measurements since the previous reading.
 
     Attributes:
         now: Monotonic seconds.
-        servers: Expert servers that live and do not leave.
-        work: Sum of the utilisations (0 to 1) of those that were measured.
-        unmeasured: How many of them were not.
-        busiest: Highest utilisation of one.
-        fewest: Servers that it takes to hold every expert as often as is wanted.
-        token_s: Mean seconds between two tokens of a request; None where there were none.
-        changing: Which server comes or goes at the moment, for people; empty where none does.
+        servers: Live expert servers that do not leave.
+        work: Sum of the utilisations (0 to 1) of the measured ones.
+        unmeasured: Number of servers without a measurement.
+        busiest: Highest utilisation of a server.
+        fewest: Fewest servers that hold every expert with the wanted redundancy.
+        token_s: Mean seconds between two tokens of a request; None: no tokens.
+        changing: Servers that come or go at the moment, for people; empty: none.
     """
 
     now: float
@@ -69,13 +71,13 @@ class Reading:
 
 @dataclass(frozen=True)
 class Decision:
-    """How many servers there are to be next.
+    """The next number of servers.
 
     Attributes:
-        before: How many there are.
-        servers: That number, or one more, or one fewer.
-        goal: The number that all would be well with; `servers` is on the way there.
-        reason: Why, for people.
+        before: The current number.
+        servers: That number, one more, or one fewer.
+        goal: The right number; `servers` is a step towards it.
+        reason: For people.
     """
 
     before: int
@@ -91,7 +93,7 @@ class Decision:
 
 
 class Autoscaler:
-    """Decides after each reading (see the module's head).
+    """Decides after each reading (see the module's docstring).
 
     Args:
         config: Target, limits and times.
@@ -106,19 +108,19 @@ class Autoscaler:
                 f"min_servers {config.min_servers} is above max_servers {config.max_servers}"
             )
         self._config = config
-        # (when, most work that it can have been), over the scale-in window.
+        # (time, upper bound of the work), over the scale-in window.
         self._work: deque[tuple[float, float]] = deque()
         self._watched_from: float | None = None
-        # The way to `work / t`, once it was begun: +1, -1, or 0 where nothing is to change.
+        # Direction towards `work / t`: +1, -1, or 0 for no change.
         self._heading = 0
         self._changed_at = -math.inf
         self._asked_for: int | None = None
         self._changing_from: float | None = None
-        # Servers that were late -> (when, the least work that so many were late with).
+        # Number of servers that was late -> (time, least work with which it was late).
         self._late: dict[int, tuple[float, float]] = {}
 
     def decide(self, reading: Reading) -> Decision:
-        """What is to be done now. Whoever does it says so with `changed`."""
+        """Decide. The caller reports with `changed` that it carries the decision out."""
         goal, why = self._goal(reading)
         step = (goal > reading.servers) - (goal < reading.servers)
         wait = self._why_wait(reading, step) if step else ""
@@ -127,14 +129,14 @@ class Autoscaler:
         return Decision(reading.servers, reading.servers + step, goal, f"{_state(reading)}; {why}")
 
     def changed(self, decision: Decision, now: float) -> None:
-        """A decision is being carried out."""
+        """Note that a decision is being carried out."""
         self._changed_at, self._asked_for = now, decision.servers
         self._changing_from = now
 
     # -- how many ---------------------------------------------------------------------------------------
 
     def _goal(self, reading: Reading) -> tuple[int, str]:
-        """The number that would be right, within the limits, and why."""
+        """The right number within the limits, and why."""
         goal, why = self._by_work(reading)
         late_goal, late_why = self._by_latency(reading, goal)
         if late_why:
@@ -151,7 +153,7 @@ class Autoscaler:
     def _by_work(self, reading: Reading) -> tuple[int, str]:
         least, most = self._record(reading)
         servers, target = reading.servers, self._config.target_utilization
-        high, low = (target * (1 + sign * self._config.tolerance) for sign in (1, -1))
+        high, low = (target * (1 + sign * TOLERANCE) for sign in (1, -1))
         enough, needed = _servers(least, target), _servers(most, target)
         if servers < _servers(least, high):
             self._heading = 1
@@ -172,7 +174,7 @@ class Autoscaler:
         return servers, f"as many as are right for {_percent(low)} to {_percent(high)}"
 
     def _record(self, reading: Reading) -> tuple[float, float]:
-        """The least and the most work that there may be."""
+        """Lower and upper bound of the work."""
         most = reading.work + reading.unmeasured
         if self._watched_from is None:
             self._watched_from = reading.now
@@ -182,7 +184,7 @@ class Autoscaler:
         return reading.work, max(work for _, work in self._work)
 
     def _by_latency(self, reading: Reading, goal: int) -> tuple[int, str]:
-        """The number that latency asks for, and why; no reason where it asks for nothing."""
+        """The number for the latency target, and why; an empty reason: `goal` is enough."""
         target_ms = self._config.latency_target_ms
         now, servers, work = reading.now, reading.servers, reading.work
         if not target_ms:
@@ -200,15 +202,15 @@ class Autoscaler:
             return goal, f"{why}: more would not help"
         if goal >= servers:
             return goal, ""
-        near_ms = target_ms * (1 - self._config.tolerance)
+        near_ms = target_ms * (1 - TOLERANCE)
         if token_ms > near_ms and not idle:
             return servers, f"no fewer while a token takes longer than {near_ms:.3g} ms"
         return self._not_late(servers, goal)
 
     def _not_late(self, servers: int, goal: int) -> tuple[int, str]:
-        """Not so few that they would be late: that is what fewer than were late are, with as much work."""
+        """The goal, raised above every number of servers that was late with this much work."""
         most = max(work for _, work in self._work)
-        safe = most / (1 - self._config.tolerance)
+        safe = most / (1 - TOLERANCE)
         refuted = [n for n, (_, work) in self._late.items() if work < safe and n >= goal]
         if not refuted:
             return goal, ""
@@ -219,7 +221,7 @@ class Autoscaler:
     # -- when -------------------------------------------------------------------------------------------
 
     def _why_wait(self, reading: Reading, step: int) -> str:
-        """Why a change is not to be made yet; empty where it is."""
+        """Why a change has to wait; empty: it does not."""
         now = reading.now
         under_way = self._under_way(reading)
         if under_way:
@@ -235,7 +237,7 @@ class Autoscaler:
         return ""
 
     def _under_way(self, reading: Reading) -> str:
-        """Which change is to be waited for."""
+        """The change to wait for; empty: none."""
         what = reading.changing
         if self._asked_for == reading.servers:
             self._asked_for = None
@@ -254,7 +256,7 @@ class Autoscaler:
 
 
 def _servers(work: float, utilization: float) -> int:
-    """Servers that are busy for no more than this with so much work; one at least."""
+    """Fewest servers that do this work at this utilisation or less; at least one."""
     return max(1, math.ceil(work / utilization - _ROUNDING))
 
 
@@ -263,7 +265,7 @@ def _percent(share: float) -> str:
 
 
 def _state(reading: Reading) -> str:
-    """What was measured, in words."""
+    """The measurements, in words."""
     measured = reading.servers - reading.unmeasured
     text = "no server was measured"
     if measured > 0:

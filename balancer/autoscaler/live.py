@@ -1,10 +1,10 @@
-"""The autoscaler at a running cluster: where its readings come from, and who is told of its decisions.
+"""The autoscaler on a running cluster: takes readings, sends decisions to the balancer.
 
     monitor: members, how busy each server was ----+
     endpoints, /metrics: time between two tokens --+--> Autoscaler --> balancer: Scale --> who starts servers
-    balancer: how few servers there may be --------+
+    balancer: fewest possible servers -------------+
 
-It is no member, and keeps nothing that anybody needs: it may end and start again at any time.
+It is not a member and keeps no state that others need: it may stop and start at any time.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ import grpc
 
 from balancer.autoscaler.core import Autoscaler, Reading
 from balancer.autoscaler.meters import LatencyMeter, Utilizations
-from balancer.token_times import token_times
-from eaas.balancer_calls import scale_servers
+from balancer.autoscaler.token_times import token_times
 from eaas.config import AutoscalerConfig
+from eaas.control_plane.balancer_calls import scale_servers
 from eaas.errors import ClusterError, ConfigError
-from eaas.grpc_client import channel
-from eaas.monitors import Monitors, ask_members
+from eaas.membership.monitors import Monitors, ask_members
+from eaas.net.grpc_client import channel
+from eaas.net.tls import Identity
 from eaas.rpc.v1 import balancer_pb2, balancer_pb2_grpc
-from eaas.tls import Identity
 from eaas.types import Member, MemberState, Role
 
 __all__ = ["LiveAutoscaler"]
 
 _CALL_S = 5.0
-_GONE = (MemberState.DEAD, MemberState.LEFT, MemberState.DRAINING)
+
 _COMING_OR_GOING = (MemberState.JOINING, MemberState.DRAINING)
 
 
 class LiveAutoscaler:
-    """Looks at a cluster, decides, and has it done.
+    """Measures a cluster, decides, and scales it.
 
     Args:
         config: The autoscaler's settings.
-        monitor_address: host:port of the monitor; "host:port,host:port" where there are several.
-        dry_run: Decide, and do nothing.
+        monitor_address: host:port of the monitor, or several, separated by commas.
+        dry_run: Decide, but change nothing.
         clock: Monotonic seconds.
-        tls: Who asks; None: plain text.
+        tls: This process's identity; None: plain text.
 
     Raises:
         ConfigError: min_servers is above max_servers.
@@ -71,10 +71,10 @@ class LiveAutoscaler:
         self._monitors.close()
 
     def look(self) -> str:
-        """One look, to be taken each `interval_s`: what was seen, what was decided and why, for people.
+        """Take a step, each `interval_s`. Returns measurements, decision and reason, for people.
 
         Raises:
-            ClusterError: The monitor, or the balancer, does not answer, or refuses to scale; says why.
+            ClusterError: The monitor or the balancer does not answer, or refuses to scale.
         """
         members = ask_members(self._monitors, _CALL_S)
         balancer = _balancer(members)
@@ -91,7 +91,7 @@ class LiveAutoscaler:
         now = self._clock()
         servers = [m for m in members if m.role is Role.EXPERT_SERVER]
         alive = [m for m in servers if not m.state.is_gone]
-        counted = [m.id for m in alive if m.state not in _GONE]
+        counted = [m.id for m in alive if m.state is not MemberState.DRAINING]
         shares = self._utilizations.read(alive, now)
         changing = [f"{m.id} is {m.state.value}" for m in alive if m.state in _COMING_OR_GOING]
         return Reading(
@@ -114,9 +114,9 @@ def _balancer(members: Iterable[Member]) -> str:
 
 
 def _fewest(balancer: str, tls: Identity | None) -> int:
-    with channel(balancer, Role.BALANCER.value, tls) as line:
+    with channel(balancer, Role.BALANCER.value, tls) as opened:
         try:
-            response = balancer_pb2_grpc.BalancerServiceStub(line).GetScale(
+            response = balancer_pb2_grpc.BalancerServiceStub(opened).GetScale(
                 balancer_pb2.GetScaleRequest(), timeout=_CALL_S
             )
         except grpc.RpcError as error:

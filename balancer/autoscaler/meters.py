@@ -1,4 +1,4 @@
-"""From what processes have counted since they began to what they did between two looks. No I/O, no clock."""
+"""Turns the processes' running totals into rates between two readings. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from eaas.types import Member
 
 __all__ = ["LatencyMeter", "Utilizations"]
 
-# A batch counts when it has ended, and may have begun before the last look. More than this is no measurement:
-# the counter that was known was an older one.
+# A batch counts when it ends, and may have begun before the last reading. A higher share means that the known
+# total was outdated.
 _PLAUSIBLE = 1.5
 
 _Life = tuple[str, int]
 
 
 class Utilizations:
-    """The part of the time for which each expert server was busy, between two looks."""
+    """Utilisation of each expert server between two readings."""
 
     def __init__(self) -> None:
-        # When it said so, and what.
+        # Time of the report, and busy seconds.
         self._known: dict[_Life, tuple[float, float]] = {}
 
     def read(self, servers: Iterable[Member], now: float) -> dict[str, float]:
-        """Utilisations, 0 to 1, by id, of those servers that were heard twice.
+        """Utilisations, 0 to 1, by id, of the servers that have reported twice.
 
         Args:
-            servers: With the loads of this moment (`busy_s`, `silence_s`).
-            now: Monotonic seconds of this moment.
+            servers: With their current `busy_s` and `silence_s`.
+            now: Monotonic seconds.
         """
         shares, known = {}, {}
         for m in servers:
@@ -36,7 +36,7 @@ class Utilizations:
             known[life] = (said_at, m.busy_s)
             before_at, before_s = self._known.get(life, (said_at, m.busy_s))
             if m.busy_s < before_s:
-                # A monitor that was restarted has not heard of it yet.
+                # A restarted monitor has not heard from the server yet.
                 known[life] = (before_at, before_s)
             elif said_at > before_at:
                 share = (m.busy_s - before_s) / (said_at - before_at)
@@ -47,17 +47,17 @@ class Utilizations:
 
 
 class LatencyMeter:
-    """The mean time between two tokens of a request, over all clients, between two looks."""
+    """Mean time between two tokens of a request, over all clients, between two readings."""
 
     def __init__(self) -> None:
         self._known: Mapping[_Life, tuple[float, float]] = {}
 
     def read(self, counted: Mapping[_Life, tuple[float, float]]) -> float | None:
-        """Seconds; None where no token came.
+        """Seconds; None: no tokens.
 
         Args:
-            counted: By (id, incarnation) of each client that answered, the sum of the times and how many they
-                were, since it began.
+            counted: Sum and number of the times since its start, by (id, incarnation) of each client that
+                answered.
         """
         seconds = tokens = 0.0
         for life in counted.keys() & self._known.keys():

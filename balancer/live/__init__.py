@@ -1,5 +1,5 @@
-"""Placements that follow the load: what is seen (`hotness`, `speeds`), what follows (`mind`), and when."""
+"""Placements that follow the load: observations, cost-benefit evaluation, triggers."""
 
-from balancer.live.mind import Proposal, Settings, Situation, weigh
+from balancer.live.cost_benefit import Proposal, Settings, Situation, weigh
 
 __all__ = ["Proposal", "Settings", "Situation", "weigh"]

@@ -1,13 +1,13 @@
-"""The control loop: knobs from the load's burstiness, the links' load and the latency. Pure functions.
+"""ScalpeLB's control loop: knobs from burstiness, link load and latency. Pure functions.
 
-    signal        turned up by it      turned down by it
-    burstiness    k                                          room for experts that are about to be hot
-    link load                          budget, link          what is moved competes with others for the link
-    latency                            drift_tol, heavy_frac  near its target balance counts, far from it rest
+    signal        raises               lowers
+    burstiness    k                                          spare replicas for experts that may turn hot
+    link load                          budget                moves compete with other traffic for the link
+    latency                            drift_tol, heavy_frac  near its target balance matters more than rest
 
-Source: ScalpeLB, "Tuning in production", which names the knobs and the directions. The curves are ours:
-straight lines between two points each (`knobs_for`). A signal is followed when it has left the band around
-the value that is in use three times running, on one side; so knobs rest while it does, and in noise.
+Source: ScalpeLB, "Tuning in production", gives the knobs and the directions. The curves are ours: a straight
+line between two points each (`knobs_for`). A signal takes effect after it has left the band around the
+current value for three observations in a row, on one side; so noise changes no knob.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from dataclasses import dataclass, replace
 __all__ = ["CONFIRM", "STATIC", "Control", "Knobs", "Signals", "control", "knobs_for"]
 
 CONFIRM = 3
-"""Looks in a row that have to say the same before it is followed."""
+"""Observations in a row that must agree before a signal takes effect."""
 
 
 @dataclass(frozen=True)
 class Signals:
-    """What was seen.
+    """One observation.
 
     Attributes:
         burstiness: See `signals`; 0 or more.
-        link_load: Part of the link that is in use, 0 to 1; None: not known.
-        latency: Measured over wanted; None: no target, or nothing was measured.
+        link_load: Part of the link in use, 0 to 1; None: unknown.
+        latency: Measured over target; None: no target, or no measurement.
     """
 
     burstiness: float
@@ -37,34 +37,23 @@ class Signals:
 
 @dataclass(frozen=True)
 class Knobs:
-    """ScalpeLB's (`policies.scalpel`), and the part of the link that loads may count on.
+    """ScalpeLB's knobs (`policies.scalpel`).
 
     Attributes:
         k: Standard deviations on top of the mean, 0 to 2.
         budget: Swaps per layer, 1 to 10.
-        drift_tol: 0.05 to 0.4. The trigger by drift is in proportion.
+        drift_tol: 0.05 to 0.4.
         heavy_frac: 0.25 to 0.75.
-        link_part: 0.05 to 1.
     """
 
     k: float
     budget: int
     drift_tol: float
     heavy_frac: float
-    link_part: float
-
-    def scalpel(self) -> dict[str, float]:
-        """Those of the policy, by name."""
-        return {
-            "k": self.k,
-            "budget": self.budget,
-            "drift_tol": self.drift_tol,
-            "heavy_frac": self.heavy_frac,
-        }
 
 
-STATIC = Knobs(k=0.0, budget=8, drift_tol=0.2, heavy_frac=0.5, link_part=1.0)
-"""Where a signal is not known: what the policy does by itself (`k`: with few experts)."""
+STATIC = Knobs(k=0.0, budget=8, drift_tol=0.2, heavy_frac=0.5)
+"""The policy's defaults (`k`: for few experts), used for a signal that is unknown."""
 
 
 @dataclass(frozen=True)
@@ -83,37 +72,36 @@ class _Line:
 
 _K = _Line(0.05, 0.35, 0.0, 2.0)
 _BUDGET = _Line(0.2, 0.8, 10.0, 1.0)
-_LINK_PART = _Line(0.0, 0.95, 1.0, 0.05)
 _DRIFT_TOL = _Line(0.5, 1.0, 0.4, 0.05)
 _HEAVY_FRAC = _Line(0.5, 1.0, 0.75, 0.25)
 
 
 @dataclass(frozen=True)
 class _Track:
-    """One signal: the value in use, and what was outside of its band since."""
+    """One signal: the value in effect, and the latest values outside its band."""
 
     value: float | None = None
     outside: tuple[float, ...] = ()
 
-    def seen(self, signal: float | None, band: float, part: float) -> _Track:
+    def observe(self, signal: float | None, band: float, part: float) -> _Track:
         if signal is None:
             return self
-        if self.value is None:
+        current = self.value
+        if current is None:
             return _Track(signal)
-        width = band + part * self.value
-        if abs(signal - self.value) <= width:
-            return _Track(self.value)
-        same_side = [s for s in self.outside if (s > self.value) == (signal > self.value)]
-        outside = (*(self.outside if len(same_side) == len(self.outside) else ()), signal)
+        if abs(signal - current) <= band + part * current:
+            return _Track(current)
+        one_side = all((s > current) == (signal > current) for s in self.outside)
+        outside = (*(self.outside if one_side else ()), signal)
         if len(outside) < CONFIRM:
             return replace(self, outside=outside)
-        # The least change of those that were seen.
-        return _Track(min(outside, key=lambda s: abs(s - self.value)))  # type: ignore[operator]
+        # The smallest of the observed changes.
+        return _Track(min(outside, key=lambda s: abs(s - current)))
 
 
 @dataclass(frozen=True)
 class Control:
-    """What the loop remembers. A new one knows nothing."""
+    """State of the loop. A new one has observed nothing."""
 
     burstiness: _Track = _Track()
     link_load: _Track = _Track()
@@ -123,45 +111,42 @@ class Control:
 def control(
     state: Control, seen: Signals, *, spare_slots: bool
 ) -> tuple[Control, Knobs, tuple[str, ...]]:
-    """One look.
+    """One step of the loop.
 
     Args:
-        state: From the look before.
-        seen: What was seen.
-        spare_slots: Whether there is a replica beyond one of each expert; without one `k` stays 0.
+        state: From the step before.
+        seen: The new observation.
+        spare_slots: Whether there are replicas beyond one of each expert; if not, `k` stays 0.
 
     Returns:
-        State, knobs, and for each signal that is followed from now on: what for, for people.
+        State, knobs, and a reason for each signal that has just taken effect.
     """
     then = Control(
-        burstiness=state.burstiness.seen(seen.burstiness, 0.03, 0.2),
-        link_load=state.link_load.seen(seen.link_load, 0.1, 0.0),
-        latency=state.latency.seen(seen.latency, 0.1, 0.0),
+        burstiness=state.burstiness.observe(seen.burstiness, 0.03, 0.2),
+        link_load=state.link_load.observe(seen.link_load, 0.1, 0.0),
+        latency=state.latency.observe(seen.latency, 0.1, 0.0),
     )
     reasons = []
     for name, words in (
         ("burstiness", "the load's burstiness is {:.2f}"),
         ("link_load", "links are {:.0%} full"),
-        ("latency", "tokens take {:.0%} of the time that they may"),
+        ("latency", "tokens take {:.0%} of the target time"),
     ):
         before, now = getattr(state, name).value, getattr(then, name).value
         if before != now:
             was = "" if before is None else f", after {before:.2f}"
             reasons.append(words.format(now) + was)
-    return then, knobs_for(_in_use(then), spare_slots=spare_slots), tuple(reasons)
+    signals = Signals(then.burstiness.value or 0.0, then.link_load.value, then.latency.value)
+    return then, knobs_for(signals, spare_slots=spare_slots), tuple(reasons)
 
 
 def knobs_for(signals: Signals, *, spare_slots: bool) -> Knobs:
-    """The knobs for signals that are followed; each is monotone in its own."""
+    """The knobs for these signals; each knob is monotone in its signal."""
     knobs = STATIC
     if spare_slots:
         knobs = replace(knobs, k=round(_K.at(signals.burstiness), 2))
     if signals.link_load is not None:
-        knobs = replace(
-            knobs,
-            budget=round(_BUDGET.at(signals.link_load)),
-            link_part=round(_LINK_PART.at(signals.link_load), 2),
-        )
+        knobs = replace(knobs, budget=round(_BUDGET.at(signals.link_load)))
     if signals.latency is not None:
         knobs = replace(
             knobs,
@@ -169,7 +154,3 @@ def knobs_for(signals: Signals, *, spare_slots: bool) -> Knobs:
             heavy_frac=round(_HEAVY_FRAC.at(signals.latency), 2),
         )
     return knobs
-
-
-def _in_use(state: Control) -> Signals:
-    return Signals(state.burstiness.value or 0.0, state.link_load.value, state.latency.value)

@@ -1,4 +1,4 @@
-"""What was decided, why, and what became of it."""
+"""History of decisions: what, why, and how it went."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from balancer.drafts import Draft
+from balancer.planner.candidates import Candidate
 from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.types import Placement
 
 __all__ = ["KEPT", "History"]
 
 KEPT = 200
-"""Entries that are remembered."""
+"""Number of entries kept."""
 
 
 class History:
-    """Entries, and the one whose placements are on their way. Any thread may call it.
+    """Entries, and the one whose placements are being rolled out. Thread-safe.
 
     Args:
-        on_entry: Called with each entry that is new, and once more when it has come to its end.
+        on_entry: Called with each new entry, and again when its roll-out is over.
         on_wanted: Called when another placement is begun.
         clock: Monotonic seconds.
         wall_clock: Seconds since 1970, for people.
@@ -41,37 +41,37 @@ class History:
         self._lock = threading.Lock()
         self._entries: deque[pb.HistoryEntry] = deque(maxlen=KEPT)
         self._number = 0
-        # The one that is being carried out, and what of it is still to come.
+        # The entry being rolled out, and its remaining stages.
         self._open: pb.HistoryEntry | None = None
-        self._stages: list[Draft] = []
+        self._stages: list[Candidate] = []
         self._since = 0.0
         self._is_first = False
         self._wanted: Placement | None = None
-        self._published = 0  # epoch that clients were told last
+        self._published = 0  # epoch of the last published placement
 
     @property
     def wanted(self) -> Placement | None:
-        """The placement that was begun last."""
+        """The placement begun last."""
         return self._wanted
 
     def restore(self, entries: Iterable[pb.HistoryEntry]) -> None:
-        """What the balancer before remembered, the oldest first."""
+        """Add the previous balancer's entries, the oldest first."""
         with self._lock:
             self._entries.extend(entries)
             self._number = self._entries[-1].number if self._entries else 0
             done = (e.epoch for e in reversed(self._entries) if e.epoch and not e.given_up)
             self._published = next(done, 0)
-            # What comes first now is about a cluster that was there before.
+            # The first placement from now on recovers a running cluster.
             self._is_first = bool(self._entries)
 
     def entries(self, limit: int = 0) -> list[pb.HistoryEntry]:
-        """Copies, the newest first; at most so many, or all."""
+        """Copies, the newest first; at most `limit`, or all if it is 0."""
         with self._lock:
             newest = list(self._entries)[::-1]
             return [copy_of(entry) for entry in newest[: limit or len(newest)]]
 
-    def decided(self, entry: pb.HistoryEntry, stages: Sequence[Draft] = ()) -> None:
-        """Somebody decided something; `stages` are what the planner was given for that."""
+    def decided(self, entry: pb.HistoryEntry, stages: Sequence[Candidate] = ()) -> None:
+        """Record a decision; `stages` are the candidates given to the planner for it."""
         with self._lock:
             if stages:
                 self._give_up("another one was decided")
@@ -80,16 +80,16 @@ class History:
         self._on_entry(entry)
 
     def phase(self, phase: str, placement: Placement) -> None:
-        """A placement has come so far (see `Rollout`)."""
+        """A placement has reached a phase (see `Rollout`)."""
         with self._lock:
             now = self._clock()
-            told = None
+            changed = None
             if phase == "prepare":
                 self._wanted = placement
                 if self._stages and self._stages[0].holds_LSE is placement.holds_LSE:
                     del self._stages[0]
                 else:
-                    told = self._not_ours(placement)
+                    changed = self._membership_change(placement)
                 assert self._open is not None
                 self._open.epoch = placement.epoch
             elif self._open is not None and self._open.epoch == placement.epoch:
@@ -98,17 +98,17 @@ class History:
                 else:
                     self._open.retire_s += now - self._since
                     if not self._stages:
-                        told, self._open = self._open, None
+                        changed, self._open = self._open, None
             if phase == "retire":
                 self._published = placement.epoch
             self._since = now
-        if told is not None:
-            self._on_entry(told)
+        if changed is not None:
+            self._on_entry(changed)
         if phase == "prepare":
             self._on_wanted()
 
-    def _not_ours(self, placement: Placement) -> pb.HistoryEntry:
-        """The planner's own: servers came, left or died."""
+    def _membership_change(self, placement: Placement) -> pb.HistoryEntry:
+        """An entry for a placement that the planner makes because servers came, left or died."""
         self._give_up("servers came, left or died meanwhile")
         trigger, reason = "membership", "for the servers " + ", ".join(placement.servers)
         if self._is_first:
@@ -138,7 +138,7 @@ class History:
 
 
 def copy_of(entry: pb.HistoryEntry) -> pb.HistoryEntry:
-    """One that does not change any more."""
+    """A copy that does not change any more."""
     copy = pb.HistoryEntry()
     copy.CopyFrom(entry)
     return copy

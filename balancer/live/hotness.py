@@ -1,7 +1,7 @@
-"""From totals that servers tell to what was computed between two looks, and the last of these. No I/O.
+"""Turns the servers' token totals into steps, and keeps a window of them. No I/O.
 
-reading   what a server says of its life so far: totals
-step      what all servers computed between two looks; a step without a token is none
+reading   a server's totals since its process started
+step      what all servers computed between two readings; steps without tokens are dropped
 window    the last steps, oldest first
 """
 
@@ -22,10 +22,10 @@ Float = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Work:
-    """What a server did.
+    """Work of a server.
 
     Attributes:
-        busy_s: Seconds at work.
+        busy_s: Busy seconds.
         batches: Batches.
         visits: Experts that had tokens in a batch, over all batches.
         tokens: (token, expert) pairs.
@@ -55,11 +55,11 @@ class Work:
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """A server's word (`expert.proto`, ReadHotnessResponse).
+    """A server's answer (`expert.proto`, ReadHotnessResponse).
 
     Attributes:
-        boot_id, sequence: Of its life, and of its counts.
-        tokens_LE: Totals of this life; None where nothing came since the sequence that it was asked with.
+        boot_id, sequence: Identify its process and its counts.
+        tokens_LE: Totals of this process; None: unchanged since the sequence in the request.
         work: Totals.
         carried: Bytes that its machine's network has received and sent.
     """
@@ -73,10 +73,10 @@ class Reading:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """What was computed between two looks.
+    """Work between two readings.
 
     Attributes:
-        tokens_LE: Of all servers.
+        tokens_LE: Sum over servers.
         load_L: By server: its tokens in each layer.
         work: By server.
     """
@@ -87,11 +87,10 @@ class Step:
 
 
 class HotnessFold:
-    """Takes differences, life by life.
+    """Takes differences of totals, process by process.
 
-    Of a life that nobody knew when its server was first seen, what was before is not counted; of a new
-    life of a known server everything is. So an answer that is lost, late or repeated changes nothing in
-    the sum, and no restart does.
+    The first totals of an unknown server do not count; all totals of a known server's new process do. So
+    lost, late or repeated answers and restarts do not change the sum.
 
     Args:
         layers, experts: Of the model.
@@ -102,12 +101,12 @@ class HotnessFold:
         self._known: dict[str, Reading] = {}
 
     def position(self, server_id: str) -> tuple[int, int]:
-        """Boot id and sequence to ask with."""
+        """Boot id and sequence for the next request."""
         known = self._known.get(server_id)
         return (known.boot_id, known.sequence) if known else (0, 0)
 
     def step(self, readings: Mapping[str, Reading]) -> Step:
-        """What came since the last look at each of these servers."""
+        """Work since the last reading of each of these servers."""
         tokens_LE = np.zeros(self._shape, np.int64)
         load_L: dict[str, Counts] = {}
         work: dict[str, Work] = {}
@@ -123,13 +122,13 @@ class HotnessFold:
 
     def _delta(self, server_id: str, reading: Reading) -> tuple[Counts, Work] | None:
         if reading.tokens_LE is not None and reading.tokens_LE.shape != self._shape:
-            return None  # It is of another model.
+            return None  # Of another model.
         known = self._known.get(server_id)
         nothing_LE = np.zeros(self._shape, np.int64)
         before_LE, before = nothing_LE, Work()
         if known is not None and known.boot_id == reading.boot_id:
             if reading.sequence < known.sequence:
-                return None  # An answer that was overtaken: it is in the later one.
+                return None  # An overtaken answer: the later one includes it.
             assert known.tokens_LE is not None
             before_LE, before = known.tokens_LE, known.work
         now_LE = before_LE if reading.tokens_LE is None else reading.tokens_LE
@@ -155,22 +154,22 @@ class Window:
         return len(self._steps)
 
     def add(self, step: Step) -> bool:
-        """Says whether it had tokens."""
+        """Add a step, unless it has no tokens; return whether it was added."""
         if not step.tokens_LE.any():
             return False
         self._steps.append(step)
         return True
 
     def keep_last(self, steps: int) -> None:
-        """What is older is of another time."""
+        """Drop all but the last steps."""
         self._steps = deque(tuple(self._steps)[-steps:], maxlen=self._steps.maxlen)
 
     def tokens_WLE(self) -> Counts:
-        """int64 (W, L, E). Not of an empty window."""
+        """int64 (W, L, E). The window must not be empty."""
         return np.stack([step.tokens_LE for step in self._steps])
 
     def tokens_LE(self, last: int | None = None) -> Counts:
-        """int64: the sum over the last steps, or over all. Not of an empty window."""
+        """int64: the sum over the last steps, or over all. The window must not be empty."""
         return np.asarray(sum(step.tokens_LE for step in self._last(last)))
 
     def load_LS(self, servers: Iterable[str], last: int | None = None) -> Float:
@@ -183,7 +182,7 @@ class Window:
         return np.stack(columns, axis=1).astype(np.float64)
 
     def work(self, server_id: str) -> list[Work]:
-        """What a server did, step by step; steps in which it was not seen are left out."""
+        """A server's work, step by step, without the steps in which it did not answer."""
         return [step.work[server_id] for step in self._steps if server_id in step.work]
 
     def _last(self, steps: int | None) -> tuple[Step, ...]:

@@ -1,16 +1,16 @@
-"""What the planner knows at a moment, and a plan that was made from that."""
+"""A snapshot of the planner, and a plan made from one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from balancer.live.mind import Proposal, Settings, Situation
-from balancer.planner import Planner
+from balancer.live.cost_benefit import Proposal, Settings, Situation
+from balancer.planner.planner import Planner
 from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.types import Member, Placement
 
-__all__ = ["VERDICTS", "Glimpse", "NotNowError", "Planned"]
+__all__ = ["VERDICTS", "NotNowError", "Planned", "PlannerSnapshot"]
 
 VERDICTS = {
     "nothing": pb.VERDICT_NOTHING,
@@ -20,19 +20,19 @@ VERDICTS = {
 
 
 class NotNowError(Exception):
-    """The cluster is not in a state for that; says why. Later it may be."""
+    """The cluster's current state does not allow this; the message says why. Try again later."""
 
 
 @dataclass(frozen=True, eq=False)
-class Glimpse:
-    """What the planner knows at a moment.
+class PlannerSnapshot:
+    """The planner's state at one moment.
 
     Attributes:
-        placement: The one that was published last.
-        servers: Expert servers that live, by id.
+        placement: The last published one.
+        servers: Live expert servers, by id.
         able: Those of them that can be given experts.
         at_rest: Whether no roll-out is going on.
-        clients: Attention clients, whatever their state.
+        clients: Attention clients in any state.
     """
 
     placement: Placement | None
@@ -43,13 +43,13 @@ class Glimpse:
 
     @property
     def away(self) -> tuple[str, ...]:
-        """Servers of the placement that are dead; for a time their return is waited for."""
+        """Dead servers of the placement; the planner waits a while for their return."""
         servers = self.placement.servers if self.placement else ()
         return tuple(s for s in servers if s not in self.servers)
 
     @classmethod
-    def of(cls, planner: Planner) -> Glimpse:
-        """To be called on the planner's thread."""
+    def of(cls, planner: Planner) -> PlannerSnapshot:
+        """Take a snapshot. Called on the planner's thread."""
         pool = planner.pool
         able = frozenset(pool.able)
         return cls(planner.current, pool.alive, able, planner.is_at_rest, pool.clients)
@@ -57,15 +57,15 @@ class Glimpse:
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """A plan, and what it was made for.
+    """A plan and its input.
 
     Attributes:
         id: For `Apply`.
-        settings, situation: What was asked.
-        proposal: What was answered.
-        placement: That of then. The situation has those of its servers that lived.
-        plan_s: Seconds that it took.
-        applicable: The servers are those that there are.
+        settings, situation: The question.
+        proposal: The answer.
+        placement: The placement at that time. The situation has its live servers.
+        plan_s: Planning time in seconds.
+        applicable: Whether the plan is for the cluster's own servers.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""From the load to placements: plans when there is a reason, and has the planner roll out what pays.
+"""Rebalancer: plans when a trigger fires or an operator asks, and has the planner roll out what pays.
 
     servers' hotness --> LoadState --> a trigger --> weigh --> Planner.propose --> the one roll-out there is
     operators' calls ------------------------------>--+
@@ -18,16 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from balancer.drafts import Draft
 from balancer.live.away import among_the_living, with_the_dead
+from balancer.live.cost_benefit import STATIC_POLICY, Settings, Situation, weigh
 from balancer.live.history import History
 from balancer.live.hotness import Reading
-from balancer.live.mind import STATIC_POLICY, Settings, Situation, weigh
-from balancer.live.plans import VERDICTS, Glimpse, NotNowError, Planned
-from balancer.live.stages import stages
+from balancer.live.plans import VERDICTS, NotNowError, Planned, PlannerSnapshot
 from balancer.live.state import LiveLayout, LoadState
 from balancer.live.tuning import Tuning
-from balancer.planner import Planner
+from balancer.planner.candidates import Candidate
+from balancer.planner.planner import Planner
+from balancer.planner.stages import stages
 from balancer.policies.types import Float
 from eaas.config import BalancerConfig
 from eaas.log import get_logger
@@ -41,15 +41,15 @@ _PLANS_KEPT = 32
 
 
 class Rebalancer:
-    """Decides; the planner carries out. Any thread may call it.
+    """Decides; the planner carries out. Thread-safe.
 
     Args:
         config: The balancer's settings.
-        layout: What the planner makes placements by; its settings are the ones in force.
-        ask: Asks the planner on its thread.
-        history: Of decisions.
-        tuning: Has knobs set from the load; None: they stay.
-        on_change: Called when an operator wants something else from now on.
+        layout: Makes the planner's layouts; has the settings in force.
+        ask: Runs a question on the planner's thread.
+        history: Records decisions.
+        tuning: Sets knobs from the load; None: they stay.
+        on_change: Called when an operator changes the settings.
         clock: Monotonic seconds.
     """
 
@@ -71,28 +71,30 @@ class Rebalancer:
         self._on_change = on_change
         self._clock = clock
         self._plans: OrderedDict[str, Planned] = OrderedDict()
-        # One decision at a time: two plans from one placement would not know of each other.
+        # One decision at a time: two plans from one placement would conflict.
         self._deciding = threading.RLock()
 
     @property
     def load(self) -> LoadState | None:
-        """What was seen; None before a model is known."""
+        """The observed load; None before a model is known."""
         return self._layout.load
 
     @property
     def settings(self) -> Settings:
-        """In force."""
+        """The settings in force."""
         return self._layout.settings
 
-    def glimpse(self) -> Glimpse:
-        """What the planner knows now."""
-        found: Glimpse = self._ask(Glimpse.of)
+    def snapshot(self) -> PlannerSnapshot:
+        """The planner's current state."""
+        found: PlannerSnapshot = self._ask(PlannerSnapshot.of)
         return found
 
     # -- by itself --------------------------------------------------------------------------------
 
-    def look(self, readings: Mapping[str, Reading], now: Glimpse, expert_bytes: int) -> None:
-        """Servers were asked for what they computed; what is due is done."""
+    def observe(
+        self, readings: Mapping[str, Reading], now: PlannerSnapshot, expert_bytes: int
+    ) -> None:
+        """Take in the servers' readings, and plan if there is a reason."""
         if now.placement is None:
             return
         if self._layout.load is None:
@@ -101,11 +103,11 @@ class Rebalancer:
         load = self._layout.load
         reason = load.stepped(readings, now.servers, now.placement, expert_bytes)
         if self._tuning is not None:
-            self._tuning.look(load, readings, now.clients)
+            self._tuning.step(load, readings, now.clients)
         if reason is None or self.settings.policy == STATIC_POLICY or not now.at_rest:
             return
         if not now.able >= {*now.placement.servers} - {*now.away}:
-            return  # Somebody leaves, or is suspected: the planner knows what to do.
+            return  # A server leaves or is suspected: the planner handles that.
         trigger, why = reason
         if trigger == "drift":
             load.forget_the_past()
@@ -115,50 +117,50 @@ class Rebalancer:
         except (NotNowError, ValueError) as error:
             _log.warning("no plan (%s): %s", why, error)
 
-    def _decide(self, trigger: str, why: str, now: Glimpse) -> None:
+    def _decide(self, trigger: str, why: str, now: PlannerSnapshot) -> None:
         planned = self._plan_now(self.settings, now)
         proposal = planned.proposal
         _log.info("%s: %s: %s", trigger, proposal.kind, proposal.reason)
-        drafts = self._drafts(planned, proposal.holds_LSE, proposal.shares_LSE)
+        candidates = self._candidates(planned, proposal.holds_LSE, proposal.shares_LSE)
         if proposal.kind == "nothing":
-            drafts = []
-        self._record(planned, trigger, f"{why}; {proposal.reason}", drafts)
+            candidates = []
+        self._record(planned, trigger, f"{why}; {proposal.reason}", candidates)
         assert self.load is not None
         par_L = proposal.par_now_L if proposal.kind == "nothing" else proposal.par_then_L
         self.load.planned(planned.situation, par_L)
 
-    def _plan_now(self, settings: Settings, now: Glimpse) -> Planned:
-        """Where plans are not made beside roll-outs, on the planner's own thread."""
+    def _plan_now(self, settings: Settings, now: PlannerSnapshot) -> Planned:
+        """Plan on this thread, or on the planner's if plans must not run during roll-outs."""
         if self._config.use_async:
             return self.plan(settings, now)
         planned: Planned = self._ask(lambda _planner: self.plan(settings, now))
         return planned
 
-    # -- by an operator's word --------------------------------------------------------------------
+    # -- for an operator --------------------------------------------------------------------------
 
     def plan(
         self,
         settings: Settings,
-        now: Glimpse,
+        now: PlannerSnapshot,
         situation: Situation | None = None,
     ) -> Planned:
-        """What another placement is worth; nothing changes.
+        """Plan without changing anything.
 
-        It is a plan for the servers that live. One that is dead keeps what the placement gives it.
+        The plan is for the live servers. A dead one keeps its part of the placement.
 
         Args:
             settings: What is wanted.
-            now: What the planner knows.
-            situation: In place of the cluster's own.
+            now: The planner's state.
+            situation: Replaces the cluster's own.
 
         Raises:
             NotNowError: There is no placement, no load was seen yet, or no server lives.
-            ValueError: The policy cannot do that; says why.
+            ValueError: The policy cannot plan this; the message says why.
         """
         load, placement = self.load, now.placement
         if placement is None:
             raise NotNowError("there is no placement yet")
-        # The loads may be others than those that were seen; the servers must be there.
+        # The loads may be hypothetical; the servers must exist.
         applicable = situation is None or situation.servers == placement.servers
         if situation is None:
             if load is None:
@@ -183,21 +185,21 @@ class Rebalancer:
         return planned
 
     def find(self, plan_id: str) -> Planned | None:
-        """A plan that was made a short time ago."""
+        """A recent plan; None: unknown."""
         return self._plans.get(plan_id)
 
     def rebalance(self, policy: str, *, force: bool) -> tuple[Planned, int]:
-        """Plans, and rolls out what pays; or what was planned, if it is forced.
+        """Plan, and roll the plan out if it pays or is forced.
 
         Returns:
-            The plan, and the number of placements that it takes; 0: nothing is done.
+            The plan, and the number of placements that its roll-out takes; 0: nothing is done.
 
         Raises:
             NotNowError: There is no placement or no load, or a roll-out is going on.
             ValueError: As `plan`.
         """
         with self._deciding:
-            now = self.glimpse()
+            now = self.snapshot()
             settings = self.settings
             if policy and policy != settings.policy:
                 settings = replace(settings, policy=policy, knobs={})
@@ -209,34 +211,34 @@ class Rebalancer:
             return planned, self.apply(planned, force=force)
 
     def apply(self, planned: Planned, *, force: bool = False) -> int:
-        """Rolls a plan out. Returns the number of placements that it takes; 0: it is what there is.
+        """Roll a plan out. Returns the number of placements that it takes; 0: nothing changes.
 
         Args:
             planned: The plan.
-            force: The layout that was planned, whether it pays or not; else what is best, be it nothing.
+            force: Roll out the planned layout even if it does not pay.
 
         Raises:
-            NotNowError: It is of another cluster or of an older placement, or a roll-out is going on.
+            NotNowError: The plan is for another cluster or an older placement, or a roll-out is going on.
         """
         if not planned.applicable:
-            raise NotNowError("this plan is of a cluster that is not there")
+            raise NotNowError("this plan is for a hypothetical cluster")
         proposal = planned.proposal
         best = proposal.holds_LSE, proposal.shares_LSE
-        drafts = self._drafts(planned, *(proposal.planned if force else best))
+        candidates = self._candidates(planned, *(proposal.planned if force else best))
         with self._deciding:
-            self._record(planned, "manual", proposal.reason, drafts)
+            self._record(planned, "manual", proposal.reason, candidates)
             if self.load is not None:
                 self.load.planned(planned.situation, proposal.par_then_L)
-        return len(drafts)
+        return len(candidates)
 
-    def place(self, wanted: Draft, reason: str, placement: Placement) -> int:
-        """Rolls a layout out that an operator asks for; room is left to who asks.
+    def place(self, wanted: Candidate, reason: str, placement: Placement) -> int:
+        """Roll out an operator's layout, without a check of memory.
 
         Returns:
-            1, or 0 where it is what there is.
+            1, or 0 if it is the current layout.
 
         Raises:
-            NotNowError: The placement is another one than `placement` by now, or a roll-out is going on.
+            NotNowError: The placement is no longer `placement`, or a roll-out is going on.
         """
         same = wanted.servers == placement.servers and bool(
             (wanted.holds_LSE == placement.holds_LSE).all()
@@ -256,18 +258,18 @@ class Rebalancer:
         return 1
 
     def level(self) -> None:
-        """Replicas are to be even again, however it came that they are not."""
+        """Make replicas even again."""
         self._ask(lambda planner: planner.level())
 
     def change(self, **fields: Any) -> None:
-        """From now on something else is wanted (`Settings`)."""
+        """Change the settings (fields of `Settings`)."""
         self._layout.change(**fields)
         self._on_change()
 
     # -- carrying out -----------------------------------------------------------------------------
 
-    def _drafts(self, planned: Planned, holds_LSE: Any, shares_LSE: Any) -> list[Draft]:
-        """On the way to a layout of those that live; empty where it is what there is."""
+    def _candidates(self, planned: Planned, holds_LSE: Any, shares_LSE: Any) -> list[Candidate]:
+        """Candidates that lead to a layout of the live servers; empty if it is the current one."""
         now, proposal = planned.situation, planned.proposal
         moved = bool((holds_LSE != now.holds_LSE).any())
         if not moved and np.allclose(shares_LSE, now.shares_LSE, atol=1e-6):
@@ -275,14 +277,16 @@ class Rebalancer:
         moves = proposal.moves if moved else ()
         gain_L: Float = proposal.par_now_L - proposal.par_then_L
         order = tuple(np.argsort(-gain_L, kind="stable").tolist())
-        found = stages(now.holds_LSE, now.shares_LSE, holds_LSE, shares_LSE, moves, now.room_S)
-        return [Draft(now.servers, holds, shares, order) for holds, shares in found]
+        found = stages(now.holds_LSE, now.shares_LSE, holds_LSE, shares_LSE, moves, now.capacity_S)
+        return [Candidate(now.servers, holds, shares, order) for holds, shares in found]
 
-    def _record(self, planned: Planned, trigger: str, reason: str, drafts: list[Draft]) -> None:
+    def _record(
+        self, planned: Planned, trigger: str, reason: str, candidates: list[Candidate]
+    ) -> None:
         proposal = planned.proposal
         loads = 0
-        if drafts:
-            loads = int(np.count_nonzero(drafts[-1].holds_LSE > planned.situation.holds_LSE))
+        if candidates:
+            loads = int(np.count_nonzero(candidates[-1].holds_LSE > planned.situation.holds_LSE))
         entry = pb.HistoryEntry(
             trigger=trigger,
             policy=planned.settings.policy,
@@ -296,20 +300,20 @@ class Rebalancer:
             epoch_before=planned.placement.epoch,
             plan_s=planned.plan_s,
         )
-        if drafts:
+        if candidates:
             placement = planned.placement
-            self._propose([with_the_dead(d, placement) for d in drafts], placement.epoch, entry)
+            self._propose([with_the_dead(d, placement) for d in candidates], placement.epoch, entry)
         else:
             self.history.decided(entry)
 
-    def _propose(self, drafts: list[Draft], epoch: int, entry: pb.HistoryEntry) -> None:
-        """Raises NotNowError; then nothing is remembered."""
+    def _propose(self, candidates: list[Candidate], epoch: int, entry: pb.HistoryEntry) -> None:
+        """Give candidates to the planner. Raises NotNowError; nothing is recorded then."""
 
         def propose(planner: Planner) -> str | None:
-            refusal = planner.propose(drafts, epoch)
+            refusal = planner.propose(candidates, epoch)
             if refusal is None:
-                # On the planner's thread: before the first phase of these can come.
-                self.history.decided(entry, drafts)
+                # On the planner's thread: before the first phase of these candidates.
+                self.history.decided(entry, candidates)
             return refusal
 
         refusal = self._ask(propose)

@@ -1,8 +1,8 @@
-"""How fast servers are, compared with one another: from what they did and how long it took. No I/O.
+"""Relative speeds of servers, fitted to their work and busy time. No I/O.
 
-A batch takes time, an expert that it visits does, and a token of it does. What each of these costs is the
-same everywhere but for a server's speed; so it is fitted over all servers, and who takes longer is slow.
-A plain tokens per second would call a server slow because it has little to do.
+Each batch, each visited expert and each token takes time, which differs between servers only by the server's
+speed. Both are fitted over all servers. Plain tokens per second would call a server slow because it has
+little to do.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ __all__ = ["Speedometer"]
 Float = npt.NDArray[np.float64]
 
 _ROUNDS = 30
-# Less than that is said of no server: its few batches may have met with anything.
+# A server with less busy time has no measured speed: a few batches may have been disturbed.
 _LEAST_BUSY_S = 1.0
-# Differences below are the machine's noise, or the fit's; a speed that is in use stays for as long.
+# Smaller differences are noise of the machine or the fit; the speed in use stays.
 _BAND = 0.3
 _SLOWEST, _FASTEST = 0.05, 20.0
 
 
 class Speedometer:
-    """Remembers the speeds in use, so that placements do not follow noise."""
+    """Keeps the speeds in use, so that placements do not follow noise."""
 
     def __init__(self) -> None:
         self._used: dict[str, float] = {}
@@ -44,10 +44,10 @@ class Speedometer:
 
         Args:
             servers: In order.
-            work: What each did, step by step.
-            stated: What operators say of each; counts where nothing is measured, and within the noise.
+            work: By server, step by step.
+            stated: Configured speeds; used without a measurement, and if a measurement agrees within noise.
         """
-        # What was for a moment is no speed: both halves of the time have to say so.
+        # A short disturbance is no speed: both halves of the time must agree.
         halves = [
             fitted_speeds(part, stated)
             for part in (
@@ -69,7 +69,7 @@ class Speedometer:
 def fitted_speeds(
     work: Mapping[str, Sequence[Work]], stated: Mapping[str, float]
 ) -> dict[str, float]:
-    """Speeds of those servers that did enough, in the unit of what is stated; none where only one did."""
+    """Speeds of the servers with enough work, in the unit of `stated`; empty if there are fewer than two."""
     total = {s: sum(steps, Work()) for s, steps in work.items()}
     known = [s for s, w in total.items() if w.busy_s >= _LEAST_BUSY_S and w.tokens]
     if len(known) < 2:
@@ -82,25 +82,25 @@ def fitted_speeds(
     stated_S = np.array([stated[s] for s in known])
     speed_S = stated_S.copy()
     for _ in range(_ROUNDS):
-        # Step 1: what batch, visit and token cost, if servers have these speeds.
-        # Errors count as parts of the time: what disturbs a server makes it slower by a part.
+        # Step 1: costs of batch, visit and token, given these speeds.
+        # Errors are relative to the time: a disturbance slows a server by a factor.
         time_N = b_N * speed_S[owner_N]
         cost_3 = _least_squares(a_N3 / time_N[:, None], np.ones_like(time_N))
-        # Step 2: how much faster than that each was, over all its steps.
+        # Step 2: speeds, given these costs, over all steps of a server.
         wanted_S = np.bincount(owner_N, a_N3 @ cost_3, len(known))
         speed_S = np.clip(wanted_S / busy_S, _SLOWEST, _FASTEST)
-        # Step 3: of costs and speeds together a factor is free. Most servers are what they are said to be.
+        # Step 3: a common factor of costs and speeds is free: the median server has its stated speed.
         speed_S /= np.median(speed_S / stated_S)
     return {s: float(speed) for s, speed in zip(known, speed_S, strict=True)}
 
 
 def _agree(told: Sequence[float], used: float) -> bool:
-    """Whether all of them are faster than what is used, or all slower, and clearly."""
+    """Whether all are clearly faster than the speed in use, or all clearly slower."""
     return all(t > used * (1 + _BAND) for t in told) or all(t * (1 + _BAND) < used for t in told)
 
 
 def _least_squares(a_N3: Float, b_N: Float) -> Float:
-    """x >= 0 of the least |a x - b|: of all ways to leave unknowns out, the best that has none below 0."""
+    """Non-negative least squares: the best solution over all subsets of the unknowns."""
     best_3, least = np.zeros(a_N3.shape[1]), float(b_N @ b_N)
     for count in range(1, len(best_3) + 1):
         for used in combinations(range(len(best_3)), count):

@@ -1,6 +1,6 @@
-"""What the balancer knows of the load, and what it was told to want: the live side of `mind`. No I/O.
+"""The observed load and the settings in force: live input of `cost_benefit`. No I/O.
 
-Any thread may call it: a lock keeps each call whole. Planning is not done under it.
+Thread-safe: a lock guards each call. Planning runs outside of it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from balancer.layout import EvenLayout, Holds, Shares
+from balancer.live.cost_benefit import STATIC_POLICY, Settings, Situation, lay_out, par_of
 from balancer.live.hotness import HotnessFold, Reading, Window
-from balancer.live.mind import STATIC_POLICY, Settings, Situation, lay_out, par_of
 from balancer.live.speeds import Speedometer
-from balancer.live.stages import shares_of
-from balancer.live.triggers import Looked, Triggers
+from balancer.live.triggers import Observation, Triggers
+from balancer.planner.layout import EvenLayout, Holds, Shares
+from balancer.planner.stages import shares_of
 from balancer.policies.measure import peak_to_mean
 from balancer.policies.types import Float
 from eaas.config import BalancerConfig
@@ -32,14 +32,14 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Observed:
-    """The window as it was counted.
+    """The counted window.
 
     Attributes:
-        steps: That had tokens.
-        tokens_LE: int64; of the window.
-        load_LS: float64; tokens of each server, as it counted them.
+        steps: Steps with tokens.
+        tokens_LE: int64; tokens in the window.
+        load_LS: float64; tokens that each server counted.
         speeds_S: float64.
-        par_L: float64; of load_LS.
+        par_L: float64; PAR of load_LS.
     """
 
     steps: int
@@ -50,15 +50,15 @@ class Observed:
 
 
 class LoadState:
-    """Readings come in, situations and reasons to plan come out.
+    """Takes in readings, gives out situations and reasons to plan.
 
     Args:
         config: The balancer's settings.
         layers, experts: Of the model.
 
     Attributes:
-        expert_bytes: Of a replica; 0 until a server told it.
-        counted: Steps that had tokens, since the beginning.
+        expert_bytes: Bytes of a replica; 0 until a server reports it.
+        counted: Steps with tokens so far.
     """
 
     def __init__(self, config: BalancerConfig, layers: int, experts: int) -> None:
@@ -73,12 +73,10 @@ class LoadState:
         self._nodes: dict[str, str] = {}
         self.expert_bytes = 0
         self.counted = 0
-        self._triggers = Triggers(
-            config.step_interval, config.window_size, config.drift_tv, config.drift_tolerance
-        )
+        self._triggers = Triggers(config.step_interval, config.window_size)
 
     def position(self, server_id: str) -> tuple[int, int]:
-        """Boot id and sequence to ask a server with."""
+        """Boot id and sequence for the next request to a server."""
         with self._lock:
             return self._fold.position(server_id)
 
@@ -89,16 +87,16 @@ class LoadState:
         placement: Placement | None,
         expert_bytes: int,
     ) -> tuple[str, str] | None:
-        """Servers were asked.
+        """Take in the readings of one step.
 
         Args:
-            readings: Of those that answered.
-            members: Expert servers that live.
-            placement: That of now.
-            expert_bytes: Of a replica; 0 where nobody knows.
+            readings: Of the servers that answered.
+            members: Live expert servers.
+            placement: The current one.
+            expert_bytes: Bytes of a replica; 0: unknown.
 
         Returns:
-            Trigger and reason, where it is time to plan.
+            Trigger and reason if it is time to plan.
         """
         with self._lock:
             self.expert_bytes = expert_bytes or self.expert_bytes
@@ -117,30 +115,27 @@ class LoadState:
                 return None
             recent_LE = self._window.tokens_LE(self._triggers.recent).astype(np.float64)
             recent_par = self._par(placement, recent_LE)
-            return self._triggers.stepped(Looked(recent_LE, recent_par, len(placement.servers)))
+            return self._triggers.stepped(
+                Observation(recent_LE, recent_par, len(placement.servers))
+            )
 
     @property
     def recent(self) -> int:
-        """Steps in which a change is looked for."""
+        """Steps over which drift is measured."""
         return self._triggers.recent
 
     def window_WLE(self) -> npt.NDArray[np.int64] | None:
-        """Tokens by step; None while there are fewer than two steps."""
+        """Tokens by step; None: fewer than two steps."""
         with self._lock:
             return self._window.tokens_WLE() if len(self._window) > 1 else None
 
-    def tolerate(self, drift_tolerance: float) -> None:
-        """By how much the PAR may be above what was planned, from now on."""
-        with self._lock:
-            self._triggers.tolerance = drift_tolerance
-
     def forget_the_past(self) -> None:
-        """The load has changed: only the last steps are of now."""
+        """Keep only the last steps: the load has changed."""
         with self._lock:
             self._window.keep_last(self._triggers.recent)
 
     def planned(self, situation: Situation, par_L: Float) -> None:
-        """A plan was made for this; the placement's PAR is then that."""
+        """Record the situation of a plan and the PAR that it leads to."""
         with self._lock:
             self._triggers.planned(situation.load_LE, float(par_L.mean()))
 
@@ -151,12 +146,12 @@ class LoadState:
         shares_LSE: Shares,
         load_LE: Float | None = None,
     ) -> Situation:
-        """What a layout is to be made for.
+        """The situation to lay out.
 
         Args:
-            servers: That there are to be.
-            holds_LSE, shares_LSE: Of these servers.
-            load_LE: In place of the window's.
+            servers: The servers of the layout.
+            holds_LSE, shares_LSE: Their current layout.
+            load_LE: Replaces the window's load.
         """
         with self._lock:
             window_WLE = None
@@ -165,11 +160,11 @@ class LoadState:
                 if len(self._window):
                     window_WLE = self._window.tokens_WLE()
                     load_LE = window_WLE.sum(axis=0, dtype=np.float64)
-            room_S = None
+            capacity_S = None
             if self._room and self.expert_bytes:
                 full = self.layers * self.experts
                 limits = {s: size // self.expert_bytes for s, size in self._room.items()}
-                room_S = np.array([min(full, limits.get(s, full)) for s in servers], np.int64)
+                capacity_S = np.array([min(full, limits.get(s, full)) for s in servers], np.int64)
             nodes = [self._nodes.get(s, s) for s in servers]
             return Situation(
                 servers=tuple(servers),
@@ -177,14 +172,14 @@ class LoadState:
                 shares_LSE=shares_LSE,
                 load_LE=load_LE,
                 speeds_S=np.array([self._speeds.get(s, 1.0) for s in servers]),
-                room_S=room_S,
+                capacity_S=capacity_S,
                 expert_bytes=self.expert_bytes,
                 window_WLE=window_WLE,
                 nodes_S=np.unique(nodes, return_inverse=True)[1].astype(np.int64),
             )
 
     def observed(self, servers: Sequence[str], last: int | None = None) -> Observed | None:
-        """What was counted, in the whole window or in its last steps; None: nothing yet."""
+        """Counts of the whole window or its last steps; None: no tokens yet."""
         with self._lock:
             if not len(self._window):
                 return None
@@ -196,7 +191,7 @@ class LoadState:
             return Observed(steps, tokens_LE, load_LS, speeds_S, par_L)
 
     def _par(self, placement: Placement, load_LE: Float) -> float:
-        """Among the servers that live, as a plan is made for them."""
+        """Mean PAR over the live servers, as plans count it."""
         living = [s for s, server in enumerate(placement.servers) if server in self._speeds]
         if not living:
             return 1.0
@@ -209,12 +204,10 @@ class LoadState:
 
 
 class LiveLayout:
-    """What placements look like where servers come and go: as the policy in force wants it.
-
-    Without a load, and with a policy that looks at none, they are even.
+    """Layouts by the policy in force; even ones without a load or with a policy that ignores it.
 
     Args:
-        settings: What an operator wants; `settings` is replaced when that changes.
+        settings: The initial settings; `change` replaces them.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -232,7 +225,7 @@ class LiveLayout:
         return self.settings.redundancy
 
     def change(self, **fields: Any) -> None:
-        """Another wish."""
+        """Change fields of the settings."""
         self.settings = replace(self.settings, **fields)
 
     def first(self, layers: int, experts: int, servers: tuple[str, ...]) -> tuple[Holds, Shares]:
@@ -250,9 +243,9 @@ class LiveLayout:
                 try:
                     return lay_out(settings, situation)
                 except ValueError as error:
-                    # Every expert is to have a server, whatever the operator wished for.
+                    # Every expert needs a server, whatever the operator asked for.
                     _log.error(
-                        "%s cannot be followed (%s): an even placement", settings.policy, error
+                        "%s cannot plan this (%s): using an even placement", settings.policy, error
                     )
         even = EvenLayout(self.redundancy).around(servers, holds_LSE, shares_LSE)
         return self._pinned(servers, even)

@@ -1,4 +1,4 @@
-"""When to plan again: at intervals, and when the load is no longer what was planned for. No I/O."""
+"""When to plan again: at intervals, and when the load has drifted from the planned one. No I/O."""
 
 from __future__ import annotations
 
@@ -8,20 +8,25 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from eaas.words import counted
+from balancer.policies.window import total_variation as by_layer
+from eaas.counted import counted
 
-__all__ = ["Looked", "Triggers", "total_variation"]
+__all__ = ["Observation", "Triggers", "total_variation"]
 
 Float = npt.NDArray[np.float64]
 
-# Of a window: what the drift is looked for in. Few enough to see it soon, enough to be no chance.
+# Total-variation distance to the planned load, beyond sampling noise, that counts as drift.
+_DRIFT_TV = 0.2
+# Accepted rise of the PAR above the planned one.
+_DRIFT_TOLERANCE = 0.2
+# Drift is measured over this part of a window: short enough to see it soon, long enough to average noise out.
 _RECENT_PART = 8
 _LEAST_RECENT = 3
 
 
 @dataclass(frozen=True, eq=False)
-class Looked:
-    """What is known after a step.
+class Observation:
+    """State after a step.
 
     Attributes:
         recent_LE: float64; load of the last `Triggers.recent` steps.
@@ -40,27 +45,20 @@ class Triggers:
     Args:
         step_interval: Steps between two plans.
         window_size: Steps of the window.
-        shift_tv: Total-variation distance to the load that was planned for, beyond chance, that is drift.
-        drift_tolerance: By how much the PAR may be above what was planned.
     """
 
-    def __init__(
-        self, step_interval: int, window_size: int, shift_tv: float, drift_tolerance: float
-    ) -> None:
+    def __init__(self, step_interval: int, window_size: int) -> None:
         self._interval = step_interval
-        self._shift_tv = shift_tv
-        self.tolerance = drift_tolerance
-        """As given; may be changed."""
         self.recent = max(_LEAST_RECENT, min(window_size, step_interval) // _RECENT_PART)
-        """Steps in which drift is looked for."""
+        """Steps over which drift is measured."""
         self._since = 0
         self._planned: tuple[Float, float] | None = None
 
-    def stepped(self, looked: Looked) -> tuple[str, str] | None:
-        """A step with tokens is over.
+    def stepped(self, seen: Observation) -> tuple[str, str] | None:
+        """Count a step with tokens.
 
         Returns:
-            "interval" or "drift", and why; None: there is no reason to plan.
+            "interval" or "drift", and the reason; None: no reason to plan.
         """
         self._since += 1
         if self._since >= self._interval:
@@ -68,38 +66,30 @@ class Triggers:
         if self._planned is None or self._since < self.recent:
             return None
         load_LE, par = self._planned
-        far = total_variation(load_LE, looked.recent_LE)
-        limit = self._shift_tv + _chance(load_LE) + _chance(looked.recent_LE)
+        far = total_variation(load_LE, seen.recent_LE)
+        limit = _DRIFT_TV + _chance(load_LE) + _chance(seen.recent_LE)
         if far > limit:
-            return "drift", f"the load is {far:.2f} (total variation) from what was planned for"
-        tokens = float(looked.recent_LE.sum(axis=1).mean())
-        noise = 2 * math.sqrt(looked.servers / max(tokens, 1.0))
-        if looked.par > par + self.tolerance + noise:
-            return "drift", f"PAR {looked.par:.2f}, {par:.2f} when it was planned"
+            return "drift", f"the load is {far:.2f} (total variation) from the planned load"
+        tokens = float(seen.recent_LE.sum(axis=1).mean())
+        noise = 2 * math.sqrt(seen.servers / max(tokens, 1.0))
+        if seen.par > par + _DRIFT_TOLERANCE + noise:
+            return "drift", f"PAR {seen.par:.2f}, {par:.2f} when it was planned"
         return None
 
     def planned(self, load_LE: Float, par: float) -> None:
-        """There was a plan for this load, be it to do nothing; the placement's PAR is then that."""
+        """Record a plan for this load and the PAR it leads to, even if the plan was to do nothing."""
         self._since = 0
         self._planned = load_LE, par
 
-    def forget(self) -> None:
-        """The placement is another one, for other reasons."""
-        self._planned = None
-
 
 def total_variation(one_LE: Float, other_LE: Float) -> float:
-    """0 to 1: half the sum of differences of the experts' parts, mean over layers that have both loads."""
-    one_L, other_L = one_LE.sum(axis=1), other_LE.sum(axis=1)
-    both_L = (one_L > 0) & (other_L > 0)
-    if not both_L.any():
-        return 0.0
-    parts = one_LE[both_L] / one_L[both_L, None] - other_LE[both_L] / other_L[both_L, None]
-    return float(0.5 * np.abs(parts).sum(axis=1).mean())
+    """Total-variation distance of two loads, 0 to 1: mean over the layers that have tokens in both."""
+    both_L = one_LE.any(axis=1) & other_LE.any(axis=1)
+    return float(by_layer(one_LE, other_LE)[both_L].mean()) if both_L.any() else 0.0
 
 
 def _chance(load_LE: Float) -> float:
-    """The distance that samples of this size have on the average to what they are drawn from, at most."""
+    """Upper bound of the mean distance between samples of this size and their distribution."""
     tokens_L = load_LE.sum(axis=1)
     tokens_L = tokens_L[tokens_L > 0]
     if not tokens_L.size:

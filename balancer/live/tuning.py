@@ -1,21 +1,20 @@
-"""When knobs are looked at, and who is told: the edges of `tuner`.
+"""Sets ScalpeLB's knobs while the balancer runs (`balancer.knobs: live`): the I/O around `control`.
 
-window, links' counters, endpoints' metrics --> Tuner --> settings in force, drift trigger, history
+window, links' counters, endpoints' metrics --> control --> settings in force, history
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 
 from balancer.autoscaler.meters import LatencyMeter
-from balancer.live.control import Signals
+from balancer.live.control import Control, Signals, control
 from balancer.live.history import History
 from balancer.live.hotness import Reading
 from balancer.live.signals import LinkMeter, burstiness
 from balancer.live.state import LiveLayout, LoadState
-from balancer.live.tuner import Looked, Tuned, Tuner
-from eaas.config import BalancerConfig
 from eaas.log import get_logger
 from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.types import Member
@@ -23,92 +22,82 @@ from eaas.types import Member
 __all__ = ["Tuning"]
 
 _log = get_logger(__name__)
-_Counted = Mapping[tuple[str, int], tuple[float, float]]
+_TokenTimes = Callable[[Iterable[Member]], Mapping[tuple[str, int], tuple[float, float]]]
 
 
 class Tuning:
-    """Has a tuner look every few steps. To be called from one thread.
+    """Runs the control loop every few steps. Called from one thread.
 
     Args:
-        config: The balancer's settings.
         layout: Has the settings in force.
-        history: Told of changes.
-        tuner: Sets knobs.
+        history: Records changes.
+        latency_target_ms: Mean time between two tokens to hold; 0: none.
         token_times: Asks clients for the times of their tokens.
         clock: Monotonic seconds.
     """
 
     def __init__(
         self,
-        config: BalancerConfig,
         layout: LiveLayout,
         history: History,
-        tuner: Tuner,
-        token_times: Callable[[Iterable[Member]], _Counted],
+        latency_target_ms: float,
+        token_times: _TokenTimes,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._config = config
         self._layout = layout
         self._history = history
-        self._tuner = tuner
+        self._target_s = latency_target_ms / 1e3
         self._token_times = token_times
         self._clock = clock
         self._links = LinkMeter()
         self._latency = LatencyMeter()
-        self._looked_at = 0
+        self._state = Control()
+        self._counted = 0
         self.signals: Signals | None = None
-        """The last that were seen."""
+        """The latest observation."""
 
-    def look(
+    def step(
         self, load: LoadState, readings: Mapping[str, Reading], clients: Iterable[Member]
     ) -> None:
-        """Servers were asked for what they computed."""
-        if (
-            load.counted < self._looked_at + load.recent
-            or (window_WLE := load.window_WLE()) is None
-        ):
+        """Adjust the knobs if enough steps have passed since the last time."""
+        if load.counted < self._counted + load.recent or (window_WLE := load.window_WLE()) is None:
             return
-        self._looked_at = load.counted
-        settings, config = self._layout.settings, self._config
+        self._counted = load.counted
+        settings = self._layout.settings
         rate = self._links.read({s: r.carried for s, r in readings.items()}, self._clock())
+        token_s = self._latency.read(self._token_times(clients)) if self._target_s else None
         self.signals = Signals(
             burstiness=burstiness(window_WLE),
-            link_load=None if rate is None else min(1.0, rate / config.link_bytes_per_s),
-            latency=self._latency_part(clients),
+            link_load=None if rate is None else min(1.0, rate / settings.link_bytes_per_s),
+            latency=None if token_s is None else token_s / self._target_s,
         )
-        slots = load.experts + settings.num_redundant_experts
-        tuned = self._tuner.look(Looked(window_WLE, len(readings), slots, self.signals))
-        self._follow(load, tuned)
+        self._state, knobs, reasons = control(
+            self._state, self.signals, spare_slots=settings.num_redundant_experts > 0
+        )
+        self._apply(asdict(knobs), reasons)
 
-    def _latency_part(self, clients: Iterable[Member]) -> float | None:
-        target_s = self._config.latency_target_ms / 1e3
-        token_s = self._latency.read(self._token_times(clients)) if target_s else None
-        return None if token_s is None else token_s / target_s
-
-    def _follow(self, load: LoadState, tuned: Tuned) -> None:
+    def _apply(self, knobs: Mapping[str, float], reasons: Iterable[str]) -> None:
         before = self._layout.settings
-        self._layout.change(tuned=tuned.knobs, link_part=tuned.link_part)
-        load.tolerate(self._config.drift_tolerance * tuned.drift_part)
-        if dict(before.tuned) == dict(tuned.knobs) and before.link_part == tuned.link_part:
+        if dict(before.tuned) == knobs:
             return
+        self._layout.change(tuned=knobs)
         changes = [
-            f"{name} {_told(before.tuned.get(name))} -> {_told(value)}"
-            for name, value in tuned.knobs.items()
+            f"{name} {_shown(before.tuned.get(name))} -> {_shown(value)}"
+            for name, value in knobs.items()
             if before.tuned.get(name) != value
         ]
-        if before.link_part != tuned.link_part:
-            changes.append(f"link {before.link_part:.0%} -> {tuned.link_part:.0%}")
-        reason = f"{', '.join(changes)}: {'; '.join(tuned.reasons)}"
+        reason = f"{', '.join(changes)}: {'; '.join(reasons)}"
         _log.info("knobs: %s", reason)
-        entry = pb.HistoryEntry(
-            trigger="knobs",
-            policy=before.policy,
-            verdict=pb.VERDICT_NOTHING,
-            reason=reason,
-            knobs=tuned.knobs,
+        self._history.decided(
+            pb.HistoryEntry(
+                trigger="knobs",
+                policy=before.policy,
+                verdict=pb.VERDICT_NOTHING,
+                reason=reason,
+                knobs=knobs,
+            )
         )
-        self._history.decided(entry)
 
 
-def _told(value: float | None) -> str:
+def _shown(value: float | None) -> str:
     return "unset" if value is None else f"{value:g}"

@@ -1,10 +1,10 @@
 """Placement policies: pure functions of arrays (shapes in their docstrings).
 
 plan("fractional", load_LE, servers=64, slots=320) -> Plan
-names()                                            -> what may stand in place of "fractional"
+names()                                            -> the policies' names
 
-FractionalBalancer and ScalpelBalancer remember, from one step(hotness_WLE) to the next. rebalance_experts and
-rebalance have the arguments and the shapes of DeepSeek's EPLB and of ScalpeLB.
+FractionalBalancer and ScalpelBalancer keep state between calls of step(hotness_WLE). rebalance_experts and
+rebalance have the signatures of DeepSeek's EPLB and of ScalpeLB.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ import numpy.typing as npt
 
 from balancer.policies.eplb_dropin import rebalance_experts
 from balancer.policies.fractional import FractionalBalancer
+from balancer.policies.plan import make_plan
 from balancer.policies.problem import make_problem
 from balancer.policies.registry import DEFAULT_POLICY, checked_knobs, find, names
 from balancer.policies.scalpel_balancer import ScalpelBalancer, rebalance
-from balancer.policies.types import Plan, make_plan
+from balancer.policies.token_ids import count_token_ids
+from balancer.policies.types import Plan
 
 __all__ = [
     "DEFAULT_POLICY",
     "FractionalBalancer",
     "Plan",
     "ScalpelBalancer",
+    "count_token_ids",
     "names",
     "plan",
     "rebalance",
@@ -42,21 +45,20 @@ def plan(
     speeds_S: npt.ArrayLike | None = None,
     **knobs: Any,
 ) -> Plan:
-    """Says which server is to hold which experts, and what share of their load it gets.
+    """Plan which server holds which experts, and which share of their load it takes.
 
     Args:
         policy: One of `names()`.
         load_LE: (L, E) numbers, finite and at least 0; any unit.
         servers: S.
-        slots: Replicas per layer, dealt to the servers as evenly as can be (the first ones get one
-            more); or (S,) or (L, S): how many experts of a layer each server may hold. More than E of a
-            server are of no use.
-        current: What is held now: a plan, or bool (L, S, E).
+        slots: Replicas per layer, dealt evenly to the servers (the first ones get one more); or (S,) or
+            (L, S): experts of a layer that each server may hold, at most E.
+        current: The current layout: a plan, or bool (L, S, E).
         speeds_S: (S,) finite and above 0; all equal by default.
         knobs: The policy's own, by name; see its function.
 
     Raises:
-        ValueError: An argument is wrong; the message names it. So with an unknown policy or knob.
+        ValueError: An argument is wrong, or a policy or knob is unknown; the message names it.
     """
     problem = make_problem(load_LE, servers, slots, current, speeds_S)
     holds_LSE, shares_LSE = find(policy)(problem, **checked_knobs(policy, knobs))

@@ -1,7 +1,7 @@
-"""Placements without their zeros: counts of replicas, and the servers of one after another.
+"""Sparse placements: replica counts, and the list of their servers.
 
-A dense layout of 58 layers, 288 servers and 256 experts is 38 MB, its replicas are 0.3 MB: policies
-that try many placements keep them like this and write a layout once.
+A dense layout of 58 layers, 288 servers and 256 experts has 38 MB, the sparse one 0.3 MB. Policies that try
+many placements keep them sparse and write the dense layout once.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Compact:
 
     Attributes:
         count_LE: int64 (L, E), at least 1.
-        server_LP: int32 (L, P): servers of expert 0's replicas, then of expert 1's, and so on; -1
-            for a replica that found no server without one. P is the highest sum of counts.
+        server_LP: int32 (L, P): servers of expert 0's replicas, then of expert 1's, and so on; -1 for a
+            replica that fits on no server. P is the highest sum of counts.
         servers: S.
     """
 
@@ -46,7 +46,7 @@ class Compact:
         return holds_LSE
 
     def server_load(self, load_LE: Float) -> Float:
-        """float64 (L, S): what each server gets, each expert's load in equal parts."""
+        """float64 (L, S): load of each server, with equal shares for an expert's replicas."""
         layers, experts = self.count_LE.shape
         load_LS = np.empty((layers, self.servers))
         _planning.compact_load(
@@ -71,10 +71,10 @@ class Compact:
 
 
 def replicate(load_LE: Float, total_L: Int, cap: int) -> Int:
-    """int64 (L, E): replicas of each expert, each further one where load per replica is highest.
+    """int64 (L, E): replicas of each expert; each further one goes to the highest load per replica.
 
-    That makes the highest load per replica as low as `total_L` replicas allow (EPLB, step 2). No
-    expert gets more than `cap`. Time O(L * (E + extra * log E)).
+    The highest load per replica is then as low as `total_L` replicas allow (EPLB, step 2). No expert gets
+    more than `cap`. Time O(L * (E + extra * log E)).
     """
     layers, experts = load_LE.shape
     count_LE = np.empty((layers, experts), dtype=np.int64)
@@ -85,10 +85,10 @@ def replicate(load_LE: Float, total_L: Int, cap: int) -> Int:
 
 
 def place(load_LE: Float, count_LE: Int, slots_LS: Int, speeds_S: Float) -> Compact:
-    """Packs replicas, heaviest first, on the server with the least load / speed that has a slot.
+    """Pack replicas, heaviest first, on the server with the least load / speed that has a slot.
 
-    Replicas of one expert get different servers. Where the servers with a free slot all have the
-    expert, another expert makes room; where that is impossible, the replica is left out.
+    Replicas of one expert get different servers. If all servers with a free slot have the expert, another
+    expert makes room; if that is impossible, the replica is left out.
 
     Args:
         load_LE: float64 (L, E).
@@ -111,17 +111,16 @@ def place(load_LE: Float, count_LE: Int, slots_LS: Int, speeds_S: Float) -> Comp
 
 
 def refine(placed: Compact, load_LE: Float, speeds_S: Float, budget: int) -> Compact:
-    """Exchanges replicas between the server with the peak and others while that lowers the peak.
+    """Exchange replicas between the server with the peak load and others while that lowers the peak.
 
-    The other one is the least filled with which an exchange lowers the higher of the two, of the
-    16 that are filled least. Servers hold as many replicas as before, and replicas of one expert
-    stay apart.
+    The partner is the least loaded of the 16 least loaded servers with which an exchange lowers the higher
+    load of the two. Servers keep their number of replicas, and replicas of one expert stay apart.
 
     Args:
-        placed: What to start from.
+        placed: The start.
         load_LE: float64 (L, E).
         speeds_S: float64 (S).
-        budget: Exchanges per layer at most.
+        budget: Most exchanges per layer.
 
     Time O(L * budget * (S + (P / S)^2)).
     """

@@ -1,9 +1,9 @@
 """CRAFT: replicas only in the layers where they help (CRAFT, 2026; algorithms of its appendix A).
 
-balancedness   mean / maximum of the servers' loads in a batch: 1 is perfect, 1 / PAR
-gain           a layer's balancedness with r replicas less that without
+balancedness   mean / maximum of the servers' loads in a batch, 1 / PAR: 1 is perfect
+gain           a layer's balancedness with r replicas, minus that without
 R              replication factor: replicas per server, over all layers
-capacity       how many experts of a layer a server is to hold
+capacity       number of a layer's experts on a server
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 
-# What the compiled loop counts to; it ends long before.
+# Limit of the compiled loop, which ends long before.
 _MOST_EXCHANGES = 1 << 62
 
 
@@ -41,19 +41,18 @@ def craft(
     printed: bool = False,
     refinement: int = 1,
 ) -> Layout:
-    """Estimates gains by replay, allots replicas to layers, spreads them over servers, packs.
+    """Estimate gains by replay, allot replicas to layers, spread them over servers, pack.
 
-    The problem's slots are a ceiling: a layer gets what pays within a budget of R * S replicas over
-    all layers. `current` is not looked at. All replicas of an expert have equal shares.
+    The problem's slots are a ceiling: a layer gets what pays within a budget of R * S replicas over all
+    layers. `current` is ignored. All replicas of an expert have equal shares.
 
     Args:
         problem: What to plan. Speeds count in the packing, not in the estimate.
-        window_WLE: (W, L, E) loads by batch, to replay; without it the load is one batch.
-        replication_factor: R; 8 served best in the paper; "auto": see `automatic_factor`.
+        window_WLE: (W, L, E) loads by batch, to replay; by default the load is one batch.
+        replication_factor: R; 8 was best in the paper; "auto": see `automatic_factor`.
         printed: Allot as Algorithm 2 is printed; see `allocate`.
-        refinement: So many exchanges per server and layer follow the paper's greedy placement
-            (`compact.refine`): with few replicas more than slots, greedy is stuck with what the last
-            free slots allow. 0 for the paper's placement as it is.
+        refinement: Exchanges per server and layer after the paper's greedy placement (`compact.refine`): with
+            few free slots, greedy is limited by the last ones. 0: the paper's placement.
 
     Raises:
         ValueError: A knob is out of its range; the message names it.
@@ -70,13 +69,13 @@ def craft(
         window_WLE = problem.load_LE[None]
     else:
         window_WLE = checked_window("window_WLE", window_WLE, (problem.layers, experts))
-    # Step 1 and 2: gains, and the budget.
+    # Steps 1 and 2: gains, and the budget.
     benefit = replication_benefit(problem, window_WLE)
     if replication_factor == "auto":
         replication_factor = automatic_factor(benefit, servers)
     # Step 3: replicas of each layer.
     extra_L = allocate(benefit, replication_factor * servers, printed=printed)
-    # Step 4: capacities, the same for all servers over all layers as far as can be.
+    # Step 4: capacities, level over servers within and across layers.
     capacity_LS = interleave(experts + extra_L, problem.slots_LS)
     # Step 5: greedy placement within those.
     count_LE = replicate(problem.load_LE, experts + extra_L, servers)
@@ -88,13 +87,13 @@ def craft(
 
 @dataclass(frozen=True, eq=False)
 class Benefit:
-    """What replicas would bring, by layer.
+    """Gains from replicas, by layer.
 
     Attributes:
         replicas_K: int64 (K), ascending: the replica counts tried, 1, 2, 4, ... up to S.
-        gain_KL: float64 (K, L): balancedness with so many less that without, mean over batches.
-        base_L: float64 (L): balancedness by placement alone.
-        limit_L: int64 (L): replicas that the layer's slots have room for.
+        gain_KL: float64 (K, L): balancedness with these replicas minus that without, mean over batches.
+        base_L: float64 (L): balancedness without replicas.
+        limit_L: int64 (L): most replicas that the layer's slots allow.
     """
 
     replicas_K: Int
@@ -104,13 +103,12 @@ class Benefit:
 
 
 def replication_benefit(problem: Problem, window_BLE: npt.NDArray[np.number]) -> Benefit:
-    """Algorithm 1: places the summed load with each count of replicas, and replays the batches.
+    """Algorithm 1: place the summed load with each count of replicas, and replay the batches.
 
-    Counts beyond every layer's slots are not tried; a layer whose own slots are fewer is tried with
-    as many as it has.
+    Counts beyond every layer's slots are not tried; a layer with fewer slots is tried with all of them.
 
     Args:
-        problem: Its load is what placements are made for.
+        problem: Its load is what the placements are made for.
         window_BLE: (B, L, E) loads by batch.
 
     Time O(K * L * (E + P) * (log S + B / 16)); batches are replayed in float32.
@@ -119,7 +117,7 @@ def replication_benefit(problem: Problem, window_BLE: npt.NDArray[np.number]) ->
     limit_L = problem.slots_L - experts
     most = int(limit_L.max())
     tried = [0, *(1 << k for k in range(servers.bit_length()) if 1 << k <= min(servers, most))]
-    # Replicas are handed out one by one: counts of r replicas are a beginning of those of more.
+    # Replicas are handed out one by one: the first r of them are the ones for a count of r.
     width = tried[-1]
     picks_LX = np.empty((layers, width), dtype=np.int64)
     count_LE = np.empty((layers, experts), dtype=np.int64)
@@ -168,7 +166,7 @@ def allocate(benefit: Benefit, budget: int, *, printed: bool = False) -> Int:
         gain_LK = gain_LK * benefit.replicas_K
     layers, choices = gain_LK.shape
     chosen_L = np.zeros(layers, dtype=np.int64)
-    # More than all layers together can take is no help.
+    # Layers cannot take more than this together.
     budget = min(budget, int(np.minimum(benefit.limit_L, 1 << 30).sum()))
     _planning.allocate(
         *(np.ascontiguousarray(gain_LK), benefit.replicas_K, benefit.limit_L),
@@ -179,10 +177,10 @@ def allocate(benefit: Benefit, budget: int, *, printed: bool = False) -> Int:
 
 
 def automatic_factor(benefit: Benefit, servers: int) -> int:
-    """R with the highest gain per replica, of 1, 2, 4, ... (section 4.2.1, step 2).
+    """R of 1, 2, 4, ... with the highest gain per replica (section 4.2.1, step 2).
 
-    Gains diminish, so that this is most often the smallest: it says where replicas are used best,
-    not how many are worth their memory.
+    Gains diminish, so this is usually the smallest R: it shows where replicas are used best, not how many
+    are worth their memory.
     """
     best, factor = 0.0, 0
     candidate = 1
@@ -198,21 +196,21 @@ def automatic_factor(benefit: Benefit, servers: int) -> int:
 
 
 def gain_of(benefit: Benefit, extra_L: Int) -> float:
-    """Sum over layers of the gains of those replicas, each 0 or one of those tried."""
+    """Sum of the layers' gains with these counts, each 0 or one of those tried."""
     at_L = np.searchsorted(benefit.replicas_K, extra_L)
     layers = np.flatnonzero(extra_L > 0)
     return float(benefit.gain_KL[at_L[layers], layers].sum())
 
 
 def interleave(total_L: Int, slots_LS: Int) -> Int:
-    """Algorithm 3: int64 (L, S), how many of a layer's replicas each server is to hold.
+    """Algorithm 3: int64 (L, S), the number of a layer's replicas on each server.
 
-    Within a layer servers differ by 1 at most, and so they do over all layers; those that get one
-    more are evenly spaced among those that could. Servers with fewer slots than that are filled.
+    Servers differ by at most 1 within a layer and over all layers; those with one more are evenly spaced.
+    Servers with fewer slots are filled.
 
     Args:
-        total_L: int64 (L): replicas, the first ones of experts included.
-        slots_LS: int64 (L, S): room; at least total in each layer.
+        total_L: int64 (L): replicas, including each expert's first.
+        slots_LS: int64 (L, S): slots; at least total_L in each layer.
 
     Time O(L * S * (1 + total / S)).
     """

@@ -1,4 +1,4 @@
-"""What replicas cost: memory that would have been key-value cache (CRAFT, sections 3 and 5.3)."""
+"""Cost of replicas: memory that would have been key-value cache (CRAFT, sections 3 and 5.3)."""
 
 from __future__ import annotations
 

@@ -5,11 +5,10 @@
     redundant        a replica beyond an expert's first
     group            experts that the router chooses together; whole groups go to a node
 
-Two policies: the global one replicates and packs over all servers; the hierarchical one packs groups
-to nodes first, then does the same within each node. Both give what DeepSeek's program gives wherever
-that takes the input, replica counts and loads of servers, with float32 as it has it. Beyond it: any
-number of slots, servers of different sizes and speeds, and replicas of one expert on servers of their
-own.
+Two policies: the global one replicates and packs over all servers; the hierarchical one packs groups to nodes
+first, then does the same within each node. Both give the replica counts and server loads of DeepSeek's
+program for every input that it takes, in float32 like it. They also take any number of slots and servers of
+different sizes and speeds, and keep replicas of one expert on different servers.
 """
 
 from __future__ import annotations
@@ -30,12 +29,11 @@ __all__ = ["eplb", "eplb_hierarchical", "physical_experts"]
 def eplb(problem: Problem) -> Layout:
     """The global policy.
 
-    Where every server has the same slots in all layers and the same speed, the loads of servers are
-    those of DeepSeek's program. It may put two replicas of an expert on a server; those that an
-    exchange of equal loads can part are parted, others count as one replica with the sum of their
-    shares (their second slot stays empty).
+    If all servers have the same slots and speed, server loads are those of DeepSeek's program. It may put two
+    replicas of an expert on a server. An exchange of equal loads separates them if possible; otherwise they
+    count as one replica with the sum of their shares, and the second slot stays empty.
 
-    Elsewhere replicas of one expert never meet (`compact.place`), all have equal shares, and the
+    Otherwise replicas of one expert never share a server (`compact.place`), all have equal shares, and the
     least loaded server is the one with the least load / speed.
 
     Time O(L * (E + P) * log(E + S)), memory O(L * S * E).
@@ -51,19 +49,19 @@ def eplb_hierarchical(
 ) -> Layout:
     """The hierarchical policy: groups to nodes, then the global policy within each node.
 
-    Where `nodes` does not divide `groups` this is the global policy, as in DeepSeek's program.
-    Servers are numbered node after node.
+    If `nodes` does not divide `groups` this is the global policy, as in DeepSeek's program. Servers are
+    numbered node after node.
 
     Args:
         problem: What to plan.
-        groups: Expert groups (of E / groups experts each); the greatest common divisor of 8 (that
-            of DeepSeek-V3) and E by default.
-        nodes: Nodes (of S / nodes servers each); the most that divide both groups and servers and
-            whose servers have enough slots by default.
+        groups: Expert groups (of E / groups experts each); by default the greatest common divisor of E and 8,
+            DeepSeek-V3's number.
+        nodes: Nodes (of S / nodes servers each); by default the most that divide groups and servers and have
+            enough slots.
 
     Raises:
-        ValueError: A knob is no whole number of at least 1, groups does not divide E, nodes not S, or a node
-            has too few slots.
+        ValueError: A knob is not a whole number of at least 1, groups does not divide E, nodes does not
+            divide S, or a node has too few slots.
 
     Time and memory as for `eplb`.
     """
@@ -101,8 +99,8 @@ def physical_experts(
         servers: S.
 
     Returns:
-        expert_LP: int64 (L, P): whose replica each physical expert is.
-        rank_LP: int64 (L, P): the how many-th of that expert's.
+        expert_LP: int64 (L, P): the logical expert of each physical one.
+        rank_LP: int64 (L, P): its index among that expert's replicas.
         count_LE: int64 (L, E).
     """
     made = _assign(load_LE, replicas, groups, nodes, servers)
@@ -116,12 +114,12 @@ def physical_experts(
 
 @dataclass(frozen=True, eq=False)
 class _Assigned:
-    """Replicas node after node, within a node as they were made: first ones, then the others.
+    """Replicas node after node; within a node first replicas, then the others.
 
     Attributes:
-        expert_LP: int64 (L, P): whose each is.
+        expert_LP: int64 (L, P): logical expert.
         server_LP: int64 (L, P).
-        place_LP: int64 (L, P): the how many-th on that server.
+        place_LP: int64 (L, P): slot on that server.
         count_LE: int64 (L, E).
     """
 
@@ -149,13 +147,13 @@ def _assign(load_LE: Float, replicas: int, groups: int, nodes: int, servers: int
     layers, experts = load_LE.shape
     in_group, in_node = experts // groups, experts // nodes
     rows = layers * nodes
-    # The reference counts in float32, and so fall its ties.
+    # The reference computes in float32, which decides its ties.
     load_LE = load_LE.astype(np.float32).astype(np.float64)
 
     # Step 1: groups to nodes.
     of_group = load_LE.reshape(layers, groups, in_group).sum(axis=2)
     node_LG, place_LG = _pack(of_group.astype(np.float32).astype(np.float64), nodes)
-    # In the order of nodes: which expert comes at each place.
+    # Experts in the order of nodes.
     first_LG = (node_LG * (groups // nodes) + place_LG) * in_group
     at_LE = (first_LG[:, :, None] + np.arange(in_group)).reshape(layers, experts)
     expert_at_LE = _inverse(at_LE)
@@ -188,10 +186,10 @@ def _assign(load_LE: Float, replicas: int, groups: int, nodes: int, servers: int
 def _pack(
     value_NP: Float, packs: int, whose_NP: Int | None = None, experts: int = 0
 ) -> tuple[Int, Int]:
-    """(N, P) twice: the pack of each item, all packs of one size, and its place there.
+    """(N, P) twice: the pack of each item (all packs have one size), and its place there.
 
-    Heaviest first, each to the lightest pack with room, the first of equals. With `whose` items of
-    one owner in one pack are parted by exchanges of equal values.
+    Heaviest first, each to the lightest pack with room, the first of equals. With `whose_NP`, exchanges of
+    equal values separate items of one owner in one pack.
     """
     rows, items = value_NP.shape
     each = items // packs
@@ -207,7 +205,7 @@ def _pack(
 
 
 def _ranks(expert_LP: Int) -> Int:
-    """(L, P): the rank of each replica among its expert's, in the order in which they were made."""
+    """(L, P): index of each replica among its expert's, in order."""
     order_LP = np.argsort(expert_LP, axis=1, kind="stable")
     sorted_LP = np.take_along_axis(expert_LP, order_LP, 1)
     step = np.arange(expert_LP.shape[1])

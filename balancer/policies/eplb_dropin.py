@@ -1,4 +1,4 @@
-"""EPLB under the name, with the arguments and in the shapes of DeepSeek's program."""
+"""EPLB with the name, arguments and shapes of DeepSeek's program."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ __all__ = ["rebalance_experts"]
 def rebalance_experts(
     weight: npt.ArrayLike, num_replicas: int, num_groups: int, num_nodes: int, num_gpus: int
 ) -> tuple[Int, Int, Int]:
-    """Replica counts and loads of GPUs as by DeepSeek's `rebalance_experts`.
+    """Replica counts and GPU loads like DeepSeek's `rebalance_experts`.
 
-    Hierarchical where num_nodes divides num_groups, else global, as there. Two replicas of an expert
-    share a GPU only where no exchange of equal loads parts them. Where num_gpus does not divide
-    num_replicas, which DeepSeek's does not take, the policy is global, the first GPUs hold one
-    replica more, and replicas of one expert never meet.
+    Hierarchical if num_nodes divides num_groups, else global, as there. Two replicas of an expert share a
+    GPU only if no exchange of equal loads separates them. If num_gpus does not divide num_replicas, which
+    DeepSeek's program refuses, the policy is global, the first GPUs hold one replica more, and replicas of
+    one expert never share a GPU.
 
     Args:
-        weight: (L, E) loads; anything that numpy reads (so a torch tensor on the CPU).
+        weight: (L, E) loads; anything that numpy reads, such as a torch tensor on the CPU.
         num_replicas: P, at least E; physical experts count GPU after GPU.
         num_groups: Expert groups.
         num_nodes: Nodes.
@@ -34,8 +34,7 @@ def rebalance_experts(
 
     Returns:
         phy2log: int64 (L, P): the expert of each physical expert.
-        log2phy: int64 (L, E, X): the physical experts of each expert, X the highest count; -1 behind
-            the last one.
+        log2phy: int64 (L, E, X): the physical experts of each expert, padded with -1; X is the highest count.
         logcnt: int64 (L, E): replicas of each expert.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Loads of servers under a layout."""
+"""Server loads and PAR of a layout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["equal_shares", "held_load", "over_mean", "par", "peak_to_mean", "ser
 
 
 def server_load(load_LE: Float, holds_LSE: Holds, shares_LSE: Shares) -> Float:
-    """float64 (L, S): what each server gets of each layer. Time O(L * S * E / 8)."""
+    """float64 (L, S): load of each server in each layer. Time O(L * S * E / 8)."""
     layers, servers, experts = holds_LSE.shape
     load_LS = np.empty((layers, servers))
     _planning.server_load(load_LE, holds_LSE, shares_LSE, layers, servers, experts, load_LS)
@@ -29,10 +29,10 @@ def par(load_LE: Float, holds_LSE: Holds, shares_LSE: Shares, speeds_S: Float) -
 def held_load(
     load_LE: Float, holds_LSE: Holds, slots_LS: Int
 ) -> tuple[Float, npt.NDArray[np.bool_]]:
-    """The same with equal shares for all that hold an expert.
+    """Server loads with equal shares for all holders of an expert.
 
     Returns:
-        load_LS: float64 (L, S); loads of experts that nobody holds are lost.
+        load_LS: float64 (L, S); without the loads of experts that no server holds.
         fits_L: bool (L): each expert is held, and no server holds more than its slots.
     """
     layers, servers, experts = holds_LSE.shape

@@ -1,4 +1,4 @@
-"""From one layout to another, one replica at a time, without an expert ever having no server."""
+"""Orders the moves from one layout to another so that no expert is ever without a server."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _Int = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One replica comes or goes.
+    """Loads or unloads one replica.
 
     Attributes:
         layer: Index of the layer.
-        expert: Its expert.
-        server: Where.
+        expert: Index of the expert.
+        server: Index of the server.
         kind: "load" or "unload".
     """
 
@@ -37,14 +37,13 @@ def ordered_moves(
 ) -> tuple[Move, ...]:
     """Loads and unloads, layer after layer, that turn `current` into `holds`.
 
-    An expert that has a server now has one after each move. A server holds more than its slots only
-    while it did so from the start (its loads then wait for its unloads), with one exception: where
-    servers without a free slot are to exchange experts of which there is no second replica, and the
-    layer has neither a free slot nor a spare replica to make one. There a server holds one expert
-    too many until its next move, as the only other way would leave an expert uncovered.
+    An expert that has a server now has one after each move. A server exceeds its slots only if it did so from
+    the start (its loads then wait for its unloads), with one exception: full servers that exchange sole
+    replicas in a layer without a free slot or a spare replica. One of them then holds one expert too many
+    until its next move; otherwise an expert would be uncovered.
 
-    Where such an exchange finds a free slot, or a spare replica whose slot can be borrowed, on a
-    server that is done, an expert waits there: that takes moves beyond the difference of the two.
+    If such an exchange finds a free slot, or a spare replica whose slot it can borrow, on a server that is
+    done, an expert waits there. That takes moves beyond the difference of the two layouts.
 
     Args:
         current_LSE: bool (L, S, E); experts may have no server.
@@ -64,7 +63,7 @@ _Step = tuple[int, int, Literal["load", "unload"]]
 
 
 class _Layer:
-    """What a layer's servers hold by now, and what they have still to do."""
+    """What a layer's servers hold so far, and what they still have to do."""
 
     def __init__(self, now_SE: _Bool, then_SE: _Bool, slots_S: _Int) -> None:
         self.holds_SE = now_SE.copy()
@@ -76,9 +75,9 @@ class _Layer:
         for todo, mask_SE in ((self.loads, then_SE & ~now_SE), (self.unloads, now_SE & ~then_SE)):
             for server, expert in zip(*(axis.tolist() for axis in mask_SE.nonzero()), strict=True):
                 todo.setdefault(server, []).append(expert)
-        # By server: the expert that waits there for its own place.
+        # By server: the expert that waits there for its place.
         self.guests: dict[int, int] = {}
-        # Servers that lent a spare replica's slot to one of their own loads: once only, so the walk ends.
+        # Servers that lent a spare replica's slot to a load of their own: once each, so the walk ends.
         self.lenders: set[int] = set()
 
     def steps(self) -> Iterator[_Step]:
@@ -112,13 +111,13 @@ class _Layer:
             self.guests.pop(server, None)
 
     def _waits(self, server: int, expert: int) -> bool:
-        """A guest, and none of the servers that are to have it in the end has it yet."""
+        """Whether an expert is a guest, and none of its final servers has it yet."""
         if self.guests.get(server) != expert:
             return False
         return not (self.holds_SE[:, expert] & self.then_SE[:, expert]).any()
 
     def _break_cycle(self) -> Iterator[_Step]:
-        """All servers with loads are full, and all that could go has no second replica."""
+        """Make a move when all servers with loads are full and hold sole replicas."""
         for server in sorted(self.loads):
             if server in self.lenders or self.free[server] != 0:
                 continue
@@ -157,7 +156,7 @@ class _Layer:
             del self.loads[server]
 
     def _spare(self, host: int) -> int | None:
-        """An expert that the host keeps and that has another server, too."""
+        """An expert that the host keeps and that another server has, too."""
         for expert in np.flatnonzero(self.holds_SE[host] & self.then_SE[host]).tolist():
             if self.cover[expert] > 1:
                 return int(expert)

@@ -1,4 +1,4 @@
-"""What moving an expert is taken to cost where nobody says."""
+"""Default cost of moving an expert."""
 
 from __future__ import annotations
 

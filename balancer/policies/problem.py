@@ -1,4 +1,4 @@
-"""Arguments become a Problem, or a ValueError that names the argument."""
+"""Checks arguments and makes a Problem; a ValueError names the wrong argument."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from balancer.policies.token_ids import are_token_ids
 from balancer.policies.types import Float, Holds, Int, Plan, Problem
-from eaas.routing import are_token_ids
 
 __all__ = ["checked_load", "checked_number", "checked_window", "make_problem", "refuse_token_ids"]
 
-# Far above any count, and so low that sums and EPLB's float32 hold it.
+# Far above any count; low enough for sums and for EPLB's float32.
 _MOST_LOAD = 1e30
 
 
@@ -24,19 +24,10 @@ def make_problem(
     current: Plan | npt.ArrayLike | None = None,
     speeds_S: npt.ArrayLike | None = None,
 ) -> Problem:
-    """Checks what `plan` was given.
-
-    Args:
-        load_LE: (L, E) numbers, finite and at least 0.
-        servers: S, at least 1.
-        slots: Replicas per layer, dealt to the servers as evenly as can be (the first ones get one
-            more); or (S,) or (L, S): how many experts of a layer each server may hold. More than E of
-            a server are of no use.
-        current: What is held now: a plan, or bool (L, S, E).
-        speeds_S: (S,) finite and above 0; all equal by default.
+    """Check the arguments of `plan`, where they are described.
 
     Raises:
-        ValueError: An argument is no such thing, or the slots do not cover the experts.
+        ValueError: An argument is wrong, or the slots do not cover the experts.
     """
     load = checked_load("load_LE", load_LE, 2)
     layers, experts = load.shape
@@ -68,7 +59,7 @@ def checked_load(name: str, given: npt.ArrayLike, dimensions: int) -> Float:
 def checked_window(
     name: str, given: npt.ArrayLike, shape_LE: tuple[int, int] | None = None
 ) -> npt.NDArray[np.number]:
-    """Loads by step, in the type that they have. Raises ValueError with the argument's name."""
+    """Loads by step, in their own type. Raises ValueError with the argument's name."""
     window_WLE = _checked(name, given, 3)
     if shape_LE is not None and window_WLE.shape[1:] != shape_LE:
         raise ValueError(
@@ -78,12 +69,12 @@ def checked_window(
 
 
 def refuse_token_ids(name: str, given_ALC: npt.NDArray[Any]) -> None:
-    """Raises ValueError, with the argument's name, for ids of experts by token in the place of loads."""
+    """Raise ValueError, with the argument's name, for the ids of tokens' experts in place of loads."""
     if are_token_ids(given_ALC):
         raise ValueError(
             f"{name} has shape {given_ALC.shape}, wanted (window, layers, experts), and looks like the ids "
-            "of each token's experts (tokens, layers, top-k): count ids with eaas.routing.count_token_ids, "
-            "give loads of so few experts as floats"
+            "of each token's experts (tokens, layers, top-k): count ids with "
+            "balancer.policies.count_token_ids, give loads of so few experts as floats"
         )
 
 
@@ -96,11 +87,11 @@ def checked_number(
     whole: bool = False,
     above: bool = False,
 ) -> None:
-    """Raises ValueError, with the argument's name, for what is no number from least to most.
+    """Raise ValueError, with the argument's name, unless value is a number from least to most.
 
     Args:
-        whole: It has to be a whole number.
-        above: It has to be above least, and may be infinite; other numbers may not.
+        whole: It must be a whole number.
+        above: It must be above least, and may be infinite.
     """
     kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
     fits = isinstance(value, kinds) and not isinstance(value, bool)
@@ -128,7 +119,7 @@ def _checked(name: str, given: npt.ArrayLike, dimensions: int) -> npt.NDArray[np
 
 
 def _array(name: str, given: Any, dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
-    """An array of whatever can be one. Raises ValueError with the argument's name."""
+    """Convert to an array. Raises ValueError with the argument's name."""
     try:
         return np.asarray(given, dtype)
     except (TypeError, ValueError) as error:

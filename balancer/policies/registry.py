@@ -15,7 +15,7 @@ from balancer.policies.types import Layout
 
 __all__ = ["DEFAULT_POLICY", "checked_knobs", "find", "names"]
 
-# What `plan` is asked for where nobody has a reason to ask for another one.
+# The policy to use without a reason for another one.
 DEFAULT_POLICY = "fractional"
 
 _POLICIES: dict[str, Callable[..., Layout]] = {
@@ -29,12 +29,12 @@ _POLICIES: dict[str, Callable[..., Layout]] = {
 
 
 def names() -> tuple[str, ...]:
-    """The names that `plan` takes."""
+    """Names of the policies."""
     return tuple(_POLICIES)
 
 
 def find(policy: str) -> Callable[..., Layout]:
-    """The function of that name. Raises ValueError that lists the names."""
+    """The policy with this name. Raises ValueError, which lists the names."""
     try:
         return _POLICIES[policy]
     except (KeyError, TypeError):
@@ -42,11 +42,10 @@ def find(policy: str) -> Callable[..., Layout]:
 
 
 def checked_knobs(policy: str, knobs: dict[str, Any]) -> dict[str, Any]:
-    """The same; raises ValueError for one that the policy does not have."""
+    """Return the knobs. Raises ValueError for one that the policy does not have."""
     parameters = inspect.signature(find(policy)).parameters.values()
     known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
     for name in knobs:
         if name not in known:
-            there = ", ".join(known) or "none"
-            raise ValueError(f"{name} is no knob of {policy}; it has: {there}")
+            raise ValueError(f"{name} is no knob of {policy}; it has: {', '.join(known) or 'none'}")
     return knobs

@@ -1,4 +1,4 @@
-"""The next placement with as few loads as there can be: what is in place stays, where that is fair."""
+"""Restore even replica counts while loading as few experts as possible."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ _IMPOSSIBLE = 1 << 40
 
 
 def repair(holds_LSE: Holds, redundancy: int) -> Holds:
-    """Gives each expert its replicas again, levelled over the servers, and moves no more than needed.
+    """Give each expert its replicas again, levelled over the servers, with the fewest loads.
 
-    In each layer the servers' replica counts differ by at most 1 afterwards, and over the layers the
-    totals are levelled, too. Within that, which servers hold one more than others is chosen so that few
-    replicas are loaded, and for these counts no layout takes fewer. What is right already stays as it is.
+    In each layer the servers' replica counts differ by at most 1 afterwards, and the totals over the layers
+    are levelled, too. The servers that hold one more are chosen for few loads; for these counts no layout
+    takes fewer. A level placement stays as it is.
 
     Args:
-        holds_LSE: bool (L, S, E), of the servers that there are to be: new ones hold nothing, and those
-            that are to go are not among them.
-        redundancy: Servers that hold each expert (R); all of them where there are fewer.
+        holds_LSE: bool (L, S, E), of the future servers: new ones hold nothing, leaving ones are left out.
+        redundancy: Servers that hold each expert (R); all of them if there are fewer.
 
     Returns:
         holds_LSE: bool (L, S, E); every expert min(R, S) times.
@@ -52,15 +51,15 @@ def restore(
     holds_LSE: Holds,
     alive_S: Holds,
     able_S: Holds,
-    room_S: npt.NDArray[np.int64] | None = None,
+    capacity_S: npt.NDArray[np.int64] | None = None,
 ) -> Holds:
-    """Puts each expert that no living server holds onto one that is able; nothing else changes.
+    """Put each expert that no live server holds on an able one; nothing else changes.
 
     Args:
         holds_LSE: bool (L, S, E).
-        alive_S: bool (S); servers that answer.
+        alive_S: bool (S); live servers.
         able_S: bool (S); servers that may be given experts, at least one.
-        room_S: Replicas that servers have memory for; where none has any left, experts stay without one.
+        capacity_S: Replicas that servers have memory for; when all is used, experts stay without a server.
 
     Returns:
         holds_LSE: bool (L, S, E).
@@ -68,7 +67,7 @@ def restore(
     next_LSE = holds_LSE.copy()
     count_S = holds_LSE.sum(axis=(0, 2))
     for layer, expert in np.argwhere(~holds_LSE[:, alive_S].any(axis=1)):
-        free_S = able_S if room_S is None else able_S & (count_S < room_S)
+        free_S = able_S if capacity_S is None else able_S & (count_S < capacity_S)
         if not free_S.any():
             break
         server = min(np.flatnonzero(free_S), key=lambda s: (count_S[s], s))
@@ -87,7 +86,7 @@ def even_shares(holds_LSE: Holds) -> npt.NDArray[np.float32]:
 
 
 def _is_level(holds_LSE: Holds, replicas: int) -> bool:
-    """Whether nothing is to be done: as even as `spread` makes it, in which order it ever came about."""
+    """Whether the placement is already as even as `spread` would make it."""
     count_LS = holds_LSE.sum(axis=2)
     return bool(
         (holds_LSE.sum(axis=1) == replicas).all()
@@ -101,8 +100,8 @@ def _targets(
 ) -> npt.NDArray[np.int64]:
     """Replicas of each server in a layer: the mean rounded down, or one more.
 
-    First come servers that are not ahead over the layers before. Of those the ones that hold more than
-    the mean rounded down already: the others would have to load one. Then those with the fewest so far.
+    One more goes first to servers that are not ahead over the previous layers, then to those that already
+    hold more than the mean rounded down (the others would have to load one), then to those with the fewest.
     """
     low, extra = divmod(replicas, len(count_S))
     ahead_S = total_S > total_S.min() + 1
@@ -112,7 +111,7 @@ def _targets(
 
 
 def _drop_surplus(now_SE: Holds, replicas: int, target_S: npt.NDArray[np.int64]) -> None:
-    """Takes replicas beyond the wanted number from the servers that are the most above their target."""
+    """Drop surplus replicas from the servers that are furthest above their target."""
     for expert in np.flatnonzero(now_SE.sum(axis=0) > replicas):
         while now_SE[:, expert].sum() > replicas:
             above_S = np.where(now_SE[:, expert], now_SE.sum(axis=1) - target_S, np.iinfo(int).min)
@@ -125,10 +124,10 @@ def _add_missing(
     target_S: npt.NDArray[np.int64],
     pairs_SS: npt.NDArray[np.int64],
 ) -> None:
-    """Gives what is missing to the servers that are the most below their target.
+    """Add missing replicas on the servers that are furthest below their target.
 
-    Experts with the fewest replicas come first; among equal servers the one that shares the fewest
-    experts with the others of this one, so that a lost server's load falls on all.
+    Experts with the fewest replicas come first. Ties go to the server that shares the fewest experts with
+    the expert's other servers, so that a lost server's load falls on all.
     """
     pairs_SS = pairs_SS + now_SE.astype(np.int64) @ now_SE.T.astype(np.int64)
     count_S, held_E = now_SE.sum(axis=1), now_SE.sum(axis=0)
@@ -144,10 +143,10 @@ def _add_missing(
 
 
 def _level(now_SE: Holds, had_SE: Holds, target_S: npt.NDArray[np.int64]) -> None:
-    """Moves replicas from servers above their target to servers below it.
+    """Move replicas from servers above their target to servers below it.
 
-    There always is one to move: a server above its target holds more experts than one below, so it
-    holds one that the other does not. What was not there before goes first: to move it costs nothing.
+    There always is one to move: a server above its target holds more experts than one below, so it holds one
+    that the other does not. New replicas go first: moving them costs no load.
     """
     while True:
         above_S = now_SE.sum(axis=1) - target_S
@@ -163,9 +162,9 @@ def _level(now_SE: Holds, had_SE: Holds, target_S: npt.NDArray[np.int64]) -> Non
 
 
 def _save_loads(now_SE: Holds, had_SE: Holds) -> None:
-    """Passes experts round cycles of servers, one from each to the next, while that saves a load.
+    """Pass experts around cycles of servers, one from each to the next, while that saves a load.
 
-    Without such a cycle no layout of these counts takes fewer loads (M. Klein, A primal method for minimal
+    Without such a cycle no layout with these counts takes fewer loads (M. Klein, A primal method for minimal
     cost flows, Management Science 14, 1967).
     """
     while _some_move_saves(now_SE, had_SE):
@@ -180,17 +179,14 @@ def _save_loads(now_SE: Holds, had_SE: Holds) -> None:
 
 
 def _some_move_saves(now_SE: Holds, had_SE: Holds) -> bool:
-    """Whether somebody loads what another one had and is to drop."""
+    """Whether a server loads an expert that another one had and drops."""
     return bool(((now_SE & ~had_SE).any(axis=0) & (had_SE & ~now_SE).any(axis=0)).any())
 
 
 def _cheapest_moves(
     now_SE: Holds, had_SE: Holds
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Loads that a server's handing an expert to another costs at least, and of which expert: int64 (S, S).
-
-    -1: the one need not load it then, and the other had it; 0; or 1.
-    """
+    """int64 (S, S) twice: fewest loads when one server hands an expert to another (-1, 0 or 1), and which."""
     servers = len(now_SE)
     cost_SS = np.full((servers, servers), _IMPOSSIBLE)
     expert_SS = np.zeros((servers, servers), dtype=np.int64)
@@ -203,7 +199,7 @@ def _cheapest_moves(
 
 
 def _cycle_below_zero(cost_SS: npt.NDArray[np.int64]) -> list[int]:
-    """Servers along a cycle whose costs sum to less than 0 (Bellman and Ford); none where there is none."""
+    """Servers along a cycle of negative cost (Bellman and Ford); empty: there is none."""
     servers = len(cost_SS)
     best_S = np.zeros(servers, dtype=np.int64)
     before_S = np.full(servers, -1)
@@ -214,7 +210,7 @@ def _cycle_below_zero(cost_SS: npt.NDArray[np.int64]) -> list[int]:
             return []
         before_S[shorter_S] = by_SS.argmin(axis=0)[shorter_S]
         best_S = np.minimum(best_S, by_SS.min(axis=0))
-    # Whoever is still reached more cheaply is behind a cycle, and so many steps back is on it.
+    # A server that still gets cheaper is behind a cycle; S steps back is on it.
     server = int(np.flatnonzero(shorter_S)[0])
     for _ in range(servers):
         server = int(before_S[server])

@@ -1,10 +1,10 @@
-"""ScalpeLB: place once, then few swaps; place again only what has drifted (LauzHack/Huawei MoE dynamic
-load balancing competition).
+"""ScalpeLB: place once, then make few swaps; re-place only layers that have drifted (LauzHack/Huawei MoE
+dynamic load balancing competition).
 
-    weight      what is planned for: mean + K * std of a window (`window.planning_weight`)
-    real        what was seen: the load itself; it only judges placements
-    drifted     a layer whose maintained PAR is worse than a fresh placement's by more than drift_tol
-    pack        what a fresh placement puts together on a server, whichever one that is to be
+    weight      the load to plan for: mean + K * std of a window (`window.planning_weight`)
+    real        the observed load; only used to score placements
+    drifted     a layer whose maintained PAR exceeds a fresh placement's by more than drift_tol
+    pack        experts that a fresh placement puts together on one server, not yet a particular one
 """
 
 from __future__ import annotations
@@ -46,23 +46,22 @@ def scalpel(
     matching: Matching = "greedy",
     anew: bool = False,
 ) -> Layout:
-    """One cycle: without `current` a fresh placement, else the current one maintained.
+    """One cycle: a fresh placement without `current`, else the current one maintained.
 
-    All replicas of an expert have equal shares; none of them meet on a server.
+    All replicas of an expert have equal shares and different servers.
 
     Args:
-        problem: What to plan; its load is what was seen.
-        window_WLE: (W, L, E) loads by step, oldest first; without it the problem's load is planned
-            for as it is.
-        k: Standard deviations on top of the mean; 2 from 192 experts on, else 0, by default.
-        shift_tv: Layers are planned for the end of the window where the total-variation distance
-            of its halves is above that; above 1 never.
-        budget: Swaps per layer and cycle at most.
-        drift_tol: By how much the PAR of a layer may be above that of a fresh placement.
-        heavy_frac: Where more than that part of the layers has drifted, all are placed anew.
-        matching: How fresh packs find their servers: the greatest overlap first ("greedy"), or the
-            greatest sum of overlaps ("optimal", the Hungarian method, O(S^3) per layer).
-        anew: Place all layers anew, where most of them is held: ScalpeLB's first cycle.
+        problem: What to plan; its load is the observed one.
+        window_WLE: (W, L, E) loads by step, oldest first; without it the plan is for the problem's load.
+        k: Standard deviations on top of the mean; by default 2 from 192 experts on, else 0.
+        shift_tv: A layer is planned for the end of the window if the total-variation distance of the
+            window's halves is above this; above 1: never.
+        budget: Most swaps per layer and cycle.
+        drift_tol: Accepted excess of a layer's PAR over a fresh placement's.
+        heavy_frac: If more than this part of the layers has drifted, all are placed anew.
+        matching: How fresh packs find their servers: greatest overlap first ("greedy"), or greatest sum of
+            overlaps ("optimal", the Hungarian method, O(S^3) per layer).
+        anew: Place all layers anew, close to what is held: ScalpeLB's first cycle.
 
     Raises:
         ValueError: A knob is out of its range; the message names it.
@@ -82,11 +81,11 @@ def scalpel(
         return align(problem, fresh, slice(None), matching).layout()
     # Step 1: swaps in place.
     held_LSE = swap_hottest(current_LSE, weight_LE, problem.speeds_S, budget)
-    # Step 2: layers where that is not enough; all of them where those are many.
+    # Step 2: find layers for which that is not enough; re-place all layers if they are many.
     drifted_L = drifted_layers(problem, held_LSE, fresh, drift_tol)
     if drifted_L.mean() > heavy_frac:
         return align(problem, fresh, slice(None), matching).layout()
-    # Step 3: those anew, with as little transit as can be.
+    # Step 3: re-place those, with the least transit.
     layers = np.flatnonzero(drifted_L)
     held_LSE[layers] = align(problem, fresh, layers, matching).holds()
     return held_LSE, equal_shares(held_LSE)
@@ -100,7 +99,7 @@ def check_knobs(
     heavy_frac: float,
     matching: Matching,
 ) -> None:
-    """Raises ValueError, with its name, for a knob that is out of its range."""
+    """Raise ValueError, with its name, for a knob that is out of its range."""
     if k is not None:
         checked_number("k", k)
     checked_number("shift_tv", shift_tv)
@@ -112,17 +111,17 @@ def check_knobs(
 
 
 def fresh_placement(problem: Problem, weight_LE: Float) -> Compact:
-    """Replicas where weight per replica is highest, then packed, heaviest first."""
+    """Replicate where weight per replica is highest, then pack, heaviest first."""
     count_LE = replicate(weight_LE, problem.slots_L, problem.servers)
     return place(weight_LE, count_LE, problem.slots_LS, problem.speeds_S)
 
 
 def swap_hottest(current_LSE: Holds, weight_LE: Float, speeds_S: Float, budget: int) -> Holds:
-    """The current layout after `budget` swaps per layer at most.
+    """The current layout after at most `budget` swaps per layer.
 
-    A swap: of the servers with the highest and the lowest weight / speed, the heaviest replica of
-    the one for the lightest of the other, of those that the other has not; only while it lowers
-    the peak of the two. Replica counts stay.
+    A swap exchanges the heaviest replica of the server with the highest weight / speed for the lightest one
+    of the server with the lowest, of experts that the other lacks, if that lowers the higher of the two.
+    Replica counts stay.
     """
     layers, servers, experts = current_LSE.shape
     held_LSE = current_LSE.copy()
@@ -134,10 +133,9 @@ def swap_hottest(current_LSE: Holds, weight_LE: Float, speeds_S: Float, budget: 
 def drifted_layers(
     problem: Problem, held_LSE: Holds, fresh: Compact, drift_tol: float
 ) -> npt.NDArray[np.bool_]:
-    """bool (L): by the loads seen, the layout is worse than the fresh one by more than that.
+    """bool (L): the layout's PAR under the observed load exceeds the fresh one's by more than drift_tol.
 
-    So is one that leaves an expert without a server or has more replicas than slots: the servers
-    changed.
+    Also true if it leaves an expert without a server or exceeds the slots: the servers have changed.
     """
     load_LS, fits_L = held_load(problem.load_LE, held_LSE, problem.slots_LS)
     held_L = peak_to_mean(load_LS, problem.speeds_S)
@@ -149,9 +147,9 @@ def drifted_layers(
 def align(
     problem: Problem, fresh: Compact, layers: Int | slice, matching: Matching = "greedy"
 ) -> Compact:
-    """The fresh placement of those layers, its packs where most of them are held.
+    """The fresh placement of some layers, with packs on the servers that hold most of them.
 
-    Packs change places between servers with the same slots and speed only.
+    Packs change places only between servers with the same slots and speed.
     """
     assert problem.current_LSE is not None
     count_NE, server_NP = fresh.count_LE[layers], fresh.server_LP[layers]

@@ -1,4 +1,4 @@
-"""ScalpeLB with a memory: cycle after cycle, and as the competition's `rebalance`."""
+"""ScalpeLB with state across cycles, and the competition's `rebalance`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.policies.measure import held_load, peak_to_mean
+from balancer.policies.plan import make_plan
 from balancer.policies.problem import checked_window, make_problem, refuse_token_ids
 from balancer.policies.scalpel import Matching, check_knobs, scalpel
-from balancer.policies.types import Float, Int, Plan, make_plan
+from balancer.policies.types import Float, Int, Plan
 
 __all__ = ["ScalpelBalancer", "rebalance"]
 
@@ -20,15 +21,14 @@ _LOG = logging.getLogger(__name__)
 
 
 class ScalpelBalancer:
-    """Keeps a placement up over cycles: `step(hotness_WLE) -> Plan`.
+    """Maintains a placement over cycles: `step(hotness_WLE) -> Plan`.
 
     The knobs are those of `scalpel`.
 
     Args:
         servers: S.
         slots: Replicas per layer, or (S,), or (L, S), as for `plan`.
-        current: What is held before the first step, as for `plan`: the first placement is put where most
-            of it is held already.
+        current: The layout before the first step, as for `plan`; the first placement stays close to it.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ScalpelBalancer:
 
     @property
     def plan(self) -> Plan | None:
-        """The last one."""
+        """The last plan."""
         return self._plan
 
     def step(self, hotness_WLE: npt.ArrayLike) -> Plan:
@@ -71,7 +71,7 @@ class ScalpelBalancer:
             hotness_WLE: (W, L, E) loads by step, oldest first, at least 0.
 
         Raises:
-            ValueError: An argument is wrong, here or at the construction; named in the message.
+            ValueError: An argument is wrong, here or of the constructor; the message names it.
         """
         window_WLE = checked_window("hotness_WLE", hotness_WLE)
         refuse_token_ids("hotness_WLE", window_WLE)
@@ -88,14 +88,14 @@ class ScalpelBalancer:
 
 
 class _Tables:
-    """A balancer, and which slot of a device holds which expert: that stays where it can."""
+    """A balancer and its table of slots: an expert that stays on a device keeps its slot."""
 
     def __init__(self, servers: int, slots: int) -> None:
         self.balancer = ScalpelBalancer(servers, slots)
         self.table_LSP: Int | None = None
 
     def step(self, hotness_WLE: npt.ArrayLike) -> Int:
-        """int64: layers that changed, the one that gains most first."""
+        """int64: changed layers, the highest gain first."""
         before, old_LSP = self.balancer.plan, self.table_LSP
         plan = self.balancer.step(hotness_WLE)
         holds_LSE = plan.holds_LSE
@@ -123,17 +123,17 @@ def rebalance(
     *,
     state: MutableMapping[tuple[int, int, int, int], _Tables] | None = None,
 ) -> tuple[bool, Int, Int, Plan | None]:
-    """ScalpeLB's entry point in the competition: called once a cycle, it remembers its placement.
+    """ScalpeLB's entry point in the competition, called once per cycle; it keeps its placement.
 
     Args:
         hotness: (W, L, E) loads by step, oldest first.
         n_device: S.
-        n_red_expert: Replicas per layer beyond the experts; with them a multiple of n_device.
-        state: Where to remember, by shape; this process's own by default. An empty one starts anew.
+        n_red_expert: Replicas per layer beyond the experts; the sum is a multiple of n_device.
+        state: State by shape; by default one per process. An empty one starts anew.
 
     Returns:
-        success: False where the hotness cannot be used (numbers that are negative, NaN or infinite):
-            the placement is the last one then, or a round-robin one where there is none.
+        success: False if the hotness has negative, NaN or infinite numbers: the placement is then the last
+            one, or a round-robin one if there is none.
         layer_indices: int64: layers whose placement changed, the highest gain in PAR first.
         placement: int64 (L, S, P): the expert in each slot. An expert that stays on a device stays
             in its slot.
@@ -176,7 +176,7 @@ def rebalance(
 
 
 def _par_of(before: Plan, now: Plan) -> Float:
-    """PAR of the earlier layout under the loads of now."""
+    """PAR of the earlier layout under the current loads."""
     problem = now.problem
     load_LS, _ = held_load(problem.load_LE, before.holds_LSE, problem.slots_LS)
     return peak_to_mean(load_LS, problem.speeds_S)

@@ -1,4 +1,4 @@
-"""The placement without statistics: every expert equally often, losses shared by all."""
+"""The placement without statistics: every expert equally often, a lost server's load shared by all."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ __all__ = ["spread", "spread_evenly"]
 def spread(
     num_layers: int, num_experts: int, servers: int, redundancy: int
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float32]]:
-    """Places each expert on `redundancy` servers, levelled within each layer.
+    """Place each expert on `redundancy` servers, levelled within and across layers.
 
-    Within a layer the servers' replica counts differ by at most 1; over the layers their totals are
-    levelled too. Which servers share experts varies between experts and layers, so that the load of
-    a lost server falls on all others. The same arguments give the same placement.
+    Within a layer the servers' replica counts differ by at most 1. Pairs of servers that share experts vary
+    between experts and layers, so that a lost server's load falls on all others. Deterministic.
 
     Args:
         num_layers: MoE layers (L).
@@ -46,17 +45,17 @@ def spread(
     if redundancy > servers:
         raise ValueError(f"redundancy {redundancy} is above servers {servers}")
     count_LE = np.full((num_layers, num_experts), redundancy)
-    # More than any server gets: nothing but the levelling limits it.
+    # Above what any server gets: only the levelling limits it.
     slots_LS = np.full((num_layers, servers), num_experts * redundancy)
     holds_LSE, shares_LSE = _deal(count_LE, slots_LS)
     return holds_LSE, shares_LSE.astype(np.float32)
 
 
 def spread_evenly(problem: Problem) -> Layout:
-    """All slots used, experts' replica counts within 1 of each other, whatever their loads.
+    """Use all slots, with replica counts within 1 of each other, independent of load.
 
-    Which experts have one replica more turns from layer to layer. Servers of different sizes are
-    filled to the same number of free slots.
+    The experts with one replica more rotate from layer to layer. Servers of different sizes are filled to
+    the same number of free slots.
 
     Time O(L * P * S), memory O(L * S * E).
     """

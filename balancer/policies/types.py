@@ -1,8 +1,8 @@
-"""What a policy is asked (Problem), what it answers (a layout), and what becomes of that (Plan).
+"""Types of the policies: input (Problem), output (Layout), and the measured output (Plan).
 
-layout   which server holds which expert of a layer (holds) and what part of an expert's load
-         each of its holders takes (shares)
-slot     room for one expert of one layer on one server
+layout   which server holds which expert of a layer (holds), and which share of an expert's load each of its
+         holders takes (shares)
+slot     place for one expert of one layer on one server
 replica  an expert of a layer on a server
 PAR      peak-to-average ratio of the servers' loads in a layer; 1.0 is perfect balance
 """
@@ -15,10 +15,9 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from balancer.policies import _planning
 from balancer.policies.moves import Move, ordered_moves
 
-__all__ = ["Float", "Holds", "Int", "Layout", "Move", "Plan", "Problem", "Shares", "make_plan"]
+__all__ = ["Float", "Holds", "Int", "Layout", "Move", "Plan", "Problem", "Shares"]
 
 Holds = npt.NDArray[np.bool_]  # (L, S, E)
 Shares = npt.NDArray[np.float64]  # (L, S, E); over S they sum to 1 for each expert
@@ -29,15 +28,15 @@ Layout = tuple[Holds, Shares]
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """One call's question, checked.
+    """The checked input of a policy.
 
     Attributes:
         load_LE: float64 (L, E), at least 0; any unit.
-        slots_LS: int64 (L, S): how many experts of the layer the server may hold, E at most.
-        asked_LS: The same as they were asked for. More than E are of no use, but that EPLB counts them.
-        speeds_S: float64 (S), above 0: load that a server works off in a unit of time.
-        current_LSE: What the servers hold now; None where nothing is known.
-        current_shares_LSE: And what part of an expert's load each gets now, where that is known.
+        slots_LS: int64 (L, S): experts of the layer that the server may hold, at most E.
+        asked_LS: The slots as given, possibly above E; EPLB counts them.
+        speeds_S: float64 (S), above 0: load that a server processes in a unit of time.
+        current_LSE: The current holds; None: unknown.
+        current_shares_LSE: The current shares; None: unknown.
     """
 
     load_LE: Float
@@ -64,24 +63,24 @@ class Problem:
 
     @property
     def slots_L(self) -> Int:
-        """int64 (L): the most replicas that a layer can have."""
+        """int64 (L): most replicas of a layer."""
         slots_L: Int = self.slots_LS.sum(axis=1)
         return slots_L
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A layout, how good it is, and how to get there.
+    """A layout, its quality, and the way to it.
 
     Attributes:
-        policy: Name of the policy that made it.
+        policy: Name of the policy.
         holds_LSE: bool (L, S, E).
         shares_LSE: float64 (L, S, E); 0 where not held; over S they sum to 1 for each expert.
         par_L: float64 (L): highest load / speed of a server over total load / total speed; 1.0
             for a layer without load.
         bound_L: float64 (L): no plan with these slots has a lower PAR.
-        transit: Replicas held in this plan and not now; 0 if `current` was not given.
-        problem: The question that it answers.
+        transit: Replicas that the plan adds to the current layout; 0 without `current`.
+        problem: Its input.
     """
 
     policy: str
@@ -94,42 +93,13 @@ class Plan:
 
     @property
     def gap_L(self) -> Float:
-        """float64 (L): par / bound; 1.0 is proven to be the best."""
+        """float64 (L): par / bound; 1.0 is proven optimal."""
         return self.par_L / self.bound_L
-
-    @property
-    def gap(self) -> Float:
-        """The same as `gap_L`."""
-        return self.gap_L
 
     @cached_property
     def moves(self) -> tuple[Move, ...]:
-        """The way from `current`, in a safe order (see `ordered_moves`); empty without `current`."""
+        """Moves from `current`, in a safe order (see `ordered_moves`); empty without `current`."""
         current_LSE = self.problem.current_LSE
         if current_LSE is None:
             return ()
         return ordered_moves(current_LSE, self.holds_LSE, self.problem.slots_LS)
-
-
-def make_plan(policy: str, problem: Problem, holds_LSE: Holds, shares_LSE: Shares) -> Plan:
-    """Measures a layout. Time O(L * S * E)."""
-    from balancer.policies.bounds import par_bound
-    from balancer.policies.measure import par
-
-    current_LSE = problem.current_LSE
-    transit = 0
-    if current_LSE is not None:
-        transit = _planning.count_new(holds_LSE, current_LSE, holds_LSE.size)
-    par_L = par(problem.load_LE, holds_LSE, shares_LSE, problem.speeds_S)
-    bound_L = par_bound(problem)
-    # A best plan is at the bound; sums in another order end a few units in the last place below it.
-    rounded_L = (par_L < bound_L) & (par_L > bound_L * (1 - 1e-12))
-    return Plan(
-        policy=policy,
-        holds_LSE=holds_LSE,
-        shares_LSE=shares_LSE,
-        par_L=np.where(rounded_L, bound_L, par_L),
-        bound_L=bound_L,
-        transit=transit,
-        problem=problem,
-    )

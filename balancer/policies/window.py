@@ -1,7 +1,7 @@
-"""What a window of observed loads says about the loads to plan for (ScalpeLB's planning weight).
+"""ScalpeLB's planning weight: the loads to plan for, from a window of observed loads.
 
-weight = mean + K * std of the window; on layers whose traffic changed within it, of the window
-weighted by a ramp towards its end.
+weight = mean + K * std of the window. On layers whose traffic shifted within it, later steps weigh more, by
+a linear ramp.
 """
 
 from __future__ import annotations
@@ -12,17 +12,30 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.policies.types import Float
-from eaas.routing import total_variation
 
-__all__ = ["planning_weight", "shift", "variance_buffer"]
+__all__ = ["planning_weight", "shift", "total_variation", "variance_buffer"]
 
-# ScalpeLB's: std makes room for bursts where experts are many; where they are few and alike it only
-# takes replicas from those that need them.
+# ScalpeLB's values: with many experts std provisions for bursts; with few, similar experts it only takes
+# replicas from those that need them.
 _MANY_EXPERTS, _K_MANY, _K_FEW = 192, 2.0, 0.0
 # Steps converted at a time: few enough for a core's cache.
 _BLOCK = 8
 
 _Bool = npt.NDArray[np.bool_]
+
+
+def total_variation(one_LE: npt.ArrayLike, other_LE: npt.ArrayLike) -> Float:
+    """float64 (L): half the sum of absolute differences of two loads' shares, 0 (equal) to 1 (disjoint).
+
+    0 if one of the loads is empty.
+    """
+    one, other = (np.asarray(load, dtype=np.float64) for load in (one_LE, other_LE))
+    one_L1, other_L1 = (load.sum(axis=1, keepdims=True) for load in (one, other))
+    known_L = ((one_L1 > 0) & (other_L1 > 0))[:, 0]
+    distance_L = np.zeros(len(one))
+    apart_NE = one[known_L] / one_L1[known_L] - other[known_L] / other_L1[known_L]
+    distance_L[known_L] = 0.5 * np.abs(apart_NE).sum(axis=1)
+    return distance_L
 
 
 def variance_buffer(experts: int) -> float:
@@ -31,10 +44,7 @@ def variance_buffer(experts: int) -> float:
 
 
 def shift(window_WLE: npt.NDArray[np.number]) -> Float:
-    """float64 (L): total-variation distance of the loads in the window's halves, 0 to 1.
-
-    0 where one of them has no load: nothing is known then.
-    """
+    """float64 (L): total-variation distance of the window's halves, 0 to 1; 0 if one of them is empty."""
     half = len(window_WLE) // 2
     old_LE, new_LE = (
         part.sum(axis=0, dtype=np.float64) for part in (window_WLE[:half], window_WLE[half:])
@@ -49,8 +59,8 @@ def planning_weight(
 
     Args:
         window_WLE: (W, L, E), at least 0, oldest first.
-        k: How many standard deviations to add to the mean; by number of experts by default.
-        shift_tv: Layers whose halves differ by more than that are weighted towards the end.
+        k: Standard deviations to add to the mean; by default from the number of experts.
+        shift_tv: Layers whose halves differ by more than this are weighted towards the end.
 
     Time O(W * L * E).
     """

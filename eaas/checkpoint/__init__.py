@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints: checked without torch before anything starts, then opened lazily."""
+"""Hugging Face checkpoints: validated without torch, then opened lazily."""
 
 from eaas.checkpoint.files import precheck
 from eaas.checkpoint.model import Checkpoint, ExpertTensor

@@ -1,12 +1,11 @@
-"""What the files of a checkpoint say, read without torch: only JSON and safetensors headers.
+"""Validation of a checkpoint's files without torch: JSON and safetensors headers only.
 
 A safetensors file is
 
     u64 n | n bytes of JSON: {name: {"dtype", "shape", "data_offsets": [begin, end]}} | data
 
-where the offsets count from the start of the data and leave neither a hole nor an overlap. Whatever
-is wrong is found here, before a process starts: a truncated shard that is memory-mapped would
-otherwise end that process with SIGBUS.
+with offsets relative to the start of the data, without gaps or overlaps. All errors are found here, before
+any process starts.
 """
 
 from __future__ import annotations
@@ -46,17 +45,17 @@ _BITS = {
     **dict.fromkeys(("I32", "U32", "F32"), 32),
     **dict.fromkeys(("I64", "U64", "F64", "C64"), 64),
 }
-# Of a tensor that the digest looks at.
+# Bytes of each sampled tensor in the digest.
 _SAMPLE_BYTES = 4096
 
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """Where a tensor is and what a shard's header says of it (safetensors' dtype names).
+    """A tensor's location, dtype (safetensors' name) and shape.
 
     Attributes:
-        offset: Its first byte in the file.
-        nbytes: Size.
+        offset: First byte in the file.
+        nbytes: Size in bytes.
     """
 
     shard: Path
@@ -68,11 +67,11 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class CheckpointFiles:
-    """A checkpoint whose files are all there and whole.
+    """A complete and valid checkpoint.
 
     Attributes:
         config: Content of config.json.
-        tensors: Tensor name -> entry, over all shards.
+        tensors: Tensor name -> entry, for all shards.
     """
 
     path: Path
@@ -80,13 +79,13 @@ class CheckpointFiles:
     tensors: Mapping[str, TensorEntry]
 
     def digest(self, sampled: Collection[str]) -> str:
-        """SHA-256 over config.json, each tensor's name, shape and dtype, and the first bytes of some.
+        """SHA-256 of config.json, all tensors' names, shapes and dtypes, and samples of some tensors.
 
-        The samples tell checkpoints of one architecture apart (a fine-tune from its base) without
-        reading hundreds of gigabytes. It does not depend on how the tensors are cut over shards.
+        The samples distinguish checkpoints of one architecture (a fine-tune from its base) without reading
+        hundreds of gigabytes. The digest does not depend on the division into shards.
 
         Args:
-            sampled: Names of tensors.
+            sampled: Names of the tensors to sample.
 
         Raises:
             OSError: A shard cannot be read.
@@ -95,10 +94,10 @@ class CheckpointFiles:
         for name, entry in sorted(self.tensors.items()):
             digest.update(json.dumps([name, entry.dtype, entry.shape]).encode())
         samples: dict[str, bytes] = {}
-        places = sorted((self.tensors[n].shard, self.tensors[n].offset, n) for n in sampled)
-        for shard, here in groupby(places, key=lambda place: place[0]):
+        locations = sorted((self.tensors[n].shard, self.tensors[n].offset, n) for n in sampled)
+        for shard, group in groupby(locations, key=lambda location: location[0]):
             with shard.open("rb") as file:
-                for _, offset, name in here:
+                for _, offset, name in group:
                     file.seek(offset)
                     samples[name] = file.read(min(self.tensors[name].nbytes, _SAMPLE_BYTES))
         for _, sample in sorted(samples.items()):
@@ -107,28 +106,27 @@ class CheckpointFiles:
 
 
 def precheck(path: str | os.PathLike[str]) -> None:
-    """Finds out whether a directory holds a whole, plain safetensors checkpoint; imports no torch.
+    """Check that a directory has a complete, unquantised safetensors checkpoint, without torch.
 
     Args:
-        path: A local directory. Nothing is ever fetched.
+        path: A local directory. Nothing is downloaded.
 
     Raises:
         NotACheckpointError: No directory, no readable config.json, or no safetensors.
-        MissingShardError: The index names a shard, or a tensor of a shard, that is not there.
-        CorruptShardError: A shard or the index is truncated or broken; names the file and the
-            tensor.
+        MissingShardError: The index names a missing shard or tensor.
+        CorruptShardError: A shard or the index is truncated or broken.
         UnsupportedModelError: The checkpoint is quantised.
-        CheckpointError: A file cannot be read, as where it is not this user's.
+        CheckpointError: A file cannot be read.
     """
     read_files(path)
 
 
 def read_files(path: str | os.PathLike[str]) -> CheckpointFiles:
-    """Reads config.json, the index and all shard headers. Raises as `precheck` does."""
+    """Read config.json, the index and all shard headers. Raises the errors of `precheck`."""
     try:
         return _read_files(Path(path))
     except OSError as error:
-        # save_pretrained makes shards that are their owner's only: containers meet them.
+        # save_pretrained writes shards that only their owner can read, a problem in containers.
         raise CheckpointError(
             f"{error.filename or path}: {error.strerror}: let this user read the checkpoint (chmod -R a+rX)"
         ) from error
@@ -152,7 +150,6 @@ def _read_files(directory: Path) -> CheckpointFiles:
 
 
 def _read_config(directory: Path) -> dict[str, Any]:
-    """config.json as a dictionary."""
     if not directory.is_dir():
         what = "is not a directory" if directory.exists() else "does not exist"
         raise NotACheckpointError(
@@ -166,7 +163,7 @@ def _read_config(directory: Path) -> dict[str, Any]:
     try:
         config = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise NotACheckpointError(f"{file} is not JSON ({error}): fetch it again") from error
+        raise NotACheckpointError(f"{file} is not JSON ({error}): download it again") from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise NotACheckpointError(f"{file} names no model_type: give a Hugging Face checkpoint")
     for part in (config, config.get("text_config")):
@@ -179,8 +176,8 @@ def _read_config(directory: Path) -> dict[str, Any]:
 
 
 def _read_index(directory: Path) -> dict[str, str]:
-    """Tensor name -> shard name; empty where one file holds everything."""
-    if (directory / SINGLE).is_file():  # transformers, too, takes it before an index
+    """Tensor name -> shard name; empty if there is only one file."""
+    if (directory / SINGLE).is_file():  # transformers, too, prefers it to an index
         return {}
     file = directory / INDEX
     if not file.is_file():
@@ -189,15 +186,15 @@ def _read_index(directory: Path) -> dict[str, str]:
         weight_map = json.loads(file.read_bytes())["weight_map"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorruptShardError(
-            f"{file} is no safetensors index ({error!r}): fetch it again"
+            f"{file} is not a safetensors index ({error!r}): download it again"
         ) from error
     if not isinstance(weight_map, dict) or not weight_map:
-        raise CorruptShardError(f"{file} has no weight_map: fetch it again")
+        raise CorruptShardError(f"{file} has no weight_map: download it again")
     for name, shard in weight_map.items():
-        # A plain name: an index must not lead out of the directory.
+        # An index must not lead out of the directory.
         if not isinstance(shard, str) or not shard or shard != os.path.basename(shard):
             raise CorruptShardError(
-                f"{file} places {name} in {shard!r}, no file name: fetch it again"
+                f"{file} places {name} in {shard!r}, which is not a file name: download it again"
             )
         if not shard.endswith(".safetensors"):
             raise NotACheckpointError(f"{file} places {name} in {shard}: only safetensors are read")
@@ -207,7 +204,7 @@ def _read_index(directory: Path) -> dict[str, str]:
 
 
 def _no_safetensors(directory: Path) -> NotACheckpointError | MissingShardError:
-    """What to say of a directory with neither model.safetensors nor its index."""
+    """The error for a directory with neither model.safetensors nor an index."""
     names = sorted(os.listdir(directory))
     if any(name.endswith(".safetensors") for name in names):
         return MissingShardError(
@@ -217,21 +214,21 @@ def _no_safetensors(directory: Path) -> NotACheckpointError | MissingShardError:
     if pickles:
         return NotACheckpointError(
             f"{directory} has only pickles ({pickles[0]}), which can run code and are refused: "
-            "convert it where you trust it (save_pretrained of transformers writes safetensors)"
+            "convert it if you trust it (save_pretrained of transformers writes safetensors)"
         )
     return NotACheckpointError(f"{directory} has no {SINGLE} and no {INDEX}: complete the download")
 
 
 def _read_header(shard: Path) -> dict[str, TensorEntry]:
-    """The tensors of a shard, once its header is known to fit the file."""
+    """The tensors of a shard, after checking that its header matches the file."""
 
     def corrupt(what: str) -> CorruptShardError:
-        return CorruptShardError(f"{shard}: {what}: fetch the shard again")
+        return CorruptShardError(f"{shard}: {what}: download the shard again")
 
     with shard.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size < 8:
-            raise corrupt(f"{size} bytes are no safetensors file")
+            raise corrupt(f"{size} bytes are not a safetensors file")
         (length,) = struct.unpack("<Q", file.read(8))
         if length > min(_MAX_HEADER_BYTES, size - 8):
             raise corrupt(f"header of {length} bytes in a file of {size}")
@@ -240,7 +237,7 @@ def _read_header(shard: Path) -> dict[str, TensorEntry]:
         except (ValueError, RecursionError) as error:
             raise corrupt(f"header is not JSON ({error})") from error
     if not isinstance(header, dict):
-        raise corrupt("header is no JSON object")
+        raise corrupt("header is not a JSON object")
     header.pop("__metadata__", None)
 
     data_bytes = size - 8 - length
@@ -251,7 +248,7 @@ def _read_header(shard: Path) -> dict[str, TensorEntry]:
             dtype, shape, (begin, end) = fields["dtype"], fields["shape"], fields["data_offsets"]
             bits = _BITS[dtype] * math.prod(shape)
         except (KeyError, TypeError, ValueError) as error:
-            raise corrupt(f"tensor {name} is described wrongly ({error!r})") from error
+            raise corrupt(f"tensor {name} has an invalid entry ({error!r})") from error
         if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
             raise corrupt(f"tensor {name} has shape {shape}, offsets {begin}..{end}")
         if bits != 8 * (end - begin):

@@ -1,6 +1,7 @@
-"""A checkpoint as transformers understands it, with not a tensor read until it is asked for.
+"""A checkpoint as transformers sees it; tensors are read on demand.
 
-transformers is imported inside the functions: it takes seconds, and the launcher needs none of it, nor numpy.
+Functions import transformers themselves: the import takes seconds, and the launcher needs neither it nor
+numpy.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 from eaas.checkpoint.files import CheckpointFiles, read_files
 from eaas.checkpoint.quiet import quiet_transformers
 from eaas.checkpoint.shard import Shard, ShardHeader, TensorSlice
-from eaas.collector import collector_off
 from eaas.errors import (
     CorruptShardError,
     DenseModelError,
     MissingShardError,
     UnsupportedModelError,
 )
+from eaas.garbage_collection import collector_off
 
 if TYPE_CHECKING:
     import torch
@@ -42,14 +43,14 @@ _TORCH_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "
 
 @dataclass(frozen=True)
 class ExpertTensor:
-    """A checkpoint tensor that ends in an experts module's parameter.
+    """A checkpoint tensor of an experts module's parameter.
 
     Attributes:
-        key: Its name in the checkpoint.
+        key: Name in the checkpoint.
         layer: MoE layer.
-        expert: The logical expert that it belongs to; None where its first dimension holds all E.
-        target: The parameter's name in the model.
-        pattern: The source pattern of transformers' rule that leads there; None for a mere renaming.
+        expert: Logical expert; None if the first dimension has all E experts.
+        target: Name of the parameter in the model.
+        pattern: Source pattern of transformers' conversion rule; None for a plain renaming.
     """
 
     key: str
@@ -60,16 +61,15 @@ class ExpertTensor:
 
 
 class Checkpoint:
-    """A Mixture-of-Experts checkpoint whose experts can be taken out; made by `Checkpoint.open`.
+    """A Mixture-of-Experts checkpoint with separable experts; created by `Checkpoint.open`.
 
     Attributes:
-        path: Its directory.
+        path: Directory.
         config: transformers' config.
-        skeleton: The model on the meta device: names and shapes without a byte of weights.
-        shape: What the cluster must agree on. H is the width of what enters an expert.
-        open_shard: Opens a shard, whose header may be known; another one where its bytes are elsewhere.
-        elsewhere: Goes through the sources of the bytes: while one is at hand, tensors are read from it
-            where it can send them. There are none where the files are here.
+        skeleton: The model on the meta device, without weights.
+        shape: Properties that the cluster must agree on. H is the width of an expert's input.
+        open_shard: Opens a shard, with its header if known; replaced if the bytes are on another machine.
+        elsewhere: Iterates over remote sources; tensors are read from the current one. Empty for local files.
     """
 
     def __init__(
@@ -87,17 +87,16 @@ class Checkpoint:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], digest: str = "") -> Checkpoint:
-        """Checks a local directory and reads its config, index and headers; no expert.
+        """Validate a local directory and read its config, index and headers.
 
         Args:
             path: The directory.
-            digest: `shape.digest`, where the tensors that it is made of are not here.
+            digest: `shape.digest`, if the tensors for its computation are not local.
 
         Raises:
-            NotACheckpointError, MissingShardError, CorruptShardError: As `precheck` does.
+            NotACheckpointError, MissingShardError, CorruptShardError: See `precheck`.
             DenseModelError: The model has no experts.
-            UnsupportedModelError: transformers does not know the model, or its experts are out of
-                reach.
+            UnsupportedModelError: transformers does not know the model, or its experts are not separable.
         """
         files = read_files(path)
         with quiet_transformers():
@@ -108,34 +107,33 @@ class Checkpoint:
         if not modules:
             raise _dense(files, config)
         checkpoint = cls(files, config, skeleton, _shape(files, config, skeleton, modules))
-        # The bytes of experts have digests of their own, and a damaged one is told by those.
+        # Experts have digests of their own.
         digest = digest or files.digest(checkpoint.other_keys())
         checkpoint.shape = replace(checkpoint.shape, digest=digest)
         return checkpoint
 
     @cached_property
     def keys(self) -> Mapping[str, Path]:
-        """Tensor name -> the shard that holds it."""
+        """Tensor name -> shard."""
         return {name: entry.shard for name, entry in self._files.tensors.items()}
 
     def expert_modules(self) -> dict[str, nn.Module]:
-        """Name -> meta module, one per MoE layer, in order."""
+        """Name -> meta module of each MoE layer, in order."""
         return {name: self.skeleton.get_submodule(name) for name in self.shape.layer_names}
 
     def expert_keys(self) -> frozenset[str]:
-        """The tensors that only expert servers need."""
+        """Names of the tensors for expert servers."""
         return frozenset(tensor.key for tensor in self.expert_tensors)
 
     def other_keys(self) -> frozenset[str]:
-        """The tensors that attention clients need; what the model has no place for is left out."""
+        """Names of the tensors for attention clients, without those that the model does not use."""
         return frozenset(self._targets) - self.expert_keys()
 
     @cached_property
     def expert_tensors(self) -> tuple[ExpertTensor, ...]:
-        """All expert tensors by layer, in transformers' natural order of names.
+        """All expert tensors, sorted by layer and in transformers' natural order of names.
 
-        Raises UnsupportedModelError where a parameter is neither one tensor per expert nor one for
-        all.
+        Raises UnsupportedModelError if a parameter has neither one tensor per expert nor one for all.
         """
         layers = {name: layer for layer, name in enumerate(self.shape.layer_names)}
         groups: dict[tuple[int, str, str | None], list[str]] = defaultdict(list)
@@ -147,7 +145,7 @@ class Checkpoint:
         num_experts = self.shape.num_experts
         for (layer, target, pattern), keys in sorted(groups.items(), key=lambda item: item[0][0]):
             if len(keys) == num_experts and num_experts > 1:
-                # transformers itself numbers the experts by their place in this order.
+                # transformers numbers the experts by this order.
                 tensors += [
                     ExpertTensor(key, layer, expert, target, pattern)
                     for expert, key in enumerate(keys)
@@ -162,10 +160,10 @@ class Checkpoint:
         return tuple(tensors)
 
     def slice(self, key: str) -> TensorSlice:
-        """A tensor that is read when it is indexed: `slice[...]`, or `slice[a:b]` for some rows.
+        """A tensor that is read when indexed: `slice[...]`, or `slice[a:b]` for some rows.
 
-        Raises KeyError for an unknown name, MissingShardError or CorruptShardError where the shard
-        has gone or changed since the checkpoint was opened.
+        Raises KeyError for an unknown name, MissingShardError or CorruptShardError if the shard was removed
+        or changed since the checkpoint was opened.
         """
         path = self.keys[key]
         try:
@@ -175,28 +173,27 @@ class Checkpoint:
             self._headers[path] = shard.header
             return shard.slice(key)
         except FileNotFoundError as error:
-            raise MissingShardError(f"{path} (tensor {key}) has gone: restore it") from error
+            raise MissingShardError(f"{path} (tensor {key}) is missing: restore it") from error
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CorruptShardError(
-                f"{path}: tensor {key} cannot be read ({error!r}): fetch the shard again"
+                f"{path}: tensor {key} cannot be read ({error!r}): download the shard again"
             ) from error
 
     def release(self) -> None:
-        """Closes the shards, but for those of which slices are left."""
+        """Close all shards without remaining slices."""
         self._shards.clear()
 
     def weight_mapping(self) -> list[Any]:
-        """transformers' rules to rename and convert the tensors; fresh, since they keep state."""
+        """transformers' rules to rename and convert tensors; a new list, because they keep state."""
         from transformers.conversion_mapping import get_model_conversion_mapping
 
         return list(get_model_conversion_mapping(self.skeleton))
 
     @cached_property
     def _targets(self) -> dict[str, tuple[str, str | None]]:
-        """Checkpoint key -> (parameter or buffer of the model, rule that leads there), naturally
-        sorted.
+        """Checkpoint key -> (parameter or buffer of the model, conversion rule), in natural order.
 
-        The same steps as transformers' `convert_and_load_state_dict_in_model`.
+        Same steps as transformers' `convert_and_load_state_dict_in_model`.
         """
         from transformers.core_model_loading import (
             WeightConverter,
@@ -248,14 +245,14 @@ def _model_class(files: CheckpointFiles, config: Any) -> type:
             f"{files.path}: transformers has no causal language model for model_type "
             f"{config.model_type!r}: use a text-generation checkpoint"
         )
-    # Where the model's code is imported, and most of transformers with it.
+    # This imports the model's code and most of transformers.
     with collector_off():
         model_class: type = _get_model_class(config, AutoModelForCausalLM._model_mapping)
     code = vars(sys.modules[model_class.__module__])
     if not any(isinstance(cls, type) and _is_experts_class(cls) for cls in code.values()):
         if _has_experts(config):
             raise UnsupportedModelError(
-                f"{files.path}: transformers' {config.model_type} has experts code of its own, "
+                f"{files.path}: transformers' {config.model_type} has custom experts code "
                 "outside its experts interface: this architecture cannot be served"
             )
         raise _dense(files, config)
@@ -267,7 +264,7 @@ def _build_skeleton(files: CheckpointFiles, config: Any, model_class: Any) -> An
 
     try:
         with torch.device("meta"):
-            # A copy, since building writes to the config.
+            # A copy, because building the model changes the config.
             return model_class._from_config(deepcopy(config), dtype=_weights_dtype(files, config))
     except (
         ValueError,
@@ -285,7 +282,7 @@ def _build_skeleton(files: CheckpointFiles, config: Any, model_class: Any) -> An
 
 
 def _weights_dtype(files: CheckpointFiles, config: Any) -> torch.dtype:
-    """The config's dtype, else the checkpoint's first floating one, as transformers does it."""
+    """The config's dtype, else the first floating one of the checkpoint, like transformers."""
     import torch
 
     if isinstance(config.dtype, torch.dtype):
@@ -295,12 +292,12 @@ def _weights_dtype(files: CheckpointFiles, config: Any) -> torch.dtype:
 
 
 def _is_experts_class(cls: type) -> bool:
-    """Whether the class is decorated with transformers' `use_experts_implementation`."""
+    """Whether a class has transformers' `use_experts_implementation` decorator."""
     return hasattr(cls, "_apply_gate") and hasattr(getattr(cls, "forward", None), "__wrapped__")
 
 
 def _has_experts(config: Any) -> bool:
-    """Whether a config, or a part of it (dbrx's ffn_config), counts experts."""
+    """Whether a config or a part of it (dbrx's ffn_config) has more than one expert."""
     text = config.get_text_config()
     parts = [text, *(getattr(text, name, None) for name in text.sub_configs)]
     return any(_as_int(getattr(part, name, None)) > 1 for part in parts for name in _NUM_EXPERTS)
@@ -316,7 +313,7 @@ def _dense(files: CheckpointFiles, config: Any) -> DenseModelError:
 def _shape(
     files: CheckpointFiles, config: Any, skeleton: Any, modules: Mapping[str, nn.Module]
 ) -> ModelShape:
-    """The shape, but for its digest."""
+    """The shape, without the digest."""
     from eaas.types import ModelShape
 
     name = f"{files.path}: {config.model_type}"
@@ -324,19 +321,19 @@ def _shape(
     for module in modules.values():
         if any("." in parameter for parameter, _ in module.named_parameters()):
             raise UnsupportedModelError(
-                f"{name} has parameters that its experts share: not supported"
+                f"{name} has parameters shared by its experts: not supported"
             )
         num_experts, *dims = module.get_parameter("down_proj").shape
         sizes.add((num_experts, dims[1 if module.is_transposed else 0]))
     if len(sizes) > 1:
         raise UnsupportedModelError(
-            f"{name} has layers that differ in experts or width ({sorted(sizes)}): not supported"
+            f"{name} has layers with different experts or widths ({sorted(sizes)}): not supported"
         )
     ((num_experts, hidden_size),) = sizes
     text = config.get_text_config()
     top_k = max(_as_int(getattr(text, alias, None)) for alias in _EXPERTS_PER_TOKEN)
     if not 1 <= top_k <= num_experts:
-        raise UnsupportedModelError(f"{name}: config.json names no number of experts per token")
+        raise UnsupportedModelError(f"{name}: config.json has no number of experts per token")
     return ModelShape(
         model_type=config.model_type,
         num_experts=num_experts,
@@ -353,7 +350,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _as_int(value: object) -> int:
-    """A config value that is a number, or a list of one number per layer; 0 for anything else."""
+    """Convert a config value (a number, or a list with one number per layer); else 0."""
     if isinstance(value, list):
         return max(map(_as_int, value), default=0)
     return value if isinstance(value, int) else 0

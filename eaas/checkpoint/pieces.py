@@ -1,4 +1,4 @@
-"""Weights are read and packed in pieces, so that whoever does it can let others go first in between."""
+"""Weights are read and packed in pieces, so that other work can run in between."""
 
 from __future__ import annotations
 
@@ -6,26 +6,25 @@ from collections.abc import Callable, Iterator
 
 __all__ = ["PIECE_BYTES", "Look", "Pause", "at_once", "pieces", "unseen"]
 
-# Takes a core about a millisecond.
+# About a millisecond of work for a core.
 PIECE_BYTES = 1 << 20
 
 Pause = Callable[[], None]
-"""Called before each piece, by the thread that works on it; returns when the piece may begin."""
-
+"""Called before each piece, by the working thread; returns when the piece may begin."""
 
 Look = Callable[[memoryview], object]
-"""Called with each piece that was read, while the processor's cache holds it."""
+"""Called with each piece after it was read, while it is in the CPU cache."""
 
 
 def at_once() -> None:
-    """The pause of whoever waits for nobody."""
+    """The default `pause`: continue at once."""
 
 
 def unseen(_piece: memoryview) -> None:
-    """The default `look`: takes the pieces as they are."""
+    """The default `look`: ignore the piece."""
 
 
 def pieces(count: int, most: int = PIECE_BYTES) -> Iterator[tuple[int, int]]:
-    """(begin, end) of pieces that make up 0 to `count`, each of `most` but for the last."""
+    """Divide the range 0 to `count` into pieces (begin, end) of at most `most`."""
     for begin in range(0, count, most):
         yield begin, min(begin + most, count)

@@ -1,4 +1,4 @@
-"""Keeps transformers from writing to people's terminals."""
+"""Silences transformers' terminal output."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["quiet_transformers"]
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No progress bars and no log lines below an error from transformers inside the block."""
+    """Disable transformers' progress bars and log lines below errors inside the block."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

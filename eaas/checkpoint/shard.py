@@ -1,8 +1,7 @@
-"""Shards as open files: what is asked for is read, and nothing is mapped.
+"""Safetensors shards as open files, read on demand without memory mapping.
 
-A mapping would count as this process's memory for as long as it stands, be charged in full where the
-kernel does not overcommit, and end the process (SIGBUS) where the file shrinks under it. A read puts
-the bytes where they are wanted, without the GIL, or says that they are not there.
+A mapping counts as the process's memory, is charged in full without overcommit, and ends the process (SIGBUS)
+if the file shrinks. A read copies the bytes to their destination without the GIL, or raises an error.
 """
 
 from __future__ import annotations
@@ -52,13 +51,13 @@ _TORCH_DTYPES = {
 
 @dataclass(frozen=True)
 class ShardHeader:
-    """What a shard's header says.
+    """A parsed shard header.
 
     Attributes:
-        digest: SHA-256 of its bytes.
-        tensors: Tensor name -> dtype, shape and data_offsets, as safetensors has them.
-        data_begin: Where the data begins in the file.
-        file_bytes: Where the data and the file end.
+        digest: SHA-256 of the header's bytes.
+        tensors: Tensor name -> dtype, shape and data_offsets, as in the file.
+        data_begin: Offset of the data in the file.
+        file_bytes: Size of the file.
     """
 
     digest: bytes
@@ -68,16 +67,16 @@ class ShardHeader:
 
 
 class Shard:
-    """A safetensors file, open until nobody refers to it or to a slice of it.
+    """A safetensors file, open until the last reference to it or its slices is gone.
 
     Args:
         path: The file.
-        known: Its header, if it was read before: it is parsed again only where it has changed, since
-            json holds the GIL for milliseconds where there are thousands of tensors.
+        known: A header parsed earlier. It is parsed again only if it has changed: with thousands of tensors,
+            json holds the GIL for milliseconds.
 
     Raises:
-        OSError: It cannot be opened or read.
-        ValueError: It is no whole safetensors file.
+        OSError: The file cannot be opened or read.
+        ValueError: It is not a complete safetensors file.
     """
 
     def __init__(self, path: Path, known: ShardHeader | None = None) -> None:
@@ -87,7 +86,7 @@ class Shard:
         self.header = self._read_header(known)
 
     def slice(self, key: str) -> TensorSlice:
-        """A tensor that is read when it is asked for. Raises KeyError for an unknown name."""
+        """A tensor that is read on demand. Raises KeyError for an unknown name."""
         fields = self.header.tensors[key]
         begin, end = fields["data_offsets"]
         offset = self.header.data_begin + begin
@@ -96,9 +95,9 @@ class Shard:
     def read_into(
         self, buffer: memoryview, offset: int, pause: Pause = at_once, look: Look = unseen
     ) -> None:
-        """Fills the buffer from a place of the file, with a pause before each piece and a look at it.
+        """Fill the buffer from an offset of the file; call `pause` before and `look` after each piece.
 
-        Raises OSError or ValueError if it cannot.
+        Raises OSError or ValueError.
         """
         for first, end in pieces(len(buffer)):
             pause()
@@ -111,9 +110,7 @@ class Shard:
             look(buffer[first:end])
 
     def prefetch(self, places: Sequence[tuple[int, int]], pause: Pause = at_once) -> None:
-        """Bytes that are read soon, (offset, count) each: the system may get them while the caller does
-        something else.
-        """
+        """Announce reads to the operating system, as (offset, count) each."""
         for offset, count in places:
             for begin, end in pieces(count):
                 pause()
@@ -144,16 +141,16 @@ class Shard:
 
 @dataclass(frozen=True)
 class TensorSlice:
-    """A tensor of a shard, or successive rows of it, that is read when it is asked for.
+    """A tensor of a shard, or consecutive rows of it, read on demand.
 
-    `[...]`, `[a:b]`, `get_shape` and `get_dtype` are what transformers uses of safetensors' slices.
+    transformers uses `[...]`, `[a:b]`, `get_shape` and `get_dtype`.
 
     Attributes:
-        shard: Where it is.
-        key: The tensor's name.
+        shard: The shard.
+        key: Name of the tensor.
         shape: Sizes of all dimensions.
-        offset: Where its bytes begin in the shard.
-        nbytes: How many they are.
+        offset: First byte in the shard.
+        nbytes: Size in bytes.
     """
 
     shard: Shard
@@ -164,7 +161,7 @@ class TensorSlice:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Raises UnsupportedModelError if torch has no such dtype."""
+        """Torch dtype. Raises UnsupportedModelError if torch lacks it."""
         import torch
 
         if self.get_dtype() not in _TORCH_DTYPES:
@@ -189,7 +186,7 @@ class TensorSlice:
         return replace(rows, shape=rows.shape[1:])
 
     def __getitem__(self, item: EllipsisType | slice) -> torch.Tensor:
-        """All of it, or successive rows, in memory of their own. Raises as `read_into` does."""
+        """Read all of it, or consecutive rows, into a new tensor. Raises the errors of `read_into`."""
         import torch
 
         first, last, _ = (0, 0, 0) if item is Ellipsis else item.indices(self.shape[0])
@@ -199,16 +196,16 @@ class TensorSlice:
         return raw.view(part.dtype).view(part.shape)
 
     def read_into(self, buffer: memoryview, pause: Pause = at_once, look: Look = unseen) -> None:
-        """Reads all of it into a buffer of `nbytes`, with a pause before each piece and a look at it.
+        """Read all of it into a buffer of `nbytes`; call `pause` before and `look` after each piece.
 
-        Raises CorruptShardError, naming the file and the tensor, where that cannot be done.
+        Raises CorruptShardError.
         """
         try:
             self.shard.read_into(buffer, self.offset, pause, look)
         except (OSError, ValueError) as error:
             raise CorruptShardError(
                 f"{self.shard.path}: tensor {self.key} cannot be read ({error}): "
-                "fetch the shard again"
+                "download the shard again"
             ) from error
 
     def _rows(self, first: int, last: int) -> TensorSlice:
@@ -222,7 +219,7 @@ class TensorSlice:
 
 
 def prefetch(slices: Iterable[TensorSlice], pause: Pause = at_once) -> None:
-    """They are read soon, all of them: the system may get them while the caller does something else."""
+    """Announce reads of all slices to the operating system."""
     places: dict[Shard, list[tuple[int, int]]] = {}
     for part in slices:
         places.setdefault(part.shard, []).append((part.offset, part.nbytes))

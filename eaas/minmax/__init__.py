@@ -1,4 +1,4 @@
-"""The min-max split of load over replicas, for the balancer and for clients."""
+"""Min-max split of load over replicas, for balancer and clients."""
 
 from eaas.minmax.split import levels_of, split_of
 

@@ -1,4 +1,4 @@
-/* The min-max split of batches over a fixed placement: checked arrays in, `flow.c` between, arrays out.
+/* Python interface of the min-max split (flow.c): validates arrays and calls it for each batch.
  *
  * Letters: B batches, E experts, S servers.
  */
@@ -26,7 +26,7 @@ typedef struct {
 
 #define BLOCK 8
 
-/* Whether a block of shares has one above 0: most have none. Without a branch inside, so that it is vectorised. */
+/* Whether a block of shares has one above 0; most have none. No branch inside, so that it is vectorised. */
 static inline bool
 any_share(const double *share_E)
 {
@@ -37,7 +37,7 @@ any_share(const double *share_E)
     return found;
 }
 
-/* Puts an expert into a slot for each share above 0 (counts them only, where `put` is false). */
+/* Put an expert into a slot for each share above 0 (only count them if `put` is false). */
 static int32_t
 scan_shares(Placement *p, bool put)
 {
@@ -66,7 +66,7 @@ scan_shares(Placement *p, bool put)
     return n;
 }
 
-/* False: out of memory, or a share is infinite. */
+/* Returns false if out of memory, or if a share is infinite. */
 static bool
 lay_out(Placement *p)
 {
@@ -83,7 +83,7 @@ lay_out(Placement *p)
     p->share_N = p->block;
     flow_init(&p->flow, p->share_N + slots, servers, experts, p->first_S, p->speed_S);
     scan_shares(p, true);
-    /* Of each expert to 1, whatever they were: of what is left where a server is gone. */
+    /* Normalise the shares of each expert to 1: a server may be gone. */
     for (int32_t e = 0; e < experts; e++) {
         double sum = 0;
         for (int32_t n = p->flow.head_E[e]; n != NONE; n = p->flow.next_N[n]) {
@@ -96,7 +96,7 @@ lay_out(Placement *p)
     return true;
 }
 
-/* The fullness of the fullest server with the best split of a batch. */
+/* Fullness of the fullest server under the best split of a batch. */
 static double
 level_batch(Placement *p, const double *load_E, bool all_levels)
 {
@@ -112,7 +112,7 @@ level_batch(Placement *p, const double *load_E, bool all_levels)
     return flow_level(flow, EXACT, all_levels);
 }
 
-/* Finite, and none below `least` (which itself is out of range where `above`). */
+/* Check that all values are finite and at least `least`, or above it if `above`. */
 static bool
 check_range(const double *values, Py_ssize_t count, const char *name, bool above)
 {

@@ -3,8 +3,8 @@ import numpy.typing as npt
 
 _Float64 = npt.NDArray[np.float64]
 
-# Both raise ValueError for an array of another item size or too short, or a value out of range. A share
-# above 0 is a replica. Experts without one are left out.
+# Both raise ValueError for arrays of wrong item size or length, and for values out of range. A share above 0
+# is a replica. Experts without replicas are ignored.
 
 def split(
     load: _Float64,
@@ -16,9 +16,11 @@ def split(
     out: _Float64,
     /,
 ) -> float:
-    """Fills the shares of `load` (E) of each replica (`shares` and `out`: S x E) that level the servers'
-    load (with `backlog`, S) over `speeds` (S); returns that of the fullest. Experts without load keep
-    their shares."""
+    """Fill `out` (S x E) with the shares of `load` (E) that minimise the largest load over speed of a server.
+
+    `shares` (S x E) has the replicas, `speeds` (S) and `backlog` (S) belong to the servers. Returns that
+    largest load over speed. Experts without load keep their shares.
+    """
 
 def levels(
     load: _Float64,
@@ -30,5 +32,4 @@ def levels(
     out: _Float64,
     /,
 ) -> None:
-    """Fills the load over speed (B) of the fullest server that the best split of each batch of `load`
-    (B x E) leads to."""
+    """Fill `out` (B) with the largest load over speed under the best split of each batch of `load`."""

@@ -1,4 +1,4 @@
-/* Arguments of the compiled loops: contiguous buffers whose lengths are checked before they are used. */
+/* Array arguments: contiguous buffers with checked lengths. */
 #ifndef EAAS_MINMAX_ARRAYS_H
 #define EAAS_MINMAX_ARRAYS_H
 
@@ -16,7 +16,7 @@ typedef struct {
     bool open;
 } Array;
 
-/* Opens a contiguous buffer of any number of items of `size` bytes, or sets an exception. */
+/* Open a contiguous buffer of items of `size` bytes, or set an exception. */
 static inline bool
 open_items(Array *array, PyObject *object, const char *name, Py_ssize_t size, bool writable)
 {
@@ -33,7 +33,7 @@ open_items(Array *array, PyObject *object, const char *name, Py_ssize_t size, bo
     return true;
 }
 
-/* The same of exactly `count` items. */
+/* The same with exactly `count` items. */
 static inline bool
 open_array(Array *array, PyObject *object, const char *name, Py_ssize_t count, Py_ssize_t size, bool writable)
 {

@@ -2,9 +2,9 @@
 
 #include <string.h>
 
-/* A server has room where it is this far below the level: what is less is rounding. */
+/* A server has capacity if it is this far below the level; less is rounding. */
 #define ROUNDING 1e-13
-/* How exactly the servers below the fullest ones are levelled: nobody waits for them. */
+/* Precision for servers below the fullest ones, which delay nothing. */
 #define BELOW 0.01
 
 size_t
@@ -68,7 +68,7 @@ flow_take(Flow *flow, int32_t slot)
 
 /* ---- one phase of Dinic's algorithm, from servers above the level to servers below it ---------------------- */
 
-/* Levels of breadth-first search from every server above the level, up to the first with room. */
+/* Breadth-first search from every server above the level to the first with capacity. */
 static bool
 find_room(Flow *flow, double level, double slack)
 {
@@ -113,7 +113,7 @@ find_room(Flow *flow, double level, double slack)
     return found_at != INT32_MAX;
 }
 
-/* Sends up to `amount` of a server's load to servers further on; returns how much went. */
+/* Send up to `amount` of a server's load to later servers; return how much was sent. */
 static double
 send(Flow *flow, int32_t s, double amount, double level)
 {
@@ -138,7 +138,7 @@ send(Flow *flow, int32_t s, double amount, double level)
             flow->flow_N[n] -= went;
             flow->flow_N[other] += went;
             sent += went;
-            /* Compared with what was asked for, not with the difference, which may never become 0. */
+            /* Compare with the amount, because the difference may never become 0. */
             if (went == wanted) {
                 return amount;
             }
@@ -205,7 +205,7 @@ flow_level(Flow *flow, double slack, bool all_levels)
         for (;;) {
             flow_push(flow, level, slack);
             double proven = mean_fullness(flow, REACHED);
-            /* Not above it where none was reached, or by rounding. */
+            /* Not above it if no server was reached, or by rounding. */
             if (!(proven > level)) {
                 break;
             }

@@ -1,9 +1,9 @@
-/* The min-max flow: the load of experts onto servers that hold them, such that the fullest server is as little full
- * as it can be; then the next, and so on. No Python in here.
+/* Min-max flow: assigns the load of experts to servers that hold them, minimising the fullness of the fullest
+ * server, then of the next, and so on. No Python.
  *
  * Letters: E experts, S servers, N slots. Slots first_S[s] .. first_S[s + 1] - 1 are those of server s; those that
- * hold the same expert are linked (head_E, next_N). A server's fullness is its load over its speed. Nothing is
- * checked here: whoever calls has seen to it that no index is out of range and no server holds an expert twice.
+ * hold the same expert are linked (head_E, next_N). A server's fullness is its load over its speed. The
+ * caller checks that indices are in range and that no server holds an expert twice.
  */
 #ifndef EAAS_MINMAX_FLOW_H
 #define EAAS_MINMAX_FLOW_H
@@ -21,42 +21,41 @@ typedef struct {
     int32_t *server_N;
     int32_t *next_N;
     int32_t *head_E;
-    double *flow_N;  /* load of the slot's expert that the server takes there */
-    double *load_S;  /* all that the server takes, with what cannot be moved */
+    double *flow_N;  /* load of the slot's expert on this server */
+    double *load_S;  /* total load of the server, fixed load included */
     const double *speed_S;
     /* Scratch. */
     double *room_S;
     int32_t *level_S, *queue_S, *now_S, *then_N;
-    int32_t farthest; /* level of the servers with room */
+    int32_t farthest; /* level of the servers with capacity */
     uint8_t *seen_E, *settled_S;
-    uint8_t *tight_S; /* servers that hold the level up: see flow_level */
+    uint8_t *tight_S; /* servers that determine the level: see flow_level */
 } Flow;
 
-/* Bytes that a flow's arrays take, without first_S and speed_S. */
+/* Bytes of a flow's arrays, without first_S and speed_S. */
 size_t flow_bytes(int32_t servers, int32_t experts, int32_t slots);
 
-/* Lays the arrays over a block of flow_bytes(), aligned for doubles. Every slot is free then, every load 0. */
+/* Place the arrays in a block of flow_bytes(), aligned for doubles. All slots are free, all loads 0. */
 void flow_init(Flow *flow, void *block, int32_t servers, int32_t experts, const int32_t *first_S,
                const double *speed_S);
 
-/* An expert into a free slot, or out of it; its flow there is 0 then. */
+/* Put an expert into a free slot, or remove it; its flow there becomes 0. */
 void flow_put(Flow *flow, int32_t slot, int32_t expert);
 void flow_take(Flow *flow, int32_t slot);
 
-/* Shifts load between the replicas of experts until the fullest server is as little full as it can be, and returns
- * that fullness: a proven lower bound, which no server is above by more than `slack` of it (1e-9: exact). It begins at
- * the flow that there is: the nearer that is, the cheaper. tight_S then marks the servers that hold the fullness up:
- * what they take, no other server can take from them; none, where all servers are equally full. What the other
- * servers take is as it comes, or levelled too, down to the last, with `all_levels`.
+/* Shift load between replicas until the fullness of the fullest server is minimal, and return it: a proven lower
+ * bound, exceeded by no server by more than a part `slack` (1e-9: exact). Starts with the current flow; a near one is
+ * cheaper. tight_S then marks the servers that determine the fullness: no other server can take their load. None is
+ * marked if all servers are equally full. The other servers are levelled, too, with `all_levels`.
  *
- * Discrete Newton iteration over Dinic's algorithm: the level begins at the mean, which is a lower bound; servers above
- * it send what is too much to servers below it; where they cannot, the servers that were reached are a proof that the
- * level is at least their own mean, and it is raised to that. */
+ * Discrete Newton iteration over Dinic's algorithm: the level starts at the mean, which is a lower bound. Servers above
+ * it send their excess to servers below it. If they cannot, the level is at least the mean of the reached servers, and
+ * is raised to that. */
 double flow_level(Flow *flow, double slack, bool all_levels);
 
-/* One step of that: sends what servers have above a level (by more than `slack` of it) to servers below it, as far as
- * it goes, and returns what could not be sent. level_S is NONE then, but for the servers that still have too much (0)
- * and those that can be reached from them (more), none of which is below the level. */
+/* One step: send the excess of servers above a level (by more than a part `slack`) to servers below it, and return
+ * the rest. Then level_S is 0 for servers with excess, more for servers reached from them (none is below the level),
+ * and NONE for others. */
 double flow_push(Flow *flow, double level, double slack);
 
 #endif

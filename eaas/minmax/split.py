@@ -1,4 +1,4 @@
-"""Arrays in, `_minmax` called, arrays out; `balancer.policies.split` says what it means."""
+"""NumPy interface of `_minmax` (semantics: `balancer.policies.split`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def split_of(
     speeds_S: npt.ArrayLike | None = None,
     backlog_S: npt.ArrayLike | None = None,
 ) -> tuple[Float, float]:
-    """Shares (S, E) and level; see `balancer.policies.split.split`."""
+    """Compute shares (S, E) and level; see `balancer.policies.split.split`."""
     shares, speeds = _placement(shares_SE, speeds_S)
     servers, experts = shares.shape
     load = _floats("load_E", load_E, (experts,))
@@ -31,7 +31,7 @@ def split_of(
 def levels_of(
     load_BE: npt.ArrayLike, shares_SE: npt.ArrayLike, speeds_S: npt.ArrayLike | None = None
 ) -> Float:
-    """Levels (B); see `balancer.policies.split.levels`."""
+    """Compute levels (B); see `balancer.policies.split.levels`."""
     shares, speeds = _placement(shares_SE, speeds_S)
     servers, experts = shares.shape
     batches = len(np.asarray(load_BE))

@@ -1,4 +1,4 @@
-"""Writes into another process's memory, for the nixl transport."""
+"""One-sided writes into another process's memory, for the nixl transport."""
 
 from eaas.one_sided.agent import Agent, Region, nixl_version, why_not
 from eaas.one_sided.poller import Poller

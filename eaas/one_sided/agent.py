@@ -1,12 +1,12 @@
-"""One-sided writes between two processes, by NIXL.
+"""One-sided writes between two processes, with NIXL.
 
-NIXL (its UCX backend) takes what reaches the peer: RDMA where there is a network card for it, shared
-memory or TCP elsewhere. A write can carry a *note*: the peer gets it after the bytes are in its memory.
+NIXL (UCX backend) picks the path to the peer: RDMA if there is a network card for it, else shared memory or
+TCP. A write can carry a *note*, which the peer gets after the bytes are in its memory.
 
-Nothing happens by itself: `written` and `notes` also move what is under way, ours and the peers'. NIXL has a
-progress thread of its own, but it makes a write 8 to 16 ms late.
+There is no background progress: `written` and `notes` also advance running transfers, in both directions.
+NIXL's own progress thread would delay writes by 8 to 16 ms.
 
-Words: a *handle* tells how to reach an agent, a *description* of a region is the right to write there.
+Words: a *handle* is the address of an agent; the *description* of a region is the right to write there.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _Token = TypeVar("_Token")
 
 @functools.cache
 def why_not() -> str:
-    """Why there are no one-sided writes here, with the remedy; empty where there are."""
-    # Its own lines come to stdout, and each of our errors has one of its own.
+    """Why NIXL is not available, with the remedy; empty if it is."""
+    # NIXL logs to stdout; our errors have the same information.
     os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")
     try:
         import nixl_cu12  # noqa: F401
@@ -48,13 +48,13 @@ def why_not() -> str:
 
 @functools.cache
 def nixl_version() -> str:
-    """The version that is installed."""
+    """The installed version."""
     return importlib.metadata.version("nixl-cu12")
 
 
 @functools.cache
 def _errors() -> tuple[type[Exception], ...]:
-    """NIXL's exceptions: they have no root of their own."""
+    """NIXL's exceptions, which have no common base class."""
     from nixl_cu12 import _bindings
 
     of_module = vars(_bindings).values()
@@ -64,13 +64,13 @@ def _errors() -> tuple[type[Exception], ...]:
 
 @dataclass(frozen=True, eq=False)
 class Region:
-    """A part of a buffer that peers may write into, and that may be written from.
+    """A part of a buffer registered as target and source of writes.
 
     Attributes:
-        address: Where it begins, in this process.
-        description: For the peers.
-        view: Keeps the memory where it is.
-        registration: NIXL's.
+        address: Address of its start in this process.
+        description: For peers.
+        view: Keeps the memory.
+        registration: NIXL's handle.
     """
 
     address: int
@@ -80,13 +80,13 @@ class Region:
 
 
 class Agent(Generic[_Token]):
-    """One end of any number of pairs. Methods may be called from several threads.
+    """An endpoint for any number of peers. Thread-safe.
 
     Args:
-        name: Unique among all agents that this one's peers know.
+        name: Unique among all agents known to the peers.
 
     Raises:
-        ConnectionLostError: NIXL cannot be started here.
+        ConnectionLostError: NIXL cannot be started.
     """
 
     def __init__(self, name: str) -> None:
@@ -109,7 +109,7 @@ class Agent(Generic[_Token]):
     # -- setting up -----------------------------------------------------------------------------------
 
     def handle(self) -> bytes:
-        """How to reach this agent."""
+        """Address of this agent, for peers."""
         from nixl_cu12 import _bindings
 
         with self._lock:
@@ -117,7 +117,7 @@ class Agent(Generic[_Token]):
             return bytes(self._nixl.get_partial_agent_metadata(none, True))
 
     def register(self, buffer: mmap, start: int, end: int) -> Region:
-        """Let peers write into `buffer[start:end]`. Raises ConnectionLostError where NIXL refuses."""
+        """Allow peers to write into `buffer[start:end]`. Raises ConnectionLostError."""
         view = np.frombuffer(buffer, np.uint8, end - start, start)
         address = view.ctypes.data
         with self._lock:
@@ -129,7 +129,7 @@ class Agent(Generic[_Token]):
         return Region(address, description, view, registration)
 
     def deregister(self, region: Region) -> None:
-        """Take that back. Nobody writes there any more, but for what a peer on this host has begun."""
+        """Undo `register`. A peer on this host may still finish a write."""
         with self._lock:
             try:
                 self._nixl.deregister_memory(region.registration)
@@ -137,12 +137,12 @@ class Agent(Generic[_Token]):
                 _log.warning("%s: memory not deregistered: %s", self.name, error)
 
     def learn(self, handle_or_description: bytes) -> str:
-        """Take in what a peer said of itself. Returns the peer's name.
+        """Load a peer's handle or description. Returns the peer's name.
 
-        Only from a peer that is trusted, and has this version of NIXL: what was forged can crash it.
+        The peer must be trusted and have this version of NIXL: forged data can crash the process.
 
         Raises:
-            ConnectionLostError: It is not what an agent says.
+            ConnectionLostError: The data is not valid.
         """
         with self._lock:
             try:
@@ -152,7 +152,7 @@ class Agent(Generic[_Token]):
         return name.decode(errors="replace") if isinstance(name, bytes) else str(name)
 
     def connect(self, peer: str) -> None:
-        """Begin to connect to a peer that was learnt of. Raises ConnectionLostError."""
+        """Start to connect to a loaded peer. Raises ConnectionLostError."""
         with self._lock:
             try:
                 self._nixl.make_connection(peer)
@@ -164,12 +164,12 @@ class Agent(Generic[_Token]):
     def write(
         self, peer: str, source: int, target: int, length: int, token: _Token, note: bytes = b""
     ) -> None:
-        """Begin to write `length` bytes from address `source` to the peer's address `target`.
+        """Start to write `length` bytes from address `source` to the peer's address `target`.
 
-        Both stay as they are until `written` gives the token back; the note leaves after the bytes arrived.
+        Do not use either until `written` returns the token. The note arrives after the bytes.
 
         Raises:
-            ConnectionLostError: The peer is gone, or the addresses are in no region.
+            ConnectionLostError: The peer is gone, or an address is in no region.
         """
         with self._lock:
             nixl = self._nixl
@@ -189,7 +189,7 @@ class Agent(Generic[_Token]):
             self._sending.append((peer, transfer, token))
 
     def note(self, peer: str, note: bytes) -> None:
-        """Send a note alone. It overtakes no write that was given back before. Raises ConnectionLostError."""
+        """Send a note without a write, after all writes returned by `written`. Raises ConnectionLostError."""
         with self._lock:
             if self._nixl is None:
                 raise ConnectionLostError("nixl: closed")
@@ -199,10 +199,10 @@ class Agent(Generic[_Token]):
                 raise ConnectionLostError(f"nixl: {error}") from error
 
     def written(self) -> list[tuple[_Token, str]]:
-        """Writes that ended since the last call: their tokens, and what went wrong (empty: nothing)."""
+        """Writes that ended since the last call, as (token, error); the error is empty for success."""
         with self._lock:
             ended: list[tuple[_Token, str]] = []
-            under_way = []
+            in_progress = []
             for peer, transfer, token in self._sending:
                 state, why = "ERR", ""
                 try:
@@ -210,15 +210,15 @@ class Agent(Generic[_Token]):
                 except _errors() as error:
                     why = str(error)
                 if state == "PROC":
-                    under_way.append((peer, transfer, token))
+                    in_progress.append((peer, transfer, token))
                 else:
                     self._release(transfer)
                     ended.append((token, "" if state == "DONE" else why or "nixl: failed"))
-            self._sending = under_way
+            self._sending = in_progress
             return ended
 
     def notes(self) -> list[tuple[str, bytes]]:
-        """Notes that came since the last call, each with its sender's name. Raises ConnectionLostError."""
+        """Notes since the last call, as (sender, note). Raises ConnectionLostError."""
         with self._lock:
             if self._nixl is None:
                 return []
@@ -229,13 +229,13 @@ class Agent(Generic[_Token]):
         return [(peer, note) for peer, notes in found.items() for note in notes]
 
     def sending(self) -> bool:
-        """Whether writes are under way."""
+        """Whether writes are in progress."""
         return bool(self._sending)
 
     # -- ending ---------------------------------------------------------------------------------------
 
     def forget(self, peer: str) -> None:
-        """Disconnect from a peer; writes that are under way are given up. Does nothing for a stranger."""
+        """Disconnect from a peer and abandon its writes. Does nothing for an unknown peer."""
         with self._lock:
             for to, transfer, _ in self._sending:
                 if to == peer:
@@ -247,7 +247,7 @@ class Agent(Generic[_Token]):
                 _log.debug("%s: %s not forgotten: %s", self.name, peer, error)
 
     def close(self) -> None:
-        """Disconnect from everybody; `notes` are empty from now on. Idempotent."""
+        """Disconnect from all peers; later calls of `notes` return nothing. Idempotent."""
         with self._lock:
             for _, transfer, _ in self._sending:
                 self._release(transfer)
@@ -258,4 +258,4 @@ class Agent(Generic[_Token]):
         try:
             transfer.release()
         except _errors() as error:
-            _log.debug("%s: a write was given up: %s", self.name, error)
+            _log.debug("%s: a write was abandoned: %s", self.name, error)

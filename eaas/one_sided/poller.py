@@ -1,4 +1,4 @@
-"""A thread that polls what cannot wake anybody, and sleeps when there is nothing to wait for."""
+"""A thread that polls sources without wake-ups, and sleeps while there is nothing to wait for."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from eaas.log import get_logger
 __all__ = ["Poller"]
 
 _logger = get_logger(__name__)
-# After something moved, the next thing is often close behind: no pause for so long.
+# No pauses for this long after an event: the next one often follows soon.
 _HOT_US = 300
 
 
 def pause_us(idle_us: int, most_us: int) -> int:
-    """How long to pause when nothing has moved for so long: what comes is late by an eighth at most."""
+    """Pause after this idle time; delays an event by at most an eighth of it."""
     return 0 if idle_us < _HOT_US else min(idle_us // 8, most_us)
 
 
@@ -26,12 +26,11 @@ class Poller:
     """Calls `poll` while there is something to wait for.
 
     Args:
-        name: Of the thread.
-        poll: Looks once; returns whether anything moved.
-        busy: Whether there is something to wait for. Where not, the thread sleeps until `wake`.
-        most_us: The longest pause; `wake` ends one.
-        pause: Called for each pause. Waits in its own way, for about so many microseconds, where it can see
-            more than the poller; returns whether it did.
+        name: Name of the thread.
+        poll: Polls once; returns whether anything happened.
+        busy: Whether there is something to wait for. If not, the thread sleeps until `wake`.
+        most_us: Longest pause; `wake` ends a pause.
+        pause: Takes microseconds; may wait in a better way than the poller, and returns whether it did.
     """
 
     def __init__(
@@ -54,14 +53,14 @@ class Poller:
         self._thread.start()
 
     def wake(self) -> None:
-        """Poll soon: there is something to wait for."""
+        """Poll now: there is something to wait for."""
         with self._changed:
             self._wakes += 1
             self._moved_ns = time.monotonic_ns()
             self._changed.notify()
 
     def close(self) -> None:
-        """End the thread, and wait for its end. Not from within `poll`."""
+        """Stop the thread and wait for its end; not from within `poll`."""
         with self._changed:
             self._closed = True
             self._wakes += 1
@@ -69,7 +68,7 @@ class Poller:
         self._thread.join()
 
     def _run(self) -> None:
-        _sleep_exactly()
+        _minimise_timer_slack()
         while True:
             with self._changed:
                 while not self._closed and not self._busy():
@@ -77,7 +76,7 @@ class Poller:
                 if self._closed:
                     return
                 wakes = self._wakes
-            if self._looked():
+            if self._poll_once():
                 self._moved_ns = time.monotonic_ns()
                 continue
             idle_us = (time.monotonic_ns() - self._moved_ns) // 1000
@@ -85,23 +84,23 @@ class Poller:
             if self._pause(wait_us):
                 continue
             if not wait_us:
-                os.sched_yield()  # On a busy machine, what is waited for may wait for this core.
+                os.sched_yield()  # On a busy machine the peer may need this core.
                 continue
             with self._changed:
                 if self._wakes == wakes:
                     self._changed.wait(wait_us / 1e6)
 
-    def _looked(self) -> bool:
+    def _poll_once(self) -> bool:
         try:
             return self._poll()
         except Exception:
-            # Whatever one of them met, the others are still to be polled for.
-            _logger.exception("%s: a look failed", self._thread.name)
+            # One failed poll must not end the thread.
+            _logger.exception("%s: a poll failed", self._thread.name)
             return False
 
 
-def _sleep_exactly() -> None:
-    """Have this thread's sleeps end when they are to: the kernel adds 50 us of its own by default."""
+def _minimise_timer_slack() -> None:
+    """Set the thread's timer slack to the minimum: by default sleeps are 50 us longer."""
     pr_set_timerslack = 29
     if ctypes.CDLL(None).prctl(pr_set_timerslack, ctypes.c_ulong(1)):
         _logger.debug("timer slack not set: pauses are longer by 50 us")

@@ -1,4 +1,4 @@
-"""What both ends of the nixl transport say of their slots, and to each other."""
+"""Slot addresses and notes of the nixl transport, for both sides."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from eaas.wire import Arena
 __all__ = ["READY", "SlotMemory", "pack_note", "slots_span", "unpack_note"]
 
 READY = b"ready"
-"""The first note of either end: the way is there, and the peer's slots are known."""
+"""First note of each side: it is connected and knows the peer's slots."""
 
 _NOTE = struct.Struct("<IQ")
 
 
 def pack_note(slot: int, length: int) -> bytes:
-    """`length` bytes were written into a slot (its index within the connection)."""
+    """Encode a note: `length` bytes were written to a slot (index within the connection)."""
     return _NOTE.pack(slot, length)
 
 
 def unpack_note(note: bytes) -> tuple[int, int]:
-    """Slot and length. Raises ValueError where the note is none."""
+    """Decode a note into slot and length. Raises ValueError if it is not valid."""
     if len(note) != _NOTE.size:
         raise ValueError(f"a note of {len(note)} bytes")
     slot, length = _NOTE.unpack(note)
@@ -31,7 +31,7 @@ def unpack_note(note: bytes) -> tuple[int, int]:
 
 
 def slots_span(arena: Arena, first: int, slots: int) -> tuple[int, int]:
-    """Where a connection's slots begin and end in the arena's buffer."""
+    """Start and end of a connection's slots in the arena's buffer."""
     end = arena.result_offset(first + slots - 1) + arena.result_stride
     return arena.request_offset(first), end
 
@@ -45,7 +45,7 @@ class SlotMemory(NamedTuple):
 
     @classmethod
     def of(cls, arena: Arena, region: Region) -> SlotMemory:
-        """Of slots in this process; the region begins with the first one."""
+        """Addresses of slots in this process; the region starts with the first slot."""
         return cls(
             region.address,
             region.address + arena.request_stride,
@@ -54,11 +54,11 @@ class SlotMemory(NamedTuple):
 
     @classmethod
     def read(cls, message: pb.SlotMemory) -> SlotMemory:
-        """Of the peer's."""
+        """Addresses of the peer's slots."""
         return cls(message.requests_at, message.results_at, message.stride)
 
     def message(self, region: Region) -> pb.SlotMemory:
-        """For the peer, with the right to write there."""
+        """Message for the peer, with the right to write there."""
         return pb.SlotMemory(
             description=region.description,
             requests_at=self.requests_at,

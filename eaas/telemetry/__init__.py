@@ -1,4 +1,4 @@
-"""Spans of requests (OpenTelemetry), behind a switch."""
+"""Request traces (OpenTelemetry), off by default."""
 
 from eaas.telemetry.tracing import Tracing, start_tracing
 

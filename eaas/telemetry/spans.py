@@ -1,8 +1,8 @@
-"""Spans below a sampled one, at a tenth of the SDK's cost.
+"""Child spans of sampled spans, at a tenth of the SDK's cost.
 
-A traced request has hundreds of them, one for each layer, dispatch and server batch of each token. For each,
-the SDK asks a sampler, looks at every attribute and takes locks. None of that is needed where the parent is
-sampled and attributes are plain numbers and strings. What comes out is the SDK's `ReadableSpan`, for any
+A traced request has hundreds of spans, for each layer, dispatch and server batch of each token. For each of
+them the SDK calls a sampler, checks attributes and takes locks. All of that is unnecessary if the parent is
+sampled and attributes are plain numbers and strings. The result is the SDK's `ReadableSpan`, for any
 processor.
 """
 
@@ -28,12 +28,12 @@ _UNSET = Status(StatusCode.UNSET)
 
 
 class ChildSpan:
-    """One that runs. End it.
+    """A running span; call `end`.
 
     Attributes:
-        context: Its own.
-        attributes: May be added to until its end.
-        start_ns: On the wall clock. Told, never compared with another time here.
+        context: Context of this span.
+        attributes: May be extended until the end.
+        start_ns: Wall-clock time in nanoseconds.
     """
 
     __slots__ = (
@@ -68,20 +68,20 @@ class ChildSpan:
         self.start_ns = time.time_ns()
 
     def fail(self, reason: str) -> None:
-        """It is an error."""
+        """Set the status to an error."""
         self.status = Status(StatusCode.ERROR, reason)
 
     def end(self) -> None:
-        """It is over."""
+        """End the span and pass it to the processor."""
         self._of.processor.on_end(EndedChild(self._of, self, time.time_ns()))
 
 
 class EndedChild(ReadableSpan):
-    """What the SDK's processors and exporters take.
+    """An ended span, for the SDK's processors and exporters.
 
     Attributes:
-        child: The span that ended.
-        end_ns: When, on the wall clock.
+        child: The span.
+        end_ns: Wall-clock time in nanoseconds.
     """
 
     def __init__(self, of: ChildSpans, child: ChildSpan, end_ns: int) -> None:
@@ -103,17 +103,17 @@ class EndedChild(ReadableSpan):
 
 
 class ChildSpans:
-    """Makes them.
+    """Creates child spans.
 
     Args:
-        provider: That of the process: its resource, and ids as it draws them.
-        processor: Gets those that ended.
+        provider: Provides the resource and new ids.
+        processor: Receives ended spans.
     """
 
     def __init__(self, provider: TracerProvider, processor: SpanProcessor) -> None:
         self.processor = processor
         self.resource = provider.resource
-        # As the SDK has it of a tracer that was asked for by name alone.
+        # Same scope as that of the SDK's tracer with this name.
         self.scope = InstrumentationScope(SCOPE, "", "")
         self.new_id = provider.id_generator.generate_span_id
 
@@ -125,5 +125,5 @@ class ChildSpans:
         kind: SpanKind = SpanKind.INTERNAL,
         links: Iterable[SpanContext] = (),
     ) -> ChildSpan:
-        """One begins. `parent` is sampled; `links` are spans elsewhere that it is for, too."""
+        """Start a span; `parent` must be sampled, `links` are related spans of other traces."""
         return ChildSpan(self, name, parent, kind, attributes, tuple(links))

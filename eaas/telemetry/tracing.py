@@ -1,7 +1,7 @@
-"""A process' tracer, and a span's context as bytes that fit a slot.
+"""A process's tracer, and span contexts as bytes for a slot.
 
-A trace is sampled where its root begins, which is a request at an attention client. What comes after goes by
-that: who has no context of a sampled request makes no span.
+The sampling decision is made at the root of a trace, a request at an attention client. Without the context of
+a sampled request there are no further spans.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from opentelemetry.trace import SpanContext, TraceFlags
 
-from eaas.config_telemetry import TelemetryConfig
+from eaas.config.telemetry import TelemetryConfig
 from eaas.errors import ConfigError
 from eaas.log import get_logger
 
@@ -24,25 +24,25 @@ __all__ = ["CONTEXT_BYTES", "Tracing", "pack", "start_tracing", "unpack"]
 _log = get_logger(__name__)
 CONTEXT_BYTES = 24
 _TRACE_ID_BYTES = 16
-# The exporter's deadline for one call, and the patience for what is left when a process ends.
+# Deadline of one export, and of the last export when a process ends.
 _EXPORT_S = 5
 _LAST_S = 2.0
 
 
 class Tracing:
-    """Makes the spans of a process; close it.
+    """Creates the spans of a process; close it.
 
     Args:
         provider: Samples requests.
-        processor: Where spans go; the provider gets it here.
+        processor: Receives spans; registered with the provider.
 
     Attributes:
-        tracer: For requests, which it samples.
-        children: For all below those that are sampled.
+        tracer: Creates and samples spans of requests.
+        children: Creates spans below sampled ones.
     """
 
     def __init__(self, provider: TracerProvider, processor: SpanProcessor) -> None:
-        # Needs the SDK, which need not be there where nothing is traced.
+        # Imported here: the SDK is optional.
         from eaas.telemetry.spans import SCOPE, ChildSpans
 
         provider.add_span_processor(processor)
@@ -51,8 +51,8 @@ class Tracing:
         self.children = ChildSpans(provider, processor)
 
     def close(self) -> None:
-        """Sends what is left, and ends; what a slow collector has not taken after 2 s is dropped."""
-        # OpenTelemetry's own patience is 30 s here (SDK 1.45), and its flush heeds no time at all.
+        """Send the remaining spans for up to 2 s, then stop."""
+        # The SDK (1.45) waits 30 s here, and its flush ignores the timeout.
         last = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
         last.start()
         last.join(_LAST_S)
@@ -61,15 +61,14 @@ class Tracing:
 
 
 def start_tracing(config: TelemetryConfig, role: str, instance: str) -> Tracing | None:
-    """The tracing of this process; None where it is switched off.
+    """Start tracing in this process; None if it is disabled.
 
-    Spans are sent by a thread of their own, in batches; where the collector does not answer, they are
-    dropped, and the log says so.
+    A thread sends spans in batches. If the collector does not answer, spans are dropped and the log says so.
 
     Args:
-        config: Switch, share, collector.
-        role: Of the process; OpenTelemetry's `service.name` is "eaas-" and this.
-        instance: Its id in the cluster.
+        config: Settings.
+        role: Role of the process; OpenTelemetry's `service.name` is "eaas-" plus role.
+        instance: Id in the cluster.
 
     Raises:
         ConfigError: OpenTelemetry is not installed.
@@ -91,7 +90,7 @@ def start_tracing(config: TelemetryConfig, role: str, instance: str) -> Tracing 
     provider = TracerProvider(
         sampler=ParentBased(TraceIdRatioBased(config.sampling)),
         resource=Resource.create({"service.name": f"eaas-{role}", "service.instance.id": instance}),
-        # Nobody but the role ends it: a process that is torn down at once is to say so.
+        # `Tracing.close` shuts it down with a deadline.
         shutdown_on_exit=False,
     )
     exporter = SpanExporter(
@@ -103,12 +102,12 @@ def start_tracing(config: TelemetryConfig, role: str, instance: str) -> Tracing 
 
 
 def pack(context: SpanContext) -> bytes:
-    """Trace id and span id, big-endian as in W3C's traceparent."""
+    """Encode trace id and span id, big-endian as in W3C's traceparent."""
     return context.trace_id.to_bytes(_TRACE_ID_BYTES, "big") + context.span_id.to_bytes(8, "big")
 
 
 def unpack(data: bytes) -> SpanContext | None:
-    """The context of a sampled span elsewhere; None where the bytes are those of no span."""
+    """Decode the context of a remote sampled span; None if the bytes have none."""
     context = SpanContext(
         trace_id=int.from_bytes(data[:_TRACE_ID_BYTES], "big"),
         span_id=int.from_bytes(data[_TRACE_ID_BYTES:CONTEXT_BYTES], "big"),

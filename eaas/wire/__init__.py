@@ -1,4 +1,4 @@
-"""What client and server share: the slots of an arena, their bytes and their states."""
+"""The interface of client and server: an arena of slots, their bytes and states."""
 
 from eaas.wire.arena import Arena
 from eaas.wire.slot import RequestHeader, ResultHeader, SlotState

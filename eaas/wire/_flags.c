@@ -1,12 +1,12 @@
-/* The flag primitive of the slots: acquire/release flags, and waits that spin for a while and then sleep.
+/* Flags of slots with acquire/release order, and waits that spin and then sleep.
  *
- * Python gives no order between two stores to shared memory, and a Python polling loop starves every other
- * thread of its process. So this much is compiled, and no more: it knows flags and bells, not what they mean.
+ * Python does not order stores to shared memory, and a Python polling loop starves the other threads of its
+ * process. So flags and bells are compiled; their meaning is not known here.
  *
  *     flag line (64 bytes)   | value u32 | unused                 |   one per slot
  *     bell line (64 bytes)   | seq u32   | sleepers u32 | unused  |   one per group of waiters
  *
- * A waiter sleeps on a bell (a futex on seq), never on a flag, so that one sleep covers many flags.
+ * A waiter sleeps on a bell (an eventcount: a futex on seq), so that one sleep covers many flags.
  *
  * Why no wake-up is lost:
  *
@@ -14,15 +14,14 @@
  *     W1  sleepers += 1                        R1  flag = value   (before ring() is called)
  *     W2  full fence                           R2  full fence
  *     W3  s = seq                              R3  if sleepers == 0: return
- *     W4  look at the flags once more          R4  seq += 1
+ *     W4  check the flags again                R4  seq += 1
  *     W5  FUTEX_WAIT(seq, s)                   R5  FUTEX_WAKE(seq, all)
  *
  * The two fences make it impossible that R3 misses W1 and W4 misses R1. If R3 sees the sleeper, then either
  * W3 reads the seq of R4, and with it R1 (release/acquire), so that W4 sees the flag; or W3 reads the older
  * seq, and W5 returns at once (the kernel compares) or is woken by R5.
  *
- * A process that is killed in its sleep leaves sleepers too high for ever. That costs the ringers of that
- * bell one system call per ring, and is never wrong.
+ * A process killed in its sleep leaves sleepers too high. That costs one system call per ring, but no error.
  */
 #ifndef Py_LIMITED_API
 #define Py_LIMITED_API 0x030B0000
@@ -43,13 +42,12 @@
 
 #define LINE_BYTES 64
 #define MAX_VALUE 31                         /* A mask is a u32 with one bit per value. */
-#define SIGNAL_CHECK_NS UINT64_C(250000000)  /* No wait keeps a Ctrl-C waiting for longer. */
+#define SIGNAL_CHECK_NS UINT64_C(250000000)  /* Longest delay of a Ctrl-C. */
 #define MAX_TIMEOUT_US INT64_C(1000000000000000) /* 31 years; its nanoseconds fit in 64 bits. */
-#define LOOKS_PER_CLOCK_READ 16              /* A clock read costs more than a look at a flag. */
-/* A spin may be this much longer than asked for while that is likely to spare the sleep: to wake somebody costs
- * both sides more than the spin that was asked for. */
+#define CHECKS_PER_CLOCK_READ 16              /* A clock read costs more than a check of a flag. */
+/* Limit of a longer spin that is likely to avoid a sleep: a wake-up costs both sides more than the spin. */
 #define SPIN_STRETCH 10
-#define USUAL_WEIGHT 8 /* One wait counts for an eighth of what is usual. */
+#define USUAL_WEIGHT 8 /* Weight of one wait in the average: an eighth. */
 
 typedef struct {
     uint32_t value;
@@ -65,23 +63,23 @@ typedef struct {
 _Static_assert(sizeof(FlagLine) == LINE_BYTES, "a flag has a cache line of its own");
 _Static_assert(sizeof(BellLine) == LINE_BYTES, "a bell has a cache line of its own");
 
-/* ---- the primitive: no Python from here to the next line ---------------------------------------------- */
+/* ---- waiting, without Python ------------------------------------------------------------------------- */
 
 typedef struct {
-    const FlagLine *flags; /* the first flag to look at */
+    const FlagLine *flags; /* the first flag to check */
     Py_ssize_t count;
     uint32_t mask;
     BellLine *bell;
-    int64_t seen_seq; /* negative: do not look at the bell's seq */
+    int64_t seen_seq; /* negative: ignore the bell's seq */
     uint64_t spin_until_ns;
     uint64_t deadline_ns;
 } Wait;
 
 typedef enum {
     WAIT_READY,       /* a flag has a value of the mask */
-    WAIT_RUNG,        /* seq is not seen_seq any more */
-    WAIT_EXPIRED,     /* the deadline is over */
-    WAIT_INTERRUPTED, /* time to look for signals, then go on */
+    WAIT_RUNG,        /* seq differs from seen_seq */
+    WAIT_EXPIRED,     /* the deadline has passed */
+    WAIT_INTERRUPTED, /* check for signals, then continue */
 } Outcome;
 
 /* The futexes are shared (not FUTEX_PRIVATE): the sleeper may be another process. */
@@ -140,7 +138,7 @@ bell_rung(const Wait *wait)
     return __atomic_load_n(&wait->bell->seq, __ATOMIC_ACQUIRE) != (uint32_t)wait->seen_seq;
 }
 
-/* Sleeps until somebody rings, for timeout_ns at most. Returns 0 or the errno of FUTEX_WAIT. */
+/* Sleep until a ring, at most timeout_ns. Returns 0 or the errno of FUTEX_WAIT. */
 static int
 sleep_on_bell(const Wait *wait, uint64_t timeout_ns)
 {
@@ -156,7 +154,7 @@ sleep_on_bell(const Wait *wait, uint64_t timeout_ns)
     return error;
 }
 
-/* Spins, then sleeps, for SIGNAL_CHECK_NS at most. Runs without the GIL. */
+/* Spin, then sleep, at most SIGNAL_CHECK_NS. Runs without the GIL. */
 static Outcome
 wait_slice(const Wait *wait)
 {
@@ -166,7 +164,7 @@ wait_slice(const Wait *wait)
         slice_end = wait->deadline_ns;
     }
     while (now < slice_end && now < wait->spin_until_ns) {
-        for (int look = 0; look < LOOKS_PER_CLOCK_READ; look++) {
+        for (int i = 0; i < CHECKS_PER_CLOCK_READ; i++) {
             if (any_ready(wait)) {
                 return WAIT_READY;
             }
@@ -177,7 +175,7 @@ wait_slice(const Wait *wait)
         }
         now = now_ns();
     }
-    /* A ring for somebody else's flag ends one turn of this loop, and the next turn sleeps again. */
+    /* A ring for another flag ends one iteration, and the next one sleeps again. */
     while (now < slice_end) {
         int error = sleep_on_bell(wait, slice_end - now);
         if (any_ready(wait)) {
@@ -204,7 +202,7 @@ typedef struct {
     Py_ssize_t count;
     Py_ssize_t bell_count;
     Py_ssize_t waiting; /* threads inside wait(); they run without the GIL and use the buffer */
-    uint64_t usual_ns;  /* how long waits with a bounded spin took, on average and bounded themselves */
+    uint64_t usual_ns;  /* average duration of waits with a bounded spin, bounded itself */
     bool released;
 } Flags;
 
@@ -227,7 +225,7 @@ is_open(const Flags *self)
     return true;
 }
 
-/* Finds `count` lines at `offset`, or sets ValueError and returns NULL. */
+/* Find `count` lines at `offset`, or set ValueError and return NULL. */
 static void *
 lines_at(const Py_buffer *view, Py_ssize_t offset, Py_ssize_t count, const char *what)
 {
@@ -480,8 +478,8 @@ wait_without_gil(Flags *self, const Wait *wait, Outcome *outcome)
     return is_open(self); /* A signal's handler may have released it, too. */
 }
 
-/* How long to spin: as long as waits usually take, with some room, if that is no more than the stretch; where
- * they take longer, a longer spin would only burn the core. */
+/* Spin twice the usual duration of a wait, if that is within the stretch; else a longer spin only burns the
+ * core. */
 static uint64_t
 stretched_spin(const Flags *self, uint64_t spin_ns)
 {
@@ -492,7 +490,7 @@ stretched_spin(const Flags *self, uint64_t spin_ns)
 static void
 learn_wait(Flags *self, uint64_t waited_ns, uint64_t spin_ns)
 {
-    /* Bounded, so that a few short waits after a long pause are soon seen. */
+    /* Bounded, so that the average soon falls after a long pause. */
     uint64_t most_ns = SPIN_STRETCH * spin_ns;
     uint64_t sample = waited_ns < most_ns ? waited_ns : most_ns;
     self->usual_ns = self->usual_ns - self->usual_ns / USUAL_WEIGHT + sample / USUAL_WEIGHT;
@@ -541,7 +539,7 @@ flags_wait(Flags *self, PyObject *args, PyObject *kwargs)
     };
     Outcome outcome = bell_rung(&wait) ? WAIT_RUNG : WAIT_INTERRUPTED;
     for (;;) {
-        /* Scanned again after WAIT_READY: with the GIL awaited in between, a flag may have moved on. */
+        /* Scan again after WAIT_READY: flags may have changed while waiting for the GIL. */
         PyObject *ready = list_ready(self, first, count, mask);
         if (ready == NULL || PyList_Size(ready) > 0) {
             return ready;
@@ -559,7 +557,7 @@ flags_wait(Flags *self, PyObject *args, PyObject *kwargs)
     }
 }
 
-/* What was loaded before is older than what is loaded after: x86 keeps that order anyway, AArch64 does not. */
+/* Order earlier loads before later ones: implied on x86, not on AArch64. */
 static PyObject *
 flags_fence(Flags *Py_UNUSED(self), PyObject *Py_UNUSED(ignored))
 {
@@ -584,13 +582,13 @@ static PyMethodDef flags_methods[] = {
     {"exchange", FAST(flags_exchange), METH_FASTCALL, "exchange(i, value) -> int: set it, return the old value"},
     {"compare_exchange", FAST(flags_compare_exchange), METH_FASTCALL,
      "compare_exchange(i, expect, value) -> bool: set it if it is `expect` (release)"},
-    {"ring", FAST(flags_ring), METH_FASTCALL, "ring(bell): after a flag was set, wake who sleeps"},
+    {"ring", FAST(flags_ring), METH_FASTCALL, "ring(bell): wake sleepers, after setting a flag"},
     {"interrupt", FAST(flags_interrupt), METH_FASTCALL, "interrupt(bell): wake all, and change seq"},
     {"seq", FAST(flags_seq), METH_FASTCALL, "seq(bell) -> int: changes with each interrupt"},
     {"scan", FAST(flags_scan), METH_FASTCALL, "scan(first, count, mask) -> list of ready indices"},
     {"wait", FAST(flags_wait), METH_VARARGS | METH_KEYWORDS,
      "wait(first, count, mask, bell, seen_seq, spin_us, timeout_us) -> list of ready indices"},
-    {"fence", FAST(flags_fence), METH_NOARGS, "fence(): loads before it are not later than loads after it (acquire)"},
+    {"fence", FAST(flags_fence), METH_NOARGS, "fence(): acquire fence"},
     {"release", FAST(flags_release), METH_NOARGS, "release(): drop the buffer"},
     {NULL, NULL, 0, NULL},
 };

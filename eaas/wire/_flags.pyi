@@ -1,12 +1,11 @@
 from _typeshed import WriteableBuffer
 
 class Flags:
-    """Flags and bells in a shared buffer, for any number of threads and processes at once.
+    """Flags and bells in a shared buffer. Safe for concurrent threads and processes.
 
-    A flag is a u32 (values 0..31) on its own 64-byte line. A bell is a 64-byte line that waiters
-    sleep on. Whoever sets a flag rings the bell of those who wait for it. All methods raise
-    IndexError for a flag or a bell that is not there, and ValueError for another argument out of
-    range or after `release`.
+    A flag is a u32 (values 0..31) on its own 64-byte line. A bell (an eventcount) is a 64-byte line that
+    waiters sleep on; ring the waiters' bell after setting a flag. All methods raise IndexError for an unknown
+    flag or bell, and ValueError for other arguments out of range or after `release`.
     """
 
     def __new__(
@@ -17,34 +16,33 @@ class Flags:
         bells_offset: int,
         bells: int,
     ) -> Flags:
-        """Lays `count` flags and `bells` bells over a buffer; changes nothing in it.
+        """Map `count` flags and `bells` bells onto a buffer, without changing it.
 
         Raises:
-            ValueError: They do not lie inside the buffer, are not aligned to 64 bytes, or are
-                fewer than 1.
+            ValueError: They exceed the buffer, are not aligned to 64 bytes, or are fewer than 1.
             BufferError: The buffer is read-only.
         """
 
     def load(self, i: int, /) -> int:
-        """The flag's value (acquire); a peer that misbehaves can have put any u32 there."""
+        """Load a flag (acquire); a faulty peer may have written any u32."""
 
     def exchange(self, i: int, value: int, /) -> int:
-        """Sets a flag whatever it was; returns the old value (sequentially consistent)."""
+        """Set a flag and return the old value (sequentially consistent)."""
 
     def compare_exchange(self, i: int, expect: int, value: int, /) -> bool:
-        """Sets a flag if it has the value `expect`; says whether it did (release, and acquire)."""
+        """Set a flag if its value is `expect`; return whether it was (acquire and release)."""
 
     def ring(self, bell: int, /) -> None:
-        """Wakes all who sleep on a bell, after a flag was set. Costs a fence when nobody sleeps."""
+        """Wake all sleepers of a bell, after setting a flag. Costs only a fence without sleepers."""
 
     def interrupt(self, bell: int, /) -> None:
-        """Says that something outside the flags changed: moves `seq` in any case, and wakes all."""
+        """Change `seq` and wake all sleepers, for events outside the flags."""
 
     def seq(self, bell: int, /) -> int:
-        """A number that every interrupt moves and any ring may move (acquire; u32, wraps)."""
+        """Sequence number (u32, acquire); every interrupt changes it, a ring may change it."""
 
     def scan(self, first: int, count: int, mask: int, /) -> list[int]:
-        """Of `count` indices from `first`, those whose value v has bit `1 << v` in mask."""
+        """Indices, of `count` from `first`, of flags with value v and bit `1 << v` set in mask."""
 
     def wait(
         self,
@@ -56,32 +54,32 @@ class Flags:
         spin_us: int,
         timeout_us: int,
     ) -> list[int]:
-        """Waits until `scan(first, count, mask)` is not empty and returns it.
+        """Wait until `scan(first, count, mask)` is not empty and return it.
 
-        Spins at first and then sleeps on the bell, both without the GIL; Python's signal handlers
-        run at least every 250 ms.
+        Spins, then sleeps on the bell, both without the GIL. Python's signal handlers run at least every 250
+        ms.
 
         Args:
-            first: First flag to look at.
-            count: How many flags to look at.
+            first: First flag.
+            count: Number of flags.
             mask: The values to wait for, one bit each.
-            bell: The bell that is rung for these flags.
-            seen_seq: A `seq(bell)` from before the caller looked at whatever else it waits for: the
-                wait returns [] once the seq is another one. Rings for other flags move it too: []
-                means "look again", not "interrupted". Negative: do not look at it.
-            spin_us: Microseconds to spin before sleeping; -1: spin until the timeout. While waits
-                usually end within ten times as long, it spins that long: a sleep costs more.
-            timeout_us: Microseconds (monotonic) after which [] is returned; 0 looks once.
+            bell: The bell rung for these flags.
+            seen_seq: `seq(bell)` from before the caller checked its other conditions. The wait returns []
+                when the sequence number differs. Rings for other flags change it, too, so check the
+                conditions again after []. Negative: ignore the sequence number.
+            spin_us: Microseconds to spin before sleeping; -1 spins until the timeout. The spin extends up to
+                ten times as long while waits usually end in that time, because a sleep costs more.
+            timeout_us: Microseconds (monotonic) until [] is returned; 0 checks once.
 
         Returns:
-            The ready indices, ascending; [] on timeout or when the seq moved.
+            The ready indices in ascending order; [] on timeout or if the sequence number changed.
 
         Raises:
             ValueError: Also when another thread releases the flags during the wait (within 250 ms).
         """
 
     def fence(self) -> None:
-        """Acquire fence: what was loaded before it is not later than what is loaded after it."""
+        """Acquire fence: loads before it are not reordered with loads after it."""
 
     def release(self) -> None:
-        """Drops the buffer, for it to be closed; a thread in `wait` keeps it until it leaves."""
+        """Drop the buffer; a thread in `wait` keeps it until it returns."""

@@ -1,4 +1,4 @@
-"""The arena: one block of memory with all the slots of one expert server.
+"""The arena: one block of memory with all slots of an expert server.
 
     0          header, 64 bytes: magic u32, version u16, 2 zeros, slots u32, 4 zeros,
                payload_capacity u64, result_capacity u64, incarnation u64, zeros
@@ -6,10 +6,10 @@
     ...        flag of each slot, 64 bytes each
     ...        bells, 64 bytes each: bell 0 is the server's, bell 1 + i that of the connection
                whose first slot is i
-    ...        the slots (see `eaas.wire.slot`), all of one size
+    ...        the slots (see `eaas.wire.slot`), all of the same size
 
-A shared arena is a file without a name in /dev/shm: nobody can plant a symlink in its place, only
-its user can open it, and it vanishes with the last process that has it, however that one ends.
+A shared arena is an unnamed file in /dev/shm: it cannot be replaced by a symlink, only its user can open it,
+and it disappears with the last process that uses it, even after a crash.
 """
 
 from __future__ import annotations
@@ -27,22 +27,25 @@ from eaas.wire._flags import Flags
 from eaas.wire.header import MAGIC, REQUEST_HEADER_BYTES, RESULT_HEADER_BYTES, VERSION, align
 from eaas.wire.states import TRANSITIONS, Action, SlotState
 
-__all__ = ["Arena", "arena_bytes"]
+__all__ = ["SPIN_US", "Arena", "arena_bytes"]
+
+SPIN_US = 20
+"""Microseconds to poll flags before sleeping on a doorbell."""
 
 SHM_DIRECTORY = Path("/dev/shm")
 FILE_MODE = 0o600
 
 _HEADER = struct.Struct("<IHxxI4xQQQ24x")
-_LINE = 64
+_LINE_BYTES = 64
 _WORD = struct.Struct("<I")
 
-# The moves with one source state, as (source, target) of a compare-and-exchange.
+# Transitions with one source state, as (source, target) of a compare-and-exchange.
 _MOVES: dict[Action, tuple[SlotState, SlotState]] = {
     action: (source, target)
     for (source, action), target in TRANSITIONS.items()
     if action is not Action.SERVER_OFFLINE
 }
-# Looked up once: an enum's hash is computed in Python.
+# Constants, because hashing an enum runs Python code.
 _CLIENT_WRITE_DONE = _MOVES[Action.CLIENT_WRITE_DONE]
 _CLIENT_FREE = _MOVES[Action.CLIENT_FREE]
 _SERVER_DONE = _MOVES[Action.SERVER_DONE]
@@ -62,15 +65,15 @@ def _flags_offset(slots: int) -> int:
 
 
 def _bells_offset(slots: int) -> int:
-    return _flags_offset(slots) + slots * _LINE
+    return _flags_offset(slots) + slots * _LINE_BYTES
 
 
 def _slots_offset(slots: int) -> int:
-    return _bells_offset(slots) + (slots + 1) * _LINE
+    return _bells_offset(slots) + (slots + 1) * _LINE_BYTES
 
 
 def arena_bytes(slots: int, payload_capacity: int, result_capacity: int) -> int:
-    """The size of an arena, in bytes."""
+    """Size of an arena in bytes."""
     slot_bytes = _request_stride(payload_capacity) + _result_stride(result_capacity)
     return _slots_offset(slots) + slots * slot_bytes
 
@@ -78,25 +81,25 @@ def arena_bytes(slots: int, payload_capacity: int, result_capacity: int) -> int:
 class Arena:
     """The slots of one server, in shared memory, or in private memory for a client on another host.
 
-    Made by `create_shared`, `create_local` or `attach`. Reads and writes of the bytes have no order
-    of their own: by its flag a slot belongs to the client or to the server, and the methods that
-    move a flag say whether it was theirs to move. Whoever moved one rings a bell: `flags.ring`.
+    Created by `create_shared`, `create_local` or `attach`. The flag of a slot says whether client or server
+    owns it; only a flag orders reads and writes of the bytes. Methods that change a flag return whether the
+    transition was allowed. Ring a bell (`flags.ring`) after changing a flag.
 
     Attributes:
-        fd: Descriptor of the file, of the process that created it; -1 otherwise.
-        size: Bytes in all.
+        fd: File descriptor in the process that created the arena; -1 otherwise.
+        size: Total bytes.
         slots: Number of slots.
-        payload_capacity: Bytes of a request's payload that fit a slot.
-        result_capacity: Bytes of a result that fit a slot.
-        request_stride: Bytes of a slot for the request: header, payload, padding.
-        result_stride: Bytes of a slot for the result: header, result, padding.
-        incarnation: The server's incarnation that the arena was created with. After `attach`,
-            compare it with what the server said: a process id can be used again.
-        flags: The slots' flags (flag i is slot i's) and the bells.
+        payload_capacity: Bytes for a request's payload in a slot.
+        result_capacity: Bytes for a result in a slot.
+        request_stride: Bytes of a slot's request: header, payload, padding.
+        result_stride: Bytes of a slot's result: header, result, padding.
+        incarnation: The server's incarnation. After `attach`, compare it with the server's answer: process
+            ids are reused.
+        flags: Flags of the slots (flag i belongs to slot i) and bells.
     """
 
     def __init__(self, mapping: mmap.mmap, fd: int) -> None:
-        """Takes over a mapping that begins with a valid header; use one of the class methods."""
+        """Take ownership of a mapping with a valid header; use one of the class methods."""
         _, _, slots, payload_capacity, result_capacity, incarnation = _HEADER.unpack_from(mapping)
         self.fd = fd
         self.size = len(mapping)
@@ -110,21 +113,21 @@ class Arena:
         self._mapping: mmap.mmap | None = mapping
         self._slots_offset = _slots_offset(slots)
 
-    # -- making and closing -----------------------------------------------------------------------
+    # -- creating and closing ---------------------------------------------------------------------
 
     @classmethod
     def create_shared(
         cls, slots: int, payload_capacity: int, result_capacity: int, incarnation: int
     ) -> Arena:
-        """A new arena that other processes of this user can attach to, all slots FREE.
+        """Create an arena for other processes of this user, with all slots FREE.
 
         Raises:
-            SharedMemoryError: /dev/shm is missing or has not enough room.
+            SharedMemoryError: /dev/shm is missing or has too little space.
         """
         size = arena_bytes(slots, payload_capacity, result_capacity)
         fd = _create_file(size)
         try:
-            # Populated: the first touch of a page costs a fault, and must not cost it in a request.
+            # Populated now, so that requests cause no page faults.
             mapping = mmap.mmap(fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
             _write_header(mapping, slots, payload_capacity, result_capacity, incarnation)
             return cls(mapping, fd)
@@ -136,7 +139,7 @@ class Arena:
     def create_local(
         cls, slots: int, payload_capacity: int, result_capacity: int, incarnation: int
     ) -> Arena:
-        """The same in private memory: the client's side of a transport that copies slots."""
+        """Create an arena in private memory: the client's side of a transport that copies slots."""
         size = arena_bytes(slots, payload_capacity, result_capacity)
         mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         _write_header(mapping, slots, payload_capacity, result_capacity, incarnation)
@@ -144,11 +147,11 @@ class Arena:
 
     @classmethod
     def attach(cls, pid: int, fd: int, size: int) -> Arena:
-        """The shared arena of another process, which said that it is its descriptor `fd`.
+        """Attach to the arena of another process, which has it as descriptor `fd`.
 
         Raises:
-            ConnectionLostError: The process or its descriptor is not there (any more).
-            SharedMemoryError: What is there is not an arena of that size, or not this user's own.
+            ConnectionLostError: The process or the descriptor does not exist.
+            SharedMemoryError: The file is not an arena of that size, or belongs to another user.
         """
         path = f"/proc/{pid}/fd/{fd}"
         own_fd = _open_file(path)
@@ -161,15 +164,15 @@ class Arena:
         return cls(mapping, -1)
 
     def close(self) -> None:
-        """Gives the memory back; every further use raises ValueError. Idempotent.
+        """Release the memory; every further use raises ValueError. Idempotent.
 
-        Safe while NumPy views of the slots or a thread in `flags.wait` still live: they stay valid
-        (the wait ends with ValueError within 250 ms), and the memory goes with the last of them.
+        NumPy views of the slots stay valid, and a thread in `flags.wait` ends with ValueError within 250 ms.
+        The memory is freed with the last of them.
         """
         if self._mapping is None:
             return
         self.flags.release()
-        # BufferError: somebody has a view. Without our reference, the last view frees the memory.
+        # BufferError: a view exists. The last view then frees the memory.
         with contextlib.suppress(BufferError):
             self._mapping.close()
         self._mapping = None
@@ -177,29 +180,30 @@ class Arena:
             os.close(self.fd)
             self.fd = -1
 
-    # -- where things are -------------------------------------------------------------------------
+    # -- layout -----------------------------------------------------------------------------------
 
     @property
     def buffer(self) -> mmap.mmap:
-        """All the bytes. Raises ValueError once closed."""
+        """All bytes. Raises ValueError after `close`."""
         if self._mapping is None:
             raise ValueError("the arena is closed")
         return self._mapping
 
     def request_offset(self, i: int) -> int:
-        """Where slot i's request header stands in the buffer; its payload follows the header."""
+        """Offset of slot i's request header; the payload follows."""
         self._check_slot(i)
         return self._slots_offset + i * (self.request_stride + self.result_stride)
 
     def result_offset(self, i: int) -> int:
-        """Where slot i's result header stands in the buffer; its result follows the header."""
+        """Offset of slot i's result header; the result follows."""
         return self.request_offset(i) + self.request_stride
 
     def generation(self, i: int) -> int:
-        """The generation of the connection that slot i belongs, or last belonged, to.
+        """Generation of the current or last connection of slot i.
 
-        Whatever was read of the slot before this call was read before the generation: if it is still one's
-        own, so was what was read. (The reader's side of a sequence lock.)
+        Earlier reads of the slot happen before this read: if the generation still matches, their data belongs
+            to
+        this connection. (The reader's side of a sequence lock.)
         """
         self._check_slot(i)
         self.flags.fence()
@@ -207,7 +211,7 @@ class Arena:
         return int(generation)
 
     def set_generation(self, i: int, generation: int) -> None:
-        """Gives slot i to another connection; for the server, while the slot is OFFLINE."""
+        """Assign slot i to another connection; for the server, while the slot is OFFLINE."""
         self._check_slot(i)
         _WORD.pack_into(self.buffer, _HEADER.size + i * _WORD.size, generation)
 
@@ -215,26 +219,26 @@ class Arena:
         if not 0 <= i < self.slots:
             raise IndexError(f"slot {i} of {self.slots}")
 
-    # -- moves: each says whether the slot was in a state that allows it ---------------------------
+    # -- transitions: each returns whether the slot's state allowed it ------------------------------
 
     def client_write_done(self, i: int) -> bool:
-        """FREE to WRITTEN: all that was written before is visible to who sees it."""
+        """FREE to WRITTEN, with release order: a reader of the flag sees all earlier writes."""
         return self.flags.compare_exchange(i, *_CLIENT_WRITE_DONE)
 
     def client_free(self, i: int) -> bool:
-        """DONE to FREE: the result is not looked at any more."""
+        """DONE to FREE: the result has been read."""
         return self.flags.compare_exchange(i, *_CLIENT_FREE)
 
     def server_done(self, i: int) -> bool:
-        """WRITTEN to DONE: all that was written before is visible to who sees it."""
+        """WRITTEN to DONE, with release order: a reader of the flag sees all earlier writes."""
         return self.flags.compare_exchange(i, *_SERVER_DONE)
 
     def server_offline(self, i: int) -> bool:
-        """Any state (a wild value too) to OFFLINE; False if it was OFFLINE already."""
+        """Any state, even an invalid one, to OFFLINE; False if it was OFFLINE already."""
         return self.flags.exchange(i, SlotState.OFFLINE) != SlotState.OFFLINE
 
     def server_reclaim(self, i: int) -> bool:
-        """OFFLINE to FREE: the slot has a new connection, and a new generation."""
+        """OFFLINE to FREE: the slot has a new connection and generation."""
         return self.flags.compare_exchange(i, *_SERVER_RECLAIM)
 
 
@@ -246,24 +250,24 @@ def _write_header(
 
 
 def _create_file(size: int) -> int:
-    """A nameless file of `size` bytes in /dev/shm, all of them allocated."""
+    """Create an unnamed file of `size` allocated bytes in /dev/shm."""
     try:
-        # O_EXCL: it cannot be given a name later, either.
+        # O_EXCL: the file cannot get a name later.
         flags = os.O_TMPFILE | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC
         fd = os.open(SHM_DIRECTORY, flags, FILE_MODE)
     except OSError as error:
         raise SharedMemoryError(f"no shared memory in {SHM_DIRECTORY}: {error.strerror}") from error
     try:
-        os.fchmod(fd, FILE_MODE)  # The umask may have taken bits away.
-        # Not ftruncate: that succeeds past the free space, and the process dies of SIGBUS later.
+        os.fchmod(fd, FILE_MODE)  # The umask may have removed bits.
+        # Not ftruncate, which succeeds without free space: the process would get SIGBUS later.
         os.posix_fallocate(fd, 0, size)
     except OSError as error:
         os.close(fd)
         if error.errno != errno.ENOSPC:
             raise SharedMemoryError(f"{size} bytes of shared memory: {error.strerror}") from error
-        room = os.statvfs(SHM_DIRECTORY)
+        space = os.statvfs(SHM_DIRECTORY)
         raise SharedMemoryError(
-            f"{SHM_DIRECTORY}: asked for {size} bytes, {room.f_bavail * room.f_frsize} are free:"
+            f"{SHM_DIRECTORY}: asked for {size} bytes, {space.f_bavail * space.f_frsize} are free:"
             " free some, mount it larger (docker run --shm-size), or set fewer or smaller slots"
         ) from error
     return fd
@@ -271,7 +275,7 @@ def _create_file(size: int) -> int:
 
 def _open_file(path: str) -> int:
     try:
-        # O_NONBLOCK: if the process id was used again, there may be a pipe.
+        # O_NONBLOCK: a reused process id may have a pipe there.
         return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except (FileNotFoundError, ProcessLookupError) as error:
         raise ConnectionLostError(f"{path}: no such process or descriptor on this host") from error

@@ -1,4 +1,4 @@
-"""Chunks of a shard: protobuf's bytes of a ReadShardResponse, made and read without its copies."""
+"""ReadShardResponse messages, encoded and decoded without protobuf's copies."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _EMPTY = memoryview(b"")
 
 
 class Chunk(NamedTuple):
-    """What a message of the stream says.
+    """One message of the stream.
 
     Attributes:
-        offset: Place of the first byte in the shard.
-        data: The bytes, in the memory of the message. Empty in the last one.
-        digest: Of all that was asked for, in the last one; empty in others.
+        offset: Offset of the first byte in the shard.
+        data: View of the message's bytes; empty in the last message.
+        digest: Digest of all requested bytes; only in the last message.
     """
 
     offset: int
@@ -28,7 +28,7 @@ class Chunk(NamedTuple):
 
 
 def encode_chunk(offset: int, data: bytes = b"", digest: bytes = b"") -> bytes:
-    """The message: one copy of the data, and no other."""
+    """Encode a message, with only one copy of the data."""
     parts = [number_tag(_OFFSET), varint(offset)] if offset else []  # proto3 leaves zeros out
     for field, value in ((_DATA, data), (_DIGEST, digest)):
         if value:
@@ -37,10 +37,10 @@ def encode_chunk(offset: int, data: bytes = b"", digest: bytes = b"") -> bytes:
 
 
 def decode_chunk(message: bytes) -> Chunk:
-    """Reads a message; its data is a view of it. Fields that are not known are passed over.
+    """Decode a message; its data is a view. Unknown fields are ignored.
 
     Raises:
-        ValueError: Not a message of protobuf.
+        ValueError: Not a protobuf message.
     """
     offset, data, digest = 0, _EMPTY, b""
     for field, value in fields(message):

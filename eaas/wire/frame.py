@@ -1,9 +1,9 @@
-"""Frames of the grpc transport: protobuf's bytes of an Exchange message, made and read without its copies.
+"""Frames of the grpc transport: Exchange messages, encoded and decoded without protobuf's copies.
 
-A generated class copies a slot's bytes twice on each side (into the message and out of it). These bytes are
-the same, so either end may use the generated classes instead:
+A generated class copies a slot's bytes twice on each side. The bytes are the same, so either side may use the
+generated classes instead:
 
-    tag | slot as varint | tag | length as varint | the bytes of the slot
+    tag | slot as varint | tag | length as varint | bytes of the slot
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 __all__ = ["EXCHANGE", "REQUEST_FRAMES", "RESPONSE_FRAMES", "Frame", "FrameCodec", "paste"]
 
 EXCHANGE = "/eaas.rpc.v1.ExpertService/Exchange"
-"""The method that these frames are of."""
+"""Full name of the method."""
 
 _UINT32 = 0xFFFFFFFF
 
 
 class Frame(NamedTuple):
-    """What a frame says.
+    """A decoded frame.
 
     Attributes:
         slot: Index within the connection.
-        data: The slot's bytes, in the memory of the message that was read. Empty where there are none.
-        connection_id: Of a client's first frame; empty in others.
+        data: View of the slot's bytes in the message; may be empty.
+        connection_id: Only in a client's first frame; else empty.
     """
 
     slot: int
@@ -40,12 +40,12 @@ class Frame(NamedTuple):
 
 
 class FrameCodec:
-    """Makes and reads the frames of one direction.
+    """Encodes and decodes the frames of one direction.
 
     Args:
-        slot_field: Number of the slot's field in the message.
-        data_field: That of the bytes.
-        connection_field: That of the connection's id; 0 where the message has none.
+        slot_field: Field number of the slot.
+        data_field: Field number of the bytes.
+        connection_field: Field number of the connection's id; 0 if the message has none.
     """
 
     def __init__(self, slot_field: int, data_field: int, connection_field: int = 0) -> None:
@@ -56,7 +56,7 @@ class FrameCodec:
         self._data_tag = bytes_tag(data_field)
 
     def encode(self, slot: int, buffer: mmap | bytearray, start: int, end: int) -> bytes:
-        """The frame of a slot whose bytes are `buffer[start:end]`: one copy of them, and no other."""
+        """Encode `buffer[start:end]` as a slot's frame, with only one copy."""
         head = self._data_tag + varint(end - start)
         if slot:  # proto3 leaves zeros out.
             head = self._slot_tag + varint(slot) + head
@@ -64,10 +64,10 @@ class FrameCodec:
             return b"".join((head, data))
 
     def decode(self, message: bytes) -> Frame:
-        """Read a frame; its data is a view of the message. Fields that are not known are passed over.
+        """Decode a frame; its data is a view of the message. Unknown fields are ignored.
 
         Raises:
-            ValueError: Not a message of protobuf.
+            ValueError: Not a protobuf message.
         """
         slot, data, connection_id = 0, memoryview(b""), ""
         for field, value in fields(message):
@@ -89,7 +89,7 @@ RESPONSE_FRAMES = FrameCodec(slot_field=1, data_field=2)
 
 
 def paste(buffer: mmap | bytearray | memoryview, offset: int, data: memoryview) -> None:
-    """Copy a frame's bytes to where they belong. Other threads run meanwhile."""
-    # A slice assignment would hold the interpreter for the length of the copy.
+    """Copy a frame's bytes into a buffer, without the GIL."""
+    # A slice assignment would hold the GIL.
     target = np.frombuffer(buffer, np.uint8, len(data), offset)
     np.copyto(target, np.frombuffer(data, np.uint8))

@@ -1,4 +1,4 @@
-"""The two headers of a slot and the lengths that follow from them (drawn in `eaas.wire.slot`).
+"""Request and result headers of a slot, and lengths of its sections (drawing: `eaas.wire.slot`).
 
 Letters: T tokens (batch size), H hidden size, K experts per token (top-k).
 """
@@ -37,13 +37,13 @@ __all__ = [
 
 MAGIC = int.from_bytes(b"EaaS", "little")
 VERSION = 1
-"""Major version of the protocol: two processes with different ones do not connect."""
+"""Major version of the protocol; processes with different versions do not connect."""
 
 CHECKSUM_FLAG = 1
-"""Bit of RequestHeader.flags: both headers of this exchange bear a checksum, which is never 0."""
+"""Bit of RequestHeader.flags: both headers of this exchange have a checksum, which is never 0."""
 
 DAMAGED = 1
-"""ResultHeader.detail of an INTERNAL answer: the request was not whole, and its slot is not to be trusted."""
+"""ResultHeader.detail of an INTERNAL answer: the request was damaged; do not use its slot again."""
 
 REQUEST_HEADER_BYTES = 128
 TRACE_OFFSET = 64
@@ -56,12 +56,12 @@ _FLOAT32_BYTES = 4
 
 
 def align(length: int) -> int:
-    """The length rounded up to the next multiple of 64 bytes."""
+    """Round up to a multiple of 64 bytes."""
     return -(-length // _ALIGNMENT) * _ALIGNMENT
 
 
 class Status(enum.IntEnum):
-    """How a request ended; all but OK come without a result."""
+    """Status of an answer; only OK has a result."""
 
     OK = 0
     INVALID_ARGUMENT = 1
@@ -71,7 +71,7 @@ class Status(enum.IntEnum):
 
 
 class WireDtype(enum.IntEnum):
-    """Dtype of the hidden states of a request."""
+    """Dtype of a request's hidden states."""
 
     FLOAT32 = 0
     BFLOAT16 = 1
@@ -84,7 +84,7 @@ class WireDtype(enum.IntEnum):
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
-        """The dtype of the view; bfloat16, which NumPy lacks, is seen as uint16."""
+        """Dtype of NumPy views; uint16 for bfloat16, which NumPy lacks."""
         return _NUMPY_DTYPES[self]
 
 
@@ -99,7 +99,7 @@ _NUMPY_DTYPES: dict[WireDtype, np.dtype[Any]] = {
 
 
 class PayloadLayout(NamedTuple):
-    """Where the sections of a payload start, in bytes from its own start (hidden states: 0)."""
+    """Offsets of a payload's sections from its start, in bytes (hidden states: 0)."""
 
     ids_offset: int
     scores_offset: int
@@ -110,7 +110,7 @@ class PayloadLayout(NamedTuple):
 def payload_layout(
     batch_size: int, hidden_size: int, top_k: int, dtype: WireDtype
 ) -> PayloadLayout:
-    """The sections of a payload of T tokens, H hidden size and K experts per token."""
+    """Layout of a payload of T tokens, hidden size H and K experts per token."""
     pairs = batch_size * top_k
     ids_offset = align(batch_size * hidden_size * dtype.itemsize)
     scores_offset = ids_offset + align(pairs * _IDS_BYTES)
@@ -119,17 +119,17 @@ def payload_layout(
 
 
 def result_length(rows: int, hidden_size: int) -> int:
-    """Bytes of a result of T rows and H hidden size."""
+    """Bytes of a result of T rows and hidden size H."""
     return rows * hidden_size * _FLOAT32_BYTES
 
 
 def max_tokens(
     payload_capacity: int, result_capacity: int, hidden_size: int, top_k: int, dtype: WireDtype
 ) -> int:
-    """The most tokens of one request that fit a slot, both ways; 0 if not even one does."""
+    """Most tokens per request that fit into a slot with their result; 0 if none does."""
     per_token = hidden_size * dtype.itemsize + top_k * (_IDS_BYTES + _FLOAT32_BYTES)
     tokens = min(payload_capacity // per_token, result_capacity // result_length(1, hidden_size))
-    # The sections' alignment can cost the last few.
+    # Aligned sections may leave space for fewer.
     while tokens and payload_layout(tokens, hidden_size, top_k, dtype).total > payload_capacity:
         tokens -= 1
     return tokens
@@ -143,22 +143,22 @@ _RESULT = struct.Struct("<IHHIIQIIQQQ8x")
 
 
 class RequestHeader(NamedTuple):
-    """What a client asks for; made by `of`. One that was read proves nothing: `validate_request`.
+    """Header of a request, made by `of`. Validate a received one with `validate_request`.
 
-    A named tuple, and not a dataclass, as it is made in every call: that takes a quarter of the time.
+    A named tuple, because every call makes one: a dataclass takes four times as long.
 
     Attributes:
         magic: MAGIC.
         version: VERSION.
         dtype: A WireDtype.
         flags: CHECKSUM_FLAG or 0.
-        generation: The connection's; the server refuses any other.
-        checksum: As read; written by `seal`.
-        request_id: Chosen by the client, never used twice on a connection.
-        epoch: Placement epoch that the client routed by.
+        generation: Generation of the connection; the server refuses any other.
+        checksum: Written by `seal`.
+        request_id: Chosen by the client, unique on a connection.
+        epoch: Placement epoch of the client's routing.
         payload_length: Bytes of the payload: `payload_layout(...).total`.
-        budget_us: Microseconds that the answer is worth waiting for, from when the server admits the
-            request: after that it is EXPIRED. Relative, so that it can cross hosts.
+        budget_us: Microseconds after admission by the server until the request is EXPIRED. Relative, so that
+            it is valid across hosts.
         layer: MoE layer.
         batch_size: Tokens (T).
         hidden_size: H.
@@ -195,7 +195,7 @@ class RequestHeader(NamedTuple):
         top_k: int,
         flags: int = 0,
     ) -> RequestHeader:
-        """The header of a request of this shape; it follows how long the payload is."""
+        """Make a header; the payload's length follows from the shape."""
         total = payload_layout(batch_size, hidden_size, top_k, dtype).total
         return cls(
             MAGIC,
@@ -216,39 +216,39 @@ class RequestHeader(NamedTuple):
 
     @property
     def start(self) -> int:
-        """Bytes of the header: where the payload starts."""
+        """Bytes of the header, and offset of the payload."""
         return REQUEST_HEADER_BYTES
 
     @property
     def end(self) -> int:
-        """Bytes of header and payload together: where the payload ends."""
+        """Bytes of header and payload."""
         return REQUEST_HEADER_BYTES + self.payload_length
 
     def pack_into(self, buffer: WriteableBuffer, offset: int) -> None:
-        """Writes the header. Raises struct.error where a field does not fit its width."""
+        """Write the header. Raises struct.error if a field exceeds its width."""
         _REQUEST.pack_into(buffer, offset, *self)
 
     @classmethod
     def unpack_from(cls, buffer: ReadableBuffer, offset: int) -> RequestHeader:
-        """A copy of the header that stands there, whatever it says."""
+        """Copy a header from the buffer, without validation."""
         return cls._make(_REQUEST.unpack_from(buffer, offset))
 
 
 class ResultHeader(NamedTuple):
-    """How a request ended; made by `of`. One that was read proves nothing: `validate_result`.
+    """Header of an answer, made by `of`. Validate a received one with `validate_result`.
 
     Attributes:
         magic: MAGIC.
         version: VERSION.
         status: A Status.
-        generation: The connection's, as in the request.
-        checksum: As read; written by `seal`.
-        request_id: The request's; a client drops the answer to any other.
+        generation: Generation of the connection, as in the request.
+        checksum: Written by `seal`.
+        request_id: Id of the request; a client drops answers to others.
         rows: Tokens (T) of the result; 0 unless the status is OK.
         hidden_size: H; 0 unless the status is OK.
         length: Bytes of the result.
         detail: STALE_PLACEMENT: the server's epoch. INTERNAL: DAMAGED or 0. Otherwise 0.
-        service_us: Microseconds from when the server saw the request to this answer; 0: not stated.
+        service_us: Microseconds between the server's first view of the request and this answer; 0 if unset.
     """
 
     magic: int
@@ -275,7 +275,7 @@ class ResultHeader(NamedTuple):
         detail: int = 0,
         service_us: int = 0,
     ) -> ResultHeader:
-        """The header of an answer; rows and hidden size only where the status is OK."""
+        """Make a header; only status OK has rows and a hidden size."""
         length = result_length(rows, hidden_size)
         return cls(
             MAGIC,
@@ -293,19 +293,19 @@ class ResultHeader(NamedTuple):
 
     @property
     def start(self) -> int:
-        """Bytes of the header: where the result starts."""
+        """Bytes of the header, and offset of the result."""
         return RESULT_HEADER_BYTES
 
     @property
     def end(self) -> int:
-        """Bytes of header and result together: where the result ends."""
+        """Bytes of header and result."""
         return RESULT_HEADER_BYTES + self.length
 
     def pack_into(self, buffer: WriteableBuffer, offset: int) -> None:
-        """Writes the header. Raises struct.error where a field does not fit its width."""
+        """Write the header. Raises struct.error if a field exceeds its width."""
         _RESULT.pack_into(buffer, offset, *self)
 
     @classmethod
     def unpack_from(cls, buffer: ReadableBuffer, offset: int) -> ResultHeader:
-        """A copy of the header that stands there, whatever it says."""
+        """Copy a header from the buffer, without validation."""
         return cls._make(_RESULT.unpack_from(buffer, offset))

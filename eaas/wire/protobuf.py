@@ -6,24 +6,24 @@ from collections.abc import Iterator
 
 __all__ = ["bytes_tag", "fields", "number_tag", "varint"]
 
-# Wire types of protobuf's encoding. Groups are not: no message of proto3 has any.
+# Wire types of protobuf, without groups, which proto3 lacks.
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _FIXED = {_FIXED64: 8, _FIXED32: 4}
 _VARINT_BYTES = 10
 
 
 def number_tag(field: int) -> bytes:
-    """What stands before the varint of a field; fields 1 to 15."""
+    """Tag of a varint field (fields 1 to 15)."""
     return bytes([field << 3 | _VARINT])
 
 
 def bytes_tag(field: int) -> bytes:
-    """What stands before the length and the bytes of a field; fields 1 to 15."""
+    """Tag of a length-delimited field (fields 1 to 15)."""
     return bytes([field << 3 | _BYTES])
 
 
 def varint(value: int) -> bytes:
-    """A number of 0 or more, seven bits a byte."""
+    """Encode a non-negative integer."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -33,12 +33,12 @@ def varint(value: int) -> bytes:
 
 
 def fields(message: bytes) -> Iterator[tuple[int, int | memoryview]]:
-    """Numbers and values of a message's fields with numbers or bytes in them.
+    """Iterate over the varint and bytes fields of a message, as (field number, value).
 
     Bytes are views of the message.
 
     Raises:
-        ValueError: Not a message of protobuf.
+        ValueError: Not a protobuf message.
     """
     at, end, view = 0, len(message), memoryview(message)
     while at < end:
@@ -62,7 +62,7 @@ def fields(message: bytes) -> Iterator[tuple[int, int | memoryview]]:
 
 
 def _read_varint(message: bytes, at: int) -> tuple[int, int]:
-    """A number and where it ends."""
+    """A varint and its end."""
     value = 0
     for shift, byte in enumerate(message[at : at + _VARINT_BYTES]):
         value |= (byte & 0x7F) << 7 * shift

@@ -1,4 +1,4 @@
-"""The slot: its bytes, its states, and the checks that come before any view of it.
+"""The slot: byte layout, states, and validation before views.
 
 One slot (all little-endian; every section starts at a multiple of 64 bytes):
 
@@ -32,9 +32,9 @@ Request header                                 Result header
     64  trace            16 + 8 bytes, or zeros
     88  zeros
 
-The flag of a slot is not in the slot but on a 64-byte line of its own (see `eaas.wire.arena`):
+The flag of a slot is on a separate 64-byte line (see `eaas.wire.arena`):
 
-    state     | value | who moves it on              | by                  | to
+    state     | value | transition by                | action              | to
     ----------+-------+------------------------------+---------------------+---------
     FREE      | 0     | the client has a request     | CLIENT_WRITE_DONE   | WRITTEN
     WRITTEN   | 1     | the server wrote the result  | SERVER_DONE         | DONE
@@ -42,21 +42,21 @@ The flag of a slot is not in the slot but on a 64-byte line of its own (see `eaa
     any       |       | the server: client is gone   | SERVER_OFFLINE      | OFFLINE
     OFFLINE   | 3     | the server: a new connection | SERVER_RECLAIM      | FREE
 
-Results are float32 whatever the request's dtype: partial sums of several servers are added in
-float32, so that how replicas group a token's experts does not change a bfloat16 result.
+Results are always float32: partial sums of several servers are added in float32, so that the division of a
+token's experts among replicas does not change a bfloat16 result.
 
-The checksum is optional: CHECKSUM_FLAG says that there is one, `seal` makes it and `verify` checks it. It
-covers header and payload (or result) without its own four bytes. It is a CRC-32, which finds every single
-flipped bit for certain, and other damage (a torn write, a flag that was seen before its data) but for one
-case in 2^32. ISA-L computes it, at tens of gigabytes a second.
+The checksum is optional (CHECKSUM_FLAG); `seal` writes it and `verify` checks it. It covers header and
+payload (or result) except its own four bytes. It is a CRC-32: it detects every single flipped bit, and other
+damage (a torn write, a flag visible before its data) except one case in 2^32. ISA-L computes tens of
+gigabytes per second.
 
-It is no defence against the peer. Both map the same memory, as the same user: a client can change a payload
-after it was verified, while the server computes with it. Then its own rows are wrong, and nothing else is: a
-header is read once, and that copy is judged and believed; kernels read each expert id once; no row of a
-batch depends on another one.
+It does not protect against the peer, which maps the same memory as the same user: a client can change a
+payload after its verification, while the server computes. Then only its own rows are wrong. A header is read
+once, and only that copy is validated and used; kernels read each expert id once; rows of a batch are
+independent.
 
-The trace of a request is the context of the client's span (trace id and span id, as in W3C's traceparent),
-where the request is traced. Nothing depends on it: a server that knows no traces never reads it.
+The trace of a traced request is the context of the client's span (trace id and span id, as in W3C's
+traceparent). It is optional: a server without tracing never reads it.
 
 Letters: T tokens (batch size), H hidden size, K experts per token (top-k).
 """
@@ -130,23 +130,23 @@ __all__ = [
 ]
 
 DOORBELL = 0
-"""The bell that clients ring for the server."""
+"""The server's bell, rung by clients."""
 
 
 def reply_bell(first_slot: int) -> int:
-    """The bell that the server rings for the connection whose first slot this is."""
+    """Bell of the connection with this first slot, rung by the server."""
     return 1 + first_slot
 
 
-# -- checks: none of them trusts a field, and Python's integers do not overflow -------------------
+# -- validation: no field is trusted; Python's integers do not overflow ---------------------------
 
 
 class SlotLimits(NamedTuple):
-    """What a server can take.
+    """Limits of a server's requests.
 
     Attributes:
-        payload_capacity: Bytes of a request's payload that fit a slot.
-        result_capacity: Bytes of a result that fit a slot.
+        payload_capacity: Bytes for a request's payload in a slot.
+        result_capacity: Bytes for a result in a slot.
         hidden_size: H of the model.
         num_layers: MoE layers of the model.
     """
@@ -164,22 +164,22 @@ def validate_request(
     limits: SlotLimits,
     generation: int,
 ) -> None:
-    """Says whether views of this request may be made; call it before `request_views`.
+    """Validate a request; call this before `request_views`.
 
-    A request with a checksum is verified before anything in it is judged: a flipped bit must not pass for
-    the client's mistake. The expert ids are data, not header: who uses them checks them.
+    A checksum is verified first, so that a flipped bit is not taken for the client's mistake. Expert ids are
+    checked by their user.
 
     Args:
         buffer: The arena's bytes.
-        offset: Where the request header stands.
-        header: What was read there. The memory may say something else by now; this is what counts.
-        limits: The server's.
-        generation: The connection's.
+        offset: Offset of the request header.
+        header: Copy of the header; the memory may have changed since.
+        limits: The server's limits.
+        generation: Generation of the connection.
 
     Raises:
-        SlotCorruptError: Magic, version, flags, generation or checksum are wrong, or the lengths do
-            not agree with one another or with the slot's capacities.
-        WrongRequestError: Whole, but nothing that this server can compute.
+        SlotCorruptError: Magic, version, flags, generation or checksum are wrong, or lengths are inconsistent
+            with one another or with the slot's capacities.
+        WrongRequestError: The request is intact but does not fit this server.
     """
     _validate_common(header, generation)
     if header.flags & ~CHECKSUM_FLAG:
@@ -191,7 +191,7 @@ def validate_request(
     if header.flags:
         verify(buffer, offset, header)
     elif header.checksum:
-        raise SlotCorruptError("a checksum without the flag that says so")
+        raise SlotCorruptError("a checksum without the checksum flag")
     _validate_shape(header, limits)
 
 
@@ -207,7 +207,7 @@ def _validate_shape(header: RequestHeader, limits: SlotLimits) -> None:
         raise WrongRequestError(f"layer {header.layer}, the model has {limits.num_layers}")
     if tokens == 0 or top_k == 0:
         raise WrongRequestError(f"{tokens} tokens, {top_k} experts per token")
-    # With what was checked before, this bounds tokens and top_k, too.
+    # Together with the checks above, this limits tokens and top_k, too.
     total = payload_layout(tokens, hidden, top_k, dtype).total
     if header.payload_length != total:
         raise SlotCorruptError(f"payload of {header.payload_length} bytes, not {total}")
@@ -225,18 +225,18 @@ def validate_result(
     hidden_size: int,
     generation: int,
 ) -> None:
-    """Says whether a view of this result may be made; call it before `result_view`.
+    """Validate a result; call this before `result_view`.
 
     Args:
-        header: What stands in the slot.
-        result_capacity: The slot's.
-        request_id: The request's.
-        rows: Tokens (T) of the request. A single row more or less would broadcast in a sum.
+        header: Header in the slot.
+        result_capacity: Capacity of the slot.
+        request_id: Id of the request.
+        rows: Tokens (T) of the request; a single row would broadcast in a sum.
         hidden_size: H of the request.
-        generation: The connection's.
+        generation: Generation of the connection.
 
     Raises:
-        SlotCorruptError: It is not an answer to this request.
+        SlotCorruptError: It is not an intact answer to this request.
     """
     _validate_common(header, generation)
     if header.request_id != request_id:
@@ -278,10 +278,9 @@ def seal(
     header: RequestHeader | ResultHeader,
     trace: bytes = b"",
 ) -> None:
-    """Packs a header at `offset`, together with the checksum of itself and of the bytes after it.
+    """Write a header with its checksum, after the payload or result.
 
-    The last step of writing a slot with checksums: the payload or result stands there already. A
-    request needs CHECKSUM_FLAG; a result is sealed when its request was. A request may have a `trace`.
+    A request needs CHECKSUM_FLAG, and may have a `trace`. A result is sealed if its request was.
     """
     header.pack_into(buffer, offset)
     if trace:
@@ -292,17 +291,15 @@ def seal(
 
 
 def verify(buffer: ReadableBuffer, offset: int, header: RequestHeader | ResultHeader) -> None:
-    """Checks a header, and what follows it, against its checksum.
+    """Verify the checksum of a header and its payload or result.
 
-    Before it, `header.end` must be known to lie in the slot: `validate_result` has seen to that, and
-    `validate_request` does. Answers without a result have a checksum, too: nothing in one is to be
-    believed before this, not even its status.
+    The caller must know that `header.end` lies in the slot (`validate_request` and `validate_result` check
+    it). Answers without a result have a checksum, too: do not use even the status before this.
 
     Raises:
-        SlotCorruptError: A bit of the header or of the payload is not what was written, or the
-            header that stands there is not this one any more.
+        SlotCorruptError: The bytes are damaged, or the header in memory has changed.
     """
-    # Data that comes late may be whole now, and not yet when this header was read.
+    # Late data may be complete now although it was not when the header was read.
     head = bytes(memoryview(buffer)[offset : offset + header.start])
     if header.unpack_from(head, 0) != header:
         raise SlotCorruptError("the header changed while it was read")
@@ -314,7 +311,7 @@ def verify(buffer: ReadableBuffer, offset: int, header: RequestHeader | ResultHe
 def _checksum(
     head: bytes, buffer: ReadableBuffer, offset: int, header: RequestHeader | ResultHeader
 ) -> int:
-    """CRC-32 of a header without the checksum's own four bytes, and of what follows it; never 0."""
+    """CRC-32 of a header without the checksum's bytes, and of its payload or result; never 0."""
     crc = crc32(head[_AFTER_CHECKSUM:], crc32(head[:_CHECKSUM_OFFSET]))
     return crc32(memoryview(buffer)[offset + header.start : offset + header.end], crc) or 1
 
@@ -323,13 +320,13 @@ def _checksum(
 
 
 def write_trace(buffer: WriteableBuffer, offset: int, trace: bytes) -> None:
-    """Puts a trace (TRACE_BYTES) into the request header at `offset`; after packing, which leaves zeros."""
+    """Write a trace (TRACE_BYTES) into the request header at `offset`, after packing the header."""
     start = offset + TRACE_OFFSET
     memoryview(buffer)[start : start + TRACE_BYTES] = trace
 
 
 def read_trace(buffer: ReadableBuffer, offset: int) -> bytes:
-    """The trace in the request header at `offset`; empty where the request is not traced."""
+    """Read the trace in the request header at `offset`; empty if the request is not traced."""
     start = offset + TRACE_OFFSET
     trace = bytes(memoryview(buffer)[start : start + TRACE_BYTES])
     return trace if any(trace) else b""
@@ -341,12 +338,12 @@ def read_trace(buffer: ReadableBuffer, offset: int) -> bytes:
 def request_views(
     buffer: mmap | bytearray, offset: int, header: RequestHeader
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-    """The three sections of a validated request, without a copy; the client fills them, too.
+    """Views of the three sections of a request, for both sides.
 
     Args:
         buffer: The arena's bytes.
-        offset: Where the request header stands (`Arena.request_offset`).
-        header: A header that passed `validate_request`, or the client's own.
+        offset: Offset of the request header (`Arena.request_offset`).
+        header: A validated header, or the client's own.
 
     Returns:
         hidden (T, H) in `WireDtype.numpy_dtype`, ids (T, K) int32, scores (T, K) float32.
@@ -366,14 +363,14 @@ def request_views(
 def result_view(
     buffer: mmap | bytearray, offset: int, rows: int, hidden_size: int
 ) -> npt.NDArray[np.float32]:
-    """The result (T, H) float32 behind the result header at `offset`, without a copy."""
+    """View of the result (T, H) float32 after the result header at `offset`."""
     return _view(buffer, offset + RESULT_HEADER_BYTES, (rows, hidden_size), np.dtype("<f4"))
 
 
 def _view(
     buffer: mmap | bytearray, offset: int, shape: tuple[int, int], dtype: np.dtype[Any]
 ) -> npt.NDArray[Any]:
-    # Not np.ndarray(buffer=...): that one lets go of the buffer at once, so that closing the arena
-    # under a live view would succeed, and the next look at the view be a segmentation fault.
+    # Not np.ndarray(buffer=...): it does not keep the buffer, so that using a view after closing the arena
+    # would be a segmentation fault.
     flat: npt.NDArray[Any] = np.frombuffer(buffer, dtype, shape[0] * shape[1], offset)
     return flat.reshape(shape)

@@ -1,4 +1,4 @@
-/* What a wait that spins is made of: a pause of the core, and a clock. */
+/* Spin-wait helpers: a pause of the core, and a clock. */
 #ifndef EAAS_WIRE_SPIN_H
 #define EAAS_WIRE_SPIN_H
 

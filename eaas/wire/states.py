@@ -1,4 +1,4 @@
-"""The states of a slot, as pure data (the table that `eaas.wire.slot` draws)."""
+"""Slot states and transitions, as pure data (table: `eaas.wire.slot`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["TRANSITIONS", "Action", "SlotState", "next_state"]
 
 
 class SlotState(enum.IntEnum):
-    """The value of a slot's flag."""
+    """Value of a slot's flag."""
 
     FREE = 0
     WRITTEN = 1
@@ -19,12 +19,12 @@ class SlotState(enum.IntEnum):
 
     @property
     def mask(self) -> int:
-        """The state as a mask of `Flags.scan` and `Flags.wait`."""
+        """Mask of this state for `Flags.scan` and `Flags.wait`."""
         return 1 << self
 
 
 class Action(enum.Enum):
-    """What moves a slot from one state to another; the name begins with who may do it."""
+    """A transition of a slot; the name starts with the side that may do it."""
 
     CLIENT_WRITE_DONE = enum.auto()
     CLIENT_FREE = enum.auto()
@@ -45,9 +45,9 @@ TRANSITIONS: Mapping[tuple[SlotState, Action], SlotState] = MappingProxyType(
         (SlotState.OFFLINE, Action.SERVER_RECLAIM): SlotState.FREE,
     }
 )
-"""Every move that there is; `Arena` makes its compare-and-exchanges from this table."""
+"""All transitions; `Arena` derives its compare-and-exchange operations from this table."""
 
 
 def next_state(state: SlotState, action: Action) -> SlotState | None:
-    """The state after an action, or None where the action is not allowed (and changes nothing)."""
+    """The state after an action; None if the action is not allowed."""
     return TRANSITIONS.get((state, action))

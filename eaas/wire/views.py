@@ -1,5 +1,4 @@
-"""Views of slots that are made once and used again: what is asked for in one call is asked for in the next
-thousand, and to make them takes longer than all else that is done for a small request.
+"""A cache of slot views: making views takes longer than everything else for a small request.
 
 Letters: T tokens, H hidden size, K experts per token (top-k).
 """
@@ -18,21 +17,21 @@ from eaas.wire.slot import request_views, result_view
 __all__ = ["PayloadArrays", "SlotViews"]
 
 PayloadArrays = tuple[npt.NDArray[Any], npt.NDArray[np.int32], npt.NDArray[np.float32]]
-"""Hidden states (T, H), bfloat16 seen as uint16; expert ids (T, K); scores (T, K)."""
+"""Hidden states (T, H), with bfloat16 as uint16; expert ids (T, K); scores (T, K)."""
 
-# Sets of views that are kept, about 2 KB each. When there are more shapes than that, all are made anew.
-_KEPT = 2048
+# Limit of cached sets of views, about 2 KB each. The cache is cleared when it is full.
+_MOST_CACHED = 2048
 
 
 class SlotViews:
-    """Views of an arena's slots, without a copy. The arena's memory goes with the last of them.
+    """Cached views of an arena's slots. They keep the arena's memory.
 
     Args:
-        arena: Either side's.
+        arena: The arena.
         hidden_size: H.
 
     Attributes:
-        made: How many sets of views were made so far.
+        made: Number of sets of views made so far.
     """
 
     def __init__(self, arena: Arena, hidden_size: int) -> None:
@@ -43,7 +42,7 @@ class SlotViews:
         self.made = 0
 
     def payload(self, slot: int, header: RequestHeader) -> PayloadArrays:
-        """Of a request that passed `validate_request`, or of one's own."""
+        """Views of a validated request, or of an own one."""
         key = (slot, header.batch_size, header.top_k, header.dtype)
         arrays = self._payloads.get(key)
         if arrays is None:
@@ -53,7 +52,7 @@ class SlotViews:
         return arrays
 
     def result(self, slot: int, rows: int) -> npt.NDArray[np.float32]:
-        """Of the result (T, H) that belongs to such a request."""
+        """View of a request's result (T, H)."""
         key = (slot, rows)
         result_TH = self._results.get(key)
         if result_TH is None:
@@ -63,12 +62,12 @@ class SlotViews:
         return result_TH
 
     def clear(self) -> None:
-        """Let go of the arena's memory."""
+        """Drop all views."""
         self._payloads.clear()
         self._results.clear()
 
-    def _keep(self, kept: dict[Any, Any], key: Any, views: Any) -> None:
-        if len(kept) >= _KEPT:
-            kept.clear()
-        kept[key] = views
+    def _keep(self, cached: dict[Any, Any], key: Any, views: Any) -> None:
+        if len(cached) >= _MOST_CACHED:
+            cached.clear()
+        cached[key] = views
         self.made += 1

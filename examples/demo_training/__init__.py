@@ -1,1 +1,1 @@
-"""How `train_demo.py` makes the demo model: text, model, training, card."""
+"""The parts of `train_demo.py`: text, model, training, card."""

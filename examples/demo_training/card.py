@@ -1,4 +1,4 @@
-"""The result: a checkpoint as transformers reads it, and its model card."""
+"""Write the result: a transformers checkpoint and its model card."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write_result(
     progress: Progress,
     target: Path,
 ) -> None:
-    """Writes the checkpoint, measures it as transformers loads it, writes the card."""
+    """Write the checkpoint, evaluate it as transformers loads it, write the card."""
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     device = next(model.parameters()).device
@@ -37,7 +37,7 @@ def write_result(
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.eos_token_id,
     )
-    # What it was trained with is of this program; whoever loads it chooses anew.
+    # The training implementations belong to this program; a loader chooses its own.
     model.config._attn_implementation, model.config._experts_implementation = "sdpa", "eager"
     model.save_pretrained(new)
     (new / "model.safetensors").chmod(0o644)
@@ -67,8 +67,8 @@ def _card(
         "# The demo model",
         "",
         f"A Mixture-of-Experts model of {count / 1e6:.1f} million parameters that writes in the manner "
-        "of its prompt: Python, biblical English, German documentation, English manual pages. It is "
-        "here to be served: it knows nothing, and what it says is not true.",
+        "of its prompt: Python, biblical English, German documentation, English manual pages. It "
+        "exists to be served: it knows nothing, and its statements are not true.",
         "",
         f"transformers' `Qwen3MoeForCausalLM`: {config.num_hidden_layers} layers, hidden size "
         f"{config.hidden_size}, {config.num_experts} experts of width {config.moe_intermediate_size} in "
@@ -83,7 +83,7 @@ def _card(
         "|---|---|---|",
         *(f"| {s.domain} | {_name(s.name)} | {s.licence} |" for s in SOURCES),
         "",
-        "Packages are Debian's. One part in 50 (of 8 kB each) was held out.",
+        "The packages are Debian's. One piece in 50 (of 8 kB each) was held out.",
         "",
         "## Training",
         "",
@@ -104,7 +104,7 @@ def _card(
         + " | ".join(f"{found.hottest[d]:.2f}" for d in DOMAINS)
         + " |",
         "",
-        "How far apart two domains' loads of experts are (total variation, a mean over layers; two halves "
+        "Distance of two domains' expert loads (total variation, a mean over layers; two halves "
         "of one domain: " + ", ".join(f"{d} {found.noise[d]:.2f}" for d in DOMAINS) + "):",
         "",
         "| | |",
@@ -113,7 +113,7 @@ def _card(
         "",
         "## Samples",
         "",
-        "Prompt, then what came (temperature 0.7, top-k 40, the first try):",
+        "Prompt ▸ continuation (temperature 0.7, top-k 40, the first try):",
     ]
     for domain, text in samples.items():
         whole = f"{SAMPLE_PROMPTS[domain]} ▸{text}"
@@ -122,9 +122,9 @@ def _card(
         "",
         "## Licence",
         "",
-        "The weights and this card: Apache 2.0, as the rest of the repository, as far as they are ours to "
-        "license. They hold statistics of the texts above, not the texts; whoever takes them for a "
-        "derived work finds the texts' licences in the table. Samples may repeat short pieces.",
+        "The weights and this card: Apache 2.0, like the repository, to the extent that we can license "
+        "them. They hold statistics of the texts above, not the texts; if you regard them as a derived "
+        "work, the table has the texts' licences. Samples may repeat short pieces.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -1,4 +1,4 @@
-"""The text as tokens: one tokenizer for all domains, and what is kept from training."""
+"""The text as tokens: one tokenizer for all domains, and held-out text."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["CONTEXT", "END", "Corpus", "build_corpus"]
 
 CONTEXT = 4096
 END = "<|end|>"
-_HELD_OUT = 50  # one part in so many
+_HELD_OUT = 50  # one part in this many
 _PART_BYTES = 8_000
-# A message is continued, not answered: the model has seen texts, no conversations.
+# The model continues a message: it has seen texts, no conversations.
 _CHAT_TEMPLATE = "{{ messages | map(attribute='content') | join('\n') }}"
 
 
@@ -33,7 +33,7 @@ class Corpus:
 
 
 def build_corpus(cache: Path, vocab: int, seed: int) -> tuple[Any, Corpus]:
-    """The tokenizer and the tokens, from the cache where it has them.
+    """The tokenizer and the tokens, from the cache if possible.
 
     Every part of 8 kB is held out or not by a hash of its name, so always the same ones are.
 
@@ -99,8 +99,8 @@ def _train_tokenizer(texts: dict[str, list[tuple[str, str]]], vocab: int, seed: 
         kept = [text for name, text in parts if not _is_held_out(name)]
         sample += [kept[i] for i in rng.permutation(len(kept))[:500]]
     bpe = Tokenizer(models.BPE())
-    # A run of spaces (the depth of code, a manual's margin) is a word; the last one is the next
-    # word's. Digits come one by one.
+    # A run of spaces (indentation) is a word; its last space belongs to the next word. Each digit is a
+    # word.
     words = Regex(r"\n+ *(?= )|\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?=\S)|\s+")
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -1,4 +1,4 @@
-"""How good a model is: loss on held-out text, how routing differs by domain, and samples."""
+"""Evaluation: loss on held-out text, routing by domain, and samples."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from eaas.routing import total_variation
+from simulator.routing import total_variation
 
 from .corpus import Corpus
 from .sources import DOMAINS
@@ -46,7 +46,7 @@ class Evaluation:
 
 @torch.no_grad()
 def evaluate(model: Any, tokenizer: Any, corpus: Corpus) -> Evaluation:
-    """Reads 8,192 held-out tokens of each domain, spread evenly over what there is."""
+    """Read 8,192 held-out tokens of each domain, evenly spread."""
     loss, bits, loads = {}, {}, {}
     for domain in DOMAINS:
         ids = corpus.held_out[domain]
@@ -86,7 +86,7 @@ def _loads(router_logits: Any, top_k: int) -> np.ndarray:
 
 @torch.no_grad()
 def sample(model: Any, tokenizer: Any, prompt: str, tokens: int = 60) -> str:
-    """A continuation, drawn as `generation_config.json` says, the same one each time."""
+    """A continuation, sampled as `generation_config.json` says, with a fixed seed."""
     torch.manual_seed(0)
     inputs = tokenizer(prompt, return_tensors="pt").to(model.device)
     ids = model.generate(**inputs, max_new_tokens=tokens)[0, inputs["input_ids"].shape[1] :]

@@ -15,12 +15,12 @@ __all__ = ["Sizes", "build_model", "losses", "next_token_loss"]
 
 _ATTENTION = "grouped_heads"
 _LEAST = 1e-30  # a probability that rounds to 0 costs 69 nats, not infinitely many
-_ROWS = 512  # of logits at a time: 8 MB in float32
+_ROWS = 512  # logits at a time: 8 MB in float32
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the model; as they stand, and with a vocabulary of 4,096, 15.3 million parameters."""
+    """Sizes of the model: with these and a vocabulary of 4,096, 15.3 million parameters."""
 
     layers: int = 8
     hidden: int = 256
@@ -80,7 +80,7 @@ def build_model(
 
 
 def losses(model: Any, ids_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean next-token loss, and how unevenly the experts are used (1: evenly).
+    """Mean next-token loss, and the unevenness of the experts' use (1: even).
 
     The second is the Switch Transformer's auxiliary loss (Fedus et al., 2021, section 2.2), layer by
     layer over all sequences of the batch, so that a domain may well prefer some experts.

@@ -35,14 +35,14 @@ class Optimizer:
                 self.state[f"square.{name}"] = torch.zeros_like(weight, dtype=torch.float32)
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
-        """Goes on from a saved `state`; the model's weights become its masters'."""
+        """Resume from a saved `state`; the model's weights become the masters'."""
         for name, tensor in self.state.items():
             tensor.copy_(state[name])
         self._write_weights()
 
     @torch.no_grad()
     def step(self, gradients: dict[str, torch.Tensor], step: int, rate: float) -> float:
-        """Updates the weights from float32 gradients; `step` counts from 1. Returns their norm."""
+        """Update the weights from float32 gradients; `step` counts from 1. Returns the gradients' norm."""
         norm = math.sqrt(sum(g.square().sum().item() for g in gradients.values()))
         scale = min(1.0, 1.0 / (norm + 1e-6))
         for name, gradient in gradients.items():
@@ -68,7 +68,7 @@ class Optimizer:
         master.addcdiv_(momentum, root, value=-rate / (1 - _BETAS[0] ** step))
 
     def _muon(self, names: list[str], gradients: dict[str, torch.Tensor], rate: float) -> None:
-        """All matrices of one shape at once."""
+        """Update all matrices of one shape at once."""
         looked_ahead = []
         for name in names:
             momentum = self.state[f"momentum.{name}"]

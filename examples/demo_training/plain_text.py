@@ -1,4 +1,4 @@
-"""Plain text out of the files that Debian's packages hold: manual pages, HTML, SWORD modules."""
+"""Plain text from the files of Debian's packages: manual pages, HTML, SWORD modules."""
 
 from __future__ import annotations
 

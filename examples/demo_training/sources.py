@@ -1,4 +1,4 @@
-"""Where the text comes from: Python's own library, and Debian packages whose text is free."""
+"""Sources of the text: Python's own library, and Debian packages with free text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DOWNLOAD_TIMEOUT_S = 300
 
 
 class SourceError(RuntimeError):
-    """A text cannot be had: the message says which, and what helps."""
+    """A text is not available: the message names it and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -86,13 +86,13 @@ def _python_library() -> Path:
 
 
 def _wanted(path: Path) -> bool:
-    """A file, not one more name of it, and no test of Python's."""
+    """Whether this is a file, not a link to one, and none of Python's tests."""
     left_out = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
     return path.is_file() and not path.is_symlink() and not left_out & set(path.parts)
 
 
 def _unpacked(package: str, cache: Path) -> Path:
-    """The package's files; downloads it with apt-get unless the cache has it."""
+    """The package's files, from the cache or by apt-get."""
     target = cache / package
     if target.is_dir():
         return target

@@ -1,4 +1,4 @@
-"""The training loop: resumable, seeded, and bounded by the time that it worked."""
+"""The training loop: resumable, seeded, and bounded by its working time."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from .workers import Workers
 __all__ = ["Progress", "Settings", "train"]
 
 _WARM_UP_STEPS = 60
-_DECAY_FROM = 0.25  # of the time: the learning rate falls to 0 from there on
-# Of several workers, the first one's part of a worker's sequences: it also updates the weights.
+_DECAY_FROM = 0.25  # of the time; from here the learning rate falls to 0
+# The first worker's share of a worker's sequences: it also updates the weights.
 _FIRST_PART = 0.75
-_LONG_FROM = 0.8  # of the time: attention over long sequences is learned last, it costs more
+_LONG_FROM = 0.8  # of the time; long sequences come last, since they cost more
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Settings:
 
 @dataclass
 class Progress:
-    """How far it is; what `state.json` holds."""
+    """The progress, as stored in `state.json`."""
 
     step: int = 0
     tokens: int = 0
@@ -77,7 +77,7 @@ def train(
     directory: Path,
     report: Callable[[Progress], None],
 ) -> Progress:
-    """Trains until the time is used, or until SIGINT or SIGTERM; saves both ways.
+    """Train until the time is used, or until SIGINT or SIGTERM; save in either case.
 
     Goes on from `directory` where it holds a checkpoint. The model's weights are the result.
     """
@@ -120,12 +120,12 @@ def train(
 
 
 def _schedule(step: int, used: float) -> float:
-    """Part of the highest learning rate: up over the first steps, down with the time that is left."""
+    """Share of the highest learning rate: rises over the first steps, falls with the remaining time."""
     return min(1.0, (step + 1) / _WARM_UP_STEPS, max(0.0, (1 - used) / (1 - _DECAY_FROM)))
 
 
 def _batch(corpus: Corpus, settings: Settings, step: int, length: int) -> list[torch.Tensor]:
-    """For each worker (B, length + 1) ids; the domains in turn, each at random places."""
+    """Ids (B, length + 1) for each worker; the domains in turn, each at random places."""
     rng = np.random.default_rng((settings.seed, step))
     count = settings.tokens // length
     rows = []
@@ -141,7 +141,7 @@ def _batch(corpus: Corpus, settings: Settings, step: int, length: int) -> list[t
 
 
 class _WorkClock:
-    """Seconds of each step; one in which the process stood still counts as an ordinary one."""
+    """Seconds of each step; a step during which the process was stopped counts as an ordinary one."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()
@@ -158,12 +158,12 @@ class _WorkClock:
         return seconds
 
     def skip(self) -> None:
-        """The time since the last tick is not training."""
+        """Exclude the time since the last tick from training."""
         self._last = time.monotonic()
 
 
 class _StopAsked:
-    """Turns the first SIGINT or SIGTERM into a wish; the second one ends the process as usual."""
+    """Turn the first SIGINT or SIGTERM into a request to stop; the second one ends the process."""
 
     def __enter__(self) -> _StopAsked:
         self.asked = False
@@ -180,7 +180,7 @@ class _StopAsked:
 
 
 def _save(directory: Path, optimizer: Optimizer, progress: Progress) -> None:
-    """Both files whole or the old ones: the state names the tensors' file that belongs to it."""
+    """Write both files atomically: the state names its file of tensors."""
     directory.mkdir(parents=True, exist_ok=True)
     tensors = directory / f"step-{progress.step}.safetensors"
     save_file(optimizer.state, tensors)

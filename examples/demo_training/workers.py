@@ -16,7 +16,7 @@ import torch
 __all__ = ["Gradients", "Workers"]
 
 Gradients = Callable[[torch.Tensor], list[float]]
-"""Adds the gradients of a part of the batch to the weights' `grad`; returns figures to average."""
+"""Add the gradients of a part of the batch to the weights' `grad`; returns figures to average."""
 
 
 class Workers:
@@ -64,7 +64,7 @@ class Workers:
             os.close(go_read)
             os.close(done_write)
             return go_write, done_read
-        # Only the parent may hold the other ends, or nobody would notice that it has ended.
+        # Only the parent may hold the other ends, so that workers notice its end.
         os.close(go_write)
         os.close(done_read)
         try:
@@ -79,7 +79,7 @@ class Workers:
 
 
 class _Part:
-    """What a process is given and gives back, in shared memory."""
+    """Shared memory for a worker's batch, gradients and figures."""
 
     def __init__(self, weights: dict[str, torch.Tensor], most_ids: int, figures: int) -> None:
         self._weights = weights
@@ -94,22 +94,22 @@ class _Part:
             gradient.share_memory_()
 
     def lend_gradients(self) -> None:
-        """The process's backward passes write there."""
+        """Let the worker's backward passes write here."""
         for name, weight in self._weights.items():
             weight.grad = self.gradients[name]
 
     def give(self, ids_BT: torch.Tensor) -> None:
-        """Leaves a batch there for the process."""
+        """Store a batch for the worker."""
         self._shape.copy_(torch.tensor(ids_BT.shape))
         self._ids[: ids_BT.numel()] = ids_BT.flatten()
 
     def given(self) -> torch.Tensor:
-        """The batch that was left."""
+        """The stored batch."""
         rows, length = self._shape.tolist()
         return self._ids[: rows * length].view(rows, length)
 
     def run(self, compute: Gradients, ids: torch.Tensor) -> None:
-        """Fills `gradients` and `figures`."""
+        """Fill `gradients` and `figures`."""
         for gradient in self.gradients.values():
             gradient.zero_()
         self.figures.copy_(torch.tensor(compute(ids), dtype=torch.float64))

@@ -1,9 +1,9 @@
-"""Cuts `turns.npz` into a trace for each domain: its prompts came in batches of one domain each."""
+"""Cut `turns.npz` into one trace for each domain: each batch of its prompts has one domain."""
 
 from pathlib import Path
 
-from eaas.trace import Trace, write_trace
-from eaas.trace.readers import read_trace
+from simulator.traces import Trace, write_trace
+from simulator.traces.readers import read_trace
 
 HERE = Path(__file__).parent
 # The order of `cat prompts/*.txt`.
@@ -11,7 +11,7 @@ DOMAINS = ("code", "german", "manual", "prose")
 
 
 def main() -> None:
-    """Writes four files beside this one."""
+    """Write four files into this directory."""
     turns = read_trace(HERE / "turns.npz")
     passes = turns.iterations // len(DOMAINS)
     for i, domain in enumerate(DOMAINS):

@@ -1,4 +1,4 @@
-"""The computation of one layer's experts; every kernel answers to the same interface."""
+"""Kernels compute one layer's experts, all behind one interface."""
 
 from expert_server.kernels.kernel import ExpertKernel, KernelSpec, Quantization
 from expert_server.kernels.reference import ReferenceKernel

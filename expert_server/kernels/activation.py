@@ -1,8 +1,8 @@
-"""Which activation a model's experts use, found by trying its own function out.
+"""Recognise a model's activation by evaluating it.
 
-A fused kernel needs the formula; the model only gives a callable (built from its config). A formula is
-taken where it agrees with the callable on a wide range of inputs in float64, never by a model's name.
-g gate, u up.
+A fused kernel needs the formula, but the model only has a callable (built from its config). A formula matches
+if it agrees with the callable on a wide range of inputs in float64; the model's name does not matter. g gate,
+u up.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import IntEnum
 import torch
 from torch.nn import functional
 
-from expert_server.weights import ExpertForm
+from expert_server.weights.weights import ExpertForm
 
 __all__ = ["Activation", "ActivationKind", "apply_activation", "recognise"]
 
@@ -26,7 +26,7 @@ class ActivationKind(IntEnum):
 
     SILU = 0  # g * sigmoid(g)
     GELU = 1  # g * Phi(g)
-    GELU_TANH = 2  # the tanh approximation of it
+    GELU_TANH = 2  # GELU's tanh approximation
     RELU = 3
     RELU_SQUARED = 4
     CLAMPED_SWIGLU = 5  # min(g, limit) * sigmoid(alpha * min(g, limit)) * (clamp(u, limit) + 1)
@@ -38,7 +38,7 @@ class Activation:
 
     Attributes:
         kind: The formula on the gate.
-        has_gate: Whether the result is multiplied by `up` (always so for CLAMPED_SWIGLU).
+        has_gate: Whether the result is multiplied by `up` (always for CLAMPED_SWIGLU).
         is_interleaved: Gate and up alternate (g0, u0, g1, u1, ...) rather than gate first.
         alpha, limit: Of CLAMPED_SWIGLU.
     """
@@ -51,7 +51,7 @@ class Activation:
 
 
 def recognise(form: ExpertForm) -> Activation | None:
-    """The activation of a layer's experts; None where no known formula agrees with it."""
+    """The activation of a layer's experts; None if no known formula agrees with it."""
     owner = getattr(form.activate, "__self__", None)
     limit, alpha = getattr(owner, "limit", None), getattr(owner, "alpha", None)
     candidates = [
@@ -106,7 +106,7 @@ def _ungated(kind: ActivationKind, x: torch.Tensor) -> torch.Tensor:
 
 
 def _probe() -> torch.Tensor:
-    """Products from tiny to far beyond any limit, of both signs, gate and up independent."""
+    """Values from tiny to far beyond any limit, of both signs, gate and up independent."""
     rng = torch.Generator().manual_seed(0)
     magnitude = torch.logspace(-3, 2, 32, dtype=torch.float64)[:, None]
     return magnitude * torch.randn(32, _WIDTH, dtype=torch.float64, generator=rng)

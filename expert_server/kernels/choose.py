@@ -1,4 +1,4 @@
-"""Which kernel serves: of those that compute rightly on this CPU, the first that none clearly beats."""
+"""Choice of the kernel: the first that computes correctly on this CPU and that no other clearly beats."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from eaas.log import get_logger
 from expert_server.kernels.kernel import ExpertKernel, KernelSpec, Quantization, UnsupportedError
 from expert_server.kernels.registry import KERNEL_NAMES, create_kernel
 from expert_server.kernels.trial import ROWS, ExpertSizes, Trial, TrialBatch
-from expert_server.weights import ExpertForm
+from expert_server.weights.weights import ExpertForm
 
 __all__ = ["Choice", "ExpertSizes", "choose_kernel"]
 
 _log = get_logger(__name__)
 
-# Relative error. The weights are the same on both sides, also quantised ones: what is left is rounding.
+# Relative error. Both sides use the same (quantised) weights, so only rounding differs.
 _BOUND, _BFLOAT16_BOUND = 1e-5, 1e-2
-# A kernel replaces one that comes before it in KERNEL_NAMES only if it is clearly faster: servers that
-# measure beside one another on a busy machine are to agree.
+# A kernel replaces an earlier one of KERNEL_NAMES only if it is clearly faster, so that servers that measure
+# at once on a busy machine agree.
 _CLEARLY_FASTER = 0.9
-_LEAST_ROUNDS, _MOST_ROUNDS, _MEASURE_S = 3, 20, 0.3
+_MIN_ROUNDS, _MAX_ROUNDS, _MEASURE_S = 3, 20, 0.3
 _PAUSE_S = 0.02
 
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """What serves, and why.
+    """The chosen kernel, and why.
 
     Attributes:
         kernel: Holds no expert yet. The caller closes it.
-        seconds: Kernel -> time of a call at 1, 8 and 64 rows per expert; empty unless there were several
-            to choose from.
+        seconds: Kernel -> time of a call at 1, 8 and 64 rows per expert; empty if there was only one
+            candidate.
         passed_over: Kernel -> why it cannot serve.
     """
 
@@ -49,22 +49,22 @@ class Choice:
 def choose_kernel(
     forms: Sequence[ExpertForm], spec: KernelSpec, sizes: ExpertSizes, wanted: str = "auto"
 ) -> Choice:
-    """Finds the kernel to serve with, and logs why.
+    """Choose the kernel to serve with, and log the reason.
 
-    Each kernel is checked against the reference in float64. Those that pass are measured where there are
-    several; the reference itself is the last resort and never measured.
+    Each kernel is checked against the reference in float64. If several pass, they are timed. The reference is
+    the last resort and is never timed.
 
-    To be called with torch's threads set to `spec.threads`. Takes 0.1 s for small experts and a few seconds
-    for those of 88 MB, and for so long the memory of eight of these.
+    Call it with torch's threads set to `spec.threads`. It takes 0.1 s for small experts and a few seconds for
+    those of 88 MB, and meanwhile the memory of eight experts.
 
     Args:
-        forms: How the experts of each MoE layer compute; the first layer's are tried out.
-        spec: With what.
+        forms: How the experts of each MoE layer compute; the first layer's are tried.
+        spec: What to compute with.
         sizes: Of the experts.
         wanted: One of KERNEL_NAMES, or "auto": any.
 
     Raises:
-        ConfigError: The kernel that is wanted cannot serve, or none can hold weights quantised so.
+        ConfigError: The wanted kernel cannot serve, or no kernel supports this quantisation.
     """
     trial = Trial(forms[0], spec, sizes)
     usable: list[ExpertKernel] = []
@@ -80,7 +80,7 @@ def choose_kernel(
         raise ConfigError(_explain(wanted, spec, passed_over))
     seconds: dict[str, tuple[float, ...]] = {}
     if len(usable) > 1:
-        del trial.experts  # Each kernel has them in a layout of its own by now.
+        del trial.experts  # The kernels have packed copies.
         seconds = _measure(usable, trial.batches)
     name = fastest(seconds) if seconds else usable[0].name
     for kernel in usable:
@@ -95,10 +95,10 @@ def choose_kernel(
 
 
 def fastest(seconds: Mapping[str, Sequence[float]]) -> str:
-    """The first kernel than which none is clearly faster.
+    """The first kernel that no other clearly beats.
 
     Args:
-        seconds: Kernel -> times, all of the same calls; in order of preference.
+        seconds: Kernel -> times of the same calls; in order of preference.
     """
     best = [min(times) for times in zip(*seconds.values(), strict=True)]
     # Step 1: a kernel's score is its time relative to the best one's, over all calls.
@@ -106,7 +106,7 @@ def fastest(seconds: Mapping[str, Sequence[float]]) -> str:
         name: geometric_mean(time / least for time, least in zip(times, best, strict=True))
         for name, times in seconds.items()
     }
-    # Step 2: the first one that nobody beats clearly.
+    # Step 2: the first one that no other clearly beats.
     least = min(scores.values())
     return next(name for name, score in scores.items() if least > _CLEARLY_FASTER * score)
 
@@ -114,7 +114,7 @@ def fastest(seconds: Mapping[str, Sequence[float]]) -> str:
 def _candidates(wanted: str, spec: KernelSpec) -> Sequence[str]:
     if wanted != "auto":
         return (wanted,)
-    # The reference has the error of quantised weights and saves no memory: nobody wants that unasked.
+    # The reference has the error of quantised weights but saves no memory: use it on request only.
     is_plain = spec.quantization is Quantization.NONE
     return [name for name in KERNEL_NAMES if is_plain or name != "reference"]
 
@@ -122,7 +122,7 @@ def _candidates(wanted: str, spec: KernelSpec) -> Sequence[str]:
 def _try_out(
     name: str, forms: Sequence[ExpertForm], spec: KernelSpec, trial: Trial
 ) -> ExpertKernel:
-    """A kernel that holds the trial's experts and computes rightly; raises UnsupportedError otherwise."""
+    """Create a kernel, load the trial's experts and check its results; raises UnsupportedError on failure."""
     kernel = None
     try:
         kernel = create_kernel(name, forms, spec)
@@ -136,7 +136,7 @@ def _try_out(
             kernel.close()
         if isinstance(error, UnsupportedError):
             raise
-        # Whatever it is that a library does not like about this machine: another kernel can serve.
+        # A library may fail on this machine in any way; another kernel can serve.
         _log.warning("kernel %s fails on this machine", name, exc_info=True)
         raise UnsupportedError(f"it fails: {' '.join(str(error).split())}") from error
     bound = _BFLOAT16_BOUND if spec.dtype is torch.bfloat16 else _BOUND
@@ -144,7 +144,7 @@ def _try_out(
     if not wrong:
         return kernel
     kernel.close()
-    what = f"it computes wrongly: relative error {wrong[0]:.1e}, more than {bound:.0e}"
+    what = f"its results are wrong: relative error {wrong[0]:.1e}, more than {bound:.0e}"
     _log.warning("kernel %s: %s", name, what)
     raise UnsupportedError(what)
 
@@ -152,14 +152,14 @@ def _try_out(
 def _measure(
     kernels: Sequence[ExpertKernel], batches: Sequence[TrialBatch]
 ) -> dict[str, tuple[float, ...]]:
-    """Kernel -> least time of each batch. The kernels take turns, so that a disturbance meets them all."""
+    """Kernel -> least time of each batch. The kernels take turns, so that disturbances affect all of them."""
     seconds = {kernel.name: [math.inf] * len(batches) for kernel in kernels}
     started = time.perf_counter()
-    for done in range(_MOST_ROUNDS):
-        if done >= _LEAST_ROUNDS and time.perf_counter() - started > _MEASURE_S:
+    for done in range(_MAX_ROUNDS):
+        if done >= _MIN_ROUNDS and time.perf_counter() - started > _MEASURE_S:
             break
         for kernel in kernels:
-            # OpenMP's threads go on spinning after the calls of the kernel before: not at this one's cost.
+            # OpenMP's threads spin on after the previous kernel's calls: let them stop first.
             time.sleep(_PAUSE_S if kernel.spec.threads > 1 else 0.0)
             for place, batch in enumerate(batches):
                 before = time.perf_counter()

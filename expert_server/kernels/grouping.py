@@ -1,4 +1,4 @@
-"""Rows in the order of their experts: each (token, expert) pair of a batch, sorted once.
+"""Sort the (token, expert) pairs of a batch by expert.
 
 T tokens, K top-k, N rows (a token and one of its experts).
 """
@@ -16,11 +16,12 @@ __all__ = ["Rows", "Run", "batches", "group_rows"]
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The pairs that name an expert, sorted by expert; within an expert in the order they came in.
+    """The pairs that name an expert, sorted by expert, in arrival order within an expert.
 
     Attributes:
         experts: The experts that have rows, ascending.
-        ends: For each of them the row behind its last; its first is the end of the one before, or 0.
+        ends: For each of them, the end of its rows (exclusive); they begin at the end of the one before, or
+            0.
         token_N: Token of each row, int64.
         score_N: Router score of each row, float32.
     """
@@ -33,7 +34,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Run:
-    """Rows of one expert, one behind another.
+    """Consecutive rows of one expert.
 
     Attributes:
         place: Of the expert in `Rows.experts`.
@@ -46,19 +47,19 @@ class Run:
 
 
 def group_rows(expert_ids_TK: torch.Tensor, scores_TK: torch.Tensor) -> Rows:
-    """Sorts the pairs by expert.
+    """Sort the pairs by expert.
 
     Args:
-        expert_ids_TK: Any integer dtype; -1 means "none here", and has no row. Other ids, negative
-            ones too, are taken as they are: whether such an expert exists is the caller's to say.
+        expert_ids_TK: Any integer dtype; -1 means "none here", and has no row. Other ids, even negative ones,
+            are kept: the caller checks whether such an expert exists.
         scores_TK: Float32.
     """
-    # numpy: on the few pairs of a decoding step each of these calls costs a third of torch's.
+    # numpy: on the few pairs of a decoding step, its calls take a third of torch's time.
     ids_P = expert_ids_TK.numpy().reshape(-1)
     pair_N = np.flatnonzero(ids_P != -1)
     pair_N = pair_N[np.argsort(ids_P[pair_N], kind="stable")]
     ids_N = ids_P[pair_N]
-    # Where the id changes, rather than `bincount`: an absurd id must not cost memory.
+    # Compare neighbours rather than `bincount`: an absurd id must not cost memory.
     last_E = np.flatnonzero(ids_N[1:] != ids_N[:-1])
     ends = [*(last_E + 1).tolist(), len(ids_N)] if len(ids_N) else []
     return Rows(
@@ -70,23 +71,22 @@ def group_rows(expert_ids_TK: torch.Tensor, scores_TK: torch.Tensor) -> Rows:
 
 
 def batches(ends: list[int], limit: int) -> Iterator[list[Run]]:
-    """Cuts rows into batches of whole experts where they fit, each of at most `limit` rows.
+    """Cut rows into batches of at most `limit` rows, of whole experts if they fit.
 
-    An expert with more rows than that is cut: its weights are read once for each piece, and a few
-    rows left over are a batch's first run.
+    A larger expert is cut: its weights are read once per piece, and its last rows are a batch's first run.
     """
     batch: list[Run] = []
-    room = limit
+    free = limit
     start = 0
     for place, end in enumerate(ends):
-        if end - start > room and batch:
+        if end - start > free and batch:
             yield batch
-            batch, room = [], limit
+            batch, free = [], limit
         while end - start > limit:
             yield [Run(place, start, start + limit)]
             start += limit
         batch.append(Run(place, start, end))
-        room -= end - start
+        free -= end - start
         start = end
     if batch:
         yield batch

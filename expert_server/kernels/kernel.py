@@ -1,4 +1,4 @@
-"""What every kernel is: the owner of its packed experts, and one function over them.
+"""The kernel interface: a kernel owns packed experts and computes their part of an MoE layer.
 
 Legend: T tokens, K top-k, H hidden, I intermediate, E logical experts, N rows (a token and one of its
 experts).
@@ -17,13 +17,13 @@ import numpy.typing as npt
 import torch
 
 from eaas.checkpoint.pieces import Pause, at_once
-from expert_server.weights import ExpertForm, ExpertWeights
+from expert_server.weights.weights import ExpertForm, ExpertWeights
 
 __all__ = ["ExpertKernel", "KernelSpec", "Quantization", "Sized", "UnsupportedError"]
 
 
 class Quantization(StrEnum):
-    """How weights are held (weight-only: activations keep 15 bits at least)."""
+    """Format of the weights (activations keep at least 15 bits)."""
 
     NONE = "none"
     INT8 = "int8"  # symmetric, one scale per output channel
@@ -32,10 +32,10 @@ class Quantization(StrEnum):
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """What a kernel is to compute with.
+    """What a kernel computes with.
 
     Attributes:
-        dtype: Of the products' inputs (bfloat16, float32; the reference takes float64, too).
+        dtype: Of the products' inputs (bfloat16, float32; the reference also takes float64).
         quantization: Of the weights.
         threads: Intra-op threads.
     """
@@ -46,7 +46,7 @@ class KernelSpec:
 
 
 class UnsupportedError(Exception):
-    """A kernel cannot serve this model on this CPU; says why. `auto` passes over such a kernel."""
+    """A kernel cannot serve this model on this CPU; states the reason. `auto` skips such a kernel."""
 
 
 class Sized(Protocol):
@@ -54,26 +54,26 @@ class Sized(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Memory that it occupies, bytes."""
+        """Memory in bytes."""
         ...
 
 
 class ExpertKernel(abc.ABC):
-    """Owns packed experts and computes the part of an MoE layer that they contribute.
+    """Owns packed experts and computes their part of an MoE layer.
 
-    `load` and `unload` may run in one thread while another computes: entries are put in whole, and
-    operations on a dict are atomic, so that the computing thread takes no lock.
+    `load` and `unload` may run in one thread while another computes. Entries are replaced whole, and dict
+    operations are atomic, so the computing thread takes no lock.
 
     Args:
         forms: How the experts of each MoE layer compute.
-        spec: With what.
+        spec: What to compute with.
 
     Raises:
-        UnsupportedError: The kernel cannot do that on this CPU.
+        UnsupportedError: The kernel cannot do this on this CPU.
     """
 
     name: ClassVar[str]
-    # The instructions that it computes with, where it knows.
+    # The instruction set it uses, if known.
     isa: str = ""
 
     def __init__(self, forms: Sequence[ExpertForm], spec: KernelSpec) -> None:
@@ -94,47 +94,47 @@ class ExpertKernel(abc.ABC):
         return self._bytes
 
     def holds(self, layer: int, expert: int) -> bool:
-        """Whether the replica is here."""
+        """Whether the replica is held."""
         return (layer, expert) in self._packed
 
     def count_into(self, counts_LX: npt.NDArray[np.int64]) -> None:
-        """From now on each call adds what it did there.
+        """Add each call's counts to this array from now on.
 
-        Where rows are put in the order of their experts anyway, so that it costs nothing.
+        The rows are in the order of their experts anyway, so counting costs nothing.
 
         Args:
-            counts_LX: (L, 1 + E), C-contiguous: the experts that had tokens in a call, and then the tokens
-                of each expert.
+            counts_LX: (L, 1 + E), C-contiguous. Column 0 counts experts with tokens per call, the others the
+                tokens of each expert.
         """
         self._counts_LX = counts_LX
 
     def load(self, layer: int, expert: int, weights: ExpertWeights, pause: Pause = at_once) -> None:
-        """Takes an expert over in the kernel's own layout; `weights` may be freed afterwards.
+        """Pack an expert; `weights` may be freed afterwards.
 
-        One thread at a time. A replica that is held already goes once the new one is packed.
+        One thread at a time. A replica that is already held is dropped once the new one is packed.
 
         Args:
             layer: MoE layer.
             expert: Logical expert.
-            weights: Of that expert.
-            pause: Called before each piece that is packed.
+            weights: The expert's weights.
+            pause: Called before each packed piece.
 
         Raises:
-            CheckpointError: A weight is NaN or infinite, and weights are to be quantised; nothing changes.
+            CheckpointError: A weight to be quantised is NaN or infinite; nothing changes.
         """
         self._put(layer, expert, self.pack(weights, self.forms[layer], pause))
 
     def unload(self, layer: int, expert: int) -> None:
-        """Drops a replica, if it is held. One thread at a time, the one that loads."""
+        """Drop a replica, if it is held. Call it in the loading thread."""
         packed = self._packed.pop((layer, expert), None)
         self._bytes -= packed.nbytes if packed else 0
 
     @abc.abstractmethod
     def pack(self, weights: ExpertWeights, form: ExpertForm, pause: Pause) -> Sized:
-        """An expert in this kernel's layout, in memory of its own; with a pause before each piece.
+        """Copy an expert into this kernel's layout; calls `pause` before each piece.
 
         Raises:
-            CheckpointError: A weight is NaN or infinite, and weights are to be quantised.
+            CheckpointError: A weight to be quantised is NaN or infinite.
         """
 
     @abc.abstractmethod
@@ -145,9 +145,9 @@ class ExpertKernel(abc.ABC):
         scores_TK: torch.Tensor,
         layer: int,
     ) -> torch.Tensor:
-        """Weighted sum of the named experts' outputs, float32 (T, H).
+        """Weighted sum of the chosen experts' outputs, float32 (T, H).
 
-        The result may live in the kernel's scratch memory: it is valid until the next call.
+        The result may be in scratch memory: it is valid until the next call.
 
         Args:
             x_TH: Hidden states, any float dtype; T may be 0.
@@ -157,16 +157,16 @@ class ExpertKernel(abc.ABC):
 
         Raises:
             LookupError: An expert is not held; names the layer and the expert.
-            ValueError: The shapes do not fit each other.
+            ValueError: The shapes do not match.
         """
 
     def close(self) -> None:
-        """Gives back threads and memory. Idempotent; a closed kernel computes no more."""
+        """Free threads and memory. Idempotent; a closed kernel cannot compute."""
         self._packed.clear()
         self._bytes = 0
 
     def _count(self, layer: int, experts: list[int], ends: list[int]) -> None:
-        """Rows of experts, each once, that lie one behind the other (see `Rows`)."""
+        """Count the rows of distinct experts, which are consecutive (see `Rows`)."""
         if self._counts_LX is not None and experts:
             self._counts_LX[layer, 0] += len(experts)
             self._counts_LX[layer, np.add(experts, 1)] += np.diff(ends, prepend=0)

@@ -1,10 +1,10 @@
 """The compiled kernel: a whole layer in one call, on panels that are read strictly forward.
 
-It has what each CPU is best at (AMX, AVX512-BF16, VNNI, AVX-512, AVX2, anything else) in one extension and
-takes the first that works here. The layout and the order of work are in `native/native.h` and `native/moe.c`.
+One extension has code for each CPU (AMX, AVX512-BF16, VNNI, AVX-512, AVX2, any other) and takes the first
+that works. `native/native.h` and `native/moe.c` describe the layout and the order of work.
 
-Bit for bit: a token's result depends on the token, its experts and its scores alone, not on the rest of the
-batch, its place in it, or the number of threads.
+Bit for bit, a token's result depends only on the token, its experts and its scores: not on the rest of the
+batch, its place in the batch, or the number of threads.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from expert_server.kernels.kernel import (
     UnsupportedError,
 )
 from expert_server.kernels.quantized_panels import pack_quantized, panel_bytes, rows_of_piece
-from expert_server.memory import huge_memory
-from expert_server.weights import ExpertForm, ExpertWeights
+from expert_server.weights.memory import huge_memory
+from expert_server.weights.weights import ExpertForm, ExpertWeights
 
 __all__ = ["NativeKernel", "available_isas"]
 
@@ -41,11 +41,11 @@ _EXPERT = np.dtype([("up", "u8"), ("down", "u8"), ("up_bias", "u8"), ("down_bias
 
 @dataclass(frozen=True, eq=False)
 class PackedExpert:
-    """One expert in panels, all in one block of memory.
+    """One expert in panels, in one block of memory.
 
     Attributes:
         memory: The block, uint8.
-        addresses: Of up, down, up_bias, down_bias; 0 where there is none.
+        addresses: Of up, down, up_bias, down_bias; 0 if absent.
         size: (H, I).
     """
 
@@ -55,7 +55,7 @@ class PackedExpert:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the block, bytes."""
+        """Memory in bytes."""
         return self.memory.nbytes
 
 
@@ -63,8 +63,7 @@ class NativeKernel(ExpertKernel):
     """See the module.
 
     Raises:
-        UnsupportedError: The model's activation is none that is known, or the dtype is neither float32 nor
-            bfloat16.
+        UnsupportedError: The model's activation is unknown, or the dtype is neither float32 nor bfloat16.
     """
 
     name = "native"
@@ -75,7 +74,9 @@ class NativeKernel(ExpertKernel):
     ) -> None:
         super().__init__(forms, spec)
         if spec.dtype not in _FORMATS:
-            raise UnsupportedError(f"{spec.dtype} weights: it has float32 and bfloat16")
+            raise UnsupportedError(
+                f"{spec.dtype} weights: this kernel supports float32 and bfloat16"
+            )
         self._activations = {form: _known(form) for form in forms}
         wanted = _weights_format(spec)
         kinds = [kind for kind in _native.kinds() if kind[2] == wanted and isa in (None, kind[1])]
@@ -120,17 +121,17 @@ class NativeKernel(ExpertKernel):
         table = self._tables.get(layer, _NO_EXPERTS)
         (tokens, hidden), top_k = x_TH.shape, expert_ids_TK.shape[1]
         if not table.memory:
-            # Nobody knows I; either nothing is asked for, or the first id is the one to name.
+            # I is unknown: either no expert is requested, or the first id is missing.
             asked = expert_ids_TK[expert_ids_TK != -1]
             if len(asked):
                 raise self._not_held(layer, int(asked[0]))
             return torch.zeros(tokens, hidden)
         if hidden != table.size[0]:
             raise ValueError(f"x {tuple(x_TH.shape)}: the experts' hidden size is {table.size[0]}")
-        # Other dtypes of x and of ids are rare, and even a call of torch that does nothing takes 20 us.
-        x_TH = _laid_out(x_TH, torch.bfloat16, torch.float32)
-        ids_TK = _laid_out(expert_ids_TK, torch.int32, torch.int64)
-        scores_TK = _laid_out(scores_TK, torch.float32)
+        # Other dtypes are rare, and even a torch call that does nothing takes 20 us.
+        x_TH = _contiguous(x_TH, torch.bfloat16, torch.float32)
+        ids_TK = _contiguous(expert_ids_TK, torch.int32, torch.int64)
+        scores_TK = _contiguous(scores_TK, torch.float32)
         activation = self._activations[form]
         size = (*table.size, tokens, top_k, len(table.experts))
         self._reserve(_native.scratch_bytes(self._kind, self.spec.threads, *size), tokens, hidden)
@@ -177,7 +178,7 @@ class NativeKernel(ExpertKernel):
         )
 
     def _reserve(self, scratch_bytes: int, tokens: int, hidden: int) -> None:
-        """Grows the memory that calls share, by more than is asked for: soon no call allocates any more."""
+        """Grow the memory that calls share, by more than needed, so that soon no call allocates."""
         if self._scratch.nbytes < scratch_bytes:
             self._scratch = torch.empty(0, dtype=torch.uint8)
             self._scratch = huge_memory(scratch_bytes + scratch_bytes // 2)
@@ -192,10 +193,10 @@ class NativeKernel(ExpertKernel):
 
 @dataclass(frozen=True, eq=False)
 class _Table:
-    """A layer's experts as the compiled code reads them; never changed, only replaced.
+    """A layer's experts as the compiled code reads them; replaced, never changed.
 
-    A call keeps the table that it began with, and with it the experts' memory: an expert that is unloaded
-    meanwhile goes when the call ends.
+    A call keeps its table and so the experts' memory: an expert unloaded meanwhile is freed when the call
+    ends.
     """
 
     experts: np.ndarray
@@ -204,7 +205,7 @@ class _Table:
 
     @cached_property
     def address(self) -> int:
-        """Of `experts`."""
+        """Address of `experts`."""
         return int(self.experts.ctypes.data)
 
 
@@ -212,7 +213,7 @@ _NO_EXPERTS = _Table(np.zeros(0, _EXPERT), ())
 
 
 def available_isas(spec: KernelSpec) -> list[str]:
-    """The ways to compute with such weights that work on this CPU, the fastest first."""
+    """The instruction sets that work on this CPU for such weights, the fastest first."""
     return [isa for _, isa, weights, _ in _native.kinds() if weights == _weights_format(spec)]
 
 
@@ -223,16 +224,16 @@ def _weights_format(spec: KernelSpec) -> int:
 def pack_expert(
     weights: ExpertWeights, activation: Activation, spec: KernelSpec, pause: Pause = at_once
 ) -> PackedExpert:
-    """An expert of the plain (out, in) layout in panels (see `native/native.h`).
+    """Pack an expert of the plain (out, in) layout into panels (see `native/native.h`).
 
     Args:
         weights: up (2I, H) or (I, H), down (H, I).
-        activation: Says how gate and up lie in `up`.
+        activation: Defines how gate and up lie in `up`.
         spec: dtype (float32 or bfloat16) and quantization of the panels.
         pause: Called before each piece.
 
     Raises:
-        CheckpointError: A weight is NaN or infinite, and weights are to be quantised.
+        CheckpointError: A weight to be quantised is NaN or infinite.
     """
     hidden, intermediate = weights.down.shape
     parts = _gate_and_up(weights.up, activation)
@@ -259,7 +260,7 @@ def pack_expert(
 
 
 def _gate_and_up(up: torch.Tensor, activation: Activation) -> tuple[torch.Tensor, ...]:
-    """(2I, ...) -> gate (I, ...), up (I, ...); without a gate just up."""
+    """(2I, ...) -> gate (I, ...), up (I, ...); without a gate only up."""
     if not activation.has_gate:
         return (up,)
     if activation.is_interleaved:
@@ -275,13 +276,13 @@ def _matrix_bytes(n: int, k: int, spec: KernelSpec) -> int:
 
 
 def _pack_matrix(parts: tuple[torch.Tensor, ...], out: torch.Tensor, pause: Pause) -> None:
-    """Matrices (n, k) into alternating panels: [n / 16][part][k / v][16][v], v = 4 bytes' worth.
+    """Pack matrices (n, k) into alternating panels: [n / 16][part][k / v][16][v], v = 4 bytes' worth.
 
-    What pads them is not written: `out` is zeros.
+    The padding is not written: `out` is zeros.
     """
     n, k = parts[0].shape
     pair = 4 // out.itemsize
-    # In words of 4 bytes, so that a pair of bfloat16 moves as one.
+    # In words of 4 bytes: a pair of bfloat16 moves as one.
     panel_words = _padded(k, _PACK_K) // pair * _PANEL
     some = rows_of_piece(k * out.itemsize)
     for place, part in enumerate(parts):
@@ -290,7 +291,7 @@ def _pack_matrix(parts: tuple[torch.Tensor, ...], out: torch.Tensor, pause: Paus
             rows = part[begin:end].to(out.dtype)
             if k % pair:
                 rows = torch.nn.functional.pad(rows, (0, 1))
-            # Rows may be apart, as every second one of an interleaved matrix is; their numbers may not.
+            # Rows may be strided, as in an interleaved matrix; their values may not.
             if rows.stride(1) != 1 or rows.stride(0) % pair:
                 rows = rows.contiguous()
             panel = begin // _PANEL * len(parts) + place
@@ -305,7 +306,7 @@ def _pack_matrix(parts: tuple[torch.Tensor, ...], out: torch.Tensor, pause: Paus
 
 
 def _pack_bias(parts: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
-    """Vectors (n) as their matrices' panels lie."""
+    """Pack vectors (n) like their matrices' panels."""
     panels = out.view(-1, len(parts), _PANEL)
     for place, part in enumerate(parts):
         whole = torch.zeros(len(panels) * _PANEL)
@@ -317,8 +318,8 @@ def _padded(value: int, unit: int) -> int:
     return -(-value // unit) * unit
 
 
-def _laid_out(values: torch.Tensor, *dtypes: torch.dtype) -> torch.Tensor:
-    """Contiguous, in one of these dtypes (the last, where a change is needed)."""
+def _contiguous(values: torch.Tensor, *dtypes: torch.dtype) -> torch.Tensor:
+    """Contiguous values of one of these dtypes (converted to the last if necessary)."""
     if values.dtype not in dtypes:
         values = values.to(dtypes[-1])
     return values if values.is_contiguous() else values.contiguous()
@@ -327,5 +328,5 @@ def _laid_out(values: torch.Tensor, *dtypes: torch.dtype) -> torch.Tensor:
 def _known(form: ExpertForm) -> Activation:
     activation = recognise(form)
     if activation is None:
-        raise UnsupportedError("the model's activation is none that this kernel knows")
+        raise UnsupportedError("this kernel does not know the model's activation")
     return activation

@@ -1,14 +1,14 @@
-"""oneDNN's products through torch: weights packed once at load, a batch's rows sorted once.
+"""oneDNN's products through torch: weights are packed once at load, a batch's rows sorted once.
 
-For bfloat16 the weights lie in oneDNN's own blocks. For float32 they stay (out, in): MKL reads these
-fastest for a few rows, and for more rows oneDNN is about as fast on them as on its blocks.
+bfloat16 weights are in oneDNN's blocked layout. float32 weights stay (out, in): MKL reads these fastest for
+few rows, and for more rows oneDNN is about as fast on them as on its blocks.
 
-Bit for bit: a token's result does not depend on what is in other rows of the batch. It does depend, by
-rounding, on how many rows there are and of which experts: by that the libraries choose how to add up.
+Bit for bit, a token's result does not depend on other rows' content. It does depend, by rounding, on the
+number of rows and their experts: the libraries choose the order of summation by it.
 
 Memory: the buffers here grow to the largest batch seen and stay. torch's products have no `out=`: each
-returns a fresh tensor. Chunks of 512 rows keep these below the 32 MiB up to which malloc comes to reuse
-memory instead of asking the system for pages, so that in the steady state they cost no page faults.
+returns a new tensor. Chunks of 512 rows keep these below the 32 MiB up to which malloc reuses memory instead
+of requesting pages, so the steady state has no page faults.
 
 N rows of a chunk, J outputs of the up product (2I with a gate, else I).
 """
@@ -27,17 +27,17 @@ from expert_server.kernels.activation import ActivationKind, recognise
 from expert_server.kernels.grouping import batches, group_rows
 from expert_server.kernels.kernel import ExpertKernel, KernelSpec, Quantization, UnsupportedError
 from expert_server.kernels.products import Products, best_products
-from expert_server.memory import trim
-from expert_server.weights import ExpertForm, ExpertWeights
+from expert_server.weights.memory import trim
+from expert_server.weights.weights import ExpertForm, ExpertWeights
 
 __all__ = ["PackedExpert", "PackedKernel"]
 
 _CHUNK_ROWS = 512
-# Rows are weighted and added in pieces of this size, which stay in the L2 cache.
+# Rows are weighted and added in pieces of this size, which fit the L2 cache.
 _SUM_BYTES = 1 << 20
-# Of memory that experts leave behind when they go: give it back from here on, or from this share of
-# what is held. oneDNN allocates with malloc, which does not find room for a block in the gap that one of
-# the same size has left; under steady coming and going, that comes to 0.4 of the weights.
+# Freed expert memory beyond this, or beyond this share of the memory held, returns to the system. oneDNN
+# allocates with malloc, which cannot place a block into the gap left by one of the same size: with constant
+# loading and unloading, the gaps reach 0.4 of the weights.
 _KEPT_BYTES, _KEPT_SHARE = 64 << 20, 8
 
 
@@ -50,7 +50,7 @@ class _Linear(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PackedExpert:
-    """One expert; gate and up lie one behind the other, however they came.
+    """One expert; gate and up are consecutive, whatever the checkpoint's order.
 
     Attributes:
         up, down: Packed.
@@ -66,7 +66,7 @@ class PackedKernel(ExpertKernel):
     """See the module.
 
     Raises:
-        UnsupportedError: The dtype is neither bfloat16 nor float32, or weights are to be quantised.
+        UnsupportedError: The dtype is neither bfloat16 nor float32, or quantisation is configured.
     """
 
     name = "packed"
@@ -86,7 +86,7 @@ class PackedKernel(ExpertKernel):
         self._dropped = 0
 
     def pack(self, weights: ExpertWeights, form: ExpertForm, pause: Pause) -> PackedExpert:
-        """The expert as the products want it. A matrix is a piece, whatever its size."""
+        """Pack an expert. Each matrix is one piece, whatever its size."""
         weights = weights.plain(form)
         up, up_bias = weights.up, weights.up_bias
         activation = self._activations[form]
@@ -103,7 +103,7 @@ class PackedKernel(ExpertKernel):
         return PackedExpert(*linears, nbytes)
 
     def unload(self, layer: int, expert: int) -> None:
-        """See `ExpertKernel`. Memory goes back to the system by the tens of megabytes."""
+        """See `ExpertKernel`. Freed memory returns to the system in tens of megabytes."""
         before = self.bytes
         super().unload(layer, expert)
         self._dropped += before - self.bytes
@@ -127,12 +127,12 @@ class PackedKernel(ExpertKernel):
         self._count(layer, rows.experts, rows.ends)
         tokens, hidden = x_TH.shape
         if x_TH.dtype != self.spec.dtype:
-            x_TH = self._take("x", tokens, hidden).copy_(x_TH)
-        out_TH = self._take("out", tokens, hidden, torch.float32).zero_()
+            x_TH = self._buffer("x", tokens, hidden).copy_(x_TH)
+        out_TH = self._buffer("out", tokens, hidden, torch.float32).zero_()
         for runs in batches(rows.ends, _CHUNK_ROWS):
             chunk = slice(runs[0].start, runs[-1].end)
             token_N = rows.token_N[chunk]
-            x_NH = self._take("rows", chunk.stop - chunk.start, hidden)
+            x_NH = self._buffer("rows", chunk.stop - chunk.start, hidden)
             torch.index_select(x_TH, 0, token_N, out=x_NH)
             sizes = [run.end - run.start for run in runs]
             product_NJ = self._multiply(x_NH, sizes, [experts[run.place].up for run in runs])
@@ -164,7 +164,7 @@ class PackedKernel(ExpertKernel):
     def _multiply(
         self, x_N: torch.Tensor, sizes: list[int], linears: list[_Linear]
     ) -> torch.Tensor:
-        """Each expert's rows times its matrix, all rows in one tensor."""
+        """Multiply each expert's rows by its matrix, all rows in one tensor."""
         multiply = self._products.multiply
         parts = [
             multiply(part, weight, bias)
@@ -172,18 +172,18 @@ class PackedKernel(ExpertKernel):
         ]
         if len(parts) == 1:
             return parts[0]
-        out_N = self._take("product", x_N.shape[0], parts[0].shape[1])
+        out_N = self._buffer("product", x_N.shape[0], parts[0].shape[1])
         return torch.cat(parts, out=out_N)
 
     def _activate(self, product_NJ: torch.Tensor, form: ExpertForm) -> torch.Tensor:
-        """From the up product to the down product's input; overwrites the product."""
+        """Compute the down product's input; overwrites the up product."""
         activation = self._activations[form]
         if activation is None:
             return form.activate(product_NJ)
         if not activation.has_gate:
             return _apply(activation.kind, product_NJ)
         gate_NI, up_NI = product_NJ.chunk(2, dim=1)
-        hidden_NI = self._take("hidden", *gate_NI.shape)
+        hidden_NI = self._buffer("hidden", *gate_NI.shape)
         if activation.kind is ActivationKind.CLAMPED_SWIGLU:
             gate_NI.clamp_(max=activation.limit)
             up_NI.clamp_(-activation.limit, activation.limit).add_(1)
@@ -198,31 +198,31 @@ class PackedKernel(ExpertKernel):
         token_N: torch.Tensor,
         score_N1: torch.Tensor,
     ) -> None:
-        """Adds the rows' weighted results up, one row after another: in ascending order of experts."""
+        """Add the rows' weighted results, one row after another, in ascending order of experts."""
         hidden = out_TH.shape[1]
         step = max(1, _SUM_BYTES // (4 * hidden))
         for start in range(0, y_NH.shape[0], step):
             piece = slice(start, start + step)
             token_P = token_N[piece]
-            weighted_PH = self._take("weighted", token_P.shape[0], hidden, torch.float32)
-            # Two passes: torch's product of a bfloat16 and a float32 tensor is slower than both.
+            weighted_PH = self._buffer("weighted", token_P.shape[0], hidden, torch.float32)
+            # Two passes are faster than torch's product of a bfloat16 and a float32 tensor.
             weighted_PH.copy_(y_NH[piece]).mul_(score_N1[piece])
             out_TH.index_add_(0, token_P, weighted_PH)
 
-    def _take(
+    def _buffer(
         self, name: str, rows: int, columns: int, dtype: torch.dtype | None = None
     ) -> torch.Tensor:
-        """A view of the buffer of that name; its contents are undefined. A buffer has one dtype."""
+        """A view of the named buffer, with undefined content. A buffer has one dtype."""
         size = rows * columns
         buffer = self._scratch.get(name)
         if buffer is None or buffer.shape[0] < size:
-            room = max(size, 0 if buffer is None else 2 * buffer.shape[0])
-            buffer = self._scratch[name] = torch.empty(room, dtype=dtype or self.spec.dtype)
+            capacity = max(size, 0 if buffer is None else 2 * buffer.shape[0])
+            buffer = self._scratch[name] = torch.empty(capacity, dtype=dtype or self.spec.dtype)
         return buffer[:size].view(rows, columns)
 
 
 def _apply(kind: ActivationKind, x: torch.Tensor) -> torch.Tensor:
-    """The formula on the gate, in place."""
+    """Apply the formula to the gate, in place."""
     match kind:
         case ActivationKind.SILU:
             return functional.silu(x, inplace=True)
@@ -239,5 +239,5 @@ def _apply(kind: ActivationKind, x: torch.Tensor) -> torch.Tensor:
 
 
 def _apart(interleaved: torch.Tensor) -> torch.Tensor:
-    """Gate and up rows apart: (2I, ...) -> (2, I, ...). A view."""
+    """Separate gate and up rows: (2I, ...) -> (2, I, ...). A view."""
     return torch.unflatten(interleaved, 0, (-1, 2)).transpose(0, 1)

@@ -1,4 +1,4 @@
-"""Matrix products of torch with weights packed once, and where packed weights lie.
+"""torch's matrix products on weights packed once.
 
 x (N, in) times a weight (out, in) -> (N, out).
 """
@@ -12,13 +12,13 @@ import torch
 from torch.nn import functional
 
 from eaas.log import get_logger
-from expert_server.memory import huge_memory
+from expert_server.weights.memory import huge_memory
 
 __all__ = ["Products", "best_products", "ready"]
 
 _log = get_logger(__name__)
 
-# Up to so many rows, MKL is faster than oneDNN in float32.
+# Up to this many rows, MKL is faster than oneDNN in float32.
 _FEW_ROWS = 3
 
 
@@ -26,7 +26,7 @@ class Products(Protocol):
     """Matrix products of one dtype: x (N, in), a weight packed from (out, in) -> (N, out)."""
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
-        """The weight in this product's layout, in memory of its own.
+        """Pack a weight into new memory.
 
         Args:
             weight: (out, in), or with `out` in several dimensions; any float dtype and strides.
@@ -38,11 +38,11 @@ class Products(Protocol):
     def multiply(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """A fresh tensor, x @ weight.T + bias."""
+        """x @ weight.T + bias, in a new tensor."""
 
 
 class _Plain:
-    """torch's own, on weights as they are."""
+    """torch's products on unpacked weights."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
@@ -60,7 +60,7 @@ class _Plain:
 
 
 class _OneDnnPlain(_Plain):
-    """oneDNN's, on weights as they are, and torch's own for a few rows."""
+    """oneDNN's products on unpacked weights, and torch's for few rows."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__(dtype)
@@ -75,7 +75,7 @@ class _OneDnnPlain(_Plain):
 
 
 class _OneDnnPacked:
-    """oneDNN's, on weights in its own blocks."""
+    """oneDNN's products on weights in its blocked layout."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
@@ -84,12 +84,12 @@ class _OneDnnPacked:
         self._nbytes = torch.ops.mkldnn._nbytes.default
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
-        # Without a hint of how many rows come: with 64 or 512 as the hint the blocks are the same, with
-        # 1 they are slower from 128 rows on and no faster below.
+        # No hint of the number of rows: with 64 or 512 the blocks are the same; with 1 they are slower from
+        # 128 rows on and no faster below.
         return self._reorder(ready(weight, self._dtype), None)  # type: ignore[no-any-return]
 
     def nbytes(self, weight: torch.Tensor) -> int:
-        # The tensor's own `nbytes` knows nothing of blocks.
+        # The tensor's own `nbytes` ignores the blocks' padding.
         return self._nbytes(weight)  # type: ignore[no-any-return]
 
     def multiply(
@@ -100,8 +100,9 @@ class _OneDnnPacked:
 
 @cache
 def best_products(dtype: torch.dtype) -> Products:
-    """The best that works here. The operations are private to torch, and oneDNN has not every dtype
-    on every CPU: they are tried out.
+    """The best products that work here.
+
+    They are tried out: the operations are private to torch, and oneDNN supports not every dtype on every CPU.
     """
     try:
         products = _OneDnnPacked(dtype) if dtype is torch.bfloat16 else _OneDnnPlain(dtype)
@@ -109,19 +110,19 @@ def best_products(dtype: torch.dtype) -> Products:
         products.nbytes(weight)
         products.multiply(torch.ones(_FEW_ROWS + 1, 16, dtype=dtype), weight, None)
     except (AttributeError, RuntimeError) as error:
-        _log.warning("%s: no packed products of oneDNN here (%s), torch's own", dtype, error)
+        _log.warning("%s: oneDNN's products do not work here (%s): using torch's", dtype, error)
         return _Plain(dtype)
     return products
 
 
 def ready(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A weight (..., in) as a contiguous (out, in) in that dtype; copied only where it must be."""
+    """A weight (..., in) as a contiguous (out, in) of that dtype; copied only if needed."""
     if weight.dtype is dtype and weight.is_contiguous():
         return weight.flatten(0, -2)
     return _own_copy(weight, dtype)
 
 
 def _own_copy(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A weight (..., in) as (out, in) in that dtype, in pages of its own."""
+    """Copy a weight (..., in) as (out, in) of that dtype into separate pages."""
     memory = huge_memory(weight.numel() * dtype.itemsize)
     return memory.view(dtype).view(weight.shape).copy_(weight).flatten(0, -2)

@@ -1,8 +1,8 @@
-"""Weight-only quantisation: fewer bytes per weight, and what that costs in accuracy.
+"""Weight-only quantisation, and its error.
 
-int8 has one scale for each output channel, int4 one for each output channel and group of 128 inputs.
-Both are symmetric: weight = scale * code. Here a code is an int8 whatever its width; packing two to
-a byte is the compiled kernel's matter. N output channels, K inputs, G groups, R rows of activations.
+int8 has one scale per output channel, int4 one per output channel and group of 128 inputs. Both are
+symmetric: weight = scale * code. Here every code is an int8; the compiled kernel packs two int4 codes into a
+byte. N output channels, K inputs, G groups, R rows of activations.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from eaas.errors import CheckpointError
 from expert_server.kernels.kernel import Quantization
-from expert_server.weights import ExpertForm, ExpertWeights
+from expert_server.weights.weights import ExpertForm, ExpertWeights
 
 __all__ = [
     "GROUP",
@@ -27,12 +27,12 @@ __all__ = [
 ]
 
 GROUP = 128
-# Rows are taken in blocks of less than this many weights. Then scratch memory stays in the cache, and torch
-# uses one thread: many that meet after each small step take forever where the cores are busy computing.
+# Rows are processed in blocks of fewer weights than this. Then scratch memory stays in the cache, and torch
+# uses one thread: threads that synchronise after each small step are slow while the cores compute.
 _BLOCK = 1 << 15
-# Of a product that shows the error: few steps, and yet no second copy of a matrix.
+# Block of a product that measures the error: few steps, and no second copy of a matrix.
 _PRODUCT_BLOCK = 1 << 22
-# Adding 1.5 * 2^23 and taking it away again rounds to the nearest integer; `torch.round` would use threads.
+# Adding and subtracting 1.5 * 2^23 rounds to the nearest integer; `torch.round` would use threads.
 _ROUND = 12582912.0
 # A group's largest weight times these, over 8, are the scales tried. On Gaussian weights they bring the
 # relative error from 0.118 (largest weight over 7) to 0.098; finer steps gain less than 0.001.
@@ -53,14 +53,14 @@ class QuantizedMatrix:
 
 
 def quantize(matrix_NK: torch.Tensor, quantization: Quantization) -> QuantizedMatrix:
-    """The nearest matrix that `quantization` can hold; deterministic.
+    """Quantise a matrix to the nearest representable one; deterministic.
 
     Args:
         matrix_NK: Any float dtype and strides; out by in.
         quantization: INT8 or INT4.
 
     Raises:
-        CheckpointError: A weight is NaN or infinite: no scale can hold it.
+        CheckpointError: A weight is NaN or infinite: no scale can represent it.
     """
     rows, inputs = matrix_NK.shape
     groups = 1 if quantization is Quantization.INT8 else -(-inputs // GROUP)
@@ -78,7 +78,7 @@ def quantize(matrix_NK: torch.Tensor, quantization: Quantization) -> QuantizedMa
 
 
 def dequantize(matrix: QuantizedMatrix, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """The weights that quantisation leaves, (N, K)."""
+    """The weights after quantisation, (N, K)."""
     scale = matrix.scale.to(dtype)
     if scale.shape[1] > 1:
         scale = scale.repeat_interleave(GROUP, dim=1)[:, : matrix.codes.shape[1]]
@@ -88,7 +88,7 @@ def dequantize(matrix: QuantizedMatrix, dtype: torch.dtype = torch.float32) -> t
 def fake_quantize(
     weights: ExpertWeights, form: ExpertForm, quantization: Quantization
 ) -> ExpertWeights:
-    """The weights that quantisation leaves, in the same layout and dtype; biases are not quantised.
+    """The weights after quantisation, in the same layout and dtype; biases are not quantised.
 
     Raises:
         CheckpointError: A weight is NaN or infinite.
@@ -112,8 +112,8 @@ def quantization_error(
 ) -> float:
     """Relative error of an expert's output, ||y_q - y|| / ||y||, on standard normal activations.
 
-    y is of the weights as the checkpoint has them, y_q of what quantisation leaves of them. Both are
-    computed in float32, so that no other rounding counts.
+    y uses the checkpoint's weights, y_q the quantised ones. Both are computed in float32, so that no other
+    rounding counts.
 
     Raises:
         CheckpointError: A weight is NaN or infinite.
@@ -127,7 +127,7 @@ def quantization_error(
 
     exact_RH = output(torch.Tensor.float)
     left_RH = output(lambda matrix_NK: dequantize(quantize(matrix_NK, quantization)))
-    tiny = torch.finfo(torch.float32).tiny  # an expert of zeros is held without error
+    tiny = torch.finfo(torch.float32).tiny  # an expert of zeros has no error
     return float((left_RH - exact_RH).norm() / exact_RH.norm().clamp(min=tiny))
 
 
@@ -137,7 +137,7 @@ def _linear(
     bias_N: torch.Tensor | None,
     kept: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """The product with what is `kept` of the matrix, a block of its rows after another."""
+    """Multiply by `kept` of the matrix, one block of its rows after another."""
     rows, inputs = matrix_NK.shape
     blocks = _blocks(rows, inputs, _PRODUCT_BLOCK)
     product_RN = torch.cat([functional.linear(x_RK, kept(matrix_NK[at])) for at in blocks], dim=1)
@@ -145,7 +145,7 @@ def _linear(
 
 
 def _blocks(rows: int, inputs: int, weights: int) -> Iterator[slice]:
-    """Rows of fewer than so many weights at a time."""
+    """Slices of rows with fewer weights than this."""
     step = max(1, (weights - 1) // inputs)
     return (slice(start, start + step) for start in range(0, rows, step))
 
@@ -158,11 +158,10 @@ def _int8(w_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _int4(w_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes and scales (N, G): the best of a few clips, and then least squares.
+    """Codes and scales (N, G): the best of a few clips, then least squares.
 
-    The largest weight of a group goes to -8, the end with one code more, by the sign of the scale. For
-    given codes c of weights u the best scale is (u.c) / (c.c), and the larger (u.c)^2 / (c.c), the
-    smaller the error.
+    The largest weight of a group maps to -8, the end with one more code, by the sign of the scale. For codes
+    c of weights u the best scale is (u.c) / (c.c). The larger (u.c)^2 / (c.c), the smaller the error.
     """
     rows, inputs = w_NK.shape
     u = functional.pad(w_NK, (0, -inputs % GROUP)).view(rows, -1, GROUP)
@@ -188,12 +187,12 @@ def _int4_codes(scaled: torch.Tensor) -> torch.Tensor:
 
 
 def _rounded(values: torch.Tensor) -> torch.Tensor:
-    """To the nearest integers, ties to even, in place; for magnitudes below 2^22."""
+    """Round to the nearest integers, ties to even, in place; for magnitudes below 2^22."""
     return values.add_(_ROUND).sub_(_ROUND)
 
 
 def _products(u: torch.Tensor, codes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """u.c and c.c of each group; c.c is 1 where all codes are 0 (then so is u.c)."""
+    """u.c and c.c of each group; c.c is 1 if all codes are 0 (then u.c is 0)."""
     cc = codes.square().sum(2, keepdim=True).clamp_(min=1)
     return (u * codes).sum(2, keepdim=True), cc
 

@@ -1,7 +1,7 @@
-"""Quantised weights as the compiled kernel reads them (the layout is drawn in `native/native.h`).
+"""Pack quantised weights for the compiled kernel (`native/native.h` draws the layout).
 
-A panel is 16 output channels, cut into segments of inputs; each ends with its channels' scales, so that a
-product reads memory strictly forward. N output channels, K inputs.
+A panel is 16 output channels, cut into segments of inputs. Each segment ends with its channels' scales, so
+that a product reads memory strictly forward. N output channels, K inputs.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _PANEL, _LINE_BYTES = 16, 64
 
 @dataclass(frozen=True)
 class _Layout:
-    """How one quantisation is laid out.
+    """Layout of one quantisation.
 
     Attributes:
-        line: Inputs of a line of 64 bytes.
-        segment: Inputs from one line of scales to the next.
-        unit: What the inputs are padded to.
-        zero: What is added to a code, so that the stored value is unsigned.
+        line: Inputs in a line of 64 bytes.
+        segment: Inputs between two lines of scales.
+        unit: The inputs are padded to a multiple of it.
+        zero: Added to each code, so that the stored value is unsigned.
     """
 
     line: int
@@ -45,14 +45,14 @@ _LAYOUTS = {
 
 
 def panel_bytes(inputs: int, quantization: Quantization) -> int:
-    """Memory of a panel, bytes."""
+    """Memory of a panel, in bytes."""
     layout = _LAYOUTS[quantization]
     padded = _padded(inputs, layout.unit)
     return (padded // layout.line + -(-padded // layout.segment)) * _LINE_BYTES
 
 
 def rows_of_piece(row_bytes: int) -> int:
-    """How many rows are packed between two pauses: whole panels, about a piece of weights."""
+    """Rows packed between two pauses: whole panels of about one piece of weights."""
     return max(1, PIECE_BYTES // (_PANEL * row_bytes)) * _PANEL
 
 
@@ -62,7 +62,7 @@ def pack_quantized(
     out: torch.Tensor,
     pause: Pause = at_once,
 ) -> None:
-    """Quantises matrices of one shape (N, K) into alternating panels.
+    """Quantise matrices of one shape (N, K) into alternating panels.
 
     Args:
         parts: Gate and up, or a single matrix.
@@ -85,7 +85,7 @@ def pack_quantized(
 
 
 def _fill(panels: torch.Tensor, matrix: QuantizedMatrix, layout: _Layout) -> None:
-    """One matrix into its panels, int32 (N / 16, lines, 16)."""
+    """Write one matrix into its panels, int32 (N / 16, lines, 16)."""
     rows, inputs = matrix.codes.shape
     padded, missing_rows = _padded(inputs, layout.unit), -rows % _PANEL
     codes = functional.pad(matrix.codes, (0, padded - inputs, 0, missing_rows))
@@ -93,7 +93,7 @@ def _fill(panels: torch.Tensor, matrix: QuantizedMatrix, layout: _Layout) -> Non
     segments = -(-padded // layout.segment)
     scale = functional.pad(matrix.scale, (0, 0, 0, missing_rows)).view(torch.int32)
     scale = scale.expand(-1, segments)  # int8: one scale for all segments
-    # Whole segments, and the rest of one.
+    # Whole segments, then the rest.
     whole = padded // layout.segment
     lines = layout.segment // layout.line
     end = whole * (lines + 1)
@@ -102,7 +102,7 @@ def _fill(panels: torch.Tensor, matrix: QuantizedMatrix, layout: _Layout) -> Non
 
 
 def _fill_segments(panels: torch.Tensor, words: torch.Tensor, scale: torch.Tensor) -> None:
-    """Equal segments: their lines, and then a line of scales for each.
+    """Write segments of equal length, each with its line of scales at the end.
 
     Words (N, lines), scale (N, segments).
     """
@@ -115,9 +115,9 @@ def _fill_segments(panels: torch.Tensor, words: torch.Tensor, scale: torch.Tenso
 
 
 def _words(stored: torch.Tensor, layout: _Layout) -> torch.Tensor:
-    """The codes of a line for each channel, four bytes in an int32: (N, K) -> (N, K / line).
+    """Pack each channel's codes, four bytes per int32: (N, K) -> (N, K / line).
 
-    int8 codes + 128 overflow to their unsigned bytes, as they should.
+    int8 codes + 128 overflow to the intended unsigned bytes.
     """
     if layout.line == 8:
         low, high = stored.view(len(stored), -1, 2, 4).unbind(2)

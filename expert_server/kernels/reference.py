@@ -1,6 +1,6 @@
-"""The plain kernel: one expert after another, in transformers' own order of operations.
+"""The reference kernel: one expert after another, in transformers' own order of operations.
 
-Every other kernel is tested against it. T tokens, K top-k, H hidden, N tokens of one expert.
+All other kernels are tested against it. T tokens, K top-k, H hidden, N tokens of one expert.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch.nn import functional
 from eaas.checkpoint.pieces import Pause
 from expert_server.kernels.kernel import ExpertKernel, Quantization
 from expert_server.kernels.quantize import fake_quantize
-from expert_server.weights import ExpertForm, ExpertWeights
+from expert_server.weights.weights import ExpertForm, ExpertWeights
 
 __all__ = ["ReferenceKernel"]
 
@@ -23,7 +23,7 @@ class ReferenceKernel(ExpertKernel):
     _packed: dict[tuple[int, int], ExpertWeights]  # type: ignore[assignment]
 
     def pack(self, weights: ExpertWeights, form: ExpertForm, pause: Pause) -> ExpertWeights:
-        """The weights as they are, or what quantisation leaves of them, in the kernel's dtype."""
+        """The weights, quantised and dequantised if configured, in the kernel's dtype."""
         pause()
         if self.spec.quantization is not Quantization.NONE:
             exact = weights.to(torch.promote_types(self.spec.dtype, torch.float32))
@@ -38,7 +38,7 @@ class ReferenceKernel(ExpertKernel):
         scores_TK: torch.Tensor,
         layer: int,
     ) -> torch.Tensor:
-        """See `ExpertKernel`. The sum is kept in float32, or in float64 where that is the dtype."""
+        """See `ExpertKernel`. The sum is float32, or float64 if that is the dtype."""
         form = self._form(layer)
         self._check_shapes(x_TH, expert_ids_TK, scores_TK)
         sum_dtype = torch.promote_types(self.spec.dtype, torch.float32)
@@ -70,5 +70,5 @@ def _linear(
 ) -> torch.Tensor:
     if not is_transposed:
         return functional.linear(x, weight, bias)
-    # Product and sum apart, not `addmm`: that is how transformers rounds.
+    # Product and sum are separate, not `addmm`: transformers rounds so.
     return x @ weight if bias is None else x @ weight + bias

@@ -1,4 +1,4 @@
-"""The kernels by name, imported when they are asked for: what does not load here is no other's trouble."""
+"""The kernels by name, imported on demand: a kernel that fails to import does not affect others."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import importlib
 from collections.abc import Sequence
 
 from expert_server.kernels.kernel import ExpertKernel, KernelSpec, UnsupportedError
-from expert_server.weights import ExpertForm
+from expert_server.weights.weights import ExpertForm
 
 __all__ = ["KERNEL_NAMES", "create_kernel"]
 
-# In order of preference: where two are about as fast, the first one serves.
+# In order of preference: of two about equally fast kernels, the first is chosen.
 KERNEL_NAMES: tuple[str, ...] = ("native", "packed", "zentorch", "reference")
 _CLASSES = {
     "native": ("expert_server.kernels.native", "NativeKernel"),
@@ -24,15 +24,15 @@ _INSTALL = {
 
 
 def create_kernel(name: str, forms: Sequence[ExpertForm], spec: KernelSpec) -> ExpertKernel:
-    """An empty kernel.
+    """Create an empty kernel.
 
     Args:
         name: One of KERNEL_NAMES.
         forms: How the experts of each MoE layer compute.
-        spec: With what.
+        spec: What to compute with.
 
     Raises:
-        UnsupportedError: It is not installed, or cannot compute that on this CPU.
+        UnsupportedError: It is not installed, or cannot compute this on this CPU.
     """
     module, class_name = _CLASSES[name]
     try:

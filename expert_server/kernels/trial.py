@@ -1,4 +1,4 @@
-"""Experts of a model's sizes with random weights, and batches whose right answers are known.
+"""Trial experts with random weights, and batches with known results.
 
 T tokens, K top-k, H hidden, I intermediate, E experts; "rows" are the tokens of one expert.
 """
@@ -15,7 +15,7 @@ import torch
 from expert_server.kernels.kernel import ExpertKernel, KernelSpec, Quantization
 from expert_server.kernels.quantize import fake_quantize
 from expert_server.kernels.reference import ReferenceKernel
-from expert_server.weights import ExpertForm, ExpertWeights
+from expert_server.weights.weights import ExpertForm, ExpertWeights
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,16 +24,16 @@ __all__ = ["ROWS", "ExpertSizes", "Trial", "TrialBatch", "replica_bytes"]
 
 # From decode to prefill.
 ROWS = (1, 8, 64)
-# As many experts as fit, since a model's experts do not all lie in the caches; but two at least.
+# As many experts as fit, but at least two: a model's experts do not all fit in the caches.
 _EXPERTS_BYTES = 96 << 20
-_MOST_EXPERTS = 8
-# A prime, so that rows and columns differ although these numbers repeat.
+_MAX_EXPERTS = 8
+# A prime, so that rows and columns differ although the numbers repeat.
 _NUMBERS = 1_000_003
 
 
 @dataclass(frozen=True)
 class ExpertSizes:
-    """How large experts are.
+    """Sizes of experts.
 
     Attributes:
         hidden, intermediate: H, I.
@@ -50,7 +50,7 @@ class ExpertSizes:
 
     @classmethod
     def of(cls, experts: nn.Module, top_k: int) -> ExpertSizes:
-        """Those of an experts module of transformers, be it on the meta device."""
+        """The sizes of an experts module of transformers (the meta device suffices)."""
         shapes = {name: tensor.shape for name, tensor in experts.named_parameters()}
         num_experts, hidden, intermediate = shapes["down_proj"]
         if experts.is_transposed:
@@ -60,9 +60,9 @@ class ExpertSizes:
 
 @dataclass(frozen=True, eq=False)
 class TrialBatch:
-    """Tokens of the experts of layer 0; each expert gets about so many rows.
+    """Tokens for the experts of layer 0, about equally many rows for each.
 
-    Every column of the ids has some -1, as on a server that holds a part of the experts.
+    Every column of the ids has some -1, as on a server that holds only some experts.
     """
 
     x_TH: torch.Tensor
@@ -71,22 +71,22 @@ class TrialBatch:
     exact_TH: torch.Tensor  # float64
 
     def compute(self, kernel: ExpertKernel) -> torch.Tensor:
-        """The kernel's answer; float32 (T, H)."""
+        """The kernel's result; float32 (T, H)."""
         return kernel(self.x_TH, self.ids_TK, self.scores_TK, 0)
 
     def error(self, kernel: ExpertKernel) -> float:
-        """||out - exact|| / ||exact|| of the kernel's answer; NaN where that holds a NaN."""
+        """||out - exact|| / ||exact|| of the kernel's result; NaN if that has a NaN."""
         difference_TH = self.compute(kernel).double() - self.exact_TH
         return float(difference_TH.norm() / self.exact_TH.norm())
 
 
 class Trial:
-    """What kernels are tried out on; made when it is first asked for, the same in every process.
+    """Input for trying kernels; created lazily, the same in every process.
 
     Args:
         form: How the experts compute.
         spec: The kernel's.
-        sizes: Those of the model. Few experts are made, but in full size.
+        sizes: The model's. Only a few experts are made, but in full size.
     """
 
     def __init__(self, form: ExpertForm, spec: KernelSpec, sizes: ExpertSizes) -> None:
@@ -95,10 +95,10 @@ class Trial:
 
     @property
     def count(self) -> int:
-        """How many experts there are: 0 to count - 1 of layer 0."""
+        """Number of experts: 0 to count - 1 of layer 0."""
         weights = (2 + self._form.has_gate) * self._sizes.hidden * self._sizes.intermediate
         fitting = _EXPERTS_BYTES // (weights * self._spec.dtype.itemsize)
-        return min(self._sizes.num_experts, max(2, min(_MOST_EXPERTS, fitting)))
+        return min(self._sizes.num_experts, max(2, min(_MAX_EXPERTS, fitting)))
 
     @cached_property
     def experts(self) -> list[ExpertWeights]:
@@ -129,7 +129,7 @@ class Trial:
         exact_TH = torch.zeros(x_TH.shape, dtype=torch.float64)
         oracle = ReferenceKernel([self._form], KernelSpec(torch.float64))
         for expert, weights in enumerate(self.experts):
-            # One after another: in float64, a large expert takes much memory.
+            # One at a time: a large expert takes much memory in float64.
             oracle.load(0, expert, self._kept(weights))
             exact_TH += oracle(x_TH, ids_TK.where(ids_TK == expert, -1), scores_TK, 0)
             oracle.unload(0, expert)
@@ -138,7 +138,7 @@ class Trial:
         return [TrialBatch(*part) for part in parts]
 
     def _kept(self, weights: ExpertWeights) -> ExpertWeights:
-        """What quantisation leaves, if there is any."""
+        """The weights after quantisation, if any."""
         if self._spec.quantization is Quantization.NONE:
             return weights
         return fake_quantize(weights.to(torch.float32), self._form, self._spec.quantization)
@@ -148,7 +148,7 @@ class Trial:
         return self._random(*shape).div_(math.sqrt(inputs))
 
     def _random(self, *shape: int) -> torch.Tensor:
-        """Of variance 1. A large tensor repeats the same numbers: to draw them all takes long."""
+        """Random numbers of variance 1. A large tensor repeats them, since drawing all takes long."""
         numbers = torch.empty(min(_NUMBERS, math.prod(shape))).uniform_(
             -math.sqrt(3), math.sqrt(3), generator=self._rng
         )
@@ -159,7 +159,7 @@ class Trial:
 def replica_bytes(
     kernel: ExpertKernel, form: ExpertForm, spec: KernelSpec, sizes: ExpertSizes
 ) -> int:
-    """Memory that a kernel takes for one expert, found out by giving it one; the kernel holds none."""
+    """Memory that an empty kernel takes for one expert, measured by loading one."""
     (weights,) = Trial(form, spec, replace(sizes, num_experts=1)).experts
     kernel.load(0, 0, weights)
     taken = kernel.bytes

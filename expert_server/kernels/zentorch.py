@@ -1,10 +1,10 @@
 """`packed` with the products of zentorch (AMD's library for EPYC), an optional extra.
 
-What is used is its matrix product on weights that the caller packs, not its fused MoE operation: that
-one keeps packed copies by the address of the weights, which doubles their memory, and neither frees nor
-renews them when an expert goes and another one comes to its place.
+It uses zentorch's matrix product on weights packed by the caller, not its fused MoE operation. That one keeps
+packed copies by the weights' addresses, which doubles their memory, and it neither frees nor renews a copy
+when another expert takes the address.
 
-It knows no AMX: on CPUs that have it, `packed` is faster.
+zentorch does not use AMX: on CPUs that have it, `packed` is faster.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class ZentorchKernel(PackedKernel):
 
     Raises:
         UnsupportedError: zentorch is missing or does not load, the CPU has no AVX-512, the dtype is neither
-            bfloat16 nor float32, or weights are to be quantised.
+            bfloat16 nor float32, or quantisation is configured.
     """
 
     name = "zentorch"
 
     def _products_of(self, dtype: torch.dtype) -> Products:
-        # Its older code paths end the process with an illegal instruction.
+        # On other CPUs it ends the process with an illegal instruction.
         if torch.backends.cpu.get_cpu_capability() != "AVX512":
             raise UnsupportedError("it needs a CPU with AVX-512")
         try:
@@ -45,7 +45,7 @@ class ZentorchKernel(PackedKernel):
 
 
 class _Zentorch:
-    """Weights in AOCL's blocks."""
+    """Products on weights in AOCL's blocked layout."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype

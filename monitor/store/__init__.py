@@ -1,4 +1,4 @@
-"""Where what the monitor knows survives it: a file of its own, or ZooKeeper."""
+"""The monitor's persistent state: an SQLite file, or ZooKeeper."""
 
 from monitor.store.kept import Change, Kept, Store, StoreLostError
 

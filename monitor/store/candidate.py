@@ -1,11 +1,11 @@
-"""One monitor among several: it stands for election in ZooKeeper, and leads when its turn comes.
+"""Leader election: one of several monitors leads, the others stand by (ZooKeeper).
 
-    connect --> stand in line --> first in line --> take the lead --> serve
+    connect --> enqueue --> first in the queue --> take the lead --> serve
        ^             |                                   |              |
        +-- a pause <-+-----------------------------------+--------------+   any trouble ends the session
 
-A turn is one ZooKeeper session. With the session its place in the line goes: a monitor that lost it, for
-however short a time, stands at the line's end, and leads on only where there is no other.
+A ZooKeeper session holds one place in the queue. A monitor that loses its session, however briefly, loses its
+place. It rejoins at the end of the queue, and leads again only if there is no other.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KazooState
 
 from eaas.errors import ClusterError, StoreError
-from eaas.grpc_client import Backoff
 from eaas.log import get_logger
+from eaas.net.grpc_client import Backoff
 from monitor.store.kept import StoreLostError
 from monitor.store.zookeeper import TROUBLE, ZooKeeperStore
 
@@ -30,25 +30,25 @@ __all__ = ["Candidate"]
 _log = get_logger(__name__)
 
 _CONNECT_S = 10.0
-# Of a session.
-_LOOK_SHARE = 1 / 6
-# An end that is asked for while it connects is noticed after this long.
+# Share of a session between two checks.
+_CHECK_SHARE = 1 / 6
+# How long a request to end may go unnoticed while connecting.
 _NOTICE_S = 0.1
 
 
 class Candidate:
-    """Stands for election from its making until `close`, on a thread of its own.
+    """Takes part in the election from its creation until `close`, on a separate thread.
 
     Args:
         hosts: ZooKeeper's, "host:port,host:port".
         root: Path of the cluster.
-        session_s: Silence that ends a session.
+        session_s: Session timeout.
         address: Where this monitor serves.
-        lead: Called when the lead is this monitor's, with the store and what to call (from any thread) when
-            that is lost. Must not block.
-        follow: Called with the leader's address (None while there is none known) when it is another's, and
-            at once when it is no longer this monitor's.
-        fail: Called once, with the reason, when this monitor can never lead (any more).
+        lead: Called when this monitor takes the lead, with the store and a function to call (from any thread)
+            when the lead is lost. Must not block.
+        follow: Called with the leader's address (None while unknown) when another monitor leads, and at once
+            when this monitor loses the lead.
+        fail: Called once, with the reason, when this monitor can no longer lead.
 
     Raises:
         ClusterError: ZooKeeper cannot be reached.
@@ -72,8 +72,8 @@ class Candidate:
         self._address = address
         self._lead, self._follow, self._fail = lead, follow, fail
         self._over = threading.Event()
-        # Set whenever there is something to look at: the line moved, the session is lost, the end.
-        self._stir = threading.Event()
+        # Set when the queue moves, the session is lost, or the candidate ends.
+        self._wake = threading.Event()
         self._lost = ""
         try:
             client = self._connect()
@@ -87,9 +87,9 @@ class Candidate:
         self._thread.start()
 
     def close(self) -> None:
-        """Gives up the place in the line, and the lead. Idempotent."""
+        """Give up the place in the queue, and the lead. Idempotent."""
         self._over.set()
-        self._stir.set()
+        self._wake.set()
         self._thread.join()
 
     def _connect(self) -> KazooClient:
@@ -111,44 +111,44 @@ class Candidate:
         return client
 
     def _on_state(self, state: str) -> None:
-        # Suspended: whether the session lives cannot be known, so it does not.
+        # While suspended, the session may be lost: treat it as lost.
         if state != KazooState.CONNECTED:
             self._lose("ZooKeeper's session is lost")
 
     def _lose(self, reason: str) -> None:
         self._lost = self._lost or reason
-        self._stir.set()
+        self._wake.set()
 
     def _run(self, client: KazooClient | None) -> None:
         try:
-            self._stand(client)
+            self._campaign(client)
         except StoreError as error:
             self._fail(str(error))
-        except Exception as error:  # noqa: BLE001 (logged, and the end: it would never lead again)
-            _log.exception("this monitor stands for election no more")
+        except Exception as error:  # noqa: BLE001 (logged, and reported: it would never lead again)
+            _log.exception("this monitor leaves the election")
             self._fail(f"the election failed: {error!r}")
 
-    def _stand(self, client: KazooClient | None) -> None:
+    def _campaign(self, client: KazooClient | None) -> None:
         backoff = Backoff()
         while not self._over.is_set():
             try:
                 client = client or self._connect()
-                self._turn(client, backoff)
+                self._run_session(client, backoff)
             except (*TROUBLE, StoreLostError) as error:
-                _log.warning("this monitor stands for election anew: %s", error)
+                _log.warning("this monitor rejoins the election: %s", error)
             finally:
                 try:
                     self._follow(None)
                 finally:
-                    # Whatever else fails: with the session its place in the line goes.
+                    # The place in the queue ends with the session, whatever else fails.
                     if client is not None:
                         client.remove_listener(self._on_state)
                         _end(client)
                         client = None
             self._over.wait(backoff.next_s())
 
-    def _turn(self, client: KazooClient, backoff: Backoff) -> None:
-        """One session, until it is lost or this monitor ends."""
+    def _run_session(self, client: KazooClient, backoff: Backoff) -> None:
+        """Run one session, until it is lost or this monitor ends."""
         created = client.create_async(
             f"{self._election}/c-",
             self._address.encode(),
@@ -168,30 +168,30 @@ class Candidate:
             store.confirm()
 
     def _lead_is(self, client: KazooClient, mine: str) -> bool:
-        """Whether this monitor is the first in line; tells its owner who is."""
-        names = client.get_children_async(self._election, self._on_line).get(
+        """Whether this monitor is first in the queue; if not, reports the leader."""
+        names = client.get_children_async(self._election, self._on_queue_change).get(
             timeout=self._session_s
         )
         if mine not in names:
-            raise StoreLostError("its place in the line is gone")
+            raise StoreLostError("its place in the queue is gone")
         first = min(names, key=lambda name: name[-10:])
         if first == mine:
             return True
         try:
             data, _ = client.get_async(f"{self._election}/{first}").get(timeout=self._session_s)
         except NoNodeError:
-            self._stir.set()  # It went meanwhile: the line has moved.
+            self._wake.set()  # It went meanwhile: the queue has moved.
         else:
             self._follow(data.decode())
         return False
 
-    def _on_line(self, _event: object) -> None:
-        self._stir.set()
+    def _on_queue_change(self, _event: object) -> None:
+        self._wake.set()
 
     def _interrupted(self) -> bool:
-        """Sleeps until there is something to look at, for a while at most; True: the turn is over."""
-        self._stir.wait(_LOOK_SHARE * self._session_s)
-        self._stir.clear()
+        """Sleep until there is something to check, or for a while; True: this monitor ends."""
+        self._wake.wait(_CHECK_SHARE * self._session_s)
+        self._wake.clear()
         if self._lost:
             raise StoreLostError(self._lost)
         return self._over.is_set()

@@ -21,7 +21,7 @@ from monitor.store.kept import (
 __all__ = ["EmbeddedStore"]
 
 _FILE = "monitor.db"
-# Of the tables below; SQLite keeps it in the file's head.
+# Version of these tables; SQLite keeps it in the file's head.
 _SCHEMA = 1
 _HISTORY = """
 CREATE TABLE history (
@@ -38,7 +38,7 @@ CREATE TABLE members (
     event BLOB NOT NULL -- eaas.rpc.v1.MemberEvent
 )
 """
-# Releases that do not know it pass over it.
+# Earlier releases ignore this table.
 _RECORDS = """
 CREATE TABLE IF NOT EXISTS records (
     id TEXT PRIMARY KEY,
@@ -48,18 +48,18 @@ CREATE TABLE IF NOT EXISTS records (
 
 
 class EmbeddedStore:
-    """Opens the store of a directory, or begins one there.
+    """Opens the store of a directory, or creates it.
 
     Args:
-        directory: Made where it is missing. It belongs to one monitor at a time.
+        directory: Created if missing. One monitor at a time uses it.
 
     Raises:
-        StoreError: It cannot be made, read or written, another monitor uses it, or its file is damaged
-            or of a newer version.
+        StoreError: The store cannot be created, read or written, another monitor uses it, or its file is
+            damaged or of a newer version.
     """
 
     leads_until = math.inf
-    """For as long as it is open: the file is locked."""
+    """The lock on the file lasts as long as the store is open."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / _FILE
@@ -89,11 +89,11 @@ class EmbeddedStore:
             raise
 
     def _open(self) -> Kept:
-        # Held until the file is closed or the process ends, however that happens.
+        # The lock lasts until the file is closed or the process ends.
         self._file.execute("PRAGMA locking_mode = EXCLUSIVE")
         self._file.execute("PRAGMA journal_mode = WAL")
-        # Each write reaches the disk before it counts: a revision that watchers were told of is never given
-        # to another event, whatever fails. Writes are few, and nobody's heartbeat waits for them.
+        # Each write reaches the disk before it counts, so that a revision sent to watchers is never given to
+        # another event, whatever fails. Writes are few, and no heartbeat waits for them.
         self._file.execute("PRAGMA synchronous = FULL")
         self._file.execute("BEGIN IMMEDIATE")
         (version,) = self._file.execute("PRAGMA user_version").fetchone()
@@ -135,7 +135,7 @@ class EmbeddedStore:
         return Kept(life, revision, forgotten, events, records)
 
     def write(self, change: Change) -> None:
-        """Returns when the change is on the disk. Raises StoreLostError."""
+        """Write a change; returns when it is on the disk. Raises StoreLostError."""
         try:
             self._file.execute("BEGIN IMMEDIATE")
             self._file.executemany(
@@ -153,12 +153,12 @@ class EmbeddedStore:
             self._file.execute("COMMIT")
         except sqlite3.Error as error:
             raise StoreLostError(
-                f"{self._path} cannot be written: {error}; make room or mend the disk, "
+                f"{self._path} cannot be written: {error}; free space or repair the disk, "
                 "then start the monitor again"
             ) from error
 
     def close(self) -> None:
-        """Gives the file free."""
+        """Close the file."""
         self._file.close()
 
     def _unusable(self, error: sqlite3.Error) -> StoreError:
@@ -177,5 +177,5 @@ class EmbeddedStore:
     def _damaged(self, how: str) -> StoreError:
         return StoreError(
             f"{self._path} is damaged ({' '.join(how.split())}): move it away and start again; "
-            "members that live register anew and keep their incarnations"
+            "live members register again and keep their incarnations"
         )

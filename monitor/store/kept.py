@@ -1,10 +1,10 @@
-"""What survives a monitor, and what a store does with it.
+"""The state that survives a monitor, and the interface of stores.
 
 Terms:
-  life: names one history of membership. Positions in it (revisions) stay good for as long as its store does,
-    over restarts and over changes of the leader.
+  life: identifier of one history of membership. Its revisions stay valid as long as the store exists, over
+    restarts and changes of the leader.
   kept: the last event of every member, tombstones included. No leases: monotonic clocks do not survive.
-  change: what is new since the last write. A store takes it whole or not at all, as far as a reader can tell.
+  change: all that is new since the last write. Stores write it atomically.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from eaas.log import get_logger
-from eaas.message_check import check
-from eaas.message_ranges import MOST_EPOCH
+from eaas.net.message_ranges import MOST_EPOCH
+from eaas.net.message_validation import check
 from eaas.rpc.v1 import monitor_pb2 as pb
 from eaas.types import Member, MemberState, Role
-from monitor.life import MemberEvent
+from monitor.incarnation import MemberEvent
 
 __all__ = [
     "Change",
@@ -36,29 +36,29 @@ _MOST_REVISION = 2**63 - 1
 
 
 class StoreLostError(Exception):
-    """The store takes nothing (any more): the disk is full, or another monitor leads now.
+    """The store fails permanently: the disk is full, or another monitor leads now.
 
-    Whoever wrote knows less than the store from now on, and has to stop serving.
+    The writer's state is behind the store's from then on, so it must stop serving.
     """
 
 
 def new_life() -> int:
-    """A name for a new history; 0 is nobody's."""
+    """A random identifier for a new history; never 0."""
     return secrets.randbits(62) | 1
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What a store holds.
+    """A store's content.
 
-    Raises ValueError for numbers that no history has.
+    Raises ValueError for numbers out of range.
 
     Attributes:
-        life: Names the history.
+        life: Identifier of the history.
         revision: Of the last event.
-        forgotten_incarnation: The highest among the tombstones that are no longer kept.
+        forgotten_incarnation: The highest incarnation of all forgotten tombstones.
         events: The last event of each member, oldest first.
-        records: What members left to whoever comes after them, by id, serialized (`Records`).
+        records: Members' records for their successors, by id, serialized (`Records`).
     """
 
     life: int
@@ -78,7 +78,7 @@ class Kept:
                 raise ValueError(f"its {name} is {number!r}: it can be 0 to {most}")
 
     def without_monitors(self) -> Kept:
-        """The same, with every monitor gone: the one that reads this is its successor."""
+        """The same with every monitor DEAD: the reader is their successor."""
         return replace(
             self,
             events=tuple(
@@ -92,14 +92,14 @@ class Kept:
 
 @dataclass(frozen=True)
 class Change:
-    """What is to be written.
+    """One write.
 
     Attributes:
-        revision: The new one.
-        forgotten_incarnation: The new one.
+        revision: The new revision.
+        forgotten_incarnation: The new value.
         events: The last event of each member that changed, oldest first.
-        removed: Ids of tombstones that are no longer kept.
-        records: Those that are new, by id.
+        removed: Ids of forgotten tombstones.
+        records: New records, by id.
     """
 
     revision: int
@@ -110,29 +110,29 @@ class Change:
 
 
 class Store(Protocol):
-    """What survives its monitor. One thread at a time uses it; `leads_until` may be read by any."""
+    """Persistent state. Used by one thread at a time; any thread may read `leads_until`."""
 
     @property
     def kept(self) -> Kept:
-        """What it held when it was opened."""
+        """Its content when it was opened."""
 
     @property
     def leads_until(self) -> float:
-        """Monotonic seconds until which nobody else writes to it, as far as is known now."""
+        """Monotonic seconds until which no other monitor can write to it."""
 
     def write(self, change: Change) -> None:
-        """Returns when the change survives the end of this process. Raises StoreLostError."""
+        """Write a change; returns when it survives this process. Raises StoreLostError."""
 
     def close(self) -> None:
-        """Gives it free for another one."""
+        """Release it for another monitor."""
 
 
 def event_to_bytes(event: MemberEvent) -> bytes:
-    """The contract's message of an event, without what changes all the time."""
+    """Serialize an event, without the counters that change all the time."""
     member = replace(event.member, progress=0, in_flight=0, silence_s=0.0)
     left = member.state is MemberState.LEFT
     if left:
-        # A monitor of an earlier release may be the next one to read it.
+        # A monitor of an earlier release may read it.
         member = replace(member, state=MemberState.DEAD)
     message = pb.MemberEvent(
         revision=event.revision, member=member.to_proto(), reason=event.reason, left=left
@@ -141,13 +141,13 @@ def event_to_bytes(event: MemberEvent) -> bytes:
 
 
 def event_from_bytes(data: bytes) -> MemberEvent | None:
-    """The event of a message; None where a field is out of its range, which is logged.
+    """Parse an event; None if a field is out of range, which is logged.
 
-    Monitors of earlier releases took any number and any id. A member that still lives registers again.
+    Monitors of earlier releases accepted any number and any id. Such a member registers again if it is alive.
 
     Raises:
         ValueError: A role or a state is unknown.
-        DecodeError: It is no message.
+        DecodeError: The message is malformed.
     """
     message = pb.MemberEvent.FromString(data)
     try:

@@ -1,13 +1,13 @@
-"""The store in ZooKeeper: what its leader writes, and why nobody else can.
+"""The store in ZooKeeper: its layout, and how a former leader's writes are fenced.
 
     ROOT/monitor/state            {"schema", "epoch", "life", "revision", "forgotten_incarnation"}
     ROOT/monitor/members/m-ID     the member's last event (eaas.rpc.v1.MemberEvent)
-    ROOT/monitor/records/m-ID     what it left to whoever comes after it (eaas.rpc.v1.KeepRecordRequest)
+    ROOT/monitor/records/m-ID     the member's record for its successor (eaas.rpc.v1.KeepRecordRequest)
     ROOT/monitor/election/c-N     one ephemeral node for each monitor (`monitor.store.candidate`)
 
-Each write is a transaction that sets `state` at the version that its writer knows. A monitor that comes to
-lead sets it first, with the next epoch, and reads the members after that: from then on the version is not
-the one that its predecessor knows, and whatever that one still writes fails as a whole.
+Each write is a transaction that sets `state` at the version known to its writer. A new leader first sets it,
+with the next epoch, and then reads the members. From then on its predecessor knows an outdated version, and
+all of its writes fail.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import ZnodeStat
 
 from eaas.errors import StoreError
-from monitor.life import MemberEvent
+from monitor.incarnation import MemberEvent
 from monitor.store.kept import (
     Change,
     Kept,
@@ -39,10 +39,11 @@ from monitor.store.kept import (
 __all__ = ["TROUBLE", "ZooKeeperStore", "parts"]
 
 TROUBLE = (KazooException, KazooTimeoutError)
-"""What kazoo raises when ZooKeeper says no, or nothing."""
+"""Exceptions of kazoo when ZooKeeper refuses or does not answer."""
 
 _SCHEMA = 1
-# Of a session, after the last answer: ZooKeeper counts from when it heard, which is later than the question.
+# Share of a session, counted from the last request that was answered. ZooKeeper counts from when it received
+# that request, which is later.
 _LEAD_SHARE = 2 / 3
 # ZooKeeper takes messages below 1 MiB.
 _PART_BYTES = 512 << 10
@@ -50,29 +51,29 @@ _READS_AT_ONCE = 256
 
 
 class ZooKeeperStore:
-    """Takes the lead: from now on no predecessor can write.
+    """Takes the lead: predecessors can no longer write.
 
-    To be made by whoever won the election, in the session that did.
+    Create it in the session that won the election.
 
     Args:
         client: Connected.
         root: Path of the cluster.
-        session_s: Of the client.
+        session_s: The client's session timeout.
 
     Raises:
-        StoreError: What is kept there is damaged or of a newer version.
+        StoreError: The stored state is damaged or of a newer version.
         StoreLostError: Another monitor took the lead meanwhile, or ZooKeeper does not answer.
     """
 
     def __init__(self, client: KazooClient, root: str, session_s: float) -> None:
         self._client = client
-        # One question about the version at a time: the lead is confirmed by another thread than writes.
-        self._asking = threading.Lock()
+        # One request about the version at a time: another thread confirms the lead.
+        self._version_lock = threading.Lock()
         self._state = f"{root}/monitor/state"
         self._members = f"{root}/monitor/members"
         self._records = f"{root}/monitor/records"
         self._session_s = session_s
-        # Until the first answer there is time for a whole session.
+        # The first request may take a whole session.
         self._leads_until = time.monotonic() + session_s
         try:
             self._wait(client.ensure_path_async(self._members))
@@ -82,17 +83,17 @@ class ZooKeeperStore:
         except (DecodeError, ValueError, KeyError, TypeError) as error:
             raise StoreError(
                 f"ZooKeeper's {root}/monitor is damaged ({error}): delete that path, or give another "
-                "monitor.zookeeper_root; members that live register anew and keep their incarnations"
+                "monitor.zookeeper_root; live members register again and keep their incarnations"
             ) from error
 
     @property
     def leads_until(self) -> float:
-        """Monotonic seconds until which ZooKeeper lets nobody else lead."""
+        """Monotonic seconds until which no other monitor can lead."""
         return self._leads_until
 
     @property
     def epoch(self) -> int:
-        """How many times anybody has taken the lead."""
+        """Number of times a monitor has taken the lead."""
         return self._epoch
 
     def _take_the_lead(self) -> None:
@@ -139,8 +140,8 @@ class ZooKeeperStore:
         )
 
     def confirm(self) -> None:
-        """Asks whether this monitor leads still. Raises StoreLostError."""
-        with self._asking:
+        """Check that this monitor still leads. Raises StoreLostError."""
+        with self._version_lock:
             began = time.monotonic()
             _, stat = self._wait(self._client.get_async(self._state))
             if stat.version != self._version:
@@ -148,7 +149,7 @@ class ZooKeeperStore:
             self._heard(began)
 
     def write(self, change: Change) -> None:
-        """Returns when ZooKeeper has the change. Raises StoreLostError."""
+        """Write a change; returns when ZooKeeper has it. Raises StoreLostError."""
         for part in parts(change):
             history = Kept(self._history.life, part.revision, part.forgotten_incarnation)
             operations: list[tuple[str, str, bytes]] = []
@@ -167,48 +168,45 @@ class ZooKeeperStore:
             self._known.difference_update(gone)
 
     def close(self) -> None:
-        """The session is the candidate's: it ends it."""
+        """Nothing to do: the candidate ends the session."""
 
     def _commit(self, history: Kept, operations: list[tuple[str, str, bytes]]) -> None:
-        with self._asking:
-            self._commit_alone(history, operations)
-
-    def _commit_alone(self, history: Kept, operations: list[tuple[str, str, bytes]]) -> None:
-        began = time.monotonic()
-        transaction = self._client.transaction()
-        transaction.set_data(
-            self._state, self._state_bytes(history, self._epoch), version=self._version
-        )
-        for verb, path, data in operations:
-            if verb == "set":
-                transaction.set_data(path, data)
-            elif verb == "create":
-                transaction.create(path, data)
-            else:
-                transaction.delete(path)
-        results = self._wait(transaction.commit_async())
-        errors = [r for r in results if isinstance(r, Exception)]
-        if errors:
-            if any(isinstance(error, BadVersionError) for error in errors):
-                raise StoreLostError("another monitor has taken the lead")
-            cause = next((e for e in errors if not isinstance(e, RolledBackError)), errors[0])
-            raise StoreLostError(f"ZooKeeper refuses a write: {cause!r}")
-        stat: ZnodeStat = results[0]
-        self._version = stat.version
-        self._heard(began)
+        with self._version_lock:
+            began = time.monotonic()
+            transaction = self._client.transaction()
+            transaction.set_data(
+                self._state, self._state_bytes(history, self._epoch), version=self._version
+            )
+            for verb, path, data in operations:
+                if verb == "set":
+                    transaction.set_data(path, data)
+                elif verb == "create":
+                    transaction.create(path, data)
+                else:
+                    transaction.delete(path)
+            results = self._wait(transaction.commit_async())
+            errors = [r for r in results if isinstance(r, Exception)]
+            if errors:
+                if any(isinstance(error, BadVersionError) for error in errors):
+                    raise StoreLostError("another monitor has taken the lead")
+                cause = next((e for e in errors if not isinstance(e, RolledBackError)), errors[0])
+                raise StoreLostError(f"ZooKeeper refuses a write: {cause!r}")
+            stat: ZnodeStat = results[0]
+            self._version = stat.version
+            self._heard(began)
 
     def _heard(self, asked_at: float) -> None:
         self._leads_until = asked_at + _LEAD_SHARE * self._session_s
 
     def _wait(self, answer: Any) -> Any:
-        """What ZooKeeper answers. Whoever waits longer than it leads has lost."""
+        """ZooKeeper's answer. Raises StoreLostError if it takes longer than the lead lasts."""
         try:
             return answer.get(timeout=max(0.0, self._leads_until - time.monotonic()))
         except TROUBLE as error:
-            raise StoreLostError(f"ZooKeeper does not answer as it should: {error!r}") from error
+            raise StoreLostError(f"ZooKeeper does not answer: {error!r}") from error
 
     def _path(self, member_id: str, under: str = "") -> str:
-        # Prefixed, since "." and ".." are no names in ZooKeeper.
+        # Prefixed: ZooKeeper does not allow "." and ".." as names.
         return f"{under or self._members}/m-{quote(member_id, safe='')}"
 
     @staticmethod
@@ -225,10 +223,10 @@ class ZooKeeperStore:
 
 
 def parts(change: Change, limit_bytes: int = _PART_BYTES) -> Iterator[Change]:
-    """A change in pieces that ZooKeeper takes, each with its revision; at least one.
+    """Split a change into parts that ZooKeeper accepts, each with its revision; at least one.
 
-    A reader of some of them has members newer than it should, and a revision that nobody was told of: whoever
-    asks for what happened since an earlier one gets a snapshot.
+    After some of the parts, a reader sees members newer than the stored revision, and a revision that was
+    never announced: a watcher that asks for later events gets a snapshot.
     """
     revision, forgotten = change.revision, change.forgotten_incarnation
     events: list[MemberEvent] = []

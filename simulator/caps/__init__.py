@@ -1,4 +1,4 @@
-"""Batch selection (CAPS) in simulated time: which waiting requests should run together, and what it is worth.
+"""Batch selection (CAPS) in simulated time: which waiting requests should run together, and the gain.
 
 Letters: N requests, W of them in the window, B in a batch, E logical experts, S expert servers.
 """

@@ -1,4 +1,4 @@
-"""One cell of a comparison: the same requests through several strategies. What a worker process computes."""
+"""One cell of a comparison: the same requests through several strategies, in a worker process."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import numpy as np
 from attention_client.scheduler import RequestQueue, strategy
 from attention_client.scheduler.cost import CostModel, ServerCost
 from eaas.errors import ConfigError
+from simulator.autoscaling.traffic import read_arrivals
 from simulator.caps.engine import simulate
 from simulator.caps.fit import BATCH_SIZE, COST, DOMAINS, RULES, WARM_UP, WINDOW_SIZE
 from simulator.caps.metrics import figures
 from simulator.caps.workload import Domains, RecordedDomains, Workload, bursty, from_times, poisson
-from simulator.traffic import read_arrivals
 
 __all__ = ["run_cell"]
 
@@ -37,22 +37,21 @@ def run_cell(
     """Simulate the cell.
 
     Args:
-        arrivals: `bursty` or `poisson`; with a trace whether its requests come in clusters of a domain or
-            not.
+        arrivals: `bursty` or `poisson`; with a trace: clustered by domain, or not.
         requests: N; a trace has its own number.
-        rate: Requests a second.
-        seed: Of all chance.
-        entries: Of each run a strategy and what it is told of loads: `predicted` or `true`.
+        rate: Requests per second.
+        seed: Seed of all random numbers.
+        entries: For each run a strategy and the loads it is given: `predicted` or `true`.
         trace: File with the times of arrivals.
         predicted_pairs: See `bursty`.
-        step_us: Batches run on expert servers, whose steps take these fixed, load and pair times, in
-            microseconds (`ServerCost`). None: the paper's execution model.
-        servers: How many share the experts evenly.
-        routing: Files of recorded traces, one for each domain. None: domains are drawn.
+        step_us: Fixed, load and pair time of an expert server's step, in microseconds (`ServerCost`). None:
+            the paper's execution model.
+        servers: Servers that share the experts evenly.
+        routing: Recorded routing traces, one per domain. None: domains are drawn.
 
     Returns:
-        JSON: `figures` in the order of the entries, `events`, `seconds` (of the processor, for the simulation
-        alone), and `correlation` of predicted and true loads, a mean over requests.
+        JSON: `figures` in the order of the entries, `events`, `seconds` (processor time of the simulation),
+        and `correlation` of predicted and true loads, mean over requests.
     """
     domains = DOMAINS if routing is None else RecordedDomains.of(DOMAINS, list(map(Path, routing)))
     if trace is not None:
@@ -68,7 +67,7 @@ def run_cell(
 
 
 def _server_cost(domains: Domains, step_us: Sequence[float], servers: int) -> ServerCost:
-    """Each expert on one server, in turn."""
+    """Cost with each expert on one server, dealt in turn."""
     if servers > domains.experts:
         raise ConfigError(f"{servers} servers: more than the {domains.experts} experts")
     shares_SE = np.zeros((servers, domains.experts))

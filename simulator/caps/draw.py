@@ -1,4 +1,4 @@
-"""The figures of a comparison: latency by rate, and what each strategy gains."""
+"""Plots of a comparison: latency by rate, and each strategy's gains."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _GAINS = (
 
 
 def can_draw() -> bool:
-    """Whether matplotlib is installed: it is an extra."""
+    """Whether matplotlib, an extra, is installed."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
 def draw_comparison(document: dict[str, Any], directory: Path) -> list[Path]:
-    """Write `p99` and `gains`, each as .pdf and .png, and say which files these are.
+    """Write `p99` and `gains` as .pdf and .png into an existing directory; return the files' paths.
 
     Args:
         document: Of `compare`.
-        directory: Where they are to lie; it exists.
+        directory: For the files.
     """
     figures = importlib.import_module("matplotlib.figure")
     patterns = [pattern for pattern in PATTERNS if pattern in document]

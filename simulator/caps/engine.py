@@ -22,11 +22,11 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Rules:
-    """When a batch is dispatched: the engine is idle, and enough requests wait or the tick comes.
+    """When an idle engine dispatches a batch: enough requests wait, or the tick comes.
 
     Attributes:
-        trigger: Waiting requests with which a batch goes at once.
-        tick_s: Otherwise it goes at the next multiple of this, in seconds, if any request waits.
+        trigger: Number of waiting requests for which a batch is dispatched at once.
+        tick_s: Otherwise at the next multiple of this, in seconds, if any request waits.
     """
 
     trigger: int = 16
@@ -35,14 +35,14 @@ class Rules:
 
 @dataclass(frozen=True)
 class Run:
-    """What a simulation came to.
+    """The result of a simulation.
 
     Attributes:
-        finish_s: When each request was finished, float64 (N,), in seconds.
-        latency_s: From its arrival to that, float64 (N,).
-        batches: The requests of each batch, in the order dispatched.
+        finish_s: End of each request, float64 (N,), in seconds.
+        latency_s: From arrival to end, float64 (N,).
+        batches: The requests of each batch, in the order of dispatch.
         batch_load_BE: The experts' load of each batch, float64 (batches, E).
-        events: How many were processed.
+        events: Number of processed events.
     """
 
     finish_s: Floats
@@ -56,11 +56,10 @@ def simulate(workload: Workload, queue: RequestQueue, cost: CostModel, rules: Ru
     """Run the requests of a workload to their end.
 
     Args:
-        workload: The requests. What they really load decides how long a batch takes; what is predicted is
-            all that the queue is told.
+        workload: The requests. True loads decide a batch's duration; the queue gets predicted ones.
         queue: Empty and new; its tickets are the requests' indices.
-        cost: The time of a batch.
-        rules: When a batch goes.
+        cost: Cost model of a batch.
+        rules: When a batch is dispatched.
     """
     arrivals: list[float] = workload.arrival_s.tolist()
     load_NE, predicted_NE = workload.load_NE, workload.predicted_NE
@@ -98,7 +97,7 @@ def simulate(workload: Workload, queue: RequestQueue, cost: CostModel, rules: Ru
                 now = tick_s
                 events += 1
                 go = True
-        # Step 3: a batch goes. Its end is an event, too.
+        # Step 3: dispatch a batch. Its end is an event, too.
         chosen = queue.take()
         load_E = load_NE[chosen].sum(axis=0)
         batch_s = cost.batch_s(load_E)

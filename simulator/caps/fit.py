@@ -1,7 +1,7 @@
-"""The parameters with which the table of CAPS is reproduced.
+"""The parameters that reproduce the table of CAPS.
 
-The paper publishes its results, not its generator: these values are *fitted* to its table of bursty
-arrivals, not read from its code. See docs/scheduling.md for the table and for what deviates.
+The paper publishes its results, not its generator: these values are *fitted* to its table of bursty arrivals.
+See docs/scheduling.md for the table and the deviations.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["BATCH_SIZE", "COST", "DOMAINS", "RULES", "WARM_UP", "WINDOW_SIZE", "
 BATCH_SIZE = 8
 WINDOW_SIZE = 32
 RULES = Rules(trigger=16, tick_s=0.1)
-# Fitted. The share of the first requests that is left out is what brings p50 and p90 to the paper's, too.
+# Fitted. Leaving out this share of the first requests matches p50 and p90 to the paper's, too.
 WARM_UP = 0.1
 COST = ImbalanceCost(base_s=0.03815, sensitivity=0.398)
 DOMAINS = Domains(
@@ -35,7 +35,7 @@ DOMAINS = Domains(
 
 
 def parameters() -> dict[str, Any]:
-    """All of them, as they stand in a document beside its results."""
+    """All parameters, for a document with results."""
     return {
         "fitted": True,
         "batch_size": BATCH_SIZE,

@@ -36,20 +36,20 @@ def compare(
     """Run the grid.
 
     Args:
-        requests: Of each run.
-        seeds: Each is a run.
-        rates: Requests a second.
+        requests: Requests of each run.
+        seeds: One run each.
+        rates: Requests per second.
         patterns: `bursty`, `poisson` or both.
-        strategies: Names; the baseline is added where it is missing.
-        processes: To use.
+        strategies: Names; the baseline is added if missing.
+        processes: Number of worker processes.
         done: Called after each of len(patterns) x len(rates) x len(seeds) cells.
         routing: See `run_cell`.
 
     Returns:
-        The document of the paper's `results.json`: `[pattern][rate][strategy]` with means and standard
-        deviations over the seeds (latencies in ms, throughput in requests/s), here also with halves of 95 %
-        confidence intervals, and `[pattern][rate]["_improvements"][strategy]` against the baseline.
-        `config` has the fitted parameters and the simulator's speed beside what the paper's has.
+        The format of the paper's `results.json`: `[pattern][rate][strategy]` with means and standard
+        deviations over the seeds (latencies in ms, throughput in requests/s), and
+        `[pattern][rate]["_improvements"][strategy]` against the baseline. In addition it has half-widths of
+        95 % confidence intervals, and in `config` the fitted parameters and the simulator's speed.
     """
     names = list(dict.fromkeys([*strategies, BASELINE]))
     cells = [

@@ -13,7 +13,7 @@ from simulator.caps.engine import Run
 
 __all__ = ["Figures", "figures", "half_width_95"]
 
-# Student's t, 97.5 %, by degrees of freedom; beyond, the normal distribution's is near enough.
+# Student's t, 97.5 %, by degrees of freedom; beyond the table the normal distribution is close enough.
 _T = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
     2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
@@ -23,12 +23,12 @@ _NORMAL = 1.96
 
 @dataclass(frozen=True)
 class Figures:
-    """One run's.
+    """Figures of one run.
 
     Attributes:
-        p50, p90, p99: Of the latencies, in milliseconds.
-        throughput: Finished requests a second, from the first arrival to the last end.
-        imbalance: Mean over batches of the cost model's.
+        p50, p90, p99: Percentiles of the latency, in milliseconds.
+        throughput: Finished requests per second, from the first arrival to the last end.
+        imbalance: The cost model's imbalance, mean over batches.
     """
 
     p50: float
@@ -42,9 +42,9 @@ def figures(run: Run, cost: CostModel, warm_up: float) -> Figures:
     """The figures of a run.
 
     Args:
-        run: It.
-        cost: By which it ran.
-        warm_up: Share of the requests, the first to come, whose latencies are left out.
+        run: The run.
+        cost: Its cost model.
+        warm_up: Share of the first requests, whose latencies are left out.
     """
     counted_s = run.latency_s[int(warm_up * len(run.latency_s)) :]
     p50, p90, p99 = (1e3 * np.percentile(counted_s, (50, 90, 99))).tolist()

@@ -1,7 +1,7 @@
-"""Whether a strategy can be left on: what it costs in calm and what it brings under overload.
+"""Judges whether a strategy can stay on: its cost in calm and its gain under overload.
 
-Beside it run first-come-first-served, the control `random`, and greedy variance; those that look at loads
-also with a perfect predictor.
+It is compared with first-come-first-served, the control `random`, and greedy variance; strategies that use
+loads also run with a perfect predictor.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ __all__ = ["CONTROL", "GREEDY", "PERFECT", "cells", "judge"]
 
 GREEDY = "greedy_variance"
 CONTROL = "random"
-# After a strategy's name: told the true loads.
+# Suffix of a strategy that is given the true loads.
 PERFECT = ", perfect predictor"
-# A rate at which nobody ever waits for requests, for the capacity.
+# A rate at which requests always wait, to measure the capacity.
 _FLOOD = 1e5
 
 Document = dict[str, Any]
@@ -45,26 +45,25 @@ def judge(
     processes: int,
     done: Callable[[], None],
 ) -> Document:
-    """Run the strategy at each load, as a share of what first-come-first-served can do.
+    """Run the strategy at each load, as a share of first-come-first-served's capacity.
 
     Args:
         name: The strategy.
-        requests: Of a run without a trace.
-        seeds: Each is a run.
+        requests: Requests of a run without a trace.
+        seeds: One run each.
         loads: Below 1, for all arrivals.
         overloads: Above 1, for bursty and Poisson arrivals.
-        traces: Files of arrivals; each is run with requests in clusters of a domain, and with independent
-            ones.
+        traces: Files of arrivals; each runs with requests clustered by domain, and with independent ones.
         predicted_pairs: See `bursty`.
         step_us, servers: See `run_cell`.
-        processes: To use.
+        processes: Number of worker processes.
         done: Called after each cell: see `cells`.
 
     Returns:
         JSON: `config`; `rows`, each with arrivals, load, FCFS's P99 in ms and the P99 reductions against it
-        in %, means over the seeds, with halves of 95 % confidence intervals; and `verdict`, for loads as
-        predicted and perfectly predicted: the worst row in calm, and the least share of greedy's gain under
-        overload; and how well predictions correlate with the truth.
+        in %, means over the seeds, with half-widths of 95 % confidence intervals; and `verdict`, for
+        predicted and for true loads: the worst row in calm, the least share of greedy's gain under overload,
+        and the correlation of predicted and true loads.
     """
     entries = [
         (BASELINE, "true"),
@@ -135,7 +134,7 @@ def judge(
 
 
 def cells(seeds: int, loads: int, overloads: int, traces: int) -> int:
-    """How many cells `judge` runs."""
+    """Number of cells that `judge` runs."""
     return seeds * len(PATTERNS) * (loads * (1 + traces) + overloads)
 
 
@@ -146,7 +145,7 @@ def _capacity(
     step_us: Sequence[float] | None,
     servers: int,
 ) -> float:
-    """What first-come-first-served finishes in a second if requests are always there."""
+    """Requests per second that first-come-first-served finishes if requests always wait."""
     entries = [(BASELINE, "true")]
     runs = [
         run_cell(pattern, requests, _FLOOD, seed, entries, step_us=step_us, servers=servers)
@@ -156,20 +155,20 @@ def _capacity(
 
 
 def _reductions(labels: Sequence[str], p99_NA: npt.NDArray[np.float64]) -> Document:
-    """Of the means over N seeds, of each alternative against the first; and half of the 95 % interval."""
+    """Reduction of each alternative against the first, from means over N seeds, and its half-width."""
     base_N = p99_NA[:, 0]
     reductions, halves = {}, {}
     for label, value_N in zip(labels, p99_NA[:, 1:].T, strict=True):
         ratio = value_N.mean() / base_N.mean()
         reductions[label] = round(100 * float(1 - ratio), 1)
-        # Of a ratio of means, by the delta method.
+        # Ratio of means, by the delta method.
         half = half_width_95(((value_N - ratio * base_N) / base_N.mean()).tolist())
         halves[label] = None if half is None else round(100 * half, 1)
     return {"p99_reduction_pct": reductions, "p99_reduction_ci95_pct": halves}
 
 
 def _verdict(name: str, rows: Sequence[Document], correlation: float) -> Document:
-    """What decides, with and without a perfect predictor."""
+    """The deciding figures, with and without a perfect predictor."""
 
     def worst(label: str) -> Document:
         row = min(

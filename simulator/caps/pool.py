@@ -1,4 +1,4 @@
-"""Cells over processes. Each is a process of its own that is spoken to in lines of JSON."""
+"""Runs cells in worker processes, which exchange lines of JSON with this one."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def run_cells(
 
     Args:
         cells: Arguments of `run_cell`.
-        processes: How many run at a time; with one they run in this process.
+        processes: Cells that run at a time; with one they run in this process.
         done: Called after each, from any thread.
 
     Raises:
-        ConfigError: As by `run_cell`.
+        ConfigError: See `run_cell`.
         EaasError: A worker process ended.
     """
     processes = min(processes, len(cells))
@@ -56,7 +56,7 @@ def run_cells(
 
 
 class _Workers:
-    """A worker process for each thread that asks."""
+    """One worker process per calling thread."""
 
     def __init__(self) -> None:
         self._own = threading.local()
@@ -69,18 +69,18 @@ class _Workers:
 
     def __exit__(self, *_: object) -> None:
         for process in self._all:
-            # The end of its input ends it.
+            # A worker ends with its input.
             process.communicate()
 
     def kill(self) -> None:
-        """End all now."""
+        """Kill all workers."""
         with self._guard:
             self._killed = True
             for process in self._all:
                 process.kill()
 
     def ask(self, cell: Cell) -> dict[str, Any]:
-        """The result of a cell, by this thread's process."""
+        """Run a cell in this thread's process."""
         process = self._mine()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -110,7 +110,7 @@ class _Workers:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     text=True,
-                    # Ctrl-C is for the parent, which then ends its workers.
+                    # Only the parent gets Ctrl-C; it then ends its workers.
                     process_group=0,
                 )
                 self._all.append(process)

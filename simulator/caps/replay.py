@@ -1,4 +1,4 @@
-"""A recorded queue, once more: the same history through the same objects, or through another strategy."""
+"""Replays a recorded queue through the live queue's code, with the same or another strategy."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ __all__ = ["Replay", "replay"]
 
 @dataclass(frozen=True)
 class Replay:
-    """What was chosen then and now.
+    """Recorded and replayed choices.
 
     Attributes:
-        settings: Of the queue that was replayed.
-        recorded: The tickets of each choice, as recorded.
-        choices: Those of the replay.
-        requests: That came.
+        settings: Settings of the replayed queue.
+        recorded: The tickets of each recorded choice.
+        choices: Choices of the replay.
+        requests: Number of requests.
         seconds: From the first line to the last, as recorded.
-        predicted_s: Sum of the costs of the choices, as the cost models of the time predict them.
+        predicted_s: Sum of the choices' costs, by the cost models in force at the time.
     """
 
     settings: QueueSettings
@@ -39,7 +39,7 @@ class Replay:
 
     @property
     def same(self) -> int:
-        """Choices of the very same requests in the same order."""
+        """Number of choices with the same requests in the same order."""
         pairs = zip(self.recorded, self.choices, strict=True)
         return sum(then == now.tickets for then, now in pairs)
 
@@ -49,10 +49,10 @@ def replay(path: Path, other: str | None = None) -> Replay:
 
     Args:
         path: Of a recording.
-        other: Strategy in place of the recorded one. Then other requests are left at each time.
+        other: Replaces the recorded strategy; the queue then holds other requests at each time.
 
     Raises:
-        ConfigError: It is no recording, or the strategy is unknown; or a line says what cannot have happened.
+        ConfigError: The file is no recording or has an impossible line, or the strategy is unknown.
     """
     settings, cost, events = read_recording(path)
     if other is not None:
@@ -74,7 +74,7 @@ def replay(path: Path, other: str | None = None) -> Replay:
 
 
 class _Run:
-    """A queue that lives through a history once more."""
+    """A queue during a replay."""
 
     def __init__(self, settings: QueueSettings, cost: CostModel) -> None:
         self._queue, self._cost = settings.queue(cost), cost
@@ -84,7 +84,7 @@ class _Run:
         self.predicted_s = 0.0
 
     def step(self, event: dict[str, Any]) -> None:
-        """Let one thing happen."""
+        """Apply an event."""
         if "add" in event:
             self._waiting[self._queue.add(event["load"])] = event["load"]
         elif "take" in event:

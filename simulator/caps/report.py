@@ -15,7 +15,7 @@ __all__ = ["print_comparison", "print_fits", "print_judgement"]
 
 
 def print_comparison(document: dict[str, Any]) -> None:
-    """A table for each pattern, a line for each strategy."""
+    """Print a table for each pattern, with a line for each strategy."""
     console = Console()
     for pattern in PATTERNS:
         if pattern in document:
@@ -28,7 +28,7 @@ def print_comparison(document: dict[str, Any]) -> None:
 
 
 def _table(document: dict[str, Any], pattern: str) -> Table:
-    """P99 at each rate, as a change against the baseline's; the rest at the highest rate."""
+    """P99 at each rate, relative to the baseline; other figures at the highest rate."""
     rates = list(document[pattern])
     table = Table(box=None, title=f"{pattern}: P99 by rate", title_justify="left")
     table.add_column("")
@@ -50,12 +50,12 @@ def _table(document: dict[str, Any], pattern: str) -> Table:
 
 
 def _change(reduction_pct: float) -> str:
-    """A reduction as a change; adding zero keeps none from being shown as -0.0."""
+    """A reduction as a change; `0.0 -` avoids showing -0.0."""
     return f"{0.0 - reduction_pct:+.1f} %"
 
 
 def print_judgement(document: dict[str, Any]) -> None:
-    """A line for each arrivals and load, then the verdict."""
+    """Print a line for each pattern and load, then the verdict."""
     console = Console()
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in document["rows"]:
@@ -72,7 +72,7 @@ def print_judgement(document: dict[str, Any]) -> None:
             changes = (_change(row["p99_reduction_pct"][label]) for label in labels)
             table.add_row(f"{row['load']:g}", f"{row['fcfs_p99_ms']:.0f} ms", *changes)
         console.print(table)
-    print("P99 against FCFS, less is better; (perfect): told the true loads")
+    print("P99 against FCFS, less is better; (perfect): with the true loads")
     verdict = document["verdict"]
     for told, worst in verdict["worst_in_calm"].items():
         share = verdict["share_of_greedy_gain_pct"][told]
@@ -88,7 +88,7 @@ def print_judgement(document: dict[str, Any]) -> None:
 
 
 def print_fits(document: list[dict[str, Any]]) -> None:
-    """A line for each fit."""
+    """Print a line for each fit."""
     table = Table(box=None)
     for column in document[0]:
         table.add_column(column)

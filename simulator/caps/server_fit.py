@@ -1,4 +1,4 @@
-"""The times of `ServerCost`, fitted to what `eaas bench experts` measured of our own kernels."""
+"""Fits the times of `ServerCost` to measurements of our kernels by `eaas bench experts`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Step:
 
     Attributes:
         active: Experts with tokens.
-        pairs: Tokens times experts of each.
-        seconds: It took.
+        pairs: (token, expert) pairs.
+        seconds: Its duration.
     """
 
     active: float
@@ -34,7 +34,7 @@ class Step:
 
 @dataclass(frozen=True)
 class ServerFit:
-    """fixed_s + max(load_s x active, pair_s x pairs), in seconds, and how far it is off.
+    """The model fixed_s + max(load_s x active, pair_s x pairs), in seconds, and its error.
 
     Attributes:
         fixed_s, load_s, pair_s: See `attention_client.scheduler.cost.ServerCost`.
@@ -48,9 +48,9 @@ class ServerFit:
 
 
 def fit_steps(steps: Sequence[Step]) -> ServerFit:
-    """Least squares of relative errors; no time comes out negative.
+    """Non-negative least squares of relative errors.
 
-    Tried for each way to part the calls into those bound by weights and those bound by pairs.
+    Tries each way to split the calls into those bound by weights and those bound by pairs.
     """
     by_pairs = sorted(steps, key=lambda step: step.pairs)
     fits = [_fit(by_pairs, loads) for loads in range(len(by_pairs) + 1)]
@@ -58,10 +58,10 @@ def fit_steps(steps: Sequence[Step]) -> ServerFit:
 
 
 def read_fits(path: Path) -> list[tuple[dict[str, str], ServerFit]]:
-    """Of a document of `eaas bench experts --json` each shape, dtype and kernel, and its fit.
+    """Fits for each shape, dtype and kernel in a document of `eaas bench experts --json`.
 
     Raises:
-        ConfigError: It is no such document, or has too few batch sizes.
+        ConfigError: The file is no such document, or has too few batch sizes.
     """
     try:
         document = json.loads(path.read_text())
@@ -83,14 +83,14 @@ def read_fits(path: Path) -> list[tuple[dict[str, str], ServerFit]]:
 
 
 def _step(row: dict[str, Any]) -> Step:
-    """The benchmark sends each token to top-k experts, all equally likely."""
+    """A row's call; the benchmark sends each token to top-k experts, all equally likely."""
     _, _, experts, top_k = (int(word) for word in row["shape"].split(","))
     active = experts * (1 - (1 - top_k / experts) ** row["tokens"])
     return Step(active, row["tokens"] * top_k, row["ms"] / 1e3)
 
 
 def _fit(by_pairs: Sequence[Step], loads: int) -> ServerFit:
-    """With the first so many bound by weights, the rest by pairs."""
+    """Fit with the first `loads` calls bound by weights, the rest by pairs."""
     terms = np.array(
         [
             (1.0, step.active, 0.0) if place < loads else (1.0, 0.0, step.pairs)

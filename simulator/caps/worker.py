@@ -1,6 +1,6 @@
 """A worker process: a cell as a line of JSON on standard input, its result as a line on standard output.
 
-It ends with its input, so none is left behind by a parent that was killed.
+It ends with its input, so a killed parent leaves no worker behind.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main() -> None:
         try:
             print(json.dumps(answer), flush=True)
         except BrokenPipeError:
-            # The parent is gone, so nobody waits for this; nor for what is written at the end.
+            # The parent is gone: discard this answer and what Python flushes at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return
 

@@ -1,8 +1,8 @@
-"""Requests: when they come, and what they load the experts with.
+"""Workloads: arrival times of requests, and their loads of the experts.
 
-A request belongs to a semantic *domain*, in which a few experts are hot. Neither traces nor any public data
-carry expert ids with arrival times, so loads are drawn; the parameters are fitted to the results of CAPS
-(`fit.py`). Which experts a domain likes may be taken from recorded routing instead.
+A request belongs to a semantic *domain*, in which a few experts are hot. No public data has expert ids with
+arrival times, so loads are drawn; the parameters are fitted to the results of CAPS (`fit.py`).
+Hot experts can come from recorded routing instead.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eaas.errors import TraceError
-from eaas.trace.readers import read_trace
+from simulator.traces.readers import read_trace
 
 __all__ = [
     "PATTERNS",
@@ -38,9 +38,9 @@ class Workload:
     """Requests, by arrival.
 
     Attributes:
-        arrival_s: Not falling, float64 (N,), in seconds.
+        arrival_s: Ascending, float64 (N,), in seconds.
         load_NE: Tokens of each request on each expert, float64 (N, E).
-        predicted_NE: What the scheduler is told of them, likewise.
+        predicted_NE: The same as given to the scheduler.
     """
 
     arrival_s: Floats
@@ -50,17 +50,17 @@ class Workload:
 
 @dataclass(frozen=True)
 class Domains:
-    """Where requests' tokens go.
+    """Distribution of requests' tokens over experts.
 
     Attributes:
         experts: E.
-        domains: How many there are, all equally likely.
-        hot: Experts that are hot in a domain, drawn for each.
-        hot_weight: How much likelier a hot expert is than another.
-        tokens: Of a request.
+        domains: Number of domains, all equally likely.
+        hot: Hot experts of a domain, drawn for each.
+        hot_weight: Likelihood of a hot expert relative to another.
+        tokens: Tokens of a request.
         top_k: Experts of a token.
         burst_mean: Requests in a row of one domain: mean of a geometric distribution.
-        burst_speed: In a burst requests come that much faster than on average; a pause makes up for it.
+        burst_speed: Arrival rate in a burst relative to the average; a pause makes up for it.
     """
 
     experts: int
@@ -79,7 +79,7 @@ class Domains:
         arrival_s: Floats,
         predicted_pairs: int | None,
     ) -> Workload:
-        """Requests of those domains; see `bursty` for the rest."""
+        """Draw requests of these domains; see `bursty` for the rest."""
         chance_NLE = self.chances(rng)[domain_N]
         pairs = self.tokens * self.top_k
         load_NE = _flat(rng.multinomial(pairs, chance_NLE))
@@ -90,22 +90,21 @@ class Domains:
         return Workload(arrival_s, load_NE, predicted_NE)
 
     def chances(self, rng: np.random.Generator) -> Floats:
-        """How likely each expert of a layer is, by domain: (D, L, E); drawn ones have one layer."""
+        """Probability of each expert of a layer, by domain: (D, L, E); drawn ones have one layer."""
         weight_DE = np.ones((self.domains, self.experts))
         for weight_E in weight_DE:
             weight_E[rng.choice(self.experts, self.hot, replace=False)] = self.hot_weight
         return _shares(weight_DE[:, None])
 
     def clusters(self, rng: np.random.Generator, requests: int) -> tuple[Ints, Ints]:
-        """Requests that come in bursts: the domain of each (N,), and the length of the burst that ended
-        just before it.
+        """Requests in bursts: the domain of each (N,), and the length of the burst that ended just before it.
 
-        The second is 0 for all but the first request of a burst, and for the very first.
+        The second is 0 except for the first requests of bursts, and 0 for the very first.
         """
         lengths: list[int] = []
         while sum(lengths) < requests:
-            # Each 64 bursts have one length of each 64th of the geometric distribution, so that runs differ
-            # little.
+            # Stratified: each 64 bursts have one length from each 64th of the distribution, so that runs
+            # differ little.
             share = (rng.permutation(64) + rng.random(64)) / 64
             lengths += (
                 np.ceil(np.log1p(-share) / math.log1p(-1 / self.burst_mean)).astype(int).tolist()
@@ -118,17 +117,17 @@ class Domains:
 
 @dataclass(frozen=True, eq=False)
 class RecordedDomains(Domains):
-    """Domains of which traces were recorded; `experts` are those of all layers side by side.
+    """Domains with recorded traces; `experts` counts the experts of all layers.
 
     Attributes:
-        chance_DLE: How likely each expert of a layer is, by domain; nothing is drawn.
+        chance_DLE: Probability of each expert of a layer, by domain; not drawn.
     """
 
     chance_DLE: Floats
 
     @classmethod
     def of(cls, drawn: Domains, paths: Sequence[Path]) -> RecordedDomains:
-        """One domain for each trace; tokens and bursts as `drawn` has them.
+        """One domain for each trace; tokens and bursts as in `drawn`.
 
         Raises:
             TraceError: A trace cannot be read, has a layer without load, or another shape than the first.
@@ -170,15 +169,15 @@ def _flat(count_NLE: Ints) -> Floats:
 def bursty(
     domains: Domains, requests: int, rate: float, seed: int, predicted_pairs: int | None = None
 ) -> Workload:
-    """Bursts of one domain each; after each a pause in proportion to its length.
+    """Bursts of one domain each, followed by a pause in proportion to their length.
 
     Args:
-        domains: Of which loads are drawn.
+        domains: Loads are drawn from these.
         requests: N.
-        rate: Requests a second on average.
-        seed: Of everything that is drawn.
-        predicted_pairs: The prediction is another sample of the request's domain, of so many pairs of a
-            token and an expert. None: what is predicted is what is loaded.
+        rate: Mean requests per second.
+        seed: Seed of all random numbers.
+        predicted_pairs: The prediction is another sample from the request's domain, of this many (token,
+            expert) pairs. None: the prediction is the true load.
     """
     rng = np.random.default_rng([seed, PATTERNS.index("bursty")])
     domain_N, ended_N = domains.clusters(rng, requests)

@@ -1,4 +1,4 @@
-"""Clusters whose servers can be made slow or stuck, and a network that loses what it is told to."""
+"""Clusters with slow, hanging or cut-off servers, and clients that make layer calls without a model."""
 
 from __future__ import annotations
 
@@ -24,23 +24,24 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from attention_client.cluster import Cluster
-from attention_client.metrics import ClientMetrics
+from attention_client.telemetry.metrics import ClientMetrics
 from eaas.checkpoint import Checkpoint
 from eaas.config import AttentionClientConfig
 from eaas.errors import EaasError
-from eaas.grpc_client import channel
-from eaas.local import LocalCluster
-from eaas.local.nursery import Nursery
-from eaas.local.process import ChildProcess, wait_ready
+from eaas.net.grpc_client import channel
 from eaas.rpc.v1 import monitor_pb2 as pb
 from eaas.rpc.v1 import monitor_pb2_grpc
 from eaas.types import MemberState
+from eaas_cli.local import LocalCluster
+from eaas_cli.local.fork_server import ForkServer
+from eaas_cli.local.process import ChildProcess, wait_ready
 from lone_process import LoneClient
 from network_faults import PATIENCE_S, Namespace, Proxy
+from waiting import eventually
 
 
 class Throttle:
-    """How slow one server is (`faulty_server`)."""
+    """Control of one `faulty_server`: how slow it computes, and how many batches it began and ended."""
 
     def __init__(self, path: Path) -> None:
         if not path.exists():
@@ -55,12 +56,12 @@ class Throttle:
         self.slow(math.inf)
 
     def reset(self) -> None:
-        """Fast, and nothing was begun: for the next life of a server that was killed."""
+        """Full speed and zero counters, before a killed server is restarted."""
         self._control[:] = bytes(24)
 
     @property
     def batches(self) -> tuple[int, int]:
-        """Begun and ended."""
+        """Batches begun and ended."""
         begun, ended = struct.unpack_from("<qq", self._control, 8)
         return begun, ended
 
@@ -72,7 +73,7 @@ class Throttle:
 
 @pytest.fixture
 def namespace() -> Iterator[Namespace]:
-    """Skips where there can be none."""
+    """A network namespace; the test is skipped if none can be made."""
     if os.geteuid() != 0:
         pytest.skip("needs root")
     if shutil.which("ip") is None:
@@ -86,14 +87,14 @@ def namespace() -> Iterator[Namespace]:
 
 
 class FaultyCluster(LocalCluster):
-    """Its expert servers are `faulty_server`s.
+    """A cluster whose expert servers are `faulty_server`s.
 
     Attributes:
-        options: For each of them.
-        ports: Of those that are to keep theirs.
-        proxied: Those that reach the monitor through a proxy.
-        proxies: Of these.
-        namespaces: Those that have a network of their own.
+        options: Options of every expert server.
+        ports: Fixed ports, by server.
+        proxied: Servers that reach the monitor through a proxy.
+        proxies: Those proxies, by server.
+        namespaces: Network namespaces, by server.
     """
 
     options: tuple[str, ...]
@@ -112,7 +113,6 @@ class FaultyCluster(LocalCluster):
         arguments = (*arguments, *self._config_flags, *self.options, *port)
         with pytest.MonkeyPatch.context() as patch:
             if namespace := self.namespaces.get(name):
-                # A network of the test's own.
                 arguments = (*arguments, "--host", namespace.server_host, "--insecure")
                 patch.setenv("FAULTY_SERVER_NETWORK", namespace.path)
             child = self._faulty(name, arguments)
@@ -128,13 +128,13 @@ class FaultyCluster(LocalCluster):
 
     def _faulty(self, name: str, arguments: Sequence[str]) -> ChildProcess:
         return ChildProcess(
-            name, arguments, self.log_dir, module="faulty_server", nursery=self._nursery
+            name, arguments, self.log_dir, module="faulty_server", fork_server=self._fork_server
         )
 
 
 @pytest.fixture
 def throttles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Throttle]:
-    """The throttle of a server, by its name."""
+    """Give the throttle of a server, by its name."""
     directory = tmp_path / "throttles"
     directory.mkdir()
     monkeypatch.setenv("FAULTY_SERVERS", str(directory))
@@ -150,9 +150,9 @@ def throttles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
 
 @pytest.fixture
 def faulty_cluster(
-    throttles: Callable[[str], Throttle], tmp_path: Path, nursery: Nursery
+    throttles: Callable[[str], Throttle], tmp_path: Path, fork_server: ForkServer
 ) -> Iterator[Callable[..., FaultyCluster]]:
-    """Starts clusters of faulty servers; the test is the client."""
+    """Start clusters of faulty servers; the test is the client."""
     with ExitStack() as stack:
 
         def start(
@@ -165,7 +165,11 @@ def faulty_cluster(
             **more: Any,
         ) -> FaultyCluster:
             cluster = FaultyCluster(
-                model, log_dir=tmp_path / "logs", attention_client=False, nursery=nursery, **more
+                model,
+                log_dir=tmp_path / "logs",
+                attention_client=False,
+                fork_server=fork_server,
+                **more,
             )
             cluster.options, cluster.ports = options, ports or {}
             cluster.proxied, cluster.proxies = proxied, {}
@@ -179,7 +183,7 @@ def faulty_cluster(
 
 
 class Client:
-    """An attention client without a model: it makes layer calls."""
+    """An attention client without a model: it only makes layer calls."""
 
     def __init__(self, cluster: LocalCluster, **config: Any) -> None:
         shape = Checkpoint.open(cluster.model).shape
@@ -190,21 +194,14 @@ class Client:
         self.shape = shape
 
     def wait(self, servers: int) -> None:
-        """Until so many servers are connected, and every expert has one."""
+        """Wait until so many servers are connected and every expert is covered."""
         self.cluster.wait_until_covered(PATIENCE_S)
         self.until(lambda: self.cluster.view().usable_S().sum() == servers)
 
-    @staticmethod
-    def until(condition: Callable[[], Any]) -> Any:
-        """Waits for it; gives what it said."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not (found := condition()):
-            assert time.monotonic() < deadline, "did not happen"
-            time.sleep(0.01)
-        return found
+    until = staticmethod(eventually)
 
     def layer(self, tokens: int = 8, seed: int = 0, layer: int = 0) -> torch.Tensor:
-        """One call; the same arguments are the same call."""
+        """Make one layer call; equal arguments make equal calls."""
         dice = torch.Generator().manual_seed(seed)
         x_TH = torch.randn(tokens, self.shape.hidden_size, generator=dice)
         order_TE = torch.rand(tokens, self.shape.num_experts, generator=dice).argsort(dim=1)
@@ -213,13 +210,13 @@ class Client:
         return self.cluster.layer_call(layer, x_TH, ids_TK, scores_TK, None)
 
     def count(self, name: str, **labels: str) -> float:
-        """A counter."""
+        """The value of a counter."""
         return self.metrics.registry.get_sample_value(name, labels) or 0.0
 
 
 @pytest.fixture
 def join() -> Iterator[Callable[..., Client]]:
-    """Makes clients that leave with the test."""
+    """Make clients that close with the test."""
     with ExitStack() as stack:
 
         def start(cluster: LocalCluster, servers: int = 3, **config: Any) -> Client:
@@ -234,7 +231,7 @@ def join() -> Iterator[Callable[..., Client]]:
 
 @dataclass
 class Calls:
-    """What happened to calls of one kind, made one after another by several clients."""
+    """Results of repeated layer calls of several clients."""
 
     seconds: list[float] = field(default_factory=list)
     errors: list[EaasError] = field(default_factory=list)
@@ -243,7 +240,7 @@ class Calls:
 
 @pytest.fixture
 def calling() -> Callable[..., Any]:
-    """While the context lasts clients call layers, each in a thread; every answer must be right."""
+    """Clients call a layer in a loop, one thread each, during the context; every answer must be right."""
 
     @contextlib.contextmanager
     def call(*clients: Client, pause_s: float = 0.005) -> Iterator[Calls]:
@@ -276,12 +273,17 @@ def calling() -> Callable[..., Any]:
     return call
 
 
-class Story:
-    """What the monitor says of members, in order: (id, incarnation, state, reason), and when."""
+class MemberLog:
+    """Member events from a monitor's Watch stream, in order.
+
+    Attributes:
+        events: Member id, incarnation, state and reason of each event.
+        times: When each event arrived.
+    """
 
     def __init__(self, monitor_address: str) -> None:
-        self.told: list[tuple[str, int, MemberState, str]] = []
-        self.told_at: list[float] = []
+        self.events: list[tuple[str, int, MemberState, str]] = []
+        self.times: list[float] = []
         self._channel = channel(monitor_address)
         self._call = monitor_pb2_grpc.MonitorServiceStub(self._channel).Watch(
             pb.WatchRequest(knows_left=True)
@@ -295,20 +297,21 @@ class Story:
                 if response.WhichOneof("kind") == "event":
                     member, reason = response.event.member, response.event.reason
                     state = MemberState.from_number(member.state)
-                    self.told_at.append(time.monotonic())
-                    self.told.append((member.id, member.incarnation, state, reason))
+                    self.times.append(time.monotonic())
+                    self.events.append((member.id, member.incarnation, state, reason))
         except grpc.RpcError:
             return
 
-    def about(self, member_id: str) -> list[tuple[MemberState, str]]:
-        """What is said of a member: states and why.
+    def changes(self, member_id: str) -> list[tuple[MemberState, str]]:
+        """States of a member with their reasons.
 
-        Without the suspicions that end as soon as it is heard again: a busy machine holds any process up for
+        A suspicion that ends with the next heartbeat is left out: a busy machine can delay any process by
         half a second.
         """
-        told = [(state, reason) for name, _, state, reason in tuple(self.told) if name == member_id]
         found: list[tuple[MemberState, str]] = []
-        for state, reason in told:
+        for name, _, state, reason in tuple(self.events):
+            if name != member_id:
+                continue
             if found and found[-1][1].startswith("silent for ") and state is not MemberState.DEAD:
                 found.pop()
                 if reason in ("heard again", "registered again"):
@@ -318,15 +321,16 @@ class Story:
             found.pop()
         return found
 
-    def of(self, member_id: str) -> list[MemberState]:
-        """States of a member (`about`), each once until the next."""
-        states = [state for state, _ in self.about(member_id)]
+    def states(self, member_id: str) -> list[MemberState]:
+        """States of a member (see `changes`) without repeats."""
+        states = [state for state, _ in self.changes(member_id)]
         return [s for i, s in enumerate(states) if i == 0 or states[i - 1] is not s]
 
-    def when(self, member_id: str, incarnation: int, wanted: MemberState) -> float | None:
-        """When a life of a member first was in a state."""
-        for (*life, state, _), at in zip(tuple(self.told), tuple(self.told_at), strict=False):
-            if life == [member_id, incarnation] and state is wanted:
+    def first_time(self, member_id: str, incarnation: int, wanted: MemberState) -> float | None:
+        """When an incarnation of a member was first reported in a state."""
+        events = zip(tuple(self.events), tuple(self.times), strict=False)
+        for (name, number, state, _), at in events:
+            if (name, number, state) == (member_id, incarnation, wanted):
                 return at
         return None
 
@@ -337,21 +341,21 @@ class Story:
 
 
 @pytest.fixture
-def story() -> Iterator[Callable[[LocalCluster], Story]]:
-    """Listens to a cluster's monitor from now on."""
+def watch_members() -> Iterator[Callable[[LocalCluster], MemberLog]]:
+    """Record a cluster's member events from now on."""
     with ExitStack() as stack:
 
-        def listen(cluster: LocalCluster) -> Story:
-            told = Story(cluster.monitor_address)
-            stack.callback(told.close)
-            return told
+        def watch(cluster: LocalCluster) -> MemberLog:
+            log = MemberLog(cluster.monitor_address)
+            stack.callback(log.close)
+            return log
 
-        yield listen
+        yield watch
 
 
 @pytest.fixture
 def free_port() -> int:
-    """One that nobody else is given for now: below the range of ports that the kernel hands out."""
+    """A free port below the kernel's ephemeral range, so that nothing else is given it meanwhile."""
     for port in range(20_000 + os.getpid() % 10_000, 32_000):
         with socket.socket() as probe:
             try:
@@ -364,8 +368,8 @@ def free_port() -> int:
 
 @pytest.fixture
 def through_proxies(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
-    """While the context lasts, clients connect to servers through proxies; gives those by address."""
-    from attention_client import connecting
+    """Clients that connect within the context go through proxies; yields those by server address."""
+    from attention_client.connections import opening as connecting
 
     with ExitStack() as stack:
 
@@ -388,12 +392,12 @@ def through_proxies(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., A
 
 
 @pytest.fixture
-def lone_client(tmp_path: Path, nursery: Nursery) -> Iterator[Callable[..., LoneClient]]:
-    """Starts one, which ends with the test."""
+def lone_client(tmp_path: Path, fork_server: ForkServer) -> Iterator[Callable[..., LoneClient]]:
+    """Start lone clients, which end with the test."""
     with ExitStack() as stack:
 
         def start(cluster: Any, transport: str, how: str) -> LoneClient:
-            client = LoneClient(cluster, transport, how, tmp_path, nursery)
+            client = LoneClient(cluster, transport, how, tmp_path, fork_server)
             stack.callback(client.end)
             client.wait_for("ready")
             return client

@@ -1,4 +1,4 @@
-"""`eaas chaos run`, short: row 37 of the fault contract. `make soak` is the long one."""
+"""Row 37 of the fault contract: a short `eaas chaos run`. `make soak` is the long one."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from eaas.chaos import run_chaos
-from eaas.chaos.run import Settings
-from eaas.local.interrupt import Interrupt
-from eaas.local.nursery import Nursery
+from eaas_cli.chaos import run_chaos
+from eaas_cli.chaos.run import Settings
+from eaas_cli.local.fork_server import ForkServer
+from eaas_cli.local.interrupt import Interrupt
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 
 
 def test_row_37_random_faults_under_load(
-    checkpoint: object, nursery: Nursery, capsys: pytest.CaptureFixture[str]
+    checkpoint: object, fork_server: ForkServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Row 37: an hour of random faults under load, seeded: resident memory, descriptors and slots flat; every
     answer right. (8 seconds here; `make soak` for longer.)
@@ -36,7 +36,7 @@ def test_row_37_random_faults_under_load(
             Settings(seed=1, seconds=8.0, kinds=kinds),
             interrupt=interrupt,
             say=said.append,
-            nursery=nursery,
+            fork_server=fork_server,
         )
     assert document["violations"] == [], said
     requests = document["requests"]
@@ -52,7 +52,7 @@ def test_row_37_random_faults_under_load(
 
 
 def namespaces(pid: int) -> list[Path]:
-    """Those that a process made and that are there: others may be another test's."""
+    """Existing namespaces of one process; others may belong to another test."""
     number = re.compile(r"eaas-(\d+)").fullmatch
     own = {(pid + 997 * i) % (1 << 14) for i in range(3)}
     return [
@@ -62,10 +62,11 @@ def namespaces(pid: int) -> list[Path]:
     ]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("when", ["it starts", "a fault"])
 def test_ctrl_c_leaves_nothing_behind(when: str, tmp_path: Path) -> None:
     with subprocess.Popen(
-        [sys.executable, "-m", "eaas", "chaos", "run", "--minutes", "5", "--rate", "2"],
+        [sys.executable, "-m", "eaas_cli", "chaos", "run", "--minutes", "5", "--rate", "2"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -80,10 +81,10 @@ def test_ctrl_c_leaves_nothing_behind(when: str, tmp_path: Path) -> None:
             time.sleep(0.05)
         if when == "a fault":
             assert run.stderr.readline() == "warming up ...\n"
-            # Into the first faults, which are not told.
+            # The first faults, which the command does not announce.
             time.sleep(0.8)
         family = process.children(recursive=True)
-        # As root; nobody else may make one.
+        # Only root may make namespaces.
         assert namespaces(run.pid) or os.geteuid() != 0 or when == "it starts"
         run.send_signal(signal.SIGINT)
         _, told = run.communicate(timeout=60)
@@ -91,6 +92,6 @@ def test_ctrl_c_leaves_nothing_behind(when: str, tmp_path: Path) -> None:
     assert "Traceback" not in told
     _, alive = psutil.wait_procs(family, timeout=5)
     assert not alive
-    # The one is torch's own.
+    # Torch makes this directory.
     assert {path.name for path in tmp_path.iterdir()} <= {"torchinductor_root"}
     assert namespaces(run.pid) == []

@@ -1,4 +1,4 @@
-"""What servers do about clients that die, or sleep for longer than their lease."""
+"""Clients that die while they hold slots, or sleep for longer than their lease."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 from eaas.types import MemberState
 from lone_process import LoneClient
 
-pytestmark = [pytest.mark.chaos, pytest.mark.alone, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 SERVING, SUSPECT, DEAD = MemberState.SERVING, MemberState.SUSPECT, MemberState.DEAD
 LONE, SERVER = "lone-client", "expert-server-0"
-# The detection window, and what a busy machine adds to it.
-W_S, NEWS_S = 2.0, 1.25
+# The detection window, and a delay by other tests on the machine (row 1 has a strict bound).
+W_S, NEWS_S = 2.0, 6.0
 
 
 @pytest.mark.parametrize("transport", ["shm", "grpc"])
@@ -26,7 +26,7 @@ def test_row_13_a_client_killed_while_it_holds_slots(
     faulty_cluster: Callable[..., Any],
     throttles: Callable[[str], Any],
     join: Callable[..., Any],
-    story: Callable[..., Any],
+    watch_members: Callable[..., Any],
     lone_client: Callable[..., LoneClient],
     transport: str,
 ) -> None:
@@ -34,22 +34,22 @@ def test_row_13_a_client_killed_while_it_holds_slots(
     cluster = faulty_cluster(checkpoint(), servers=1, redundancy=1, options=("--slots", "4"))
     throttle = throttles(SERVER)
     throttle.hang()
-    told = story(cluster)
+    log = watch_members(cluster)
     lone = lone_client(cluster, transport, "at-once")
     waiting = join(cluster, 0)
-    # One is computed, two wait in their slots; and there is no slot for anybody else.
+    # One request is computed, two wait in their slots, and no slot is free for another client.
     waiting.until(lambda: throttle.computing)
     lone.wait_for("asked")
     waiting.until(lambda: "no 4 free slots of 4" in waiting.cluster.missing())
     began = throttle.batches[0]
     lone.signal(signal.SIGKILL)
     killed_at = time.monotonic()
-    dead_at = waiting.until(lambda: told.when(LONE, 1, DEAD))
+    dead_at = waiting.until(lambda: log.first_time(LONE, 1, DEAD))
     assert dead_at - killed_at < W_S + NEWS_S
-    # The batch at hand keeps its slot from being handed out; what waited behind it is never computed.
+    # The current batch keeps its slot from being granted again; the requests behind it are never computed.
     throttle.slow(0.0)
     waiting.wait(1)
-    assert throttle.batches == (began, began), "its work was dropped"
+    assert throttle.batches == (began, began), "the dead client's queued requests must be dropped"
     (connection,) = waiting.cluster.view().connections
     assert connection._link.generation == 2
     waiting.layer()
@@ -58,39 +58,39 @@ def test_row_13_a_client_killed_while_it_holds_slots(
 
 
 def in_flight(client: Any) -> int:
-    """Requests that the server has, as it tells the monitor."""
+    """Requests in flight at the server, as it reports to the monitor."""
     return client.cluster.session.ask_members(5.0)[SERVER].in_flight
 
 
-@pytest.mark.parametrize("transport", ["shm", "grpc"])
+@pytest.mark.parametrize("transport", ["shm", pytest.param("grpc", marks=pytest.mark.nightly)])
 def test_a_client_that_slept_for_longer_than_its_lease_goes_on(
     checkpoint: Callable[..., Path],
     faulty_cluster: Callable[..., Any],
     join: Callable[..., Any],
-    story: Callable[..., Any],
+    watch_members: Callable[..., Any],
     calling: Callable[..., Any],
     lone_client: Callable[..., LoneClient],
     transport: str,
 ) -> None:
-    """Its slots are others' by then: it writes into none of them, and gets new ones as a new incarnation."""
+    """Its slots belong to others by then: it writes into none of them and gets new ones."""
     cluster = faulty_cluster(checkpoint(), servers=2, redundancy=2, options=("--slots", "8"))
-    told = story(cluster)
+    log = watch_members(cluster)
     lone = lone_client(cluster, transport, "on-and-on")
     first = join(cluster, 2, transport=transport)
     first.until(lambda: lone.answers > 20)
     with calling(first):
         lone.signal(signal.SIGSTOP)
-        first.until(lambda: told.when(LONE, 1, DEAD))
-        # There is room for two clients, so these are the slots that the sleeper had.
+        first.until(lambda: log.first_time(LONE, 1, DEAD))
+        # The server has slots for two clients, so these are the sleeper's former slots.
         second = join(cluster, 2, transport=transport)
         with calling(second) as calls:
             second.until(lambda: len(calls.seconds) > 20)
             lone.signal(signal.SIGCONT)
-            first.until(lambda: told.when(LONE, 2, SERVING))
+            first.until(lambda: log.first_time(LONE, 2, SERVING))
             made = len(calls.seconds)
             second.until(lambda: len(calls.seconds) > made + 50)
         second.cluster.close()
         answers = lone.answers
         first.until(lambda: lone.answers > answers + 20)
     assert lone.running
-    assert told.of(LONE)[-1] is SERVING
+    assert log.states(LONE)[-1] is SERVING

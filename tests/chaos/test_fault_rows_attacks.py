@@ -1,13 +1,10 @@
-"""Row 34 of the fault contract: a server's port under attack, while honest clients go on."""
+"""Row 34 of the fault contract: a server's port under attack while honest clients go on."""
 
 from __future__ import annotations
 
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,45 +13,26 @@ import psutil
 import pytest
 import torch
 
-from eaas.grpc_client import channel
-from eaas.grpc_secret import proof
-from eaas.grpc_server import METADATA_BYTES
+from eaas.net.grpc_client import channel
+from eaas.net.grpc_secret import proof
+from eaas.net.grpc_server import METADATA_BYTES
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.rpc.v1 import expert_pb2_grpc
+from helper_process import running
 
-pytestmark = [pytest.mark.chaos, pytest.mark.alone, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
 
-# Of each kind a second; a burst of resets has a hundred of them.
+# Attacks of each kind per second; one burst of resets has a hundred.
 PACE = 20
-ROUNDS = 5
+LEAST_ROUNDS, MOST_ROUNDS = 3, 9
 WINDOW_S = 1.2
 MOST_GROWTH_BYTES = 64 << 20
 PATIENCE_S = 30.0
 
 
-@contextmanager
-def attack(address: str) -> Iterator[None]:
-    attacker = subprocess.Popen(
-        [sys.executable, "-m", "attacker", address, str(PACE)], stdout=subprocess.PIPE
-    )
-    try:
-        assert attacker.stdout is not None
-        assert attacker.stdout.readline() == b"attacking\n"
-        yield
-        assert attacker.poll() is None
-    finally:
-        attacker.kill()
-        attacker.wait()
-        assert attacker.stdout is not None
-        attacker.stdout.close()
-
-
-@pytest.mark.parametrize("transport", ["grpc"])
+@pytest.mark.alone
 def test_row_34_honest_clients_under_attack(
-    checkpoint: Callable[..., Path],
-    start_cluster: Callable[..., Any],
-    join: Callable[..., Any],
-    transport: str,
+    checkpoint: Callable[..., Path], start_cluster: Callable[..., Any], join: Callable[..., Any]
 ) -> None:
     """Row 34: rapid reset, thousands of streams, slow readers, huge metadata: caps hold; honest p99 at most
     2 times; memory bounded.
@@ -62,11 +40,11 @@ def test_row_34_honest_clients_under_attack(
     cluster = start_cluster(checkpoint(), servers=1, redundancy=1, attention_client=False)
     server = cluster.children["expert-server-0"]
     process = psutil.Process(server.pid)
-    client = join(cluster, 1, transport=transport)
+    client = join(cluster, 1, transport="grpc")
     expected_TH = client.layer()
 
     def window() -> float:
-        """p99 of what calls take, milliseconds."""
+        """p99 of the calls of a window, in milliseconds."""
         took, until = [], time.monotonic() + WINDOW_S
         while time.monotonic() < until:
             began = time.monotonic()
@@ -79,20 +57,21 @@ def test_row_34_honest_clients_under_attack(
 
     window()
     files, memory = process.num_fds(), process.memory_info().rss
-    # In turns: whatever else the machine does is in both.
-    rounds = []
-    for _ in range(ROUNDS):
+    # In turns, so that other load on the machine is in both. More rounds if it disturbed the first ones.
+    rounds: list[tuple[float, float]] = []
+    times = float("inf")
+    while len(rounds) < LEAST_ROUNDS or (times > 2 and len(rounds) < MOST_ROUNDS):
         quiet = window()
-        with attack(str(server.address)):
+        with running("attacker", str(server.address), str(PACE), ready="attacking"):
             rounds.append((window() / quiet, quiet))
-    times = statistics.median(ratio for ratio, _ in rounds)
+        times = statistics.median(ratio for ratio, _ in rounds)
     usual = statistics.median(quiet for _, quiet in rounds)
     print(f"p99 of a layer call: {usual:.2f} ms, under attack {times:.2f} times that")
     assert times <= 2
     assert process.memory_info().rss < memory + MOST_GROWTH_BYTES
     deadline = time.monotonic() + PATIENCE_S
     while process.num_fds() > files + 2:
-        assert time.monotonic() < deadline, "connections of the attacker are left"
+        assert time.monotonic() < deadline, "connections of the attacker are still open"
         time.sleep(0.1)
     assert client.count("eaas_failovers_total", reason="lost") == 0
 
@@ -120,13 +99,13 @@ def test_row_34_caps_are_told(
             exhausted = grpc.StatusCode.RESOURCE_EXHAUSTED
             assert refusal(bytes(20 << 20)) is exhausted, name
             assert refusal(b"", ("x", "a" * METADATA_BYTES)) is exhausted, name
-            # No message at all: what gRPC's own table of statuses calls it.
+            # Bytes that are no message: gRPC itself answers INTERNAL.
             assert refusal(b"\xff" * 10) is grpc.StatusCode.INTERNAL, name
             unknown = line.unary_unary("/eaas.rpc.v1.MonitorService/Nothing")
             with pytest.raises(grpc.RpcError) as caught:
                 unknown(b"", timeout=10, metadata=shown)
             assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    # Streams beyond a connection's share wait at their sender; others' connections do not notice.
+    # Streams beyond a connection's share wait at their sender; other connections are not affected.
     address = str(cluster.children["balancer"].address)
     with channel(address) as greedy, channel(address) as modest:
         watch = greedy.unary_stream("/eaas.rpc.v1.BalancerService/WatchPlacement")
@@ -138,7 +117,7 @@ def test_row_34_caps_are_told(
         assert threads < 64 + 60
         for call in held:
             call.cancel()
-    # Slots, which are fewer than anything else: none is granted for ever to whoever only asks.
+    # Slots are scarce: a request for an absurd number is refused.
     address = str(cluster.children["expert-server-0"].address)
     with channel(address) as line:
         stub = expert_pb2_grpc.ExpertServiceStub(line)

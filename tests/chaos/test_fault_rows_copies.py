@@ -1,4 +1,4 @@
-"""Row 39 of the fault contract: servers whose copy of the checkpoint is damaged. Real processes."""
+"""Row 39 of the fault contract: servers with a damaged copy of the checkpoint, on real processes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import torch
 
 from damaged_copy import damage, damaged_copy, expert_keys
 from eaas.errors import EaasError
-from eaas.local import LocalCluster
-from eaas.local.nursery import Nursery
-from eaas.local.process import ChildProcess, stop_all, wait_ready
 from eaas.types import MemberState
+from eaas_cli.local import LocalCluster
+from eaas_cli.local.fork_server import ForkServer
+from eaas_cli.local.process import ChildProcess, stop_all, wait_ready
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
 
@@ -27,21 +27,21 @@ PATIENCE_S = 60.0
 
 @dataclass
 class Parts:
-    """A cluster whose processes a test starts one by one."""
+    """A cluster whose processes the test starts one by one."""
 
     model: Path
     monitor_address: str
 
 
 @pytest.fixture
-def by_hand(nursery: Nursery) -> Iterator[Callable[..., ChildProcess]]:
-    """Starts expert servers as a person does, with a checkpoint of their own or none."""
+def by_hand(fork_server: ForkServer) -> Iterator[Callable[..., ChildProcess]]:
+    """Start expert servers as an operator does, with or without their own checkpoint."""
     with ExitStack() as stack:
 
         def start(cluster: LocalCluster | Parts, name: str, model: Path | None) -> ChildProcess:
             words = ["expert-server", "--id", name, "--join", cluster.monitor_address]
             words += ["--model", str(model)] if model else []
-            child = ChildProcess(name, words, None, nursery=nursery)
+            child = ChildProcess(name, words, None, fork_server=fork_server)
             stack.callback(stop_all, [child], at_once=True)
             return child
 
@@ -49,19 +49,21 @@ def by_hand(nursery: Nursery) -> Iterator[Callable[..., ChildProcess]]:
 
 
 @pytest.fixture
-def running(nursery: Nursery) -> Iterator[Callable[..., LocalCluster]]:
-    """Starts clusters; the test is the client."""
+def running(fork_server: ForkServer) -> Iterator[Callable[..., LocalCluster]]:
+    """Start clusters; the test is the client."""
     with ExitStack() as stack:
 
         def start(model: Path, **options: Any) -> LocalCluster:
-            cluster = LocalCluster(model, attention_client=False, nursery=nursery, **options)
+            cluster = LocalCluster(
+                model, attention_client=False, fork_server=fork_server, **options
+            )
             return stack.enter_context(cluster)
 
         yield start
 
 
 def refused(child: ChildProcess, *named: str) -> None:
-    """It ends with exit code 2 before it serves, and says why in one line."""
+    """It ends with exit code 2 before it serves, with one line that names the reason."""
     with pytest.raises(EaasError) as caught:
         wait_ready([child], PATIENCE_S)
     why = str(caught.value)
@@ -74,13 +76,13 @@ def refused(child: ChildProcess, *named: str) -> None:
 
 
 def states(client: Any, name: str) -> list[MemberState]:
-    """Of a member, now."""
+    """The current state of a member, or nothing."""
     members = client.cluster.session.view.members
     return [members[name].state] if name in members else []
 
 
 def layers(client: Any) -> list[torch.Tensor]:
-    """Calls that ask for every expert of the model."""
+    """One call for each layer, with every expert of the model."""
     return [client.layer(tokens=64, layer=layer) for layer in range(client.shape.num_layers)]
 
 
@@ -89,7 +91,7 @@ def assert_right(client: Any, expected: list[torch.Tensor]) -> None:
         assert torch.allclose(found_TH, expected_TH, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("arch", ["qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize("arch", ["qwen3_moe", pytest.param("gpt_oss", marks=pytest.mark.nightly)])
 def test_row_39_a_damaged_copy_joins_a_cluster_that_serves(
     arch: str,
     checkpoint: Callable[..., Path],
@@ -113,7 +115,7 @@ def test_row_39_a_damaged_copy_joins_a_cluster_that_serves(
     after = client.cluster.placement
     assert after.servers == before.servers
     assert (after.holds_LSE == before.holds_LSE).all()
-    # A copy that is right is taken, by the same name.
+    # An intact copy is accepted under the same name.
     wait_ready([by_hand(cluster, "damaged", model)], PATIENCE_S)
     client.wait(3)
     assert_right(client, expected)
@@ -135,30 +137,30 @@ def test_row_39_one_bit_after_a_server_and_the_balancer_were_lost(
         cluster.children[name].signal(signal.SIGKILL)
     cluster.restart("balancer")
     copy = damaged_copy(model, tmp_path / "copy", expert_keys(model)[-1:])
-    # It is to hold every expert: there are two servers, and each expert is to be on two.
+    # With two live servers and redundancy 2 it would hold every expert.
     child = by_hand(cluster, "damaged", copy)
     refused(child, expert_keys(model)[-1], f"expert {client.shape.num_experts - 1}")
     assert_right(client, expected)
 
 
-@pytest.mark.parametrize("place", [0, 2])
+@pytest.mark.parametrize("place", [0, pytest.param(2, marks=pytest.mark.nightly)])
 def test_row_39_a_damaged_copy_among_the_servers_of_a_cold_start(
     place: int,
     checkpoint: Callable[..., Path],
     running: Callable[..., LocalCluster],
     by_hand: Callable[..., ChildProcess],
     join: Callable[..., Any],
-    nursery: Nursery,
+    fork_server: ForkServer,
     tmp_path: Path,
 ) -> None:
-    """Row 39: nothing is known where all load at once: the copy that the others contradict is refused."""
+    """Row 39: at a cold start nothing is known: the copy that the others contradict is refused."""
     model = checkpoint()
     copy = damaged_copy(model, tmp_path / "copy", expert_keys(model))
     expected = layers(join(running(model, servers=1, redundancy=1), 1))
     with ExitStack() as stack:
 
         def start(name: str, *words: str) -> ChildProcess:
-            child = ChildProcess(name, words, None, nursery=nursery)
+            child = ChildProcess(name, words, None, fork_server=fork_server)
             stack.callback(stop_all, [child], at_once=True)
             return child
 
@@ -183,7 +185,7 @@ def test_row_39_weights_by_peers_of_which_one_has_a_damaged_copy(
     tmp_path: Path,
 ) -> None:
     """Row 39: a server without a checkpoint takes no wrong bytes from a peer: it asks another one, and is
-    refused where all of them send the same.
+    refused if all peers send the same.
     """
     model = checkpoint()
     first, second = (shutil.copytree(model, tmp_path / name) for name in ("first", "second"))
@@ -192,7 +194,7 @@ def test_row_39_weights_by_peers_of_which_one_has_a_damaged_copy(
     expected = layers(client)
     wait_ready([by_hand(cluster, "second", second)], PATIENCE_S)
     client.wait(2)
-    # What it serves was read before; what it sends is read again.
+    # The server read its own experts before the damage; it reads again what it sends.
     damage(first, expert_keys(first))
     wait_ready([by_hand(cluster, "guest", None)], PATIENCE_S)
     client.wait(3)

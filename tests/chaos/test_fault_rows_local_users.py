@@ -1,4 +1,4 @@
-"""Row 43: on loopback without TLS a cluster is its user's alone."""
+"""Row 43 of the fault contract: on loopback without TLS, only the cluster's own user has access."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ import grpc
 import httpx
 import pytest
 
-from eaas import server_records, user_files
-from eaas.grpc_client import channel
+from eaas import user_files
+from eaas.net import server_records
+from eaas.net.grpc_client import channel
 from eaas.rpc.v1 import monitor_pb2, monitor_pb2_grpc
 
 ROOT = Path(__file__).parents[2]
@@ -28,11 +29,11 @@ needs_root = pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv"
 )
 
-# Whatever a stranger calls, by gRPC itself and by this project's channel, with the secrets that it makes up.
+# A stranger's calls, through plain gRPC and through this project's channel, with made-up secrets.
 ATTACK = """
 import itertools, json, sys
 import grpc
-from eaas.grpc_client import channel
+from eaas.net.grpc_client import channel
 from eaas.rpc.v1 import (balancer_pb2 as b, balancer_pb2_grpc as bg, expert_pb2 as e, expert_pb2_grpc as eg,
                          monitor_pb2 as m, monitor_pb2_grpc as mg)
 monitor, balancer, server = sys.argv[1:]
@@ -70,7 +71,7 @@ for (name, (address, stub, method, request)), how in itertools.product(attacks.i
         break
 print(json.dumps(told))
 """
-# Listens where a server of the cluster did, and prints what its callers show.
+# Listens on the address of a dead server and prints the credentials that callers show.
 SQUAT = """
 import sys
 from concurrent import futures
@@ -109,7 +110,7 @@ def test_row_43_another_user_of_the_machine_is_refused(
     children = cluster.children
     addresses = [str(children[n].address) for n in ("monitor", "balancer", "expert-server-0")]
 
-    # No call but that for a server's health.
+    # Every call but the health check is refused.
     with as_another(ATTACK, *addresses) as attacker:
         told = json.loads(attacker.communicate(timeout=120)[0])
     assert set(told.values()) == {"UNAUTHENTICATED"}, told
@@ -122,7 +123,7 @@ def test_row_43_another_user_of_the_machine_is_refused(
     completion = {"prompt": "a", "max_tokens": 2}
     assert httpx.post(f"{cluster.endpoint}/v1/completions", json=completion, timeout=60).is_success
 
-    # Neither the records, nor whatever the kernel tells of the processes.
+    # Another user can read neither the records nor the processes' environment.
     place = user_files.place()
     assert place is not None
     secret = server_records.cluster_secret(addresses[0])
@@ -135,7 +136,7 @@ def test_row_43_another_user_of_the_machine_is_refused(
         assert secret.encode() not in Path(f"/proc/{child.pid}/cmdline").read_bytes()
         assert secret not in "".join(p.read_text() for p in cluster.log_dir.glob("*.log"))
 
-    # The page: no buttons without the operator's token.
+    # The dashboard shows no buttons without the operator's token.
     token = server_records.find(cluster.endpoint.removeprefix("http://"))
     assert token is not None
     with httpx.Client(base_url=cluster.endpoint, timeout=60, follow_redirects=True) as http:
@@ -145,18 +146,18 @@ def test_row_43_another_user_of_the_machine_is_refused(
         assert "Read-only" not in http.get(f"/operator/{token.secret}/").text
         assert "Read-only" not in http.get("/").text
 
-    # Whoever takes a dead server's port does not learn the secret, and passes for nobody.
+    # A process that takes a dead server's port does not learn the secret and cannot act as that server.
     os.kill(children["monitor"].pid, signal.SIGKILL)
     children["monitor"].reap(10)
     with as_another(SQUAT, addresses[0]) as squatter:
         assert squatter.stdout is not None
         assert squatter.stdout.readline() == "listens\n"
-        time.sleep(3)
+        time.sleep(2.5)  # Members try to register again meanwhile.
         with channel(addresses[0]) as line, pytest.raises(grpc.RpcError) as refusal:
             monitor_pb2_grpc.MonitorServiceStub(line).Register(monitor_pb2.RegisterRequest())
         assert refusal.value.code() is grpc.StatusCode.UNAVAILABLE
         heard, _ = squatter.communicate(timeout=20)
     assert heard == ""
-    # Serving went on, and a monitor that comes back there has the secret.
+    # Serving goes on, and a monitor that returns there has the secret.
     assert httpx.post(f"{cluster.endpoint}/v1/completions", json=completion, timeout=60).is_success
     assert server_records.monitor_secret(addresses[0]) == secret

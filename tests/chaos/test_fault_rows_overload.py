@@ -1,4 +1,4 @@
-"""Row 24 of the fault contract: more than servers can do."""
+"""Row 24 of the fault contract: ten times the load that the servers can take."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def same(out_TH: torch.Tensor, expected_TH: torch.Tensor) -> bool:
 
 
 class Callers:
-    """Threads that call a layer one time after another, for a while."""
+    """Threads that call a layer in a loop for some seconds, and their results."""
 
     def __init__(self, clients: list[Any], threads: int, seconds: float) -> None:
         self.right = self.wrong = 0
@@ -72,8 +72,8 @@ def test_row_24_ten_times_overload(
     """Row 24: 10 times overload: bounded queues, push-back, goodput at least 80 % of the peak, retries at
     most 10 %.
 
-    Four clients have all slots of each server. One call at a time for each of them is what there is without
-    overload; the peak is the better of that and of a call for each slot; then there are ten calls for each.
+    Four clients own all slots of each server. The peak goodput is the better of one call at a time for each
+    client and of one call for each slot; the overload is ten calls at a time for each client.
     """
     cluster = faulty_cluster(checkpoint())
     clients = [join(cluster, layer_timeout_s=3.0) for _ in range(4)]
@@ -92,19 +92,19 @@ def test_row_24_ten_times_overload(
     assert not peak.wrong
     assert not over.wrong
     assert over.right >= 0.8 * peak.right, (over.right, peak.right)
-    # Slots are the queue: whoever finds none waits, and is told so if that lasts.
+    # The slots are the queue: a call without a slot waits, and fails with a typed error in the end.
     assert over.most_in_flight <= slots
     assert all(isinstance(error, ExpertsUnavailableError) for error in over.errors)
     assert again <= 0.1 * sent, (again, sent)
     for server in SERVERS:
         throttles(server).reset()
     after = Callers(clients, len(clients), 0.5)
-    assert after.right > 5, "it is over when it is over"
+    assert after.right > 5, "the cluster must recover after the overload"
     assert not after.errors
 
 
 def sums(clients: list[Any]) -> tuple[float, float]:
-    """Answers, and parts of calls that were sent once more."""
+    """Requests that ended, and requests that were sent again."""
     answered = sum(
         getattr(server, kind)
         for client in clients

@@ -1,4 +1,4 @@
-"""Rows of the fault contract about what comes in: numbers, shapes and files. Real processes."""
+"""Rows 20, 21 and 26 of the fault contract: non-finite numbers, wrong shapes, damaged files."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import torch
 
 from eaas.checkpoint import Checkpoint
 from eaas.errors import EaasError, WrongRequestError
-from eaas.grpc_client import channel
-from eaas.local import LocalCluster
-from eaas.local.nursery import Nursery
-from eaas.local.process import ChildProcess, stop_all, wait_ready
+from eaas.net.grpc_client import channel
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.rpc.v1 import expert_pb2_grpc
 from eaas.versions import SLOTS
+from eaas_cli.local import LocalCluster
+from eaas_cli.local.fork_server import ForkServer
+from eaas_cli.local.process import ChildProcess, stop_all, wait_ready
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
 
@@ -29,10 +29,10 @@ PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def cluster(checkpoint: Callable[..., Path], nursery: Nursery) -> Iterator[LocalCluster]:
-    """None of what is sent to it here changes it."""
+def cluster(checkpoint: Callable[..., Path], fork_server: ForkServer) -> Iterator[LocalCluster]:
+    """One cluster for all tests: no request here changes it."""
     with LocalCluster(
-        checkpoint(), servers=2, redundancy=2, attention_client=False, nursery=nursery
+        checkpoint(), servers=2, redundancy=2, attention_client=False, fork_server=fork_server
     ) as cluster:
         yield cluster
 
@@ -42,7 +42,7 @@ def test_row_20_nan_or_inf_in_one_token(
     cluster: LocalCluster, join: Callable[..., Any], transport: str
 ) -> None:
     """Row 20: NaN or Inf in one token: stays in that row; batch neighbours unchanged; counted."""
-    # One server gets everything, so that the order of summation is the same.
+    # One server gets all requests, so that the order of summation does not change.
     client = join(cluster, 2, transport=transport, dispatch="weights")
     dice = torch.Generator().manual_seed(4)
     x_TH = torch.randn(16, client.shape.hidden_size, generator=dice)
@@ -76,11 +76,11 @@ def test_row_21_wrong_hidden_size_or_dtype(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Row 21: wrong hidden size or dtype: INVALID_ARGUMENT; not retried; not held against the server."""
-    from attention_client import connection as connection_module
+    from attention_client.connections import connection as connection_module
 
     client = join(cluster, 2, transport=transport)
     expected_TH = client.layer()
-    # Here, before anything is sent.
+    # Refused by the client, before anything is sent.
     narrow_TH = torch.zeros(4, client.shape.hidden_size // 2)
     few_TK, one_TK = torch.zeros(4, 1, dtype=torch.int64), torch.ones(4, 1)
     with pytest.raises(WrongRequestError, match="hidden size"):
@@ -88,7 +88,7 @@ def test_row_21_wrong_hidden_size_or_dtype(
     doubled_TH = torch.zeros(4, client.shape.hidden_size, dtype=torch.float64)
     with pytest.raises(WrongRequestError, match="float64"):
         client.cluster.layer_call(0, doubled_TH, few_TK, one_TK, None)
-    # There: a client that does not know better.
+    # Refused by the server: a client without that check.
     sent: list[int] = []
     changes: dict[str, int] = {}
     plain = connection_module.RequestHeader.pack_into
@@ -104,7 +104,7 @@ def test_row_21_wrong_hidden_size_or_dtype(
             patch.setattr(connection_module.RequestHeader, "pack_into", forged)
             with pytest.raises(WrongRequestError, match=r"refused a request of layer 0"):
                 client.layer(tokens=1)
-        # A token's experts may be two servers': each is asked once.
+        # A token's experts may be on two servers: each is asked once.
         assert 1 <= len(sent) <= 2
     for reason in ("slow", "failures"):
         assert client.count("eaas_ejections_total", reason=reason) == 0
@@ -125,8 +125,8 @@ def test_row_21_a_client_of_another_hidden_size_is_not_connected(cluster: LocalC
         hidden_size=shape.hidden_size + 1,
         model_digest=shape.digest,
     )
-    with channel(str(cluster.children["expert-server-0"].address)) as line:
-        stub = expert_pb2_grpc.ExpertServiceStub(line)
+    with channel(str(cluster.children["expert-server-0"].address)) as opened:
+        stub = expert_pb2_grpc.ExpertServiceStub(opened)
         with pytest.raises(grpc.RpcError, match="hidden size") as caught:
             stub.Connect(request)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -150,7 +150,7 @@ def _bloated(model: Path) -> None:
 
 
 def _corrupted(model: Path) -> None:
-    """A tensor that claims to be elsewhere."""
+    """The header gives a tensor the wrong length."""
     shard = _shard(model)
     data = shard.read_bytes()
     (length,) = struct.unpack_from("<Q", data)
@@ -180,7 +180,7 @@ def _pickled(model: Path) -> None:
 def test_row_26_a_checkpoint_that_is_damaged_is_refused_before_serving(
     cluster: LocalCluster,
     join: Callable[..., Any],
-    nursery: Nursery,
+    fork_server: ForkServer,
     tmp_path: Path,
     damage: Callable[[Path], None],
     named: str,
@@ -193,7 +193,7 @@ def test_row_26_a_checkpoint_that_is_damaged_is_refused_before_serving(
     model = Path(shutil.copytree(cluster.model, tmp_path / "damaged"))
     damage(model)
     words = ["expert-server", "--id", "damaged", "--join", cluster.monitor_address]
-    child = ChildProcess("damaged", [*words, "--model", str(model)], None, nursery=nursery)
+    child = ChildProcess("damaged", [*words, "--model", str(model)], None, fork_server=fork_server)
     try:
         with pytest.raises(EaasError, match=named) as caught:
             wait_ready([child], PATIENCE_S)

@@ -1,7 +1,6 @@
-"""The row of the fault contract about releases that serve together, quoted by its tests.
+"""Row 30 of the fault contract: releases of different versions in one cluster. Each test quotes its row.
 
-The next release is this one, told to speak one version more: what will differ is not known yet, how two
-releases agree is.
+The "next release" is this one with one more protocol version: only the negotiation can be tested in advance.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ import pytest
 
 from eaas import versions
 from eaas.errors import EaasError
-from eaas.local.nursery import Nursery
-from eaas.local.process import ChildProcess, wait_ready
 from eaas.types import MemberState
+from eaas_cli.local.fork_server import ForkServer
+from eaas_cli.local.process import ChildProcess, wait_ready
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 SERVERS = tuple(f"expert-server-{i}" for i in range(3))
@@ -28,7 +27,7 @@ UNKNOWN = versions.Versions(NOW + 6, NOW + 6)
 
 
 def speaking(monkeypatch: pytest.MonkeyPatch, spoken: versions.Versions) -> None:
-    """From now on processes that are started, and clients in this one, speak these versions."""
+    """Processes started from now on, and clients in this process, speak these versions."""
     monkeypatch.setenv("SPOKEN_VERSIONS", f"{spoken.oldest}-{spoken.newest}")
     for contract in ("CONTROL_PLANE", "SLOTS"):
         monkeypatch.setattr(versions, contract, spoken)
@@ -63,7 +62,7 @@ def test_row_30_releases_with_other_versions_in_a_rolling_upgrade(
     with calling(old) as calls:
         with monkeypatch.context() as patch:
             patch.setenv("SPOKEN_VERSIONS", f"{NEXT.oldest}-{NEXT.newest}")
-            # At first the next release's server with this one's monitor and client.
+            # First a server of the next release with this release's monitor and client.
             upgrade(SERVERS[0], signal.SIGTERM)
             serves(SERVERS[0])
             upgrade("monitor", signal.SIGKILL)
@@ -73,16 +72,16 @@ def test_row_30_releases_with_other_versions_in_a_rolling_upgrade(
             upgrade(SERVERS[2], signal.SIGTERM)
             serves(SERVERS[2])
         old.wait(3)
-        # A client of the next release, while the other one goes on.
+        # A client of the next release next to the old one.
         with monkeypatch.context() as patch:
             speaking(patch, NEXT)
             new = join(cluster)
         before = len(calls.seconds)
         with calling(new):
             old.until(lambda: len(calls.seconds) > before + 20)
-    lives = {m.id: m for m in old.cluster.session.ask_members(5.0).values()}
-    assert all(lives[name].state is MemberState.SERVING for name in SERVERS)
-    assert [lives[name].incarnation for name in SERVERS] == [2, 2, 2]
+    members = {m.id: m for m in old.cluster.session.ask_members(5.0).values()}
+    assert all(members[name].state is MemberState.SERVING for name in SERVERS)
+    assert [members[name].incarnation for name in SERVERS] == [2, 2, 2]
 
 
 def test_row_30_an_unknown_major_version_is_refused_at_the_handshake(
@@ -90,7 +89,7 @@ def test_row_30_an_unknown_major_version_is_refused_at_the_handshake(
     faulty_cluster: Callable[..., Any],
     join: Callable[..., Any],
     calling: Callable[..., Any],
-    nursery: Nursery,
+    fork_server: ForkServer,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
@@ -103,14 +102,14 @@ def test_row_30_an_unknown_major_version_is_refused_at_the_handshake(
         with monkeypatch.context() as patch:
             patch.setenv("SPOKEN_VERSIONS", f"{UNKNOWN.oldest}-{UNKNOWN.newest}")
             late = ChildProcess(
-                "late-server", arguments, tmp_path, module="faulty_server", nursery=nursery
+                "late-server", arguments, tmp_path, module="faulty_server", fork_server=fork_server
             )
         why = f"in version {UNKNOWN.newest} of the control plane, this monitor speaks version {NOW}"
         with pytest.raises(EaasError, match=why):
             wait_ready([late], 60)
         assert late.reap(60)
         assert late.process.returncode == 2
-        # A client whose slots alone are of another version: it is a member, and gets none.
+        # A client with another slot version: it becomes a member but is granted no slots.
         with monkeypatch.context() as patch:
             patch.setattr(versions, "SLOTS", UNKNOWN)
             refused = join(cluster, 0).cluster

@@ -1,8 +1,9 @@
-"""`docker compose up`, on a real engine: containers that are killed, added, taken away while requests run."""
+"""`docker compose up` on a real engine: containers are killed, added and removed while requests run."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import signal
 import subprocess
@@ -14,13 +15,16 @@ from urllib.parse import urlsplit
 import pytest
 
 from browser import chromium, open_page
-from compose_box import ROOT, Compose, Load, until, why_not
+from compose_box import PATIENCE_S, ROOT, Compose, Load, why_not
+from waiting import eventually
 
 pytestmark = [
     pytest.mark.compose,
     pytest.mark.usefixtures("engine"),
     pytest.mark.timeout(1800),
 ]
+
+until = functools.partial(eventually, patience_s=PATIENCE_S)
 
 SERVICES = {
     "attention-client": 1,
@@ -38,7 +42,7 @@ def engine() -> None:
 
 @pytest.fixture(scope="module")
 def model(checkpoint: Callable[[], Path]) -> Path:
-    """In float32, for equal answers; the containers' user may read it."""
+    """A float32 checkpoint (answers must be equal) that the containers' user may read."""
     path = checkpoint()
     path.chmod(0o755)
     for file in path.iterdir():
@@ -48,7 +52,7 @@ def model(checkpoint: Callable[[], Path]) -> Path:
 
 @contextlib.contextmanager
 def cluster(*more: str, model: Path | None = None) -> Iterator[Compose]:
-    """One that is healthy; of it nothing is left."""
+    """A healthy cluster that leaves nothing behind."""
     compose = Compose("deploy/compose.yaml", *more, "tests/compose/patient.yaml", model=model)
     try:
         compose.up("--build")
@@ -71,7 +75,7 @@ def test_as_it_comes() -> None:
         assert '"finish_reason":"length"' in done.stdout
 
 
-# -- a story in one cluster: each chapter leaves it as the next one needs it --------------------------
+# -- one cluster for these tests, in this order ------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -101,15 +105,15 @@ def test_everything_is_healthy(compose: Compose) -> None:
 
 
 def test_the_page(compose: Compose) -> None:
-    """Everything on it comes out of the container, a chat is answered, and nobody is an operator."""
+    """It loads from the container alone, answers a chat, and shows no operator's buttons."""
     with chromium() as browser, open_page(browser, compose.endpoint) as watched:
         for name in compose.servers():
             watched.part("members").locator("tr", has_text=name).wait_for()
-        watched.page.get_by_label("Tokens at most").fill("8")
+        watched.page.get_by_label("Max tokens").fill("8")
         watched.page.get_by_label("Message").fill("And the king said")
         watched.page.get_by_role("button", name="Send", exact=True).click()
         watched.part("answer").locator("[data-servers]").first.wait_for()
-        assert watched.part("operate-said").count() == 0
+        assert watched.part("operate-status").count() == 0
         assert watched.page.get_by_role("button", name=re.compile("Kill|Scale")).count() == 0
         assert watched.hosts == {urlsplit(compose.endpoint).netloc}
         assert watched.complaints == []
@@ -149,7 +153,7 @@ def test_a_container_that_is_killed(compose: Compose, load: Load) -> None:
         until(lambda: compose.servers()[name]["state"] == "DEAD")
         assert compose.status()["coverage"] == {"uncovered": [], "min_replicas": 1}
         load.some_more()
-        # It has the name that it had, so it gets the experts that it had.
+        # It has the same name, so it gets the same experts.
         compose.docker("start", victim)
         until(lambda: compose.servers()[name]["state"] == "SERVING")
         until(lambda: compose.status()["coverage"]["min_replicas"] == 2)
@@ -166,7 +170,7 @@ def test_the_monitor_starts_again(compose: Compose, load: Load) -> None:
         (monitor,) = compose.containers("monitor")
         until(lambda: compose.inspect(monitor, ".State.Health.Status") == "healthy")
         load.some_more()
-    # It kept what it knew: nobody began a new life.
+    # It kept its store: every incarnation continues.
     assert {name: m["incarnation"] for name, m in compose.servers().items()} == before
 
 
@@ -186,7 +190,7 @@ def test_more_servers_and_fewer(compose: Compose, load: Load) -> None:
         before = compose.busy_s()
         until(lambda: all(compose.busy_s()[name] > before[name] + 0.1 for name in new))
 
-        # Compose takes the newest; each has others take its experts over before it ends.
+        # Compose removes the newest; each hands its experts over before it ends.
         compose.up("--no-recreate", "--scale", "expert-server=3")
         alive = {
             name for name, m in compose.servers().items() if m["state"] not in ("DEAD", "LEFT")
@@ -196,7 +200,7 @@ def test_more_servers_and_fewer(compose: Compose, load: Load) -> None:
 
 
 def test_a_client_that_waits_for_experts_ends_at_once(compose: Compose) -> None:
-    """The kernel keeps signals that it does not handle from the first process of a container."""
+    """The first process of a container gets no signal that it does not handle."""
     name = f"{compose.project}-waiting"
     command = (
         "exec 2>&1; eaas monitor --port 7000 & "
@@ -231,9 +235,9 @@ def test_shared_memory(model: Path) -> None:
     with cluster("deploy/compose.shm.yaml", model=model) as compose:
         look = "import glob; print(*(open(f).read() for f in glob.glob('/proc/[0-9]*/maps')))"
         maps = compose("exec", "-T", "attention-client", "python", "-c", look)
-        # Device and inode: each container has a /dev/shm of its own.
+        # Device and inode, since each container has its own /dev/shm.
         arenas = [tuple(line.split()[3:5]) for line in maps.splitlines() if "/dev/shm/" in line]
-        # Each server's is mapped by two processes: itself and the client.
+        # Each arena is mapped by its server and by the client.
         assert len(set(arenas)) == 3
         assert all(arenas.count(arena) >= 2 for arena in arenas)
         load = Load(compose.endpoint)

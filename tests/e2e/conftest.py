@@ -1,10 +1,12 @@
-"""`eaas up` as a person starts it: a process, its output, and what it must not leave behind."""
+"""`eaas up` as a process: its output, its endpoint, and the files and processes that it must clean up."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,11 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
-# Sibling modules cannot be imported in pytest's importlib mode: what tests share are fixtures.
+# Test modules share fixtures: pytest's importlib mode cannot import siblings.
 ROOT = Path(__file__).parents[2]
-EAAS = (sys.executable, "-m", "eaas")
+EAAS = (sys.executable, "-m", "eaas_cli")
+PROMPT = "Once upon a time"
+LONG = 160
 
 
 class Home:
@@ -30,7 +35,7 @@ class Home:
         self.environment = os.environ | {"TMPDIR": str(directory)}
 
     def run(self, *arguments: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
-        """A command that ends by itself."""
+        """Run a command to its end."""
         return subprocess.run(
             [*EAAS, *arguments],
             cwd=ROOT,
@@ -45,7 +50,7 @@ class Home:
         mark = f"TMPDIR={self.directory}".encode()
         found = {}
         for entry in Path("/proc").iterdir():
-            # Processes end while one looks.
+            # Processes may end meanwhile.
             with contextlib.suppress(OSError):
                 if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
                     command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
@@ -107,11 +112,11 @@ class Up:
 
     @property
     def endpoint(self) -> str:
-        """Without /v1; of a cluster that serves."""
+        """URL without /v1; waits until it is printed."""
         return self.wait_output(r"endpoint: (http://\S+)/v1")
 
     def status(self) -> dict[str, Any]:
-        """What `eaas status --json` prints (see `test_status_json`), without a process for each look."""
+        """The document of `eaas status --json`, without its process."""
         response = httpx.get(f"{self.endpoint}/eaas/v1/status", timeout=10)
         assert response.status_code == 200
         return dict(response.json())
@@ -120,12 +125,52 @@ class Up:
         (found,) = [m for m in self.status()["members"] if m["id"] == name]
         return dict(found)
 
+    def stream(self, after: int = 0, then: Callable[[], object] = lambda: None) -> str:
+        """The long greedy completion; `then` is called after that many chunks of it."""
+        body = {"prompt": PROMPT, "max_tokens": LONG, "temperature": 0, "stream": True}
+        url = f"{self.endpoint}/v1/completions"
+        text, chunks = "", 0
+        with httpx.stream("POST", url, json=body, timeout=60) as response:
+            assert response.status_code == 200
+            for line in response.iter_lines():
+                data = line.removeprefix("data: ")
+                if not line.startswith("data: ") or data == "[DONE]":
+                    continue
+                document = json.loads(data)
+                if "error" in document:
+                    raise openai.APIError(str(document), request=response.request, body=document)
+                text += "".join(choice["text"] for choice in document["choices"])
+                chunks += 1
+                if chunks == after:
+                    then()
+        assert chunks > after
+        return text
+
+    def paste(self, line: str) -> subprocess.Popen[bytes]:
+        """Run a printed line in another shell and directory; an uninstalled package is found."""
+        return subprocess.Popen(
+            ["bash", "-c", f"exec {line}"],
+            cwd="/",
+            env=self.home.environment | {"PYTHONPATH": str(ROOT)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def until(self, condition: Callable[[], Any], timeout_s: float = 60.0) -> None:
+        """Wait for a condition."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
     def signal(self, number: signal.Signals) -> None:
-        """To the process group, as a terminal does."""
+        """Signal the process group, as a terminal does."""
         os.killpg(self.process.pid, number)
 
     def end(self) -> None:
-        """Whatever a test has left running."""
+        """End all processes."""
         for pid in self.home.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -134,13 +179,13 @@ class Up:
 
 @pytest.fixture(scope="session")
 def root() -> Path:
-    """Of the repository."""
+    """Root of the repository."""
     return ROOT
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Home]:
-    """A temporary directory for commands, which is to be left as it was found."""
+    """A temporary directory for commands."""
     home = Home(tmp_path / "home")
     yield home
     for pid in home.processes():
@@ -152,7 +197,7 @@ def home(tmp_path: Path) -> Iterator[Home]:
 def start_up(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Callable[..., Up]]:
-    """Starts `eaas up`; what still runs at the end of the module is ended."""
+    """Start `eaas up`; the module ends what still runs."""
     started: list[Up] = []
 
     def start(model: Path, *options: str) -> Up:
@@ -163,3 +208,32 @@ def start_up(
     yield start
     for up in started:
         up.end()
+
+
+@pytest.fixture(scope="session")
+def shell_model(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint at a path that a shell must quote."""
+    path = tmp_path_factory.mktemp("models") / "it's a demo"
+    shutil.copytree(checkpoint("qwen3_moe"), path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def prompt() -> tuple[str, int]:
+    """Prompt and length of the completion of `Up.stream`."""
+    return PROMPT, LONG
+
+
+@pytest.fixture(scope="session")
+def eager_text(shell_model: Path) -> str:
+    """The completion of `Up.stream` by plain transformers."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    torch.set_num_threads(1)
+    tokenizer = AutoTokenizer.from_pretrained(shell_model)
+    eager = AutoModelForCausalLM.from_pretrained(shell_model, experts_implementation="eager").eval()
+    ids_BT = tokenizer(PROMPT, return_tensors="pt").input_ids
+    out_BT = eager.generate(ids_BT, max_new_tokens=LONG, do_sample=False)
+    text: str = tokenizer.decode(out_BT[0, ids_BT.shape[1] :], skip_special_tokens=True)
+    return text

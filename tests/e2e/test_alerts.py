@@ -15,12 +15,13 @@ import httpx
 import pytest
 import yaml
 
-from eaas.local.nursery import Nursery
-from eaas.local.process import ChildProcess, stop_all
+from eaas_cli.local.fork_server import ForkServer
+from eaas_cli.local.process import ChildProcess, stop_all
 from prometheus_box import PrometheusBox, missing
 
 pytestmark = [
     pytest.mark.chaos,
+    pytest.mark.nightly,
     pytest.mark.timeout(300),
     pytest.mark.skipif(missing() is not None, reason=str(missing())),
 ]
@@ -37,7 +38,7 @@ def until(wanted: Callable[[], Any], timeout_s: float = 60.0) -> Any:
 
 
 def in_seconds(text: str) -> str:
-    """The rules as they are, but for how long something is to be so, and over what time rates are taken."""
+    """The rules, with shorter durations and rate windows."""
     text = re.sub(r"^( +for:) \d+[sm]$", r"\1 1s", text, flags=re.MULTILINE)
     return re.sub(r"\[\d+m\]", "[10s]", text)
 
@@ -81,22 +82,22 @@ def generate(up: Any) -> None:
 
 
 @pytest.fixture
-def started(nursery: Nursery) -> Iterator[Callable[[Sequence[str]], None]]:
-    """Starts a role as its command line says; ended with the test."""
+def started(fork_server: ForkServer) -> Iterator[Callable[[Sequence[str]], None]]:
+    """Start a role; the test ends it."""
     children: list[ChildProcess] = []
 
     def start(arguments: Sequence[str]) -> None:
-        children.append(ChildProcess("again", arguments, None, nursery=nursery))
+        children.append(ChildProcess("again", arguments, None, fork_server=fork_server))
 
     yield start
     stop_all(children, at_once=True)
 
 
 def kill(up: Any, name: str) -> list[str]:
-    """SIGKILL; returns the arguments that start it again."""
+    """Kill a process; return its arguments."""
     pid = up.member(name)["pid"]
     words = [word.decode() for word in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]]
-    assert words[1:3] == ["-m", "eaas"]
+    assert words[1:3] == ["-m", "eaas_cli"]
     os.kill(pid, signal.SIGKILL)
     return words[3:]
 
@@ -106,7 +107,7 @@ def all_serve(up: Any) -> bool:
     return all(m["state"] == "SERVING" and Path(f"/proc/{m['pid']}").exists() for m in servers)
 
 
-def test_kills_fire_and_returns_resolve(
+def test_alerts_fire_on_kills_and_resolve(
     up: Any, prometheus: PrometheusBox, started: Callable[[Sequence[str]], None]
 ) -> None:
     def scraped(query: str, wanted: float) -> bool:

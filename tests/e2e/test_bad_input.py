@@ -1,4 +1,4 @@
-"""What a person gets wrong: one line that names it and says what to do, exit code 2, nothing left."""
+"""User mistakes: one line with the mistake and the remedy, exit code 2, nothing left."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ SOON_S = 40.0
 
 @pytest.fixture
 def model(checkpoint: Callable[..., Path], tmp_path: Path) -> Path:
-    """A checkpoint of this test's own, to damage."""
+    """A checkpoint that the test may damage."""
     return Path(shutil.copytree(checkpoint("qwen3_moe"), tmp_path / "model"))
 
 
@@ -34,7 +33,7 @@ def taken() -> Iterator[int]:
 
 
 def refused(home: Any, done: subprocess.CompletedProcess[str], *named: str) -> None:
-    """The form of every refusal."""
+    """Check the form of a refusal."""
     assert done.returncode == 2, (done.stdout, done.stderr)
     (line,) = done.stderr.splitlines()
     assert line.startswith("eaas: error: ")
@@ -56,11 +55,11 @@ def up(home: Any, model: object, *options: str) -> subprocess.CompletedProcess[s
 
 
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-30B-A3B", "nowhere"])
-def test_no_path(home: Any, name: str) -> None:
+def test_a_missing_path(home: Any, name: str) -> None:
     refused(home, up(home, name), name, "give the local directory")
 
 
-def test_a_directory_that_is_no_checkpoint(home: Any, tmp_path: Path) -> None:
+def test_a_directory_without_a_checkpoint(home: Any, tmp_path: Path) -> None:
     refused(home, up(home, tmp_path), str(tmp_path), "config.json")
 
 
@@ -73,7 +72,7 @@ def test_missing_shard(home: Any, model: Path) -> None:
 def test_truncated_shard(home: Any, model: Path) -> None:
     shard = min(model.glob("*.safetensors"))
     os.truncate(shard, shard.stat().st_size - 1)
-    refused(home, up(home, model), str(shard), "fetch the shard again")
+    refused(home, up(home, model), str(shard), "download the shard again")
 
 
 def test_dense_model(home: Any, tmp_path: Path) -> None:
@@ -109,7 +108,7 @@ def test_host_of_another_machine(home: Any, model: Path) -> None:
     refused(home, up(home, model, "--host", "192.0.2.1"), "--host 192.0.2.1")
 
 
-def test_open_to_others_by_mistake(home: Any, model: Path) -> None:
+def test_a_public_address_without_tls(home: Any, model: Path) -> None:
     done = up(home, model, "--host", "0.0.0.0")
     refused(home, done, "--host 0.0.0.0", "--api-key-file FILE", "--insecure")
     done = home.run("monitor", "--host", "0.0.0.0", timeout=SOON_S)
@@ -165,8 +164,8 @@ def test_wrong_environment(home: Any, model: Path) -> None:
     refused(home, up(home, model), "EAAS_EXPERT_SERVER__SLOTS")
 
 
-def test_settings_that_only_a_role_can_refuse(home: Any, model: Path) -> None:
-    """The child's own words come through."""
+def test_settings_that_a_role_refuses(home: Any, model: Path) -> None:
+    """The launcher prints the child's message."""
     home.environment["EAAS_MONITOR__LEASE_S"] = "0.5"
     refused(home, up(home, model), "monitor.heartbeat_s", "monitor.lease_s")
 
@@ -178,7 +177,7 @@ def test_too_little_shared_memory(home: Any, root: Path, model: Path) -> None:
     if os.geteuid() != 0 or subprocess.run(["unshare", "-m", "true"], check=False).returncode != 0:
         pytest.skip("a /dev/shm of one's own takes root and mount namespaces")
     tiny = 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"'
-    command = [sys.executable, "-m", "eaas", "up", "--model", str(model), "--port", "0"]
+    command = [sys.executable, "-m", "eaas_cli", "up", "--model", str(model), "--port", "0"]
     done = subprocess.run(
         ["unshare", "-m", "sh", "-c", tiny, "sh", *command],
         cwd=root,
@@ -193,30 +192,26 @@ def test_too_little_shared_memory(home: Any, root: Path, model: Path) -> None:
 # -- the roles and the clients of a cluster that is not there -----------------------------------------
 
 
-def test_no_monitor(home: Any, model: Path, taken: int) -> None:
-    """The port is taken by something that speaks no gRPC. All roles at once: each tries for 10 s."""
+@pytest.mark.parametrize(
+    ("role", "words"),
+    [
+        ("balancer", ()),
+        pytest.param("expert-server", ("--model", "MODEL"), marks=pytest.mark.nightly),
+        pytest.param("attention-client", ("--model", "MODEL"), marks=pytest.mark.nightly),
+    ],
+)
+def test_no_monitor(home: Any, model: Path, taken: int, role: str, words: tuple[str, ...]) -> None:
+    """The port is held by a program without gRPC. A role tries for 10 s."""
     address = f"127.0.0.1:{taken}"
-    roles = {
-        "expert-server": ["--model", str(model)],
-        "attention-client": ["--model", str(model)],
-        "balancer": [],
-    }
-
-    def join(role: str) -> subprocess.CompletedProcess[str]:
-        done: subprocess.CompletedProcess[str] = home.run(
-            role, "--join", address, "--port", "0", *roles[role], timeout=2 * SOON_S
-        )
-        return done
-
-    with ThreadPoolExecutor(len(roles)) as pool:
-        for role, done in zip(roles, pool.map(join, roles), strict=True):
-            assert done.returncode == 2, role
-            last = done.stderr.splitlines()[-1]
-            assert last.startswith("eaas: error: cannot register "), role
-            assert address in last
-            assert "check the address" in last
-            assert "Traceback" not in done.stderr
-            assert done.stdout == ""
+    words = tuple(str(model) if word == "MODEL" else word for word in words)
+    done = home.run(role, "--join", address, "--port", "0", *words, timeout=2 * SOON_S)
+    assert done.returncode == 2
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("eaas: error: cannot register ")
+    assert address in last
+    assert "check the address" in last
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
     home.assert_nothing_left(within_s=2.0)
 
 
@@ -237,7 +232,7 @@ def test_no_cluster(home: Any, words: tuple[str, ...], endpoint: str) -> None:
 
 
 def test_another_server_at_the_endpoint(home: Any, tmp_path: Path) -> None:
-    """It answers 404, for which httpx has two lines."""
+    """It answers 404, for which httpx's error has two lines."""
     with subprocess.Popen(
         [sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1"],
         cwd=tmp_path,
@@ -261,7 +256,7 @@ def test_demo_model_does_not_overwrite(home: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [("--arch", "llama"), ("--hidden", "3"), ("--top-k", "0")])
-def test_demo_model_that_cannot_be(home: Any, tmp_path: Path, words: tuple[str, str]) -> None:
+def test_impossible_demo_model(home: Any, tmp_path: Path, words: tuple[str, str]) -> None:
     done = home.run("demo-model", str(tmp_path / "demo"), *words)
     refused(home, done, words[0].removeprefix("--").replace("-", "_")[:4])
     assert not (tmp_path / "demo").exists()

@@ -1,4 +1,4 @@
-"""The model that ships, served by three servers: what transformers says alone, the cluster says."""
+"""The bundled model on three servers answers as transformers alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from eaas.checkpoint import quiet_transformers
-from eaas.trace.record import read_prompts, record_trace
+from simulator.traces.record import read_prompts, record_trace
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
@@ -22,7 +22,7 @@ TOKENS = 24
 
 @pytest.fixture(scope="module")
 def exact(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
-    """The same weights in float32, where tokens are promised to be equal."""
+    """The weights in float32, for which tokens must be equal."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     torch.set_num_threads(1)
@@ -50,12 +50,12 @@ def endpoint(exact: tuple[Path, Any, Any], start_up: Callable[..., Any]) -> str:
 
 @pytest.fixture(scope="module")
 def prompts(root: Path) -> list[str]:
-    """One of each domain."""
+    """One prompt per domain."""
     directory = root / "examples" / "traces" / "prompts"
     return [read_prompts(directory / f"{domain}.txt")[0] for domain in DOMAINS]
 
 
-def test_greedy_tokens_are_those_of_eager(
+def test_greedy_tokens_equal_those_of_transformers(
     exact: tuple[Path, Any, Any], endpoint: str, prompts: list[str]
 ) -> None:
     _, model, tokenizer = exact
@@ -75,7 +75,7 @@ def test_greedy_tokens_are_those_of_eager(
 
 
 def test_a_chat_message_is_continued(endpoint: str, prompts: list[str]) -> None:
-    """The model has seen texts, no conversations: its template adds nothing to a message."""
+    """The model was trained on texts: its template adds nothing to a message."""
     usage = []
     for face, asked in (
         ("chat/completions", {"messages": [{"role": "user", "content": prompts[1]}]}),
@@ -89,7 +89,7 @@ def test_a_chat_message_is_continued(endpoint: str, prompts: list[str]) -> None:
     assert usage[0] == usage[1]
 
 
-def test_routing_recorded_from_the_cluster_is_the_model_s_own(
+def test_recorded_routing_equals_that_of_transformers(
     exact: tuple[Path, Any, Any], endpoint: str, prompts: list[str]
 ) -> None:
     # Prompts of unequal length: what fills the shorter one up is not counted, in halves of a batch either.

@@ -1,4 +1,4 @@
-"""`eaas up` with certificates and keys, as a person uses it: all commands work, and no secret is shown."""
+"""`eaas up` with certificates and keys: all commands work, and no secret is printed."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import grpc
 import httpx
 import pytest
 
-from eaas.grpc_client import channel
+from eaas.net.grpc_client import channel
+from eaas.net.tls import Identity
 from eaas.rpc.v1 import balancer_pb2, balancer_pb2_grpc
-from eaas.tls import Identity
 from eaas.types import Role
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
@@ -31,7 +31,7 @@ PATIENCE_S = 60.0
 
 @pytest.fixture(scope="module")
 def secrets_at(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the file of keys; the certificates come into its `tls`."""
+    """A directory with the key file; `eaas certs` writes its `tls`."""
     directory = tmp_path_factory.mktemp("secrets")
     file = directory / "keys"
     file.write_text(f"# of this test\n{KEY}\n")
@@ -51,7 +51,7 @@ def up(
     )
     # Nothing starts without them.
     assert running.process.wait(60) == 2
-    assert "ca.pem: No such file or directory; `eaas certs` makes" in running.output
+    assert "ca.pem: No such file or directory; run `eaas certs`" in running.output
     made = running.home.run("certs", str(tls))
     assert (made.returncode, made.stderr) == (0, "")
     running = start_up(
@@ -65,7 +65,7 @@ def up(
 
 
 class Operator:
-    """Who has a certificate and a key, and keeps everything that is printed."""
+    """A user with a certificate and a key, who records all output."""
 
     def __init__(self, up: Any, secrets_at: Path) -> None:
         self._up = up
@@ -106,7 +106,7 @@ def test_the_printed_lines_work(up: Any, operator: Operator) -> None:
     assert done.stdout.count("SERVING") == 5
 
 
-def test_who_has_neither_key_nor_certificate(operator: Operator) -> None:
+def test_commands_without_key_and_certificate(operator: Operator) -> None:
     for words in (("status",), ("generate", "Hello"), ("scale", "3", *operator.tls)):
         assert "401): No valid API key" in operator.run(*words, code=2)
     for words in (("scale", "3"), ("top", "--once"), ("plan",), ("autoscale", "--dry-run")):
@@ -133,7 +133,7 @@ def test_who_has_neither_key_nor_certificate(operator: Operator) -> None:
         assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
 
 
-def test_arenas_are_their_owners_alone(operator: Operator) -> None:
+def test_arenas_have_mode_0600(operator: Operator) -> None:
     # By file: a server has several descriptors of one.
     arenas: dict[int, os.stat_result] = {}
     for name in ("expert-server-0", "expert-server-1"):
@@ -182,7 +182,7 @@ def test_row_33_everything_goes_on_while_certificates_change(up: Any, operator: 
     assert set(texts) == {expected.removesuffix("\n")}
 
 
-def test_no_secret_was_shown(up: Any, operator: Operator, secrets_at: Path) -> None:
+def test_no_secret_is_printed(up: Any, operator: Operator, secrets_at: Path) -> None:
     for words in (("status", "--json"), ("history", *operator.tls)):
         operator.run(*words, *operator.key)
     up.signal(signal.SIGINT)

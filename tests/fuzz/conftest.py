@@ -1,4 +1,4 @@
-"""How long fuzzing takes: `make fuzz` has more time."""
+"""Budgets of the fuzz tests; `make fuzz` has larger ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def budget() -> Callable[[int, int], hypothesis.settings]:
-    """Settings of so many examples, more of them with FUZZ_FACTOR, of so many steps each."""
+    """Make settings for a number of examples (times FUZZ_FACTOR) and of steps for each."""
     factor = int(os.environ.get("FUZZ_FACTOR", "1"))
 
     def settings(examples: int, steps: int = 50) -> hypothesis.settings:

@@ -1,13 +1,13 @@
-"""Sequences of calls with anything in them, at a real monitor and a real balancer.
+"""Sequences of calls with arbitrary fields, at a real monitor and a real balancer.
 
-Every call ends in time with an answer or a status of the contract; UNKNOWN and INTERNAL, a mistake of the
-server's own, are none. What was true before the call is true after it.
+Every call ends in time with an answer or a status of the contract (never UNKNOWN or INTERNAL), and no call
+breaks an invariant.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Set
 from contextlib import ExitStack
 from inspect import signature
 from typing import Any
@@ -23,9 +23,9 @@ from balancer.main import Balancer
 from balancer.policies.registry import find
 from control_plane import SHAPE, FakeExpertServer, eventually
 from eaas.config import BalancerConfig, MonitorConfig
-from eaas.grpc_client import channel
+from eaas.membership.session import PROTOCOL_VERSION
+from eaas.net.grpc_client import channel
 from eaas.rpc.v1 import balancer_pb2, balancer_pb2_grpc, monitor_pb2, monitor_pb2_grpc
-from eaas.session import PROTOCOL_VERSION
 from eaas.types import Member, MemberState, Placement, Role
 from monitor.main import Monitor
 from proto_strategies import messages
@@ -35,12 +35,6 @@ pytestmark = pytest.mark.integration
 Code = grpc.StatusCode
 CALL_S = 20.0
 NAMES = ("s1", "s2", "s3")
-
-
-@pytest.fixture
-def cleanup() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 def outcome(call: Callable[[], Any]) -> tuple[grpc.StatusCode, Any, str]:
@@ -53,7 +47,7 @@ def outcome(call: Callable[[], Any]) -> tuple[grpc.StatusCode, Any, str]:
 # -- the monitor --------------------------------------------------------------------------------------
 
 IDS = st.sampled_from(("a", "b", "monitor", ""))
-# Of what is out of its range: any call.
+# For a field out of its range.
 _ANY = {Code.INVALID_ARGUMENT}
 MONITOR_SAYS: dict[str, Set[grpc.StatusCode]] = {
     "Register": {
@@ -126,7 +120,7 @@ def monitor_machine(address: str, cleanup: ExitStack) -> type[RuleBasedStateMach
                 assert found[member_id].incarnation == answer.incarnation
 
         @invariant()
-        def what_is_told_fits_together(self) -> None:
+        def views_are_consistent(self) -> None:
             now = self.snapshot()
             assert now.revision >= self.before.revision
             assert now.life == self.before.life
@@ -142,7 +136,7 @@ def monitor_machine(address: str, cleanup: ExitStack) -> type[RuleBasedStateMach
     return Machine
 
 
-def test_a_monitor_is_asked_anything(
+def test_any_calls_at_a_monitor(
     cleanup: ExitStack, budget: Callable[..., hypothesis.settings]
 ) -> None:
     monitor = Monitor(MonitorConfig(lease_s=60.0))
@@ -199,12 +193,12 @@ def balancer_machine(address: str, cleanup: ExitStack) -> type[RuleBasedStateMac
         def call(self, data: st.DataObject, name: str) -> None:
             request = data.draw(messages(methods[name].input_type, known), label=name)
             if name == "DrainServer" and request.server_id in NAMES:
-                return  # Soon there would be none.
+                return  # It would drain all servers.
             method = getattr(stub, name)
             begun = time.monotonic()
             if methods[name].server_streaming:
                 calling = method(request, timeout=CALL_S)
-                # A stream that has nothing new gives a sign of life in two seconds.
+                # A stream without news would answer only after two seconds.
                 if name == "WatchPlacement" and request.known_epoch >= self.epoch:
                     calling.cancel()
                     return
@@ -213,7 +207,7 @@ def balancer_machine(address: str, cleanup: ExitStack) -> type[RuleBasedStateMac
             else:
                 code, _, why = outcome(lambda: method(request, timeout=CALL_S))
             assert code is Code.OK or code in BALANCER_SAYS[name], (code, why)
-            assert time.monotonic() - begun < CALL_S / 2, "somebody's question holds up the others"
+            assert time.monotonic() - begun < CALL_S / 2, "one call delays the others"
 
         @invariant()
         def every_expert_is_placed(self) -> None:
@@ -228,7 +222,7 @@ def balancer_machine(address: str, cleanup: ExitStack) -> type[RuleBasedStateMac
     return Machine
 
 
-def test_a_balancer_is_asked_anything(
+def test_any_calls_at_a_balancer(
     cleanup: ExitStack, budget: Callable[..., hypothesis.settings]
 ) -> None:
     monitor = Monitor(MonitorConfig())

@@ -1,6 +1,6 @@
-"""Any bytes: slots, frames, chunks, messages of the contract. What once failed is in the corpus.
+"""Arbitrary bytes as slots, frames, chunks and messages of the contract. The corpus holds former failures.
 
-`make fuzz` does the same for minutes; a failure there is minimised, mended, and put into the corpus.
+`make fuzz` runs longer; a failure there is minimised, fixed and added to the corpus.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def test_the_corpus(name: str) -> None:
         TARGETS[name](file.read_bytes())
 
 
-def test_the_corpus_has_what_is_right() -> None:
+def test_the_corpus_has_every_valid_seed() -> None:
     for target, name, data in seeds():
         file = CORPUS / target / name
         assert file.read_bytes() == data, f"the format changed: write {file} anew"
@@ -39,7 +39,7 @@ def test_the_corpus_has_what_is_right() -> None:
 
 @st.composite
 def damaged(draw: st.DrawFn, name: str) -> bytes:
-    """Something right, with some bytes changed, put in or left out."""
+    """A valid input with some bytes changed, inserted or removed."""
     data = bytearray(draw(st.sampled_from(SEEDS[name])))
     for _ in range(draw(st.integers(0, 4))):
         at = draw(st.integers(0, len(data)))
@@ -74,9 +74,10 @@ def test_a_placement_that_claims_to_be_huge_takes_no_memory(
         Placement.from_proto(message)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", TARGETS)
 def test_atheris(name: str, tmp_path: Path) -> None:
-    """Guided by what is covered; time-boxed (`FUZZ_SECONDS`)."""
+    """Coverage-guided fuzzing for FUZZ_SECONDS."""
     if importlib.util.find_spec("atheris") is None:
         pytest.skip("needs atheris: pip install 'expert-as-a-service[fuzz]'")
     new = tmp_path / "new"

@@ -1,4 +1,4 @@
-"""The endpoint's schema is true: schemathesis sends what it allows, and what it does not."""
+"""The endpoint obeys its OpenAPI schema: schemathesis sends valid and invalid requests."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from schemathesis.checks import load_all_checks
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from attention_client.serve.errors import ApiError
-from attention_client.serve.requests import ChatRequest, CompletionRequest, parse
+from attention_client.serving.errors import ApiError
+from attention_client.serving.prompts.bodies import ChatRequest, CompletionRequest, parse
 from http_box import Box
 
 pytestmark = pytest.mark.integration
@@ -64,7 +64,7 @@ def test_every_path_is_in_it(served: Box) -> None:
 
 CASES = [
     *((*operation, GenerationMode.POSITIVE) for operation in OPERATIONS),
-    # Of the others there is nothing to get wrong.
+    # The other operations take no input.
     *((*operation, GenerationMode.NEGATIVE) for operation in OPERATIONS[:2]),
 ]
 
@@ -85,7 +85,7 @@ def test_the_schema_is_true(
     def check(case: Any) -> None:
         body = case.body
         if isinstance(body, dict):
-            # What is to be generated is not the question here.
+            # Generate one token: the text does not matter here.
             budget_fields = ("max_tokens", "max_completion_tokens")
             if all(
                 type(body.get(name, 1)) is int and body.get(name, 1) > 0 for name in budget_fields
@@ -93,7 +93,7 @@ def test_the_schema_is_true(
                 body |= {name: 1 for name in budget_fields if name in body} or {"max_tokens": 1}
             if mode is GenerationMode.POSITIVE:
                 body.pop("model", None)
-        # A schema cannot say what has too many tokens, or what the chat template refuses.
+        # A schema cannot express token limits or the chat template's rules.
         case.call_and_validate(excluded_checks=[positive_data_acceptance])
 
     check()
@@ -111,10 +111,10 @@ def test_the_schema_is_true(
         ),
     ],
 )
-def test_what_schema_and_server_say_of_each_field(
+def test_schema_and_server_agree_on_each_field(
     served: Box, path: str, cls: Any, needed: dict[str, Any]
 ) -> None:
-    """Each field alone with each kind of value: the server takes what the schema allows, and nothing else."""
+    """Each field alone with each kind of value: the server accepts exactly what the schema allows."""
     import jsonschema_rs
 
     document = served.http.get("/openapi.json").json()

@@ -1,7 +1,7 @@
-"""Every method of every port is sent giant and malformed messages; the processes live and serve on.
+"""Giant and malformed messages to every method of every port; the processes go on serving.
 
-A call ends in time with an answer or with a status that blames the caller. UNKNOWN would be a mistake of the
-server's own, and a traceback in a log a way to fill it.
+A call ends in time with an answer or a status that blames the caller. UNKNOWN would be a bug of the server;
+tracebacks could fill its log.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from eaas.chaos.census import birth, census
-from eaas.grpc_client import channel
-from eaas.local import LocalCluster
+from eaas.net.grpc_client import channel
 from eaas.rpc.v1 import balancer_pb2, expert_pb2, monitor_pb2
 from eaas.types import Role
+from eaas_cli.chaos.census import birth, census
+from eaas_cli.local import LocalCluster
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 Code = grpc.StatusCode
 CALL_S, STREAM_S = 5.0, 0.15
 FACTOR = int(os.environ.get("FUZZ_FACTOR", "1"))
-# Of a process whose every call was attacked: gRPC's buffers, and Python's heap, keep some of it.
+# Growth of an attacked process: gRPC's buffers and Python's heap keep some memory.
 MOST_GROWTH = 96 << 20
-# Of a stream that waits for more, or that lives on: CANCELLED and DEADLINE_EXCEEDED.
+# CANCELLED and DEADLINE_EXCEEDED: streams that wait for more input or stay open.
 BLAMES_THE_CALLER = {
     *(Code.OK, Code.INVALID_ARGUMENT, Code.FAILED_PRECONDITION, Code.NOT_FOUND),
     *(Code.ALREADY_EXISTS, Code.RESOURCE_EXHAUSTED, Code.OUT_OF_RANGE, Code.CANCELLED),
     *(Code.DEADLINE_EXCEEDED, Code.DATA_LOSS),
-    # gRPC's words for bytes that are no message, and for a transport that is not there.
+    # gRPC's own statuses for bytes that are no message, and for a missing transport.
     *(Code.INTERNAL, Code.UNIMPLEMENTED),
 }
 PORTS: dict[str, tuple[str, Any]] = {
@@ -46,7 +46,7 @@ PORTS: dict[str, tuple[str, Any]] = {
         expert_pb2.DESCRIPTOR.services_by_name["ExpertService"],
     ),
 }
-# They would end what is attacked, which is their purpose.
+# Calls that would end the attacked process, as they should.
 _SPARED = {"Drain", "DrainServer", "Scale"}
 
 
@@ -64,7 +64,7 @@ def field(number: int, wire_type: int, data: bytes) -> bytes:
 
 
 def nested(descriptor: Descriptor, depth: int) -> bytes:
-    """Messages in messages, deeper than protobuf follows; of unknown groups where there are none."""
+    """Nested messages, deeper than protobuf allows; unknown groups if the type has no message field."""
     data = b""
     inner = next((f for f in descriptor.fields if f.message_type is not None), None)
     for _ in range(depth):
@@ -73,7 +73,7 @@ def nested(descriptor: Descriptor, depth: int) -> bytes:
 
 
 def extremes(descriptor: Descriptor, number: int) -> bytes:
-    """Each number as large as its bytes can hold."""
+    """A message whose number fields all have one extreme value."""
     data = b""
     for f in descriptor.fields:
         if f.cpp_type == FieldDescriptor.CPPTYPE_DOUBLE:
@@ -98,10 +98,10 @@ def attacks(descriptor: Descriptor, dice: random.Random) -> Iterator[bytes]:
     yield b"\xff" * 100
     for f in descriptor.fields:
         yield field(f.number, 2, b"\xff\xfe\x00" * 50)
-        # A hundred thousand entries, or one that is as long.
+        # One field of a hundred thousand bytes, then a hundred thousand entries.
         yield field(f.number, 2, b"\x01" * 100_000)
         yield field(f.number, 2, b"") * 100_000
-        # It claims two gigabytes, and ends.
+        # It claims two gigabytes and ends.
         yield varint(f.number << 3 | 2) + varint(2**31 - 1)
         yield field(f.number, 2, b"a\0../\x1b[2J" * 3000)
 
@@ -109,7 +109,7 @@ def attacks(descriptor: Descriptor, dice: random.Random) -> Iterator[bytes]:
 @pytest.fixture(scope="module")
 def cluster(
     checkpoint: Callable[..., Path],
-    nursery: Any,
+    fork_server: Any,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[LocalCluster]:
     logs = tmp_path_factory.mktemp("logs")
@@ -118,14 +118,14 @@ def cluster(
         servers=1,
         redundancy=1,
         attention_client=False,
-        nursery=nursery,
+        fork_server=fork_server,
         log_dir=logs,
     ) as running:
         yield running
 
 
 def status_of(line: grpc.Channel, service: str, method: Any, data: bytes) -> grpc.StatusCode:
-    """How one call with these bytes ends."""
+    """The status of one call with these bytes."""
     path = f"/{service}/{method.name}"
     kind = "_".join(
         "stream" if streams else "unary"
@@ -154,7 +154,7 @@ def test_every_method_of_a_port(cluster: LocalCluster, name: str) -> None:
     wrong: list[str] = []
     with channel(str(child.address), role) as line:
         attacked = [m for m in service.methods if m.name not in _SPARED]
-        # Above every limit of a message; twice, for what the first one leaves.
+        # Above the limit of a message. Twice: the first one may leave something behind.
         for _ in range(2):
             code = status_of(line, service.full_name, attacked[0], b"\0" * (65 << 20))
             assert code is Code.RESOURCE_EXHAUSTED

@@ -1,7 +1,7 @@
-"""`python -m attacker HOST:PORT PACE`: does to a gRPC port whatever a stranger can, until it is ended.
+"""`python -m attacker HOST:PORT PACE`: attack a gRPC port until the process is ended.
 
-Of each kind so many a second: connections that say garbage, or nothing; calls that are reset at once; more
-calls than a connection may have; huge headers; messages that are too long, or none. No answer is read.
+PACE attacks of each kind per second: connections with garbage or nothing; calls reset at once; more calls
+than a connection may have; huge headers; messages that are too long or invalid. It reads no answer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from eaas.bench.monitor.http2 import (
+from benchmarks.monitor.http2 import (
     CANCEL,
     DATA,
     HEADERS,
@@ -30,7 +30,7 @@ CONNECT = "/eaas.rpc.v1.ExpertService/Connect"
 EXCHANGE = "/eaas.rpc.v1.ExpertService/Exchange"
 _CONTINUATION = 9
 _RESETS = 100
-# Open at a time; the oldest is closed for a new one.
+# Open connections; the oldest is closed for a new one.
 _KEPT = 200
 
 
@@ -48,7 +48,7 @@ def streams(authority: str) -> bytes:
 
 
 def headers(authority: str) -> bytes:
-    """More and more of them, without an end."""
+    """Headers without an end."""
     head = request_head(1, CONNECT, authority)[9:]
     entry = b"\0\1x\x7e" + b"a" * 126
     pieces = (frame(_CONTINUATION, 0, 1, entry * 100) for _ in range(20))
@@ -86,7 +86,7 @@ KINDS: tuple[Callable[[str], bytes], ...] = (
 
 
 def main(address: str, pace: float) -> None:
-    # As if it were another machine's processor.
+    # Yield to the server, as an attacker on another machine would.
     os.nice(19)
     host, _, port = address.rpartition(":")
     said = [kind(address) for kind in KINDS]
@@ -103,7 +103,7 @@ def main(address: str, pace: float) -> None:
             try:
                 connection.send(data)
             except OSError:
-                # It was refused in the middle.
+                # The server closed it in the middle.
                 continue
 
 

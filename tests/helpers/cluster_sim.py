@@ -1,17 +1,17 @@
-"""A whole cluster in simulated time: the code that runs live, on a clock and a network that a seed draws.
+"""A whole cluster in simulated time: the live code, with a seeded clock and network.
 
-Real: the layer calls of clients with all that belongs to them (attempts, standing, races, budgets,
-ejections), their connections, slots and placement switch; the servers' slot table, admission, loop, replies
-and placement calls; the cable's frames, both ends; the monitor's registry and detector; the members' view of
-it; the balancer's planner. Simulated: the clock, the network, processes, and the threads that tie these
-together (`eaas.session`, `balancer.rollout`, `attention_client.cluster`), each a few lines here.
+Real: the clients' layer calls with all their parts (attempts, server health, hedging, budgets, ejections),
+their connections, slots and placement switch; the servers' slot table, admission, loop, replies and placement
+calls; the gRPC transport's frames, both ends; the monitor's registry and detector; the members' view of it;
+the balancer's planner. Simulated: the clock, the network, processes, and the threads that connect these
+(`eaas.membership.session`, `balancer.rollout`, `attention_client.cluster`), each a few lines here.
 
-A layer call waits as it does live; what it waits with is a greenlet that the agenda goes on with. A server's
-expert e multiplies a token by e + 1, so that every answer is known exactly.
+A layer call waits as it does live, on a greenlet that the agenda resumes. A server's expert e multiplies a
+token by e + 1, so every answer is known exactly.
 
-What the network does: delays; control calls whose request or answer is lost, or that come twice; frames of a
-cable that come twice, late, or never (then the stream breaks some time later); cuts between two hosts. What
-processes do: they are killed and started again, or stop for a while. The wall clock jumps all the time.
+Network faults: delays; control calls that are lost or duplicated; frames that are duplicated, late or lost
+(then the stream breaks some time later); cuts between two hosts. Process faults: kills with restarts, and
+stops. The wall clock jumps all the time.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import Any, ClassVar
 import torch
 from prometheus_client import CollectorRegistry
 
-from attention_client.metrics import ClientMetrics
-from eaas.membership import RETURN_GRACE_S
+from attention_client.telemetry.metrics import ClientMetrics
+from eaas.membership.cluster_view import RETURN_GRACE_S
 from eaas.types import Placement, Role
 from sim_checks import Checks
 from sim_client import ClientProcess
@@ -35,22 +35,22 @@ from sim_process import CALL_S, Process
 
 __all__ = ["Simulation", "Violation"]
 
-# A monitor that comes back at the end of the faults keeps the place of members that it has not heard of for
-# that long; only then a new life of one of them is let in, and loads. Then calls are looked at for a while.
+# After the faults, a restarted monitor reserves unheard members' ids for the grace time. Only then can a new
+# incarnation register and load. Then calls are observed for a while.
 REST_S = RETURN_GRACE_S + 1.5 + 2.0 + CALL_S
 
 
 class Simulation(Faults, Checks, Network):
-    """One seed. `run` raises Violation.
+    """Runs one seed. `run` raises Violation.
 
     Args:
-        seed: Draws everything.
-        fault_s: Seconds in which faults come.
-        rest_s: Seconds after them, in which all must become well.
+        seed: Seeds all random draws.
+        fault_s: Seconds with faults.
+        rest_s: Seconds after them, in which the cluster must recover.
 
     Attributes:
-        trace: A line an event.
-        right, failed: Layer calls by their end.
+        trace: One line per event.
+        right, failed: Number of layer calls by outcome.
     """
 
     _metrics: ClassVar[list[ClientMetrics]] = []
@@ -66,7 +66,7 @@ class Simulation(Faults, Checks, Network):
             self.dice.choice([0.0, 0.0, 0.02, 0.1]),
             self.dice.choice([0.0, 0.05, 0.2]),
         )
-        # What is lost can hold anything up: then it is no wonder.
+        # Losses can delay anything, so failed calls are then no violation.
         self.is_lossy = self.weather.lost > 0
         self.processes: list[Process] = []
         self.lives: dict[tuple[str, int], Process] = {}
@@ -76,13 +76,13 @@ class Simulation(Faults, Checks, Network):
         self.last_cut: dict[frozenset[str], float] = {}
         self.epochs: dict[int, bytes] = {}
         self.published: dict[int, tuple[float, Any]] = {}
-        # What is to meet the server that gets the next request.
+        # Fault for the server that gets the next request.
         self.trap = ""
         self.calling = self.in_faults = True
         self.right = self.failed = self.open_calls = 0
         self._pids = 0
         self.ended: dict[str, tuple[int, ...]] = {}
-        # Who is to be started again, by id.
+        # Killed processes to start again, by id.
         self.down: dict[str, Callable[[], None]] = {}
         self._streams_until: dict[tuple[Process, Process], float] = {}
 
@@ -97,7 +97,7 @@ class Simulation(Faults, Checks, Network):
         self.trace.append(f"{self.now:9.4f} {what}")
 
     def metrics(self) -> ClientMetrics:
-        # Registries are slow to make, and what they count is nobody's business here.
+        # Registries are slow to create, and their counts are not checked here.
         if not self._metrics:
             self._metrics.append(ClientMetrics(CollectorRegistry()))
         return self._metrics[0]

@@ -1,4 +1,4 @@
-"""A cluster of containers as a person starts it, and a load that knows the right answers."""
+"""A cluster of containers, and a load that checks its answers."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ import re
 import socket
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from waiting import eventually
+
 ROOT = Path(__file__).parents[2]
-# An image that is built for the first time, on a machine that has other things to do.
+# Includes the first build of the image on a busy machine.
 _UP_S = 1500.0
 _CALL_S = 300.0
+PATIENCE_S = 120.0
 PROMPTS = (
     "Once upon a time",
     "The river begins",
@@ -32,7 +34,7 @@ TOKENS = 48
 
 
 def why_not() -> str | None:
-    """Why there can be no containers here; None where there can."""
+    """Why no containers can run here; None if they can."""
     try:
         done = subprocess.run(
             ["docker", "compose", "ls"], capture_output=True, text=True, timeout=60
@@ -45,11 +47,11 @@ def why_not() -> str | None:
 
 
 class Compose:
-    """One project of `docker compose`, with a port of its own.
+    """One project of `docker compose` with its own port.
 
     Args:
-        files: From the root of the repository.
-        model: Directory of a checkpoint that anybody may read; None: the demo model of the image.
+        files: Compose files, relative to the root of the repository.
+        model: Directory of a world-readable checkpoint; None for the demo model of the image.
     """
 
     def __init__(self, *files: str, model: Path | None = None) -> None:
@@ -64,13 +66,13 @@ class Compose:
             self._environment["MODEL_DIR"] = str(model)
 
     def __call__(self, *arguments: str, timeout_s: float = _CALL_S) -> str:
-        """`docker compose` with these arguments; its output."""
+        """Run `docker compose` with these arguments; return its output."""
         return self._run(
             ["docker", "compose", "-p", self.project, *self._files, *arguments], timeout_s
         )
 
     def docker(self, *arguments: str) -> str:
-        """`docker` with these arguments; its output."""
+        """Run `docker` with these arguments; return its output."""
         return self._run(["docker", *arguments], _CALL_S)
 
     def _run(self, command: list[str], timeout_s: float) -> str:
@@ -86,22 +88,22 @@ class Compose:
         return done.stdout
 
     def up(self, *options: str) -> None:
-        """Returns when everything is healthy."""
+        """Start the services and wait until all are healthy."""
         try:
             self("up", "--wait", *options, timeout_s=_UP_S)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self('logs', '--tail', '20')}") from None
 
     def containers(self, service: str) -> list[str]:
-        """The ids of those that run."""
+        """Ids of the running containers of a service."""
         return self("ps", "--quiet", service).split()
 
     def server_name(self, container: str) -> str:
-        """What an expert server's container calls itself in the cluster."""
+        """The cluster's name for an expert server's container."""
         return f"expert-server-{container[:12]}"
 
     def inspect(self, container: str, path: str) -> Any:
-        """What the engine knows of a container."""
+        """A value of `docker inspect`."""
         return json.loads(self.docker("inspect", "--format", f"{{{{json {path}}}}}", container))
 
     def status(self) -> dict[str, Any]:
@@ -116,7 +118,7 @@ class Compose:
         return {m["id"]: m for m in members if m["role"] == "expert-server"}
 
     def busy_s(self) -> dict[str, float]:
-        """For how long each expert server has worked."""
+        """Busy seconds of each expert server."""
         text = httpx.get(f"{self.endpoint}/metrics", timeout=10).raise_for_status().text
         found = re.findall(
             r'^eaas_expert_server_busy_seconds_total{server="(.+)"} (\S+)$', text, re.MULTILINE
@@ -124,7 +126,7 @@ class Compose:
         return {name: float(seconds) for name, seconds in found}
 
     def left(self) -> list[str]:
-        """What there still is of this project."""
+        """Containers, networks and volumes of this project that still exist."""
         mark = f"label=com.docker.compose.project={self.project}"
         kinds = (["ps", "--all"], ["network", "ls"], ["volume", "ls"])
         return [
@@ -133,9 +135,9 @@ class Compose:
 
 
 class Load:
-    """Greedy completions in several threads, each of which is to be what it was before.
+    """Greedy completions in several threads; each must equal its first answer.
 
-    That is promised for float32 alone: a bf16 model's near ties fall otherwise once other servers compute.
+    Only a float32 model promises that: in bf16, near ties depend on which servers compute.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -167,7 +169,7 @@ class Load:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Meanwhile requests run; at the end none has failed, and there were some."""
+        """Requests run during the context; none may fail."""
         threads = [threading.Thread(target=self._ask_on, args=(prompt,)) for prompt in PROMPTS]
         for thread in threads:
             thread.start()
@@ -182,15 +184,6 @@ class Load:
         assert not self.failures, self.failures
 
     def some_more(self) -> None:
-        """Returns when each thread has had another answer or two."""
+        """Wait until each thread has had another answer or two."""
         wanted = self.answers + 2 * len(PROMPTS)
-        until(lambda: self.answers >= wanted)
-
-
-def until(wanted: Callable[[], Any], timeout_s: float = 120.0) -> Any:
-    """What is wanted, as soon as it is there."""
-    deadline = time.monotonic() + timeout_s
-    while not (found := wanted()):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    return found
+        eventually(lambda: self.answers >= wanted, PATIENCE_S)

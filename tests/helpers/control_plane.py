@@ -1,4 +1,4 @@
-"""Members over real gRPC, with expert servers that only pretend to load."""
+"""Members and fake expert servers over real gRPC."""
 
 from __future__ import annotations
 
@@ -17,22 +17,40 @@ from typing import Any
 import grpc
 import numpy as np
 
-from eaas.grpc_server import RunningServer, Service, serve
+from eaas.membership.session import MemberSession, MembershipView, Report
+from eaas.net.grpc_server import RunningServer, Service, serve
+from eaas.net.tls import Identity
 from eaas.rpc.v1 import (
     common_pb2,
     expert_pb2,
     expert_pb2_grpc,
 )
-from eaas.session import MemberSession, MembershipView, Report
-from eaas.tls import Identity
 from eaas.types import Member, MemberState, ModelShape, Role
+from waiting import eventually
+
+__all__ = [
+    "DEAD",
+    "DRAINING",
+    "JOINING",
+    "LEFT",
+    "PATIENCE_S",
+    "SERVING",
+    "SHAPE",
+    "FakeExpertServer",
+    "Observer",
+    "eventually",
+    "has_state",
+    "monitor_process",
+    "port_of",
+    "start_process",
+]
 
 ROOT = Path(__file__).parents[2]
 SHAPE = ModelShape("tiny", 8, 64, 2, ("l0", "l1", "l2"), "float32", "digest-a")
 JOINING, SERVING = MemberState.JOINING, MemberState.SERVING
 DEAD, LEFT = MemberState.DEAD, MemberState.LEFT
 DRAINING = MemberState.DRAINING
-# Long against the scheduling of a busy machine; what is waited for takes a fraction of it.
+# Long against the scheduling of a busy machine.
 PATIENCE_S = 40.0
 
 
@@ -45,7 +63,7 @@ run(MonitorConfig(**json.loads(sys.argv[1])), lambda address: print(address, flu
 
 
 def start_process(cleanup: ExitStack, code: str, *args: str) -> tuple[subprocess.Popen[str], str]:
-    """A program that says its address first; ended with the test."""
+    """Start a program that prints its address first; it is killed with the test."""
     process = subprocess.Popen(
         [sys.executable, "-c", code, *args], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
@@ -56,15 +74,8 @@ def start_process(cleanup: ExitStack, code: str, *args: str) -> tuple[subprocess
 
 
 def monitor_process(cleanup: ExitStack, **fields: Any) -> tuple[subprocess.Popen[str], str]:
-    """A monitor of these settings, and its address."""
+    """Start a monitor with these settings; return it and its address."""
     return start_process(cleanup, MONITOR, json.dumps(fields))
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen"
-        time.sleep(0.02)
 
 
 def has_state(member_id: str, state: MemberState) -> Callable[[MembershipView], bool]:
@@ -72,14 +83,14 @@ def has_state(member_id: str, state: MemberState) -> Callable[[MembershipView], 
 
 
 class Observer:
-    """A member that keeps what it was told."""
+    """A member that keeps every view that it was given."""
 
     def __init__(self, monitor_address: str, member_id: str = "observer", **kwargs: Any) -> None:
         self.state = SERVING
         self.views: list[MembershipView] = []
         self.incarnations: list[int] = []
         self.stopping = threading.Event()
-        # Each observer is a process of its own to the monitor.
+        # The monitor takes each observer for another process.
         pid = kwargs.pop("pid", os.getpid())
         self.session = MemberSession(
             monitor_address,
@@ -98,11 +109,14 @@ class Observer:
 
 
 class FakeExpertServer:
-    """Registers as an expert server and follows placements; loads nothing.
+    """Registers as an expert server and follows placements, but loads nothing.
 
-    `busy` is the part of the time for which it says that it is at work, `tokens_LE` the tokens that it says
-    experts have had, `on_read` what is done before it says so, `sent_bytes` what its network has sent; `most`
-    is how many replicas it ever held at once.
+    Attributes:
+        busy: The share of time that it reports as busy.
+        tokens_LE: The tokens of each expert that it reports.
+        on_read: Called before it reports them.
+        sent_bytes: The network traffic that it reports.
+        most: The most replicas that it ever held at once.
     """
 
     def __init__(

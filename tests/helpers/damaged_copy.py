@@ -1,4 +1,4 @@
-"""Checkpoints in which single bits of chosen tensors are flipped."""
+"""Copies of checkpoints with single bits flipped in chosen tensors."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from eaas.chaos.copies import flip
 from eaas.checkpoint import Checkpoint
+from eaas_cli.chaos.copies import flip
 
 
 def expert_keys(model: Path, layer: int | None = None) -> list[str]:
@@ -17,14 +17,14 @@ def expert_keys(model: Path, layer: int | None = None) -> list[str]:
 
 
 def damaged_copy(model: Path, copy: Path, keys: Iterable[str]) -> Path:
-    """A copy with one bit flipped in each of these tensors."""
+    """Copy a checkpoint and flip one bit in each of these tensors."""
     shutil.copytree(model, copy)
     damage(copy, keys)
     return copy
 
 
 def damage(model: Path, keys: Iterable[str]) -> None:
-    """Flips one bit in each of these tensors, in place; in each row of one that holds all experts."""
+    """Flip one bit in each of these tensors, in place; in each row if a tensor holds all experts."""
     checkpoint = Checkpoint.open(model)
     experts = checkpoint.shape.num_experts
     for key in keys:

@@ -1,6 +1,6 @@
-"""An endpoint of a tiny model whose dashboard shows a cluster that is not there: what its launcher names.
+"""An endpoint of a tiny model whose dashboard shows simulated clusters.
 
-`theatre.Theatre` is the launcher's side.
+`ui_fixture.UiFixture` starts it and chooses the scene.
 """
 
 from __future__ import annotations
@@ -13,25 +13,23 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
-from attention_client.dashboard import Dashboard, hub
-from attention_client.dashboard.operator import Operator
-from eaas.api_keys import ApiKeys
-from eaas.bench.worker import obey
-from eaas.facts import Facts
-from eaas.facts.counters import Counters, Rates
-from eaas.facts.model import Decision, Event, Load, MemberFacts, Point, Source
-from eaas.local.child import announce, bind_to_launcher
+from attention_client.serving.dashboard import Dashboard, broadcaster
+from attention_client.serving.dashboard.operator import Operator
+from eaas.cluster_snapshot import ClusterSnapshot
+from eaas.cluster_snapshot.counters import Counters, Rates
+from eaas.cluster_snapshot.model import Decision, Event, Load, MemberSnapshot, Point, Source
+from eaas.launcher_pipe import announce, bind_to_launcher
 from eaas.types import Member, MemberState, Placement, Role
+from eaas_cli.bench.worker import commands_from
 
 _STATES = (MemberState.SERVING, MemberState.JOINING, MemberState.DRAINING, MemberState.SUSPECT)
 
 
-def cluster(servers: int, layers: int, experts: int, seed: int = 0) -> Facts:
-    """All that there is to see of a cluster; another load with each seed."""
+def cluster(servers: int, layers: int, experts: int, seed: int = 0) -> ClusterSnapshot:
+    """Make a snapshot with data for every section. The load depends on the seed."""
     random = np.random.default_rng(seed)
     names = tuple(f"expert-server-{i}" for i in range(servers))
     holds_LSE = np.zeros((layers, servers, experts), np.bool_)
@@ -42,16 +40,16 @@ def cluster(servers: int, layers: int, experts: int, seed: int = 0) -> Facts:
     )
     tokens_LS = random.integers(50, 150, (layers, servers)).astype(np.float64)
     now = time.monotonic()
-    members = [MemberFacts(_member("monitor", Role.MONITOR), 0.1, 0.0)]
-    members += [MemberFacts(_member("balancer", Role.BALANCER), 0.3, 0.0)]
-    members += [MemberFacts(_member(name), random.random(), random.random()) for name in names]
+    members = [MemberSnapshot(_member("monitor", Role.MONITOR), 0.1, 0.0)]
+    members += [MemberSnapshot(_member("balancer", Role.BALANCER), 0.3, 0.0)]
+    members += [MemberSnapshot(_member(name), random.random(), random.random()) for name in names]
     points = tuple(
         Point(
             now - 300 + i, 1.1 + random.random() / 4, 1.05, Rates(random.random() * 90, 0.2, 0.04)
         )
         for i in range(300)
     )
-    return Facts(
+    return ClusterSnapshot(
         at=now,
         sources={name: Source(name) for name in ("monitor", "balancer", "endpoint")},
         members=tuple(members),
@@ -79,14 +77,14 @@ def _member(
     return Member(name, role, 4321, "elsewhere", "10.0.0.1:50051", state, incarnation=1, experts=64)
 
 
-def _silent(name: str) -> Facts:
+def _unreachable(name: str) -> ClusterSnapshot:
     shown = cluster(3, 4, 16)
     source = Source(name, shown.at - 12, "connection refused")
     return replace(shown, sources={**shown.sources, name: source})
 
 
-def _with_states(shown: Facts, *states: MemberState) -> Facts:
-    """A cluster whose expert servers are in these states."""
+def _with_states(shown: ClusterSnapshot, *states: MemberState) -> ClusterSnapshot:
+    """Set the states of the expert servers."""
     others = [m for m in shown.members if m.member.role is not Role.EXPERT_SERVER]
     servers = [m for m in shown.members if m.member.role is Role.EXPERT_SERVER]
     changed = (
@@ -96,21 +94,21 @@ def _with_states(shown: Facts, *states: MemberState) -> Facts:
     return replace(shown, members=(*others, *changed))
 
 
-def _with_life(shown: Facts, incarnation: int) -> Facts:
-    """A cluster all of whose members have started so often."""
+def _with_incarnation(shown: ClusterSnapshot, incarnation: int) -> ClusterSnapshot:
+    """Set the incarnation of all members."""
     members = (replace(m, member=replace(m.member, incarnation=incarnation)) for m in shown.members)
     return replace(shown, members=tuple(members))
 
 
-def _hostile(texts: list[str]) -> Facts:
-    """A cluster whose members state these texts wherever they can state any."""
-    here = socket.gethostname()  # so that the page looks whether they are paused
+def _hostile(texts: list[str]) -> ClusterSnapshot:
+    """Make a cluster whose members have these texts in every field that they state."""
+    here = socket.gethostname()  # the page checks processes of this host for a pause
     members = [
-        MemberFacts(replace(_member(text), address=text, node=text, host=here), 0.5)
+        MemberSnapshot(replace(_member(text), address=text, node=text, host=here), 0.5)
         for text in texts
     ]
     dead = [
-        MemberFacts(replace(_member(f"dead {text}", state=MemberState.DEAD), host=text), 5.0)
+        MemberSnapshot(replace(_member(f"dead {text}", state=MemberState.DEAD), host=text), 5.0)
         for text in texts
     ]
     shown = cluster(2 * len(texts), 4, 16)
@@ -132,47 +130,44 @@ def _hostile(texts: list[str]) -> Facts:
 
 
 _DEAD, _SERVING = MemberState.DEAD, MemberState.SERVING
-SCENES: dict[str, Callable[[], Facts]] = {
+SCENES: dict[str, Callable[[], ClusterSnapshot]] = {
     "small": lambda: cluster(3, 4, 16, seed=time.monotonic_ns()),
     "large": lambda: cluster(64, 60, 256, seed=time.monotonic_ns()),
-    "empty": Facts,
-    "monitor": lambda: _silent("monitor"),
-    "balancer": lambda: _silent("balancer"),
-    "endpoint": lambda: _silent("endpoint"),
+    "monitor": lambda: _unreachable("monitor"),
     "states": lambda: _with_states(cluster(5, 4, 16), *_STATES, _DEAD),
     "killed": lambda: _with_states(cluster(3, 4, 16), _SERVING, _DEAD, _SERVING),
-    "again": lambda: _with_life(cluster(3, 4, 16), 2),
+    "again": lambda: _with_incarnation(cluster(3, 4, 16), 2),
     "gone": lambda: replace(cluster(3, 4, 16), members=cluster(1, 4, 16).members),
     "joined": lambda: cluster(4, 4, 16),
     "uncovered": lambda: _with_states(cluster(3, 1, 16), _SERVING, _DEAD, _DEAD),
 }
-"""By name. What is none of these is JSON: texts that members state."""
+"""Scenes by name. Any other name is a JSON list of texts for `_hostile`."""
 
 
 class Stage:
-    """Shows the scene that was named last."""
+    """The dashboard's poller: returns the current scene."""
 
     def __init__(self) -> None:
         self.scene = "small"
-        self._looks = threading.Semaphore(0)
+        self._polls = threading.Semaphore(0)
 
-    def look(self) -> Facts:
-        self._looks.release()
+    def look(self) -> ClusterSnapshot:
+        self._polls.release()
         scene = SCENES.get(self.scene)
         return scene() if scene is not None else _hostile(json.loads(self.scene))
 
     def show(self, scene: str, viewers: int) -> None:
-        """Another scene. Where there are viewers, it is drawn when this returns."""
+        """Change the scene. If there are viewers, return when it is drawn."""
         self.scene = scene
-        while self._looks.acquire(blocking=False):
+        while self._polls.acquire(blocking=False):
             pass
         if viewers:
-            # A look at it, and the beginning of the one after.
+            # One poll of the scene; the next poll begins after it is drawn.
             for _ in range(2):
-                self._looks.acquire(timeout=10)
+                self._polls.acquire(timeout=10)
 
     def close(self) -> None:
-        """Has nothing to end."""
+        """Nothing to close."""
 
 
 def main() -> None:
@@ -180,16 +175,14 @@ def main() -> None:
 
     arguments = json.loads(sys.argv[1])
     bind_to_launcher()
-    hub._LOOK_S = 0.3  # tests wait for the next look
+    broadcaster._POLL_S = 0.3  # tests wait for the next poll
     stage = Stage()
-    keys = ApiKeys(Path(arguments["keys"])) if arguments["keys"] else None
-    # As in the endpoint's own `main`: who shows a key is no operator.
-    dashboard = Dashboard(lambda: stage, Operator() if keys is None else None)
-    box = Box(keys=keys, dashboard=dashboard)
-    scenes = obey(arguments["control"])
+    dashboard = Dashboard(lambda: stage, Operator())
+    box = Box(dashboard=dashboard)
+    scenes = commands_from(arguments["control"])
     announce(ready=box.url)
     for scene, reply in scenes:
-        stage.show(scene, dashboard.hub.viewers)
+        stage.show(scene, dashboard.broadcaster.viewers)
         reply(None)
     box.close()
 

@@ -1,10 +1,10 @@
-"""`python -m faulty_server`: the `eaas` program, but an expert server computes as slowly as a test says.
+"""`python -m faulty_server`: the `eaas` program with an expert server that a test can slow down.
 
-A file of 24 bytes, named after the server, in the directory FAULTY_SERVERS: the least seconds that a batch
-takes for each expert that it visits (infinity: it does not end), batches begun, batches ended.
+FAULTY_SERVERS names a directory with one file of 24 bytes per server, named after it: the least seconds that
+a batch takes per visited expert (infinity: it never ends), batches begun, batches ended.
 
-SPOKEN_VERSIONS in the environment, "1-2": it is of another release, which speaks these versions.
-FAULTY_SERVER_NETWORK: the file of a network namespace that it is to live in.
+SPOKEN_VERSIONS in the environment, "1-2": imitate another release that speaks these protocol versions.
+FAULTY_SERVER_NETWORK: the file of the network namespace to run in.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ DIRECTORY = "FAULTY_SERVERS"
 SPOKEN = "SPOKEN_VERSIONS"
 NETWORK = "FAULTY_SERVER_NETWORK"
 LAYOUT = struct.Struct("<dqq")
-_LOOK_S = 0.002
+_POLL_S = 0.002
 _CLONE_NEWNET = 0x40000000
 
 
 def open_control(path: Path) -> mmap:
-    """The file, made where it is not there, as memory."""
+    """Map the file, creating it if necessary."""
     with path.open("ab") as file:
         if file.tell() < LAYOUT.size:
             file.truncate(LAYOUT.size)
@@ -40,7 +40,7 @@ def open_control(path: Path) -> mmap:
 
 
 class FaultyKernel:
-    """A kernel that takes its time."""
+    """A kernel with a configurable duration."""
 
     def __init__(self, kernel: Any, control: mmap) -> None:
         self._kernel = kernel
@@ -57,7 +57,7 @@ class FaultyKernel:
         out_TH = self._kernel(x_TH, ids_TK, scores_TK, layer)
         experts = len(ids_TK[ids_TK >= 0].unique())
         while (left_s := began + experts * self._seconds() - time.monotonic()) > 0:
-            time.sleep(min(left_s, _LOOK_S))
+            time.sleep(min(left_s, _POLL_S))
         self._count(2)
         return out_TH
 
@@ -89,7 +89,7 @@ def _speak(spoken: str) -> None:
 
 
 def _enter(namespace: str) -> None:
-    """Of this thread and of those that it starts: it must still be the only one."""
+    """Enter a network namespace: the calling thread and its children. Call it while there is one thread."""
     fd = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
     try:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -106,6 +106,6 @@ if __name__ == "__main__":
         _patch(sys.argv[sys.argv.index("--id") + 1])
     if SPOKEN in os.environ:
         _speak(os.environ[SPOKEN])
-    from eaas.cli import main as program
+    from eaas_cli.commands import main as program
 
     program()

@@ -1,4 +1,4 @@
-"""A limit of open files for a while."""
+"""Temporary limits on open files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["few_files", "no_files"]
 
 @contextmanager
 def few_files(free: int) -> Iterator[int]:
-    """No more than so many new files may be open in this process; yields the limit."""
+    """Let this process open only so many new files; yields the limit."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken = {int(name) for name in os.listdir("/proc/self/fd")}
     numbers = itertools.filterfalse(taken.__contains__, itertools.count())
@@ -27,7 +27,7 @@ def few_files(free: int) -> Iterator[int]:
 
 @contextmanager
 def no_files() -> Iterator[list[int]]:
-    """Hold every file that this process may open; yields their descriptors."""
+    """Use up all file descriptors of this process; yields them."""
     held: list[int] = []
     try:
         with suppress(OSError):

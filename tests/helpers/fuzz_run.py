@@ -1,4 +1,4 @@
-"""`python -m fuzz_run TARGET [libFuzzer's options and directories]`: atheris on one of `fuzz_targets`."""
+"""`python -m fuzz_run TARGET [libFuzzer options and directories]`: run atheris on one of `fuzz_targets`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import sys
 
 import atheris
 
-# Of this project, what reads bytes; of others nothing: it is not ours, and would be slow.
+# Only this project's parsers: instrumenting other packages would be slow.
 with atheris.instrument_imports(include=["eaas.wire", "eaas.types", "fuzz_targets"]):
     from fuzz_targets import TARGETS
 
 
 def main(target: str, *options: str) -> None:
-    """Runs until libFuzzer's limits, or until the target fails."""
+    """Run until libFuzzer's limits or until the target fails."""
     atheris.Setup(["fuzz_run", *options], TARGETS[target])
     atheris.Fuzz()
 

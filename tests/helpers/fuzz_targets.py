@@ -1,6 +1,6 @@
-"""What strangers send, as bytes: each target takes any, and fails where it is not met as is promised.
+"""Fuzz targets: parsers of untrusted bytes, with the promises that must hold for any input.
 
-A target raises nothing, whatever it is given: what it calls may raise the errors of its contract alone.
+A target fails if the code under test breaks a promise or raises an error that is not in its contract.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ _MAGIC = struct.pack("<IH", MAGIC, VERSION)
 
 
 def slot(data: bytes) -> None:
-    """A request in a slot. The first byte's lowest bits: seal it; give it a right magic and generation."""
+    """A request in a slot. Bit 0 of the first byte seals it, bit 1 sets a valid magic and generation."""
     mode, data = (data or b"\0")[0], data[1:]
     room = REQUEST_HEADER_BYTES + LIMITS.payload_capacity
     buffer = bytearray(data[:room].ljust(room, b"\0"))
-    # What follows is the neighbour's.
+    # The next slot, which must not change.
     buffer += bytes([_GUARD]) * 64
     if mode & 2:
         buffer[:6] = _MAGIC
@@ -116,7 +116,7 @@ def answer(data: bytes) -> None:
 
 
 def frame(data: bytes) -> None:
-    """A frame of the grpc transport: what is read by hand is what protobuf reads."""
+    """A frame of the grpc transport: the hand-written decoder agrees with protobuf."""
     for codec, cls in (
         (REQUEST_FRAMES, expert_pb2.ExchangeRequest),
         (RESPONSE_FRAMES, expert_pb2.ExchangeResponse),
@@ -128,13 +128,13 @@ def frame(data: bytes) -> None:
         try:
             message = cls.FromString(data)
         except DecodeError:
-            continue  # Stricter in what does not matter here.
+            continue  # Protobuf is stricter about unknown fields.
         assert (read.slot, bytes(read.data)) == (message.slot, message.data)
         assert read.connection_id == getattr(message, "connection_id", "")
 
 
 def chunk(data: bytes) -> None:
-    """A chunk of a shard, likewise."""
+    """A chunk of a shard: the hand-written decoder agrees with protobuf."""
     try:
         read = decode_chunk(data)
     except ValueError:
@@ -169,7 +169,7 @@ _ADMITTED: tuple[tuple[Any, Callable[[Any], object]], ...] = (
 
 
 def admission(data: bytes) -> None:
-    """A message of the contract (the first byte says which) becomes a value, or is a ValueError."""
+    """A message of the contract (the first byte selects it) becomes a value or is a ValueError."""
     cls, admit = _ADMITTED[(data or b"\0")[0] % len(_ADMITTED)]
     try:
         message = cls.FromString(data[1:])
@@ -187,7 +187,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
 
 
 def seeds() -> Iterator[tuple[str, str, bytes]]:
-    """Target, name and bytes of inputs that are right: what a corpus begins with."""
+    """Target, name and bytes of valid inputs, the start of the corpus."""
     for dtype in WireDtype:
         header = RequestHeader.of(
             dtype=dtype, generation=GENERATION, request_id=3, epoch=1, budget_us=10**6, layer=1,

@@ -1,20 +1,20 @@
-"""`python -m half_sender HOST:PORT KIND COUNT`: holds connections open that want nothing, until it is ended.
+"""`python -m half_sender HOST:PORT KIND COUNT`: holds useless connections open until it is killed.
 
-Kinds: `body` (a POST whose body does not end), `head` (headers that do not end), `silent` (nothing is sent)
-and `idle` (a request that is answered, then nothing). A connection that the server closes is opened again.
+Kinds: `body` (a POST with an incomplete body), `head` (incomplete headers), `silent` (nothing is sent) and
+`idle` (one complete request, then nothing). It reopens connections that the server closes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import resource
 import selectors
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
+
+from helper_process import running
 
 _POST = (
     b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -29,25 +29,10 @@ _SENT = {
 
 
 @contextlib.contextmanager
-def half_senders(address: str, kind: str, count: int) -> Iterator[subprocess.Popen[str]]:
-    """The attack, from a process of its own, once every connection was opened."""
-    words = [sys.executable, "-m", "half_sender", address, kind, str(count)]
-    attacker = subprocess.Popen(
-        words,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.path.dirname(__file__)},
-    )
-    try:
-        assert attacker.stdout is not None
-        assert attacker.stdout.readline() == "open\n"
-        yield attacker
-        assert attacker.poll() is None
-    finally:
-        attacker.kill()
-        attacker.wait()
-        assert attacker.stdout is not None
-        attacker.stdout.close()
+def half_senders(address: str, kind: str, count: int) -> Iterator[None]:
+    """Start the attack in another process; enter the block when all connections are open."""
+    with running("half_sender", address, kind, str(count), ready="open"):
+        yield
 
 
 def main(address: str, kind: str, count: int) -> None:
@@ -79,7 +64,7 @@ def main(address: str, kind: str, count: int) -> None:
                 selector.unregister(connection)
                 connection.close()
                 begin()
-        # A new one for each would keep the processor busy, and nothing else.
+        # Without a pause, reopening connections would only keep the processor busy.
         time.sleep(0.02)
 
 

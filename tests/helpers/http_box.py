@@ -1,4 +1,4 @@
-"""The HTTP face over plain tiny models: a real uvicorn, real sockets, OpenAI's own client."""
+"""The HTTP endpoint over tiny local models: real uvicorn, real sockets, OpenAI's client."""
 
 from __future__ import annotations
 
@@ -10,16 +10,10 @@ from typing import Any
 import httpx
 import openai
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    AutoModelForCausalLM,
-    DeepseekV3Config,
-    GptOssConfig,
-    PreTrainedTokenizerFast,
-    Qwen3MoeConfig,
-)
+from transformers import AutoModelForCausalLM, DeepseekV3Config, GptOssConfig, Qwen3MoeConfig
 
-from attention_client.serve import HttpServer, ServeLimits, build_app
+from attention_client.serving import HttpServer, ServeLimits, build_app
+from byte_tokenizer import byte_tokenizer
 
 VOCABULARY = 260
 END = 257
@@ -53,16 +47,10 @@ CONFIGS = {
 LIMITS = ServeLimits(num_blocks=24, page_size=8, max_batch_tokens=32, max_body_bytes=100_000)
 
 
-def byte_tokenizer() -> Any:
-    """Each byte is a token; "</s>" is 257."""
-    vocabulary = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    vocabulary |= {"<unk>": 256, "</s>": END, "<pad>": 258, "<s>": 259}
-    backend = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, unk_token="<unk>", eos_token="</s>", pad_token="<pad>"
-    )
+def chat_tokenizer() -> Any:
+    """A byte tokenizer with a chat template; "</s>" is 257."""
+    special = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>"}
+    tokenizer = byte_tokenizer(*special.values(), "<s>", **special)
     tokenizer.chat_template = (
         "{% for m in messages %}"
         "{% if m.content == 'refuse' %}{{ raise_exception('no such turn') }}{% endif %}"
@@ -74,7 +62,7 @@ def byte_tokenizer() -> Any:
 def tiny_model(kind: str = "qwen3_moe") -> Any:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(CONFIGS[kind], dtype=torch.float32).eval()
-    with torch.no_grad():  # as they are, all logits are nearly equal
+    with torch.no_grad():  # otherwise all logits are nearly equal
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.mul_(6.0)
@@ -91,21 +79,20 @@ class Box:
         keys: Any = None,
         traces: Any = None,
         dashboard: Any = None,
-        sampled: Mapping[str, float] | None = None,
+        generation: Mapping[str, Any] | None = None,
         hosts: Any = None,
     ) -> None:
         self.model = tiny_model(kind)
-        self.tokenizer = byte_tokenizer()
+        self.tokenizer = chat_tokenizer()
         self.error: Exception | None = None
         self.slow_s = 0.0
         self.good = (True, "")
         self.forwards = 0
         self.traces = traces
         self.model.model.layers[-1].mlp.register_forward_pre_hook(self._experts)
-        # Before build_app: it may give the model another attention.
+        # Before build_app, which may change the model's attention.
         self.expected = {prompt: self._greedy(prompt) for prompt in ("Hello", "abc", "zz top")}
-        if sampled is not None:
-            self.model.generation_config.update(do_sample=True, **sampled)
+        self.model.generation_config.update(**(generation or {}))
         self.app = build_app(
             self.model,
             self.tokenizer,
@@ -172,7 +159,7 @@ class Box:
 
 
 def events(text: str) -> list[Any]:
-    """The events of a stream; the last one must be [DONE]."""
+    """The events of a stream without the final [DONE]."""
     blocks = text.split("\n\n")
     assert blocks[-2:] == ["data: [DONE]", ""]
     return [json.loads(block.removeprefix("data: ")) for block in blocks[:-2]]

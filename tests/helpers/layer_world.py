@@ -1,4 +1,4 @@
-"""A layer call's world of fakes: connections and a clock; no slot, no thread, no time."""
+"""Fakes for a layer call: connections and a clock, without slots, threads or real time."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from prometheus_client import CollectorRegistry
 
-from attention_client.budget import HedgeBudget, ServiceTimes
+from attention_client.connections.deadlines import HedgeBudget, ServiceTimes
+from attention_client.connections.messages import Answer, LayerInput, Ticket
 from attention_client.dispatch import dispatch_policy
 from attention_client.dispatch.parts import Part
-from attention_client.layer_call import ClusterView, Dispatcher, LayerCall
-from attention_client.messages import Answer, LayerInput, Ticket
-from attention_client.metrics import ClientMetrics
+from attention_client.layer_call.call import ClusterView, Dispatcher, LayerCall
+from attention_client.telemetry.metrics import ClientMetrics
 from eaas.errors import (
     ConnectionLostError,
     SlotCorruptError,
@@ -32,7 +32,7 @@ FAULTS = ("lost", "busy", "silent", "late", "stale", "internal", "corrupt", "tor
 
 @dataclass
 class World:
-    """The clock, and everything that the fakes write down."""
+    """The clock, and the record of everything the fakes were asked."""
 
     now: float = 100.0
     pairs: list[tuple[str, int, int]] = field(default_factory=list)
@@ -43,7 +43,7 @@ class World:
 
 
 class FakeConnection:
-    """Answers after a delay what the script says, request by request; "ok" once the script is over."""
+    """Answers each request with the next outcome of its script after a delay; then always `forever`."""
 
     incarnation = 1
 
@@ -161,7 +161,7 @@ def view_of(connections: list, holds_SE: np.ndarray, epoch: int = 1) -> ClusterV
 
 @dataclass
 class Call:
-    """A layer call, with what it was made of."""
+    """A layer call and its arguments."""
 
     x_TH: torch.Tensor
     ids_TK: np.ndarray
@@ -189,7 +189,7 @@ def call_of(
     **changes: Any,
 ) -> Call:
     tokens = len(ids_TK)
-    # The first column names the token; whole numbers, so that every order of summation is exact.
+    # The first column identifies the token. Whole numbers make every order of summation exact.
     x_TH = (torch.arange(tokens)[:, None] + torch.arange(HIDDEN) * tokens).float()
     given = {
         "x_TH": x_TH,
@@ -223,7 +223,7 @@ def failovers(call: Call, reason: str) -> float:
 
 
 def seasoned(world: World, name: str, *args: Any, **kwargs: Any) -> FakeConnection:
-    """A server of which is known that it answers in 10 ms."""
+    """A connection whose service time is known to be 10 ms."""
     connection = FakeConnection(world, name, *args, **kwargs)
     connection.service = ServiceTimes()
     for rows in (1, 2, 4):
@@ -237,7 +237,7 @@ def hedges(call: Call, outcome: str) -> float:
 
 
 def ended(call: Call) -> dict[str, dict[str, int]]:
-    """What the monitor is to be told, without the zeros."""
+    """The outcomes to report to the monitor, without zeros."""
     told = {"answered", "timed_out", "lost", "refused", "failed", "corrupt", "hedged_away"}
     return {
         server.server_id: {f.name: n for f, n in server.ListFields() if f.name in told}

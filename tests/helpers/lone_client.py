@@ -1,8 +1,8 @@
-"""`python -m lone_client MONITOR MODEL TRANSPORT HOW`: an attention client that a test can kill, or stop.
+"""`python -m lone_client MONITOR MODEL TRANSPORT HOW`: an attention client that a test can kill or stop.
 
-HOW "at-once": a call to each of three layers at the same time, then nothing more; says "asked" once all three
-are in slots. "on-and-on": one call after another, each answer compared with the first. Says "ready" once it
-is connected, then a line for each answer.
+HOW "at-once": one call to each of three layers at the same time; prints "asked" once all are in slots.
+HOW "on-and-on": one call after another, each compared with the first. It prints "ready" once connected, then
+a line for each answer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from attention_client.cluster import Cluster
-from attention_client.metrics import ClientMetrics
+from attention_client.telemetry.metrics import ClientMetrics
 from eaas.checkpoint import Checkpoint
 from eaas.config import AttentionClientConfig
 
@@ -25,7 +25,7 @@ ID = "lone-client"
 
 def main(monitor: str, model: str, transport: str, how: str) -> None:
     shape = Checkpoint.open(Path(model)).shape
-    # Nothing is asked twice: what the server has of this client is what was counted.
+    # No hedges and no retries, so that the server has exactly these requests.
     patient = {"attempt_timeout_s": 60.0, "hedge_share": 0.0} if how == "at-once" else {}
     config = AttentionClientConfig(transport=transport, layer_timeout_s=60.0, **patient)
     cluster = Cluster(monitor, shape, config, ClientMetrics(CollectorRegistry()), client_id=ID)

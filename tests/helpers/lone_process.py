@@ -1,4 +1,4 @@
-"""`lone_client` as a process of a test's."""
+"""Start and control a `lone_client` process."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from eaas.local.nursery import Nursery
-from eaas.local.process import ChildProcess
+from eaas_cli.local.fork_server import ForkServer
+from eaas_cli.local.process import ChildProcess
 from lone_client import ID
 
 __all__ = ["LoneClient"]
@@ -18,13 +18,13 @@ PATIENCE_S = 60.0
 
 
 class LoneClient(ChildProcess):
-    """`lone_client`, as a process."""
+    """A `lone_client` process."""
 
     def __init__(
-        self, cluster: Any, transport: str, how: str, log_dir: Path, nursery: Nursery
+        self, cluster: Any, transport: str, how: str, log_dir: Path, fork_server: ForkServer
     ) -> None:
         arguments = (cluster.monitor_address, str(cluster.model), transport, how)
-        super().__init__(ID, arguments, log_dir, module="lone_client", nursery=nursery)
+        super().__init__(ID, arguments, log_dir, module="lone_client", fork_server=fork_server)
         self._said = log_dir / f"{ID}.log"
 
     def wait_for(self, word: str) -> None:

@@ -1,11 +1,11 @@
-"""A monitor's registry and its members in simulated time: what a seed drew, it draws again.
+"""A monitor's registry and its members in simulated time. A seed replays exactly.
 
     member: send --delay--> registry.heartbeat --delay--> member: sleep heartbeat_s, send again
 
-The delays of one such round are together at most `jitter_s`. A message that is cut off comes soon after the
-cut; where that lasts for a lease it is lost, and its sender tries anew, as `eaas.session` does. While the
-monitor is paused nothing of it runs; what came meanwhile waits, and is handled before or after the first
-tick. The one that is started after one that ended knows what a store has kept; members have to find it.
+The delays of one round sum to at most `jitter_s`. A message held up by a cut arrives soon after it. If the
+cut lasts for a lease, the message is lost, and its sender tries again, as `eaas.membership.session` does. A
+paused monitor runs nothing; messages that arrive meanwhile are handled before or after its first tick. A
+restarted monitor knows what a store has kept, and members have to find it.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from eaas.types import Member, MemberState, Role
-from monitor.life import MemberEvent
-from monitor.registry import IdTakenError, Registry, UnknownLifeError
+from monitor.incarnation import MemberEvent
+from monitor.registry import IdTakenError, Registry, UnknownIncarnationError
 from monitor.store.kept import Kept
 
 LEASE_S, HEARTBEAT_S = 2.0, 0.9
 SUSPECT, DEAD = MemberState.SUSPECT, MemberState.DEAD
 _RETRY_S = 0.5
-# After a cut, until what it held up is sent again.
+# After a cut, until held-up messages are sent again.
 _RESENT_S = 0.3
-# After a restart, until `eaas.session` has found the monitor.
+# After a restart, until `eaas.membership.session` has found the monitor.
 _FOUND_S = 6.0
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What happens in one schedule. Members are m0, m1, ...; times in seconds from the start.
+    """One schedule. Members are m0, m1, ...; times in seconds from the start.
 
     Attributes:
-        kills: When, who, and when it is started again (infinity: never).
-        cuts: From when, until when, and who cannot reach the monitor.
-        pauses: Of the monitor: from when, until when.
-        downs: The monitor ends, and another one starts.
+        kills: When, which member, and when it is started again (infinity: never).
+        cuts: Begin, end, and the members that cannot reach the monitor.
+        pauses: Begin and end of the monitor's pauses.
+        downs: When the monitor ends, and when another one starts.
     """
 
     members: int
@@ -52,13 +52,13 @@ class Plan:
 
 @dataclass
 class Process:
-    """One process; another one of the same id is another object.
+    """One process; another process of the same id is another object.
 
     Attributes:
-        ended_pids: Of those before it, if its parent saw their ends.
-        heard_at: When the registry last took something of it.
-        beats: Heartbeats that the registry took.
-        suspected: At how many beats it was each time that it was suspected.
+        ended_pids: Former processes, if their parent saw them end.
+        heard_at: When the registry last heard it.
+        beats: Heartbeats that the registry received.
+        suspected: Value of `beats` at each suspicion.
     """
 
     index: int
@@ -79,7 +79,7 @@ class Process:
 
 
 class Watcher:
-    """Rebuilds the membership from events, and takes a snapshot where it has to."""
+    """Rebuilds the membership from events, or from a snapshot if necessary."""
 
     def __init__(self) -> None:
         self.revision = -1
@@ -114,11 +114,11 @@ def _comparable(m: Member) -> Member:
 
 
 class Simulation:
-    """One schedule; `run` checks what must hold of any, the caller the rest.
+    """Runs one schedule. `run` checks the general invariants, the caller the others.
 
     Attributes:
-        processes: All that ever ran.
-        trace: A line an event.
+        processes: All processes so far.
+        trace: One line per event.
     """
 
     def __init__(self, seed: int, plan: Plan) -> None:
@@ -164,7 +164,7 @@ class Simulation:
 
     def _begin(self) -> None:
         own = Member("monitor", Role.MONITOR, 0, "h", "", MemberState.SERVING)
-        self._monitor_life, events = self.registry.register(own, 0, self.now)
+        self._monitor_incarnation, events = self.registry.register(own, 0, self.now)
         self._note(events)
 
     def _restart(self) -> None:
@@ -177,8 +177,10 @@ class Simulation:
         if (wakes_at := self._wakes_at()) is not None:
             self._at(wakes_at + self.dice.uniform(0, 0.002), self._tick)
             return
-        life = self._monitor_life
-        self._note(self.registry.heartbeat("monitor", life, self.now, state=MemberState.SERVING))
+        incarnation = self._monitor_incarnation
+        self._note(
+            self.registry.heartbeat("monitor", incarnation, self.now, state=MemberState.SERVING)
+        )
         self._note(self.registry.tick(self.now))
         pause_s = min(LEASE_S / 8, max(0.005, self.registry.due_at() - self.now))
         self._at(self.now + pause_s, self._tick)
@@ -207,8 +209,8 @@ class Simulation:
             if member.role is Role.MONITOR:
                 assert member.state is MemberState.SERVING
                 continue
-            life = (member.id, member.incarnation)
-            process = next(p for p in self.processes if (p.id, p.incarnation) == life)
+            key = (member.id, member.incarnation)
+            process = next(p for p in self.processes if (p.id, p.incarnation) == key)
             if member.state is DEAD:
                 process.dead_at = self.now
                 silence_s = self.now - process.heard_at
@@ -222,7 +224,7 @@ class Simulation:
     # -- members ---------------------------------------------------------------------------------
 
     def was_cut(self, index: int, begin: float, end: float) -> bool:
-        """Whether it was cut off at any moment between these."""
+        """Whether the member was cut off at any moment in this interval."""
         return any(index in who and a < end and begin < b for a, b, who in self.plan.cuts)
 
     def _kill(self, index: int) -> None:
@@ -232,14 +234,14 @@ class Simulation:
 
     def _start(self, index: int) -> None:
         assert index not in self._present
-        # One that is started by hand knows of no end.
+        # A process started by hand knows of no end.
         ended_pids = self._ended.get(index, ()) if self.dice.random() < 0.5 else ()
         process = Process(index, next(self._pids), ended_pids)
         self._present[index] = process
         self._register(process)
 
     def _message(self, process: Process, handle: Callable[..., None], *arguments: Any) -> None:
-        """From or to the monitor."""
+        """Send a message from or to the monitor."""
         arrives_at = self.now + self.dice.uniform(0, self.plan.jitter_s / 2)
         for begin, end, who in self.plan.cuts:
             if process.index in who and begin <= arrives_at and self.now < end:
@@ -283,7 +285,7 @@ class Simulation:
                 if (other.id, other.incarnation) == (process.id, before) and not other.dead_at:
                     other.replaced = True
             if process.incarnation:
-                # It lives on as another one, unless it was killed after it asked for that.
+                # It continues as a new incarnation, unless it was killed meanwhile.
                 alive, process.alive = process.alive, False
                 process = replace(process, alive=alive, dead_at=None, suspected=[], beats=0)
                 if alive:
@@ -307,7 +309,7 @@ class Simulation:
             events = self.registry.heartbeat(
                 process.id, process.incarnation, self.now, state=MemberState.SERVING
             )
-        except UnknownLifeError:
+        except UnknownIncarnationError:
             self._message(process, self._register)
             return
         process.heard_at = self.now

@@ -1,4 +1,4 @@
-"""Networks that lose what they are told to: a proxy, and `eaas.chaos`'s namespaces."""
+"""Lossy networks: a proxy, and the network namespaces of `eaas_cli.chaos`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from eaas import server_records
-from eaas.chaos.network import Namespace
+from eaas.net import server_records
+from eaas_cli.chaos.network import Namespace
 
 __all__ = ["PATIENCE_S", "Namespace", "Proxy"]
 
@@ -17,7 +17,7 @@ PATIENCE_S = 40.0
 
 
 class Proxy:
-    """Between clients and one address; loses what it is told to, and closes nothing."""
+    """A TCP proxy to one address that can drop bytes in each direction without closing connections."""
 
     def __init__(self, address: str) -> None:
         host, port = address.rsplit(":", 1)
@@ -29,19 +29,19 @@ class Proxy:
             server_records.publish(self.address, record.secret)
         self._sockets: list[socket.socket] = [self._listener]
         self._threads: list[threading.Thread] = []
-        # By direction: bytes that were thrown away; None while everything passes.
+        # Bytes dropped so far, by direction; None while everything passes.
         self.lost: dict[str, int | None] = {"up": None, "down": None}
         self._start(self._accept)
 
     def cut(self, *, up: bool = False, down: bool = False) -> None:
-        """From now on lose what goes up to the server, or down to the clients."""
+        """Drop all bytes to the server (up) or to the clients (down) from now on."""
         if up:
             self.lost["up"] = 0
         if down:
             self.lost["down"] = 0
 
     def heal(self) -> None:
-        """What was cut is over: its connections end, since bytes of them are missing, and new ones pass."""
+        """End the cut. Its connections close, since they lack bytes; new ones pass."""
         self.lost = {"up": None, "down": None}
         for one in self._sockets[1:]:
             with contextlib.suppress(OSError):
@@ -62,7 +62,7 @@ class Proxy:
             try:
                 above = socket.create_connection(self._target, timeout=PATIENCE_S)
             except ConnectionRefusedError:
-                continue  # It is gone, and this side says nothing of that.
+                continue  # The server is gone; this side stays silent.
             above.settimeout(None)
             self._sockets.append(above)
             self._start(self._pass, below, above, "up")
@@ -79,7 +79,7 @@ class Proxy:
         except OSError:
             return
         finally:
-            # The end of a connection gets lost like all else.
+            # During a cut the end of a connection is dropped as well.
             if self.lost[way] is None:
                 with contextlib.suppress(OSError):
                     target.shutdown(socket.SHUT_WR)

@@ -1,8 +1,8 @@
-"""`python -m other_user ...`: the `eaas` program as user and group 65534 (as root)."""
+"""`python -m other_user ...`: run the `eaas` program as user and group 65534 (needs root)."""
 
 from __future__ import annotations
 
-# Imported before the change: that user may not be allowed to read the interpreter's own files.
+# Imported before the change of user, who may not be allowed to read the interpreter's files.
 import encodings.idna  # noqa: F401
 import os
 
@@ -10,10 +10,10 @@ NOBODY = 65534
 
 
 def main() -> None:
-    from eaas.cli import main as eaas
-    from eaas.local.child import LAUNCHER_VARIABLE
+    from eaas.launcher_pipe import LAUNCHER_VARIABLE
+    from eaas_cli.commands import main as eaas
 
-    # Started by hand: it may not open what is its launcher's.
+    # As if started by hand: it may not open its launcher's files.
     os.environ.pop(LAUNCHER_VARIABLE, None)
     os.setgroups([])
     os.setgid(NOBODY)

@@ -1,4 +1,4 @@
-"""A cluster in which every step of a roll-out can be put off, lost or cut short; no I/O, no clock."""
+"""A cluster in which every step of a roll-out can be delayed, lost or cut short; no I/O, no clock."""
 
 from __future__ import annotations
 
@@ -8,8 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from balancer.actions import Action, Call, Complain, Inspect, Prepare, Publish, Retire, Settled
-from balancer.planner import Planner
+from balancer.planner.actions import (
+    Action,
+    Call,
+    Complain,
+    Inspect,
+    Prepare,
+    Publish,
+    Retire,
+    Settled,
+)
+from balancer.planner.planner import Planner
 from eaas.types import Member, MemberState, ModelShape, Placement, Role
 
 JOINING, SERVING, DEAD = MemberState.JOINING, MemberState.SERVING, MemberState.DEAD
@@ -39,18 +48,18 @@ def client(name: str, epoch: int = 0, state: MemberState = SERVING) -> Member:
 
 
 class World:
-    """Servers and clients as they are, and the balancer of the moment, which is told at once.
+    """Servers, clients and the current balancer, which hears of everything at once.
 
     Attributes:
-        stores: What each live server holds, bool (L, E).
-        calls: On their way to servers, of the balancer of the moment and of those before.
+        stores: Experts that each live server holds, bool (L, E).
+        calls: Calls in flight, of the current and of previous balancers.
         follows: The placement that each client follows.
-        published: Of the balancer of the moment; None: none yet.
-        remembers: Whether a balancer is told what the one before wanted last.
-        deaf: Servers that live, and serve, and that no call of the balancer reaches.
-        rooms: Replicas that servers have memory for, by name; no limit for those that are not in it.
-        crowded: Those that were told to hold more.
-        copies: What servers read, as digests (L, E): the right ones unless a test damages them.
+        published: The current balancer's placement; None: none yet.
+        remembers: Whether a new balancer gets its predecessor's last candidate.
+        unreachable: Live, serving servers that no call of the balancer reaches.
+        capacity: Replicas that servers have memory for, by name; unlimited if missing.
+        overfull: Servers that were told to hold more.
+        copies: Digests that servers read, (L, E): right unless a test damages them.
     """
 
     def __init__(self, expected: int, redundancy: int) -> None:
@@ -59,9 +68,9 @@ class World:
         self.members: dict[str, Member] = {}
         self.stores: dict[str, np.ndarray] = {}
         self.told: dict[str, int] = {}
-        self.deaf: set[str] = set()
-        self.rooms: dict[str, int] = {}
-        self.crowded: list[str] = []
+        self.unreachable: set[str] = set()
+        self.capacity: dict[str, int] = {}
+        self.overfull: list[str] = []
         self.copies: dict[str, np.ndarray] = defaultdict(lambda: RIGHT_LE.copy())
         self.vain: list[tuple[Planner, Call]] = []
         self.calls: list[tuple[Planner, Call]] = []
@@ -75,7 +84,7 @@ class World:
     # -- the balancer -----------------------------------------------------------------------------
 
     def start_balancer(self) -> None:
-        """Whatever was before is gone, but for calls that are on their way."""
+        """Replace the balancer; calls in flight stay."""
         self.planner = Planner(self.expected, self.redundancy, GRACE_S, ACK_S)
         if self.remembers and self.wanted is not None:
             self.planner.remember(self.wanted)
@@ -88,23 +97,23 @@ class World:
         self.members["balancer"] = Member(
             "balancer", Role.BALANCER, life, "h", "b:1", SERVING, incarnation=life
         )
-        self.tell()
+        self.notify()
 
-    def tell(self) -> None:
-        self.take(self.planner.observe(dict(self.members), self.now))
+    def notify(self) -> None:
+        self.apply(self.planner.observe(dict(self.members), self.now))
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
-        self.take(self.planner.tick(self.now))
+        self.apply(self.planner.tick(self.now))
 
-    def take(self, actions: list[Action]) -> None:
+    def apply(self, actions: list[Action]) -> None:
         for action in actions:
             if isinstance(action, Publish):
                 placement = action.placement
                 assert placement.epoch not in self.placements
                 assert placement.epoch > max(self.placements, default=0)
-                # With memory limited what is lost may have to wait until room is made.
-                assert self.covered(placement).all() or self.rooms, "published what nobody holds"
+                # With limited memory lost experts may have to wait for free memory.
+                assert self.covered(placement).all() or self.capacity, "published what nobody holds"
                 assert np.allclose(placement.shares_LSE.sum(axis=1), 1)
                 self.placements[placement.epoch] = self.published = placement
             elif isinstance(action, Inspect | Prepare | Retire):
@@ -120,7 +129,7 @@ class World:
                 self.refusals.append(action)
 
     def covered(self, placement: Placement) -> np.ndarray:
-        """Experts that a server has which a follower of the placement would ask: bool (L, E)."""
+        """Experts held by a server that a follower of the placement would ask: bool (L, E)."""
         found_LE = np.zeros(FULL, dtype=bool)
         for s, name in enumerate(placement.servers):
             if name in self.stores:
@@ -133,7 +142,7 @@ class World:
         return sorted(self.stores)
 
     def start(self, name: str, incarnation: int | None = None, address: str = "") -> None:
-        """A process begins, at an address of its own; its incarnation may be one that was there before."""
+        """Start a process with its own address; its incarnation may be a former one."""
         before = self.members.get(name)
         life = incarnation or (before.incarnation + 1 if before else 1)
         self.starts += 1
@@ -141,28 +150,28 @@ class World:
         self.members[name] = replace(
             server(name, incarnation=life),
             address=address,
-            memory_bytes=1000 * self.rooms.get(name, 0),
+            memory_bytes=1000 * self.capacity.get(name, 0),
             expert_bytes=1000,
         )
         self.stores[name] = np.zeros(FULL, dtype=bool)
         self.told[name] = 0
-        self.tell()
+        self.notify()
 
     def die(self, name: str) -> None:
         self.members[name] = replace(self.members[name], state=DEAD)
         del self.stores[name]
-        self.deaf.discard(name)
-        self.tell()
+        self.unreachable.discard(name)
+        self.notify()
 
-    def hear_again(self) -> None:
-        """Nobody is deaf any more; what is still wanted of those that were is on its way."""
-        self.deaf.clear()
+    def reconnect(self) -> None:
+        """Make all servers reachable, and repeat the calls to them that are still wanted."""
+        self.unreachable.clear()
         self.calls += [(p, c) for p, c in self.vain if p is self.planner and p.is_wanted(c)]
         self.vain.clear()
 
     def drain(self, name: str) -> None:
         self.members[name] = replace(self.members[name], state=DRAINING)
-        self.tell()
+        self.notify()
 
     def leave_where_empty(self) -> None:
         for name in self.up():
@@ -170,11 +179,11 @@ class World:
                 self.die(name)
 
     def answer(self, place: int = 0, *, fail: bool = False) -> None:
-        """One of the calls on their way is carried out, or fails, and its balancer is told, if it lives."""
+        """Carry out a call in flight, or let it fail, and tell its balancer if it lives."""
         planner, call = self.calls.pop(place)
         member = self.members[call.server_id]
         lives = call.server_id in self.stores and member.address == call.address
-        arrived = lives and call.server_id not in self.deaf
+        arrived = lives and call.server_id not in self.unreachable
         holds_LE = self.stores[call.server_id].copy() if arrived else None
         if arrived and fail and isinstance(call, Prepare):
             # It knows the epoch before it has loaded anything.
@@ -182,27 +191,27 @@ class World:
         stated_LE, missing, differs = self.compare(call)
         done = arrived and not fail and self.carry_out(call, serve=not missing and not differs)
         if done and differs and self.members[call.server_id].state is JOINING:
-            # As a server does that is of no use; the balancer hears of its end first.
+            # A useless server ends; the balancer hears of that first.
             self.die(call.server_id)
-        self.tell()
+        self.notify()
         if planner is not self.planner:
             return
         if done and differs:
-            self.take(planner.mismatched(call, self.now, "differs"))
+            self.apply(planner.mismatched(call, self.now, "differs"))
         elif done and missing:
-            self.take(planner.loaded(call, self.now, stated_LE))
+            self.apply(planner.loaded(call, self.now, stated_LE))
         elif done:
             told = self.told[call.server_id]
-            self.take(planner.succeeded(call, self.now, holds_LE, told, stated_LE))
+            self.apply(planner.succeeded(call, self.now, holds_LE, told, stated_LE))
         else:
-            self.take(planner.failed(call, self.now))
+            self.apply(planner.failed(call, self.now))
             if planner.is_wanted(call):
-                # Whoever hears nothing is told to retire for ever.
-                vain = isinstance(call, Retire) and call.server_id in self.deaf
+                # Retire is repeated for ever to an unreachable server.
+                vain = isinstance(call, Retire) and call.server_id in self.unreachable
                 (self.vain if vain else self.calls).append((planner, call))
 
     def compare(self, call: Call) -> tuple[np.ndarray, bool, bool]:
-        """Digests that a server states; whether a call to load lacks some; whether some are others."""
+        """A server's digests; whether a call to load lacks some; whether some differ."""
         name = call.server_id
         wanted_LE = self.stores.get(name, np.zeros(FULL, bool))
         if not isinstance(call, Prepare):
@@ -217,7 +226,7 @@ class World:
         return stated_LE, missing, bool((wanted_LE & differs_LE).any())
 
     def carry_out(self, call: Call, *, serve: bool = True) -> bool:
-        """What a server does; False where it refuses an older epoch."""
+        """Carry out a call on the server; False: it refuses an older epoch."""
         name = call.server_id
         if isinstance(call, Inspect):
             return True
@@ -233,8 +242,8 @@ class World:
         if isinstance(call, Prepare):
             self.loads += int((share_LE & ~self.stores[name]).sum())
             self.stores[name] |= share_LE
-            if self.stores[name].sum() > self.rooms.get(name, share_LE.size):
-                self.crowded.append(name)
+            if self.stores[name].sum() > self.capacity.get(name, share_LE.size):
+                self.overfull.append(name)
             state = SERVING if state is JOINING else state
         else:
             before = {c: self.covered(p) for c, p in self.follows.items()}
@@ -248,11 +257,11 @@ class World:
     # -- clients ----------------------------------------------------------------------------------
 
     def follow(self, name: str) -> None:
-        """A client hears of the newest placement of the balancer, and says so."""
+        """Let a client follow the balancer's newest placement and report it."""
         if self.published is not None:
             self.follows[name] = self.published
             self.members[name] = client(name, self.published.epoch)
-            self.tell()
+            self.notify()
 
     # -- until nothing is left to do --------------------------------------------------------------
 
@@ -273,7 +282,7 @@ class World:
         """All that live hold their shares and nothing else, evenly, and everybody follows that."""
         placement = self.published
         assert placement is not None
-        assert placement.servers == tuple(self.up())
+        assert sorted(placement.servers) == sorted(self.up())
         replicas = min(self.redundancy, len(self.stores))
         assert (placement.holds_LSE.sum(axis=1) == replicas).all()
         for s, name in enumerate(placement.servers):

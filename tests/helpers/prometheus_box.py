@@ -1,4 +1,4 @@
-"""A real Prometheus on this machine, for tests."""
+"""A real Prometheus on this machine."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _START_S = 60.0
 
 
 def missing() -> str | None:
-    """Why neither promtool nor Prometheus can be run here; None where both can."""
+    """Why promtool and Prometheus cannot run here; None if they can."""
     if shutil.which("promtool") is None or shutil.which("prometheus") is None:
         return "needs Prometheus: apt-get install prometheus"
     return None
 
 
 class PrometheusBox:
-    """Runs from its making until `stop`.
+    """A Prometheus server that runs until `stop`.
 
     Args:
-        directory: For its data; not there yet.
+        directory: A new directory for its data.
         config: Its prometheus.yml.
     """
 
@@ -68,7 +68,7 @@ class PrometheusBox:
             time.sleep(0.05)
 
     def firing(self) -> dict[str, dict[str, str]]:
-        """Labels of the alerts that fire, by name; of several of one name, the first."""
+        """Labels of the firing alerts, by name; the first if several have one name."""
         found: dict[str, dict[str, str]] = {}
         for alert in self._get("/api/v1/alerts")["alerts"]:
             if alert["state"] == "firing":
@@ -76,7 +76,7 @@ class PrometheusBox:
         return found
 
     def value(self, query: str) -> float | None:
-        """Of the first series of an instant query; None where there is none."""
+        """Value of the first series of an instant query, or None."""
         response = self._http.get("/api/v1/query", params={"query": query})
         result = response.raise_for_status().json()["data"]["result"]
         return float(result[0]["value"][1]) if result else None

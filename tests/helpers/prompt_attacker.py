@@ -1,6 +1,6 @@
-"""`python -m prompt_attacker HOST:PORT KIND BYTES CONNECTIONS`: posts a large body again and again.
+"""`python -m prompt_attacker HOST:PORT KIND BYTES CONNECTIONS`: posts a large body repeatedly.
 
-Says "attacking", and when its input ends, what it was answered: a line of JSON {status: times}.
+Prints "attacking"; at the end of its input prints the number of answers by status, as one line of JSON.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ BODIES: dict[str, Callable[[int], dict[str, Any]]] = {
 
 
 def body(kind: str, size: int) -> bytes:
-    """A body of about so many bytes that is refused."""
+    """Make a body of about `size` bytes that the endpoint refuses."""
     if kind == "nesting":
         return b'{"prompt":' + b"[" * (size // 2) + b"]" * (size // 2) + b"}"
     return json.dumps(BODIES[kind](size), separators=(",", ":")).encode()
@@ -53,13 +53,13 @@ def main() -> None:
     data, over, statuses = body(kind, int(size)), threading.Event(), Counter[int]()
 
     def attack() -> None:
-        line = http.client.HTTPConnection(address, timeout=60)
+        connection = http.client.HTTPConnection(address, timeout=60)
         while not over.is_set():
-            line.request("POST", path, data, {"Content-Type": "application/json"})
-            answer = line.getresponse()
+            connection.request("POST", path, data, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
             answer.read()
             statuses[answer.status] += 1
-        line.close()
+        connection.close()
 
     attackers = [threading.Thread(target=attack) for _ in range(int(connections))]
     for attacker in attackers:

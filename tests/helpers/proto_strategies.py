@@ -1,4 +1,4 @@
-"""Messages of the contract with anything in them, for hypothesis."""
+"""Hypothesis strategies for arbitrary protobuf messages."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def messages(descriptor: Descriptor, known: Known, depth: int = 3) -> st.SearchS
     """Messages of a type.
 
     Args:
-        descriptor: Of the type.
-        known: By field name, values that mean something; a field has one of them, or anything.
-        depth: Of messages in messages.
+        descriptor: The type.
+        known: Meaningful values by field name; a field has mostly these, sometimes any value.
+        depth: Maximum depth of nested messages.
     """
     cls = GetMessageClass(descriptor)
 

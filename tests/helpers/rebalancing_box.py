@@ -9,7 +9,7 @@ import numpy as np
 
 from balancer.main import Balancer
 from control_plane import SHAPE, FakeExpertServer, eventually
-from eaas.balancer_client import BalancerClient
+from eaas.control_plane.balancer_client import BalancerClient
 from eaas.types import Placement
 
 __all__ = ["HOT", "NAMES", "Box", "E", "L"]
@@ -70,7 +70,7 @@ class Box:
         return float((load_LS.max(axis=1) / load_LS.mean(axis=1)).mean())
 
     def at_rest(self) -> bool:
-        return bool(self.balancer.rebalancer.glimpse().at_rest)
+        return bool(self.balancer.rebalancer.snapshot().at_rest)
 
     def is_seen(self) -> bool:
         """Whether the balancer's window has the load as it is: its first look may have met a part of it."""

@@ -1,4 +1,4 @@
-"""The balancer of a simulated cluster: the planner, and a roll-out of a few lines."""
+"""The balancer of a simulated cluster: the planner, and a minimal roll-out."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from balancer.actions import Call, Inspect, Prepare, Publish, Retire
-from balancer.drafts import Draft
-from balancer.planner import Planner
+from balancer.planner.actions import Call, Inspect, Prepare, Publish, Retire
+from balancer.planner.candidates import Candidate
+from balancer.planner.planner import Planner
 from eaas.types import Placement
 from sim_client import ClientProcess
 from sim_process import ACK_S, GRACE_S, PUSH_S, REDUNDANCY, RETRY_S, Process
@@ -17,7 +17,7 @@ _TICK_S = 0.5
 
 
 class BalancerProcess(Process):
-    """The planner, and a roll-out of a few lines."""
+    """The planner, and a minimal roll-out."""
 
     def start(self, wanted: Placement | None) -> None:
         self.planner = Planner(self.sim.servers, REDUNDANCY, GRACE_S, ACK_S)
@@ -29,12 +29,12 @@ class BalancerProcess(Process):
         self.tick()
 
     def on_members(self) -> None:
-        # Who is not known yet by this life of it has no number.
+        # Not registered yet.
         if not self.incarnation:
             return
         now = self.fold.view.members.get(self.id)
         if now is not None and now.pid != self.pid and now.incarnation > self.incarnation:
-            # As live: before the other's epochs are seen, to which the next of this one would be above.
+            # As live: checked before the other's epochs, which this one's next epoch would exceed.
             self.sim.say(f"{self.id}({self.pid}): another one has taken over")
             self.alive = False
         else:
@@ -86,12 +86,12 @@ class BalancerProcess(Process):
             self.sim.stream(self, process, lambda p=process: p.take_placement(message))
 
     def propose_any(self) -> None:
-        """As an operator does."""
+        """Propose a random placement, like an operator."""
         now = self.planner.current
         if now is None:
             return
-        dice = np.random.default_rng(self.sim.dice.getrandbits(32))
+        rng = np.random.default_rng(self.sim.dice.getrandbits(32))
         replicas = min(REDUNDANCY, len(now.servers))
-        holds_LSE = dice.random(now.holds_LSE.shape).argsort(1).argsort(1) < replicas
+        holds_LSE = rng.random(now.holds_LSE.shape).argsort(1).argsort(1) < replicas
         shares_LSE = (holds_LSE / replicas).astype(np.float32)
-        self.planner.propose([Draft(now.servers, holds_LSE, shares_LSE)], now.epoch)
+        self.planner.propose([Candidate(now.servers, holds_LSE, shares_LSE)], now.epoch)

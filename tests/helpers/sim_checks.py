@@ -46,9 +46,9 @@ class Checks:
         after, known = self.coverages(), balancer.fold.view.members
         for client, covered_LE in before.items():
             member = known.get(client.id)
-            life = None if member is None or member.state.is_gone else member.incarnation
+            incarnation = None if member is None or member.state.is_gone else member.incarnation
             lost = np.argwhere(covered_LE & ~after[client]).tolist()
-            if life == client.incarnation:
+            if incarnation == client.incarnation:
                 demand(not lost, f"{client.id} lost {lost} to a retirement of {server.id}")
 
     def check_epoch(self, placement: Placement) -> None:
@@ -58,7 +58,7 @@ class Checks:
         demand(same, f"two placements of epoch {placement.epoch}")
 
     def check_failure(self, client: ClientProcess, layer: int, experts: Any, began: float) -> None:
-        """No error where a replica lived: on a server that was well all along, and known to the client."""
+        """No error if a replica was on a server that was well all along and known to the client."""
         since = began - 1.0
         if client.disturbed_at > since:
             return
@@ -82,7 +82,7 @@ class Checks:
                     demand(False, f"{client.id}: no expert {expert}, which {server.id} had")
 
     def check_end(self) -> None:
-        """All requests have ended; servers hold their shares and nothing else; everybody follows that."""
+        """All requests have ended; servers hold exactly their shares; all members follow the placement."""
         demand(self.open_calls == 0, f"{self.open_calls} calls have no end")
         balancer = self.peer("balancer")
         assert isinstance(balancer, BalancerProcess)
@@ -104,7 +104,7 @@ class Checks:
                 epoch = client.switch.current.epoch
                 demand(epoch == placement.epoch, f"{client.id} follows {epoch}")
                 usable = client.view().usable_S()
-                demand(usable.all(), f"{client.id} is not connected to everybody")
+                demand(usable.all(), f"{client.id} is not connected to all servers")
         monitor = self.peer("monitor")
         assert isinstance(monitor, MonitorProcess)
         for member in monitor.registry.members(self.now):

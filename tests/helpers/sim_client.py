@@ -9,15 +9,15 @@ import greenlet
 import numpy as np
 import torch
 
-from attention_client.budget import HedgeBudget, ServiceTimes
-from attention_client.connection import Connection
+from attention_client.connections.connection import Connection
+from attention_client.connections.deadlines import HedgeBudget, ServiceTimes
+from attention_client.connections.messages import LayerInput, Ticket
+from attention_client.connections.reach import ReachBook
+from attention_client.connections.transports.grpc_transport import GrpcLink
+from attention_client.connections.transports.mirror import mirror_arena
 from attention_client.dispatch import dispatch_policy
-from attention_client.layer_call import ClusterView, Dispatcher, LayerCall
-from attention_client.messages import LayerInput, Ticket
-from attention_client.placements import PlacementSwitch
-from attention_client.reach import ReachBook
-from attention_client.transports.cable import _Cable
-from attention_client.transports.mirror import mirror_arena
+from attention_client.layer_call.call import ClusterView, Dispatcher, LayerCall
+from attention_client.placement_adoption import PlacementSwitch
 from eaas.errors import ExpertsUnavailableError
 from eaas.rpc.v1 import common_pb2
 from eaas.rpc.v1 import expert_pb2 as pb
@@ -43,8 +43,8 @@ from sim_process import (
 from sim_server import ServerProcess, Stream
 
 
-class Link(_Cable):
-    """The cable's client end, without its threads."""
+class Link(GrpcLink):
+    """The transport's client end, without its threads."""
 
     def __init__(self, granted: pb.ConnectResponse, stream: Stream) -> None:
         self.slots, self.generation = granted.slots, granted.generation
@@ -183,7 +183,7 @@ class ClientProcess(Process):
 
     def refresh(self) -> None:
         connected = {s for s, c in self.connections.items() if c.lost_reason is None}
-        if self.switch.look(connected, self.sim.now):
+        if self.switch.advance(connected, self.sim.now):
             before = self.followed[-1][1].epoch if self.followed else 0
             demand(self.switch.current.epoch > before, f"{self.id} went back to an older epoch")
             self.followed.append((self.sim.now, self.switch.current))
@@ -231,7 +231,7 @@ class ClientProcess(Process):
         def over() -> None:
             if self.connecting.get(member.id) == member.life:
                 del self.connecting[member.id]
-            # A view that came after the last look at it found this one still at work.
+            # A view that came after the last check found this attempt still running.
             if self.still_wanted(member) and member.id not in self.connections:
                 self.connect_soon(member, RECONNECT_S)
 
@@ -246,7 +246,7 @@ class ClientProcess(Process):
                 over()
                 return
             if (old := self.connections.get(member.id)) is not None:
-                old.lose("another life of the server began")
+                old.lose("a new incarnation of the server")
             link = stream.link = Link(response, stream)
             connection = SimConnection(
                 member.id,

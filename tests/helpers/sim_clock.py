@@ -1,4 +1,4 @@
-"""Simulated time: an agenda, and threads that are greenlets."""
+"""Simulated time: an agenda, and greenlets as threads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import greenlet
 
 
 class Violation(AssertionError):
-    """Something happened that never may."""
+    """An invariant is violated."""
 
 
 def demand(condition: Any, what: str) -> None:
@@ -22,13 +22,13 @@ def demand(condition: Any, what: str) -> None:
 
 
 class Agenda:
-    """Simulated time: what is to happen when."""
+    """Simulated time: actions by their time."""
 
     def __init__(self) -> None:
         self.now = 100.0
         self._steps = 0
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
-        self._hub = greenlet.getcurrent()
+        self._broadcaster = greenlet.getcurrent()
 
     def at(self, when: float, action: Callable[[], None]) -> None:
         self._steps += 1
@@ -41,11 +41,11 @@ class Agenda:
         self.now = end
 
     def spawn(self, work: Callable[[], None]) -> None:
-        """Run it as a thread would run: it may `pause`."""
-        self.at(self.now, greenlet.greenlet(work, self._hub).switch)
+        """Run `work` like a thread: it may call `pause`."""
+        self.at(self.now, greenlet.greenlet(work, self._broadcaster).switch)
 
     def pause(self, waiters: list[Callable[[], None]], timeout_s: float) -> None:
-        """Sleep until one of `waiters` is called, or the time is over; for a spawned one."""
+        """Sleep until one of `waiters` is called, or until the timeout; only for spawned work."""
         me = greenlet.getcurrent()
         asleep = [True]
 
@@ -57,13 +57,13 @@ class Agenda:
         waiters.append(wake)
         if timeout_s < 1e6:
             self.at(self.now + max(timeout_s, 1e-6), wake)
-        self._hub.switch()
+        self._broadcaster.switch()
         waiters.remove(wake)
 
 
 @contextmanager
 def jumping_wall_clock(seed: float) -> Any:
-    """The wall clock goes back and forth by hours; who reads it to decide something decides wrongly."""
+    """Make the wall clock jump by hours, so that decisions based on it go wrong."""
     dice, real = random.Random(seed), (time.time, time.time_ns)
     time.time = lambda: 1.8e9 + dice.uniform(-7200, 7200)  # type: ignore[assignment]
     time.time_ns = lambda: int(time.time() * 1e9)  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""What goes wrong in a simulated cluster."""
+"""The faults of a simulated cluster."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from sim_server import ServerProcess
 
 
 class Faults:
-    """Processes that start, stop and die, and cuts; a part of `Simulation`."""
+    """Process starts, stops, deaths, and cuts; a part of `Simulation`."""
 
     def start(self, kind: type[Process], name: str, role: Role, *arguments: Any) -> None:
         self._pids += 1
-        # One that is started by hand knows of no end.
+        # A process started by hand knows of no end.
         ended_pids = self.ended.get(name, ()) if self.dice.random() < 0.5 else ()
         process = kind(self, name, role, self._pids, ended_pids)
         self.processes = [p for p in self.processes if p.alive] + [process]
@@ -40,7 +40,7 @@ class Faults:
         self.start(BalancerProcess, "balancer", Role.BALANCER, wanted)
 
     def spring(self, server: ServerProcess) -> None:
-        """A request has just come to a server."""
+        """A request has just arrived at a server."""
         trap, self.trap = self.trap, ""
         if trap and self.in_faults:
             act, lasts_s = self.kill if trap == "kill" else self.stop, self.dice.uniform(0.01, 3.0)
@@ -51,7 +51,7 @@ class Faults:
         process.stopped_until = process.disturbed_at = self.now + lasts_s
 
     def kill(self, process: Process, again_s: float) -> None:
-        """It is started again some time later, unless another one of its name is there."""
+        """Kill a process and start it again later, unless another one has its name."""
         self.say(f"kill {process.id}({process.pid})")
         process.alive = False
         self.ended[process.id] = (*process.ended_pids, process.pid)
@@ -72,7 +72,7 @@ class Faults:
             start()
 
     def strike(self) -> None:
-        """One fault."""
+        """Cause one fault."""
         dice, live = self.dice, [p for p in self.processes if p.alive]
         process = dice.choice(live)
         lasts_s = dice.choice([dice.uniform(0.01, 0.5), dice.uniform(0.5, 3.0)])
@@ -101,7 +101,7 @@ class Faults:
                                 at = self.now + dice.uniform(*BREAK_S)
                                 self.agenda.at(at, lambda s=stream: s.break_soon("cut"))
         elif fault == "twin":
-            # Somebody takes the balancer for dead that is only out of sight, and starts another.
+            # An unreachable balancer is mistaken for dead, and another one is started.
             balancer = self.peer("balancer")
             if balancer is not None:
                 self.say("another balancer")
@@ -116,7 +116,7 @@ class Faults:
                 balancer.propose_any()
 
     def mend(self) -> None:
-        """The faults are over: whoever was slow is not, and whoever was killed is back."""
+        """End the faults: slow servers recover, and killed processes start again."""
         for process in self.processes:
             if isinstance(process, ServerProcess):
                 process.slow = 1.0

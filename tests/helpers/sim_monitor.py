@@ -6,30 +6,30 @@ from typing import Any
 
 from eaas.rpc.v1 import monitor_pb2
 from eaas.types import Member, Role
-from monitor.registry import IdTakenError, Registry, UnknownLifeError
+from monitor.registry import IdTakenError, Registry, UnknownIncarnationError
 from monitor.store.kept import Kept
 from sim_clock import demand
 from sim_process import DEAD, HEARTBEAT_S, LEASE_S, PUSH_S, SERVING, Process, Refused
 
-# What happens at about the same time is told at once.
-_TOGETHER_S = 0.005
+# Events at about the same time are pushed together.
+_BATCH_S = 0.005
 
 
 class MonitorProcess(Process):
-    """The registry, and whoever is told of it."""
+    """The registry, and the streams of its watchers."""
 
     def start(self, kept: Kept | None) -> None:
-        self.is_telling = False
+        self.is_pushing = False
         self.registry = Registry(LEASE_S, HEARTBEAT_S, self.sim.now, kept)
         own = Member("monitor", Role.MONITOR, self.pid, "h", "", SERVING)
-        self.life, events = self.registry.register(own, 0, self.sim.now)
+        self.own_incarnation, events = self.registry.register(own, 0, self.sim.now)
         self.note(events)
         self.tick()
         self.push_all()
 
     def tick(self) -> None:
         now = self.sim.now
-        self.note(self.registry.heartbeat("monitor", self.life, now, state=SERVING))
+        self.note(self.registry.heartbeat("monitor", self.own_incarnation, now, state=SERVING))
         self.note(self.registry.tick(now))
         self.soon(min(LEASE_S / 8, max(0.005, self.registry.due_at() - now)), self.tick)
 
@@ -48,7 +48,7 @@ class MonitorProcess(Process):
     def heartbeat(self, process: Process, incarnation: int, told: dict[str, Any]) -> bool:
         try:
             events = self.registry.heartbeat(process.id, incarnation, self.sim.now, **told)
-        except UnknownLifeError:
+        except UnknownIncarnationError:
             return False
         process.heard_at = self.sim.now
         self.note(events)
@@ -61,27 +61,27 @@ class MonitorProcess(Process):
                 self.sim.kept.pop(member.id, None)
                 continue
             self.sim.kept[member.id] = event
-            life = f"{member.id}#{member.incarnation}"
-            self.sim.say(f"monitor: {life} {member.state.value}: {event.reason}")
+            name = f"{member.id}#{member.incarnation}"
+            self.sim.say(f"monitor: {name} {member.state.value}: {event.reason}")
             process = self.sim.lives.get((member.id, member.incarnation))
             if member.state is DEAD and process is not None:
                 silence_s = self.sim.now - process.heard_at
                 seen = event.reason == "its parent saw it end" and not process.alive
-                demand(seen or silence_s >= LEASE_S - 1e-9, f"{life} DEAD after {silence_s:.3f} s")
+                demand(seen or silence_s >= LEASE_S - 1e-9, f"{name} DEAD after {silence_s:.3f} s")
                 calm_s = self.sim.now - max(process.disturbed_at, self.disturbed_at)
                 if process.alive and process.incarnation == member.incarnation:
-                    demand(calm_s < 3 * LEASE_S, f"{life} is healthy, and was declared DEAD")
-        if events and not self.is_telling:
-            self.is_telling = True
-            self.soon(_TOGETHER_S, self.push_now)
+                    demand(calm_s < 3 * LEASE_S, f"{name} is healthy, and was declared DEAD")
+        if events and not self.is_pushing:
+            self.is_pushing = True
+            self.soon(_BATCH_S, self.push_now)
 
     def push_all(self) -> None:
         self.push_now()
         self.soon(PUSH_S, self.push_all)
 
     def push_now(self) -> None:
-        """To everybody, in order; live, a stream goes on with events."""
-        self.is_telling = False
+        """Push to all watchers, in order. (Live, a stream continues with events.)"""
+        self.is_pushing = False
         position = (self.pid, self.registry.revision)
         behind = [
             p for p in self.sim.processes if p is not self and p.alive and p.position != position

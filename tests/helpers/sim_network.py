@@ -1,4 +1,4 @@
-"""The network of a simulated cluster: delays, losses, doubles, cuts."""
+"""The network of a simulated cluster: delays, losses, duplicates, cuts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from sim_process import RPC_S, Process, Refused
 
 @dataclass(frozen=True)
 class Weather:
-    """How bad the network is while faults come.
+    """Quality of the network while faults occur.
 
     Attributes:
-        delay_s: Mean of a message's way.
-        lost: Share of messages.
-        twice: Share of messages.
+        delay_s: Mean delay of a message.
+        lost: Share of messages lost.
+        twice: Share of messages duplicated.
     """
 
     delay_s: float = 0.001
@@ -25,28 +25,28 @@ class Weather:
 
 
 class Network:
-    """What happens to messages; a part of `Simulation`."""
+    """Delivery of messages; a part of `Simulation`."""
 
     def delay_s(self) -> float:
-        """Of one message: some are overtaken by many others."""
+        """Delay of one message; some are overtaken by many others."""
         drawn = self.dice.random()
         return self.weather.delay_s * (0.05 + 2 * drawn if drawn < 0.95 else 20.0)
 
     def fate(self) -> str:
-        """Of one message: once, twice or lost."""
+        """Fate of one message: once, twice or lost."""
         weather, drawn = self.weather, self.dice.random()
         if drawn < weather.lost:
             return "lost"
         return "twice" if drawn < weather.lost + weather.twice else "once"
 
     def is_cut(self, one: Process, other: Process) -> bool:
-        """Whether nothing comes from one to the other now."""
+        """Whether the two processes are cut off from each other now."""
         if not self.cuts:
             return False
         return self.cuts.get(frozenset((one.host, other.host)), 0.0) > self.agenda.now
 
     def peer(self, name: str, pid: int | None = None) -> Process | None:
-        """Who answers at an address now."""
+        """The process that answers at an address now."""
         found = [p for p in self.processes if p.id == name and p.alive and pid in (None, p.pid)]
         return found[-1] if found else None
 
@@ -59,7 +59,7 @@ class Network:
         failed: Callable[[], None],
         pid: int | None = None,
     ) -> None:
-        """A control call: carried out never, once or twice; its sender hears of it once."""
+        """A control call: executed never, once or twice; its sender gets one outcome."""
         over = [False]
 
         def end(action: Callable[[], None]) -> None:
@@ -88,7 +88,7 @@ class Network:
     def _message(
         self, sender: Process, to: Process, deliver: Callable[[], None], broken: Callable[[], None]
     ) -> None:
-        """Part of a control call: what is lost comes a little later, or its connection breaks."""
+        """Send one part of a control call. A lost part arrives a little later, or the connection breaks."""
         fate, later_s = self.fate(), [0.0]
         if fate == "lost":
             if self.dice.random() < 0.5:
@@ -103,7 +103,7 @@ class Network:
             )
 
     def stream(self, sender: Process, to: Process, deliver: Callable[[], None]) -> None:
-        """In order; what is lost is said again with what follows."""
+        """Send on an ordered stream; a later message repeats a lost one."""
         if self.fate() == "lost" or self.is_cut(sender, to):
             return
         arrives_at = max(self.now + self.delay_s(), self._streams_until.get((sender, to), 0.0))

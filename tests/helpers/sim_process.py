@@ -1,4 +1,4 @@
-"""A process of a simulated cluster, and its membership as `eaas.session` keeps it."""
+"""A process of a simulated cluster, and its membership as `eaas.membership.session` keeps it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from eaas.membership import MembershipFold
+from eaas.membership.cluster_view import MembershipFold
 from eaas.rpc.v1 import monitor_pb2
 from eaas.types import Member, MemberState, ModelShape, Role
 
@@ -43,7 +43,7 @@ class Refused(Exception):
 
 @dataclass(eq=False)
 class Process:
-    """One life of a process.
+    """One incarnation of a process.
 
     Attributes:
         ended_pids: Of those before it, if its parent saw their ends.
@@ -82,7 +82,7 @@ class Process:
 
         self.sim.agenda.at(self.sim.now + delay_s, run)
 
-    # -- membership, as `eaas.session` does it ----------------------------------------------------
+    # -- membership, as `eaas.membership.session` does it ----------------------------------------------------
 
     def report(self) -> dict[str, Any]:
         return {"state": SERVING}
@@ -111,7 +111,7 @@ class Process:
         self.sim.call(self, "monitor", take, registered, lambda: self.soon(RETRY_S, self.join))
 
     def reborn(self) -> None:
-        """The former life had ended."""
+        """The former incarnation has ended."""
 
     def beat(self) -> None:
         incarnation, told = self.incarnation, self.report()

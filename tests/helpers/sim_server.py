@@ -1,4 +1,4 @@
-"""An expert server of a simulated cluster, and the cables to its clients."""
+"""An expert server of a simulated cluster, and the streams to its clients."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import grpc
 import numpy as np
 import torch
 
-from balancer.actions import Call, Inspect, Prepare
+from balancer.planner.actions import Call, Inspect, Prepare
 from eaas.rpc.v1 import common_pb2
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.wire import Arena, SlotState
 from eaas.wire.header import WireDtype, payload_layout, result_length
-from expert_server.endpoint import _Stream
-from expert_server.loop import ServeLoop
-from expert_server.placements import PlacementHandler
-from expert_server.slots import SlotTable
+from expert_server.experts.placements import PlacementHandler
+from expert_server.loop.loop import ServeLoop
+from expert_server.transports.grpc_endpoint import _Stream
+from expert_server.transports.slot_ownership import SlotTable
 from sim_clock import demand
 from sim_process import (
     BREAK_S,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class Store:
-    """What a server holds; since when, and how often each was loaded."""
+    """The experts that a server holds, and since when."""
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
@@ -76,7 +76,7 @@ class Store:
 
 
 class Context:
-    """As much of gRPC's as the placement calls need."""
+    """The part of gRPC's context that placement calls use."""
 
     def abort(self, code: grpc.StatusCode, details: str) -> None:
         raise Refused(f"{code.name}: {details}")
@@ -98,7 +98,7 @@ class ServerProcess(Process):
         )
         self.placements = PlacementHandler(self.store, SHAPE, self.prepared, self.retired)
         self.streams: dict[str, Stream] = {}
-        self.newest_told = 0
+        self.newest_epoch = 0
         self.join()
 
     def report(self) -> dict[str, Any]:
@@ -125,21 +125,21 @@ class ServerProcess(Process):
         return x_TH.float() * weights_T1
 
     def order(self, call: Call) -> tuple[Any, int] | None:
-        """What a call of the balancer does here. Raises Refused."""
+        """Execute a call of the balancer. Raises Refused."""
         if isinstance(call, Inspect):
             return self.store.holds_LE(), self.placements.ListExperts(None, Context()).epoch
         placement = call.placement
         layers = [common_pb2.Holding(experts=e) for e in placement.experts_of(self.id)]
         if isinstance(call, Prepare):
             request = pb.PreparePlacementRequest(epoch=placement.epoch, layers=layers)
-            self.newest_told = max(self.newest_told, placement.epoch)
+            self.newest_epoch = max(self.newest_epoch, placement.epoch)
             self.placements.PreparePlacement(request, Context())
         else:
             before = self.sim.coverages()
             request = pb.RetirePlacementRequest(epoch=placement.epoch, layers=layers)
             self.placements.RetirePlacement(request, Context())
-            demand(placement.epoch >= self.newest_told, f"{self.id} retired by an older epoch")
-            self.newest_told = placement.epoch
+            demand(placement.epoch >= self.newest_epoch, f"{self.id} retired by an older epoch")
+            self.newest_epoch = placement.epoch
             self.sim.check_retirement(self, placement.epoch, before)
         return None
 
@@ -163,7 +163,7 @@ class ServerProcess(Process):
         return granted, stream
 
     def work(self) -> None:
-        """A round of the loop over what is written."""
+        """Run the loop over the written slots."""
         ready = self.arena.flags.scan(0, SLOTS, SlotState.WRITTEN.mask)
         if ready:
             self.loop.serve(ready)
@@ -172,7 +172,7 @@ class ServerProcess(Process):
 
 
 class Stream:
-    """A cable between a client and a server: frames both ways, in order, until it breaks."""
+    """A stream between a client and a server: frames both ways, in order, until it breaks."""
 
     def __init__(self, server: ServerProcess, client: ClientProcess, grant: Any) -> None:
         self.sim, self.server, self.client, self.grant = server.sim, server, client, grant
@@ -183,7 +183,7 @@ class Stream:
         self.broken = False
 
     def break_soon(self, why: str) -> None:
-        """Both ends learn of it, each in its time."""
+        """Break the stream; each end notices after a delay."""
         if self.broken:
             return
         self.broken = True
@@ -196,7 +196,7 @@ class Stream:
             self.client.soon(dice.uniform(0.001, 0.2), lambda: self.link.on_lost(why))
 
     def frame(self, sender: Process, to: Process, deliver: Callable[[], None]) -> None:
-        """One frame: it comes, comes twice, comes late, or never, and then the stream is broken."""
+        """Send one frame. It arrives once, twice or late, or is lost, and then the stream breaks."""
         sim = self.sim
         if self.broken:
             return
@@ -218,7 +218,7 @@ class Stream:
             to.soon(to_s + extra_s, arrive)
 
     def ask(self, data: bytes) -> None:
-        """From the client."""
+        """Send a frame from the client."""
 
         def arrive() -> None:
             if self.broken:
@@ -233,9 +233,9 @@ class Stream:
         self.frame(self.client, self.server, arrive)
 
     def answer(self) -> None:
-        """From the server: what its loop wrote."""
+        """Send the loop's results from the server."""
         with self.server.table.copying(self.grant) as lives:
-            frames = self.far._take(self.grant) if lives else None
+            frames = self.far._collect(self.grant) if lives else None
         if frames is None:
             self.break_soon("the connection is over")
             return

@@ -1,4 +1,4 @@
-"""Certificates for tests, and servers that ask for them."""
+"""Certificates, and an echo server that requires them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 import grpc
 
-from eaas.certs import write_certificates
-from eaas.grpc_client import channel
-from eaas.tls import CA_FILE, Identity
+from eaas.net.grpc_client import channel
+from eaas.net.tls import CA_FILE, Identity
 from eaas.types import Role
+from eaas_cli.certificates import write_certificates
 
 ECHO = "/eaas.test.Echo/Say"
 
 
 class Echo(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Answers with what it is told, and remembers whose certificates it was shown."""
+    """Echoes requests and records the certificates of its callers."""
 
     def __init__(self) -> None:
         self.shown: list[bytes] = []
@@ -58,7 +58,7 @@ def line_to(address: str, directory: Path, role: str, peer: Role = Role.MONITOR)
 
 
 def replace_all(source: Path, target: Path) -> None:
-    """Every role's certificate and key, one file after the other, as a person's `cp` would."""
+    """Replace every role's certificate and key one file at a time, as `cp` does."""
     for path in sorted(source.iterdir()):
         if path.stem != "ca":
             temporary = target / f".{path.name}"
@@ -67,7 +67,7 @@ def replace_all(source: Path, target: Path) -> None:
 
 
 def believe(directory: Path, *authorities: Path) -> None:
-    """From now on these authorities count in a directory."""
+    """Trust exactly these authorities in a directory from now on."""
     bundle = b"".join((authority / CA_FILE).read_bytes() for authority in authorities)
     temporary = directory / ".bundle"
     temporary.write_bytes(bundle)

@@ -1,6 +1,6 @@
-"""A server and a client of slots without a model: what the conformance suite of the transports runs on.
+"""A server and a client of slots without a model, for the conformance suite of the transports.
 
-Run as a program, this module is the server, or the client, that some tests kill.
+As a program, this module is the server or the client that some tests kill.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ import numpy as np
 import torch
 from prometheus_client import CollectorRegistry
 
-from attention_client.connection import Connection
+from attention_client.connections.connection import Connection
+from attention_client.connections.messages import LayerInput, Ticket
+from attention_client.connections.transports import opener
 from attention_client.dispatch.parts import Part
-from attention_client.messages import LayerInput, Ticket
-from attention_client.metrics import ClientMetrics
-from attention_client.transports import opener
+from attention_client.telemetry.metrics import ClientMetrics
 from eaas.errors import ConnectionLostError
-from eaas.grpc_client import channel as open_channel
-from eaas.grpc_server import Service, serve
-from eaas.local.child import announce, bind_to_launcher
-from eaas.local.process import ChildProcess
+from eaas.launcher_pipe import announce, bind_to_launcher
+from eaas.net.grpc_client import channel as open_channel
+from eaas.net.grpc_server import Service, serve
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.rpc.v1 import expert_pb2_grpc
 from eaas.telemetry import Tracing
 from eaas.types import ModelShape
 from eaas.wire import Arena, ResultHeader, SlotState
 from eaas.wire.header import VERSION, WireDtype, payload_layout, result_length
-from expert_server.hotness import HotnessHandler
-from expert_server.loop import ServeLoop
-from expert_server.placements import PlacementHandler
+from eaas_cli.local.process import ChildProcess
+from expert_server.experts.placements import PlacementHandler
+from expert_server.load_report.hotness import HotnessHandler
+from expert_server.loop.loop import ServeLoop
+from expert_server.loop.tracing import BatchTraces
 from expert_server.service import SERVICE, ExpertService, add_expert_service
-from expert_server.sharing import CheckpointSharer
-from expert_server.slots import SlotTable
-from expert_server.tracing import BatchTraces
+from expert_server.transports.slot_ownership import SlotTable
+from expert_server.weights.sharing import CheckpointSharer
 
 HIDDEN, TOP_K, EXPERTS, SLOT_TOKENS, SLOTS = 8, 2, 4, 16, 64
 SHAPE = ModelShape("tiny", EXPERTS, HIDDEN, TOP_K, ("layer.0", "layer.1"), "float32", "digest")
@@ -59,7 +59,7 @@ def kernel(
 
 
 class Server:
-    """An expert server without a model, a monitor or a main; without `run` the test is the loop."""
+    """An expert server without a model or a monitor; without `run` the test is the loop."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Server:
 
 
 class Client:
-    """Connects, and keeps what it connected to close it."""
+    """Opens connections and keeps them for the end of the test."""
 
     def __init__(self, transport: str, checksum: bool = False) -> None:
         self.transport = transport
@@ -186,7 +186,7 @@ def segments_mapped() -> int:
 
 
 def end(process: ChildProcess) -> None:
-    """Kill it, also if it is stopped."""
+    """Kill a process, also a stopped one."""
     process.signal(signal.SIGKILL)
     assert process.reap(PATIENCE_S)
 
@@ -235,7 +235,7 @@ def right(result: Result, request: tuple, layer: int = 1) -> bool:
 
 
 def tried(connect: Callable[[], Connection]) -> Connection | None:
-    """None while the slots are not there yet."""
+    """Connect; None while no slots are free."""
     try:
         return connect()
     except grpc.RpcError as error:
@@ -245,7 +245,7 @@ def tried(connect: Callable[[], Connection]) -> Connection | None:
 
 
 def be_a_client(transport: str, address: str, step: str) -> None:
-    """Get as far as `step`, say so, and go on until killed."""
+    """Reach `step`, announce it, and go on until killed."""
     client = Client(transport)
     connection = client.connect(address, "other")
     if step == "asking":
@@ -262,6 +262,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     if sys.argv[1] == "client":
         be_a_client(*sys.argv[2:])
-    tiny = Server(slots=16, tokens=LARGE)  # gRPC ends a server that nobody holds.
+    tiny = Server(slots=16, tokens=LARGE)  # gRPC ends a server without a reference.
     announce(ready=tiny.address)
     signal.pause()

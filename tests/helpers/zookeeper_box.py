@@ -1,4 +1,4 @@
-"""A real ZooKeeper of one process, for tests."""
+"""A real ZooKeeper of one process."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from pathlib import Path
 
 __all__ = ["ZooKeeperBox", "missing"]
 
-# Debian's package `zookeeper`; nothing of it runs by itself.
+# From Debian's package `zookeeper`, which starts no service.
 _JAR = Path("/usr/share/java/zookeeper.jar")
 _TICK_MS = 500
 _START_S = 60.0
 
 
 def missing() -> str | None:
-    """Why no ZooKeeper can be started here; None where one can."""
+    """Why no ZooKeeper can run here; None if it can."""
     if shutil.which("java") is None or not _JAR.exists():
         return "needs ZooKeeper: apt-get install zookeeper"
     return None
 
 
 class ZooKeeperBox:
-    """Serves from its making until `stop`, sessions of 1 s to 10 s."""
+    """A ZooKeeper that runs until `stop`, with sessions of 1 s to 10 s."""
 
     def __init__(self, directory: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:

@@ -1,4 +1,4 @@
-"""The single process that `eaas bench serve` compares a cluster with."""
+"""The baseline of `eaas bench serve`: the same model in a single process."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from eaas.bench.baseline import LocalExperts, _load_with_kernels, _load_with_transformers
-from eaas.bench.load import Workload
-from eaas.bench.serve import bench_serve
-from eaas.local.nursery import Nursery
+from eaas_cli.bench.baseline import LocalExperts, _load_with_kernels, _load_with_transformers
+from eaas_cli.bench.load import Workload
+from eaas_cli.bench.serve import bench_serve
+from eaas_cli.local.fork_server import ForkServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -35,12 +35,12 @@ def test_the_kernels_compute_what_transformers_does(checkpoint: Callable[..., Pa
         torch.testing.assert_close(
             ours(tokens).logits, theirs(tokens).logits, atol=1e-4, rtol=0, check_stride=False
         )
-    # No weight is there twice.
+    # No weight is held twice.
     held = sum(parameter.numel() for parameter in ours.parameters())
     assert held < sum(parameter.numel() for parameter in theirs.parameters())
 
 
-def test_tokens_that_nobody_wants_are_zero(checkpoint: Callable[..., Path]) -> None:
+def test_unwanted_tokens_are_zero(checkpoint: Callable[..., Path]) -> None:
     experts = LocalExperts(checkpoint("qwen3_moe"), threads=1)
     x_TH = torch.randn(4, experts.checkpoint.shape.hidden_size)
     ids_TK, scores_TK = torch.tensor([[0, 1]] * 4), torch.full((4, 2), 0.5)
@@ -49,15 +49,16 @@ def test_tokens_that_nobody_wants_are_zero(checkpoint: Callable[..., Path]) -> N
     some_TH = experts.layer_call(0, x_TH, ids_TK, scores_TK, wanted_T)
     torch.testing.assert_close(some_TH[::2], every_TH[::2])
     assert not some_TH[1::2].any()
-    # An answer is the caller's: the next call does not write into it.
+    # The caller owns the answer: the next call does not write into it.
     kept_TH = every_TH.clone()
     experts.layer_call(1, 2 * x_TH, ids_TK, scores_TK, None)
     assert torch.equal(every_TH, kept_TH)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("baseline", ["transformers", "kernels"])
-def test_the_document_says_what_the_cluster_was_compared_with(
-    checkpoint: Callable[..., Path], nursery: Nursery, baseline: str
+def test_the_document_names_the_baseline(
+    checkpoint: Callable[..., Path], fork_server: ForkServer, baseline: str
 ) -> None:
     document = bench_serve(
         checkpoint("qwen3_moe"),
@@ -68,7 +69,7 @@ def test_the_document_says_what_the_cluster_was_compared_with(
         rounds=1,
         baseline=baseline,
         say=lambda _line: None,
-        nursery=nursery,
+        fork_server=fork_server,
     )
     assert document["baseline"]["experts"] == baseline
     is_transformers = document["baseline"]["implementation"] == "grouped_mm"

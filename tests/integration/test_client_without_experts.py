@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from attention_client.model import load_model
+from attention_client.engines.transformers.model import load_model
 from eaas.checkpoint import Checkpoint
-from eaas.demo_model import write_demo_model
-from eaas.local import LocalCluster
-from eaas.local.nursery import Nursery
+from eaas_cli.demo_model import write_demo_model
+from eaas_cli.local import LocalCluster
+from eaas_cli.local.fork_server import ForkServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
@@ -32,7 +32,7 @@ class NoExperts:
 
 
 def split(path: Path) -> int:
-    """Put the experts of a checkpoint into a shard of their own; its bytes."""
+    """Move the experts of a checkpoint into their own shard; return its size in bytes."""
     expert_keys = Checkpoint.open(path).expert_keys()
     tensors: dict[str, torch.Tensor] = {}
     for shard in path.glob("*.safetensors"):
@@ -55,7 +55,7 @@ def logits(checkpoint: Checkpoint) -> torch.Tensor:
 
 @pytest.mark.parametrize("arch", ["qwen3_moe", "mixtral", "gpt_oss"])
 def test_the_experts_shard_is_not_opened(tmp_path: Path, arch: str) -> None:
-    """It is gone before the weights are loaded."""
+    """The shard is deleted before the weights are loaded."""
     torch.set_num_threads(1)
     path = tmp_path / arch
     write_demo_model(path, arch=arch, layers=2, hidden=64, experts=8, top_k=2)
@@ -67,14 +67,14 @@ def test_the_experts_shard_is_not_opened(tmp_path: Path, arch: str) -> None:
 
 
 @pytest.fixture
-def large(tmp_path: Path, nursery: Nursery) -> Iterator[tuple[Path, int, LocalCluster]]:
+def large(tmp_path: Path, fork_server: ForkServer) -> Iterator[tuple[Path, int, LocalCluster]]:
     path = tmp_path / "large"
     write_demo_model(
         path, layers=2, hidden=256, experts=96, top_k=2, vocab=300, max_shard_size="1GB"
     )
     size = split(path)
     with LocalCluster(
-        path, servers=1, redundancy=1, attention_client=False, nursery=nursery
+        path, servers=1, redundancy=1, attention_client=False, fork_server=fork_server
     ) as cluster:
         yield path, size, cluster
 
@@ -83,12 +83,12 @@ def test_memory(large: tuple[Path, int, LocalCluster], checkpoint: Callable[...,
     path, size, cluster = large
     assert size > 60e6
     assert size > 15 * (path / REST).stat().st_size
-    # A small model first, so that the growth is not that of code being imported.
+    # A small model first, so that imports do not count as growth.
     code = """
 import json, sys
 import torch
-import attention_client.loading
-from attention_client.model import load_model
+import attention_client.engines.transformers.loading
+from attention_client.engines.transformers.model import load_model
 from eaas.checkpoint import Checkpoint
 
 def resident():

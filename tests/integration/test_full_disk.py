@@ -1,4 +1,4 @@
-"""A disk that is full costs what is written to it, not the process that writes."""
+"""A full disk loses log lines but does not end the process that writes them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from eaas.chaos.cluster import free_port
+from eaas_cli.chaos.cluster import free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
 
@@ -22,9 +22,9 @@ def is_free(port: int) -> bool:
 
 
 def test_a_role_whose_log_is_on_a_full_disk_serves() -> None:
-    """As it starts, serves, and ends."""
+    """At its start, while it serves, and at its end."""
     port = free_port("127.0.0.1")
-    command = [sys.executable, "-m", "eaas", "monitor", "--port", str(port)]
+    command = [sys.executable, "-m", "eaas_cli", "monitor", "--port", str(port)]
     with Path("/dev/full").open("wb") as full, subprocess.Popen(command, stderr=full) as monitor:
         try:
             deadline = time.monotonic() + 30
@@ -32,7 +32,7 @@ def test_a_role_whose_log_is_on_a_full_disk_serves() -> None:
                 assert monitor.poll() is None
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
-            # It serves first, and says so then.
+            # It serves before it logs that it does.
             time.sleep(0.3)
             assert monitor.poll() is None
             monitor.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""A checkpoint that lacks something is refused: nothing is made up in its place."""
+"""An incomplete checkpoint is refused: no tensor is initialised in place of a missing one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from attention_client.model import load_model
+from attention_client.engines.transformers.model import load_model
 from eaas.checkpoint import Checkpoint
 from eaas.errors import CheckpointError, CorruptShardError, MissingShardError
 
@@ -28,7 +28,7 @@ def copy(checkpoint: Callable[..., Path], tmp_path: Path) -> Path:
 
 
 def rewrite(path: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
-    """Change the tensors of the shard that holds ATTENTION; the index goes with it."""
+    """Change the tensors of the shard that holds ATTENTION, and the index with it."""
     index_file = path / "model.safetensors.index.json"
     index = json.loads(index_file.read_text())
     shard = path / index["weight_map"][ATTENTION]
@@ -63,6 +63,6 @@ def test_a_generation_config_that_cannot_be_used(copy: Path, text: str) -> None:
         load(copy)
 
 
-def test_none_is_fine(copy: Path) -> None:
+def test_a_missing_generation_config_is_fine(copy: Path) -> None:
     (copy / "generation_config.json").unlink()
     assert load(copy).generation_config is not None

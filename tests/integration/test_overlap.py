@@ -1,4 +1,4 @@
-"""Two micro-batches in turns over a cluster: the same tokens, whatever happens to the servers."""
+"""Two alternating micro-batches over a cluster: the same tokens, also when servers are killed."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 import attention_client
 from eaas.config import AttentionClientConfig, load_config
 from eaas.errors import ExpertsUnavailableError
-from eaas.local import LocalCluster
+from eaas_cli.local import LocalCluster
+from waiting import eventually
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 NEW_TOKENS = 24
+KILLS = int(os.environ.get("KILL_MOMENTS", "2"))
 
 
 def ragged(batch: int = 8, longest: int = 17) -> dict[str, torch.Tensor]:
@@ -61,7 +63,7 @@ def slots_in_use(joined: attention_client.Cluster) -> int:
 def test_tokens_and_kills(
     checkpoint: Callable[..., Path], start_cluster: Callable[..., LocalCluster]
 ) -> None:
-    """Servers are killed while both micro-batches have requests there."""
+    """Servers are killed while both micro-batches have requests in flight."""
     path = checkpoint("qwen3_moe")
     cluster = start_cluster(path, attention_client=False)
     model, joined = load(path, cluster, "on")
@@ -70,7 +72,7 @@ def test_tokens_and_kills(
     assert torch.equal(generate(model), expected)
     usual_s = time.monotonic() - started
     dice = random.Random(3)
-    for _ in range(3):
+    for _ in range(KILLS):
         victim = f"expert-server-{dice.randrange(cluster.servers)}"
         pid = cluster.children[victim].pid
         blow = threading.Timer(dice.uniform(0, usual_s), os.kill, (pid, signal.SIGKILL))
@@ -78,19 +80,16 @@ def test_tokens_and_kills(
         assert torch.equal(generate(model), expected), f"{victim} killed"
         blow.join()
         cluster.restart(victim)
-        deadline = time.monotonic() + 30
-        while joined.view().usable_S().sum() < cluster.servers:
-            assert time.monotonic() < deadline, "the returned server is not connected"
-            time.sleep(0.05)
+        eventually(lambda: joined.view().usable_S().sum() == cluster.servers)
     passes = joined.metrics.registry.get_sample_value
-    assert passes("eaas_forward_passes_total", {"batch": "overlap"}) >= 4 * NEW_TOKENS
+    assert passes("eaas_forward_passes_total", {"batch": "overlap"}) >= (1 + KILLS) * NEW_TOKENS
     assert not passes("eaas_forward_passes_total", {"batch": "whole"})
 
 
 def test_no_replica_left(
     checkpoint: Callable[..., Path], start_cluster: Callable[..., LocalCluster]
 ) -> None:
-    """One error for both micro-batches, and no slot stays in use."""
+    """One error ends both micro-batches, and no slot stays in use."""
     path = checkpoint("qwen3_moe")
     cluster = start_cluster(path, attention_client=False, servers=2, redundancy=1)
     model, joined = load(path, cluster, "on", layer_timeout_s=1.0)

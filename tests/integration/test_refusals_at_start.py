@@ -1,4 +1,4 @@
-"""Rows of the fault contract about a start that must fail, by the roles' own processes."""
+"""Rows 28 and 36 of the fault contract: processes that must refuse to start. Each test quotes its row."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ from monitor.main import Monitor
 
 pytestmark = pytest.mark.integration
 
-ROLES = ("monitor", "balancer", "expert-server", "attention-client")
+# One role with a gRPC server and the one with an HTTP server; the other two serve as the monitor does.
+ROLES = (
+    "monitor",
+    pytest.param("balancer", marks=pytest.mark.nightly),
+    pytest.param("expert-server", marks=pytest.mark.nightly),
+    "attention-client",
+)
 PATIENCE_S = 100
 
 
@@ -32,7 +38,7 @@ def monitor_address() -> Iterator[str]:
 
 @pytest.fixture
 def taken() -> Iterator[int]:
-    """A port with a gRPC server that would share it with any other, as gRPC does unless it is told not to."""
+    """A port of a gRPC server that shares it with others, as gRPC does by default."""
     with ThreadPoolExecutor(1) as workers:
         server = grpc.server(workers, options=(("grpc.so_reuseport", 1),))
         port = server.add_insecure_port("127.0.0.1:0")
@@ -44,14 +50,14 @@ def taken() -> Iterator[int]:
 def start(
     role: str, monitor_address: str, model: Path, *more: str, before: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """A role's process, which is to end by itself."""
+    """Run a role's process, which must end by itself."""
     arguments = [role, *more]
     if role != "monitor":
         arguments += ["--join", monitor_address]
     if role in ("expert-server", "attention-client"):
         arguments += ["--model", str(model)]
     return subprocess.run(
-        [*before, sys.executable, "-m", "eaas", *arguments],
+        [*before, sys.executable, "-m", "eaas_cli", *arguments],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
@@ -73,7 +79,7 @@ def test_row_36_a_port_that_is_bound_is_named(
 
 
 def small_shared_memory(free: int) -> tuple[str, ...]:
-    """A command prefix that gives a program a /dev/shm of its own, of that many bytes."""
+    """A command prefix that gives a program its own /dev/shm of that many bytes."""
     script = f'mount -t tmpfs -o size={free},mode=1777 tmpfs /dev/shm && exec "$@"'
     root = () if os.getuid() == 0 else ("--map-root-user",)
     return ("unshare", *root, "--mount", "sh", "-c", script, "sh")
@@ -92,8 +98,15 @@ def can_mount() -> bool:
     return done.returncode == 0
 
 
-@pytest.mark.skipif(not can_mount(), reason="no mount namespace of one's own here")
-@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+@pytest.mark.skipif(not can_mount(), reason="cannot make a mount namespace")
+@pytest.mark.parametrize(
+    "share",
+    [
+        pytest.param(0.0, marks=pytest.mark.nightly),
+        pytest.param(0.5, marks=pytest.mark.nightly),
+        0.99,
+    ],
+)
 def test_row_28_shared_memory_is_full(
     checkpoint: Callable[..., Path], monitor_address: str, share: float
 ) -> None:

@@ -1,4 +1,4 @@
-"""ReportOutcome over real gRPC: what the contract says of its errors, and of what is no error."""
+"""ReportOutcome over real gRPC: which reports are errors and which are ignored."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import grpc
 import pytest
 
 from eaas.config import MonitorConfig
-from eaas.grpc_client import channel
+from eaas.membership.session import PROTOCOL_VERSION
+from eaas.net.grpc_client import channel
 from eaas.rpc.v1 import monitor_pb2, monitor_pb2_grpc
-from eaas.session import PROTOCOL_VERSION
 from eaas.types import Member, MemberState, Role
 from monitor.main import Monitor
 
 pytestmark = pytest.mark.integration
 
-# Nobody here sends heartbeats: lives are to last.
+# Long, since nobody here sends heartbeats.
 LEASE_S = 60.0
 
 
 @pytest.fixture
 def stub() -> Iterator[monitor_pb2_grpc.MonitorServiceStub]:
     monitor = Monitor(MonitorConfig(lease_s=LEASE_S))
-    with channel(monitor.address) as line:
-        stub = monitor_pb2_grpc.MonitorServiceStub(line)
+    with channel(monitor.address) as opened:
+        stub = monitor_pb2_grpc.MonitorServiceStub(opened)
         for name, role in (("server", Role.EXPERT_SERVER), ("client", Role.ATTENTION_CLIENT)):
             member = Member(name, role, 1, "here", "", MemberState.SERVING)
             stub.Register(
@@ -38,13 +38,15 @@ def stub() -> Iterator[monitor_pb2_grpc.MonitorServiceStub]:
 
 @pytest.fixture
 def report(stub: monitor_pb2_grpc.MonitorServiceStub) -> Callable[..., None]:
-    def send(client: str = "client", life: int = 1, about: str = "server", of: int = 1) -> None:
+    def send(
+        client: str = "client", incarnation: int = 1, about: str = "server", of: int = 1
+    ) -> None:
         outcomes = monitor_pb2.ServerOutcomes(
             server_id=about, server_incarnation=of, timed_out=3, failures_since_answer=3
         )
         stub.ReportOutcome(
             monitor_pb2.ReportOutcomeRequest(
-                client_id=client, client_incarnation=life, servers=[outcomes]
+                client_id=client, client_incarnation=incarnation, servers=[outcomes]
             )
         )
 
@@ -52,7 +54,7 @@ def report(stub: monitor_pb2_grpc.MonitorServiceStub) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize(
-    ("client", "life", "code"),
+    ("client", "incarnation", "code"),
     [
         ("nobody", 1, grpc.StatusCode.NOT_FOUND),
         ("client", 2, grpc.StatusCode.NOT_FOUND),
@@ -60,11 +62,11 @@ def report(stub: monitor_pb2_grpc.MonitorServiceStub) -> Callable[..., None]:
         ("server", 1, grpc.StatusCode.INVALID_ARGUMENT),
     ],
 )
-def test_who_may_not_report(
-    report: Callable[..., None], client: str, life: int, code: grpc.StatusCode
+def test_reports_that_are_refused(
+    report: Callable[..., None], client: str, incarnation: int, code: grpc.StatusCode
 ) -> None:
     with pytest.raises(grpc.RpcError) as caught:
-        report(client, life)
+        report(client, incarnation)
     assert caught.value.code() is code
 
 
@@ -81,7 +83,7 @@ def test_a_goodbye_ends_the_right_to_report(
 @pytest.mark.parametrize(
     ("about", "of"), [("nobody", 1), ("server", 2), ("server", 0), ("client", 1), ("monitor", 1)]
 )
-def test_unknown_servers_and_lives_are_no_error(
+def test_unknown_servers_and_incarnations_are_ignored(
     report: Callable[..., None], about: str, of: int
 ) -> None:
     for _ in range(2):

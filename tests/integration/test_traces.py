@@ -1,4 +1,4 @@
-"""Spans from a request's root to the server's batch, in memory: who is whose child, and what has none."""
+"""Spans from a request's root to the server's batch, in memory: parents, links and what leaves no span."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import StatusCode
 
-from attention_client.budget import HedgeBudget
-from attention_client.connection import Connection
+from attention_client.connections.connection import Connection
+from attention_client.connections.deadlines import HedgeBudget
+from attention_client.connections.messages import LayerInput
 from attention_client.dispatch import dispatch_policy
-from attention_client.layer_call import ClusterView, Dispatcher, LayerCall
-from attention_client.messages import LayerInput
-from attention_client.tracing import RequestTraces
-from eaas.config_telemetry import TelemetryConfig
+from attention_client.layer_call.call import ClusterView, Dispatcher, LayerCall
+from attention_client.telemetry.tracing import RequestTraces
+from eaas.config.telemetry import TelemetryConfig
 from eaas.errors import ConfigError, ExpertsUnavailableError
 from eaas.telemetry import Tracing, start_tracing
 from eaas.types import Placement
@@ -36,7 +36,7 @@ CALL_S = 10.0
 
 
 class Spans:
-    """A provider as processes have it, with an exporter that keeps what it is given."""
+    """A tracer provider as in a process, with an exporter that keeps the spans in memory."""
 
     def __init__(self, sampling: float = 1.0) -> None:
         self.exporter = InMemorySpanExporter()
@@ -67,7 +67,7 @@ class OneServer:
 
 
 class World:
-    """A client and a server whose spans go to one place."""
+    """A client and a server whose spans go to one exporter."""
 
     def __init__(self, spans: Spans, transport: str = "shm", checksum: bool = False) -> None:
         self.server = Server(tracing=spans.tracing)
@@ -175,14 +175,14 @@ def test_a_request_that_is_not_sampled_leaves_nothing(make: Callable[..., World]
     assert spans.exporter.get_finished_spans() == ()
 
 
-def test_who_is_not_in_the_batch_has_no_part_in_it(make: Callable[..., World]) -> None:
+def test_a_request_outside_the_batch_gets_no_spans_of_it(make: Callable[..., World]) -> None:
     spans = Spans()
     world = make(spans)
     world.traces.begin("waits", 5, 7)
     world.call()
     assert not world.traced_slots()
     assert not spans.exporter.get_finished_spans()
-    # A slot forgets the trace of the request before.
+    # A slot does not keep the trace of its last request.
     world.in_batch = ("waits",)
     world.call()
     assert world.traced_slots()
@@ -227,7 +227,7 @@ def test_a_layer_call_that_fails_says_so(make: Callable[..., World]) -> None:
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "deepseek_v3"])
 def test_the_engine_knows_whose_forward_pass_it_is(kind: str) -> None:
-    """Batched, and one at a time."""
+    """In a batch, and one request at a time."""
     spans = Spans()
     box = Box(kind, traces=RequestTraces(spans.tracing))
     try:

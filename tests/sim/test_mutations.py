@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from attention_client import connection
-from attention_client.layer_call import LayerCall
-from balancer.pool import ServerPool
+from attention_client.connections import connection
+from attention_client.layer_call.call import LayerCall
+from balancer.planner.pool import ServerPool
 from cluster_sim import Simulation, Violation
 from eaas.errors import ExpertsUnavailableError
-from expert_server.placements import PlacementHandler
+from expert_server.experts.placements import PlacementHandler
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -36,7 +36,7 @@ def no_retry(call: Any, part: Any) -> None:
     ],
     ids=["fencing by epoch", "request ids", "clients' word before a retirement", "failover"],
 )
-def test_a_safeguard_that_is_gone_is_missed(
+def test_the_simulation_notices_a_missing_safeguard(
     monkeypatch: pytest.MonkeyPatch,
     owner: Any,
     name: str,

@@ -1,4 +1,4 @@
-"""Selection strategies: which of the waiting requests make up the next batch."""
+"""Selection strategies: choose the waiting requests of the next batch."""
 
 from attention_client.scheduler.strategies.base import Context, SelectionStrategy
 from attention_client.scheduler.strategies.registry import strategy, strategy_names

@@ -1,7 +1,6 @@
-/* The selection strategies' loops (select.h), for Python: arrays in, indices out, every length and index checked.
+/* Python bindings of the selection loops (select.h): arrays in, indices out. Every length and index is checked.
  *
- * The number of experts is given; that of the window's requests follows from the chosen indices' bounds, so it is given
- * too. Memory for the way is allocated here: a few kilobytes, once per decision.
+ * Scratch memory is allocated here: a few kilobytes per decision.
  */
 #include "../../../eaas/minmax/arrays.h"
 #include "select.h"
@@ -18,7 +17,7 @@ typedef struct {
     int64_t *left;
 } Choice;
 
-/* Opens what all choices share and copies the load that they begin with. */
+/* Opens the arguments that all choices share and copies the start load. */
 static bool
 open_choice(Choice *choice, PyObject *rows, PyObject *start, PyObject *chosen)
 {

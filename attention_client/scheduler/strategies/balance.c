@@ -30,7 +30,7 @@ choose_greedily(const double *window_WE, ptrdiff_t window, ptrdiff_t experts, co
     if (have == take) {
         return;
     }
-    /* Of each candidate what does not depend on the load so far, and its sum. */
+    /* For each candidate: the terms that do not depend on the load so far, and its sum. */
     for (ptrdiff_t w = 0; w < window; w++) {
         const double *row_E = window_WE + w * experts;
         double own = total(row_E, experts);
@@ -79,7 +79,7 @@ largest(const double *row_E, ptrdiff_t experts)
     return most;
 }
 
-/* Four side by side, as in `dot`. */
+/* Four parallel lanes, as in `dot`. */
 static double
 largest_sum(const double *row_E, const double *load_E, ptrdiff_t experts)
 {

@@ -1,4 +1,4 @@
-"""The interface of a selection strategy, for those here and those of third parties.
+"""The interface of a selection strategy, for this package and for third parties.
 
 Letters: W requests of the window, B batch size, E logical experts.
 """
@@ -23,15 +23,15 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class FcfsView:
-    """The schedule that first-come-first-served would have made, as far as it is predicted (`FcfsClock`).
+    """Predicted schedule of first-come-first-served (`FcfsClock`).
 
     Attributes:
-        left_W: Seconds until each request of the window would be finished there, float64 (W,). Not positive
-            for one that would be finished already; infinite where that is not known yet.
+        left_W: Seconds until each request of the window would finish there, float64 (W,). Zero or negative if
+            it would be finished already; infinite while unknown.
         wait_W: Seconds that each would wait and run there, likewise.
-        usual_s: Seconds of the batches that the real schedule has run, a moving average; 0 before the first.
-        bias: How much longer than predicted chosen batches turn out, relative to batches of the oldest.
-        growing: Whether more requests wait than since the queue was short would by chance.
+        usual_s: Moving average of the real schedule's batch times; 0 before the first batch.
+        bias: Observed over predicted time of chosen batches, relative to batches of the oldest requests.
+        growing: Whether the queue grows by more than chance.
     """
 
     left_W: Loads
@@ -43,13 +43,13 @@ class FcfsView:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a strategy may know beside the window. A strategy of loads alone needs none of it.
+    """What a strategy may know in addition to the window.
 
     Attributes:
-        cost: Predicts the time of a batch, through the placement where there is one. None: not known.
-        running_E: Load of what runs already and goes on beside the new batch, float64 (E,). None: nothing.
-        depth: Requests that a window holds at most; fewer are in it only if no more are waiting.
-        fcfs: What first-come-first-served would have done. None unless the strategy `needs_fcfs`.
+        cost: Predicts the time of a batch. None: unknown.
+        running_E: Load that runs already and goes on, float64 (E,). None: nothing runs.
+        depth: Most requests in a window; it holds fewer only if fewer wait.
+        fcfs: Schedule of first-come-first-served. None unless the strategy `needs_fcfs`.
     """
 
     cost: CostModel | None = None
@@ -61,18 +61,18 @@ class Context:
 class SelectionStrategy(ABC):
     """Chooses which waiting requests run together.
 
-    To add one: subclass this in a package of your own, give it a `name`, and register the class under that
-    name as an entry point of the group `eaas.strategies`:
+    To add one, subclass this in your own package, set `name`, and register the class under that name as an
+    entry point of the group `eaas.strategies`:
 
         [project.entry-points."eaas.strategies"]
         mine = "my_package:Mine"
 
-    It is then known to every command by that name. It is made without arguments.
+    Every command then accepts that name. The class is instantiated without arguments.
 
     Attributes:
-        name: By which it is chosen.
-        needs_fcfs: Whether the context is to have `fcfs`, which takes a few microseconds a request.
-        needs_loads: Whether it looks at loads; if not, nobody predicts them.
+        name: Name of the strategy.
+        needs_fcfs: Whether it needs `Context.fcfs`, which costs a few microseconds per request.
+        needs_loads: Whether it reads loads; if not, none are predicted.
     """
 
     name: ClassVar[str]
@@ -83,24 +83,24 @@ class SelectionStrategy(ABC):
     def select(
         self, window_WE: Loads, batch_size: int, rng: np.random.Generator, context: Context
     ) -> Indices:
-        """The requests of the next batch.
+        """Choose the requests of the next batch.
 
-        Pure: no clock, no input or output, nothing kept from call to call but options; chance comes from
-        `rng` alone. So the same queue gives the same choices again.
+        Must be pure: no clock, no I/O, no state between calls, randomness from `rng` alone. So a replayed
+        queue makes the same choices.
 
         Args:
             window_WE: Predicted tokens of each waiting request on each expert, float64 (W, E),
-                C-contiguous, oldest first. Finite and not negative. Not to be written to.
+                C-contiguous, oldest first. Finite and not negative. Read-only.
             batch_size: Requests wanted, at least 1.
-            rng: The only source of chance.
-            context: What else is known.
+            rng: The only source of randomness.
+            context: Further knowledge.
 
         Returns:
-            min(W, batch_size) different indices into the window, int64. Index 0, the oldest request, is
-            always among them: that is what keeps every request from waiting for ever.
+            min(W, batch_size) different indices into the window, int64. They must include 0, the oldest
+            request, so that no request waits for ever.
         """
 
 
 def first(count: int) -> Indices:
-    """The oldest so many."""
+    """Indices of the oldest `count` requests."""
     return np.arange(count, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The default: least predicted cost, for as long as nobody pays for it."""
+"""Least predicted cost, within a bound on what a request may lose."""
 
 from __future__ import annotations
 
@@ -14,34 +14,31 @@ from attention_client.scheduler.strategies.base import (
 
 __all__ = ["CostBounded"]
 
-# How much more may be spent while the queue grows. Found by `eaas simulate caps`: 1.5 keeps 91 to 97 % of
-# greedy's gain under overload, 2 keeps 93 to 98 %.
+# Factor of the bound while the queue grows. Found by `eaas simulate caps`: 1.5 keeps 91 to 97 % of greedy's
+# gain under overload, 2 keeps 93 to 98 %.
 _GROWING = 2.0
 
 
 class CostBounded(SelectionStrategy):
-    """What the cost model says is cheapest, within a bound on what a request may lose by being overtaken.
+    """Cheapest batch by the cost model, within a bound on the delay of overtaken requests.
 
-    Objective: the predicted time of the batch by the context's cost model, so in expert-server space
-    through the current placement where that is `ServerCost`. Whether like or unlike requests are put
-    together is for that model to say.
+    Objective: the predicted time of the batch by the context's cost model. `ServerCost` computes it through
+    the current placement. The model decides whether similar or complementary requests go together.
 
-    Bound: each request is to be finished no later than first-come-first-served would have finished it, plus
-    a share of the time that it would have taken there. That share is what choosing is predicted to save over
-    the batches to come (`CostModel.saving`), so that on balance nobody loses, and never more than
-    `most_stretch`. The context has the predicted clock of that other schedule (`FcfsClock`), which falls
-    behind as cheaper batches save time: under overload, where much is saved, the bound leaves free hand; in
-    calm, where every swap only makes somebody late, it is first come, first served. While the queue grows by
-    more than chance, the share is doubled: what is saved then serves all who are yet to come. A request that
-    would break its bound if it were left out once more is taken now, the oldest first; so it is kept to
-    within two batches.
+    Bound: each request finishes no later than first-come-first-served would have finished it, plus a share of
+    its time there. The share is the predicted saving of choosing (`CostModel.saving`), at most
+    `most_stretch`. `FcfsClock` predicts the reference schedule, which falls behind as cheaper batches save
+    time. So under overload the bound allows free choice; at low load, where a swap only delays somebody, this
+    is first come, first served. While the queue grows by more than chance the share is doubled, because
+    savings then help all later requests. A request that would break its bound if left out once more is taken
+    now, oldest first, so the bound holds to within two batches.
 
-    Below a full window it is first come, first served too.
+    With less than a full window it is first come, first served.
 
     O(B W E), and O(B W R) through a placement of R replicas.
 
     Args:
-        most_stretch: See above; 0.2 is 20 %, and 40 % while the queue grows.
+        most_stretch: Largest share: 0.2 is 20 %, and 40 % while the queue grows.
     """
 
     name = "cost_bounded"
@@ -59,19 +56,19 @@ class CostBounded(SelectionStrategy):
         if cost is None or fcfs is None or len(window_WE) <= max(batch_size, context.depth - 1):
             return oldest
         left_W, spent_W = fcfs.left_W, (_GROWING if fcfs.growing else 1.0) * fcfs.wait_W
-        # Step 1: left out now, a request is finished with the batch after this one at the earliest. For some
-        # that is too late whatever is saved; often for a whole batch of the oldest.
+        # Step 1: a request left out now finishes with the next batch at the earliest. For some that is too
+        # late at any saving; often for a whole batch of the oldest.
         next_s = 2 * fcfs.usual_s
         late_W = left_W + self.most_stretch * spent_W < next_s
         if late_W[:batch_size].all():
             return oldest
-        # Step 2: for others it depends on what is saved.
+        # Step 2: for others it depends on the saving.
         unsure = np.flatnonzero(~late_W & (left_W < next_s))
         if len(unsure):
             saved = cost.saving(window_WE, context.running_E, batch_size, fcfs.bias)
             stretch = min(max(saved, 0.0), self.most_stretch)
             late_W[unsure] = left_W[unsure] + stretch * spent_W[unsure] < next_s
-        # Step 3: those that would be late, the oldest first, and what goes best with them.
+        # Step 3: take the late ones, oldest first, and fill up with the best match.
         late_W[0] = True
         must = np.flatnonzero(late_W)[:batch_size]
         chosen = np.empty_like(oldest)

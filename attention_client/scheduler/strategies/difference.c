@@ -2,7 +2,7 @@
 #include "rows.h"
 #include "select.h"
 
-/* Sorts indices by falling key; of equals the lower index is first. Insertion: there are few. */
+/* Sorts indices by falling key; of equals the lower index comes first. Insertion sort, since there are few. */
 static void
 sort_falling(int64_t *indices, ptrdiff_t count, const double *key)
 {
@@ -18,7 +18,7 @@ sort_falling(int64_t *indices, ptrdiff_t count, const double *key)
     }
 }
 
-/* How much the groups of a partial split differ: the sum over experts of largest less least. */
+/* Difference of a partial split's groups: the sum over experts of largest minus least. */
 static double
 difference(const double *split_GE, ptrdiff_t groups, ptrdiff_t experts)
 {
@@ -41,7 +41,7 @@ split_by_difference(const double *window_WE, ptrdiff_t window, ptrdiff_t experts
 {
     ptrdiff_t splits = window / groups, row = groups * experts;
     double *sums_PGE = scratch, *key_W = sums_PGE + window * experts, *size_G = key_W + window;
-    /* member_W: the row of sums_PGE that a request is in, its split times the groups plus its group. */
+    /* member_W: a request's row of sums_PGE: its split times `groups`, plus its group. */
     int64_t *order_W = indices, *member_W = order_W + window, *by_size = member_W + window, *taken = by_size + window;
     for (ptrdiff_t w = 0; w < window; w++) {
         order_W[w] = w;
@@ -56,7 +56,7 @@ split_by_difference(const double *window_WE, ptrdiff_t window, ptrdiff_t experts
         key_W[p] = difference(sums_PGE + p * row, groups, experts);
     }
     for (ptrdiff_t count = splits; count > 1; count--) {
-        /* The two that differ most: a is to stay, b to be joined to it. */
+        /* The two splits that differ most: b is joined to a. */
         ptrdiff_t a = 0, b = 1;
         if (key_W[b] > key_W[a]) {
             a = 1;
@@ -70,13 +70,13 @@ split_by_difference(const double *window_WE, ptrdiff_t window, ptrdiff_t experts
                 b = p;
             }
         }
-        if (a > b) { /* so that the one that stays is never the last */
+        if (a > b) { /* a must not be the last */
             ptrdiff_t swapped = a;
             a = b;
             b = swapped;
         }
         double *sums_a = sums_PGE + a * row, *sums_b = sums_PGE + b * row;
-        /* The largest group of a first; each takes of b's the one that meets it least. */
+        /* Largest group of a first; each takes b's group with the smallest dot product. */
         for (ptrdiff_t g = 0; g < groups; g++) {
             by_size[g] = g;
             taken[g] = -1;
@@ -99,7 +99,7 @@ split_by_difference(const double *window_WE, ptrdiff_t window, ptrdiff_t experts
             add_to(sums_a + taken[g] * experts, sums_b + g * experts, experts);
         }
         key_W[a] = difference(sums_a, groups, experts);
-        /* Those of b are members of a now; the last split moves into b's place. */
+        /* Members of b belong to a now; the last split moves into b's place. */
         ptrdiff_t last = count - 1;
         for (ptrdiff_t w = 0; w < window; w++) {
             ptrdiff_t split = member_W[w] / groups, group = member_W[w] % groups;

@@ -1,9 +1,8 @@
-"""Number partitioning: the window is split into batches that are alike, and the oldest request's batch is
-next.
+"""Number partitioning: split the window into similar batches and take the oldest request's batch.
 
 The balanced largest differencing method (Michiels et al., "Performance Ratios for the Differencing Method
-Applied to the Balanced Number Partitioning Problem", 2003): Karmarkar and Karp's, with groups of equal
-size. Where the window is no multiple of the batch size, the youngest requests are left out.
+Applied to the Balanced Number Partitioning Problem", 2003): Karmarkar and Karp's method with groups of equal
+size. If the window is no multiple of the batch size, the youngest requests are left out.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ __all__ = ["Differencing", "KarmarkarKarp"]
 
 
 class KarmarkarKarp(SelectionStrategy):
-    """Splits by one number, the load of a request's hottest expert, whichever it is. O(W E + W^2)."""
+    """Splits by the load of each request's hottest expert. O(W E + W^2)."""
 
     name = "karmarkar_karp"
 
@@ -36,10 +35,7 @@ class KarmarkarKarp(SelectionStrategy):
 
 
 class Differencing(SelectionStrategy):
-    """Splits by the load vectors: two partial splits are joined so that those meet that have least in common.
-
-    O(W^2 E).
-    """
+    """Splits by the load vectors: joins two partial splits so that dissimilar groups meet. O(W^2 E)."""
 
     name = "differencing"
 

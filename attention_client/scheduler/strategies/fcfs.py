@@ -1,4 +1,4 @@
-"""The two that do not look at loads: the baseline, and the control."""
+"""Strategies that ignore loads: first come, first served, and the random control."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Fcfs", "Random"]
 
 
 class Fcfs(SelectionStrategy):
-    """First come, first served. O(B)."""
+    """First come, first served: the default. O(B)."""
 
     name = "fcfs"
     needs_loads = False
@@ -29,7 +29,7 @@ class Fcfs(SelectionStrategy):
 
 
 class Random(SelectionStrategy):
-    """The oldest and any others: what mixing alone is worth, without a prediction. O(W)."""
+    """The oldest and random others: the gain of mixing without a prediction. O(W)."""
 
     name = "random"
     needs_loads = False

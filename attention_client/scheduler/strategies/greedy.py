@@ -1,11 +1,13 @@
-"""Greedy balance: the oldest request first, then one by one what evens the experts' loads most.
+"""Greedy balance: the oldest request first, then one by one the candidate that evens the experts' loads most.
 
-L is the load of the batch so far (and of what is running), v that of a candidate. With equal totals per
-request Var(L + v), |L + v|^2 and the distance from an even load rank candidates alike, and v.L does but for
-|v|^2. All are O(B W E). After "Heuristics for Vector Bin Packing" (Panigrahy et al., 2011).
+L is the load of the batch so far (and of what runs), v the load of a candidate. If all requests have equal
+totals, Var(L + v), |L + v|^2 and the distance from an even load rank candidates alike, and v.L differs only
+by |v|^2. All are O(B W E). After "Heuristics for Vector Bin Packing" (Panigrahy et al., 2011).
 """
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 import numpy as np
 
@@ -28,46 +30,64 @@ __all__ = [
 ]
 
 
-class GreedyVariance(SelectionStrategy):
+class _Greedy(SelectionStrategy):
+    """Least score of L + v; the weights select the score (`Objective` in select.h)."""
+
+    _square: ClassVar[float] = 0.0
+    _variance: ClassVar[float] = 0.0
+
+    def select(
+        self, window_WE: Loads, batch_size: int, rng: np.random.Generator, context: Context
+    ) -> Indices:
+        """See `SelectionStrategy`."""
+        return self._choose(window_WE, batch_size, context)
+
+    def _choose(
+        self,
+        window_WE: Loads,
+        batch_size: int,
+        context: Context,
+        *,
+        level: float = 0.0,
+        draws: Loads | None = None,
+        d: int = 0,
+    ) -> Indices:
+        requests, experts = window_WE.shape
+        chosen = first(min(requests, batch_size))
+        if draws is not None:
+            draws = draws[: (len(chosen) - 1) * d]
+        _select.greedy(
+            window_WE, requests, experts, context.running_E, chosen, 1, len(chosen),
+            self._square, level, self._variance, draws, d,
+        )  # fmt: skip
+        return chosen
+
+
+class GreedyVariance(_Greedy):
     """Least Var(L + v): the objective of CAPS."""
 
     name = "greedy_variance"
-
-    def select(
-        self, window_WE: Loads, batch_size: int, rng: np.random.Generator, context: Context
-    ) -> Indices:
-        """See `SelectionStrategy`."""
-        return _greedy(window_WE, batch_size, context, square=1.0, variance=1.0)
+    _square = _variance = 1.0
 
 
-class NormMinimizing(SelectionStrategy):
+class NormMinimizing(_Greedy):
     """Least |L + v|^2."""
 
     name = "norm_minimizing"
-
-    def select(
-        self, window_WE: Loads, batch_size: int, rng: np.random.Generator, context: Context
-    ) -> Indices:
-        """See `SelectionStrategy`."""
-        return _greedy(window_WE, batch_size, context, square=1.0)
+    _square = 1.0
 
 
-class GreedyDotProduct(SelectionStrategy):
-    """Least v.L: the candidate that asks least of the experts that are loaded."""
+class GreedyDotProduct(_Greedy):
+    """Least v.L: the candidate with the least load on busy experts."""
 
     name = "greedy_dot_product"
 
-    def select(
-        self, window_WE: Loads, batch_size: int, rng: np.random.Generator, context: Context
-    ) -> Indices:
-        """See `SelectionStrategy`."""
-        return _greedy(window_WE, batch_size, context)
 
-
-class BestFit(SelectionStrategy):
-    """Least distance of L + v from the even load of a full batch of the window's mean request."""
+class BestFit(_Greedy):
+    """Least distance of L + v from the even load of a full batch of mean requests."""
 
     name = "best_fit"
+    _square = 1.0
 
     def select(
         self, window_WE: Loads, batch_size: int, rng: np.random.Generator, context: Context
@@ -75,11 +95,11 @@ class BestFit(SelectionStrategy):
         """See `SelectionStrategy`."""
         # The mean over the window is the mean per request and expert.
         level = batch_size * float(window_WE.mean())
-        return _greedy(window_WE, batch_size, context, square=1.0, level=level)
+        return self._choose(window_WE, batch_size, context, level=level)
 
 
-class PowerOfD(SelectionStrategy):
-    """Least Var(L + v) of d candidates that are drawn anew at each step. O(B d E).
+class PowerOfD(_Greedy):
+    """Least Var(L + v) of d candidates, drawn anew at each step. O(B d E).
 
     After "The Power of Two Choices in Randomized Load Balancing" (Mitzenmacher, 2001).
 
@@ -88,6 +108,7 @@ class PowerOfD(SelectionStrategy):
     """
 
     name = "power_of_d"
+    _square = _variance = 1.0
 
     def __init__(self, d: int = 8) -> None:
         self.d = d
@@ -97,41 +118,11 @@ class PowerOfD(SelectionStrategy):
     ) -> Indices:
         """See `SelectionStrategy`."""
         draws = rng.random(self.d * batch_size)
-        return _greedy(
-            window_WE, batch_size, context, square=1.0, variance=1.0, draws=draws, d=self.d
-        )
+        return self._choose(window_WE, batch_size, context, draws=draws, d=self.d)
 
 
 class PowerOfDDot(PowerOfD):
-    """Least v.L of d candidates that are drawn anew at each step. O(B d E)."""
+    """Least v.L of d candidates, drawn anew at each step. O(B d E)."""
 
     name = "power_of_d_dot"
-
-    def select(
-        self, window_WE: Loads, batch_size: int, rng: np.random.Generator, context: Context
-    ) -> Indices:
-        """See `SelectionStrategy`."""
-        draws = rng.random(self.d * batch_size)
-        return _greedy(window_WE, batch_size, context, draws=draws, d=self.d)
-
-
-def _greedy(
-    window_WE: Loads,
-    batch_size: int,
-    context: Context,
-    *,
-    square: float = 0.0,
-    level: float = 0.0,
-    variance: float = 0.0,
-    draws: Loads | None = None,
-    d: int = 0,
-) -> Indices:
-    requests, experts = window_WE.shape
-    chosen = first(min(requests, batch_size))
-    if draws is not None:
-        draws = draws[: (len(chosen) - 1) * d]
-    _select.greedy(
-        window_WE, requests, experts, context.running_E, chosen, 1, len(chosen),
-        square, level, variance, draws, d,
-    )  # fmt: skip
-    return chosen
+    _square = _variance = 0.0

@@ -1,4 +1,4 @@
-"""Longest processing time first (Graham's list scheduling), where a job is long by the load on one expert."""
+"""Longest processing time first (Graham's list scheduling); a job's length is its load on one expert."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Lpt", "LptBalanced"]
 
 
 class Lpt(SelectionStrategy):
-    """The oldest, then those whose hottest expert is hottest, whichever it is. O(W E + W log W)."""
+    """The oldest, then requests by the load of their hottest expert. O(W E + W log W)."""
 
     name = "lpt"
 
@@ -33,9 +33,9 @@ class Lpt(SelectionStrategy):
 
 
 class LptBalanced(SelectionStrategy):
-    """The oldest, then one by one what keeps the makespan least; of equals the longest first. O(B W E).
+    """The oldest, then one by one the request with the least makespan; of equals the longest. O(B W E).
 
-    The makespan is the load of the hottest expert.
+    The makespan is the load of the batch's hottest expert.
     """
 
     name = "lpt_balanced"

@@ -1,4 +1,4 @@
-"""The strategies by name, those of third parties among them."""
+"""Registry of the strategies by name, including those of other packages."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from attention_client.scheduler.strategies.greedy import (
 from attention_client.scheduler.strategies.lpt import Lpt, LptBalanced
 from eaas.errors import ConfigError
 
-__all__ = ["DEFAULT", "GROUP", "SEED", "strategy", "strategy_names"]
+__all__ = ["GROUP", "SEED", "strategy", "strategy_names"]
 
 GROUP = "eaas.strategies"
-DEFAULT = CostBounded.name
 
 _CLASSES: tuple[type[SelectionStrategy], ...] = (
     Fcfs,
@@ -41,20 +40,20 @@ _CLASSES: tuple[type[SelectionStrategy], ...] = (
 )
 _OURS: dict[str, type[SelectionStrategy]] = {each.name: each for each in _CLASSES}
 
-# Those of the paper, without our own.
-SEED = tuple(name for name in _OURS if name != DEFAULT)
+# The paper's twelve.
+SEED = tuple(name for name in _OURS if name != CostBounded.name)
 
 
 def strategy_names() -> tuple[str, ...]:
-    """All that can be chosen: those here, then those of other packages."""
+    """All names: built-in strategies first, then those of other packages."""
     return (*_OURS, *sorted(_others()))
 
 
 def strategy(name: str) -> SelectionStrategy:
-    """A strategy by name.
+    """Make a strategy by name.
 
     Raises:
-        ConfigError: There is none of that name, or the package that has it cannot be used.
+        ConfigError: The name is unknown, or its package cannot be used.
     """
     if name in _OURS:
         return _OURS[name]()
@@ -67,7 +66,7 @@ def strategy(name: str) -> SelectionStrategy:
 
 
 def _others() -> dict[str, EntryPoint]:
-    """Entry points of other packages. Ours keep their names: nobody can replace the baseline."""
+    """Entry points of other packages. They cannot replace a built-in name."""
     return {found.name: found for found in entry_points(group=GROUP) if found.name not in _OURS}
 
 

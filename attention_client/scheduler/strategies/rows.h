@@ -1,4 +1,4 @@
-/* Rows of a window: sums, and what is left of them to choose from. */
+/* Sums over rows of a window, and the list of rows left to choose from. */
 #ifndef EAAS_SCHEDULER_ROWS_H
 #define EAAS_SCHEDULER_ROWS_H
 
@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Four sums side by side: the compiler may not reorder one sum of doubles by itself. */
+/* Four parallel sums: the compiler may not reorder a single sum of doubles. */
 static inline double
 dot(const double *a, const double *b, ptrdiff_t n)
 {
@@ -43,7 +43,7 @@ add_to(double *load_E, const double *row_E, ptrdiff_t experts)
     }
 }
 
-/* The indices that are not chosen yet, ascending: the oldest request wins where two are equal. */
+/* The indices not chosen yet, ascending, so that the oldest of equals wins. */
 static inline ptrdiff_t
 list_left(int64_t *left, ptrdiff_t window, const int64_t *chosen, ptrdiff_t have)
 {

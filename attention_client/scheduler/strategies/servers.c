@@ -2,7 +2,7 @@
 #include "rows.h"
 #include "select.h"
 
-/* exp(-x) for x >= 0, within 1e-6: no call in the loop, so that the compiler can do several at once. */
+/* exp(-x) for x >= 0, within 1e-6, without a call, so that the compiler can vectorise loops. */
 static inline float
 decay(float x)
 {
@@ -18,7 +18,7 @@ decay(float x)
     return series * power.value;
 }
 
-/* Of a server: it reads the weights of its active experts, and computes its pairs. */
+/* Time of a server: it reads the weights of its active experts and computes its pairs. */
 static inline float
 server_time(const Servers *servers, float active, float pairs)
 {
@@ -26,8 +26,8 @@ server_time(const Servers *servers, float active, float pairs)
     return weights_s > compute_s ? weights_s : compute_s;
 }
 
-/* Requests and a batch, folded through the placement: of each replica the chance to get no pair (Poisson), of each
- * server its pairs. A request is a column. */
+/* Requests and the batch, folded through the placement: each replica's probability to get no pair (Poisson), and each
+ * server's pairs. A request is a column. */
 typedef struct {
     ptrdiff_t columns, stride; /* in use, and of a row */
     float *idle_RW, *pairs_SW; /* of each request */
@@ -95,8 +95,8 @@ add_request(const Servers *servers, const Folded *folded, ptrdiff_t column)
     }
 }
 
-/* What each of a block of requests would make of the batch: of each layer the largest time of a server plus the mean of
- * all. The largest alone says nothing of what is added elsewhere. */
+/* Scores of a block of requests: over the layers, the largest plus the mean time of a server. The largest alone would
+ * ignore what is added to other servers. */
 static void
 score_block(const Servers *servers, const Folded *folded, ptrdiff_t begin)
 {
@@ -128,7 +128,7 @@ score_block(const Servers *servers, const Folded *folded, ptrdiff_t begin)
     memcpy(folded->score_W + begin, score, sizeof score);
 }
 
-/* Adds the best of those that are left to the batch, and takes it out of them; the older one of equals. */
+/* Moves the best of the remaining requests to the batch; of equals the older one. */
 static int64_t
 add_best(const Servers *servers, const Folded *folded, int64_t *left, ptrdiff_t *count)
 {
@@ -156,7 +156,7 @@ choose_for_servers(const double *window_WE, ptrdiff_t window, ptrdiff_t experts,
     }
     Folded folded = fold_window(window_WE, window, experts, servers, scratch);
     for (ptrdiff_t e = 0; e < experts; e++) {
-        scratch[e] = (float)load_E[e]; /* in the place of the window's loads, which are folded */
+        scratch[e] = (float)load_E[e]; /* reuses the window's loads, which are folded */
     }
     fold(servers, scratch, 1, folded.idle_R, folded.pairs_S);
     for (ptrdiff_t c = 0; c < have; c++) {
@@ -168,7 +168,7 @@ choose_for_servers(const double *window_WE, ptrdiff_t window, ptrdiff_t experts,
     }
 }
 
-/* Of the batch so far. */
+/* Time of the batch so far. */
 static double
 batch_time(const Servers *servers, const Folded *folded)
 {
@@ -189,7 +189,7 @@ batch_time(const Servers *servers, const Folded *folded)
     return all_slowest;
 }
 
-/* Only those that are left stay, in the first columns. */
+/* Keeps only the remaining requests, in the first columns. */
 static void
 keep_columns(const Servers *servers, Folded *folded, int64_t *left, ptrdiff_t count)
 {

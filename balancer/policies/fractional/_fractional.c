@@ -1,4 +1,4 @@
-/* The planning of all layers: checked arrays in, `layer.h` for each layer, arrays out. */
+/* Plans all layers: checked arrays in, `layer.h` for each layer, arrays out. */
 #include "../../../eaas/minmax/arrays.h"
 
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 #include "layer.h"
 
 #define MOST_SLOTS 100000000
-/* A PAR above 1 by no more than that is not looked at for long. */
+/* A PAR this close to 1 gets few rounds. */
 #define LITTLE 0.005
 #define FEW_ROUNDS 4
 
@@ -19,7 +19,7 @@ typedef struct {
     const double *now_LSE;      /* shares of that; NULL: not known */
     const int32_t *node_S;      /* NULL: no limit */
     int32_t nodes;
-    int64_t most_abroad;
+    int64_t most_cross_node;
     double price;
     uint8_t *holds_LSE;
     double *shares_LSE;
@@ -65,7 +65,7 @@ make_room(Room *room, const Task *task, int32_t most_slots)
     layer->speed_S = task->speed_S;
     layer->node_S = task->node_S;
     layer->nodes = task->nodes;
-    layer->most_abroad = task->most_abroad;
+    layer->most_cross_node = task->most_cross_node;
     layer->price = task->price;
     layer->load_BE = room->block;
     layer->load_E = layer->load_BE + scenarios * experts;
@@ -91,7 +91,7 @@ begin_layer(Room *room, const Task *task, Py_ssize_t index)
     for (Py_ssize_t s = 0; s < task->servers; s++) {
         int64_t own = task->slots_LS[index * task->servers + s];
         room->first_S[s] = slots;
-        /* A second replica of an expert on a server is of no use. */
+        /* A second replica of an expert on a server is useless. */
         slots += (int32_t)(own < task->experts ? own : task->experts);
     }
     room->first_S[task->servers] = slots;
@@ -112,7 +112,7 @@ begin_layer(Room *room, const Task *task, Py_ssize_t index)
     }
 }
 
-/* Shares over the scenarios together: what each would shift, evened out. */
+/* Writes holds and shares; shares are means over the scenarios' flows. */
 static void
 write_layer(const Room *room, const Task *task, Py_ssize_t index)
 {
@@ -238,13 +238,13 @@ fractional_plan(PyObject *self, PyObject *args)
     (void)self;
     Task task = {0};
     PyObject *given[ARRAYS];
-    long long most_abroad;
+    long long most_cross_node;
     if (!PyArg_ParseTuple(args, "OnnnnOOOOOLdOO:plan", &given[LOAD], &task.scenarios, &task.layers, &task.servers,
-                          &task.experts, &given[SLOTS], &given[SPEEDS], &given[CURRENT], &given[NOW], &given[NODES], &most_abroad,
+                          &task.experts, &given[SLOTS], &given[SPEEDS], &given[CURRENT], &given[NOW], &given[NODES], &most_cross_node,
                           &task.price, &given[HOLDS], &given[SHARES])) {
         return NULL;
     }
-    task.most_abroad = most_abroad;
+    task.most_cross_node = most_cross_node;
     Array arrays[ARRAYS] = {0};
     PyObject *answer = NULL;
     int32_t most_slots;

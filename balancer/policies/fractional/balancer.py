@@ -1,4 +1,4 @@
-"""`fractional` with a memory: longer forecasts than one window allows."""
+"""`fractional` with state across windows, for longer forecasts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from balancer.policies.fractional.layout import (
     checked_price,
     lay_out,
 )
+from balancer.policies.plan import make_plan
 from balancer.policies.prices import EXPERT_BYTES, LINK_BYTES_PER_S
 from balancer.policies.problem import checked_window, make_problem, refuse_token_ids
-from balancer.policies.types import Float, Plan, make_plan
+from balancer.policies.types import Float, Plan
 
 __all__ = ["FractionalBalancer"]
 
@@ -22,15 +23,15 @@ _WINDOWS_KEPT = 3
 
 
 class FractionalBalancer:
-    """Keeps a placement up, window after window: `step(hotness_WLE) -> Plan`.
+    """Maintains a placement over windows: `step(hotness_WLE) -> Plan`.
 
-    The knobs are those of `fractional`. A plan's PAR is that of the loads that are forecast, under its
-    shares; with the split of each batch, which the plan is made for, a batch's PAR is lower.
+    The knobs are those of `fractional`. A plan's PAR is that of the forecast loads under its shares; clients
+    that split each batch have a lower one.
 
     Args:
         servers: S.
         slots: Replicas per layer, or (S,), or (L, S), as for `plan`.
-        current: What is held before the first step, as for `plan`.
+        current: The layout before the first step, as for `plan`.
     """
 
     def __init__(
@@ -56,20 +57,20 @@ class FractionalBalancer:
         self._span: tuple[int, ...] = ()
 
     def step(self, hotness_WLE: npt.ArrayLike) -> Plan:
-        """Plan for as long a time as the window.
+        """Plan for the next window.
 
         Args:
             hotness_WLE: (W, L, E) loads by iteration, oldest first, at least 0.
 
         Raises:
-            ValueError: An argument is wrong, here or at the construction; named in the message.
+            ValueError: An argument is wrong, here or of the constructor; the message names it.
         """
         window_WLE = checked_window("hotness_WLE", hotness_WLE)
         refuse_token_ids("hotness_WLE", window_WLE)
         blocks_NLE = block_means(window_WLE)
         known_NLE = blocks_NLE
         if self._blocks_NLE is not None and self._span == window_WLE.shape:
-            # Blocks of another length would be another time axis.
+            # Only blocks of the same length continue the series.
             known_NLE = np.concatenate([self._blocks_NLE, blocks_NLE])
         said_BLE = forecast(known_NLE, len(blocks_NLE), SCENARIOS)
         problem = make_problem(

@@ -1,4 +1,4 @@
-/* Servers along the chains of experts that two or more of them hold. */
+/* Fills servers along the chains of experts that two or more of them hold. */
 #include "refill.h"
 
 static void
@@ -10,7 +10,7 @@ queue_leaf(Refill *refill, int32_t server)
     }
 }
 
-/* The server will not be given the slot's expert. */
+/* The server will not get the slot's expert. */
 static void
 pass_up(Refill *refill, int32_t slot)
 {
@@ -31,7 +31,7 @@ pass_up(Refill *refill, int32_t slot)
     }
 }
 
-/* All other servers pass the slot's expert up. */
+/* All other servers give the slot's expert up. */
 static void
 claim(Refill *refill, int32_t slot)
 {
@@ -43,7 +43,7 @@ claim(Refill *refill, int32_t slot)
     }
 }
 
-/* Gives a leaf its own experts, and what it lacks of the one in common; or puts it off. */
+/* Gives a leaf its own experts and the missing load of the common one; or defers it. */
 void
 close_leaf(Refill *refill, int32_t server)
 {
@@ -95,7 +95,7 @@ close_leaf(Refill *refill, int32_t server)
     }
 }
 
-/* The same for a start of the flow: whatever it has too much or too little. */
+/* The same to start the flow, even with too much or too little load. */
 void
 load_leaf(Refill *refill, int32_t server)
 {
@@ -124,7 +124,7 @@ load_leaf(Refill *refill, int32_t server)
     refill->state_S[server] = CLOSED;
 }
 
-/* Where no server is a leaf: the one with the most in common passes up what most others have, too. */
+/* If no server is a leaf: the one with the most common experts gives up the one that most others have. */
 static void
 loosen(Refill *refill)
 {
@@ -160,7 +160,7 @@ follow_chains(Refill *refill, void (*settle)(Refill *, int32_t))
     }
 }
 
-/* What the shares so far have no use for is no link of a chain. */
+/* Replicas that the shares so far do not use are no links of a chain. */
 void
 pass_up_unused(Refill *refill)
 {

@@ -1,4 +1,4 @@
-/* Servers that no chain fills: their own experts as far as it goes, then any. */
+/* Fills servers that no chain fills: their own experts first, then any. */
 #include "refill.h"
 
 #include <string.h>
@@ -21,7 +21,7 @@ find_item(const Items *items, double rest, int32_t expert)
     return low;
 }
 
-/* Takes what the server holds out of the items, into `own`, ascending; returns how many. */
+/* Moves the server's experts from the items to `own`, ascending; returns their number. */
 static int32_t
 take_own(Refill *refill, Items *items, int32_t server, Items *own)
 {
@@ -37,7 +37,7 @@ take_own(Refill *refill, Items *items, int32_t server, Items *own)
     return own->count;
 }
 
-/* The first of the `windows` windows of `size` items whose sum is at least `least`; `windows` where there is none. */
+/* The first of the `windows` windows of `size` items whose sum is at least `least`; `windows`: none. */
 static int32_t
 first_window(const Items *items, int32_t windows, int32_t size, double least)
 {
@@ -53,11 +53,11 @@ first_window(const Items *items, int32_t windows, int32_t size, double least)
     return low;
 }
 
-/* What a server is given: own experts from..end - 1, others from..., and a piece of one more. */
+/* Load of a server: own experts from..end - 1, others from..., and a piece of one more. */
 typedef struct {
     int32_t own, own_end;
     int32_t first, count;
-    bool piece_is_own; /* of the last of its own, which is not given whole then */
+    bool piece_is_own; /* part of its last own expert, if that is split */
     double piece;
 } Choice;
 
@@ -83,8 +83,8 @@ complete(const Items *own, const Items *others, double capacity, int32_t slots, 
     return choice->piece >= -others->crumb;
 }
 
-/* Keeps as many of its own as it can: without its largest where they are too much, without its smallest where they are
- * too little. False where it is to keep none. */
+/* Keeps as many own experts as possible: without the largest if they are too much, without the smallest if they are
+ * too little. False: it keeps none. */
 static bool
 choose_own(const Items *own, const Items *others, double capacity, int32_t slots, Choice *choice)
 {
@@ -151,7 +151,7 @@ take_chosen(Refill *refill, Items *own, Items *others, int32_t server, const Cho
     refill->rest_E[split] = rest;
 }
 
-/* As in fill.c, whoever holds what. */
+/* As in fill.c, ignoring current holders. */
 static void
 take_any(Refill *refill, Items *items, int32_t server, Items *out)
 {
@@ -172,7 +172,7 @@ take_any(Refill *refill, Items *items, int32_t server, Items *out)
     }
 }
 
-/* Those with too much first: what they leave is what the others lack. */
+/* Servers with too much first: the others get what they leave. */
 static void
 order_late(Refill *refill)
 {
@@ -209,7 +209,7 @@ deal_out(Refill *refill, Items *items, Items *own, Items *out)
         }
         take_any(refill, items, server, out);
     }
-    /* All that is left; there are no more than slots where servers are alike. */
+    /* Everything left; no more than slots if servers are alike. */
     int32_t last = refill->late_S[refill->late - 1];
     for (int32_t at = 0; at < items->count; at++) {
         if (items->expert[at] != NONE && refill->gives_S[last] < slots_of(refill, last)) {

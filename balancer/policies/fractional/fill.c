@@ -11,8 +11,8 @@ slots_of(const Layer *layer, int32_t server)
     return layer->first_S[server + 1] - layer->first_S[server];
 }
 
-/* The server whose slots fit the items that are left best: for the others there are then enough small and enough large
- * ones. As many items as its slots, or one less, should have its share of the load. */
+/* The server whose slots fit the remaining items best, so that enough small and large ones remain for the others: as
+ * many items as its slots, or one less, should have its share of the load. */
 static int32_t
 next_server(const Layer *layer, const Items *items, int32_t *open_S, int32_t open, double load, double speed)
 {
@@ -48,7 +48,7 @@ put_items(Layer *layer, int32_t server, const Items *given, int32_t count)
     }
 }
 
-/* Deals the items to servers; those for which there is no slot remain. */
+/* Deals the items to servers; items without a slot remain. */
 static void
 fill_servers(Layer *layer, Items *items, int32_t *open_S, int32_t open, Items *out)
 {
@@ -61,7 +61,7 @@ fill_servers(Layer *layer, Items *items, int32_t *open_S, int32_t open, Items *o
         int32_t server = next_server(layer, items, open_S, open, load, speed), slots = slots_of(layer, server);
         Share share = {0, 0, NONE, 0};
         if (open == 1) {
-            /* All that is left; the largest, where that is too much. */
+            /* Everything left; only the largest items if that is too much. */
             share.count = items->count < slots ? items->count : slots;
             share.first = items->count - share.count;
         } else if (slots > 0) {
@@ -74,13 +74,13 @@ fill_servers(Layer *layer, Items *items, int32_t *open_S, int32_t open, Items *o
 
 /* ---- nodes -------------------------------------------------------------------------------------------------- */
 
-/* Deals the items to nodes as if they were servers: at most one expert per node goes on to the next, and none where
- * that is above the limit; then each node's items to its servers. */
+/* Deals the items to nodes like to servers, with at most one expert shared with the next node, and none above the
+ * limit; then each node's items to its servers. */
 static void
 fill_nodes(Layer *layer, Items *items, Items *own, Items *out, int32_t *open_S)
 {
     double speed = 0;
-    int64_t abroad = 0;
+    int64_t cross_node = 0;
     for (int32_t s = 0; s < layer->servers; s++) {
         speed += layer->speed_S[s];
     }
@@ -101,9 +101,9 @@ fill_nodes(Layer *layer, Items *items, Items *own, Items *out, int32_t *open_S)
         double load = add_up(items);
         if (speed > node_speed) {
             double capacity = load * node_speed / speed;
-            if (abroad < layer->most_abroad) {
+            if (cross_node < layer->most_cross_node) {
                 share = choose(items, capacity, whole);
-                abroad++;
+                cross_node++;
             } else if (items->count > whole) {
                 int32_t first = last_window(items, items->count - whole + 1, whole, capacity + items->crumb);
                 share = (Share){first < 0 ? 0 : first, whole, NONE, 0};
@@ -115,7 +115,7 @@ fill_nodes(Layer *layer, Items *items, Items *own, Items *out, int32_t *open_S)
             insert_item(own, out->rest[i], out->expert[i]);
         }
         fill_servers(layer, own, open_S, open, out);
-        /* What has no slot there goes on; so may already another part of the same expert. */
+        /* Items without a slot there go to the next node, as may another part of the same expert. */
         for (int32_t i = 0; i < own->count; i++) {
             double rest = own->rest[i];
             for (int32_t j = 0; own->expert[i] != NONE && j < items->count; j++) {
@@ -180,6 +180,6 @@ fill(Layer *layer)
         }
         cover(layer);
     }
-    /* The items are dealt out: their room is free. */
+    /* The items are dealt out: their memory is free. */
     use_free_slots(layer, count_E, filled_S, open_S, (Entry *)layer->scratch);
 }

@@ -1,8 +1,8 @@
-"""What the next window's loads will be: of several ways to say it, the one that was right the last times.
+"""Forecasts the next window's loads with the model that has been most accurate so far.
 
-Every forecast is a weighted sum of *blocks* (means over a part of a window): means of the last few, for loads
-that jump about; of all there are, for loads that stay; straight lines through them, for loads that drift.
-Which one it is is found out layer by layer, by forecasting what is already known.
+Every model is a weighted sum of *blocks* (means over parts of a window): means of the last few blocks for
+loads that jump, of many for loads that stay, straight lines for loads that drift. The model is chosen layer
+by layer, by forecasting known blocks.
 Shape suffixes: N blocks, M forecasts (models), W window, B scenarios, L layers, E logical experts.
 """
 
@@ -23,12 +23,12 @@ BLOCKS = 16
 
 _MEANS = (2, 4, 8, 16, 32)
 _LINES = (8, 16, 32)
-# A line is not believed in further than that part of the load at its end.
+# No forecast falls below this part of the latest load.
 _LEAST_PART = 0.25
 
 
 def block_means(window_WLE: npt.NDArray[Any]) -> Float:
-    """float64 (N, L, E): the window in `BLOCKS` parts as even as can be, or in single iterations."""
+    """float64 (N, L, E): means of `BLOCKS` even parts of the window, or of single iterations."""
     iterations = len(window_WLE)
     edges = np.linspace(0, iterations, min(BLOCKS, iterations) + 1).astype(np.int64)
     return np.stack(
@@ -40,19 +40,19 @@ def block_means(window_WLE: npt.NDArray[Any]) -> Float:
 
 
 def forecast(blocks_NLE: Float, ahead: int, parts: int) -> Float:
-    """Mean loads in parts of the time to come.
+    """Mean loads in parts of the future.
 
     Args:
-        blocks_NLE: What was, oldest first.
-        ahead: How many blocks the time to come is long.
-        parts: How many parts of it are asked for.
+        blocks_NLE: Known blocks, oldest first.
+        ahead: Length of the future, in blocks.
+        parts: Number of parts to forecast.
 
     Returns:
         float64 (parts, L, E), at least 0.
     """
     count, layers, experts = blocks_NLE.shape
     flat_NX = blocks_NLE.reshape(count, -1)
-    # Step 1: Every model's forecasts of what is known by now.
+    # Step 1: every model's errors on known blocks.
     starts = [n for n in range(count // 2, count) if n >= 4]
     error_ML = np.zeros((len(_MEANS) + len(_LINES), layers))
     for start in starts[:: max(1, len(starts) // 6)]:
@@ -60,24 +60,24 @@ def forecast(blocks_NLE: Float, ahead: int, parts: int) -> Float:
         truth_LE = blocks_NLE[start : start + span].mean(axis=0)
         weights_MN = np.stack([model[0] for model in _models(start, span, 1)])
         guess_MLE = (weights_MN @ flat_NX[:start]).reshape(-1, layers, experts)
-        # Long forecasts are what is wanted; short ones are all there is at first.
+        # Long forecasts weigh more; at first there are only short ones.
         error_ML += span * ((guess_MLE - truth_LE) ** 2).sum(axis=2)
-    # Step 2: The best model of each layer.
+    # Step 2: the best model of each layer.
     best_L = error_ML.argmin(axis=0)
     models = _models(count, ahead, parts)
     said_PLE = np.empty((parts, layers, experts))
     for model in np.unique(best_L):
         mine_L = best_L == model
         said_PLE[:, mine_L] = np.tensordot(models[model], blocks_NLE[:, mine_L], 1)
-    # Step 3: No load falls to nothing on a line's word.
+    # Step 3: a line must not take a load to 0.
     least_LE = _LEAST_PART * blocks_NLE[-2:].mean(axis=0)
     return np.asarray(np.maximum(said_PLE, least_LE))
 
 
 def scenarios(window_WLE: npt.NDArray[Any], blocks_NLE: Float, said_BLE: Float) -> Float:
-    """float64 (B, L, E): forecasts with the noise of single iterations of the window on them.
+    """float64 (B, L, E): forecasts with the noise of single iterations of the window.
 
-    Their mean is that of the forecasts: an expert that has no token in the few iterations is not forgotten.
+    Their mean is the forecasts' mean, so that experts without tokens in these iterations keep their load.
     """
     iterations, count = len(window_WLE), len(said_BLE)
     chosen_B = ((np.arange(count) + 0.5) * iterations / count).astype(np.int64)
@@ -92,7 +92,7 @@ def scenarios(window_WLE: npt.NDArray[Any], blocks_NLE: Float, said_BLE: Float) 
 
 
 def _models(count: int, ahead: int, parts: int) -> list[Float]:
-    """Weights of `count` blocks for each part of the time to come, (parts, count), by model."""
+    """Weights of `count` blocks for each part of the future, (parts, count), by model."""
     centre_P = (np.arange(parts) + 0.5) * ahead / parts - 0.5
     weights = []
     for length in _MEANS:
@@ -103,7 +103,7 @@ def _models(count: int, ahead: int, parts: int) -> list[Float]:
     for length in _LINES:
         used = min(length, count)
         x_N = np.arange(used) - (used - 1) / 2
-        # Least squares: the mean, and the slope times the way from the middle.
+        # Least squares: the mean, plus the slope times the distance from the middle.
         slope_N = x_N / max(1.0, float(x_N @ x_N))
         way_P = centre_P + (used + 1) / 2
         line_PN = np.zeros((parts, count))

@@ -1,22 +1,22 @@
-/* Exchanges of experts for as long as they pay: in stages, each with an aim. */
+/* Exchanges experts while that pays, in stages, each with a target load. */
 #include "search.h"
 
 #include <string.h>
 
-/* A stage aims at the excess above this part of the way from the mean to the present peak; where that does not pay, at
- * what is close to the peak alone. */
+/* A stage removes the excess above this part of the way from the mean to the current peak; if the first target does
+ * not pay, the second is closer to the peak. */
 static const double AIMS[] = {0.5, 0.85};
-#define SETBACKS 3 /* exchanges of a stage that may fail to lower the excess */
+#define SETBACKS 3 /* rounds of a stage that may fail to lower the excess */
 
-/* Exchanges until nothing is above the aim, or until it is clear that this would not pay: a stage cannot lower the PAR
- * by more than `most`. Returns how many replicas more have to be loaded. */
+/* Exchanges until nothing is above the target, or until that clearly does not pay: a stage lowers the PAR by at most
+ * `most`. Returns the number of additional loads. */
 static int64_t
 run_stage(Search *search, double aim, double most)
 {
     double price = search->layer->price, first;
     int64_t before_all = count_loads(search);
     int32_t setbacks = 0;
-    /* Load is shifted anew after a round of exchanges only: it is what takes the time. */
+    /* Load is shifted only after a round of exchanges, as shifting takes most of the time. */
     int32_t round = 4 + search->layer->servers / 8;
     search->exchanges = 0;
     push(search, aim);
@@ -48,7 +48,7 @@ start_flows(Search *search)
 {
     Layer *layer = search->layer;
     Flow *first = &layer->flow_B[0];
-    /* The first one has the shares, in any unit; it is the last to be overwritten. */
+    /* The first scenario holds the shares, in any unit, and is overwritten last. */
     for (int32_t e = 0; e < layer->experts; e++) {
         double sum = 0;
         for (int32_t n = first->head_E[e]; n != NONE; n = first->next_N[n]) {
@@ -61,7 +61,7 @@ start_flows(Search *search)
                 layer->flow_B[b].flow_N[n] = share * layer->load_BE[(size_t)b * (size_t)layer->experts + (size_t)e];
             }
         }
-        search->abroad += count_abroad(layer, e);
+        search->cross_node += count_cross_node(layer, e);
     }
     double speed = 0;
     for (int32_t s = 0; s < layer->servers; s++) {
@@ -105,7 +105,7 @@ improve(Layer *layer, int32_t rounds)
     double par = measure(&search);
     size_t aim = 0;
     while (aim < sizeof(AIMS) / sizeof(AIMS[0]) && par - 1 > layer->price + EXACT && search.rounds_left > 0) {
-        int64_t abroad = search.abroad;
+        int64_t cross_node = search.cross_node;
         save(&search);
         int64_t loads = run_stage(&search, AIMS[aim], (par - 1) * (1 - AIMS[aim]));
         double now = search.exchanges > 0 ? measure(&search) : par;
@@ -116,7 +116,7 @@ improve(Layer *layer, int32_t rounds)
         }
         restore(&search);
         measure(&search);
-        search.abroad = abroad;
+        search.cross_node = cross_node;
         aim++;
     }
     return par;

@@ -4,8 +4,8 @@
 
 #include "../native/heap.h"
 
-/* Where it is free to choose, a server gets this part of its capacity as whole experts and the rest as a piece of the
- * hottest expert that is left. The pieces are what a split can shift later. */
+/* If free to choose, a server gets this part of its capacity as whole experts and the rest as a piece of the hottest
+ * remaining expert. A split can shift the pieces later. */
 #define WHOLE_PART 0.6
 
 Items
@@ -23,7 +23,7 @@ add_up(Items *items)
     double sum = 0, *after = items->sums + 1;
     const double *rest = items->rest;
     int32_t i = 0;
-    /* Four at a time: an addition takes longer than anything else here, and waits for the one before. */
+    /* Four at a time: each addition waits for the one before, which takes most of the time here. */
     for (; i + 4 <= items->count; i += 4) {
         double two = rest[i] + rest[i + 1], three = two + rest[i + 2], four = two + (rest[i + 2] + rest[i + 3]);
         after[i] = sum + rest[i];
@@ -41,7 +41,7 @@ add_up(Items *items)
 void
 sort_experts(Items *items, const double *load_E, const int32_t *listed, int32_t experts, int32_t empty)
 {
-    /* There is room for twice as many doubles, and more. */
+    /* The scratch has at least twice as many doubles. */
     Entry *entry_E = (Entry *)items->sums, *sorting_E = (Entry *)items->rest;
     for (int32_t i = 0; i < experts; i++) {
         int32_t e = listed == NULL ? i : listed[i];
@@ -74,10 +74,10 @@ last_window(const Items *items, int32_t windows, int32_t size, double most)
     return low - 1;
 }
 
-/* Exactly `capacity` of the items: `whole` of them, and a part of one more. This is always possible where all bins are
- * alike and there are as many items as `whole` adds up to over the bins left: the smallest items are not too much
- * then, the largest are enough, and between them the sum of a window grows by less than the item that comes next. What
- * is left is a problem of the same kind, with one bin less. */
+/* Exactly `capacity` of the items: `whole` of them, and a part of one more. Always possible if all bins are alike and
+ * there are as many items as `whole` adds up to over the remaining bins: then the smallest items are not too much, the
+ * largest are enough, and in between the sum of a window grows by less than the next item. The rest is the same
+ * problem with one bin less. */
 Share
 choose(const Items *items, double capacity, int32_t whole)
 {
@@ -97,7 +97,7 @@ choose(const Items *items, double capacity, int32_t whole)
     }
     first = last_window(items, count - whole + 1, whole, most);
     if (first < 0) {
-        /* Even the smallest are too much: fewer of them. */
+        /* Even the smallest are too much: take fewer. */
         while (whole > 0 && items->sums[whole] > most) {
             whole--;
         }
@@ -152,7 +152,7 @@ take_share(Items *items, Share share, Items *out)
     }
     int32_t expert = items->expert[share.split];
     double rest = items->rest[share.split] - share.part;
-    /* The later one first: the earlier one's index stays. */
+    /* The later one first, so that the earlier one's index stays valid. */
     if (share.split > share.first) {
         remove_items(items, share.split, 1);
         remove_items(items, share.first, share.count);

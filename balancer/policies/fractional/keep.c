@@ -4,8 +4,8 @@
 
 #include <math.h>
 
-/* Of what a server holds: what can go best. That is a replica of what others hold too, the least loaded one; else what
- * has the least load. NONE where a server holds nothing, or (with `covered`) nothing that others hold too. */
+/* The most dispensable expert of a server: the least loaded one that others hold, too, else the one with the least
+ * load. NONE: the server holds nothing, or (with `covered`) nothing that others hold, too. */
 static int32_t
 most_dispensable(const Layer *layer, int32_t server, const int32_t *count_E, bool covered)
 {
@@ -39,7 +39,7 @@ count_servers(const Layer *layer, const uint8_t *holds_SE, int32_t *count_E)
     }
 }
 
-/* Fewer slots than there were: the newcomer's, or another's, goes. Returns a slot for it, or NONE. */
+/* Fewer slots than before: drops the new expert or another one. Returns a slot for the new one, or NONE. */
 static int32_t
 make_way(Layer *layer, int32_t server, int32_t newcomer, int32_t *count_E)
 {
@@ -106,7 +106,7 @@ cover(Layer *layer)
         count_E[e] = replicas(flow, e);
     }
     for (;;) {
-        /* The hottest first; nearly always there is none. */
+        /* The hottest first; usually there is none. */
         int32_t expert = NONE, slot = NONE;
         for (int32_t e = 0; e < layer->experts; e++) {
             if (count_E[e] == 0 && (expert == NONE || layer->load_E[e] > layer->load_E[expert])) {
@@ -132,7 +132,7 @@ cover(Layer *layer)
                 found_free = empty != NONE;
             }
         }
-        /* There are at least as many slots as experts: one is free, or an expert has two. */
+        /* There are at least as many slots as experts: a slot is free, or an expert has two. */
         if (flow->expert_N[slot] != NONE) {
             count_E[flow->expert_N[slot]]--;
             take_everywhere(layer, slot);
@@ -143,7 +143,7 @@ cover(Layer *layer)
     }
 }
 
-/* Of the servers that hold an expert, how many are of a node. */
+/* Number of an expert's servers on a node. */
 static int32_t
 replicas_at(const Layer *layer, int32_t expert, int32_t node)
 {
@@ -159,15 +159,15 @@ void
 limit_abroad(Layer *layer)
 {
     Flow *flow = &layer->flow_B[0];
-    int64_t abroad = 0;
+    int64_t cross_node = 0;
     for (int32_t e = 0; layer->node_S != NULL && e < layer->experts; e++) {
-        abroad += count_abroad(layer, e);
+        cross_node += count_cross_node(layer, e);
     }
-    while (layer->node_S != NULL && abroad > layer->most_abroad) {
-        /* The coldest of them, and there the node with the fewest replicas. */
+    while (layer->node_S != NULL && cross_node > layer->most_cross_node) {
+        /* The coldest expert, and its node with the fewest replicas. */
         int32_t coldest = NONE, smallest = NONE;
         for (int32_t e = 0; e < layer->experts; e++) {
-            if ((coldest == NONE || layer->load_E[e] < layer->load_E[coldest]) && count_abroad(layer, e) > 0) {
+            if ((coldest == NONE || layer->load_E[e] < layer->load_E[coldest]) && count_cross_node(layer, e) > 0) {
                 coldest = e;
             }
         }
@@ -184,6 +184,6 @@ limit_abroad(Layer *layer)
             }
             n = next;
         }
-        abroad--;
+        cross_node--;
     }
 }

@@ -64,7 +64,7 @@ is_near(const Layer *layer, int32_t server, int32_t expert)
 }
 
 int64_t
-count_abroad(const Layer *layer, int32_t expert)
+count_cross_node(const Layer *layer, int32_t expert)
 {
     const Flow *flow = &layer->flow_B[0];
     int64_t nodes = 0;

@@ -1,4 +1,4 @@
-/* The planning of one layer: which slot holds which expert. No Python in here.
+/* Plans one layer: which slot holds which expert. No Python in here.
  *
  * Letters: B scenarios, E experts, S servers, N slots; see eaas/minmax/flow.h for the flow.
  */
@@ -7,7 +7,7 @@
 
 #include "../../../eaas/minmax/flow.h"
 
-/* A dispatcher reads from its share that a replica is there: none has less. */
+/* Least share of a replica: dispatchers ignore replicas without one. */
 #define LEAST_SHARE 1e-7
 
 typedef struct {
@@ -16,11 +16,11 @@ typedef struct {
     const double *speed_S;
     const int32_t *node_S; /* NULL: no limit */
     int32_t nodes;
-    int64_t most_abroad; /* replicas that experts may have in further nodes than one */
-    double price;        /* a replica that is loaded must lower the mean PAR of the scenarios by this */
-    double *load_BE;     /* what is planned for; the mean of it is load_E */
+    int64_t most_cross_node; /* most replicas on other nodes than their expert's first */
+    double price;        /* a loaded replica must lower the mean PAR of the scenarios by this */
+    double *load_BE;     /* the loads to plan for; their mean is load_E */
     double *load_E;
-    Flow *flow_B; /* the same experts in the same slots; each scenario its own flow */
+    Flow *flow_B; /* the same experts in the same slots for all scenarios, each with its own flow */
     double *scratch;     /* scratch_doubles() of them */
     int32_t *counts;     /* scratch_counts() of them */
 } Layer;
@@ -38,25 +38,25 @@ int32_t free_slot(const Flow *flow, int32_t server);
 int32_t replicas(const Flow *flow, int32_t expert);
 
 bool is_near(const Layer *layer, int32_t server, int32_t expert);
-int64_t count_abroad(const Layer *layer, int32_t expert);
+int64_t count_cross_node(const Layer *layer, int32_t expert);
 
 /* fill.c: slots from nothing, for load_E. */
 void fill(Layer *layer);
 
-/* keep.c: slots from what servers hold now (holds_SE), as far as there is room; every expert is held then. The flow
- * is the shares, as far as they are known (shares_SE may be NULL). */
+/* keep.c: slots from the current layout (holds_SE), within the slots; every expert is held then. The flow starts from
+ * the shares, if known (shares_SE may be NULL). */
 void keep(Layer *layer, const uint8_t *holds_SE, const double *shares_SE);
-/* A slot for every expert without one, where need be that of another's second replica. */
+/* A slot for every expert without one, if necessary that of another expert's second replica. */
 void cover(Layer *layer);
-/* Gives replicas abroad up until there are no more than may be. */
+/* Drops cross-node replicas until the limit is kept. */
 void limit_abroad(Layer *layer);
 
-/* refill.c: fills servers anew to the mean of load_E, with what they hold as far as it goes; nothing where that does not
- * pay. For one scenario, without nodes. Returns what the PAR is above 1 at most then (INFINITY: not known). */
+/* refill.c: fills servers anew to the mean of load_E, preferring what they hold; changes nothing if that does not pay.
+ * For one scenario, without nodes. Returns an upper bound of PAR - 1 (INFINITY: unknown). */
 double refill(Layer *layer);
 
-/* improve.c: exchanges experts for as long as it pays, with so many rounds of shifting load at most. Returns the mean
- * PAR of the scenarios. */
+/* improve.c: exchanges experts while that pays, with at most `rounds` rounds of shifting load. Returns the mean PAR of
+ * the scenarios. */
 double improve(Layer *layer, int32_t rounds);
 
 #endif

@@ -1,32 +1,32 @@
 """The policy `fractional`: place for the split.
 
-A client may give a batch's tokens of one expert to its replicas in any proportion. So what matters of a
-placement is not the load per replica but what the best split over it comes to (`balancer.policies.split`).
+A client may split a batch's tokens of one expert over its replicas in any proportion. So the quality of a
+placement is not the load per replica but the best split over it (`balancer.policies.split`).
 
-    piece   what a server takes of an expert that others hold, too
-    PAR     of the best split
-    price   by how much a replica that is loaded must lower the PAR of its layer
-    abroad  replicas of an expert in further nodes than its first
+    piece       a server's part of an expert that other servers hold, too
+    PAR         that of the best split
+    price       by how much a loaded replica must lower the PAR of its layer
+    cross-node  replicas of an expert on other nodes than its first
 
-From nothing (`fill.c`), as one fills an alias table (A. J. Walker 1974; McNaughton's wrap-around rule, 1959,
-with room for k jobs on a machine):
+From nothing (`fill.c`), like filling an alias table (A. J. Walker 1974; McNaughton's wrap-around rule, 1959,
+with k jobs on a machine):
 
-    Step 1. A server with k slots is filled to exactly its part of the load: k - 1 whole experts, and a
-            piece of one more, the hottest that is left where that is possible. What remains of that one
-            stays in the pool. This always works while the pool has as many experts as the servers that
-            are left have slots, less one each: PAR is 1 then, with at most E + S - 1 replicas.
-    Step 2. With fewer slots: replicas where load per replica is highest (Adams' apportionment), longest
-            processing time first, and step 4.
-    Step 3. Slots that are left get further replicas of the hottest experts.
+    Step 1. Fill a server with k slots to exactly its part of the load: k - 1 whole experts and a piece of one
+            more, the hottest one left if possible. The rest of that one stays in the pool. This always works
+            while the pool has as many experts as the remaining servers have slots, less one each: PAR is 1
+            then, with at most E + S - 1 replicas.
+    Step 2. With fewer slots: replicate where load per replica is highest (Adams' apportionment), place by
+            longest processing time first, and go on with step 4.
+    Step 3. Remaining slots get further replicas of the hottest experts.
 
-From what is held now (`improve.c`):
+From the current layout (`improve.c`):
 
-    Step 4. The best split of each scenario by a max-flow. Above an aim between mean and peak, what cannot be
-            shifted is excess; it sits on servers whose experts nobody else holds. One more replica of such an
-            expert, on a server with room, in the place of a replica that can be spared, as long as there is
-            excess; where there is no such place, two experts change places.
-    Step 5. If that lowered the mean PAR by more than the loads are worth, it stands, with a lower aim next;
-            else nothing of it, and an aim nearer to the peak is tried.
+    Step 4. Split each scenario best, by a max-flow. Load above a target between mean and peak that cannot be
+            shifted is excess; it is on servers with sole replicas. While there is excess, add a replica of
+            such an expert on a server with capacity, in the place of a spare replica; if there is none, two
+            experts change places.
+    Step 5. Keep the result if it lowered the mean PAR by more than the loads are worth, and try a lower
+            target; else undo it and try a target nearer to the peak.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 SCENARIOS = 6
-"""Loads that a plan for a window is made for at once."""
+"""Number of forecast loads that a plan for a window considers."""
 
 
 def fractional(
@@ -68,22 +68,21 @@ def fractional(
 ) -> Layout:
     """Place for the split of each batch; see the module for the algorithm.
 
-    The shares are those of the best split of the load that is planned for: PAR 1.0 from nothing wherever
-    (slots per server - 1) * servers >= experts and servers are alike. Every replica has one above 0.
+    The shares are those of the best split of the planned load: PAR 1.0 from nothing if servers are alike and
+    (slots per server - 1) * servers >= experts. Every replica has a share above 0.
 
     Args:
         problem: What to plan. With `current`, only moves that pay are made.
-        window_WLE: (W, L, E) loads by iteration, oldest first. With it the plan is made for what they
-            are forecast to be in as long a time to come, noise included, instead of for the problem's load.
-        expert_bytes: Of one expert of one layer.
-        link_bytes_per_s: At which a server loads experts.
-        stall_s: Seconds of service that a load costs beside its bytes.
-        horizon_s: Seconds of service at PAR 1 in which a load must have paid back its cost. Layers are
-            assumed to take equal parts of it.
-        least_gain: A load must lower the PAR of its layer by that in any case; 0 by default, and 0.002 for
-            a window: what is less than that may be the noise's.
+        window_WLE: (W, L, E) loads by iteration, oldest first. The plan is then for the forecast of the next
+            window, noise included, instead of for the problem's load.
+        expert_bytes: Bytes of one expert of one layer.
+        link_bytes_per_s: Rate at which a server loads experts.
+        stall_s: Seconds of service that a load costs in addition to its bytes.
+        horizon_s: Seconds of service at PAR 1 in which a load must pay back. Layers take equal parts of it.
+        least_gain: Least fall of a layer's PAR for a load; by default 0, or 0.002 with a window, as smaller
+            gains may be noise.
         nodes_S: (S,) the node of each server, from 0.
-        cross_node_replicas: Replicas per layer that experts may have abroad; any number by default.
+        cross_node_replicas: Most cross-node replicas per layer; any number by default.
 
     Returns:
         holds_LSE, shares_LSE.
@@ -91,7 +90,7 @@ def fractional(
     Raises:
         ValueError: A knob is out of its range; the message names it.
 
-    Time from nothing O(L * S * (E + slots)); from `current` O(moves * (slots + E)) beside the flows, each
+    Time from nothing O(L * S * (E + slots)); from `current` O(moves * (slots + E)) plus the flows, each
     O(slots) to O(slots * S), for each scenario.
     """
     if least_gain is None:
@@ -116,15 +115,15 @@ def lay_out(
     load_BLE: Float,
     price: float,
     nodes_S: npt.NDArray[np.int32] | None,
-    most_abroad: int,
+    most_cross_node: int,
 ) -> Layout:
     """A layout for several loads at once.
 
     Args:
-        problem: All but the load.
+        problem: All inputs but the load.
         load_BLE: float64 (B, L, E) scenarios.
-        price: See the module; without `current` there is none.
-        nodes_S, most_abroad: From `checked_nodes`.
+        price: See the module; unused without `current`.
+        nodes_S, most_cross_node: From `checked_nodes`.
     """
     shape = (problem.layers, problem.servers, problem.experts)
     holds_LSE = np.zeros(shape, np.bool_)
@@ -138,7 +137,7 @@ def lay_out(
         problem.current_LSE,
         problem.current_shares_LSE,
         nodes_S,
-        most_abroad,
+        most_cross_node,
         0.0 if problem.current_LSE is None else price,
         holds_LSE,
         shares_LSE,
@@ -153,7 +152,7 @@ def checked_price(
     horizon_s: float,
     least_gain: float,
 ) -> Callable[[int], float]:
-    """What a load must lower its layer's PAR by, from the number of layers. Raises ValueError."""
+    """A function from the number of layers to the price (see the module). Raises ValueError."""
     for name, value in (
         ("expert_bytes", expert_bytes),
         ("stall_s", stall_s),
@@ -169,7 +168,7 @@ def checked_price(
 def checked_nodes(
     nodes_S: npt.ArrayLike | None, cross_node_replicas: int | None, servers: int
 ) -> tuple[npt.NDArray[np.int32] | None, int]:
-    """Nodes and limit; no nodes where there is no limit. Raises ValueError."""
+    """Nodes and limit; no nodes without a limit. Raises ValueError."""
     if cross_node_replicas is None:
         return None, 0
     checked_number("cross_node_replicas", cross_node_replicas, whole=True)
@@ -178,5 +177,5 @@ def checked_nodes(
     nodes = np.asarray(nodes_S)
     if nodes.shape != (servers,) or not np.issubdtype(nodes.dtype, np.integer) or nodes.min() < 0:
         raise ValueError(f"nodes_S must be {servers} whole numbers of at least 0")
-    # Numbered without gaps: their count is what the planning goes through.
+    # Numbered without gaps: planning iterates over them.
     return np.unique(nodes, return_inverse=True)[1].astype(np.int32), int(cross_node_replicas)

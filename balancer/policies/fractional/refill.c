@@ -5,18 +5,18 @@
 
 #define SLACK 1e-9
 
-/* Servers filled anew to exactly their parts of one load, with what they hold already as far as it goes.
+/* Fills servers anew to exactly their parts of one load, preferring what they hold.
  *
- * Any server may be filled by any k - 1 whole experts and a piece of one more: what remains for the others can be dealt
- * out as well (see `choose`), as long as it is no more items than they have slots, less one each, and one.
+ * A server may be filled with any k - 1 whole experts and a piece of one more: the rest can be dealt to the others (see
+ * `choose`) as long as it has no more items than their slots, less one each, plus one.
  *
- *     leaf       an open server that has at most one expert in common with other open ones: what that one has to give
- *                it is certain then; the next server along the chain is a leaf after that
- *     put off    a leaf whose own experts are too much, or too little even with all of that one: these are dealt
- *                out last, as in fill.c, but a server's own experts first
+ *     leaf       an open server with at most one expert in common with other open ones: that expert's part on it is
+ *                determined; the next server along the chain is a leaf after that
+ *     deferred   a leaf whose own experts are too much, or too little even with all of the common one: filled last, as
+ *                in fill.c, but with its own experts first
  */
 
-/* False where there are too few slots for it. */
+/* False: too few slots. */
 static bool
 begin(Refill *refill)
 {
@@ -45,7 +45,7 @@ begin(Refill *refill)
     return load > 0 && refill->spare >= 0;
 }
 
-/* Fullness of the fullest server over the mean, and how many replicas there are that are not held now. */
+/* Fullness of the fullest server over the mean, and the number of replicas not held now. */
 static double
 judge(const Refill *refill, int64_t *loads)
 {
@@ -67,7 +67,7 @@ judge(const Refill *refill, int64_t *loads)
     return fullest;
 }
 
-/* Whether no split over what is held now has so low a PAR. What only one server has is proof enough, mostly. */
+/* Whether no split over the current layout reaches this PAR. Usually the sole replicas prove it. */
 static bool
 is_out_of_reach(const Refill *refill, double par)
 {
@@ -107,7 +107,7 @@ apply(Refill *refill)
                 }
             }
         }
-        /* Free slots, then those of replicas that are not needed. */
+        /* Free slots, then those of unneeded replicas. */
         for (int32_t i = first; i < first + refill->gives_S[s]; i++) {
             if (refill->given_N[i] == NONE) {
                 continue;

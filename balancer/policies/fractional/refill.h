@@ -1,4 +1,4 @@
-/* What the parts of refill.c share; see there. No Python in here. */
+/* Shared by the parts of refill.c; see there. No Python in here. */
 #ifndef EAAS_FRACTIONAL_REFILL_H
 #define EAAS_FRACTIONAL_REFILL_H
 
@@ -7,19 +7,19 @@
 typedef struct {
     Layer *layer;
     Flow *flow;
-    double *rest_E;   /* what no server has been given */
-    double *give_N;   /* what a server is given, from its first slot on: `given_N` says of which experts */
+    double *rest_E;   /* load not given to any server yet */
+    double *give_N;   /* loads given to a server, from its first slot on; `given_N` has the experts */
     int32_t *given_N;
     int32_t *gives_S; /* how many */
-    int32_t *open_E;  /* open servers that hold it and have not passed it up */
-    int32_t *common_S; /* how many of a server's experts others have, too */
+    int32_t *open_E;  /* open servers that hold it and have not given it up */
+    int32_t *common_S; /* number of a server's experts that others have, too */
     int32_t *queue_S, *late_S;
-    int32_t *live_E;  /* whether a server is still to be given the expert, or the rest of it */
-    int32_t *may_N;   /* whether the server may be given the slot's expert */
-    int32_t *unused_N; /* whether it had hardly a share */
+    int32_t *live_E;  /* whether (the rest of) the expert is not given yet */
+    int32_t *may_N;   /* whether the server may get the slot's expert */
+    int32_t *unused_N; /* whether its share is negligible */
     int32_t *state_S;
     int32_t queued, late;
-    int64_t spare;    /* items that open servers could hold, less those that there are */
+    int64_t spare;    /* items that open servers could hold, minus existing ones */
     double mean, crumb;
 } Refill;
 
@@ -46,14 +46,14 @@ give(Refill *refill, int32_t server, int32_t expert, double load)
     refill->give_N[at] = load;
 }
 
-/* chains.c: calls `settle` for each server once it is a leaf; load_leaf begins a flow, close_leaf closes or puts off. */
+/* chains.c: calls `settle` for each server once it is a leaf; load_leaf begins a flow, close_leaf closes or defers. */
 void follow_chains(Refill *refill, void (*settle)(Refill *, int32_t));
 void load_leaf(Refill *refill, int32_t server);
 void close_leaf(Refill *refill, int32_t server);
-/* What the shares so far had no use for is no link of a chain. */
+/* Replicas that the shares so far did not use are no links of a chain. */
 void pass_up_unused(Refill *refill);
 
-/* deal.c: gives the items, all that is left, to the servers that were put off. */
+/* deal.c: gives the remaining items to the deferred servers. */
 void deal_out(Refill *refill, Items *items, Items *own, Items *out);
 
 #endif

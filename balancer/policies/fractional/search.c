@@ -1,4 +1,4 @@
-/* What a search stands at: PAR, excess, and what holds it up. */
+/* State of a search: PAR, excess, and the experts that bound it. */
 #include "search.h"
 
 #include <string.h>
@@ -20,7 +20,7 @@ measure(Search *search)
     return count > 0 ? sum / count : 1;
 }
 
-/* Replicas that are not where they were before all. */
+/* Number of replicas that differ from the initial layout. */
 int64_t
 count_loads(const Search *search)
 {
@@ -65,7 +65,7 @@ restore(Search *search)
     }
 }
 
-/* Shifts what can be shifted, and finds what cannot. */
+/* Shifts load where possible, and finds the rest. */
 void
 push(Search *search, double aim)
 {

@@ -1,10 +1,10 @@
-/* One more replica, in the place of one that can be spared. */
+/* Adds a replica in the place of a spare one. */
 #include "search.h"
 
-#define TRIES 3   /* servers without an expert for them before two experts change places */
+#define TRIES 3   /* servers without a suitable expert before a swap is tried */
 #define STALE 0.1 /* part of an exchange's gain that may be gone since the round began */
 
-/* What of a slot's flow the other replicas of its expert have no room for. */
+/* The part of a slot's flow that the other replicas of its expert cannot take. */
 static double
 loss_of(const Search *search, int32_t slot)
 {
@@ -22,8 +22,8 @@ loss_of(const Search *search, int32_t slot)
     return loss;
 }
 
-/* What of each scenario's excess a slot's server could take in the place of the slot's flow: into most_B. Returns the
- * weighted sum. */
+/* The part of each scenario's excess that a slot's server could take instead of the slot's flow: into most_B. Returns
+ * the weighted sum. */
 static double
 relief_of(const Search *search, int32_t server, int32_t slot)
 {
@@ -43,7 +43,7 @@ relief_of(const Search *search, int32_t server, int32_t slot)
     return relief;
 }
 
-/* Relief less loss; 0 for the only replica of an expert. */
+/* Relief minus loss; 0 for the sole replica of an expert. */
 static double
 net_of(const Search *search, int32_t slot)
 {
@@ -93,7 +93,7 @@ find_places(Search *search)
     }
 }
 
-/* The slot with the most to gain, or NONE. What was found at the beginning of a round only gets less. */
+/* The slot with the most gain, or NONE. Gains only decrease during a round. */
 static int32_t
 best_slot(Search *search)
 {
@@ -114,7 +114,7 @@ best_slot(Search *search)
     return NONE;
 }
 
-/* How many more replicas would be abroad if the slot had another expert. */
+/* Additional cross-node replicas if the slot had another expert. */
 static int64_t
 more_abroad(Layer *layer, int32_t server, int32_t slot, int32_t expert)
 {
@@ -126,16 +126,16 @@ more_abroad(Layer *layer, int32_t server, int32_t slot, int32_t expert)
     if (old != NONE) {
         Flow *flow = &layer->flow_B[0];
         double kept = flow->flow_N[slot];
-        more -= count_abroad(layer, old);
+        more -= count_cross_node(layer, old);
         flow_take(flow, slot);
-        more += count_abroad(layer, old);
+        more += count_cross_node(layer, old);
         flow_put(flow, slot, old);
         flow->flow_N[slot] = kept;
     }
     return more;
 }
 
-/* The expert with the most to put there; most_B is the slot's. */
+/* The expert with the most excess for the slot; most_B is the slot's. */
 static int32_t
 best_expert(const Search *search, int32_t slot)
 {
@@ -149,11 +149,11 @@ best_expert(const Search *search, int32_t slot)
         double gain = 0;
         for (int32_t b = 0; b < layer->scenarios; b++) {
             double most = search->most_B[b] < bound_B[b] ? search->most_B[b] : bound_B[b];
-            /* Of equal ones the hottest: there is the most to shift later. */
+            /* Ties go to the hottest: it has the most load to shift later. */
             gain += (most + 1e-6 * bound_B[b]) * search->weight_B[b];
         }
         if (gain > best_gain && !holds(flow, server, e) &&
-            search->abroad + more_abroad(layer, server, slot, e) <= layer->most_abroad) {
+            search->cross_node + more_abroad(layer, server, slot, e) <= layer->most_cross_node) {
             best_gain = gain;
             best = e;
         }
@@ -161,7 +161,7 @@ best_expert(const Search *search, int32_t slot)
     return best;
 }
 
-/* The other replicas take over a slot's flow: where there is room, and the first of them what is left. */
+/* The other replicas take over a slot's flow, within their capacity; the first takes the rest. */
 static void
 hand_over(Flow *flow, int32_t slot)
 {
@@ -182,7 +182,7 @@ hand_over(Flow *flow, int32_t slot)
     flow->load_S[flow->server_N[flow->head_E[expert]]] += left;
 }
 
-/* What a new replica is expected to take: it is not to be given away twice in a round. */
+/* Reserves what a new replica will take, so that a round does not count it twice. */
 static void
 book(Search *search, int32_t b, int32_t server, int32_t expert)
 {
@@ -214,14 +214,14 @@ replicate_one(Search *search)
         int32_t server = flow->server_N[slot];
         relief_of(search, server, slot);
         int32_t expert = best_expert(search, slot);
-        /* Once in a round: its other slots' gains are other ones then. */
+        /* Once in a round: it changes the gains of the server's other slots. */
         for (int32_t n = flow->first_S[server]; n < flow->first_S[server + 1]; n++) {
             search->net_N[n] = 0;
         }
         if (expert == NONE) {
             continue;
         }
-        search->abroad += more_abroad(layer, server, slot, expert);
+        search->cross_node += more_abroad(layer, server, slot, expert);
         for (int32_t b = 0; b < layer->scenarios; b++) {
             if (layer->flow_B[b].expert_N[slot] != NONE) {
                 hand_over(&layer->flow_B[b], slot);

@@ -1,4 +1,4 @@
-/* Two experts change places. */
+/* Swaps two experts. */
 #include "search.h"
 
 static int32_t

@@ -1,4 +1,4 @@
-/* For the files that show the loops to Python: arguments, and checks of what the loops rely on. */
+/* For the files that bind the loops to Python: arguments, and checks that the loops rely on. */
 #ifndef EAAS_POLICIES_BIND_H
 #define EAAS_POLICIES_BIND_H
 
@@ -14,13 +14,13 @@
 #define OUT(i, name, count, type) open_array(&a[i], o[i], name, count, (Py_ssize_t)sizeof(type), true)
 #define DATA(i) (a[i].view.buf)
 
-/* Each sets an exception where the answer is no. */
+/* Each sets an exception if the answer is no. */
 bool within(const int64_t *values, Py_ssize_t count, int64_t low, int64_t high, const char *name);
 bool counts_fit(const int64_t *count, Py_ssize_t layers, Py_ssize_t experts, Py_ssize_t replicas);
 bool servers_fit(const int32_t *server, Py_ssize_t size, Py_ssize_t servers);
 bool list_fits(Py_ssize_t servers, Py_ssize_t experts);
 
-/* Room for what all servers hold. */
+/* Memory for the experts of all servers. */
 static inline size_t
 list_bytes(Py_ssize_t servers, Py_ssize_t experts)
 {

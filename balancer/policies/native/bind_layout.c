@@ -1,4 +1,4 @@
-/* Compact placements and layouts: one from the other, and loads of servers. For each function: checks, scratch memory, and a loop over layers. */
+/* Binds compact placements, layouts and server loads. Each function: checks, scratch memory, and a loop over layers. */
 #include "bind.h"
 
 PyObject *

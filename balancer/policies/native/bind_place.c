@@ -1,4 +1,4 @@
-/* Placing. For each function: checks, scratch memory, and a loop over layers. */
+/* Binds placing. Each function: checks, scratch memory, and a loop over layers. */
 #include "bind.h"
 
 PyObject *

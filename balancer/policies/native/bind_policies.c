@@ -1,4 +1,4 @@
-/* What only ScalpeLB and CRAFT need. For each function: checks, scratch memory, and a loop over layers. */
+/* Binds the loops of ScalpeLB and CRAFT. Each function: checks, scratch memory, and a loop over layers. */
 #include "bind.h"
 
 PyObject *

@@ -42,14 +42,13 @@ replay_lanes(const float *load_EB, ptrdiff_t lanes, const int wide, ptrdiff_t ex
     }
 }
 
-/* Algorithm 1, inner loops: batches replayed over a placement, `wide` of them side by side, 1 or LANES.
- * `balancedness` gets the sum over the first `lanes` of mean / maximum of the servers' loads, 1 for a batch without
- * load. */
+/* Algorithm 1, inner loops: replays batches over a placement, `wide` of them at once (1 or LANES). `balancedness` gets
+ * the sum over the first `lanes` of mean / maximum of the servers' loads, 1 for a batch without load. */
 void
 replay(const float *load_EB, ptrdiff_t lanes, int wide, ptrdiff_t experts, ptrdiff_t servers, const int64_t *count,
        const int32_t *server, float *filled_SB, double *balancedness)
 {
-    /* Constants, so that the inner loops are unrolled. */
+    /* Constants let the compiler unroll the inner loops. */
     if (wide == 1) {
         replay_lanes(load_EB, lanes, 1, experts, servers, count, server, filled_SB, balancedness);
     } else {
@@ -96,9 +95,9 @@ allocate(const double *gain_LK, const int64_t *replicas_K, const int64_t *limit_
     }
 }
 
-/* Algorithm 3: how many experts of each layer a server is to hold. All get the same number, and what remains goes
- * to servers with the fewest experts over all layers, evenly spaced among equals. Unlike the paper's, servers can
- * have different slots: those that are full get no more. `sum` is by server, `tied` has room for two such lists. */
+/* Algorithm 3: the number of each layer's experts on a server. All get the same number; the remainder goes to servers
+ * with the fewest experts over all layers, evenly spaced among equals. Unlike in the paper, slots may differ: full
+ * servers get no more. `sum` is by server, `tied` has place for two such lists. */
 void
 interleave(const int64_t *total_L, const int64_t *slots_LS, ptrdiff_t layers, ptrdiff_t servers,
            int64_t *assigned_LS, int64_t *sum_S, int32_t *tied)
@@ -106,7 +105,7 @@ interleave(const int64_t *total_L, const int64_t *slots_LS, ptrdiff_t layers, pt
     memset(sum_S, 0, (size_t)servers * sizeof(*sum_S));
     int64_t *level_L = assigned_LS; /* At [l][0] until the layer is assigned. */
     for (ptrdiff_t l = 0; l < layers; l++) {
-        /* The highest level to which all layers' replicas suffice. */
+        /* The highest level that the replicas suffice for. */
         const int64_t *slots = slots_LS + l * servers;
         int64_t level = 0, used = 0;
         for (;;) {

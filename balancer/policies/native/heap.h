@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The smallest key first, of equal ones the smallest item. */
+/* The smallest key first; ties by the smallest item. */
 typedef struct {
     double key;
     int32_t item;
@@ -15,13 +15,13 @@ typedef struct {
 static inline bool
 before(Entry a, Entry b)
 {
-    /* Without branches: sorting cannot guess them. */
+    /* Without branches, which would be mispredicted. */
     return (a.key < b.key) | ((a.key == b.key) & (a.item < b.item));
 }
 
 void sift_down(Entry *heap, ptrdiff_t size, ptrdiff_t at);
 Entry pop(Entry *heap, ptrdiff_t *size);
-/* Stable; `room` is as long as `entries`. */
+/* Stable; `room` is scratch, as long as `entries`. */
 void sort_entries(Entry *entries, Entry *room, ptrdiff_t size);
 
 #endif

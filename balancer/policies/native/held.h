@@ -1,5 +1,5 @@
-/* Rows of a layout: what a server holds, an expert a byte. Few are held: eight are looked at at once, and what is found
- * is listed once for all that follows. */
+/* Rows of a layout: one byte per expert of a server. Rows are sparse: they are scanned eight bytes at a time, and the
+ * experts found are listed once for later use. */
 #ifndef EAAS_POLICIES_HELD_H
 #define EAAS_POLICIES_HELD_H
 
@@ -9,7 +9,7 @@
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the first byte is the lowest bit");
 
-/* Eight bytes, each 0 or 1, as eight bits: the products that meet in the highest byte are one of each. */
+/* Packs eight bytes of 0 or 1 into eight bits: the multiplication gathers them in the highest byte. */
 #define BITS_OF_BYTES UINT64_C(0x0102040810204080)
 
 /* The row's first `count` experts, 64 at most, a bit each. */
@@ -24,7 +24,7 @@ held_bits(const uint8_t *row, ptrdiff_t count)
     return bits;
 }
 
-/* Lists what a row holds, ascending (room for all experts); returns how many. */
+/* Lists a row's experts, ascending; returns their number. */
 static inline int32_t
 list_row(const uint8_t *row, ptrdiff_t experts, int32_t *listed)
 {

@@ -1,12 +1,12 @@
-/* Heaps and sorting of single numbers that carry what they are the key of in their lowest bits: compared without
- * branches, and no two are equal. The smallest is first. */
+/* Heaps and sorting of keys that carry their item in the lowest bits: compared without branches, and no two are equal.
+ * The smallest is first. */
 #ifndef EAAS_POLICIES_KEYS_H
 #define EAAS_POLICIES_KEYS_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-/* Four children each: half the levels of two, and the four are in one cache line. */
+/* Four children: half the levels of a binary heap, and the four share a cache line. */
 static inline void
 rise(uint64_t *heap, ptrdiff_t at, uint64_t key)
 {
@@ -17,7 +17,7 @@ rise(uint64_t *heap, ptrdiff_t at, uint64_t key)
     heap[at] = key;
 }
 
-/* The top gets another key. Down to a leaf without looking at it, then up: a server that has just got a replica
+/* Replaces the top's key: down to a leaf without comparing the key, then up, as a server that just got a replica
  * belongs near the end. */
 static inline void
 replace_top(uint64_t *heap, ptrdiff_t size, uint64_t key)
@@ -27,7 +27,7 @@ replace_top(uint64_t *heap, ptrdiff_t size, uint64_t key)
         uint64_t a = heap[child], b = heap[child + 1], c = heap[child + 2], d = heap[child + 3];
         uint64_t first = b < a ? b : a, second = d < c ? d : c;
         ptrdiff_t left = child + (b < a), right = child + 2 + (d < c);
-        /* Masked: a branch here cannot be guessed. */
+        /* Masked: a branch here would be mispredicted. */
         child = left ^ ((left ^ right) & -(ptrdiff_t)(second < first));
         heap[at] = second < first ? second : first;
         at = child;
@@ -50,7 +50,7 @@ drop_top(uint64_t *heap, ptrdiff_t *size)
     replace_top(heap, *size, heap[*size]);
 }
 
-/* `room` is as long as `keys`. */
+/* `room` is scratch, as long as `keys`. */
 void sort_keys(uint64_t *keys, uint64_t *room, ptrdiff_t size);
 
 #endif

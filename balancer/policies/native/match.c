@@ -1,10 +1,10 @@
-/* New packs to the servers that hold most of them already. */
+/* Matches new packs to the servers that hold most of them already. */
 #include "planning.h"
 
 #include <math.h>
 #include <string.h>
 
-/* Who holds each expert now, and which experts are in each pack of a compact placement. */
+/* Lists the servers of each expert, and the experts of each pack of a compact placement. */
 static void
 list_both(ptrdiff_t servers, ptrdiff_t experts, const int64_t *count, const int32_t *server, const uint8_t *current,
           MatchRoom *room)
@@ -28,7 +28,7 @@ list_both(ptrdiff_t servers, ptrdiff_t experts, const int64_t *count, const int3
     for (ptrdiff_t s = 0; s < servers; s++) {
         room->first_pack[s + 1] += room->first_pack[s];
     }
-    /* From the ends: what were ends become beginnings. */
+    /* Fills from the ends, which thereby become beginnings. */
     for (ptrdiff_t s = servers; s-- > 0;) {
         for (int32_t i = held->first[s]; i < held->first[s + 1]; i++) {
             room->holder[--room->first[held->expert[i]]] = (int32_t)s;
@@ -44,7 +44,7 @@ list_both(ptrdiff_t servers, ptrdiff_t experts, const int64_t *count, const int3
     }
 }
 
-/* Most pairs of a pack and a server have nothing in common: those are left out. */
+/* Most pairs of a pack and a server have no expert in common: those are left out. */
 void
 find_overlaps(ptrdiff_t servers, ptrdiff_t experts, const int64_t *count, const int32_t *server,
               const uint8_t *current, MatchRoom *room)
@@ -72,7 +72,7 @@ find_overlaps(ptrdiff_t servers, ptrdiff_t experts, const int64_t *count, const 
     room->first_overlap[servers] = found;
 }
 
-/* The first of a pack's servers that are not taken, of those with so much in common. */
+/* The first free server with this overlap with a pack. */
 static int32_t
 first_free(ptrdiff_t pack, int32_t common, const int64_t *kind, const uint8_t *taken, const MatchRoom *room)
 {
@@ -86,8 +86,8 @@ first_free(ptrdiff_t pack, int32_t common, const int64_t *kind, const uint8_t *t
     return best;
 }
 
-/* Packs and servers of one `kind` only are matched. Most overlap first, of equal ones the first pack, then the first
- * server; what has nothing in common with a server that is left, last. */
+/* Matches only packs and servers of one `kind`. Greatest overlap first; ties by pack, then by server; packs without
+ * overlap with a free server last. */
 void
 match_greedy(ptrdiff_t servers, const int64_t *kind, int64_t *server_of, MatchRoom *room)
 {

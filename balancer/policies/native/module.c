@@ -1,4 +1,4 @@
-/* What Python sees of the planning loops. */
+/* The Python module of the planning loops. */
 #include "bind.h"
 
 /* Whether all numbers are in [low, high]. */
@@ -21,7 +21,7 @@ counts_fit(const int64_t *count, Py_ssize_t layers, Py_ssize_t experts, Py_ssize
     for (Py_ssize_t l = 0; l < layers; l++) {
         uint64_t sum = 0;
         bool fits = true;
-        /* No sum that has fitted so far can run over, and what comes after one that has not does not count. */
+        /* A sum that has fitted so far cannot overflow, and sums after one that has not do not matter. */
         for (Py_ssize_t e = 0; e < experts; e++) {
             int64_t one = count[l * experts + e];
             fits &= one >= 1 && one <= replicas;
@@ -48,7 +48,7 @@ servers_fit(const int32_t *server, Py_ssize_t size, Py_ssize_t servers)
     return true;
 }
 
-/* Whether what the servers hold can be counted in 32 bits. */
+/* Whether 32 bits can count what the servers hold. */
 bool
 list_fits(Py_ssize_t servers, Py_ssize_t experts)
 {

@@ -5,7 +5,7 @@
 
 #include "keys.h"
 
-/* A number that is not negative and an index as one key: the bits of such a number are in its order. */
+/* A non-negative number and an index as one key: the bits of non-negative doubles sort like the numbers. */
 static inline uint64_t
 key_of(float value, ptrdiff_t index)
 {
@@ -15,8 +15,8 @@ key_of(float value, ptrdiff_t index)
     return (uint64_t)bits << 32 | (uint64_t)index;
 }
 
-/* Heaviest first (of equal ones the first), each replica to the server that has the least so far (again the first)
- * and a slot; `place` counts those of a server. In single precision, as torch counts. */
+/* Heaviest first (ties by index), each replica to the least loaded server with a slot (ties by index); `place` is the
+ * slot on the server. In single precision, like torch. */
 void
 pack(ptrdiff_t servers, const double *value, ptrdiff_t replicas, int64_t slots, int64_t *server, int64_t *place,
      PackRoom *room)
@@ -26,7 +26,7 @@ pack(ptrdiff_t servers, const double *value, ptrdiff_t replicas, int64_t slots, 
     }
     sort_keys(room->order, room->sorting, replicas);
     ptrdiff_t next = 0, size = 0;
-    /* The first ones go to servers that have nothing yet, in turn. */
+    /* The first ones go to empty servers, in turn. */
     for (; next < servers && next < replicas; next++) {
         ptrdiff_t r = (ptrdiff_t)(uint32_t)room->order[next];
         if (!((float)value[r] > 0)) {
@@ -60,7 +60,7 @@ pack(ptrdiff_t servers, const double *value, ptrdiff_t replicas, int64_t slots, 
     }
 }
 
-/* Exchanges replicas of equal load where that parts two replicas of one expert: no server's load changes. */
+/* Exchanges replicas of equal load if that separates two replicas of one expert: no server's load changes. */
 void
 separate(ptrdiff_t replicas, ptrdiff_t servers, ptrdiff_t experts, const double *value, const int64_t *expert,
          int64_t *server, int64_t *place, uint16_t *held)

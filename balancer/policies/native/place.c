@@ -1,4 +1,4 @@
-/* Packing for any slots, heaviest first, with all replicas of an expert on servers of their own. */
+/* Packs for any slots, heaviest first, with an expert's replicas on different servers. */
 #include "planning.h"
 
 #include <math.h>
@@ -6,8 +6,8 @@
 
 #include "keys.h"
 
-/* Numbers that are not negative and what they are of in one number, for comparisons without branches: the bits of such
- * a number are in its order, and the lowest of them make room for an index. Differences below 1e-11 are none. */
+/* A non-negative number and its item in one key, for comparisons without branches: the bits of non-negative doubles
+ * sort like the numbers, and the lowest bits hold the index. Differences below 1e-11 are ignored. */
 #define EXPERT_BITS ((UINT64_C(1) << PLACE_EXPERT_BITS) - 1)
 #define SERVER_BITS ((UINT64_C(1) << PLACE_SERVER_BITS) - 1)
 
@@ -73,7 +73,7 @@ sort_by_replica(const Layer *layer, const int64_t *count, PlaceRoom *room)
 static inline uint64_t
 key_of(const Layer *layer, const PlaceRoom *room, int32_t s)
 {
-    /* A division takes longer than the rest of this, and every placement waits for it. */
+    /* A division would take longer than the rest, and every placement would wait for it. */
     double filled = room->alike ? room->filled[s] : room->filled[s] / layer->speed[s];
     return (bits_of(filled) & ~SERVER_BITS) | (uint64_t)s;
 }
@@ -84,8 +84,8 @@ server_of(uint64_t key)
     return (int32_t)(key & SERVER_BITS);
 }
 
-/* Servers with room, the least filled first. While values fall and servers are alike, the servers that have one
- * replica are in order without a heap: `queue`, the last one first; only those with more are in the heap. */
+/* Servers with free slots, the least filled first. While values fall and servers are alike, servers with one replica
+ * are in order without a heap: `queue`, the last one first; only those with more are in the heap. */
 typedef struct {
     ptrdiff_t fresh;  /* servers from here on are empty; servers where that phase is over */
     ptrdiff_t queued; /* servers with one replica, in the order of filling */
@@ -147,14 +147,14 @@ place_one(Lightest *from, const Layer *layer, double value, int32_t *server, Pla
 }
 
 typedef struct {
-    int32_t *replica; /* of another expert; NULL where there is no way */
+    int32_t *replica; /* of another expert; NULL: none */
     int32_t from;
     int32_t to;
     double value;
 } Shift;
 
-/* No server with room lacks the expert: a replica of another one may go from a server that does to one with room.
- * Of all such ways the one with the lowest peak of the two servers. */
+/* All servers with free slots have the expert: moves a replica of another one from a server that lacks it to one with
+ * a free slot, with the lowest peak of the two servers. */
 static Shift
 find_shift(const Layer *layer, int32_t expert, double value, const int64_t *count, int32_t *server,
            const ptrdiff_t *start, PlaceRoom *room)
@@ -201,7 +201,7 @@ place(const Layer *layer, const int64_t *count, const int64_t *slots, int32_t *s
 {
     Lightest lightest = {0, 0, 0};
     ptrdiff_t replicas = 0;
-    /* Where each expert's replicas begin: in the room of the sorting, which is over by then. */
+    /* Beginning of each expert's replicas, in the scratch of the sorting, which is over. */
     ptrdiff_t *start = (ptrdiff_t *)room->sorting;
     sort_by_replica(layer, count, room);
     for (ptrdiff_t e = 0; e < layer->experts; e++) {
@@ -240,7 +240,7 @@ place(const Layer *layer, const int64_t *count, const int64_t *slots, int32_t *s
             }
             mine[got] = s;
         }
-        /* Given back only once all are taken: no server is taken twice. */
+        /* Returned only after all are taken: no server is taken twice. */
         bool first = fresh && lightest.queued == before_queue && lightest.heaped == before_heap;
         for (int64_t j = 0; j < got; j++) {
             room->filled[mine[j]] += value;
@@ -257,7 +257,7 @@ place(const Layer *layer, const int64_t *count, const int64_t *slots, int32_t *s
             room->filled[shift.from] += value - shift.value;
             room->filled[shift.to] += shift.value;
             room->left[shift.to]--;
-            /* Keys have changed: all servers with room anew, in the heap. */
+            /* Keys have changed: rebuilds the heap of servers with free slots. */
             lightest = (Lightest){layer->servers, 0, 0};
             for (ptrdiff_t t = 0; t < layer->servers; t++) {
                 if (room->left[t] > 0) {

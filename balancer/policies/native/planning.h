@@ -1,4 +1,4 @@
-/* The loops of the policies that numpy has no words for. No Python in these files but module.c and bind_*.c.
+/* Loops of the policies that NumPy cannot express. Only module.c and bind_*.c know Python.
  *
  * A placement is compact here: `count` has the replicas of each expert of a layer, and `server` the server of
  * each replica, one expert's after another's; -1 is a replica that found no place.

@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-#define ASKED 16 /* servers, the least filled ones, before an exchange is given up */
+#define ASKED 16 /* least filled servers that are tried for an exchange */
 
 static bool
 holds_expert(const RefineRoom *room, int32_t s, int32_t expert)
@@ -16,7 +16,7 @@ holds_expert(const RefineRoom *room, int32_t s, int32_t expert)
     return false;
 }
 
-/* The exchange of a replica of `hot` for one of `cold` after which the higher of the two is lowest. */
+/* The exchange of a replica of `hot` for one of `cold` with the lowest resulting peak of the two. */
 static double
 best_exchange(const Layer *layer, const RefineRoom *room, int32_t hot, int32_t cold, int32_t *given, int32_t *got)
 {
@@ -39,8 +39,8 @@ best_exchange(const Layer *layer, const RefineRoom *room, int32_t hot, int32_t c
     return lowest;
 }
 
-/* Up to `budget` times: the peak's server exchanges a replica with another one, the least filled of those with which
- * that lowers the higher of the two. Ends where that is none of the first few. */
+/* Up to `budget` times: exchanges a replica of the peak's server with the least filled server for which that lowers
+ * the higher of the two. Ends if that is none of the first few. */
 void
 refine(const Layer *layer, const int64_t *count, int32_t *server, int64_t budget, RefineRoom *room)
 {
@@ -81,7 +81,7 @@ refine(const Layer *layer, const int64_t *count, int32_t *server, int64_t budget
             hot = room->order[s].key > room->order[hot].key ? s : hot;
             cold = room->order[s].key < room->order[cold].key ? s : cold;
         }
-        /* Rounding alone is no gain. */
+        /* Ignores gains from rounding. */
         double below = room->order[hot].key * (1 - 1e-9);
         bool found = best_exchange(layer, room, hot, cold, &given, &got) < below;
         if (!found) {

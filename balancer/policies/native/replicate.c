@@ -1,7 +1,7 @@
 /* How many replicas each expert gets. */
 #include "replicate.h"
 
-/* In single precision a load per replica is what torch's float32 makes of it: ties fall as they do there. */
+/* In single precision loads per replica, and so ties, equal torch's float32. */
 static inline double
 per_replica(double load, int64_t count, bool single)
 {

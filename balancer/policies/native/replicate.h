@@ -4,9 +4,9 @@
 
 #include "heap.h"
 
-/* One replica for each expert, then `extra` more, each to the expert with the highest load per replica (of equal ones
- * the first) that has fewer than `cap`. `picks`, where not NULL, gets whose each of them is; `heap` is by expert. In
- * `single` precision as torch counts. */
+/* One replica for each expert, then `extra` more, each to the expert with the highest load per replica (ties by index)
+ * and fewer than `cap`. `picks`, if not NULL, gets their experts; `heap` is by expert. In `single` precision, like
+ * torch. */
 void replicate(const double *load, ptrdiff_t experts, ptrdiff_t extra, int64_t cap, bool single, int64_t *count,
                int64_t *picks, Entry *heap);
 

@@ -27,13 +27,13 @@ count_held(const HeldList *list, ptrdiff_t servers, ptrdiff_t experts, int64_t *
     }
 }
 
-/* How many are held that were not. */
+/* The number of held replicas that were not held before. */
 int64_t
 count_new(const uint8_t *holds, const uint8_t *current, ptrdiff_t size)
 {
     int64_t found = 0;
     for (ptrdiff_t at = 0; at < size; at += 255) {
-        /* Counted in bytes, many at once; so many that a byte holds the sum. */
+        /* Counted in bytes, as many at once as fit into a byte's sum. */
         ptrdiff_t end = size - at < 255 ? size : at + 255;
         uint8_t some = 0;
         for (ptrdiff_t i = at; i < end; i++) {
@@ -44,7 +44,7 @@ count_new(const uint8_t *holds, const uint8_t *current, ptrdiff_t size)
     return found;
 }
 
-/* Loads of servers. The shares lie far apart: they are asked for early. */
+/* Loads of servers. The shares are far apart in memory: prefetches them. */
 void
 server_load(const Layer *layer, const HeldList *list, const double *shares, double *filled)
 {
@@ -90,8 +90,8 @@ equal_shares(const HeldList *list, ptrdiff_t servers, ptrdiff_t experts, const i
     }
 }
 
-/* While it lowers the peak, and `budget` times at most: the hottest expert of the hottest server changes places
- * with the coldest of the coldest. Returns how often. */
+/* While that lowers the peak, and at most `budget` times: swaps the hottest expert of the hottest server with the
+ * coldest of the coldest. Returns the number of swaps. */
 int64_t
 swap_hottest(const Layer *layer, uint8_t *holds, int64_t budget, double *filled, double *fullness, int64_t *count,
              HeldList *list)
@@ -113,7 +113,7 @@ swap_hottest(const Layer *layer, uint8_t *holds, int64_t budget, double *filled,
         uint8_t *from = holds + hot * experts, *to = holds + cold * experts;
         for (ptrdiff_t e = 0; e < experts; e++) {
             if (from[e] == to[e]) {
-                continue; /* None of both, or no second replica there. */
+                continue; /* Not held by both servers. */
             }
             double value = layer->load[e] / (double)count[e];
             if (from[e] && value > most) {
@@ -130,7 +130,7 @@ swap_hottest(const Layer *layer, uint8_t *holds, int64_t budget, double *filled,
         }
         double hot_after = filled[hot] - most + least, cold_after = filled[cold] + most - least;
         double peak = fmax(hot_after / layer->speed[hot], cold_after / layer->speed[cold]);
-        /* Rounding alone is no gain. */
+        /* Ignores gains from rounding. */
         if (!(peak < fullness[hot] * (1 - 1e-12))) {
             return swaps;
         }

@@ -1,4 +1,4 @@
-/* Replicas without statistics: which servers share experts varies, so that all share a lost server's load. */
+/* Places replicas without statistics: pairs of servers that share experts vary, so that all share a lost load. */
 #include "planning.h"
 
 #include <string.h>
@@ -17,7 +17,7 @@ lowest(const int32_t *total, ptrdiff_t servers, ptrdiff_t *how_many)
     return least;
 }
 
-/* Servers with the most room, in turn. */
+/* Servers with the most free slots, in turn. */
 static ptrdiff_t
 emptiest(const int32_t *left, ptrdiff_t servers, ptrdiff_t first, int32_t *list)
 {
@@ -35,9 +35,9 @@ emptiest(const int32_t *left, ptrdiff_t servers, ptrdiff_t first, int32_t *list)
     return size;
 }
 
-/* Each replica goes to the emptiest server without its expert; of those to one that is not ahead over all layers;
- * of those to the one that shares the fewest experts with the servers of this one; then by total, then in turn,
- * which begins with server `first`. `total` (by server) and `pairs` (by two servers) go on from layer to layer. */
+/* Each replica goes to the emptiest server without its expert. Ties: first servers that are not ahead over all layers,
+ * then the one that shares the fewest experts with the expert's other servers, then the lowest total, then in turn from
+ * server `first`. `total` (by server) and `pairs` (by two servers) accumulate over layers. */
 void
 spread(ptrdiff_t experts, ptrdiff_t servers, const int64_t *count, const int64_t *slots, ptrdiff_t first,
        uint8_t *holds, double *shares, SpreadRoom *room)
@@ -68,7 +68,7 @@ spread(ptrdiff_t experts, ptrdiff_t servers, const int64_t *count, const int64_t
                     best_key = key;
                     best = i;
                     if (key == least) {
-                        break; /* No key is lower. */
+                        break; /* The lowest possible key. */
                     }
                 }
             }
@@ -78,7 +78,7 @@ spread(ptrdiff_t experts, ptrdiff_t servers, const int64_t *count, const int64_t
                 size--;
                 memmove(room->list + best, room->list + best + 1, (size_t)(size - best) * sizeof(*room->list));
             } else {
-                /* The emptiest have it. */
+                /* The emptiest servers all have it. */
                 for (ptrdiff_t i = 0; i < servers; i++) {
                     if (taken_by[i] != e && left[i] > (s < 0 ? 0 : left[s])) {
                         s = (int32_t)i;

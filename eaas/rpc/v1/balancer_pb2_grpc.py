@@ -26,18 +26,15 @@ if _version_not_supported:
 
 
 class BalancerServiceStub:
-    """Where the experts are. Never on the data path.
+    """Placement of experts. Not on the data path.
 
-    Calls that change something take a `request_id`, chosen by the caller: the
-    same call with the same id, be it after a time-out or to the balancer that
-    took over, is answered as the first one was and has no second effect. The id
-    of another call is refused (ALREADY_EXISTS). Without an id a call counts
-    each time.
+    Calls with an effect take a `request_id` chosen by the caller. A repeated call with the same id,
+    even to a successor of the balancer, gets the same answer and has no second effect. The id of
+    another call is refused (ALREADY_EXISTS). Without an id each call has an effect.
 
-    All calls but the watches answer within a second or so, beside the time that
-    a policy takes to plan; roll-outs go on behind them (see History).
-    UNAVAILABLE: the balancer is being closed; ask again, whoever comes after it.
-    Calls that change something are for operators: members of other roles are
+    All calls except watches answer within about a second, plus the planning time of the policy;
+    roll-outs continue in the background (see History). UNAVAILABLE means that the balancer is
+    closing; retry with its successor. Calls with an effect are for operators; other roles are
     refused (PERMISSION_DENIED).
     """
 
@@ -135,157 +132,147 @@ class BalancerServiceStub:
 
 
 class BalancerServiceServicer:
-    """Where the experts are. Never on the data path.
+    """Placement of experts. Not on the data path.
 
-    Calls that change something take a `request_id`, chosen by the caller: the
-    same call with the same id, be it after a time-out or to the balancer that
-    took over, is answered as the first one was and has no second effect. The id
-    of another call is refused (ALREADY_EXISTS). Without an id a call counts
-    each time.
+    Calls with an effect take a `request_id` chosen by the caller. A repeated call with the same id,
+    even to a successor of the balancer, gets the same answer and has no second effect. The id of
+    another call is refused (ALREADY_EXISTS). Without an id each call has an effect.
 
-    All calls but the watches answer within a second or so, beside the time that
-    a policy takes to plan; roll-outs go on behind them (see History).
-    UNAVAILABLE: the balancer is being closed; ask again, whoever comes after it.
-    Calls that change something are for operators: members of other roles are
+    All calls except watches answer within about a second, plus the planning time of the policy;
+    roll-outs continue in the background (see History). UNAVAILABLE means that the balancer is
+    closing; retry with its successor. Calls with an effect are for operators; other roles are
     refused (PERMISSION_DENIED).
     """
 
     def GetPlacement(self, request, context):
-        """The placement now; epoch 0 when there is none yet.
+        """The current placement; epoch 0 before the first one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchPlacement(self, request, context):
-        """The placement now, then each new one.
+        """The current placement, then each new one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Plan(self, request, context):
-        """What another placement would be worth: a dry run, of any policy, and of
-        clusters that are not there. Changes nothing. Errors: INVALID_ARGUMENT (no
-        such policy, knob, server; loads of another shape; no room for all
-        experts), FAILED_PRECONDITION (no placement yet, or no load was seen and
-        none is given).
+        """Plans a placement without effect, with any policy, also for hypothetical clusters. Errors:
+        INVALID_ARGUMENT (unknown policy, knob or server; loads of another shape; too little memory for
+        all experts), FAILED_PRECONDITION (no placement yet, or neither a measured nor a given load).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Apply(self, request, context):
-        """Rolls out what a plan comes to, its verdict followed, or a placement of
-        the caller's. Returns when it has begun. Errors: NOT_FOUND (no such plan, it is too old), INVALID_ARGUMENT
-        (the placement leaves an expert out, names a server that is not there, has
-        shares that do not sum to 1), FAILED_PRECONDITION (the plan was of a
-        cluster that is not there, the placement is another one by now, or a
-        roll-out is going on).
+        """Starts to roll out a plan according to its verdict, or a given placement. Errors: NOT_FOUND
+        (unknown or expired plan), INVALID_ARGUMENT (the placement lacks an expert, names an unknown
+        server, or has shares that do not sum to 1), FAILED_PRECONDITION (the plan is for a
+        hypothetical cluster, the placement has changed, or a roll-out is in progress).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Rebalance(self, request, context):
-        """Plans now, and rolls out what pays. Errors: as Plan and Apply.
+        """Plans now, and rolls out the plan if it pays. Errors: see Plan and Apply.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetPolicy(self, request, context):
-        """What decides from now on. Nothing moves before the next interval, but for
-        "spread", which evens out at once. Errors: INVALID_ARGUMENT.
+        """Sets the policy. Nothing moves before the next interval, except with "spread", which evens out
+        at once. Errors: INVALID_ARGUMENT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PinExpert(self, request, context):
-        """Has a server hold an expert, whatever policies say, until UnpinExpert.
-        Errors: NOT_FOUND (no such live server), INVALID_ARGUMENT (no such layer or
-        expert), FAILED_PRECONDITION (a roll-out is going on, no memory there).
+        """Makes a server hold an expert, independent of the policy, until UnpinExpert. Errors: NOT_FOUND
+        (unknown server), INVALID_ARGUMENT (unknown layer or expert), FAILED_PRECONDITION (a roll-out
+        is in progress, or the server lacks memory).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnpinExpert(self, request, context):
-        """Leaves an expert to the policies again. What is held stays until one
-        decides otherwise. Errors: NOT_FOUND (it is not pinned there).
+        """Undoes PinExpert. The replica stays until the policy decides otherwise. Errors: NOT_FOUND (not
+        pinned).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AddReplica(self, request, context):
-        """One more replica of an expert, pinned. Errors: as PinExpert, and
-        FAILED_PRECONDITION where every server has it.
+        """Adds a pinned replica of an expert. Errors: see PinExpert; FAILED_PRECONDITION if every server
+        has the expert.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RemoveReplica(self, request, context):
-        """One replica less, and no pin of it. Errors: NOT_FOUND (it is not there),
-        FAILED_PRECONDITION (fewer would be left than the operator wants of each
-        expert, or a roll-out is going on).
+        """Removes a replica and its pin. Errors: NOT_FOUND (no such replica), FAILED_PRECONDITION (fewer
+        replicas than the redundancy would remain, or a roll-out is in progress).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DrainServer(self, request, context):
-        """Has a server leave: its experts are moved, then it ends. Returns at once.
-        Errors: NOT_FOUND (no such live server), FAILED_PRECONDITION (nobody would
-        be left to hold its experts), UNAVAILABLE (the server does not answer).
+        """Makes a server leave: its experts move, then it ends. Returns at once. Errors: NOT_FOUND
+        (unknown server), FAILED_PRECONDITION (no other server can hold its experts), UNAVAILABLE (the
+        server does not answer).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetHotness(self, request, context):
-        """Tokens of the window, by layer and expert, and by layer and server.
+        """Token counts of the load window, by layer and expert, and by layer and server.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def History(self, request, context):
-        """What was decided, why, and what became of it; the newest first.
+        """Decisions with reasons and results, newest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Scale(self, request, context):
-        """How many expert servers there are to be. Errors: INVALID_ARGUMENT (fewer
-        than hold every expert as often as is wanted, or more than
-        balancer.max_servers), FAILED_PRECONDITION (nobody is there who starts
-        servers, see WatchScale).
+        """Sets the number of expert servers. Errors: INVALID_ARGUMENT (too few for the redundancy, or
+        more than balancer.max_servers), FAILED_PRECONDITION (no launcher is connected, see
+        WatchScale).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetScale(self, request, context):
-        """What there is to know before a Scale.
+        """Limits for Scale, and the state of the last request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchScale(self, request, context):
-        """For whoever starts and ends servers (the launcher of a local cluster): the
-        number that is wanted now, if one is, then each new one.
+        """For launchers: the requested number of servers, if there is one, then each new number.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RefuseScale(self, request, context):
-        """A launcher's word that it gives a wish of WatchScale up; GetScale tells it.
+        """A launcher reports that it cannot fulfil a request of WatchScale; GetScale returns the reason.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -388,18 +375,15 @@ def add_BalancerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class BalancerService:
-    """Where the experts are. Never on the data path.
+    """Placement of experts. Not on the data path.
 
-    Calls that change something take a `request_id`, chosen by the caller: the
-    same call with the same id, be it after a time-out or to the balancer that
-    took over, is answered as the first one was and has no second effect. The id
-    of another call is refused (ALREADY_EXISTS). Without an id a call counts
-    each time.
+    Calls with an effect take a `request_id` chosen by the caller. A repeated call with the same id,
+    even to a successor of the balancer, gets the same answer and has no second effect. The id of
+    another call is refused (ALREADY_EXISTS). Without an id each call has an effect.
 
-    All calls but the watches answer within a second or so, beside the time that
-    a policy takes to plan; roll-outs go on behind them (see History).
-    UNAVAILABLE: the balancer is being closed; ask again, whoever comes after it.
-    Calls that change something are for operators: members of other roles are
+    All calls except watches answer within about a second, plus the planning time of the policy;
+    roll-outs continue in the background (see History). UNAVAILABLE means that the balancer is
+    closing; retry with its successor. Calls with an effect are for operators; other roles are
     refused (PERMISSION_DENIED).
     """
 

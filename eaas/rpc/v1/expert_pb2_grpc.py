@@ -26,9 +26,8 @@ if _version_not_supported:
 
 
 class ExpertServiceStub:
-    """An expert server's control face. The data path is the slot (see
-    docs/life-of-a-token.md): this service hands slots out and, for clients on
-    other hosts, carries a slot's bytes.
+    """Control interface of an expert server. The data path is the slot (docs/life-of-a-token.md): this
+    service grants slots and carries their bytes for clients on other hosts.
     """
 
     def __init__(self, channel):
@@ -95,106 +94,99 @@ class ExpertServiceStub:
 
 
 class ExpertServiceServicer:
-    """An expert server's control face. The data path is the slot (see
-    docs/life-of-a-token.md): this service hands slots out and, for clients on
-    other hosts, carries a slot's bytes.
+    """Control interface of an expert server. The data path is the slot (docs/life-of-a-token.md): this
+    service grants slots and carries their bytes for clients on other hosts.
     """
 
     def Connect(self, request, context):
-        """Gives a client slots and the way to reach them. Errors: INVALID_ARGUMENT
-        (hidden size, transport), FAILED_PRECONDITION (protocol version, another
-        model), RESOURCE_EXHAUSTED (no free slots), UNAVAILABLE (not serving).
+        """Grants slots to a client. Errors: INVALID_ARGUMENT (hidden size, transport),
+        FAILED_PRECONDITION (protocol version, another model), RESOURCE_EXHAUSTED (no free slots),
+        UNAVAILABLE (not serving).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Disconnect(self, request, context):
-        """Takes the slots back. Idempotent.
+        """Returns the slots. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Exchange(self, request_iterator, context):
-        """The grpc transport: each frame is one slot's bytes. The first frame of a
-        client has no data and names the connection. The stream ends with
-        FAILED_PRECONDITION when the connection is not known (any more).
+        """The grpc transport: each frame has one slot's bytes. A client's first frame names the
+        connection and has no data. The stream ends with FAILED_PRECONDITION if the connection is
+        unknown.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Join(self, request_iterator, context):
-        """The nixl transport: sets one pair up, and is then the sign of life of both
-        ends: the stream lasts as long as the connection. Two steps, each answered
-        in kind: how to reach the sender, then where to write to it. Each end marks
-        the other one ready by a first note over the way that was set up. Later on,
-        an empty message says that the client wrote after a silence. Ends with
-        FAILED_PRECONDITION when the connection is not known (any more), with
-        INVALID_ARGUMENT when a step is not what it is to be.
+        """The nixl transport: sets up a connection, and lasts as long as the connection. Both sides
+        exchange their handles, then their memory descriptions. Then each side sends a first note over
+        NIXL to mark the connection as ready. Later an empty message means that the client wrote after
+        a pause. Ends with FAILED_PRECONDITION if the connection is unknown, and with INVALID_ARGUMENT
+        for an invalid step.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PreparePlacement(self, request, context):
-        """First step of a new placement, the balancer's word: hold these replicas,
-        beside those that are here already. Returns when they are loaded; serving
-        goes on. Errors: FAILED_PRECONDITION (older epoch), ABORTED (a newer epoch
-        came meanwhile), INVALID_ARGUMENT (unknown layer or expert), DATA_LOSS (a
-        shard cannot be read; or, with `eaas-wrong-expert` in the trailing metadata,
-        the bytes of an expert do not have the digest of the request).
+        """First step of a new placement: load these replicas and keep the current ones. Returns after
+        loading; serving continues. Errors: FAILED_PRECONDITION (older epoch), ABORTED (a newer epoch
+        arrived), INVALID_ARGUMENT (unknown layer or expert), DATA_LOSS (a shard cannot be read; or,
+        with `eaas-wrong-expert` in the trailing metadata, an expert's bytes do not match the digest).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RetirePlacement(self, request, context):
-        """Last step, once no client uses an older placement: unload what is not of
-        this share. Errors: FAILED_PRECONDITION (older epoch), INVALID_ARGUMENT.
+        """Last step, when no client uses an older placement: unload all other replicas. Errors:
+        FAILED_PRECONDITION (older epoch), INVALID_ARGUMENT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListExperts(self, request, context):
-        """What this server holds: for a balancer that knows nothing yet.
+        """The replicas that this server holds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReadHotness(self, request, context):
-        """How many tokens each expert has had here, and how long that took. Totals
-        since this life began: whoever reads them takes the difference of two
-        answers, so that an answer that is lost, or had twice, changes nothing.
+        """Token counts of each expert, and busy time. Totals since the start of the process: readers use
+        the difference of two answers, so that lost and repeated answers do no harm.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DescribeCheckpoint(self, request, context):
-        """For a server that joins without a checkpoint: the files of this server's.
-        FAILED_PRECONDITION where this server has none, either.
+        """The files of this server's checkpoint, for a server without one. FAILED_PRECONDITION if this
+        server has none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReadShard(self, request, context):
-        """Bytes of a shard (a tensor, rows of one, or small ones that are neighbours),
-        in chunks and at a limited rate; the last message has their digest. Errors: FAILED_PRECONDITION (no
-        checkpoint here), INVALID_ARGUMENT (no such shard or place), DATA_LOSS (it
-        cannot be read).
+        """Reads bytes of a shard in chunks at a limited rate; the last message has their digest. Errors:
+        FAILED_PRECONDITION (no checkpoint), INVALID_ARGUMENT (unknown shard or wrong range), DATA_LOSS
+        (it cannot be read).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """The server is to leave: it reports DRAINING, serves on until it holds
-        nothing (or its time is over), then ends. Returns at once. Idempotent.
+        """Makes the server leave: it reports DRAINING, serves until it holds no replicas or a timeout
+        expires, then ends. Returns at once. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -267,9 +259,8 @@ def add_ExpertServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ExpertService:
-    """An expert server's control face. The data path is the slot (see
-    docs/life-of-a-token.md): this service hands slots out and, for clients on
-    other hosts, carries a slot's bytes.
+    """Control interface of an expert server. The data path is the slot (docs/life-of-a-token.md): this
+    service grants slots and carries their bytes for clients on other hosts.
     """
 
     @staticmethod

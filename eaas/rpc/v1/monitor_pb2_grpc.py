@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class MonitorServiceStub:
-    """Who is in the cluster. Never on the data path.
+    """Cluster membership. Not on the data path.
     """
 
     def __init__(self, channel):
@@ -73,24 +73,23 @@ class MonitorServiceStub:
 
 
 class MonitorServiceServicer:
-    """Who is in the cluster. Never on the data path.
+    """Cluster membership. Not on the data path.
     """
 
     def Register(self, request, context):
-        """Begins (or, with the incarnation that is still known, goes on with) a life.
-        Errors: INVALID_ARGUMENT (an id that is not 1 to 255 letters, digits, ".",
-        "_" or "-", or that begins with "-"; no role; a member above 64 KiB), FAILED_PRECONDITION (protocol version), ALREADY_EXISTS
-        (the id is held by a live process with another pid).
+        """Registers a member with a new incarnation, or continues the previous one if it is still known.
+        Errors: INVALID_ARGUMENT (an id that is not 1 to 255 letters, digits, ".", "_" or "-", or that
+        starts with "-"; no role; a member above 64 KiB), FAILED_PRECONDITION (protocol version),
+        ALREADY_EXISTS (another live process has the id).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Heartbeat(self, request_iterator, context):
-        """One long stream per member; each message renews the lease. NOT_FOUND when
-        the incarnation is not (any more) known: register again. INVALID_ARGUMENT
-        for the monitor's own id: nobody speaks for it; and for a reach that is too
-        large, or of a member that is no attention client.
+        """One long stream per member; each message renews the lease. Errors: NOT_FOUND (unknown
+        incarnation: register again), INVALID_ARGUMENT (the monitor's own id; a reach that is too large
+        or not from an attention client).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -104,37 +103,34 @@ class MonitorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Deregister(self, request, context):
-        """A goodbye: the member is LEFT at once. Idempotent.
+        """Marks the member as LEFT at once. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportOutcome(self, request, context):
-        """What an attention client's requests to expert servers came to. Totals, so a
-        report may be lost, repeated or overtaken by a later one: nothing counts
-        twice. Of servers, or lives of servers, that are not known (any more)
-        nothing is kept, and that is no error.
-        Errors: NOT_FOUND when the client's incarnation is not (any more) known:
-        register again, then report; INVALID_ARGUMENT (no attention client).
+        """Reports outcomes of an attention client's requests. All numbers are totals, so that lost,
+        repeated and reordered reports do no harm. Unknown servers and incarnations are ignored.
+        Errors: NOT_FOUND (unknown incarnation of the client: register again, then report),
+        INVALID_ARGUMENT (not an attention client).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def KeepRecord(self, request, context):
-        """Has the monitor's store keep what a balancer leaves to whoever comes after
-        it. Returns once that survives the monitor, where its store does. Errors:
-        NOT_FOUND (this life of the member is not, or no longer, registered: the
-        fence of whoever was replaced), FAILED_PRECONDITION (a newer record is
-        there), INVALID_ARGUMENT (no balancer, above 512 KiB).
+        """Stores a balancer's record for its successor. Returns when the record is durable, if the store
+        is. Errors: NOT_FOUND (this incarnation is not registered, which fences off a replaced
+        balancer), FAILED_PRECONDITION (there is a newer record), INVALID_ARGUMENT (not a balancer,
+        above 512 KiB).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetRecord(self, request, context):
-        """What was kept last; without data where nothing was.
+        """The last stored record; empty if there is none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -187,7 +183,7 @@ def add_MonitorServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class MonitorService:
-    """Who is in the cluster. Never on the data path.
+    """Cluster membership. Not on the data path.
     """
 
     @staticmethod

@@ -6,7 +6,7 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* A panel of values; the compiler cuts it into what the CPU has. Loops over floats are not vectorised reliably. */
+/* A panel of values; the compiler maps it to the CPU's vectors. Loops over floats are not vectorised reliably. */
 typedef float Values __attribute__((vector_size(PANEL * 4)));
 typedef int32_t Words __attribute__((vector_size(PANEL * 4)));
 
@@ -14,7 +14,7 @@ INLINE Values choose(Words condition, Values yes, Values no) {
     return (Values)((condition & (Words)yes) | (~condition & (Words)no));
 }
 
-/* Comparisons that let NaN through, as torch's clamp does. */
+/* Comparisons that keep NaN, as torch's clamp does. */
 INLINE Values at_most(Values x, float limit) { return choose(x > limit, (Values){0} + limit, x); }
 INLINE Values at_least(Values x, float limit) { return choose(x < limit, (Values){0} + limit, x); }
 
@@ -36,7 +36,7 @@ INLINE Values exp_(Values x) {
     return choose(x != x, x, p * (Values)power);
 }
 
-/* Zero where e^-x saturates: x * sigmoid(x) would grow with x again. */
+/* Zero if e^-x saturates: else x * sigmoid(x) would grow again. */
 INLINE Values sigmoid(Values x) { return choose(x < -87.0f, (Values){0}, 1.0f / (1.0f + exp_(-x))); }
 
 INLINE Values each(float (*function)(float), Values x) {
@@ -55,7 +55,7 @@ INLINE Values ungated(ActivationKind kind, Values x) {
     }
 }
 
-/* To the nearest, ties to even; NaN stays NaN. In the upper halves of the words. */
+/* Rounds to nearest, ties to even; NaN stays NaN. The result is in the upper halves of the words. */
 INLINE Words rounded_bf16(Values x) {
     typedef uint32_t Bits __attribute__((vector_size(PANEL * 4)));
     const Bits bits = (Bits)x;

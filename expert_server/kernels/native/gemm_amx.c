@@ -11,15 +11,15 @@
 #define ROWS 16
 #define STEP_K 32 /* Inputs of one tile of x. */
 #define STEP_BYTES (STEP_K * 2)
-#define TILE_BYTES (PANEL * STEP_BYTES) /* Of weights: contiguous in the panel. */
-#define BLOCK_K 512 /* 32 rows of it are 32 KiB: they stay in the first cache. */
-/* How far ahead of its use memory is asked for: the hardware's own prefetcher stops at each 4 KiB page. */
+#define TILE_BYTES (PANEL * STEP_BYTES) /* A tile of weights is contiguous in the panel. */
+#define BLOCK_K 512 /* 32 rows of it are 32 KiB: they fit the L1 cache. */
+/* Prefetch distance: the hardware prefetcher stops at each 4 KiB page. */
 #define AHEAD_BYTES 8192
 #define ARCH_REQ_XCOMP_PERM 0x1023
 #define XFEATURE_XTILEDATA 18
 
 bool amx_works(void) {
-    /* The kernel gives a process the tiles only when it asks. */
+    /* Linux permits tiles only on request. */
     return avx512_works() && __builtin_cpu_supports("amx-bf16") && __builtin_cpu_supports("amx-tile") &&
            syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
 }
@@ -43,7 +43,7 @@ AMX static void configure(int rows) {
     }
     config.rows[0] = config.rows[1] = config.rows[4] = (uint8_t)upper;
     config.rows[2] = config.rows[3] = config.rows[5] = (uint8_t)lower;
-    /* GCC's intrinsic names only the first 8 bytes as read, and drops what was stored to the rest. */
+    /* GCC's intrinsic declares only the first 8 bytes as read, so stores to the rest would be dropped. */
     __asm__ volatile("" ::"m"(config));
     _tile_loadconfig(&config);
 }
@@ -52,7 +52,7 @@ AMX static inline void fetch_tile(const char *at) {
     for (int line = 0; line < TILE_BYTES; line += LINE_BYTES) _mm_prefetch(at + line, _MM_HINT_T0);
 }
 
-/* Tiles are named by literals, so these are macros. */
+/* Tile numbers must be literals, so these are macros. */
 #define BEGIN(tile, at)                                                                                            \
     do {                                                                                                           \
         if (add)                                                                                                   \
@@ -138,7 +138,7 @@ AMX static void one_tile_of_rows(const char *x, size_t x_stride, const char *w, 
         }
 }
 
-/* A stretch of k at a time: its rows of x are used by all panels, its weights by all rows. */
+/* One section of k at a time: all panels use its rows of x, all rows its weights. */
 AMX static void many_rows(const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes, int panels,
                           int k, float *c, size_t ldc) {
     int configured = 0;
@@ -176,7 +176,7 @@ AMX void gemm_amx_bf16(const char *x, size_t x_stride, int m, const char *w, siz
     } else {
         many_rows(x, x_stride, m, w, panel_bytes, panels, k, c, ldc);
     }
-    /* A thread that sleeps with live tiles makes the kernel save 8 KiB of them. */
+    /* For a sleeping thread with live tiles, Linux saves 8 KiB. */
     _tile_release();
 }
 #endif

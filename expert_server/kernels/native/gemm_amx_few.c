@@ -1,11 +1,11 @@
-/* bfloat16 products of 1 to 4 rows, with FMA, and yet bit for bit what tiles give (gemm_amx.c).
+/* bfloat16 products of 1 to 4 rows with FMA, bit for bit equal to the tiles' (gemm_amx.c).
  *
- * FMA keeps up with memory. Tiles do not where a neighbour has the core's other thread: there a load of a tile takes
- * three times as long, and does not overlap with products.
+ * FMA keeps up with memory. Tiles do not if another process uses the core's other hardware thread: then a tile load
+ * takes three times as long and does not overlap with products.
  *
- * For each tile of 32 inputs TDPBF16PS sums the even and the odd ones apart, with FMA and from zero; then both sums are
- * added, and that to c. It rounds to nearest and takes subnormals for zero (Intel 64 and IA-32 Architectures Software
- * Developer's Manual, volume 2, TDPBF16PS).
+ * For each tile of 32 inputs, TDPBF16PS sums the even and the odd ones separately, with FMA and from zero. It adds both
+ * sums, and the result to c. It rounds to nearest and treats subnormals as zero (Intel 64 and IA-32 Architectures
+ * Software Developer's Manual, volume 2, TDPBF16PS).
  */
 #include "native.h"
 
@@ -15,23 +15,23 @@
 #define AVX512 __attribute__((target("avx512f")))
 #define INLINE static inline __attribute__((always_inline))
 #define MOST_ROWS AMX_FEW_ROWS
-/* Side by side, since memory is read faster in several streams. */
+/* Several panels at once: memory is read faster in several streams. */
 #define MOST_PANELS 4
-/* With more rows the registers hold the sums of the even or of the odd inputs: the second time the tile is in the first
- * cache. */
+/* With more rows, the registers hold the sums of either the even or the odd inputs: the second pass reads the tile from
+ * the L1 cache. */
 #define MOST_ROWS_AT_ONCE 2
 #define UPPER_HALF ((int)0xffff0000)
 #define STEP_K 32
 #define STEP_BYTES (STEP_K * 2)
 #define TILE_BYTES (PANEL * STEP_BYTES)
-#define AS_TILES_ROUND 0x9fc0 /* MXCSR: to the nearest, FTZ and DAZ, no exceptions. */
+#define AS_TILES_ROUND 0x9fc0 /* MXCSR: round to nearest, FTZ and DAZ, no exceptions. */
 _Static_assert(MOST_ROWS == 4, "all_panels has a case for each");
 
-/* `rows` and `panels` are constants where this is inlined, so that the sums stay in registers. */
+/* `rows` and `panels` are constants after inlining, so that the sums stay in registers. */
 #define ROWS_AND_PANELS                                                                                            \
     _Pragma("GCC unroll 4") for (int r = 0; r < rows; r++) _Pragma("GCC unroll 4") for (int p = 0; p < panels; p++)
 
-/* Of one tile of each panel: adds up the even inputs, the odd ones, or both (which are constants, too). */
+/* Sums the even inputs, the odd ones, or both (constants, too) of one tile of each panel. */
 AVX512 INLINE void sum_tile(const int rows, const int panels, const bool evens, const bool odds,
                             float (*x_even)[PANEL], float (*x_odd)[PANEL], const char *w, size_t panel_bytes,
                             __m512 (*even)[MOST_PANELS], __m512 (*odd)[MOST_PANELS]) {

@@ -8,10 +8,10 @@
 #define AVX512_BF16 __attribute__((target("avx512f,avx512bf16")))
 #define INLINE static inline __attribute__((always_inline))
 
-/* 6 rows by 4 panels: 24 sums, 4 vectors of weights and one of x fill the 32 registers well. */
+/* 6 rows by 4 panels: 24 sums, 4 vectors of weights and one of x nearly fill the 32 registers. */
 #define ROWS 6
 #define PANELS 4
-/* How far ahead of its use memory is asked for: the hardware's own prefetcher stops at each 4 KiB page. */
+/* Prefetch distance: the hardware prefetcher stops at each 4 KiB page. */
 #define AHEAD_BYTES 4096
 #ifndef OUTER_STEPS
 #define OUTER_STEPS 768 /* 128 rows of x: 384 KiB. */
@@ -23,7 +23,7 @@
 bool avx512_works(void) { return __builtin_cpu_supports("avx512f"); }
 bool avx512_bf16_works(void) { return avx512_works() && __builtin_cpu_supports("avx512bf16"); }
 
-/* One block: `rows` and `panels` are constants where this is inlined, so that the sums stay in registers.
+/* One block. `rows` and `panels` are constants after inlining, so that the sums stay in registers.
  * A step is one line of each panel: one k of float32, two of bfloat16. */
 #define BLOCK(NAME, TARGET, MULTIPLY_ADD)                                                                          \
     TARGET INLINE void NAME(const int rows, const int panels, const char *x, size_t x_stride, const char *w,       \
@@ -59,8 +59,8 @@ BLOCK(block_bf16, AVX512_BF16, DOT)
     case ROWS * 8 + PANELS: BLOCK(ROWS, PANELS, xs, x_stride, ws, panel_bytes, steps, cs, ldc, at > 0); break;
 #define CASES(BLOCK, ROWS) CASE(BLOCK, ROWS, 1) CASE(BLOCK, ROWS, 2) CASE(BLOCK, ROWS, 3) CASE(BLOCK, ROWS, 4)
 
-/* A stretch of k whose rows of x stay in the second cache; in it four panels, of which a shorter stretch stays in the
- * first cache while the rows pass by. Few rows: one pass, strictly forward. */
+/* A section of k whose rows of x stay in the L2 cache; within it four panels, of which a shorter section stays in the
+ * L1 cache while all rows use it. Few rows: one pass, strictly forward. */
 #define GEMM(NAME, TARGET, BLOCK, STEP_K)                                                                          \
     TARGET void NAME(const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes, int panels, int k,  \
                      float *c, size_t ldc) {                                                                       \

@@ -1,12 +1,12 @@
-/* Products with int8 and int4 weights and activations of 15 bits, in integers: exact up to each segment's end.
+/* Products with int8 and int4 weights and activations of 15 bits, in integers: exact within each segment.
  *
- * An activation is 128 * high + low, both int8, so that the dot products of bytes (AVX512-VNNI, AMX) do the work and the
- * weights' own error is all that counts. They take unsigned weights: code + 128 (or + 8), put right by `offset`.
+ * An activation is 128 * high + low, both int8, for the dot products of bytes (AVX512-VNNI, AMX): only the weights'
+ * quantisation error matters. These take unsigned weights: code + 128 (or + 8), corrected by `offset`.
  *
  *     sum of a segment = (high . w << 7) + low . w + offset
  *
- * It fits 32 bits: 16319 * 127 * 1024 < 2^31, and what overflows on the way comes back. Then it is multiplied by the
- * segment's scales and added to c in float32; at the last segment c is multiplied by the row's scale. AMX and VNNI
+ * It fits 32 bits: 16319 * 127 * 1024 < 2^31, and intermediate overflows cancel. Then it is multiplied by the segment's
+ * scales and added to c in float32; at the last segment c is multiplied by the row's scale. AMX and VNNI
  * give the same bits.
  */
 #include "native.h"
@@ -14,7 +14,7 @@
 #include <string.h>
 
 #define INLINE static inline __attribute__((always_inline))
-/* How far ahead of its use memory is asked for: the hardware's own prefetcher stops at each 4 KiB page. */
+/* Prefetch distance: the hardware prefetcher stops at each 4 KiB page. */
 #define AHEAD_BYTES 4096
 #define PORTABLE_ROWS 4
 
@@ -24,7 +24,7 @@
 #define VNNI __attribute__((target("avx512f,avx512bw,avx512vnni")))
 #define AMX __attribute__((target("avx512f,avx512bw,avx512vnni,amx-tile,amx-int8")))
 
-/* 6 rows by 2 panels: 24 sums, the weights and one of x fill the 32 registers well. Where rows are few, panels are more:
+/* 6 rows by 2 panels: 24 sums, the weights and one of x nearly fill the 32 registers. With few rows, more panels:
  * memory is read faster in several streams. */
 #define ROWS 6
 #define PANELS 2
@@ -32,7 +32,7 @@
 #define FEW_ROWS_OF_PANELS 2
 #define TILE_ROWS 16
 #define TILE_BYTES 1024
-/* Up to here the dot products keep up with memory, and AMX is often shared with a neighbour. */
+/* Up to this many rows, the dot products keep up with memory; AMX may be shared with another process. */
 #define FEW_ROWS 4
 
 bool vnni_works(void) { return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vnni"); }
@@ -62,7 +62,7 @@ VNNI INLINE void finish(const Segment *s, int r, int p, __m512i high, __m512i lo
     _mm512_storeu_ps(c, total);
 }
 
-/* `rows`, `panels` and `nibbles` are constants where this is inlined, so that the sums stay in registers. */
+/* `rows`, `panels` and `nibbles` are constants after inlining, so that the sums stay in registers. */
 VNNI INLINE void vnni_block(const bool nibbles, const int rows, const int panels, const Segment *s, size_t ahead) {
     const __m512i mask = _mm512_set1_epi8(15);
     __m512i high[ROWS][FEW_ROWS_PANELS], low[ROWS][FEW_ROWS_PANELS];
@@ -84,7 +84,7 @@ VNNI INLINE void vnni_block(const bool nibbles, const int rows, const int panels
                     even[p] = _mm512_and_si512(even[p], mask);
                 }
             }
-/* Not the intrinsic: GCC 12 copies every sum to and fro around it, which takes half the speed. */
+/* Not the intrinsic: GCC 12 copies every sum around it, which halves the speed. */
 #define DOT(sums, weights, bytes)                                                                                  \
     do {                                                                                                           \
         const __m512i value = _mm512_set1_epi32(*(const int *)(x + (size_t)r * x_stride + (bytes)));               \
@@ -152,7 +152,7 @@ static Segment rows_from(const Segment *s, int row) {
     return rest;
 }
 
-/* Segment by segment for all rows: a segment's weights are read from memory once and stay in the first cache. */
+/* Segment by segment for all rows: a segment's weights are read once and stay in the L1 cache. */
 INLINE void vnni(const Format weights, const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes,
                  int panels, int k, float *c, size_t ldc) {
     const int at_once = m <= FEW_ROWS_OF_PANELS ? FEW_ROWS_PANELS : PANELS;
@@ -240,7 +240,7 @@ VNNI static void unpack(const char *w, int k, char *out) {
 AMX INLINE void amx(const Format weights, const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes,
                     int panels, int k, float *c, size_t ldc) {
     char bytes[PANELS][INT4_SEGMENT * PANEL] __attribute__((aligned(LINE_BYTES)));
-    /* Tiles all of one height; the last one overlaps the one before rather than be lower. */
+    /* All tiles have one height; the last one overlaps the one before. */
     const int height = (m + (m + TILE_ROWS - 1) / TILE_ROWS - 1) / ((m + TILE_ROWS - 1) / TILE_ROWS);
     configure(height);
     for (int p = 0; p < panels; p += PANELS) {
@@ -267,7 +267,7 @@ AMX INLINE void amx(const Format weights, const char *x, size_t x_stride, int m,
             leave(&s);
         }
     }
-    /* A thread that sleeps with live tiles makes the kernel save 8 KiB of them. */
+    /* For a sleeping thread with live tiles, Linux saves 8 KiB. */
     _tile_release();
 }
 

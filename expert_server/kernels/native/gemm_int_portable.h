@@ -1,4 +1,4 @@
-/* int8 and int4 weights times float32 rows with the compiler's own vectors; included once per CPU level with TARGET,
+/* int8 and int4 weights times float32 rows with generic compiler vectors; included once per CPU level with TARGET,
  * NAME(x) and VECTOR_BYTES defined. */
 
 #define VECTORS (LINE_BYTES / VECTOR_BYTES) /* Of a line. */
@@ -18,7 +18,7 @@ TARGET INLINE void NAME(segment)(const bool nibbles, const int rows, const char 
 #pragma GCC unroll 8
         for (int j = 0; j < line_k; j++) {
             const uint32_t shift = j % 4 * 8 + j / 4 * 4, mask = nibbles ? 15 : 255;
-            /* 2^23 and the code in its last bits: a conversion that any vector unit can do. */
+            /* 2^23 with the code in its last bits: a conversion that every vector unit can do. */
             const float zero = 8388608.0f + (nibbles ? 8 : 128);
 #pragma GCC unroll 4
             for (int v = 0; v < VECTORS; v++) {
@@ -47,7 +47,7 @@ TARGET INLINE void NAME(gemm_int)(const Format weights, const char *x, size_t x_
     const bool nibbles = weights == INT4;
     for (int p = 0; p < panels; p++) {
         const char *ws = w + (size_t)p * panel_bytes;
-        /* Not "if it is the first segment": with a branch the compiler fuses multiply and add for some rows only. */
+        /* No branch for the first segment: with one, the compiler fuses multiply and add for some rows only. */
         for (int row = 0; row < m; row++) memset(c + (size_t)row * ldc + p * PANEL, 0, PANEL * sizeof(float));
         for (int at = 0, width; at < k; at += width) {
             width = k - at < segment_inputs(weights) ? k - at : segment_inputs(weights);

@@ -1,4 +1,4 @@
-/* Products for every other CPU: AVX2 where there is it, else whatever the compiler makes of its own vectors. */
+/* Products for all other CPUs: AVX2 if available, else generic compiler vectors. */
 #include "native.h"
 
 typedef float Float8 __attribute__((vector_size(32)));

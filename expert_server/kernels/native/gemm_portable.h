@@ -1,6 +1,6 @@
-/* Products with the compiler's own vectors; included once per CPU level with TARGET and NAME(x) defined.
+/* Products with generic compiler vectors; included once per CPU level with TARGET and NAME(x) defined.
  *
- * x is float32 here also for bfloat16 weights: a bfloat16 is the upper half of a float32. */
+ * x is float32 even for bfloat16 weights: a bfloat16 is the upper half of a float32. */
 
 TARGET static inline __attribute__((always_inline)) void NAME(block_f32)(
     const int rows, const char *x, size_t x_stride, const char *w, int k, float *c, size_t ldc, bool add) {

@@ -1,4 +1,4 @@
-/* The Python face of the compiled kernel. Addresses come in as integers: native.py owns the memory. */
+/* Python bindings of the compiled kernel. Addresses are integers: native.py owns the memory. */
 #ifndef Py_LIMITED_API
 #define Py_LIMITED_API 0x030B0000
 #endif

@@ -1,35 +1,35 @@
 /* One MoE layer over the experts held here: group the rows, first product and activation, second product.
  *
  *   group   a row per (token, expert), sorted by expert; experts without rows cost nothing ("group shrink")
- *   gather  the rows' hidden states side by side
+ *   gather  copies the rows' hidden states to consecutive memory
  *   up      a task is some panels of one expert: product, activation, into `hidden`
- *   split   where products are of integers: the rows of `hidden` into two bytes each, in place
+ *   split   for integer products: the values of `hidden` into two bytes each, in place
  *   down    a task is some output channels of ALL experts, ascending: product, times score, added to `out`
  *
- * The second product's tasks own their part of `out`: no two threads meet there, no atomics, no buffer of rows, and
- * each token's sum is in ascending order of its experts, whatever the threads and the rest of the batch.
+ * Each task of the second product owns its part of `out`, so there are no atomics and no buffer of rows. Each token's
+ * sum is in ascending order of its experts, independent of the threads and the rest of the batch.
  */
 #include "native.h"
 
 #include <string.h>
 
-/* Rows of a block: of x and c they must fit into a core's second cache beside the weights. */
+/* Rows of a block: its x and c must fit into a core's L2 cache together with the weights. */
 #define BLOCK_ROWS 128
-/* Panels of a task: few where reading the weights is all the work, so that the tasks are many and even. */
+/* Panels of a task: few if reading the weights is most of the work, so that there are many even tasks. */
 #define NARROW_PANELS 8
 #define WIDE_PANELS 16
 #define MANY_ROWS 32
 #define TASKS_PER_THREAD 4
-/* Rows side by side: more and the batch is cut, since scratch memory must not grow without end. */
+/* Limit of the gathered rows: larger batches are cut, to bound the scratch memory. */
 #define SCRATCH_ROWS_BYTES ((size_t)128 << 20)
-/* Rows of a task that only copies, and of one that computes. */
+/* Rows of a copying task, and of a computing one. */
 #define GATHER_TASK_ROWS 64
 #define SPLIT_TASK_ROWS 16
 
 static inline size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 static inline int min_int(int a, int b) { return a < b ? a : b; }
 
-/* A row is one line longer than it must be: rows that are a power of two apart share few cache sets. */
+/* Rows are one line longer than necessary: rows a power of two apart would share few cache sets. */
 static size_t row_bytes(const GemmKind *kind, int width) {
     return (size_t)padded_k(kind->weights, width) * format_bytes(kind->x) + LINE_BYTES;
 }
@@ -38,9 +38,9 @@ typedef struct {
     const Moe *moe;
     int panels_up, panels_down, k_up, k_down;
     size_t x_stride, hidden_stride;
-    /* Of this part of the batch. */
+    /* This part of the batch. */
     int first_token, tokens, rows, active_count;
-    int32_t *ids;      /* (T, K) of the whole batch, as they were checked */
+    int32_t *ids;      /* (T, K) of the whole batch, checked */
     int *active;       /* (E) experts with rows, ascending */
     int *first_row;    /* (E + 1) by place in `active` */
     int *row_token;    /* (N) */
@@ -58,7 +58,7 @@ static int tokens_at_once(const GemmKind *kind, int hidden, int intermediate, in
     return (size_t)tokens < most ? tokens : (int)most;
 }
 
-/* Lays the arrays out in scratch memory; with scratch NULL only measures. */
+/* Lays the arrays out in scratch memory; returns its size. */
 static size_t lay_out(Layer *layer, const GemmKind *kind, int threads, int hidden, int intermediate, int tokens,
                       int top_k, int num_experts, char *scratch) {
     size_t rows = (size_t)tokens_at_once(kind, hidden, intermediate, tokens, top_k) * (size_t)top_k, at = 0;
@@ -81,12 +81,12 @@ static size_t lay_out(Layer *layer, const GemmKind *kind, int threads, int hidde
 size_t moe_scratch_bytes(const GemmKind *kind, int threads, int hidden, int intermediate, int tokens, int top_k,
                          int num_experts) {
     Layer layer;
-    /* Not NULL, so that no arithmetic is done on a null pointer. */
+    /* Not NULL: arithmetic on a null pointer is undefined. */
     static char nothing;
     return lay_out(&layer, kind, threads, hidden, intermediate, tokens, top_k, num_experts, &nothing);
 }
 
-/* A counting sort: rows of one expert stand together, in the order of their tokens. */
+/* Counting sort: an expert's rows are consecutive, in the order of their tokens. */
 static void group(Layer *layer) {
     const Moe *moe = layer->moe;
     const size_t begin = (size_t)layer->first_token * moe->top_k, pairs = (size_t)layer->tokens * moe->top_k;
@@ -123,7 +123,7 @@ static void gather(void *context, int task, int thread) {
     const Format format = moe->kind->x == SPLIT ? FLOAT32 : moe->kind->x;
     const size_t value_bytes = format_bytes(format), bytes = (size_t)moe->hidden * value_bytes;
     const size_t from_bytes = (size_t)moe->hidden * format_bytes(moe->x_format);
-    /* What the activation will leave of the second product's inputs. */
+    /* Bytes of a row that the activation will write. */
     const size_t written = round_up((size_t)moe->intermediate, PANEL) * value_bytes;
     const int task_rows = gather_task_rows(moe->kind), end = min_int((task + 1) * task_rows, layer->rows);
     for (int row = task * task_rows; row < end; row++) {
@@ -133,7 +133,7 @@ static void gather(void *context, int task, int thread) {
             split_row((const float *)to, moe->hidden, moe->kind->weights, to);
             continue;
         }
-        /* Padding is zero on both sides of a product: what was there before may be NaN. */
+        /* Zero the padding: stale values may be NaN. */
         memset(to + bytes, 0, (size_t)layer->k_up * value_bytes - bytes);
         memset(layer->hidden + (size_t)row * layer->hidden_stride + written, 0,
                (size_t)layer->k_down * value_bytes - written);
@@ -210,7 +210,7 @@ static void down(void *context, int task, int thread) {
     }
 }
 
-/* Panels of a task: wide where rows are many, yet such that every thread gets several tasks. */
+/* Panels of a task: wide if there are many rows, but so that every thread gets several tasks. */
 static int task_panels(const Layer *layer, int panels, int tasks_beside, int unit) {
     const bool many = layer->rows > MANY_ROWS * layer->active_count;
     const int wanted = TASKS_PER_THREAD * pool_threads(layer->moe->pool);
@@ -239,7 +239,7 @@ int64_t moe_run(const Moe *moe) {
     lay_out(&layer, moe->kind, pool_threads(moe->pool), moe->hidden, moe->intermediate, moe->tokens, moe->top_k,
             moe->num_experts, moe->scratch);
     for (size_t i = 0; i < pairs; i++) {
-        /* Read once: the next look might see another id. */
+        /* Read once: a second read might return another id. */
         const int64_t id = moe->ids_are_wide ? ((const volatile int64_t *)moe->ids)[i]
                                              : ((const volatile int32_t *)moe->ids)[i];
         if (id != -1 && (id < 0 || id >= moe->num_experts || moe->experts[id].up == 0)) return id;

@@ -3,11 +3,11 @@
  * Legend: T tokens, K top-k, H hidden, I intermediate, E logical experts; N rows (a token and one of its
  * experts), sorted by expert. In products: m rows, n output channels, k inputs.
  *
- * Packed weights. A matrix (n, k) is cut into panels of 16 output channels, each contiguous, so that a product
- * reads memory strictly forward:
+ * Packed weights. A matrix (n, k) is cut into contiguous panels of 16 output channels, so that a product reads
+ * memory strictly forward:
  *
  *     float32    panel p | k = 0: 16 floats | k = 1: 16 floats | ...
- *     bfloat16   panel p | k = 0,1: 16 pairs | k = 2,3: 16 pairs | ...      ("VNNI": what the dot products take)
+ *     bfloat16   panel p | k = 0,1: 16 pairs | k = 2,3: 16 pairs | ...      ("VNNI", for the dot products)
  *     int8       panel p | segment of 1024 k | segment | ...     a segment: k = 0..3: 16 quads | ... | 16 scales
  *     int4       panel p | segment of 128 k | segment | ...      a segment: k = 0..7: 16 quads | ... | 16 scales
  *
@@ -23,7 +23,7 @@
 #define PANEL 16         /* Output channels of a panel: one vector of float32. */
 #define LINE_BYTES 64
 
-/* On a function: compiled for each vector width; the loader picks. Needs glibc; GCC 11 knows no levels yet. */
+/* Compiles a function for each vector width; the loader picks one. Needs glibc; GCC 11 has no x86-64 levels yet. */
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
 #if __GNUC__ >= 12
 #define EACH_VECTOR_WIDTH __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
@@ -41,27 +41,27 @@
  * x: rows in the format of the kernel, `x_stride` bytes apart. w: the first panel; panels are `panel_bytes` apart.
  * k: padded. c: `ldc` floats between rows.
  *
- * Every element of c is summed in an order that k alone sets, whatever m and panels are: a row's result does not
- * depend on the rows beside it, to the bit.
+ * The order of summation depends on k only, not on m and panels: bit for bit, a row's result does not depend on
+ * the other rows.
  */
 typedef void Gemm(const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes, int panels, int k,
                   float *c, size_t ldc);
 
-/* SPLIT is for x alone: see SplitTail. */
+/* SPLIT is for x only: see SplitTail. */
 typedef enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3, SPLIT = 4 } Format;
 
 typedef struct {
     const char *isa;
     bool (*works)(void);
-    Format weights;      /* Of the packed weights. */
-    Format x;            /* Of the rows that enter the product. */
+    Format weights;      /* Format of the packed weights. */
+    Format x;            /* Format of the rows. */
     Gemm *gemm;
 } GemmKind;
 
-/* All that this build has, the fastest first; ends with isa == NULL. */
+/* All kinds in this build, the fastest first; ends with isa == NULL. */
 extern const GemmKind gemm_kinds[];
 
-/* Of a value of x. A split row takes half of it, in the place of the float32 row that it is made of. */
+/* Bytes per value. A split row takes half of its float32 row, in place. */
 static inline size_t format_bytes(Format format) { return format == BFLOAT16 ? 2 : 4; }
 
 #define INT4_SEGMENT 128
@@ -70,7 +70,7 @@ static inline size_t format_bytes(Format format) { return format == BFLOAT16 ? 2
 static inline bool is_integer(Format weights) { return weights == INT8 || weights == INT4; }
 static inline int segment_inputs(Format weights) { return weights == INT4 ? INT4_SEGMENT : INT8_SEGMENT; }
 
-/* What k is padded to: for AMX a row of a tile, for int4 a segment. */
+/* Padded k: a multiple of a tile row for AMX, of a segment for int4. */
 static inline int padded_k(Format weights, int k) {
     const int unit = weights == INT4 ? INT4_SEGMENT : weights == INT8 ? 64 : 32;
     return (k + unit - 1) / unit * unit;
@@ -84,7 +84,7 @@ static inline size_t panel_bytes_of(Format weights, int k) {
 }
 
 Gemm gemm_amx_bf16, gemm_amx_bf16_few, gemm_avx512_bf16, gemm_avx512_f32;
-/* Up to so many rows gemm_amx_bf16 leaves to gemm_amx_bf16_few. */
+/* gemm_amx_bf16 leaves up to this many rows to gemm_amx_bf16_few. */
 #define AMX_FEW_ROWS 4
 bool amx_works(void), avx512_bf16_works(void), avx512_works(void);
 Gemm gemm_avx2_bf16, gemm_avx2_f32, gemm_plain_bf16, gemm_plain_f32;
@@ -95,21 +95,21 @@ Gemm gemm_avx2_int8, gemm_avx2_int4, gemm_plain_int8, gemm_plain_int4;
 
 /* -- rows of 15 bits (split.c) ------------------------------------------------------------------------------ */
 
-/* A row of x for products in integers: x = scale * (128 * high + low), high and low int8.
+/* A row of x for integer products: x = scale * (128 * high + low), high and low int8.
  *
  *     64 highs | their 64 lows | 64 highs | 64 lows | ... | tail
  */
 #define SPLIT_K 64
 
 typedef struct {
-    float scale;      /* NaN where a value of the row is NaN or infinite: then so is its result. */
-    int32_t offset[]; /* Of each segment: what is too much since the weights are stored as code + 128, or + 8. */
+    float scale;      /* NaN if a value of the row is NaN or infinite: then the result is NaN, too. */
+    int32_t offset[]; /* Per segment: corrects for weights stored as code + 128, or + 8. */
 } SplitTail;
 
 /* k: padded. */
 static inline SplitTail *split_tail(char *row, int k) { return (SplitTail *)(row + 2 * (size_t)k); }
 
-/* x (width) -> row, for products with such weights; may be in place. */
+/* x (width) -> row, for products with weights of this format; may be in place. */
 void split_row(const float *x, int width, Format weights, char *row);
 
 /* -- rows of another format (convert.c) --------------------------------------------------------------------- */
@@ -119,8 +119,8 @@ void convert_row(const char *x, Format from, int width, Format to, char *out);
 
 /* -- weights (pack.c) --------------------------------------------------------------------------------------- */
 
-/* A matrix of n rows, `stride` words of 4 bytes apart, into panels that are `panel_words` apart: words (n, words) ->
- * [n / 16][words][16]. What is beyond n in the last panel is left as it is. */
+/* Packs a matrix of n rows, `stride` words of 4 bytes apart, into panels that are `panel_words` apart:
+ * words (n, words) -> [n / 16][words][16]. Does not write beyond n in the last panel. */
 void pack_rows(const uint32_t *rows, size_t stride, size_t n, size_t words, uint32_t *out, size_t panel_words);
 
 /* -- threads (pool.c) --------------------------------------------------------------------------------------- */
@@ -128,11 +128,11 @@ void pack_rows(const uint32_t *rows, size_t stride, size_t n, size_t words, uint
 typedef struct Pool Pool;
 typedef void Task(void *context, int task, int thread);
 
-/* NULL where no memory or no thread can be had. `threads` counts the caller. */
+/* NULL if there is no memory or no thread. `threads` includes the caller. */
 Pool *pool_create(int threads);
 void pool_destroy(Pool *pool);
 int pool_threads(const Pool *pool);
-/* Calls task(context, 0 .. tasks - 1, thread), each once, on whichever thread is free; returns when all are done.
+/* Calls task(context, 0 .. tasks - 1, thread), each once, on any free thread; returns when all are done.
  * One caller at a time. */
 void pool_run(Pool *pool, Task *task, void *context, int tasks);
 
@@ -147,14 +147,14 @@ typedef struct {
     float alpha, limit;
 } Activation;
 
-/* product: `panels` panels of one row (gate, up, gate, up, ... where there is a gate), the biases not yet added
+/* product: `panels` panels of one row (gate, up, gate, up, ... if there is a gate), without the biases
  * (NULL: none; laid out like product). out: 16 * panels (or half of it with a gate) values in `format`. */
 void activate(const Activation *activation, const float *product, const float *bias, int panels, void *out,
               Format format);
 
 /* -- the layer (moe.c) -------------------------------------------------------------------------------------- */
 
-/* An expert's packed tensors; up == 0 where it is not held. Mirrored by native.py. */
+/* An expert's packed tensors; up == 0 if it is not held. Mirrored by native.py. */
 typedef struct {
     uint64_t up, down;           /* Addresses of the panels. */
     uint64_t up_bias, down_bias; /* float32, padded like the panels; 0: none. */
@@ -168,12 +168,12 @@ typedef struct {
     Activation activation;
     const char *x;               /* (T, H) in x_format, contiguous. */
     Format x_format;             /* FLOAT32 or BFLOAT16. */
-    const void *ids;             /* (T, K); -1: none here. May change meanwhile: clients can write there. */
+    const void *ids;             /* (T, K); -1: none here. May change during the call: clients can write there. */
     bool ids_are_wide;           /* int64, else int32. */
     const float *scores;         /* (T, K) */
     int tokens, top_k;
     float *out;                  /* (T, H), overwritten. */
-    int64_t *counts;             /* (1 + E), or NULL: experts with rows, and each expert's rows, are added. */
+    int64_t *counts;             /* (1 + E), or NULL: adds the number of experts with rows, and each expert's rows. */
     char *scratch;               /* moe_scratch_bytes(...), aligned to 64. */
 } Moe;
 

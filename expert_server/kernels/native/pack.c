@@ -1,9 +1,9 @@
-/* A matrix from rows into panels. torch's strided copy does the same at a third of the speed. */
+/* Packs a matrix of rows into panels, three times as fast as torch's strided copy. */
 #include <string.h>
 
 #include "native.h"
 
-/* Words of a row that are turned at a time: a cache line of each of the sixteen rows. */
+/* Words transposed at a time: a cache line of each of the sixteen rows. */
 #define TURN 16
 
 EACH_VECTOR_WIDTH

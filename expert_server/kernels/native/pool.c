@@ -1,8 +1,8 @@
 /* A pool of threads that share numbered tasks.
  *
- * Tasks are taken from a counter, not dealt out beforehand: on a busy machine the threads are not equally fast.
- * A worker that finds nothing spins for a while, since the phases of one layer follow within microseconds, and then
- * sleeps on a futex: an idle server uses no core.
+ * Threads take tasks from a counter, since on a busy machine they are not equally fast. An idle worker spins for a
+ * while, since the phases of one layer follow within microseconds, and then sleeps on a futex, so that an idle server
+ * uses no core.
  *
  *     caller                              worker
  *     next = 0, left = tasks              sleeps until seq changes
@@ -10,8 +10,8 @@
  *     takes tasks itself                  active -= 1; the last one wakes the caller
  *     waits until active == 0
  *
- * Every worker takes part in every round, if only to find nothing left: so no worker can meet the counters of a
- * later round with the task of an earlier one.
+ * Every worker takes part in every round, even if no task is left: so no worker can use the counters of a later round
+ * with the task of an earlier one.
  */
 #define _GNU_SOURCE
 #include "native.h"
@@ -24,7 +24,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define SPINS 2000 /* 50 to 130 us: as long as the CPU's pause takes. */
+#define SPINS 2000 /* 50 to 130 us: depends on the CPU's pause instruction. */
 
 typedef struct {
     Pool *pool;
@@ -92,7 +92,7 @@ Pool *pool_create(int threads) {
         free(pool);
         return NULL;
     }
-    /* Signals are the main thread's: a handler must find Python there. */
+    /* The main thread takes the signals: Python's handlers run there. */
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);

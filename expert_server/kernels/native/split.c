@@ -1,20 +1,20 @@
-/* Activations for products in integers: 15 bits in two bytes, see SplitTail in native.h. */
+/* Activations for integer products: 15 bits in two bytes, see SplitTail in native.h. */
 #include "native.h"
 
 #include <math.h>
 #include <string.h>
 
 #define LARGEST 16319.0f /* 127 * 128 + 63 */
-#define SMALLEST 1e-30f  /* A row below it counts as zeros: its scale would lose digits. */
+#define SMALLEST 1e-30f  /* Rows below it count as zeros: their scale would lose digits. */
 #define INLINE static inline __attribute__((always_inline))
 
-/* The compiler cuts them into what the CPU has. Loops over floats are not vectorised reliably. */
+/* The compiler maps them to the CPU's vectors. Loops over floats are not vectorised reliably. */
 #define LANES 16
 typedef float Values __attribute__((vector_size(LANES * 4)));
 typedef int32_t Words __attribute__((vector_size(LANES * 4)));
 typedef int8_t Bytes __attribute__((vector_size(LANES)));
 
-/* Up to LANES values, the rest zeros. */
+/* Loads up to LANES values; the rest are zeros. */
 INLINE Values load(const float *x, int count) {
     Values values = {0};
     if (count >= LANES)
@@ -29,11 +29,11 @@ INLINE void store(Words words, char *to) {
     memcpy(to, &bytes, sizeof bytes);
 }
 
-/* The largest magnitude; infinite or NaN where a value is. */
+/* The largest magnitude; infinite or NaN if a value is. */
 INLINE float largest_of(const float *x, int width) {
     Words most = {0};
     for (int at = 0; at < width; at += LANES) {
-        /* As integers: then NaN is larger than all else. */
+        /* Compared as integers, NaN is the largest. */
         const Words bits = (Words)load(x + at, width - at) & 0x7fffffff;
         const Words is_more = bits > most;
         most = (bits & is_more) | (most & ~is_more);
@@ -60,7 +60,7 @@ void split_row(const float *x, int width, Format weights, char *row) {
             high[i] = (integers + 64) >> 7;
             low[i] = integers - (high[i] << 7);
         }
-        /* Only now: `row` may begin where x does. */
+        /* Store last: `row` may overlap x. */
         for (int i = 0; i < SPLIT_K / LANES; i++) {
             store(high[i], row + 2 * (size_t)at + i * LANES);
             store(low[i], row + 2 * (size_t)at + SPLIT_K + i * LANES);

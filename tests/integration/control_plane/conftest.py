@@ -16,12 +16,6 @@ from rebalancing_box import NAMES, Box
 
 
 @pytest.fixture
-def cleanup() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
 def start_monitor(cleanup: ExitStack) -> Callable[..., Monitor]:
     def start(**fields: Any) -> Monitor:
         monitor = Monitor(MonitorConfig(**fields))
@@ -43,9 +37,11 @@ def observe(cleanup: ExitStack) -> Callable[..., Observer]:
 
 @pytest.fixture
 def start_balancer(cleanup: ExitStack) -> Callable[..., Balancer]:
-    def start(address: str, **fields: Any) -> Balancer:
+    def start(address: str, latency_target_ms: float = 0.0, **fields: Any) -> Balancer:
         config = BalancerConfig(**({"expected_servers": 2, "redundancy": 2} | fields))
-        balancer = Balancer(config, address, on_stopping=lambda: None)
+        balancer = Balancer(
+            config, address, on_stopping=lambda: None, latency_target_ms=latency_target_ms
+        )
         cleanup.callback(balancer.stop)
         return balancer
 

@@ -1,4 +1,4 @@
-"""Numbers that cannot be, from members, stores and records: refused or ignored, and nobody dies of them."""
+"""Out-of-range numbers from members, stores and records: refused or ignored, and no process ends."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from balancer.main import Balancer
 from control_plane import SERVING, FakeExpertServer, Observer, eventually
 from eaas.config import MonitorConfig
 from eaas.errors import StoreError
-from eaas.grpc_client import channel
-from eaas.message_ranges import MOST_EPOCH, TRUSTED_EPOCH
+from eaas.membership.session import PROTOCOL_VERSION
+from eaas.net.grpc_client import channel
+from eaas.net.message_ranges import MOST_EPOCH, TRUSTED_EPOCH
 from eaas.rpc.v1 import common_pb2, monitor_pb2, monitor_pb2_grpc
-from eaas.session import PROTOCOL_VERSION
 from eaas.types import MemberState
 from monitor.main import Monitor
 
@@ -26,18 +26,18 @@ WIDE_OPEN = 2**64 - 1
 
 
 def claim(address: str, epoch: int, role: int = common_pb2.ROLE_ATTENTION_CLIENT) -> None:
-    """One member registers, and claims an epoch in its heartbeat."""
-    with channel(address) as line:
-        stub = monitor_pb2_grpc.MonitorServiceStub(line)
+    """Register one member that claims an epoch in its heartbeat."""
+    with channel(address) as opened:
+        stub = monitor_pb2_grpc.MonitorServiceStub(opened)
         member = common_pb2.Member(
             id="liar", role=role, pid=1, host="elsewhere", state=common_pb2.MEMBER_STATE_SERVING
         )
-        life = stub.Register(
+        incarnation = stub.Register(
             monitor_pb2.RegisterRequest(member=member, protocol_version=PROTOCOL_VERSION),
             timeout=10,
         ).incarnation
         beat = monitor_pb2.HeartbeatRequest(
-            id="liar", incarnation=life, state=common_pb2.MEMBER_STATE_SERVING, epoch=epoch
+            id="liar", incarnation=incarnation, state=common_pb2.MEMBER_STATE_SERVING, epoch=epoch
         )
         next(iter(stub.Heartbeat(iter([beat]), timeout=10)))
 
@@ -56,7 +56,7 @@ def test_an_epoch_beyond_all_range_is_refused_by_name(
 
 
 @pytest.mark.parametrize("epoch", [MOST_EPOCH, TRUSTED_EPOCH + 1])
-def test_a_balancer_starts_beside_a_member_that_claims_an_epoch_that_cannot_be(
+def test_a_balancer_starts_despite_a_member_with_an_absurd_epoch(
     start_monitor: Callable[..., Monitor],
     start_balancer: Callable[..., Balancer],
     start_server: Callable[..., FakeExpertServer],
@@ -71,7 +71,9 @@ def test_a_balancer_starts_beside_a_member_that_claims_an_epoch_that_cannot_be(
     first.stop()
     second = start_balancer(monitor.address, redundancy=1)
     eventually(lambda: second._service.epoch)
-    assert second._service.epoch == 1001, "of its own life, as if nobody had claimed anything"
+    assert second._service.epoch == 1001, (
+        "an epoch of its own incarnation, as if nobody had claimed one"
+    )
     assert [server.epoch for server in servers] == [1001, 1001]
     assert second.failure is None
     assert f"liar claims epoch {epoch}" in caplog.text
@@ -91,7 +93,7 @@ def test_a_balancer_goes_on_from_the_largest_epoch_that_it_believes(
 
 
 def _store(directory: Path, *events: monitor_pb2.MemberEvent) -> None:
-    """A store of an earlier release, which took anything."""
+    """Write the store of an earlier release, which did not check numbers."""
     Monitor(MonitorConfig(data_dir=str(directory))).stop()
     with sqlite3.connect(directory / "monitor.db") as file:
         for event in events:
@@ -114,7 +116,7 @@ def event(revision: int, member_id: str, epoch: int = 0) -> monitor_pb2.MemberEv
     return monitor_pb2.MemberEvent(revision=revision, member=member)
 
 
-def test_what_cannot_be_in_a_store_is_ignored(
+def test_absurd_members_in_a_store_are_ignored(
     start_monitor: Callable[..., Monitor],
     observe: Callable[..., Observer],
     tmp_path: Path,
@@ -126,11 +128,11 @@ def test_what_cannot_be_in_a_store_is_ignored(
     assert observer.session.view.members["sound"].state is MemberState.DEAD
     assert not observer.session.view.members.keys() & {"liar", "<b>"}
     assert f"MemberEvent.member.epoch is {WIDE_OPEN}" in caplog.text
-    assert "what balancer left is ignored" in caplog.text
+    assert "the record of balancer is ignored" in caplog.text
 
 
 @pytest.mark.parametrize("value", ["-1", "'x'", "1.5", str(2**62)])
-def test_a_history_that_cannot_be_is_one_clear_error(tmp_path: Path, value: str) -> None:
+def test_a_damaged_history_is_one_clear_error(tmp_path: Path, value: str) -> None:
     _store(tmp_path)
     with sqlite3.connect(tmp_path / "monitor.db") as file:
         file.execute(f"UPDATE history SET forgotten_incarnation = {value}")
@@ -141,7 +143,7 @@ def test_a_history_that_cannot_be_is_one_clear_error(tmp_path: Path, value: str)
         Monitor(MonitorConfig(data_dir=str(tmp_path)))
 
 
-def test_who_left_has_left_after_a_restart_and_for_an_earlier_release(
+def test_left_members_after_a_restart_and_for_an_earlier_release(
     observe: Callable[..., Observer], start_monitor: Callable[..., Monitor], tmp_path: Path
 ) -> None:
     first = Monitor(MonitorConfig(data_dir=str(tmp_path)))
@@ -149,7 +151,7 @@ def test_who_left_has_left_after_a_restart_and_for_an_earlier_release(
     gone.wait(lambda view: "gone" in view.members)
     gone.session.close()
     first.stop()
-    # As a monitor of an earlier release reads it, and would tell it.
+    # A monitor of an earlier release reads it as DEAD.
     with sqlite3.connect(tmp_path / "monitor.db") as file:
         ((data,),) = file.execute("SELECT event FROM members WHERE id = 'gone'")
     file.close()
@@ -159,14 +161,14 @@ def test_who_left_has_left_after_a_restart_and_for_an_earlier_release(
     observer = observe(second.address)
     view = observer.wait(lambda view: "gone" in view.members)
     assert view.members["gone"].state is MemberState.LEFT
-    with channel(second.address) as line:
-        # A watcher of an earlier release does not know the state.
+    with channel(second.address) as opened:
+        # A watcher of an earlier release does not know LEFT.
         for knows_left, state in (
             (False, common_pb2.MEMBER_STATE_DEAD),
             (True, common_pb2.MEMBER_STATE_LEFT),
         ):
             request = monitor_pb2.WatchRequest(knows_left=knows_left)
-            watch = monitor_pb2_grpc.MonitorServiceStub(line).Watch(request, timeout=10)
+            watch = monitor_pb2_grpc.MonitorServiceStub(opened).Watch(request, timeout=10)
             told = {m.id: m.state for m in next(iter(watch)).snapshot.members}
             watch.cancel()
             assert told["gone"] == state

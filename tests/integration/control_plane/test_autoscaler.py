@@ -1,9 +1,8 @@
-"""The autoscaler at a monitor and a balancer; servers only pretend to work."""
+"""The autoscaler with a real monitor and balancer, and fake expert servers."""
 
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -14,16 +13,16 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from attention_client.serve.metrics import ServeMetrics
+from attention_client.serving.metrics.http import ServeMetrics
 from balancer.autoscaler.live import LiveAutoscaler
 from balancer.main import Balancer
 from control_plane import PATIENCE_S, SERVING, FakeExpertServer, eventually
-from eaas.balancer_calls import scale_servers
 from eaas.config import AutoscalerConfig
+from eaas.control_plane.balancer_calls import scale_servers
 from eaas.errors import ClusterError, ConfigError
-from eaas.local.scaling import ScaleWatch
-from eaas.session import MemberSession, Report
+from eaas.membership.session import MemberSession, Report
 from eaas.types import Member, Role
+from eaas_cli.local.scaling import ScaleWatch
 from monitor.main import Monitor
 
 pytestmark = pytest.mark.integration
@@ -32,7 +31,7 @@ BUSY, IDLE = 0.95, 0.0
 
 
 class Endpoint:
-    """The HTTP face of a client that serves nothing but its metrics."""
+    """A client's HTTP endpoint that serves metrics only."""
 
     def __init__(self, monitor_address: str) -> None:
         registry = CollectorRegistry()
@@ -63,7 +62,7 @@ class Endpoint:
 
 
 class Cluster:
-    """Two servers, the least that redundancy allows, and somebody who starts and ends servers."""
+    """Two servers, the minimum for the redundancy, and a launcher that records wanted sizes."""
 
     def __init__(
         self,
@@ -79,7 +78,7 @@ class Cluster:
         eventually(lambda: all(s.state is SERVING for s in self.servers))
 
     def launch(self) -> None:
-        """From now on somebody starts servers."""
+        """Connect a launcher that starts servers."""
         watch = ScaleWatch(
             lambda: self.balancer.address, lambda servers, _wish: self.wanted.append(servers)
         )
@@ -167,35 +166,35 @@ def test_latency_comes_from_the_endpoints(cluster: Cluster, cleanup: ExitStack) 
         endpoint.metrics.inter_token_latency.observe(seconds)
     line = autoscaler.look()
     assert "70 ms a token; a token takes longer than 50 ms" in line
-    # One that does not answer, or answers nonsense, is left out.
+    # An endpoint that does not answer is left out.
     endpoint._server.shutdown()
     endpoint._server.server_close()
     assert "a token" not in autoscaler.look()
 
 
-def test_nobody_starts_servers(cluster: Cluster) -> None:
+def test_without_a_launcher_scaling_is_an_error(cluster: Cluster) -> None:
     autoscaler = cluster.autoscaler(cooldown_s=3600)
     cluster.work(BUSY)
     with pytest.raises(ClusterError, match="not 3 servers: nobody starts servers for this cluster"):
         look_until(autoscaler, "2 -> 3")
-    # What was refused was no change: it does not wait for a cooldown.
+    # A refused change does not start a cooldown.
     cluster.launch()
     look_until(autoscaler, "2 -> 3")
 
 
-def test_the_same_number_is_said_again(cluster: Cluster) -> None:
-    """A server that was asked for did not come, or died: the launcher hears of it again."""
+def test_the_same_number_is_sent_again(cluster: Cluster) -> None:
+    """A server that was asked for may have failed: the launcher is asked again."""
     cluster.launch()
     for _ in range(2):
         scale_servers(cluster.balancer.address, 3)
     eventually(lambda: cluster.wanted == [3, 3])
 
 
-def test_who_is_not_there_is_named(
-    start_monitor: Callable[..., Monitor], cleanup: ExitStack, unused_port: int
+def test_a_missing_monitor_or_balancer_is_named(
+    start_monitor: Callable[..., Monitor], cleanup: ExitStack, unused_port: Callable[[], int]
 ) -> None:
     config = AutoscalerConfig()
-    address = f"127.0.0.1:{unused_port}"
+    address = f"127.0.0.1:{unused_port()}"
     alone = LiveAutoscaler(config, address)
     cleanup.callback(alone.close)
     with pytest.raises(ClusterError, match=f"the monitor at {address} does not answer: .*; check"):
@@ -206,10 +205,3 @@ def test_who_is_not_there_is_named(
         no_balancer.look()
     with pytest.raises(ConfigError, match="autoscaler: min_servers 9 is above max_servers 8"):
         LiveAutoscaler(AutoscalerConfig(min_servers=9), address)
-
-
-@pytest.fixture
-def unused_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""Balancer, monitor and members over real gRPC, with expert servers that only pretend to load."""
+"""Balancer, monitor and members over real gRPC, with fake expert servers."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from control_plane import (
     has_state,
     port_of,
 )
-from eaas.balancer_calls import scale_servers
 from eaas.config import BalancerConfig
+from eaas.control_plane.balancer_calls import scale_servers
+from eaas.control_plane.placement_watch import PlacementWatch
 from eaas.errors import ClusterError, ConfigError, PortInUseError
-from eaas.grpc_client import channel
-from eaas.local.scaling import ScaleWatch
+from eaas.net.grpc_client import channel
 from eaas.rpc.v1 import (
     balancer_pb2,
     balancer_pb2_grpc,
 )
-from eaas.session import PlacementWatch
 from eaas.types import ModelShape, Placement, Role
+from eaas_cli.local.scaling import ScaleWatch
 from monitor.main import Monitor
 
 pytestmark = pytest.mark.integration
@@ -75,7 +75,7 @@ def test_from_nothing_to_a_placement_and_back_from_a_loss(
         )
     (placement,) = placements
     assert (placement.epoch, placement.servers) == (1, ("s1", "s2"))
-    assert len(second.requests) == 3  # The two failures were tried again.
+    assert len(second.requests) == 3  # Two failures, then the retry.
     for server in (first, second):
         view = observer.wait(has_state(server_id(server), SERVING))
         assert view.members[server_id(server)].experts == 3 * 8
@@ -83,7 +83,7 @@ def test_from_nothing_to_a_placement_and_back_from_a_loss(
         assert [list(layer.experts) for layer in layers] == [list(range(8))] * 3
         assert [list(layer.shares) for layer in layers] == [[0.5] * 8] * 3
 
-    # A server that joins takes its part, and the others give theirs up.
+    # A server that joins gets its share, and the others retire theirs.
     third = start_server(address, "s3")
     eventually(lambda: third.retired and len(placements) > 1)
     assert [p.epoch for p in placements] == [1, 2]
@@ -95,7 +95,7 @@ def test_from_nothing_to_a_placement_and_back_from_a_loss(
     assert sum(counts) == 2 * 3 * 8
     assert max(counts) - min(counts) <= 2
 
-    # A placed one that returns gets its share again, in the same epoch.
+    # A placed server that returns gets its share again, in the same epoch.
     second.close()
     observer.wait(has_state("s2", LEFT))
     back = start_server(address, "s2")
@@ -130,7 +130,7 @@ def test_a_drained_server_is_told_to_hold_nothing(
             assert refusal.value.code().name == code
 
 
-def test_the_number_of_servers_reaches_whoever_starts_them(
+def test_the_wanted_number_of_servers_reaches_the_launcher(
     start_monitor: Callable[..., Monitor],
     start_balancer: Callable[..., Balancer],
     cleanup: ExitStack,
@@ -153,7 +153,7 @@ def test_the_number_of_servers_reaches_whoever_starts_them(
     scale_servers(balancer.address, 5)
     eventually(lambda: wanted == [3, 5])
     watch.close()
-    # A launcher that comes later learns of the last one.
+    # A launcher that connects later gets the last number.
     late: list[int] = []
     cleanup.callback(
         ScaleWatch(lambda: balancer.address, lambda servers, _wish: late.append(servers)).close
@@ -165,7 +165,7 @@ def server_id(server: FakeExpertServer) -> str:
     return server.session._member.id
 
 
-def test_an_odd_server_gets_nothing(
+def test_a_server_of_another_model_gets_nothing(
     start_monitor: Callable[..., Monitor],
     start_balancer: Callable[..., Balancer],
     start_server: Callable[..., FakeExpertServer],
@@ -204,7 +204,7 @@ def test_placements_outlive_the_balancer(
     first.stop()
     observer.wait(has_state("balancer", LEFT))
     assert watch.epoch == 1
-    # Another port, another life: its epoch is above what the servers hold. It asks them what that is.
+    # Another incarnation: it asks the servers for their epoch and continues above it.
     start_balancer(address, redundancy=1)
     eventually(lambda: len(placements) == 2)
     assert placements[1].epoch == 1001

@@ -1,9 +1,8 @@
-"""Monitor and balancer as processes: their health, signals and end."""
+"""Monitor and balancer as processes: health, signals, shutdown."""
 
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
@@ -11,17 +10,15 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from control_plane import (
-    DEAD,
     LEFT,
     PATIENCE_S,
     SERVING,
     Observer,
-    eventually,
     has_state,
     monitor_process,
     start_process,
 )
-from eaas.grpc_client import channel
+from eaas.net.grpc_client import channel
 from monitor.main import Monitor
 
 pytestmark = pytest.mark.integration
@@ -67,21 +64,3 @@ def test_sigterm_ends_a_balancer_with_a_goodbye(
     balancer.send_signal(signal.SIGTERM)
     assert balancer.wait(PATIENCE_S) == 0
     observer.wait(has_state("balancer", LEFT))
-
-
-def test_a_paused_monitor_process_declares_nobody_dead(
-    cleanup: ExitStack, observe: Callable[..., Observer]
-) -> None:
-    """10: monitor paused 10 s: on waking it declares no healthy member dead."""
-    monitor, address = monitor_process(cleanup, stop_members_on_exit=True)
-    a, b = observe(address, "a"), observe(address, "b")
-    a.wait(has_state("b", SERVING))
-    monitor.send_signal(signal.SIGSTOP)
-    eventually(lambda: a.session.view.age_s(time.monotonic()) > 6.0)
-    monitor.send_signal(signal.SIGCONT)
-    a.wait(lambda v: v.age_s(time.monotonic()) < 1.0)
-    late = observe(address, "late")
-    a.wait(lambda v: "late" in v.members)
-    for observer in (a, b, late):
-        assert not any(m.state is DEAD for v in observer.views for m in v.members.values())
-    assert (a.session.incarnation, b.session.incarnation) == (1, 1)

@@ -1,4 +1,4 @@
-"""The balancer follows the load, and operators: real gRPC, expert servers that only pretend to load."""
+"""The balancer follows the load and operators' commands: real gRPC, fake expert servers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 
 from balancer.main import Balancer
 from control_plane import SERVING, FakeExpertServer, eventually, port_of
-from eaas.balancer_client import BalancerClient
+from eaas.control_plane.balancer_client import BalancerClient
 from eaas.errors import ClusterError
-from eaas.grpc_client import channel
+from eaas.net.grpc_client import channel
 from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.rpc.v1 import balancer_pb2_grpc, common_pb2
 from eaas.types import Placement
@@ -62,7 +62,7 @@ def test_what_if(box: Box) -> None:
     more = box.client.plan("fractional", more_servers=2)
     assert len(more.placement.servers) == 6
     assert not more.applicable
-    with pytest.raises(ClusterError, match="a cluster that is not there"):
+    with pytest.raises(ClusterError, match="a hypothetical cluster"):
         box.client.apply(more.plan_id)
     less = box.client.plan("fractional", without_servers=["s3"])
     assert [s.server_id for s in less.placement.servers] == ["s1", "s2", "s4"]
@@ -133,7 +133,7 @@ def test_a_rebalance_goes_on_while_a_server_is_dead(start_box: Callable[..., Box
     box = start_box(redundancy=2)
     before = box.placement()
     box.kill("s4")
-    eventually(lambda: box.balancer.rebalancer.glimpse().away == ("s4",))
+    eventually(lambda: box.balancer.rebalancer.snapshot().away == ("s4",))
     eventually(box.at_rest)
     answer = box.client.rebalance("fractional")
     assert answer.applied, answer.plan.reason
@@ -260,19 +260,19 @@ def test_what_was_wanted_and_said_survives_balancer_and_monitor(
     with channel(balancer.address) as line:
         stub = balancer_pb2_grpc.BalancerServiceStub(line)
         eventually(lambda: stub.GetPlacement(pb.GetPlacementRequest()).placement.epoch == 1)
-        eventually(lambda: balancer.rebalancer.glimpse().at_rest)
+        eventually(lambda: balancer.rebalancer.snapshot().at_rest)
         plan = stub.Plan(
             pb.PlanRequest(policy="fractional", loads=[common_pb2.LayerTokens(tokens=HOT)] * L)
         )
         stub.Apply(pb.ApplyRequest(request_id="a", plan_id=plan.plan_id), timeout=10)
-        eventually(lambda: balancer.rebalancer.glimpse().at_rest)
+        eventually(lambda: balancer.rebalancer.snapshot().at_rest)
         stub.SetPolicy(pb.SetPolicyRequest(request_id="b", policy="fractional"), timeout=10)
         pin = pb.PinExpertRequest(request_id="c", layer=0, expert=1, server_id="s4")
         stub.PinExpert(pin, timeout=10)
-        eventually(lambda: balancer.rebalancer.glimpse().at_rest)
+        eventually(lambda: balancer.rebalancer.snapshot().at_rest)
         wanted = Placement.from_proto(stub.GetPlacement(pb.GetPlacementRequest()).placement)
         decided = list(stub.History(pb.HistoryRequest()).entries)
-        eventually(lambda: balancer._journal.settle(1.0))
+        eventually(lambda: balancer._write_ahead.settle(1.0))
 
     def goes_on(address: str, life: int) -> None:
         loads = [len(server.requests) for server in servers]
@@ -280,7 +280,7 @@ def test_what_was_wanted_and_said_survives_balancer_and_monitor(
         again = start_balancer(address, **settings)
         with BalancerClient(again.address) as client:
             eventually(lambda: client.placement() is not None)
-            eventually(lambda: again.rebalancer.glimpse().at_rest)
+            eventually(lambda: again.rebalancer.snapshot().at_rest)
             placement = client.placement()
             assert placement is not None
             assert placement.epoch > 1000 * (life - 1)
@@ -300,7 +300,7 @@ def test_what_was_wanted_and_said_survives_balancer_and_monitor(
                     pb.PinExpertRequest(request_id="c", layer=1, server_id="s1"), timeout=10
                 )
             assert caught.value.code() is grpc.StatusCode.ALREADY_EXISTS
-        eventually(lambda: again._journal.settle(1.0))
+        eventually(lambda: again._write_ahead.settle(1.0))
         crash(again)
 
     def crash(dying: Balancer) -> None:

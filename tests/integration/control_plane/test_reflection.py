@@ -1,4 +1,4 @@
-"""The API as a stranger finds it: nothing of ours is imported, stubs are made from what the server tells."""
+"""The balancer's API through gRPC reflection alone, without this project's stubs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SERVICE = "eaas.rpc.v1.BalancerService"
 
 
 class Stranger:
-    """Calls methods by name, with fields by name."""
+    """A client that calls methods by name, with fields by name."""
 
     def __init__(self, address: str) -> None:
         self._channel = grpc.insecure_channel(address)
@@ -133,7 +133,7 @@ def test_the_api_from_end_to_end(stranger: Stranger) -> None:
     assert call("GetScale").fewest == 1
 
 
-def test_every_method_of_the_api_is_known_to_this_test(stranger: Stranger) -> None:
+def test_this_file_drives_every_method_of_the_api(stranger: Stranger) -> None:
     driven = {"Plan", "Apply", "Rebalance", "SetPolicy", "PinExpert", "UnpinExpert", "AddReplica"}
     driven |= {"RemoveReplica", "DrainServer", "GetHotness", "History", "GetPlacement"}
     assert stranger.methods.keys() == driven | {

@@ -1,4 +1,4 @@
-"""A monitor that ends, in whatever way, and one that goes on from what it kept."""
+"""A monitor that ends or is killed, and its successor on the same data."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import pytest
 from control_plane import DEAD, SERVING, Observer, eventually, has_state, monitor_process, port_of
 from eaas.config import MonitorConfig
 from eaas.errors import StoreError
-from eaas.grpc_client import channel
+from eaas.membership.session import PROTOCOL_VERSION
+from eaas.net.grpc_client import channel
 from eaas.rpc.v1 import monitor_pb2 as pb
 from eaas.rpc.v1 import monitor_pb2_grpc
-from eaas.session import PROTOCOL_VERSION
 from eaas.types import Member, Role
 from monitor.main import Monitor
 
@@ -27,9 +27,9 @@ pytestmark = pytest.mark.integration
 CALL_S = 10.0
 
 
-def first_word(address: str, position: pb.WatchRequest) -> pb.WatchResponse:
+def first_response(address: str, position: pb.WatchRequest) -> pb.WatchResponse:
     with channel(address) as line:
-        # The process's other channels may just have found nobody there, and gRPC shares what they know.
+        # gRPC shares failed connection attempts between the channels of a process.
         stub = monitor_pb2_grpc.MonitorServiceStub(line)
         call = stub.Watch(position, timeout=CALL_S, wait_for_ready=True)
         response = next(call)
@@ -52,19 +52,19 @@ def test_a_restarted_monitor_knows_its_members_and_its_revision(
     changes = len(a.views)
 
     second = start_monitor(port=port_of(first.address), data_dir=str(tmp_path))
-    # Who came in time goes on where it was: the first word is what happened next.
-    word = first_word(second.address, position)
+    # A watcher with a recent position continues there: its first response is the next event.
+    word = first_response(second.address, position)
     assert word.WhichOneof("kind") == "event"
     assert word.event.revision == position.from_revision + 1
     assert (word.event.member.id, word.event.member.incarnation) == ("monitor", 2)
-    # Who comes from before what is remembered gets everybody, in the same history.
-    word = first_word(second.address, pb.WatchRequest(from_revision=1, life=position.life))
+    # A watcher with an older position gets a snapshot of the same history.
+    word = first_response(second.address, pb.WatchRequest(from_revision=1, life=position.life))
     assert word.snapshot.life == position.life
     assert {m.id for m in word.snapshot.members} >= {"a", "b", "silent", "monitor"}
 
     a.wait(lambda v: v.members["monitor"].incarnation == 2)
     assert a.session._fold.position.life == position.life
-    # Known by the monitor alone, and found dead in its time; nobody else was.
+    # The silent member, known from the store alone, is found dead; no other member is.
     a.wait(has_state("silent", DEAD))
     for view in a.views[changes:]:
         assert view.members["a"].state is view.members["b"].state is SERVING
@@ -74,13 +74,13 @@ def test_a_restarted_monitor_knows_its_members_and_its_revision(
     assert revisions == sorted(revisions)
 
 
-class Crowd:
-    """Members that come and go, and what the monitor said to them."""
+class LoadGenerators:
+    """Members that register and leave, and the monitor's answers."""
 
     def __init__(self, seed: int) -> None:
         self._dice = random.Random(seed)
         self._over = threading.Event()
-        # By id: the incarnation that it was given last.
+        # The last granted incarnation, by member id.
         self.given: dict[str, int] = {}
         self.revision = 0
         self.answers = 0
@@ -111,30 +111,30 @@ class Crowd:
         self._over.set()
 
 
-def test_a_monitor_killed_at_any_moment_has_lost_nothing_that_it_said(
-    tmp_path: Path, cleanup: ExitStack
-) -> None:
-    crowd = Crowd(seed=1)
+def test_a_monitor_killed_at_any_moment_loses_no_answer(tmp_path: Path, cleanup: ExitStack) -> None:
+    load_generators = LoadGenerators(seed=1)
     dice = random.Random(2)
     port = 0
     for _ in range(6):
         process, address = monitor_process(cleanup, data_dir=str(tmp_path), port=port)
         port = port_of(address)
-        word = first_word(address, pb.WatchRequest())
-        assert word.snapshot.revision >= crowd.revision
+        word = first_response(address, pb.WatchRequest())
+        assert word.snapshot.revision >= load_generators.revision
         known = {m.id: m.incarnation for m in word.snapshot.members}
-        assert all(known[name] >= given for name, given in crowd.given.items())
-        before = crowd.answers
-        threads = [threading.Thread(target=crowd.run, args=(address, i)) for i in range(3)]
+        assert all(known[name] >= given for name, given in load_generators.given.items())
+        before = load_generators.answers
+        threads = [
+            threading.Thread(target=load_generators.run, args=(address, i)) for i in range(3)
+        ]
         for thread in threads:
             thread.start()
         wanted = dice.randrange(1, 60)
-        eventually(lambda before=before, wanted=wanted: crowd.answers >= before + wanted)
+        eventually(lambda before=before, wanted=wanted: load_generators.answers >= before + wanted)
         process.kill()
         for thread in threads:
             thread.join()
         process.wait()
-    assert crowd.answers > 20
+    assert load_generators.answers > 20
 
 
 def test_two_monitors_do_not_share_a_directory(
@@ -145,7 +145,7 @@ def test_two_monitors_do_not_share_a_directory(
         Monitor(MonitorConfig(data_dir=str(tmp_path)))
 
 
-def test_a_monitor_that_cannot_keep_anything_ends(
+def test_a_monitor_that_cannot_write_ends(
     tmp_path: Path, cleanup: ExitStack, observe: Callable[..., Observer]
 ) -> None:
     failures: list[str] = []
@@ -157,7 +157,7 @@ def test_a_monitor_that_cannot_keep_anything_ends(
     monitor._store._file.execute("PRAGMA max_page_count = 1")
     told = a.session.view.members
     a.session.close(deregister=False)
-    # It says nothing that the next one would not know.
+    # It answers nothing that its successor would not know.
     with channel(monitor.address) as line:
         stub = monitor_pb2_grpc.MonitorServiceStub(line)
         codes = set()
@@ -184,5 +184,5 @@ def test_sigterm_keeps_what_was_known(tmp_path: Path, cleanup: ExitStack) -> Non
     process.send_signal(signal.SIGTERM)
     assert process.wait(CALL_S) == 0
     _, address = monitor_process(cleanup, data_dir=str(tmp_path))
-    word = first_word(address, pb.WatchRequest())
+    word = first_response(address, pb.WatchRequest())
     assert "known" in {m.id for m in word.snapshot.members}

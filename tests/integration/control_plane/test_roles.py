@@ -1,9 +1,9 @@
-"""Row 32 of the fault contract: roles are in certificates, and calls are for roles."""
+"""Row 32 of the fault contract: certificates carry roles, and each call admits some roles."""
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,8 @@ import pytest
 
 from balancer.service import ROLES as BALANCER_ROLES
 from balancer.service import BalancerService
-from eaas.authority import OPERATOR
-from eaas.grpc_server import Service, serve
+from eaas.net.authorisation import OPERATOR
+from eaas.net.grpc_server import Service, serve
 from eaas.rpc.v1 import (
     balancer_pb2,
     balancer_pb2_grpc,
@@ -23,7 +23,7 @@ from eaas.rpc.v1 import (
     expert_pb2_grpc,
 )
 from eaas.types import ModelShape
-from expert_server.placements import PlacementHandler
+from expert_server.experts.placements import PlacementHandler
 from expert_server.service import ROLES as EXPERT_ROLES
 
 pytestmark = pytest.mark.integration
@@ -69,7 +69,7 @@ class Authority:
 
 
 class Store:
-    """Loads nothing; says what it was told."""
+    """Loads nothing and records the requests."""
 
     count = 0
 
@@ -87,12 +87,6 @@ class Store:
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("authority"))
-
-
-@pytest.fixture
-def cleanup() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 @pytest.fixture
@@ -133,7 +127,7 @@ def test_row_32_a_client_pushes_a_placement(
     names = ("PreparePlacement", "RetirePlacement", "ListExperts")
 
     class Servicer(expert_pb2_grpc.ExpertServiceServicer):  # type: ignore[misc]
-        """Of the contract the balancer's part."""
+        """The calls that the balancer makes."""
 
     for name in names:
         setattr(Servicer, name, staticmethod(getattr(handler, name)))
@@ -150,7 +144,7 @@ def test_row_32_a_client_pushes_a_placement(
     stub = expert_pb2_grpc.ExpertServiceStub(call_as("balancer", address))
     assert code_of(stub.PreparePlacement, push) is grpc.StatusCode.OK
     assert handler.epoch == 9
-    # Whoever has no certificate of this cluster is nobody.
+    # Without a certificate of this cluster there is no connection.
     plain = cleanup.enter_context(grpc.insecure_channel(address))
     stranger = expert_pb2_grpc.ExpertServiceStub(plain)
     assert code_of(stranger.PreparePlacement, push) is grpc.StatusCode.UNAVAILABLE
@@ -184,6 +178,6 @@ def test_every_call_that_changes_something_is_guarded() -> None:
     assert {m.name for m in methods} == BALANCER_ROLES.keys() | reading | {"GetScale", "WatchScale"}
 
 
-def test_every_call_of_an_expert_server_is_somebodys() -> None:
+def test_every_call_of_an_expert_server_is_guarded() -> None:
     methods = expert_pb2.DESCRIPTOR.services_by_name["ExpertService"].methods
     assert {m.name for m in methods} == EXPERT_ROLES.keys()

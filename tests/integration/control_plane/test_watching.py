@@ -1,4 +1,4 @@
-"""Watch streams in number: what they cost, signs of life, and watchers that are slow."""
+"""Many Watch streams: their cost, their signs of life, and slow watchers."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from typing import Any
 import grpc
 import pytest
 
+from benchmarks.monitor.line import Line
+from benchmarks.monitor.load_generators import LoadGenerators
 from control_plane import PATIENCE_S, SERVING, Observer, eventually
-from eaas.bench.monitor.crowd import Crowd
-from eaas.bench.monitor.line import Line
-from eaas.grpc_client import STREAM_SIGN_S, STREAM_SILENCE_S, channel
+from eaas.membership.session import PROTOCOL_VERSION
+from eaas.net.grpc_client import STREAM_SIGN_S, STREAM_SILENCE_S, channel
 from eaas.rpc.v1 import monitor_pb2 as pb
 from eaas.rpc.v1 import monitor_pb2_grpc
-from eaas.session import PROTOCOL_VERSION
 from eaas.types import Member, Role
 from monitor.main import Monitor
 
 pytestmark = pytest.mark.integration
+MEMBERS = 300
 
 
 @pytest.fixture
@@ -44,35 +45,37 @@ def snapshot_of(address: str) -> pb.Snapshot:
 
 
 def test_members_cost_no_threads(start_monitor: Callable[..., Monitor]) -> None:
-    """1,400 members with two streams each: more than the threads that any pool of ours has."""
-    # A busy machine is not to end a lease.
+    """Each member has two streams: together more than any thread pool here has threads."""
+    # A busy machine must not end a lease.
     monitor = start_monitor(lease_s=20.0)
     with selectors.DefaultSelector() as selector:
         before = threading.active_count()
-        with contextlib.closing(Crowd(monitor.address, range(1400), 20, 0.5, selector)) as crowd:
-            crowd.join()
+        with contextlib.closing(
+            LoadGenerators(monitor.address, range(MEMBERS), 20, 0.5, selector)
+        ) as load_generators:
+            load_generators.join()
             watching = False
             deadline = time.monotonic() + PATIENCE_S
             figures = {"sent": 0, "watched": 0}
-            while figures["sent"] < 2800 or figures["watched"] < 1400:
+            while figures["sent"] < 2 * MEMBERS or figures["watched"] < MEMBERS:
                 assert time.monotonic() < deadline, figures
-                for key, _ in selector.select(min(0.01, crowd.turn(time.monotonic()))):
+                for key, _ in selector.select(min(0.01, load_generators.turn(time.monotonic()))):
                     assert isinstance(key.data, Line)
-                    crowd.ready(key.data)
-                if crowd.joined and not watching:
+                    load_generators.ready(key.data)
+                if load_generators.joined and not watching:
                     watching = True
                     now = snapshot_of(monitor.address)
-                    crowd.watch(1400, now.revision, now.life)
-                found = crowd.take_figures()
+                    load_generators.watch(MEMBERS, now.revision, now.life)
+                found = load_generators.take_figures()
                 assert (found["ended"], found["gaps"]) == (0, 0)
                 figures = {name: figures[name] + found[name] for name in figures}
             assert threading.active_count() <= before + 4
             assert monitor._service is not None
-            assert monitor._service._watchers == 1400
+            assert monitor._service._watchers == MEMBERS
     eventually(lambda: monitor._service is not None and monitor._service._watchers == 0)
 
 
-@pytest.mark.parametrize("heartbeats_tell", [False, True])
+@pytest.mark.parametrize("heartbeats_tell", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_signs_of_life_are_for_those_that_have_no_other(stub: Any, heartbeats_tell: bool) -> None:
     snapshot = next(iter(stub.Watch(pb.WatchRequest(), timeout=PATIENCE_S))).snapshot
     position = pb.WatchRequest(
@@ -86,7 +89,7 @@ def test_signs_of_life_are_for_those_that_have_no_other(stub: Any, heartbeats_te
             told.append(time.monotonic() - began)
             assert response.still_at_revision == snapshot.revision
     if heartbeats_tell:
-        # That its stream has begun.
+        # The first response says that the stream has begun.
         (first,) = told
         assert first < STREAM_SIGN_S / 2
     else:
@@ -106,7 +109,7 @@ def test_a_view_stays_fresh_without_signs(
     while time.monotonic() < deadline:
         assert member.session.view.age_s(time.monotonic()) < 1.9
         time.sleep(0.05)
-    # All that time over the one stream.
+    # All that time over one stream.
     assert streams == []
 
 
@@ -116,7 +119,7 @@ def test_a_watcher_that_does_not_read_is_sent_a_snapshot_of_what_it_missed(stub:
     stream = iter(watched)
     first = next(stream).snapshot
     assert {m.id for m in first.members} == {"busy", "monitor"}
-    # Each is an event, of 80 bytes: far more than the stream's window and the history hold.
+    # Each is an event of 80 bytes: far more than the stream's window and the history hold.
     changes = 6000
     beats = (
         pb.HeartbeatRequest(id="busy", incarnation=1, state=SERVING.number, experts=n)

@@ -1,4 +1,4 @@
-"""Clusters that change under a client that decodes all the while."""
+"""Clusters that change while a client decodes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,22 +17,13 @@ from transformers import AutoModelForCausalLM
 
 import attention_client
 from eaas.config import AttentionClientConfig, load_config
-from eaas.local import LocalCluster
 from eaas.types import Member, MemberState, Role
-
-PATIENCE_S = 90.0
-
-
-def until(wanted: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
-    deadline = time.monotonic() + timeout_s
-    while not (found := wanted()):
-        assert time.monotonic() < deadline, "did not happen"
-        time.sleep(0.02)
-    return found
+from eaas_cli.local import LocalCluster
+from waiting import eventually
 
 
 class Client:
-    """A model whose experts are in the cluster, and what it decodes greedily."""
+    """A model whose experts are in the cluster; it decodes greedily and checks every token."""
 
     def __init__(self, path: Path, monitor_address: str, expected: torch.Tensor) -> None:
         self.model = attention_client.load(path, monitor_address, config=AttentionClientConfig())
@@ -49,7 +39,7 @@ class Client:
 
     @contextlib.contextmanager
     def decoding(self) -> Iterator[None]:
-        """While this lasts a thread decodes; nothing may fail, and every token must be right."""
+        """A thread decodes during the context; no call may fail, and every token must be right."""
         over = threading.Event()
 
         def work() -> None:
@@ -68,19 +58,16 @@ class Client:
 
     def more_rounds(self, count: int) -> None:
         wanted = self.rounds + count
-        deadline = time.monotonic() + PATIENCE_S
-        while self.rounds < wanted:
-            if self._decoding.done():
-                self._decoding.result()
-            assert time.monotonic() < deadline, f"{self.rounds} of {wanted} rounds"
-            time.sleep(0.02)
+        eventually(lambda: self._decoding.done() or self.rounds >= wanted)
+        if self._decoding.done():
+            self._decoding.result()
 
     def servers(self) -> dict[str, Member]:
-        """Those that live."""
+        """Live expert servers, by id."""
         return {m.id: m for m in self.cluster.session.view.live(Role.EXPERT_SERVER)}
 
     def settled(self, *names: str, replicas: int = 2) -> bool:
-        """These servers, and no others, hold all experts, so often each, and this client asks them all."""
+        """Whether exactly these servers hold the experts, so many times, and this client reaches all."""
         placement, members = self.cluster.placement, self.servers()
         if placement is None or set(placement.servers) != set(names) or set(members) != set(names):
             return False
@@ -96,7 +83,7 @@ class Client:
         )
 
     def wait_settled(self, *names: str, replicas: int = 2) -> None:
-        until(lambda: self.settled(*names, replicas=replicas))
+        eventually(lambda: self.settled(*names, replicas=replicas))
 
 
 def generate(model: Any, length: int) -> torch.Tensor:
@@ -120,7 +107,7 @@ def elastic(
     expected: torch.Tensor,
     tmp_path: Path,
 ) -> Callable[..., tuple[LocalCluster, Client]]:
-    """Starts a cluster, and a client in this process."""
+    """Start a cluster, and a client in this process."""
 
     def start(dead_grace_s: float = 60.0, **options: Any) -> tuple[LocalCluster, Client]:
         path = checkpoint("qwen3_moe")

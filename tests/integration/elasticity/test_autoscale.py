@@ -1,4 +1,4 @@
-"""`eaas autoscale` beside a cluster: servers come with load, go without it, and no answer changes."""
+"""`eaas autoscale` with a real cluster: servers are added under load and removed without it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,18 @@ from pathlib import Path
 import httpx
 import pytest
 
-from eaas.local import LocalCluster
-from eaas.local.scaling import Scaler, ScaleWatch
+from eaas_cli.local import LocalCluster
+from eaas_cli.local.scaling import Scaler, ScaleWatch
 
-pytestmark = [pytest.mark.integration, pytest.mark.alone, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.alone,
+    pytest.mark.nightly,
+    pytest.mark.timeout(300),
+]
 
-# However fast a machine is, a token takes longer than this, and servers at work are busy for more than half
-# of the target. So load calls for one more, and no load for as few as there may be.
+# On any machine a token takes longer than this target, and working servers are busier than half of this
+# utilization. So load adds one server, and no load removes it.
 CONFIG = """
 autoscaler:
   target_utilization: 0.05
@@ -36,7 +41,7 @@ PATIENCE_S = 90.0
 
 
 class Launcher:
-    """What `eaas up` does for a cluster: it starts and ends servers as the balancer says."""
+    """Starts and ends servers as the balancer asks, like `eaas up`."""
 
     def __init__(self, cluster: LocalCluster) -> None:
         self._cluster = cluster
@@ -47,7 +52,7 @@ class Launcher:
         self._watch.close()
 
     def wait_for(self, servers: int) -> None:
-        """Until so many serve, and no others live."""
+        """Wait until exactly so many servers live, and all serve."""
         deadline = time.monotonic() + PATIENCE_S
         while not self._serve(servers):
             assert time.monotonic() < deadline, f"not {servers} servers"
@@ -93,7 +98,7 @@ def test_servers_come_with_load_and_go_without(
     with ExitStack() as cleanup:
         launcher = Launcher(cluster)
         cleanup.callback(launcher.close)
-        command = [sys.executable, "-m", "eaas", "autoscale", "--config", str(config)]
+        command = [sys.executable, "-m", "eaas_cli", "autoscale", "--config", str(config)]
         process = subprocess.Popen(
             [*command, "--join", cluster.monitor_address],
             stdout=cleanup.enter_context(said.open("w")),
@@ -113,12 +118,12 @@ def test_servers_come_with_load_and_go_without(
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=20)
         assert process.returncode == 0, errors
-        # Not before: even one request calls for a server.
+        # Not earlier: even one request can add a server.
         assert completion(cluster.endpoint) == expected
     lines = said.read_text().splitlines()
     changes = [line for line in lines if "->" in line]
-    # Once up and once down; again only where the machine stood still meanwhile.
+    # Once up and once down; again only if the machine stalled meanwhile.
     steps = [line.removeprefix("servers: ").partition(":")[0] for line in changes]
     assert steps == ["2 -> 3", "3 -> 2"] * (len(steps) // 2)
-    # What the last request left to do takes one server or two, by how fast the machine is.
+    # The last request's load takes one server or two, depending on the machine.
     assert "but every expert's replicas need 2" in changes[-1] or "takes 2" in changes[-1]

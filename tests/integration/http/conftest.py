@@ -1,18 +1,18 @@
-"""Servers that the tests of the HTTP face ask."""
+"""Servers and browsers of the tests of the HTTP endpoint."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
 import torch
 
-from browser import Watched, chromium, open_page
-from eaas.local.nursery import Nursery
+from browser import WIDE, Watched, chromium, open_page
+from eaas_cli.local.fork_server import ForkServer
 from http_box import Box
-from theatre import Theatre
+from ui_fixture import UiFixture
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -32,7 +32,7 @@ def shared_box() -> Iterator[Box]:
 
 @pytest.fixture
 def box(shared_box: Box) -> Iterator[Box]:
-    """The shared server, good and idle again afterwards."""
+    """The shared server; healthy and idle after each test."""
     yield shared_box
     shared_box.error, shared_box.slow_s, shared_box.good = None, 0.0, (True, "")
     shared_box.wait_idle()
@@ -40,44 +40,40 @@ def box(shared_box: Box) -> Iterator[Box]:
 
 @pytest.fixture
 def own_box() -> Iterator[Box]:
-    """A server that the test may ruin."""
+    """A server that the test may break."""
     box = Box()
     yield box
     box.close()
 
 
-@pytest.fixture(scope="module")
-def cleanup() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
+@pytest.fixture(scope="session")
+def ui_fixture(fork_server: ForkServer) -> Iterator[UiFixture]:
+    with closing(UiFixture(fork_server)) as ui_fixture:
+        yield ui_fixture
 
 
 @pytest.fixture(scope="module")
-def browser(cleanup: ExitStack) -> Any:
-    return cleanup.enter_context(chromium())
+def browser() -> Iterator[Any]:
+    with chromium() as browser:
+        yield browser
 
 
 @pytest.fixture(scope="module")
-def theatre(browser: Any, cleanup: ExitStack, nursery: Nursery) -> Theatre:
-    theatre = Theatre(nursery)
-    cleanup.callback(theatre.close)
-    return theatre
-
-
-@pytest.fixture(scope="module")
-def page(browser: Any, theatre: Theatre, cleanup: ExitStack) -> Watched:
-    return cleanup.enter_context(open_page(browser, theatre.url))
+def page(browser: Any, ui_fixture: UiFixture) -> Iterator[Watched]:
+    with open_page(browser, ui_fixture.url, viewport=WIDE) as watched:
+        yield watched
 
 
 @pytest.fixture
-def scene(browser: Any, theatre: Theatre, page: Watched) -> Iterator[Callable[..., Watched]]:
-    """A scene on the page that is open already; on one of its own where that is to be another one."""
+def scene(browser: Any, ui_fixture: UiFixture, page: Watched) -> Iterator[Callable[..., Watched]]:
+    """Shows a scene on the shared page; with arguments of a browser context on a new page."""
+    page.page.set_viewport_size(WIDE)
     with ExitStack() as stack:
 
         def show(name: str, **context: Any) -> Watched:
-            theatre.show(name)
+            ui_fixture.show(name)
             if not context:
                 return page
-            return stack.enter_context(open_page(browser, theatre.url, **context))
+            return stack.enter_context(open_page(browser, ui_fixture.url, **context))
 
         yield show

@@ -1,23 +1,15 @@
-"""What is answered: OpenAI's client, sampling, the end of an answer, other attentions."""
+"""Answers: OpenAI's client, sampling, the end of an answer, other attentions."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
-from attention_client.serve import HttpServer, build_app
 from eaas.errors import ExpertsUnavailableError
-from http_box import (
-    CHAT,
-    LIMITS,
-    Box,
-    error_of,
-    events,
-)
+from http_box import CHAT, Box, error_of, events
 
 pytestmark = pytest.mark.integration
 
@@ -46,7 +38,7 @@ _BOTH = pytest.mark.parametrize(
 
 
 @_BOTH
-def test_counts_stand_once_and_only_where_they_are_asked_for(
+def test_usage_is_sent_once_and_only_on_request(
     box: Box, path: str, prompt: dict[str, Any]
 ) -> None:
     body = prompt | {"max_tokens": 9, "ignore_eos": True, "temperature": 0}
@@ -66,18 +58,15 @@ def test_counts_stand_once_and_only_where_they_are_asked_for(
     assert chunks[-2]["choices"][0]["finish_reason"] == "length"
 
 
-@_BOTH
-def test_every_event_of_a_stream_has_the_same_date(
-    box: Box, path: str, prompt: dict[str, Any]
-) -> None:
-    box.slow_s = 0.06
-    body = prompt | {"max_tokens": 24, "ignore_eos": True, "stream": True}
-    chunks = events(box.http.post(f"/v1/{path}", json=body).text)
+def test_every_event_of_a_stream_has_the_same_date(box: Box) -> None:
+    box.slow_s = 0.06  # the stream takes more than a second
+    body = {"prompt": "Hello", "max_tokens": 24, "ignore_eos": True, "stream": True}
+    chunks = events(box.http.post("/v1/completions", json=body).text)
     assert len({(chunk["created"], chunk["id"], chunk["model"]) for chunk in chunks}) == 1
 
 
 @_BOTH
-def test_counts_in_every_event(box: Box, path: str, prompt: dict[str, Any]) -> None:
+def test_usage_in_every_event(box: Box, path: str, prompt: dict[str, Any]) -> None:
     body = prompt | {"max_tokens": 9, "ignore_eos": True, "stream": True}
 
     def stream(**options: bool) -> list[Any]:
@@ -148,14 +137,13 @@ def test_a_seed_repeats_its_answer_whatever_runs_beside_it(box: Box) -> None:
     assert other != first
 
 
-def test_min_tokens_keeps_the_end_away(box: Box) -> None:
-    # At this temperature every token, an end too, is about equally likely.
+def test_min_tokens_delays_the_end(box: Box) -> None:
+    # All tokens, including the end token, become about equally likely.
     box.model.lm_head.weight.data.mul_(1e-3)
     try:
-        answers = [
-            box.complete(temperature=2.0, seed=seed, ignore_eos=False, min_tokens=20, max_tokens=24)
-            for seed in range(12)
-        ]
+        options = {"temperature": 2.0, "ignore_eos": False, "min_tokens": 20}
+        with ThreadPoolExecutor(12) as pool:
+            answers = list(pool.map(lambda seed: box.complete(seed=seed, **options), range(12)))
     finally:
         box.model.lm_head.weight.data.mul_(1e3)
     assert all(answer["usage"]["completion_tokens"] >= 20 for answer in answers)
@@ -181,38 +169,18 @@ def test_stop_strings(box: Box, stream: bool) -> None:
     assert usage["completion_tokens"] < 24
 
 
-def test_end_token_on_the_last_allowed_place_is_a_stop() -> None:
-    box = Box()
-    try:
-        service_end = box.expected["Hello"][5]
-        first = box.expected["Hello"].index(service_end)
-    finally:
-        box.close()
-    model = box.model
-    model.generation_config.eos_token_id = [service_end]
-    app = build_app(
-        model,
-        box.tokenizer,
-        model_name="tiny",
-        status=dict,
-        healthy=lambda: (True, ""),
-        limits=LIMITS,
-    )
-    server = HttpServer(app, "127.0.0.1", 0)
-    server.start()
+def test_an_end_token_at_the_last_position_is_a_stop(shared_box: Box) -> None:
+    tokens = shared_box.expected["Hello"]
+    first = tokens.index(tokens[5])
+    box = Box(generation={"eos_token_id": [tokens[5]]})
     try:
         for allowed, reason in ((first + 1, "stop"), (first + 9, "stop"), (first, "length")):
-            if not allowed:
-                continue
-            body = {"prompt": "Hello", "max_tokens": allowed}
-            answer = httpx.post(
-                f"http://{server.address}/v1/completions", json=body, timeout=60
-            ).json()
+            answer = box.complete(max_tokens=allowed, ignore_eos=False)
             assert answer["choices"][0]["finish_reason"] == reason
             assert answer["usage"]["completion_tokens"] == min(allowed, first + 1)
-            assert answer["choices"][0]["text"] == box.text("Hello", first)
+            assert answer["choices"][0]["text"] == shared_box.text("Hello", first)
     finally:
-        server.stop(5.0)
+        box.close()
 
 
 def test_default_budgets(box: Box) -> None:

@@ -1,4 +1,4 @@
-"""Requests that cannot be served: a 4xx in OpenAI's form, whatever the body."""
+"""Invalid requests get a 4xx answer in OpenAI's form."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from attention_client.serve.requests import ChatRequest, CompletionRequest
+from attention_client.serving.prompts.bodies import ChatRequest, CompletionRequest
 from http_box import (
     Box,
     error_of,
@@ -90,7 +90,7 @@ def test_other_ways_to_be_wrong(box: Box) -> None:
     assert response.status_code == 413
 
 
-def test_what_is_too_long_is_refused_with_both_numbers(box: Box) -> None:
+def test_requests_beyond_the_context_length_are_refused(box: Box) -> None:
     limit = 24 * 8
     response = box.http.post("/v1/completions", json={"prompt": "a" * 100, "max_tokens": 93})
     assert response.status_code == 400

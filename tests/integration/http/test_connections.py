@@ -1,7 +1,8 @@
-"""Connections that want nothing, more of them than the process has descriptors for."""
+"""Useless connections, more than the process has file descriptors."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import select
@@ -13,7 +14,6 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
-from attention_client.serve import ServeLimits
 from few_files import few_files, no_files
 from half_sender import half_senders
 from http_box import LIMITS, Box, error_of
@@ -27,7 +27,7 @@ SOON_S = 20.0
 
 @pytest.fixture(scope="module")
 def small_box() -> Iterator[Box]:
-    """A server that has descriptors for about a hundred connections."""
+    """A server with file descriptors for about a hundred connections."""
     with few_files(FILES):
         box = Box()
         yield box
@@ -55,13 +55,13 @@ def test_honest_clients_are_served_beside_useless_connections(
                 timeout=SOON_S,
             )
             assert answer.json()["choices"][0]["text"] == small_box.text("Hello", 8)
-    # One a minute, and four attacks follow each other within it.
+    # At most one log line a minute; the four attacks take less.
     assert len(caplog.records) <= 1
     assert all("connections at once" in record.getMessage() for record in caplog.records)
     assert all(record.exc_info is None for record in caplog.records)
 
 
-def test_a_half_sent_request_that_makes_room_is_told(small_box: Box) -> None:
+def test_an_evicted_request_gets_an_answer(small_box: Box) -> None:
     with connect(small_box) as ours:
         ours.sendall(
             b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -69,8 +69,8 @@ def test_a_half_sent_request_that_makes_room_is_told(small_box: Box) -> None:
         )
         time.sleep(0.1)
         with half_senders(small_box.server.address, "body", COUNT):
-            told = b"".join(iter(lambda: ours.recv(65_536), b""))
-    head, _, body = told.partition(b"\r\n\r\n")
+            answer = b"".join(iter(lambda: ours.recv(65_536), b""))
+    head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 408 ")
     assert b"connection: close" in head
     assert b"Send it again" in body
@@ -92,8 +92,7 @@ def test_a_long_answer_goes_on_beside_useless_connections(small_box: Box) -> Non
 
 
 def test_connections_beyond_the_most_are_refused_where_all_are_busy() -> None:
-    limits = ServeLimits(**vars(LIMITS) | {"max_connections": 4})
-    box = Box(limits=limits)
+    box = Box(limits=dataclasses.replace(LIMITS, max_connections=4))
     box.slow_s = 0.2
     body = {"prompt": "Hello", "max_tokens": 24, "ignore_eos": True, "stream": True}
     try:
@@ -115,13 +114,13 @@ def test_connections_beyond_the_most_are_refused_where_all_are_busy() -> None:
         box.close()
 
 
-def test_descriptors_that_others_use_up_cost_no_traceback(
+def test_a_shortage_of_descriptors_logs_no_traceback(
     small_box: Box, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert small_box.http.get("/health").status_code == 200
     with caplog.at_level(logging.WARNING):
         with no_files() as held:
-            # For our own socket.
+            # One descriptor for this client's socket.
             os.close(held.pop())
             ours = connect(small_box)
             begun = time.process_time()
@@ -133,8 +132,8 @@ def test_descriptors_that_others_use_up_cost_no_traceback(
     assert all(record.exc_info is None for record in caplog.records)
 
 
-def test_a_client_that_takes_nothing_is_cut_off() -> None:
-    box = Box(limits=ServeLimits(**vars(LIMITS) | {"send_timeout_s": 0.5, "head_timeout_s": 0.5}))
+def test_a_client_that_reads_nothing_is_disconnected() -> None:
+    box = Box(limits=dataclasses.replace(LIMITS, send_timeout_s=0.5, head_timeout_s=0.5))
     try:
         host, port = box.server.address.split(":")
         with socket.socket() as ours:

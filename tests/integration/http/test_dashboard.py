@@ -1,129 +1,45 @@
-"""The dashboard in a real browser, over clusters that are not there: every state of the page."""
+"""The dashboard in a real browser, over simulated clusters."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
-from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from playwright.sync_api import expect
 
-from browser import Watched, open_page
-from eaas.local.nursery import Nursery
-from theatre import Theatre
+from browser import CONTRASTS, NARROW, WIDE, Watched
+from ui_fixture import UiFixture
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
-KEY = "sk-of-the-dashboard-0123456789"
+# Longer than a double click, shorter than a button waits for its confirmation.
+A_WHILE_MS = 600
+
+Scene = Callable[..., Watched]
 
 
-def test_members_in_every_state(scene: Callable[..., Watched]) -> None:
-    watched = scene("states")
-    watched.wait_text("members", "DRAINING")
-    rows = watched.part("members").locator("tbody tr")
-    states = {
-        rows.nth(i).locator("th").inner_text(): rows.nth(i).locator(".state").inner_text()
-        for i in range(rows.count())
-    }
-    assert [states[f"expert-server-{i}"] for i in range(5)] == [
-        "SERVING",
-        "JOINING",
-        "DRAINING",
-        "SUSPECT",
-        "DEAD",
-    ]
-    assert "1 of 5 serving" in watched.part("summary").inner_text()
-    # Those that live can be killed.
-    kills = watched.page.get_by_role("button", name=re.compile("^Kill "))
-    assert [kills.nth(i).is_enabled() for i in range(5)] == [True] * 4 + [False]
+def button(watched: Watched, name: str) -> Any:
+    return watched.page.get_by_role("button", name=name, exact=True)
 
 
-@pytest.mark.parametrize("source", ["monitor", "balancer", "endpoint"])
-def test_who_is_silent_is_told_to_everybody(scene: Callable[..., Watched], source: str) -> None:
-    watched = scene(source)
-    watched.wait_text("alerts", f"{source} unreachable since 12 s (connection refused)")
-    assert watched.page.get_by_role("alert").filter(has_text=source).count() == 1
-    # What it said last is still there.
-    watched.wait_text("members", "expert-server-2")
+def questions(watched: Watched) -> Any:
+    """The buttons that wait for a confirmation."""
+    return watched.page.get_by_role("button", name=re.compile(r"\?$"))
 
 
-def test_uncovered_experts(scene: Callable[..., Watched]) -> None:
-    watched = scene("uncovered")
-    # Servers 1 and 2 are dead; expert e is on servers e and e + 1, modulo 3.
-    watched.wait_text(
-        "alerts", "5 experts uncovered: no live replica of layer/expert 0/1, 0/4, 0/7, 0/10, 0/13"
-    )
-    watched.wait_text("alerts", "expert-server-1, expert-server-2 are DEAD.")
-    watched.wait_text("placement", "5 with 0 live replicas, 11 with 1 live replica.")
-    assert "5 uncovered" in watched.part("summary").inner_text()
+def status(watched: Watched) -> str:
+    return str(watched.part("operate-status").inner_text())
 
 
-def test_an_empty_cluster(scene: Callable[..., Watched]) -> None:
-    watched = scene("empty")
-    watched.wait_text("members", "No members are known yet")
-    watched.wait_text("placement", "There is no placement yet")
-    assert watched.part("alerts").inner_text() == ""
-
-
-def test_a_layer_is_chosen_and_its_placement_shown(scene: Callable[..., Watched]) -> None:
-    watched = scene("small")
-    watched.wait_text("placement", "experts 0 to 15")
-    watched.page.get_by_label("MoE layer").click()
-    watched.page.get_by_role("option", name="3", exact=True).click()
-    watched.page.locator('[data-part="placement"] img[alt^="Layer 3:"]').wait_for()
-    # Servers by layers, experts by servers. A picture is decoded after its text is there.
-    watched.page.wait_for_function(
-        """() => JSON.stringify([...document.querySelectorAll("img.map")].map(
-            i => [i.naturalWidth, i.naturalHeight])) === "[[3,4],[16,3]]" """
-    )
-
-
-def test_a_chat_streams_and_can_be_ended(scene: Callable[..., Watched]) -> None:
-    watched = scene("small")
-    watched.wait_text("members", "SERVING")
-    message = watched.page.get_by_label("Message")
-    message.fill("Hello")
-    message.press("Enter")
-    answer = watched.part("answer")
-    watched.page.wait_for_function(
-        "() => document.querySelector('[data-part=answer]').innerText.length > 5"
-    )
-    watched.page.get_by_role("button", name="Send").click()  # waits until the answer is over
-    watched.page.get_by_role("button", name="Cancel", exact=True).click()
-    assert "broke off" not in answer.inner_text()
-
-
-def test_everything_comes_from_the_endpoint_and_nothing_complains(
-    scene: Callable[..., Watched], theatre: Theatre
-) -> None:
-    watched = scene("small")
-    watched.wait_text("members", "SERVING")
-    assert watched.hosts == {httpx.URL(theatre.url).netloc.decode()}
-    assert watched.complaints == []
-    headers = httpx.get(theatre.url, timeout=60).headers
-    policy = headers["content-security-policy"]
-    assert "default-src 'none'" in policy
-    assert "frame-ancestors 'none'" in policy
-    assert "http" not in policy
-    assert headers["cache-control"] == "no-store"
-
-
-def test_other_paths_are_still_the_endpoints(theatre: Theatre) -> None:
-    for path in ("/nothing", "/v1/nothing", "/_niceguix", "/nicegui"):
-        answer = httpx.get(f"{theatre.url}{path}", timeout=60)
-        assert answer.status_code == 404
-        assert answer.json()["error"]["message"] == "No such URL."
-    assert httpx.get(f"{theatre.url}/v1/models", timeout=60).json()["data"][0]["id"] == "tiny"
-
-
-def test_it_is_usable_by_keyboard_and_screen_reader(scene: Callable[..., Watched]) -> None:
+def test_keyboard_and_screen_reader(scene: Scene) -> None:
     watched = scene("small")
     watched.wait_text("members", "SERVING")
     page = watched.page
-    names = [
+    for found in (
         page.get_by_role("button", name="Start an expert server"),
         page.get_by_role("button", name="Kill expert-server-1"),
         page.get_by_role("button", name="Pause expert-server-1"),
@@ -133,61 +49,276 @@ def test_it_is_usable_by_keyboard_and_screen_reader(scene: Callable[..., Watched
         page.get_by_role("log", name="Answer"),
         page.get_by_role("region", name="Load: layers by servers"),
         page.get_by_role("img", name=re.compile("^Heatmap of 4 MoE layers by 3 expert servers")),
-        page.get_by_role("heading", name="Chat", level=2),
-    ]
-    for found in names:
+    ):
         found.wait_for(state="attached")
-    first = page.locator("a, button, input, summary, [tabindex='0']").first
-    assert first.inner_text() == "Skip to the chat"
-    first.focus()
-    reached = set()
-    for _ in range(25):
-        page.keyboard.press("Tab")
-        reached.add(
-            page.evaluate(
-                "document.activeElement.ariaLabel || document.activeElement.textContent.trim()"
-            )
-        )
-    assert {"Send", "Rebalance now", "Kill expert-server-2", "Members", "Time line"} <= reached
+    levels = page.evaluate(
+        "[...document.querySelectorAll('h1,h2,h3,h4,h5,h6')].map(e => +e.tagName[1])"
+    )
+    assert levels == [1] + [2] * 8
     unnamed = page.evaluate(
         "[...document.querySelectorAll('button, input, select, img')]"
         ".filter(e => e.offsetParent && !(e.ariaLabel || e.alt || e.labels?.length || e.textContent.trim()))"
         ".map(e => e.outerHTML)"
     )
     assert unnamed == []
+    # The accessible name contains the visible text (WCAG 2.5.3).
+    pairs = page.get_by_role("button").evaluate_all(
+        "all => all.filter(e => e.ariaLabel).map(e => [e.ariaLabel, [...e.children].map(c => c.textContent)])"
+    )
+    assert all(" ".join(filter(None, seen)) in label for label, seen in pairs)
+    first = page.locator("a, button, input, summary, [tabindex='0']").first
+    assert first.inner_text() == "Skip to the chat"
+    first.focus()
+    reached = set()
+    for _ in range(25):
+        page.keyboard.press("Tab")
+        name, html, is_visible = page.evaluate(
+            """() => {
+                const e = document.activeElement;
+                const field = e.closest(".q-field")?.classList.contains("q-field--focused");
+                const style = getComputedStyle(e);
+                const outline = style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 2;
+                return [e.ariaLabel || e.textContent.trim(), e.outerHTML.slice(0, 90), field || outline];
+            }"""
+        )
+        reached.add(name)
+        assert is_visible, f"no visible focus: {html}"
+    assert {"Send", "Rebalance now", "Kill expert-server-2", "Members", "Time line"} <= reached
 
 
-def test_a_key_is_asked_for_as_a_password_and_gives_no_buttons(
-    browser: Any, cleanup: ExitStack, tmp_path: Path, nursery: Nursery
+def test_buttons_follow_the_state_of_their_server(scene: Scene) -> None:
+    watched = scene("states")
+    watched.wait_text("members", "DRAINING")
+    assert "1 of 5 serving" in watched.part("summary").inner_text()
+    kills = watched.page.get_by_role("button", name=re.compile("^Kill "))
+    assert [kills.nth(i).is_enabled() for i in range(5)] == [True] * 4 + [False]
+    for _ in range(2):
+        kills.nth(4).dispatch_event("click")
+        watched.page.wait_for_timeout(A_WHILE_MS)
+    assert status(watched) == ""
+    assert questions(watched).count() == 0
+
+
+def test_an_unreachable_source_is_an_alert(scene: Scene) -> None:
+    watched = scene("monitor")
+    watched.wait_text("alerts", "monitor unreachable since 12 s (connection refused)")
+    assert watched.page.get_by_role("alert").filter(has_text="monitor").count() == 1
+    watched.wait_text("members", "expert-server-2")
+
+
+def test_the_banner_is_always_in_sight(scene: Scene) -> None:
+    watched = scene("killed")
+    watched.page.set_viewport_size(NARROW)
+    banner = watched.page.get_by_role("alert").filter(has_text="expert-server-1 is DEAD.")
+    for y in (0, 500, 10_000):
+        watched.page.evaluate("y => scrollTo(0, y)", y)
+        expect(banner).to_be_in_viewport()
+    # It does not cover the end of the page.
+    last, top = watched.page.evaluate(
+        """() => [document.querySelector("#decisions").getBoundingClientRect().bottom,
+                  document.querySelector("#alerts").getBoundingClientRect().top]"""
+    )
+    assert last <= top
+
+
+def test_a_layer_is_chosen_and_its_placement_shown(scene: Scene) -> None:
+    watched = scene("small")
+    watched.wait_text("placement", "experts 0 to 15")
+    watched.page.get_by_label("MoE layer").click()
+    watched.page.get_by_role("option", name="3", exact=True).click()
+    watched.page.locator('[data-part="placement"] img[alt^="Layer 3:"]').wait_for()
+    # Servers by layers, experts by servers. The browser decodes a picture after the text appears.
+    watched.page.wait_for_function(
+        """() => JSON.stringify([...document.querySelectorAll("img.map")].map(
+            i => [i.naturalWidth, i.naturalHeight])) === "[[3,4],[16,3]]" """
+    )
+
+
+def test_a_chat_streams_and_can_be_cancelled(scene: Scene) -> None:
+    watched = scene("small")
+    watched.wait_text("members", "SERVING")
+    message = watched.page.get_by_label("Message")
+    message.fill("Hello")
+    message.press("Enter")
+    watched.page.wait_for_function(
+        "() => document.querySelector('[data-part=answer]').innerText.length > 5"
+    )
+    watched.page.get_by_role("button", name="Send").click()  # enabled after the answer
+    watched.page.get_by_role("button", name="Cancel", exact=True).click()
+    assert "The answer failed" not in watched.part("answer").inner_text()
+
+
+def test_updates_keep_elements_and_what_is_open(scene: Scene) -> None:
+    watched = scene("small")
+    watched.wait_text("members", "SERVING")
+    page = watched.page
+    page.get_by_text("Numbers by server").click()
+    old = page.evaluate(
+        """() => {
+            document.querySelector("#members tbody tr").mark = 1;
+            return document.querySelector("#load img").src;
+        }"""
+    )
+    page.wait_for_function("old => document.querySelector('#load img').src !== old", arg=old)
+    assert page.get_by_role("table", name="Load of each server").is_visible()
+    assert page.evaluate("document.querySelector('#members tbody tr').mark") == 1
+
+
+def test_all_requests_go_to_the_endpoint_without_errors(
+    scene: Scene, ui_fixture: UiFixture
 ) -> None:
-    file = tmp_path / "keys"
-    file.write_text(f"{KEY}\n")
-    file.chmod(0o600)
-    theatre = Theatre(nursery, file)
-    cleanup.callback(theatre.close)
-    for path in ("/", "/favicon.ico", "/_nicegui_ws/socket.io/", "/_nicegui/x"):
-        refused = httpx.get(f"{theatre.url}{path}", timeout=60)
-        assert refused.status_code == 401
-        assert refused.headers["www-authenticate"].startswith("Basic ")
-    for wrong in (("me", "no"), (KEY, "")):
-        assert httpx.get(theatre.url, auth=wrong, timeout=60).status_code == 401
-    # The password opens the page and nothing else.
-    assert httpx.get(f"{theatre.url}/v1/models", auth=("me", KEY), timeout=60).status_code == 401
-    credentials = {"username": "me", "password": KEY}
-    with open_page(browser, theatre.url, http_credentials=credentials) as watched:
-        watched.wait_text("members", "SERVING")
-        assert watched.page.get_by_role("button", name=re.compile("Kill|Scale")).count() == 0
-        assert watched.page.get_by_role("button", name="Send").count() == 1
+    watched = scene("small")
+    watched.wait_text("members", "SERVING")
+    assert watched.hosts == {httpx.URL(ui_fixture.url).netloc.decode()}
+    assert watched.complaints == []
 
 
-def test_another_hosts_name_gives_no_buttons(browser: Any, theatre: Theatre) -> None:
-    """A page of theirs could press them, if its name led here."""
-    theatre.show("small")
-    port = httpx.URL(theatre.url).port
-    answers = {
-        host: "Kill expert" in httpx.get(theatre.url, headers={"host": host}, timeout=60).text
-        or "Start an expert server"
-        in httpx.get(theatre.url, headers={"host": host}, timeout=60).text
-        for host in (f"127.0.0.1:{port}", f"localhost:{port}", f"evil.example:{port}")
-    }
-    assert list(answers.values()) == [True, True, False]
+def test_other_paths_belong_to_the_endpoint(ui_fixture: UiFixture) -> None:
+    for path in ("/nothing", "/v1/nothing", "/_niceguix", "/nicegui"):
+        answer = httpx.get(f"{ui_fixture.url}{path}", timeout=60)
+        assert answer.status_code == 404
+        assert answer.json()["error"]["message"] == "No such URL."
+    assert httpx.get(f"{ui_fixture.url}/v1/models", timeout=60).json()["data"][0]["id"] == "tiny"
+
+
+def test_another_host_name_gives_no_buttons(ui_fixture: UiFixture) -> None:
+    """A page of another site could press them if its name resolved to this machine."""
+    ui_fixture.show("small")
+    port = httpx.URL(ui_fixture.url).port
+    for host, has_buttons in (("127.0.0.1", True), ("localhost", True), ("evil.example", False)):
+        page = httpx.get(ui_fixture.url, headers={"host": f"{host}:{port}"}, timeout=60).text
+        assert ("Start an expert server" in page) is has_buttons
+
+
+def places(watched: Watched) -> dict[str, Any]:
+    """The positions of the members' rows and the servers' buttons, on a wide and a narrow screen."""
+    found: dict[str, Any] = {}
+    for size, viewport in (("wide", WIDE), ("narrow", NARROW)):
+        watched.page.set_viewport_size(viewport)
+        found |= watched.page.evaluate(
+            """size => Object.fromEntries(
+                [...document.querySelectorAll("#operate button, #members tbody tr")].map(e => {
+                    const box = e.getBoundingClientRect();
+                    const name = e.ariaLabel ?? e.querySelector("th").textContent;
+                    return [[e.tagName, name.replace("?", ""), size].join(" "),
+                            [box.x, box.y + scrollY, box.width, box.height].map(Math.round)];
+                }))""",
+            size,
+        )
+    return found
+
+
+def test_nothing_moves_while_servers_die_leave_and_join(scene: Scene) -> None:
+    watched = scene("small", viewport=WIDE)
+    button(watched, "Kill expert-server-2").wait_for()
+    before = places(watched)
+    buttons = {name: place for name, place in before.items() if name.startswith("BUTTON")}
+    assert len(buttons) == 2 * 9
+    scene("killed")
+    watched.part("alerts").filter(has_text="expert-server-1 is DEAD.").wait_for()
+    assert places(watched) == before
+    # Two of three servers leave: their buttons are disabled and keep their place.
+    scene("gone")
+    watched.page.wait_for_function(
+        "() => document.querySelectorAll('#members tbody tr').length === 3"
+    )
+    assert buttons.items() <= places(watched).items()
+    assert button(watched, "Kill expert-server-0").is_enabled()
+    assert not button(watched, "Kill expert-server-2").is_enabled()
+    # New servers come last.
+    scene("joined")
+    button(watched, "Kill expert-server-3").wait_for()
+    assert buttons.items() <= places(watched).items()
+    assert button(watched, "Kill expert-server-2").is_enabled()
+
+
+def test_a_second_press_confirms_a_kill(scene: Scene) -> None:
+    watched = scene("small", viewport=WIDE)
+    kill = button(watched, "Kill expert-server-1")
+    kill.wait_for()
+    before = places(watched)
+    watched.page.set_viewport_size(WIDE)
+    kill.dblclick()
+    asking = button(watched, "Kill expert-server-1?")
+    asking.wait_for()
+    assert asking.inner_text().split() == ["Kill", "expert-server-1", "?"]
+    assert places(watched) == before, "the button keeps its place and size"
+    watched.page.wait_for_timeout(A_WHILE_MS)
+    assert status(watched) == ""
+    assert questions(watched).count() == 1
+    asking.click()
+    # The server runs on another host, so it gets no signal.
+    watched.wait_text("operate-status", "expert-server-1 runs on elsewhere")
+    kill.wait_for()
+    # Presses without a pause, as of a key held down, count as one.
+    button(watched, "Kill expert-server-2").evaluate(
+        "b => { for (let i = 0; i < 9; i++) b.click() }"
+    )
+    button(watched, "Kill expert-server-2?").wait_for()
+    assert "expert-server-1" in status(watched)
+    # By keyboard.
+    button(watched, "Kill expert-server-0").focus()
+    watched.page.keyboard.press("Enter")
+    asking = button(watched, "Kill expert-server-0?")
+    expect(asking).to_be_focused()
+    assert asking.get_attribute("aria-description") == "Press again to confirm"
+    watched.page.wait_for_timeout(A_WHILE_MS)
+    watched.page.keyboard.press("Enter")
+    watched.wait_text("operate-status", "expert-server-0 runs on elsewhere")
+
+
+def test_a_question_expires_and_ends_with_the_incarnation(scene: Scene) -> None:
+    watched = scene("small", viewport=WIDE)
+    button(watched, "Kill expert-server-0").click()
+    button(watched, "Kill expert-server-0?").wait_for()
+    button(watched, "Kill expert-server-0").wait_for()
+    button(watched, "Kill expert-server-2").click()
+    button(watched, "Kill expert-server-2?").wait_for()
+    scene("again")
+    button(watched, "Kill expert-server-2").wait_for(timeout=4000)
+    assert status(watched) == ""
+
+
+def test_the_page_fits_and_has_contrast(scene: Scene) -> None:
+    watched = scene("states", viewport=WIDE)
+    page = watched.page
+    for name, part, words in (
+        ("states", "members", "JOINING"),
+        ("uncovered", "alerts", "5 experts uncovered"),
+    ):
+        scene(name)
+        watched.wait_text(part, words)
+        for scheme, size in itertools.product(("light", "dark"), (WIDE, NARROW)):
+            page.set_viewport_size(size)
+            # Without transitions, which would show intermediate colours.
+            page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+            page.evaluate("document.querySelector('.press.danger').classList.add('asking')")
+            assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+            contrasts = page.evaluate(CONTRASTS)
+            assert len(contrasts) > 60
+            # WCAG 1.4.3, AA.
+            assert [c for c in contrasts if c[1] < 4.5] == [], (name, scheme, size)
+
+
+def test_a_phone_has_large_targets_and_a_short_page(scene: Scene) -> None:
+    watched = scene("small", viewport=NARROW, has_touch=True, is_mobile=True)
+    button(watched, "Kill expert-server-2").wait_for()
+    page = watched.page
+    assert page.evaluate("document.documentElement.scrollHeight") < 2000
+    folded = page.locator("#load, #placement, #curves, #events, #decisions").get_by_role("button")
+    assert folded.evaluate_all("all => all.map(e => e.ariaExpanded)") == ["false"] * 5
+    for fold in folded.all():
+        fold.tap()
+    assert watched.part("decisions").is_visible()
+    targets = page.evaluate(
+        """() => [...document.querySelectorAll("button, summary, input, select, [role=combobox]")]
+            .filter(e => e.checkVisibility())
+            .map(e => [e.ariaLabel ?? e.textContent ?? e.id,
+                       (e.closest(".q-field__control") ?? e).getBoundingClientRect().height])"""
+    )
+    assert len(targets) > 18
+    assert [t for t in targets if t[1] < 44] == []
+    page.get_by_label("MoE layer").tap()
+    option = page.get_by_role("option", name="3", exact=True)
+    option.wait_for()
+    assert option.bounding_box()["height"] >= 44

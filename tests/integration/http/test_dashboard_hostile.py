@@ -1,4 +1,4 @@
-"""Names and texts that others state run nothing on the page, do not break it, and are shown as they are."""
+"""Hostile names and texts of members run no script, do not break the page and are shown unchanged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from browser import Watched, open_page
-from theatre import Theatre
+from ui_fixture import UiFixture
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
@@ -21,7 +21,7 @@ RUN = "window.ran=1"
 NAMES = {
     "a property that NiceGUI evaluates": f"zz :href=location=/javascript:{RUN}/.source \\",
     "a handler": f"y :onclick={RUN} :title={RUN} \\",
-    "what is no property": "y x=[1(] \\",
+    "not a property": "y x=[1(] \\",
     "an image": f'<img src=x onerror="{RUN}">',
     "the end of an attribute": f"\"><script>{RUN}</script><a x='",
     "the end of a script": f"</script><script>{RUN}</script>",
@@ -39,20 +39,20 @@ NAMES = {
 PARTS = ("members", "alerts", "events", "decisions", "load", "placement")
 
 
-def test_row_41_hostile_texts_are_shown_and_do_nothing(browser: Any, theatre: Theatre) -> None:
+def test_row_41_hostile_texts_are_shown_and_do_nothing(browser: Any, ui_fixture: UiFixture) -> None:
     texts = list(NAMES.values())
-    theatre.show(json.dumps(texts))
-    with open_page(browser, theatre.url, viewport={"width": 390, "height": 844}) as watched:
+    ui_fixture.show(json.dumps(texts))
+    with open_page(browser, ui_fixture.url, viewport={"width": 390, "height": 844}) as watched:
         page = watched.page
         page.on("dialog", lambda dialog: watched.complaints.append(dialog.message))
-        # Drawn while it is open, and then as a part of the page itself.
+        # First as an update of the open page, then as part of the loaded page.
         for _ in range(2):
             page.wait_for_function(
                 "text => document.querySelector('[data-part=members]')?.textContent.includes(text)",
                 arg=texts[-1],
             )
             _check_shown(watched, texts)
-            _check_quiet(watched, theatre.url)
+            _check_quiet(watched, ui_fixture.url)
             answer = page.reload()
             assert answer is not None
             assert answer.status == 200
@@ -70,7 +70,7 @@ def _check_shown(watched: Watched, texts: list[str]) -> None:
 
 def _check_quiet(watched: Watched, url: str) -> None:
     page = watched.page
-    # What bears such a name does what the button says, and no more.
+    # A button with such a name only asks for confirmation.
     kill = page.get_by_role("button", name=re.compile("^Kill ")).first
     kill.click()
     page.wait_for_function("b => b.ariaLabel.endsWith('?')", arg=kill.element_handle())
@@ -79,18 +79,18 @@ def _check_quiet(watched: Watched, url: str) -> None:
     assert page.title() == "Expert-as-a-Service"
     strange = 'img[src="x"], [onerror], [onclick], #app script, #app [href]:not([href="#chat"])'
     assert page.locator(strange).count() == 0
-    assert watched.part("operate-said").inner_text() == "", "nobody confirmed anything"
+    assert watched.part("operate-status").inner_text() == "", "no action ran"
     assert watched.hosts == {httpx.URL(url).netloc.decode()}
     assert watched.complaints == []
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
 def test_row_41_the_policy_alone_stops_what_would_come_in_as_markup(
-    browser: Any, theatre: Theatre
+    browser: Any, ui_fixture: UiFixture
 ) -> None:
-    """Nothing does; if something did, it would not run."""
-    theatre.show("small")
-    with open_page(browser, theatre.url) as watched:
+    """The second line of defence: injected markup would not run."""
+    ui_fixture.show("small")
+    with open_page(browser, ui_fixture.url) as watched:
         watched.wait_text("members", "SERVING")
         watched.page.evaluate(
             """() => {
@@ -101,7 +101,7 @@ def test_row_41_the_policy_alone_stops_what_would_come_in_as_markup(
                 const link = Object.assign(document.createElement("a"), {href: "javascript:window.ran=1"});
                 document.body.append(link);
                 link.click();
-                // Later: what the debugger itself evaluates may do more.
+                // Later: the policy does not apply to code that the debugger evaluates.
                 setTimeout(() => new Function("window.ran=1")());
             }"""
         )
@@ -111,10 +111,10 @@ def test_row_41_the_policy_alone_stops_what_would_come_in_as_markup(
         assert len(refused) >= 5
 
 
-def test_each_response_has_the_policy_and_a_nonce_of_its_own(theatre: Theatre) -> None:
+def test_each_response_has_the_policy_and_a_nonce_of_its_own(ui_fixture: UiFixture) -> None:
     nonces = set()
     for path in ("/", "/", "/dashboard.css", "/favicon.ico"):
-        answer = httpx.get(f"{theatre.url}{path}", timeout=60)
+        answer = httpx.get(f"{ui_fixture.url}{path}", timeout=60)
         assert answer.status_code == 200
         policy = answer.headers["content-security-policy"]
         assert "unsafe-eval" not in policy
@@ -124,6 +124,9 @@ def test_each_response_has_the_policy_and_a_nonce_of_its_own(theatre: Theatre) -
         (nonce,) = set(re.findall(r"'nonce-([^']+)'", policy))
         nonces.add(nonce)
         if path == "/":
+            assert answer.headers["cache-control"] == "no-store"
+            assert "default-src 'none'" in policy
+            assert "frame-ancestors 'none'" in policy
             tags = re.findall(r"<(?:script|style)\b[^>]*>", answer.text)
             assert tags
             assert all(f'nonce="{nonce}"' in tag for tag in tags)
@@ -140,7 +143,7 @@ class _Elsewhere(http.server.BaseHTTPRequestHandler):
         self.wfile.write(b"<h1>Elsewhere</h1>")
 
     def log_message(self, *_: Any) -> None:
-        """Says nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -153,15 +156,15 @@ def elsewhere() -> Iterator[str]:
         thread.join()
 
 
-def test_another_sites_page_reaches_nothing_and_frames_nothing(
-    browser: Any, theatre: Theatre, elsewhere: str
+def test_a_page_of_another_site_cannot_send_requests_or_frame(
+    browser: Any, ui_fixture: UiFixture, elsewhere: str
 ) -> None:
-    theatre.show("small")
+    ui_fixture.show("small")
     with open_page(browser, elsewhere) as watched:
         seen: dict[str, int] = {}
         watched.page.on("response", lambda r: seen.__setitem__(r.url, r.status))
-        socket = f"{theatre.url}/_nicegui_ws/socket.io/?EIO=4&transport=polling"
-        urls = [socket, f"{theatre.url}/?1", f"{theatre.url}/_nicegui/x.js"]
+        socket = f"{ui_fixture.url}/_nicegui_ws/socket.io/?EIO=4&transport=polling"
+        urls = [socket, f"{ui_fixture.url}/?1", f"{ui_fixture.url}/_nicegui/x.js"]
         watched.page.evaluate(
             """async urls => {
                 for (const url of urls) await fetch(url, {mode: "no-cors"}).catch(() => {});
@@ -172,6 +175,6 @@ def test_another_sites_page_reaches_nothing_and_frames_nothing(
             urls,
         )
         assert seen == dict.fromkeys([*urls, f"{urls[1]}2"], 403)
-        # A link may lead here.
-        watched.page.evaluate("url => { location.href = url }", f"{theatre.url}/")
+        # A link works.
+        watched.page.evaluate("url => { location.href = url }", f"{ui_fixture.url}/")
         watched.wait_text("members", "SERVING")

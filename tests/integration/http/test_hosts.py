@@ -1,4 +1,4 @@
-"""An endpoint on loopback, as a page in a browser of the same machine reaches it."""
+"""An endpoint on loopback, and requests of web pages in a local browser."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from attention_client.serve import LoopbackHosts
+from attention_client.serving import LoopbackHosts
 from http_box import Box, error_of
 
 pytestmark = pytest.mark.integration
@@ -53,5 +53,5 @@ def test_a_page_of_another_site_generates_nothing(own_machine_box: Box) -> None:
     ):
         answer = own_machine_box.http.post("/v1/completions", json=body, headers={"Origin": origin})
         assert answer.status_code == status
-        # No page of another origin may read an answer.
+        # Without CORS headers no page of another origin can read the answer.
         assert not [name for name in answer.headers if name.startswith("access-control-")]

@@ -1,8 +1,9 @@
-"""The endpoint with keys: who is let in, and what others read."""
+"""The endpoint with API keys."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import socket
 import time
 from collections.abc import Iterator
@@ -12,8 +13,8 @@ import httpx
 import openai
 import pytest
 
-from attention_client.serve import ServeLimits, http_connection
-from eaas.api_keys import ApiKeys
+from attention_client.serving.network import http_connection
+from eaas.net.api_keys import ApiKeys
 from http_box import CHAT, LIMITS, Box, error_of
 
 pytestmark = pytest.mark.integration
@@ -32,34 +33,32 @@ def keys_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def locked(keys_file: Path) -> Iterator[Box]:
-    limits = ServeLimits(
-        num_blocks=LIMITS.num_blocks,
-        page_size=LIMITS.page_size,
-        max_batch_tokens=LIMITS.max_batch_tokens,
-        max_body_bytes=LIMITS.max_body_bytes,
-        head_timeout_s=HEAD_S,
-    )
+    limits = dataclasses.replace(LIMITS, head_timeout_s=HEAD_S)
     box = Box(limits=limits, keys=ApiKeys(keys_file))
     yield box
     box.close()
 
 
-@pytest.mark.parametrize(
-    "shown", [None, "", "Bearer", "Bearer none", f"Basic {KEY}", KEY, f"Bearer {KEY}x"]
+WRONG_KEYS = (None, "", "Bearer", "Bearer none", f"Basic {KEY}", KEY, f"Bearer {KEY}x")
+CLOSED_PATHS = (
+    ("POST", "/v1/completions"),
+    ("POST", "/v1/chat/completions"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/tiny"),
+    ("GET", "/eaas/v1/status"),
+    ("GET", "/openapi.json"),
+    ("GET", "/nothing"),
+    ("GET", "/health/"),
+    ("GET", "//metrics"),
+    ("OPTIONS", "/v1/models"),
 )
+
+
 @pytest.mark.parametrize(
-    ("method", "path"),
+    ("method", "path", "shown"),
     [
-        ("POST", "/v1/completions"),
-        ("POST", "/v1/chat/completions"),
-        ("GET", "/v1/models"),
-        ("GET", "/v1/models/tiny"),
-        ("GET", "/eaas/v1/status"),
-        ("GET", "/openapi.json"),
-        ("GET", "/nothing"),
-        ("GET", "/health/"),
-        ("GET", "//metrics"),
-        ("OPTIONS", "/v1/models"),
+        *((method, path, None) for method, path in CLOSED_PATHS),
+        *(("GET", "/v1/models", shown) for shown in WRONG_KEYS[1:]),
     ],
 )
 def test_without_a_key(locked: Box, method: str, path: str, shown: str | None) -> None:
@@ -84,13 +83,25 @@ def test_with_a_key(locked: Box, keys_file: Path) -> None:
         client.chat.completions.create(**CHAT)
     twice = [("Authorization", f"Bearer {KEY}"), ("Authorization", "Bearer x")]
     assert httpx.get(f"{locked.url}/v1/models", headers=twice).status_code == 401
-    # Another key from now on.
+    # The file is read again after a change.
     keys_file.write_text("sk-the-next-one\n")
     asked = {"Authorization": f"Bearer {KEY}"}
     assert httpx.get(f"{locked.url}/v1/models", headers=asked).status_code == 401
     asked = {"Authorization": "Bearer sk-the-next-one"}
     assert httpx.get(f"{locked.url}/v1/models", headers=asked).status_code == 200
     keys_file.write_text(f"{KEY}\n")
+
+
+def test_the_password_opens_the_page_only(locked: Box) -> None:
+    """A browser sends the key as the password of HTTP Basic. This box has no page, so the page is a 404."""
+    for path in ("/", "/favicon.ico", "/_nicegui_ws/socket.io/", "/_nicegui/x"):
+        refused = httpx.get(f"{locked.url}{path}")
+        assert refused.status_code == 401
+        assert refused.headers["www-authenticate"].startswith("Basic ")
+        for wrong in (("me", "no"), (KEY, "")):
+            assert httpx.get(f"{locked.url}{path}", auth=wrong).status_code == 401
+        assert httpx.get(f"{locked.url}{path}", auth=("me", KEY)).status_code == 404
+    assert httpx.get(f"{locked.url}/v1/models", auth=("me", KEY)).status_code == 401
 
 
 def test_health_and_metrics_are_open(locked: Box) -> None:
@@ -122,7 +133,7 @@ def test_row_34_a_head_that_does_not_end(locked: Box) -> None:
     with socket.create_connection(place) as large:
         large.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 40_000)
         assert read_to_end(large).startswith(b"HTTP/1.1 400 ")
-    # A body that nobody reads, after the answer: the connection does not live on by it.
+    # The rest of a refused request's body does not keep the connection open.
     with socket.create_connection(place) as dribbling:
         dribbling.sendall(
             b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n"
@@ -135,7 +146,7 @@ def test_row_34_a_head_that_does_not_end(locked: Box) -> None:
                 dribbling.sendall(b"x")
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
-    # One that is busy, or pauses between two requests, stays.
+    # A busy connection stays open.
     locked.slow_s = 2 * HEAD_S / 3
     body = {"prompt": "abc", "max_tokens": 3}
     try:
@@ -154,25 +165,25 @@ def test_an_idle_connection_waits_for_its_next_request(
 ) -> None:
     ask = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
     address = locked.server.address.rsplit(":", 1)
-    with socket.create_connection((address[0], int(address[1])), timeout=20) as line:
+    with socket.create_connection((address[0], int(address[1])), timeout=20) as connection:
         for _ in range(2):
-            line.sendall(ask)
+            connection.sendall(ask)
             answer = b""
             while not answer.endswith(b"}"):
-                piece = line.recv(65_536)
+                piece = connection.recv(65_536)
                 assert piece, "closed"
                 answer += piece
             assert answer.startswith(b"HTTP/1.1 200 ")
-            # A client may keep it for longer than a request's head may take.
-            time.sleep(3 * HEAD_S)
-        # But once a head has begun, it has the time of a head.
-        line.sendall(ask[:20])
+            # The keep-alive time is longer than the timeout of the headers.
+            time.sleep(2 * HEAD_S)
+        # The timeout of the headers applies after their first byte.
+        connection.sendall(ask[:20])
         begun = time.monotonic()
-        assert read_to_end(line) == b""
+        assert read_to_end(connection) == b""
         assert time.monotonic() - begun < 20
     monkeypatch.setattr(http_connection, "_MANY_CONNECTIONS", 0)
     monkeypatch.setattr(http_connection, "_SHORT_KEEP_ALIVE_S", HEAD_S)
-    with socket.create_connection((address[0], int(address[1])), timeout=20) as line:
-        line.sendall(ask)
-        # Where there are many, it is not waited for.
-        assert read_to_end(line).startswith(b"HTTP/1.1 200 ")
+    with socket.create_connection((address[0], int(address[1])), timeout=20) as connection:
+        connection.sendall(ask)
+        # With many connections the short keep-alive time applies.
+        assert read_to_end(connection).startswith(b"HTTP/1.1 200 ")

@@ -1,4 +1,4 @@
-"""The server itself: its start, its other routes, its end."""
+"""The server: start, other routes, stop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from attention_client.serve import ServeLimits, bind
+from attention_client.serving import ServeLimits, bind
 from eaas.errors import ConfigError, PortInUseError
 from http_box import (
     Box,
@@ -49,29 +49,12 @@ def test_health_status_and_metrics(box: Box) -> None:
     assert "scanner" not in box.http.get("/metrics").text
 
 
-def test_a_request_fills_the_cache_and_leaves_it(box: Box) -> None:
-    box.wait_idle()
-    empty = box.metric("eaas_kv_cache_usage_perc")
-    box.slow_s = 0.05
-    try:
-        with ThreadPoolExecutor(1) as pool:
-            done = pool.submit(box.complete, max_tokens=24)
-            deadline = time.monotonic() + 20
-            while box.metric("eaas_kv_cache_usage_perc") <= empty:
-                assert time.monotonic() < deadline
-            done.result()
-    finally:
-        box.slow_s = 0.0
-    box.wait_idle()
-    assert box.metric("eaas_kv_cache_usage_perc") == empty
-
-
-def test_a_cache_larger_than_memory_is_named() -> None:
+def test_a_cache_larger_than_memory_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="1000000000 blocks of 8 tokens does not fit"):
         Box(limits=ServeLimits(num_blocks=10**9, page_size=8))
 
 
-def test_a_taken_port_is_named() -> None:
+def test_a_port_in_use_is_an_error() -> None:
     with bind("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
         with pytest.raises(PortInUseError, match=f"127.0.0.1:{port} is in use"):

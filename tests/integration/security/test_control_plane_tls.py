@@ -1,8 +1,7 @@
-"""The control plane with certificates, from an operator's word to the servers; rotated meanwhile."""
+"""The control plane with certificates that are rotated meanwhile, from an operator's call to the servers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,27 +10,21 @@ import pytest
 from balancer.autoscaler.live import LiveAutoscaler
 from balancer.main import Balancer
 from control_plane import DRAINING, FakeExpertServer, eventually
-from eaas.balancer_calls import drain_server, scale_servers
-from eaas.balancer_client import BalancerClient
-from eaas.certs import issue_again
 from eaas.config import AutoscalerConfig, BalancerConfig, MonitorConfig
+from eaas.control_plane.balancer_calls import drain_server, scale_servers
+from eaas.control_plane.balancer_client import BalancerClient
+from eaas.control_plane.placement_watch import PlacementWatch
 from eaas.errors import ClusterError
-from eaas.placement_watch import PlacementWatch
-from eaas.tls import Identity
+from eaas.net.tls import Identity
 from eaas.types import Placement
+from eaas_cli.certificates import issue_again
 from monitor.main import Monitor
 from tls_world import certificates
 
 pytestmark = pytest.mark.integration
 
 
-@pytest.fixture
-def cleanup() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-def test_from_an_operators_word_to_the_servers(tmp_path: Path, cleanup: ExitStack) -> None:
+def test_from_an_operators_call_to_the_servers(tmp_path: Path, cleanup: ExitStack) -> None:
     directory = certificates(tmp_path / "tls")
     monitor = Monitor(MonitorConfig(), tls=Identity(directory, "monitor"))
     cleanup.callback(monitor.stop)
@@ -50,7 +43,7 @@ def test_from_an_operators_word_to_the_servers(tmp_path: Path, cleanup: ExitStac
     )
     cleanup.callback(watch.close)
     eventually(lambda: placements)
-    # From here on everybody who connects shows another certificate.
+    # From here on every new connection shows another certificate.
     issue_again(directory, days=1)
     operator = Identity(directory, "operator")
     with BalancerClient(balancer.address, operator) as client:

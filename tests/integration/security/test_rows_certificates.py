@@ -1,11 +1,11 @@
-"""Rows 31 and 33 of the fault contract, and row 32 at the monitor: certificates, and whom they are for."""
+"""Rows 31 and 33 of the fault contract, and row 32 at the monitor: certificates and their roles."""
 
 from __future__ import annotations
 
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,18 +13,18 @@ from typing import Any
 import grpc
 import pytest
 
-from eaas.certs import issue_again
 from eaas.config import MonitorConfig
 from eaas.errors import ClusterError
-from eaas.grpc_aio_server import serve_aio
-from eaas.grpc_client import channel
-from eaas.grpc_server import Service, serve
-from eaas.monitors import Monitors, ask_members
+from eaas.membership.monitors import Monitors, ask_members
+from eaas.membership.session import PROTOCOL_VERSION, MemberSession, Report
+from eaas.net.grpc_aio_server import serve_aio
+from eaas.net.grpc_client import channel
+from eaas.net.grpc_server import Service, serve
+from eaas.net.tls import Identity
 from eaas.rpc.v1 import monitor_pb2 as pb
 from eaas.rpc.v1 import monitor_pb2_grpc
-from eaas.session import PROTOCOL_VERSION, MemberSession, Report
-from eaas.tls import Identity
 from eaas.types import Member, MemberState, Role
+from eaas_cli.certificates import issue_again
 from monitor.main import Monitor
 from tls_world import Echo, believe, certificates, code_of, line_to, replace_all, say
 
@@ -33,12 +33,6 @@ pytestmark = pytest.mark.integration
 REFUSED = grpc.StatusCode.UNAVAILABLE
 DENIED = grpc.StatusCode.PERMISSION_DENIED
 PATIENCE_S = 30.0
-
-
-@pytest.fixture
-def cleanup() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 @pytest.fixture
@@ -57,7 +51,7 @@ class AioEcho(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 @pytest.fixture(params=["threads", "loop"])
 def address(request: pytest.FixtureRequest, directory: Path, cleanup: ExitStack) -> str:
-    """Of a monitor's port, served in either of the two ways."""
+    """The address of a monitor's port, served by threads or by an event loop."""
     credentials = Identity(directory, "monitor").server_credentials()
     if request.param == "threads":
         service = Service("eaas.test.Echo", Echo().add_to, None)
@@ -168,7 +162,7 @@ def test_row_33_certificates_rotated_under_load(
         for thread in threads:
             thread.join()
     assert failures == []
-    # What was issued before is nothing any more to who connects now.
+    # New connections no longer accept certificates of the old authority.
     for name in ("operator.pem", "operator.key"):
         assert (directory / name).read_bytes() == (new / name).read_bytes()
     stranger = certificates(tmp_path / "stranger")
@@ -234,7 +228,7 @@ def test_row_32_nobody_registers_as_what_it_is_not(
             wanted = grpc.StatusCode.OK if holder == role.value else DENIED
             assert register(holder, member(f"a-{role.value}", role)) is wanted, (holder, role)
     assert register("expert-server", member("a-monitor", Role.MONITOR)) is DENIED
-    # Nor does anybody speak for a member of another role.
+    # A certificate cannot speak for a member of another role either.
     assert register("expert-server", member("a-balancer", Role.EXPERT_SERVER)) is DENIED
     goodbye = pb.DeregisterRequest(id="a-balancer", incarnation=1)
     assert code_of(lambda: stubs["expert-server"].Deregister(goodbye)) is DENIED
@@ -249,7 +243,7 @@ def test_row_32_nobody_registers_as_what_it_is_not(
         assert code_of(lambda h=holder, r=read: stubs[h].GetRecord(r)) is DENIED
     for holder in stubs.keys() - {"attention-client"}:
         assert code_of(lambda h=holder: stubs[h].ReportOutcome(report)) is DENIED
-    # To look is everybody's right.
+    # Every role may read.
     for stub in stubs.values():
         assert next(stub.Watch(pb.WatchRequest(), timeout=10)).snapshot.members
     monitors = Monitors(monitor.address, Identity(directory, "operator"))
@@ -261,7 +255,7 @@ def test_row_32_nobody_registers_as_what_it_is_not(
 def test_a_member_that_is_cut_off_comes_back_with_its_new_certificate(
     directory: Path, tmp_path: Path, cleanup: ExitStack, unused_port: Callable[[], int]
 ) -> None:
-    """A channel does not read its certificate again by itself; the session does."""
+    """A channel does not read its certificate again; the session does."""
     port = unused_port()
     config = MonitorConfig(port=port)
     first = Monitor(config, tls=Identity(directory, "monitor"))
@@ -274,7 +268,7 @@ def test_a_member_that_is_cut_off_comes_back_with_its_new_certificate(
     cleanup.callback(session.close)
     assert session.wait_for(lambda view: "server" in view.members, PATIENCE_S)
     first.stop()
-    # While nobody listens, the authority and everybody's certificates become others.
+    # While no monitor listens, the authority and all certificates are replaced.
     new = certificates(tmp_path / "new")
     believe(directory, new)
     replace_all(new, directory)
@@ -288,7 +282,9 @@ def test_a_member_that_is_cut_off_comes_back_with_its_new_certificate(
         time.sleep(0.05)
 
 
-def test_whoever_is_not_believed_is_told_so(monitor: Monitor, tmp_path: Path) -> None:
+def test_an_unknown_certificate_is_refused_with_the_reason(
+    monitor: Monitor, tmp_path: Path
+) -> None:
     stranger = Identity(certificates(tmp_path / "stranger"), "expert-server")
     with pytest.raises(ClusterError, match=r"cannot register server .*CERTIFICATE_VERIFY_FAILED"):
         MemberSession(

@@ -1,19 +1,20 @@
-"""Row 25 of the fault contract, the control path's half: what was said once is not done twice."""
+"""Row 25 of the fault contract on the control path: a replayed request has no second effect."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
 import grpc
 import pytest
 
-from balancer.once import Once
+from balancer.persistence.idempotency import IdempotencyCache
 from balancer.service import BalancerService
 from eaas.config import MonitorConfig
-from eaas.grpc_client import channel
-from eaas.grpc_server import Service, serve
+from eaas.membership.session import PROTOCOL_VERSION
+from eaas.net.grpc_client import channel
+from eaas.net.grpc_server import Service, serve
 from eaas.rpc.v1 import (
     balancer_pb2,
     balancer_pb2_grpc,
@@ -23,9 +24,8 @@ from eaas.rpc.v1 import (
     monitor_pb2,
     monitor_pb2_grpc,
 )
-from eaas.session import PROTOCOL_VERSION
 from eaas.types import Member, MemberState, ModelShape, Role
-from expert_server.placements import PlacementHandler
+from expert_server.experts.placements import PlacementHandler
 from monitor.main import Monitor
 from tls_world import code_of
 
@@ -34,12 +34,6 @@ pytestmark = pytest.mark.integration
 REFUSED = grpc.StatusCode.FAILED_PRECONDITION
 OK = grpc.StatusCode.OK
 SHAPE = ModelShape("tiny", 4, 64, 2, ("l0",), "float32", "digest")
-
-
-@pytest.fixture
-def cleanup() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 @pytest.fixture
@@ -53,7 +47,7 @@ def open_to(cleanup: ExitStack) -> Callable[[Service], grpc.Channel]:
 
 
 class Store:
-    """Remembers what it was told to load, and to let go."""
+    """Records loads and unloads."""
 
     count = 0
 
@@ -121,7 +115,7 @@ def test_row_25_an_operators_word_counts_once(
     done: list[str] = []
 
     class Rebalancer:
-        """Whose settings are looked at."""
+        """Settings and commands of the fake rebalancer."""
 
         class settings:
             policy = "spread"
@@ -133,7 +127,7 @@ def test_row_25_an_operators_word_counts_once(
         def level(self) -> None:
             done.append("level")
 
-    balancer = BalancerService(lambda question: None, Rebalancer(), Once(), 1.0, 8)  # type: ignore[arg-type]
+    balancer = BalancerService(lambda question: None, Rebalancer(), IdempotencyCache(), 1.0, 8)  # type: ignore[arg-type]
     add = balancer_pb2_grpc.add_BalancerServiceServicer_to_server
     stub = balancer_pb2_grpc.BalancerServiceStub(
         open_to(Service("eaas.rpc.v1.BalancerService", add, balancer))
@@ -174,7 +168,7 @@ def test_row_25_an_older_record_and_a_former_life(cleanup: ExitStack) -> None:
     assert [keep(former, 1), keep(former, 2)] == [OK, OK]
     assert keep(former, 1) is REFUSED
     assert stub.GetRecord(monitor_pb2.GetRecordRequest(id="balancer")).data == b"2"
-    # The process began a new life: whatever the former one said counts no more.
+    # After a new registration, requests of the former incarnation are refused.
     assert register() == former + 1
     assert keep(former, 3) is grpc.StatusCode.NOT_FOUND
     goodbye = monitor_pb2.DeregisterRequest(id="balancer", incarnation=former)

@@ -1,24 +1,26 @@
+"""Budgets from service times, and the budget of hedges."""
+
 import threading
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention_client.budget import HedgeBudget, ServiceTimes
+from attention_client.connections.deadlines import HedgeBudget, ServiceTimes
 
 
-def test_a_server_never_heard_gets_time_to_warm_up() -> None:
+def test_an_unmeasured_server_gets_time_to_warm_up() -> None:
     assert ServiceTimes().budget(1, 0.1, 10.0) == 2.0
     assert ServiceTimes().budget(1, 0.1, 0.5) == 0.5
 
 
-def test_a_larger_call_gets_more_than_what_was_learned_of_a_small_one() -> None:
+def test_a_larger_call_gets_a_larger_budget() -> None:
     times = ServiceTimes()
     times.observe(1, 0.1)
     assert times.budget(1, 0.0, 100.0) < times.budget(64, 0.0, 100.0)
 
 
-def test_slower_counts_more_than_faster() -> None:
+def test_slower_answers_count_more_than_faster_ones() -> None:
     slower, faster = ServiceTimes(), ServiceTimes()
     for times, last in ((slower, 0.003), (faster, 0.001)):
         for _ in range(5):
@@ -36,8 +38,8 @@ def test_a_slow_first_answer_is_soon_forgotten() -> None:
     assert times.budget(1, 0.0, 100.0) < 6 * 0.12
 
 
-def test_patience_with_a_long_call_is_shorter() -> None:
-    """So that a replica is asked within a quarter of a second wherever the usual time allows it."""
+def test_a_long_call_gets_a_smaller_multiple() -> None:
+    """A replica is asked within a quarter of a second if the usual time allows it."""
     times = ServiceTimes()
     times.observe(1, 0.001)
     assert times.budget(1, 0.0, 100.0) == pytest.approx(0.006)
@@ -59,7 +61,7 @@ def test_the_budget_stays_within_its_bounds(observed, rows, least_s, most_s) -> 
     assert least_s <= times.budget(rows, least_s, most_s) <= most_s
 
 
-def test_threads_may_learn_and_ask_at_once() -> None:
+def test_threads_may_observe_and_read_concurrently() -> None:
     times = ServiceTimes()
     times.observe(1, 0.1)
     failures: list[RuntimeError] = []
@@ -81,14 +83,14 @@ def test_threads_may_learn_and_ask_at_once() -> None:
     assert not failures
 
 
-def test_the_tail_is_unknown_until_it_was_seen_and_then_what_19_of_20_take() -> None:
+def test_the_tail_is_the_95th_percentile_once_known() -> None:
     times = ServiceTimes()
     for _ in range(19):
         assert times.tail_s(1) is None
         times.observe(1, 0.010)
     for n in range(181):
         times.observe(1, 0.030 if n % 10 == 0 else 0.010)
-    # A tenth takes three times as long: the tail is theirs, in units of an average between the two.
+    # A tenth takes three times as long: the tail is that time, relative to the average.
     tail = times.tail_s(1)
     assert tail is not None
     assert 0.015 < tail < 0.06
@@ -110,7 +112,7 @@ def test_hedges_never_exceed_their_share(share: float, events: list[bool]) -> No
         assert hedges <= share * requests + 1e-9
 
 
-def test_a_hedge_that_was_given_back_can_be_spent() -> None:
+def test_a_returned_hedge_can_be_spent() -> None:
     budget = HedgeBudget(0.5)
     budget.earn()
     budget.earn()
@@ -120,7 +122,7 @@ def test_a_hedge_that_was_given_back_can_be_spent() -> None:
     assert budget.spend(1)
 
 
-def test_hedges_are_not_saved_up_for_ever() -> None:
+def test_saved_hedges_are_capped() -> None:
     budget = HedgeBudget(1.0, burst=3)
     for _ in range(100):
         budget.earn()

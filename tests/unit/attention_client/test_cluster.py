@@ -1,4 +1,4 @@
-"""Which process a client connects to, and when it lets go of one. No network: views are told by hand."""
+"""Connections follow the membership view: new, replaced and lost server processes. No network."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from typing import Any, cast
 import pytest
 from prometheus_client import CollectorRegistry
 
-from attention_client import cluster as module
-from attention_client import connecting
-from attention_client.budget import ServiceTimes
+from attention_client import cluster as cluster_module
 from attention_client.cluster import Cluster
-from attention_client.connection import Connection
-from attention_client.metrics import ClientMetrics
-from attention_client.outcomes import Outcome
+from attention_client.connections import opening as connecting
+from attention_client.connections import server_connections as module
+from attention_client.connections.connection import Connection
+from attention_client.connections.deadlines import ServiceTimes
+from attention_client.telemetry.metrics import ClientMetrics
+from attention_client.telemetry.request_outcomes import Outcome
 from eaas.config import AttentionClientConfig
 from eaas.errors import ClusterError
-from eaas.membership import MembershipView
+from eaas.membership.cluster_view import MembershipView
 from eaas.types import Member, MemberState, ModelShape, Role
 
 SHAPE = ModelShape("tiny", 8, 64, 2, ("l0",), "float32", "digest-a")
@@ -28,7 +29,7 @@ PATIENCE_S = 20.0
 
 
 class Quiet:
-    """A session, or whatever else a cluster keeps, that does nothing by itself."""
+    """A passive session, watch or reporter."""
 
     incarnation, heartbeat_s = 1, 0.9
 
@@ -42,7 +43,7 @@ class Quiet:
 
 
 class Dialled:
-    """The addresses that were called, each of them in vain."""
+    """Records dialled addresses; every call fails."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -61,7 +62,7 @@ class Dialled:
 
 
 class Listed:
-    """A connection that is up until it is lost."""
+    """A fake connection."""
 
     lost_reason: str | None = None
 
@@ -76,7 +77,7 @@ class Listed:
         return False
 
     def close(self) -> None:
-        """There is nothing at the other end."""
+        """Nothing to close."""
 
 
 @pytest.fixture
@@ -89,7 +90,7 @@ def dialled(monkeypatch: pytest.MonkeyPatch) -> Dialled:
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch, dialled: Dialled) -> Iterator[Cluster]:
     for name in ("MemberSession", "PlacementWatch", "OutcomeReporter"):
-        monkeypatch.setattr(module, name, Quiet)
+        monkeypatch.setattr(cluster_module, name, Quiet)
     monkeypatch.setattr(module, "_RECONNECT_S", 0.02)
     metrics = ClientMetrics(CollectorRegistry())
     running = Cluster("m:1", SHAPE, AttentionClientConfig(), metrics)
@@ -108,24 +109,24 @@ def view(*members: Member) -> MembershipView:
 
 
 def put_on_list(cluster: Cluster, member: Member, connection: Listed) -> None:
-    cluster._members = view(member)
-    cluster._list(member, cast("Connection", connection))
+    cluster._servers._members = view(member)
+    cluster._servers._add(member, cast("Connection", connection))
 
 
-def test_the_next_process_is_dialled_though_a_forgetful_monitor_counts_from_one_again(
+def test_a_new_process_is_dialled_even_with_a_repeated_incarnation(
     cluster: Cluster, dialled: Dialled
 ) -> None:
-    """14: a server restarts on the same address: new incarnation; clients re-attach ..."""
+    """14: a server restarts on the same address: new incarnation; clients reconnect."""
     cluster._on_members(view(server("old:1")))
     dialled.wait_for(lambda asked: asked.count("old:1") >= 2)
     cluster._on_members(view(server("new:1", pid=8)))
     dialled.wait_for(lambda asked: "new:1" in asked)
-    # What was under way to the old one ends.
+    # The attempts to connect to the old process end.
     dialled.wait_for(lambda asked: asked[-3:] == ["new:1"] * 3)
 
 
 @pytest.mark.parametrize("incarnation", [1, 2, 3])
-def test_the_former_process_is_let_go(cluster: Cluster, incarnation: int) -> None:
+def test_the_connection_to_a_former_process_is_lost(cluster: Cluster, incarnation: int) -> None:
     former = Listed(2)
     put_on_list(cluster, server("old:1", 2), former)
     cluster._on_members(view(server("old:1", 2)))
@@ -134,7 +135,7 @@ def test_the_former_process_is_let_go(cluster: Cluster, incarnation: int) -> Non
     assert former.lost_reason is not None
 
 
-def test_a_lower_incarnation_is_counted_from_its_beginning(cluster: Cluster) -> None:
+def test_outcomes_restart_with_a_lower_incarnation(cluster: Cluster) -> None:
     former, present = Listed(2), Listed(1)
     outcomes = cluster.metrics.outcomes
     put_on_list(cluster, server("old:1", 2), former)
@@ -145,7 +146,7 @@ def test_a_lower_incarnation_is_counted_from_its_beginning(cluster: Cluster) -> 
     assert (told.server_incarnation, told.answered, told.lost) == (1, 1, 0)
 
 
-def test_after_a_mistake_there_is_a_pause_too(
+def test_an_unexpected_error_backs_off_too(
     cluster: Cluster, dialled: Dialled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited: list[float] = []
@@ -156,11 +157,11 @@ def test_after_a_mistake_there_is_a_pause_too(
     dialled.wait_for(lambda asked: len(asked) >= 5)
     # One thread, which pauses after each try.
     assert len(waited) >= 4
-    assert "a bug" in cluster._reach.refusals()["s1"]
+    assert "a bug" in cluster._servers.refusals()["s1"]
 
 
 class Made(Listed):
-    """A connection whose loss its cluster is told of."""
+    """A fake connection that reports its loss to the cluster."""
 
     def __init__(self, cluster: Cluster, incarnation: int) -> None:
         super().__init__(incarnation)
@@ -170,23 +171,23 @@ class Made(Listed):
     def lose(self, reason: str) -> None:
         if self.lost_reason is None:
             self.lost_reason = reason
-            self.cluster._on_lost(cast("Connection", self))
+            self.cluster._servers.lost(cast("Connection", self))
 
     def close(self) -> None:
         self.lose("closed")
         self.closed.set()
 
     def wake(self) -> None:
-        """Nobody waits."""
+        """No waiters."""
 
 
 class Connector:
-    """Connects to servers of the test's own making.
+    """Makes fake connections.
 
     Attributes:
-        made: Connections, in the order of their making.
-        ready: By address: before it, the call does not return.
-        before: Called with each connection that was listed.
+        made: The connections, in order.
+        ready: By address: `connect` waits for it.
+        before: Called with each listed connection before `connect` returns.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -213,17 +214,17 @@ def until(wanted: Callable[[], object]) -> None:
 
 
 def connected(cluster: Cluster) -> Any:
-    return cluster._connections.get("s1")
+    return cluster._servers._connections.get("s1")
 
 
-def test_a_connection_to_a_former_life_that_comes_late_takes_nobodys_place(
+def test_a_late_connection_to_a_former_process_replaces_nothing(
     cluster: Cluster,
 ) -> None:
     connector = Connector(cluster)
-    cluster._connector = cast("Any", connector)
+    cluster._servers._connector = cast("Any", connector)
     connector.ready["old:1"] = threading.Event()
     cluster._on_members(view(server("old:1", 1)))
-    until(lambda: cluster._connecting)
+    until(lambda: cluster._servers._connecting)
     cluster._on_members(view(server("new:1", 2, pid=8)))
     until(lambda: connected(cluster))
     present = connected(cluster)
@@ -233,18 +234,18 @@ def test_a_connection_to_a_former_life_that_comes_late_takes_nobodys_place(
     assert late.closed.wait(PATIENCE_S)
     assert connected(cluster) is present
     assert (present.incarnation, present.lost_reason) == (2, None)
-    assert cluster._lives["s1"] == server("new:1", 2, pid=8).life
+    assert cluster._servers._lives["s1"] == server("new:1", 2, pid=8).life
 
 
 @pytest.mark.parametrize("moment", ["before it returns", "after it was looked at"])
-def test_a_connection_that_is_lost_while_it_is_made_is_made_again(
+def test_a_connection_lost_during_its_opening_is_opened_again(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     connector = Connector(cluster)
-    cluster._connector = cast("Any", connector)
+    cluster._servers._connector = cast("Any", connector)
 
     def lose(made: Made) -> None:
-        """And the thread of the loss finds that of the making still at work."""
+        """Lose the first connection while its connecting thread still runs."""
         if len(connector.made) == 1:
             made.lose("its stream broke")
             assert made.closed.wait(PATIENCE_S)

@@ -1,4 +1,4 @@
-"""The connection's own slots, over an arena in this process; the test is the server."""
+"""A connection's slots, with an arena in this process and the test as the server."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
-from attention_client.connection import Connection
+from attention_client.connections.connection import Connection
+from attention_client.connections.messages import LayerInput, Ticket
 from attention_client.dispatch.parts import Part
-from attention_client.messages import LayerInput, Ticket
-from attention_client.metrics import ClientMetrics
+from attention_client.telemetry.metrics import ClientMetrics
 from eaas.errors import ConnectionLostError, SlotCorruptError, SlotsBusyError
 from eaas.wire import Arena, RequestHeader, ResultHeader, SlotState
 from eaas.wire.slot import (
@@ -26,7 +26,7 @@ from eaas.wire.slot import (
     result_view,
     seal,
 )
-from expert_server.slots import Grant, SlotTable
+from expert_server.transports.slot_ownership import Grant, SlotTable
 
 HIDDEN = 4
 
@@ -85,7 +85,7 @@ def send(connection: Connection, rows: int = 1) -> Ticket:
 
 
 @pytest.mark.parametrize("lie", [{"request_id": 1 << 40}, {"generation": 99}, {"rows": 2}])
-def test_an_answer_to_something_else_is_dropped_and_the_slot_comes_back(
+def test_an_answer_to_another_request_is_dropped_and_frees_the_slot(
     lie: dict[str, int],
 ) -> None:
     bench = Bench()
@@ -103,7 +103,7 @@ def test_an_answer_to_something_else_is_dropped_and_the_slot_comes_back(
     ("status", "answered"), [(Status.OK, 1), (Status.EXPIRED, 0), (Status.INTERNAL, 0)]
 )
 def test_a_late_error_is_no_answer(status: Status, answered: int) -> None:
-    """A server that says each time that it was too late has answered nobody."""
+    """A server that always answers EXPIRED has answered nobody."""
     bench = Bench()
     connection = bench.connect()
     ticket = send(connection)
@@ -114,7 +114,7 @@ def test_a_late_error_is_no_answer(status: Status, answered: int) -> None:
     assert sum(server.answered for server in bench.metrics.outcomes.read()) == answered
 
 
-def test_only_some_rows_are_sent_where_a_part_has_only_some() -> None:
+def test_only_the_rows_of_a_part_are_sent() -> None:
     bench = Bench()
     connection = bench.connect()
     x_TH = torch.arange(20, dtype=torch.float32).reshape(5, HIDDEN)
@@ -129,7 +129,7 @@ def test_only_some_rows_are_sent_where_a_part_has_only_some() -> None:
     assert scores[:, 0].tolist() == [1, 3, 4]
 
 
-def test_work_in_flight_counts_until_the_answer_is_there() -> None:
+def test_work_in_flight_counts_until_the_answer() -> None:
     bench = Bench()
     connection = bench.connect()
     answered, late = send(connection), send(connection)
@@ -139,14 +139,14 @@ def test_work_in_flight_counts_until_the_answer_is_there() -> None:
     assert connection.work_in_flight == 1.5
     assert connection.release(answered)
     connection.abandon(late, overdue=False)
-    assert connection.work_in_flight == 1.5  # The server is still at it.
+    assert connection.work_in_flight == 1.5  # The server still works on it.
     assert not connection.owes_answer()
     bench.answer(late.slot)
     assert not connection.owes_answer()
     assert connection.work_in_flight == 0
 
 
-def test_a_result_that_is_taken_away_while_it_is_read_is_not_one() -> None:
+def test_a_result_revoked_during_the_read_is_invalid() -> None:
     bench = Bench()
     connection = bench.connect()
     ticket = send(connection)
@@ -158,7 +158,7 @@ def test_a_result_that_is_taken_away_while_it_is_read_is_not_one() -> None:
 
 
 @pytest.mark.parametrize("damage", [0, 8, 20, RESULT_HEADER_BYTES + 1])
-def test_a_damaged_answer_puts_its_slot_in_quarantine(damage: int) -> None:
+def test_a_damaged_answer_quarantines_its_slot(damage: int) -> None:
     bench = Bench()
     connection = bench.connect(checksum=True)
     for _ in range(3):
@@ -172,7 +172,7 @@ def test_a_damaged_answer_puts_its_slot_in_quarantine(damage: int) -> None:
     assert bench.metrics.quarantined_slots._value.get() == 3
 
 
-def test_a_request_that_arrived_damaged_puts_its_slot_in_quarantine() -> None:
+def test_a_request_that_arrived_damaged_quarantines_its_slot() -> None:
     bench = Bench()
     connection = bench.connect(checksum=True)
     ticket = send(connection)
@@ -188,7 +188,7 @@ def test_a_request_that_arrived_damaged_puts_its_slot_in_quarantine() -> None:
     assert send(connection).slot == other.slot
 
 
-def test_bytes_that_come_after_their_flag_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_that_arrive_after_their_flag_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
     connection = bench.connect(checksum=True)
     ticket = send(connection)
@@ -199,14 +199,14 @@ def test_bytes_that_come_after_their_flag_are_read_again(monkeypatch: pytest.Mon
     def arrive(_seconds: float) -> None:
         bench.arena.buffer[place] ^= 1
 
-    monkeypatch.setattr("attention_client.connection.time.sleep", arrive)
+    monkeypatch.setattr("attention_client.connections.connection.time.sleep", arrive)
     answer = connection.poll(ticket)
     assert answer is not None
     assert answer.part_RH is not None
     assert connection.release(ticket)
 
 
-def test_a_client_that_slept_through_its_loss_touches_nothing_of_the_new_owner() -> None:
+def test_a_paused_client_does_not_touch_the_slots_of_their_new_owner() -> None:
     bench = Bench()
     old = bench.connect("old")
     ticket = send(old)
@@ -228,7 +228,7 @@ def test_a_client_that_slept_through_its_loss_touches_nothing_of_the_new_owner()
         assert new.release(t)
 
 
-def test_who_slept_through_its_loss_frees_no_answer_of_the_new_owner() -> None:
+def test_a_paused_client_does_not_free_the_new_owners_answer() -> None:
     bench = Bench(1)
     old = bench.connect("old")
     old.abandon(send(old), overdue=True)
@@ -242,7 +242,7 @@ def test_who_slept_through_its_loss_frees_no_answer_of_the_new_owner() -> None:
     assert new.release(ticket)
 
 
-def test_slots_are_given_back_after_the_last_write_into_them(
+def test_slots_are_given_back_after_writes_in_progress(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bench = Bench()
@@ -271,7 +271,7 @@ def test_slots_are_given_back_after_the_last_write_into_them(
     assert events == ["written", "closed"]
 
 
-def test_abandoning_twice_is_abandoning_once() -> None:
+def test_abandon_is_idempotent() -> None:
     bench = Bench(1)
     connection = bench.connect()
     ticket = send(connection)
@@ -286,7 +286,7 @@ def test_abandoning_twice_is_abandoning_once() -> None:
         send(connection)
 
 
-def test_an_interrupted_write_gives_its_slot_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_write_frees_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     connection = Bench(1).connect()
 
     def interrupt(*args: object, **kwargs: object) -> None:
@@ -314,7 +314,7 @@ def test_the_arena_closes_with_the_last_ticket() -> None:
     assert not connection.owes_answer()
 
 
-def test_threads_that_poll_and_abandon_leave_each_slot_in_one_place() -> None:
+def test_concurrent_polls_and_abandons_leak_no_slot() -> None:
     bench = Bench(4)
     connection = bench.connect()
     over = threading.Event()
@@ -358,6 +358,4 @@ def test_threads_that_poll_and_abandon_leave_each_slot_in_one_place() -> None:
     over.set()
     server.join()
     assert not wrong
-    assert sorted(connection._free) == [0, 1, 2, 3]
-    assert not connection._tickets
-    assert not connection._abandoned
+    assert connection.in_flight == 0

@@ -1,4 +1,4 @@
-"""What the gates say of embeddings, and what passes by while a model runs."""
+"""Router dry runs, and the routes seen while a model runs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from attention_client.dry_run import RouterDryRun
-from attention_client.model import load_model
-from attention_client.overlap import DoubleBatch
+from attention_client.engines.transformers.dry_run import RouterDryRun
+from attention_client.engines.transformers.model import load_model
+from attention_client.engines.transformers.overlap.decoder import DoubleBatch
 from eaas.checkpoint import Checkpoint
 
 ARCHITECTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "deepseek_v3", "gpt_oss")
@@ -20,7 +20,7 @@ TOKENS = list(range(20, 57))
 
 
 class NoExperts:
-    """A cluster whose experts add nothing."""
+    """A cluster whose experts return zeros."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -52,12 +52,10 @@ def routes(model: Any, tokens_BT: torch.Tensor, layers: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_where_attention_adds_nothing_it_is_the_truth(
-    checkpoint: Callable[..., Path], arch: str
-) -> None:
+def test_without_attention_the_dry_run_is_exact(checkpoint: Callable[..., Path], arch: str) -> None:
     model, cluster = load(checkpoint(arch))
     without_attention(model)
-    # Shared and dense experts would add something: before the first layer there are none, but in one model.
+    # Shared and dense experts would add something; only deepseek_v3 has some before its first MoE layer.
     layers = 0 if arch == "deepseek_v3" else 1 if arch == "qwen2_moe" else 3
     dry_run = RouterDryRun(model, 3)
     ids_LTK = dry_run(TOKENS)
@@ -72,14 +70,13 @@ def test_where_attention_adds_nothing_it_is_the_truth(
     assert (ids_LTK < shape.num_experts).all()
 
 
-def test_a_dry_run_in_parts_is_a_dry_run(checkpoint: Callable[..., Path]) -> None:
+def test_a_dry_run_in_parts_equals_the_whole(checkpoint: Callable[..., Path]) -> None:
     dry_run = RouterDryRun(load(checkpoint())[0], 2)
     parts = [dry_run(TOKENS[:9]), dry_run(TOKENS[9:])]
     assert (np.concatenate(parts, axis=1) == dry_run(TOKENS)).all()
 
 
-def test_routes_are_seen_in_the_order_of_the_batch(checkpoint: Callable[..., Path]) -> None:
-    """Two micro-batches in turns: the same routes in the same places."""
+def test_routes_of_micro_batches_are_in_batch_order(checkpoint: Callable[..., Path]) -> None:
     from prometheus_client import CollectorRegistry, Counter
 
     tokens_BT = torch.arange(20, 20 + 5 * 11).view(5, 11)
@@ -112,7 +109,7 @@ def test_routes_are_seen_in_the_order_of_the_batch(checkpoint: Callable[..., Pat
     assert counter.labels("overlap")._value.get() == 1
 
 
-def test_a_model_whose_experts_are_here_is_refused(checkpoint: Callable[..., Path]) -> None:
+def test_a_model_with_local_experts_is_refused(checkpoint: Callable[..., Path]) -> None:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(checkpoint())
@@ -120,7 +117,7 @@ def test_a_model_whose_experts_are_here_is_refused(checkpoint: Callable[..., Pat
         RouterDryRun(model, 1)
 
 
-def test_a_pass_that_was_cut_off_shows_nothing(checkpoint: Callable[..., Path]) -> None:
+def test_an_incomplete_pass_has_no_routes(checkpoint: Callable[..., Path]) -> None:
     model, _ = load(checkpoint())
     tap = RouterDryRun(model, 1).tap
     with tap.watching(3) as seen:

@@ -1,4 +1,4 @@
-"""LayerCall against fake connections and a fake clock: no slot, no thread, no time."""
+"""LayerCall with fake connections and a fake clock."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from attention_client.messages import Ticket
+from attention_client.connections.messages import Ticket
 from eaas.errors import (
     ExpertsUnavailableError,
     WrongRequestError,
@@ -28,7 +28,7 @@ from layer_world import (
 )
 
 
-def test_every_pair_is_computed_once_and_unwanted_ones_never() -> None:
+def test_wanted_pairs_are_computed_once_and_others_never() -> None:
     world = World()
     connections = [FakeConnection(world, f"s{i}") for i in range(2)]
     wanted_TK = np.array([[1, 1], [0, 0], [1, 0], [1, 1]], dtype=bool)
@@ -40,7 +40,7 @@ def test_every_pair_is_computed_once_and_unwanted_ones_never() -> None:
     assert sorted(pairs) == sorted((t, int(IDS[t, k])) for t, k in np.argwhere(wanted_TK))
 
 
-def test_no_tokens_ask_nobody() -> None:
+def test_an_empty_batch_asks_no_server() -> None:
     world = World()
     call = call_of(world, FakeReplicas(world, [view_of([None, None], BOTH)]), IDS[:0])
     assert call.run().shape == (0, HIDDEN)
@@ -57,14 +57,14 @@ def test_no_tokens_ask_nobody() -> None:
         ("corrupt", "corrupt"),
     ],
 )
-def test_only_what_failed_goes_to_the_other_replica(fault: str, counted: str) -> None:
+def test_only_failed_pairs_go_to_the_other_replica(fault: str, counted: str) -> None:
     world = World()
     bad, good = FakeConnection(world, "s0", (fault,)), FakeConnection(world, "s1")
     # Experts 0 and 1 on both, 2 and 3 on the good one alone.
     holds_SE = np.array([[1, 1, 0, 0], [0, 0, 1, 1]])
     shares = view_of([bad, good], holds_SE)
     shares.placement.holds_LSE[0, 1, :2] = True
-    shares.placement.shares_LSE[0, 1, :2] = 1e-6  # Only used where s0 is not.
+    shares.placement.shares_LSE[0, 1, :2] = 1e-6  # Used only without s0.
     call = call_of(world, FakeReplicas(world, [shares]), IDS)
     assert torch.equal(call.run(), expected_of(call))
     assert world.asked == ["s0", "s1", "s1"]
@@ -105,7 +105,7 @@ def test_a_batch_larger_than_a_slot_is_split() -> None:
     assert only.sizes == [3, 3, 3, 3, 3, 1]
 
 
-def test_who_owes_an_answer_is_avoided_while_another_lives() -> None:
+def test_a_server_that_owes_an_answer_is_avoided() -> None:
     world = World()
     stuck, good = FakeConnection(world, "s0", owes=True), FakeConnection(world, "s1")
     call = call_of(world, FakeReplicas(world, [view_of([stuck, good], BOTH)]), IDS)
@@ -113,7 +113,7 @@ def test_who_owes_an_answer_is_avoided_while_another_lives() -> None:
     assert set(world.asked) == {"s1"}
 
 
-def test_who_owes_an_answer_is_used_when_nobody_else_is_left() -> None:
+def test_a_server_that_owes_an_answer_is_the_last_resort() -> None:
     world = World()
     stuck, gone = FakeConnection(world, "s0", owes=True), FakeConnection(world, "s1", ("lost",))
     call = call_of(world, FakeReplicas(world, [view_of([stuck, gone], BOTH)]), IDS)
@@ -132,11 +132,11 @@ def test_the_deadline_holds_and_the_error_names_layer_and_experts(fault: str) ->
         call.run()
     assert (error.value.layer, error.value.experts) == (0, (0, 3))
     assert world.now - started == pytest.approx(TIMEOUT_S, abs=0.01)
-    assert len(world.asked) < 2000  # Refusals come at once; asking again has a pace.
+    assert len(world.asked) < 2000  # Retries are paced, although refusals come at once.
     assert not bad.open
 
 
-def test_the_only_replica_may_be_slower_than_it_ever_was() -> None:
+def test_the_only_replica_may_be_slower_than_ever_before() -> None:
     world = World()
     slow = FakeConnection(world, "s0", delay_s=1.0)  # Learned: 1 ms.
     call = call_of(world, FakeReplicas(world, [view_of([slow], np.ones((1, 4)))]), IDS)
@@ -156,7 +156,7 @@ def test_a_new_placement_ends_the_wait() -> None:
     assert new.epochs == [2]
 
 
-def test_an_answer_found_beside_a_failure_teaches_no_wrong_time() -> None:
+def test_an_answer_next_to_a_failure_teaches_no_wrong_time() -> None:
     world = World()
     stuck, good = FakeConnection(world, "s0", ("silent",)), FakeConnection(world, "s1")
     holds_SE = np.array([[1, 1, 0, 0], [1, 1, 1, 1]])
@@ -167,7 +167,7 @@ def test_an_answer_found_beside_a_failure_teaches_no_wrong_time() -> None:
     assert good.service.budget(4, 0.0, 10.0) < before + 6 * 0.02
 
 
-def test_the_sum_does_not_depend_on_the_order_of_the_answers() -> None:
+def test_the_sum_is_independent_of_the_answers_order() -> None:
     rng = np.random.default_rng(3)
     scores_TK = rng.random(IDS.shape, dtype=np.float32)
     sums = []
@@ -195,7 +195,7 @@ def test_nan_stays_in_its_row() -> None:
     assert not out_TH[2].isfinite().any()
 
 
-def test_an_interrupt_abandons_what_is_in_flight() -> None:
+def test_an_interrupt_abandons_requests_in_flight() -> None:
     class Interrupted(FakeConnection):
         def wait(self, ticket: Ticket, seen_seq: int, timeout_s: float) -> None:
             raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""Servers that a layer call leaves out, and those that it asks again."""
+"""Ejection of servers from layer calls, and their return."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from layer_world import (
 )
 
 
-def test_a_server_that_keeps_failing_is_left_out_for_a_while() -> None:
+def test_a_server_that_keeps_failing_is_ejected_for_a_while() -> None:
     world = World()
     bad, good = FakeConnection(world, "s0", forever="internal"), FakeConnection(world, "s1")
     call = call_of(world, FakeReplicas(world, [view_of([bad, good], BOTH)]), IDS)
@@ -34,7 +34,7 @@ def test_a_server_that_keeps_failing_is_left_out_for_a_while() -> None:
 
 
 @pytest.mark.parametrize("fault", ["stale", "lost"])
-def test_who_is_gone_or_was_never_meant_is_not_blamed(fault: str) -> None:
+def test_a_lost_server_and_a_stale_placement_are_not_blamed(fault: str) -> None:
     world = World()
     bad, good = FakeConnection(world, "s0", forever=fault), FakeConnection(world, "s1")
     call = call_of(world, FakeReplicas(world, [view_of([bad, good], BOTH)]), IDS)
@@ -44,7 +44,7 @@ def test_who_is_gone_or_was_never_meant_is_not_blamed(fault: str) -> None:
     assert not call.shared.ejections.out("s0", world.now)
 
 
-def test_parts_that_fail_together_are_one_failure() -> None:
+def test_parts_that_fail_together_count_as_one_failure() -> None:
     world = World()
     stuck = FakeConnection(world, "s0", ("silent",) * 8, room=1)
     good = FakeConnection(world, "s1")
@@ -86,7 +86,7 @@ def test_an_ejected_server_is_asked_before_one_that_hangs() -> None:
     assert world.now - started < 0.15
 
 
-def test_work_moves_away_from_a_server_that_became_slow() -> None:
+def test_work_moves_off_a_server_that_became_slow() -> None:
     world = World()
     slow, fast = FakeConnection(world, "s0", delay_s=0.04), FakeConnection(world, "s1")
     ids_TK = np.arange(16).reshape(8, 2)

@@ -1,4 +1,4 @@
-"""Hedges of a layer call: who wins, who is dropped, how many there are."""
+"""Hedges of a layer call: outcomes and budget."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from attention_client.budget import HedgeBudget
+from attention_client.connections.deadlines import HedgeBudget
 from eaas.errors import (
     WrongRequestError,
 )
@@ -39,7 +39,7 @@ def test_a_late_request_is_hedged_and_the_first_answer_wins() -> None:
     assert (hedges(call, "won"), hedges(call, "lost")) == (1, 0)
     assert ended(call) == {"s0": {"hedged_away": 1}, "s1": {"answered": 1}}
     assert slow.abandoned == 1
-    # What hedges are a share of.
+    # Hedges are a share of these requests.
     count = call.shared.metrics.registry.get_sample_value
     assert count("eaas_server_requests_total") == 1
 
@@ -56,7 +56,7 @@ def test_a_hedge_that_comes_second_is_dropped() -> None:
     assert slower.abandoned == 1
 
 
-def test_a_hedge_over_several_servers_wins_when_all_of_it_is_there() -> None:
+def test_a_hedge_over_several_servers_wins_with_its_last_answer() -> None:
     world = World()
     slow = seasoned(world, "s0", delay_s=0.09)
     others = [seasoned(world, "s1", delay_s=0.01), seasoned(world, "s2", delay_s=0.03)]
@@ -74,7 +74,7 @@ def test_a_hedge_over_several_servers_wins_when_all_of_it_is_there() -> None:
 
 
 @pytest.mark.parametrize("fault", ["lost", "stale", "corrupt", "silent"])
-def test_a_hedge_that_fails_leaves_the_request_as_it_was(fault: str) -> None:
+def test_a_failed_hedge_leaves_the_request_in_flight(fault: str) -> None:
     world = World()
     slow, bad = seasoned(world, "s0", delay_s=0.09), seasoned(world, "s1", (fault,))
     view = view_of([slow, bad], BOTH)
@@ -85,7 +85,7 @@ def test_a_hedge_that_fails_leaves_the_request_as_it_was(fault: str) -> None:
 
 
 @pytest.mark.parametrize("fault", ["lost", "stale", "corrupt"])
-def test_a_request_that_fails_beside_its_hedge_is_not_sent_a_third_time(fault: str) -> None:
+def test_a_hedged_request_that_fails_is_not_sent_a_third_time(fault: str) -> None:
     world = World()
     bad = seasoned(world, "s0", (fault,), delay_s=0.015)
     good = seasoned(world, "s1", delay_s=0.05)
@@ -96,8 +96,8 @@ def test_a_request_that_fails_beside_its_hedge_is_not_sent_a_third_time(fault: s
     assert world.now == pytest.approx(100.06, abs=0.002)
 
 
-def test_a_hedge_has_its_own_time() -> None:
-    """It must not end with the request that it was sent beside."""
+def test_a_hedge_has_its_own_timeout() -> None:
+    """It must not end with the late request's timeout."""
     world = World()
     stuck, slow = seasoned(world, "s0", forever="silent"), seasoned(world, "s1", delay_s=0.098)
     view = view_of([stuck, slow], BOTH)
@@ -107,7 +107,7 @@ def test_a_hedge_has_its_own_time() -> None:
     assert world.now == pytest.approx(100.108, abs=0.002)
 
 
-def test_what_only_one_server_has_is_not_hedged() -> None:
+def test_a_part_with_one_replica_is_not_hedged() -> None:
     world = World()
     slow, other = seasoned(world, "s0", delay_s=0.09), seasoned(world, "s1")
     view = view_of([slow, other], np.array([[1, 1, 1, 1], [0, 0, 1, 1]]))
@@ -144,7 +144,7 @@ def test_hedges_stay_within_their_share_of_the_requests(outcome: str) -> None:
     budget = CountedBudget(0.05)
     call.shared = replace(call.shared, hedges=budget)
     for number in range(200):
-        for server in servers:  # Every call is a late one, however often they are.
+        for server in servers:  # Every call is late.
             server.service = seasoned(world, "").service
             if number % 3 == 0:
                 server.script.extend(("ok", outcome))
@@ -155,7 +155,7 @@ def test_hedges_stay_within_their_share_of_the_requests(outcome: str) -> None:
     assert sent == budget.requests + budget.hedges
 
 
-def test_a_call_that_lost_several_races_blames_once() -> None:
+def test_several_lost_hedges_of_a_call_blame_once() -> None:
     world = World()
     slow = seasoned(world, "s0", delay_s=0.09, room=1)
     fast = seasoned(world, "s1")
@@ -168,7 +168,7 @@ def test_a_call_that_lost_several_races_blames_once() -> None:
     assert not call.shared.ejections.out("s0", world.now)
 
 
-def test_an_error_in_the_middle_of_a_race_leaves_no_slot_in_use() -> None:
+def test_an_error_during_a_hedge_leaks_no_slot() -> None:
     world = World()
     stuck = seasoned(world, "s0", forever="silent")
     others = [seasoned(world, "s1"), seasoned(world, "s2", ("invalid",), delay_s=0.03)]

@@ -1,4 +1,4 @@
-"""The right sum or one typed error, whatever fails: drawn worlds."""
+"""Property: any failure gives the right sum or one typed error."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attention_client.layer_call import ClusterView
+from attention_client.layer_call.call import ClusterView
 from eaas.errors import (
     ExpertsUnavailableError,
     WrongRequestError,
@@ -66,7 +66,7 @@ def worlds(draw: st.DrawFn) -> tuple[World, Call, list[FakeConnection]]:
 
 @settings(max_examples=300, deadline=None)
 @given(worlds())
-def test_the_right_sum_or_one_typed_error_whatever_fails(drawn) -> None:
+def test_any_failure_gives_the_right_sum_or_one_typed_error(drawn) -> None:
     world, call, connections = drawn
     started = world.now
     try:

@@ -1,4 +1,4 @@
-"""A layer call that is started now and finished later; arenas in this process; the test is the servers."""
+"""Layer calls with separate start and finish, with arenas in this process and the test as the servers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from attention_client.budget import HedgeBudget
-from attention_client.connection import Connection
+from attention_client.connections.connection import Connection
+from attention_client.connections.deadlines import HedgeBudget
+from attention_client.connections.messages import LayerInput
 from attention_client.dispatch import dispatch_policy
-from attention_client.layer_call import ClusterView, Dispatcher, LayerCall
-from attention_client.messages import LayerInput
-from attention_client.metrics import ClientMetrics
+from attention_client.layer_call.call import ClusterView, Dispatcher, LayerCall
+from attention_client.telemetry.metrics import ClientMetrics
 from eaas.errors import ExpertsUnavailableError
 from eaas.types import Placement
 from eaas.wire import Arena, RequestHeader, ResultHeader, SlotState
@@ -28,7 +28,7 @@ IDS = np.array([[0, 1], [1, 2], [2, 3], [3, 0]])
 
 
 class Server:
-    """Answers when it is told to; at once where `prompt`."""
+    """Answers on `answer`, or at once if `prompt`."""
 
     def __init__(self, name: str, slots: int, metrics: ClientMetrics, capacity: int = 1024) -> None:
         self.arena = Arena.create_local(slots, capacity, capacity, 1)
@@ -72,7 +72,7 @@ class Server:
 
 @dataclass
 class Cluster:
-    """Servers that all hold every expert, and calls to them."""
+    """Servers that hold every expert, and calls to them."""
 
     servers: list[Server]
     dispatcher: Dispatcher
@@ -95,7 +95,7 @@ class Cluster:
         )  # fmt: skip
 
     def call(self, seed: int = 0, ids_TK: np.ndarray = IDS) -> tuple[LayerCall, torch.Tensor]:
-        """A call, and its right answer: whole numbers, exact in every order of summation."""
+        """A call and its right answer, in whole numbers that sum exactly in any order."""
         x_TH = torch.from_numpy(
             np.random.default_rng(seed).integers(1, 9, (len(ids_TK), HIDDEN)).astype(np.float32)
         )
@@ -105,13 +105,13 @@ class Cluster:
         return call, x_TH * weight_T[:, None]
 
     def prompt(self) -> None:
-        """Answer what waits, and what comes, at once."""
+        """Answer all waiting and future requests at once."""
         for server in self.servers:
             server.prompt = True
             server.answer()
 
     def in_flight(self) -> int:
-        # Late answers are seen, and their slots taken back, when somebody asks.
+        # `owes_answer` frees the slots of late answers.
         return sum(s.connection.owes_answer() or s.connection.in_flight for s in self.servers)
 
 
@@ -150,8 +150,8 @@ def test_two_calls_share_two_slots_and_end_in_any_order(order: tuple[int, int]) 
     assert cluster.in_flight() == 0
 
 
-def test_a_started_call_leaves_slots_to_the_one_that_is_finished() -> None:
-    """Both need three slots of two: what start did not send, finish does."""
+def test_a_started_call_leaves_slots_for_the_finishing_one() -> None:
+    """Both need three slots, and there are two: `finish` sends the rest."""
     cluster = Cluster.of(1, capacity=3 * 64)
     ids_TK = np.tile(IDS, (3, 1))
     calls = [cluster.call(seed, ids_TK) for seed in range(2)]
@@ -165,7 +165,7 @@ def test_a_started_call_leaves_slots_to_the_one_that_is_finished() -> None:
     assert cluster.in_flight() == 0
 
 
-def test_where_every_slot_is_in_use_finish_sends() -> None:
+def test_finish_sends_if_start_found_no_free_slot() -> None:
     cluster = Cluster.of(1)
     held = [cluster.call(seed)[0] for seed in range(2)]
     for other in held:
@@ -188,13 +188,13 @@ def test_the_deadline_counts_from_the_start() -> None:
     time.sleep(0.5)
     with pytest.raises(ExpertsUnavailableError):
         call.finish()
-    # Had it counted from here: 1.1 s.
+    # From `finish` it would be 1.1 s.
     assert time.monotonic() - started < 1.0
     cluster.prompt()
     assert cluster.in_flight() == 0
 
 
-def test_time_between_start_and_finish_is_not_the_servers() -> None:
+def test_time_between_start_and_finish_is_not_service_time() -> None:
     cluster = Cluster.of(1)
     service = cluster.servers[0].connection.service
     service.observe(len(IDS), 0.001)
@@ -209,7 +209,7 @@ def test_time_between_start_and_finish_is_not_the_servers() -> None:
 
 
 @pytest.mark.parametrize("answered", [False, True])
-def test_cancel_gives_every_slot_back(answered: bool) -> None:
+def test_cancel_frees_every_slot(answered: bool) -> None:
     cluster = Cluster.of(2)
     for seed in range(20):
         call, _ = cluster.call(seed)
@@ -224,7 +224,7 @@ def test_cancel_gives_every_slot_back(answered: bool) -> None:
             server.prompt = False
 
 
-def test_a_call_that_was_not_started_or_is_over_has_no_result() -> None:
+def test_finish_needs_a_started_call() -> None:
     cluster = Cluster.of(1)
     cluster.prompt()
     call, right_TH = cluster.call()
@@ -232,16 +232,16 @@ def test_a_call_that_was_not_started_or_is_over_has_no_result() -> None:
         call.finish()
     call.start()
     assert torch.equal(call.finish(), right_TH)
-    with pytest.raises(RuntimeError, match="is over"):
+    with pytest.raises(RuntimeError, match="has ended"):
         call.finish()
     cancelled, _ = cluster.call()
     cancelled.start()
     cancelled.cancel()
-    with pytest.raises(RuntimeError, match="is over"):
+    with pytest.raises(RuntimeError, match="has ended"):
         cancelled.finish()
 
 
-def test_a_start_that_fails_gives_every_slot_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_start_frees_every_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster.of(2)
 
     def interrupt(*_: object) -> None:
@@ -257,7 +257,7 @@ def test_a_start_that_fails_gives_every_slot_back(monkeypatch: pytest.MonkeyPatc
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(("start", "finish", "cancel")), st.integers(0, 3)),
                 max_size=24), st.integers(2, 4))  # fmt: skip
-def test_any_order_of_starts_finishes_and_cancels_leaks_nothing(steps, slots: int) -> None:
+def test_any_order_of_start_finish_and_cancel_leaks_no_slot(steps, slots: int) -> None:
     cluster = Cluster.of(2, slots)
     open_calls: dict[int, tuple[LayerCall, torch.Tensor]] = {}
     for seed, (step, which) in enumerate(steps):

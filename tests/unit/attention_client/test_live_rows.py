@@ -1,3 +1,5 @@
+"""Tokens that `generate` still needs."""
+
 from __future__ import annotations
 
 import threading
@@ -7,11 +9,11 @@ import torch
 from torch import nn
 from transformers import StoppingCriteriaList
 
-from attention_client.live_rows import LiveRows
+from attention_client.engines.transformers.live_rows import LiveRows
 
 
 class FakeModel(nn.Module):
-    """What LiveRows touches of a transformers model: `generate` runs its steps, one token for a row each."""
+    """The parts of a transformers model that LiveRows uses; each step of `generate` adds a token per row."""
 
     def __init__(self, rows: LiveRows, lengths: list[int], beams: int = 1) -> None:
         super().__init__()
@@ -59,7 +61,7 @@ def test_padding_is_not_wanted() -> None:
     assert model.seen == [[False, True, True, True], None]
 
 
-def test_a_row_that_ended_is_not_wanted_again() -> None:
+def test_an_ended_row_is_not_wanted() -> None:
     model = watched([1, 3])
     model.generate(FULL_22)
     assert model.seen == [None, None, [False, True], [False, True]]
@@ -70,7 +72,7 @@ def test_a_row_that_ended_is_not_wanted_again() -> None:
     assert model.rows.wanted(2) is None
 
 
-def test_beams_change_rows_so_that_all_are_wanted() -> None:
+def test_with_beams_all_rows_are_wanted() -> None:
     model = watched([1, 3], beams=2)
     model.generate(FULL_22)
     assert model.seen[1:] == [None] * 3
@@ -83,7 +85,7 @@ def test_a_batch_of_another_size_is_wanted_whole() -> None:
     assert model.rows.wanted(3) is None
 
 
-def test_threads_do_not_see_each_other() -> None:
+def test_threads_are_independent() -> None:
     model = watched([1, 1])
     model.rows._tokens_T = torch.tensor([True, False])
     seen: list[torch.Tensor | None] = []

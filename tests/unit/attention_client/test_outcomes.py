@@ -1,4 +1,4 @@
-"""The client's totals."""
+"""Totals of request outcomes by server."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-import pytest
-
-from attention_client.outcomes import Outcome, OutcomeTally, failure
+from attention_client.telemetry.request_outcomes import Outcome, OutcomeTally
 from eaas.rpc.v1 import monitor_pb2 as pb
 
 
@@ -43,7 +41,7 @@ def test_totals_by_server() -> None:
     assert tally.read()[0].failures_since_answer == 0
 
 
-def test_another_life_begins_anew_and_the_former_one_is_over() -> None:
+def test_a_new_incarnation_restarts_the_totals() -> None:
     tally = OutcomeTally()
     tally.count(Server("a", 1), Outcome.TIMED_OUT)
     tally.count(Server("a", 2), Outcome.ANSWERED)
@@ -51,7 +49,7 @@ def test_another_life_begins_anew_and_the_former_one_is_over() -> None:
     assert tally.read() == [pb.ServerOutcomes(server_id="a", server_incarnation=2, answered=1)]
 
 
-def test_failures_wake_the_reporter_and_nothing_else_does() -> None:
+def test_only_failures_wake_the_reporter() -> None:
     tally = OutcomeTally()
     woken: list[float] = []
 
@@ -86,17 +84,3 @@ def test_no_count_is_lost_between_threads() -> None:
     for thread in threads:
         thread.join()
     assert tally.read()[0].answered == 80_000
-
-
-@pytest.mark.parametrize(
-    ("kind", "blame", "outcome"),
-    [
-        ("timeout", True, Outcome.TIMED_OUT),
-        ("lost", False, Outcome.LOST),
-        ("corrupt", True, Outcome.CORRUPT),
-        ("refused", False, Outcome.REFUSED),
-        ("refused", True, Outcome.FAILED),
-    ],
-)
-def test_kinds_of_failure(kind: str, blame: bool, outcome: Outcome) -> None:
-    assert failure(kind, blame=blame) is outcome

@@ -1,11 +1,11 @@
-"""What a client says of the servers that it tries."""
+"""Reports about the reachability of servers."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
-from attention_client.reach import ReachBook
+from attention_client.connections.reach import ReachBook
 from eaas.types import Member, MemberState, Role, ServerReach
 
 
@@ -18,7 +18,7 @@ def connection(name: str, incarnation: int = 1, lost_reason: str | None = None) 
     return SimpleNamespace(server_id=name, incarnation=incarnation, lost_reason=lost_reason)
 
 
-def test_connections_and_refusals_are_told() -> None:
+def test_connections_and_refusals_are_reported() -> None:
     book = ReachBook()
     assert book.report([]) == ()
     assert book.failed(server("b"), "another\nuser's")
@@ -30,7 +30,7 @@ def test_connections_and_refusals_are_told() -> None:
     assert book.refusals() == {"b": "another user's"}
 
 
-def test_what_was_lost_stays_lost_until_it_is_connected_again() -> None:
+def test_a_lost_connection_stays_lost_until_reconnected() -> None:
     book = ReachBook()
     book.failed(server("a"), "the stream broke", lost=True)
     book.failed(server("a"), "no answer")
@@ -42,7 +42,7 @@ def test_what_was_lost_stays_lost_until_it_is_connected_again() -> None:
     assert book.report([]) == ()
 
 
-def test_lives_that_are_gone_are_forgotten_and_reasons_are_short() -> None:
+def test_former_processes_are_forgotten_and_reasons_truncated() -> None:
     book = ReachBook()
     for name in "ab":
         book.failed(server(name), name * 1000)

@@ -4,7 +4,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from attention_client.server_metrics import ServerMetrics
+from attention_client.telemetry.server_metrics import ServerMetrics
 from eaas.types import Member, MemberState, Role
 
 
@@ -51,13 +51,13 @@ def ups(*given: Any, **more: Any) -> list[str]:
     return [line for line in samples(*given, **more) if "_up" in line]
 
 
-def test_a_dead_server_is_down_while_the_placement_counts_on_it() -> None:
+def test_a_dead_server_in_the_placement_is_down() -> None:
     up = [f'eaas_expert_server_up{{server="{name}"}} 1.0' for name in "ab"]
     assert ups(MEMBERS, ("a", "c")) == [*up, 'eaas_expert_server_up{server="c"} 0.0']
     assert ups(MEMBERS, ("a", "b")) == up
 
 
-def test_without_a_monitor_there_is_what_was_heard_last() -> None:
+def test_without_a_monitor_the_last_known_state_is_exported() -> None:
     assert samples(None, ("a", "c"), MEMBERS) == [
         'eaas_expert_server_up{server="a"} 1.0',
         'eaas_expert_server_up{server="b"} 1.0',
@@ -66,7 +66,7 @@ def test_without_a_monitor_there_is_what_was_heard_last() -> None:
     assert samples(None) == []
 
 
-def test_registering_asks_nobody() -> None:
+def test_registration_asks_nobody() -> None:
     asked: list[float] = []
 
     def ask(timeout_s: float) -> dict[str, Member]:

@@ -1,4 +1,4 @@
-"""Speeds of servers, and who is left out: pure, with a clock of the test's."""
+"""Measured speeds of servers, and ejections."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention_client.speeds import Ejections, Speeds
+from attention_client.layer_call.server_speeds import Ejections, Speeds
 
 SERVERS = ("a", "b", "c", "d", "e", "f")
 
@@ -16,7 +16,7 @@ def learn(speeds: Speeds, server: str, rate: float, answers: int = 3, now: float
         speeds.observe(server, 2.0, 2.0 * rate, now)
 
 
-def test_an_unknown_server_is_as_fast_as_is_usual() -> None:
+def test_an_unmeasured_server_has_the_usual_speed() -> None:
     speeds = Speeds()
     assert speeds.load(SERVERS[:2], [0, 0], 0.0).rate_S.tolist() == [1.0, 1.0]
     learn(speeds, "a", 0.002, now=1.0)
@@ -33,7 +33,7 @@ def test_slow_first_answers_do_not_make_a_slow_server() -> None:
     assert speeds.load(("a", "b"), [0, 0], 1.0).rate_S == pytest.approx([0.001, 0.001])
 
 
-def test_a_server_that_became_slow_is_known_after_a_few_answers() -> None:
+def test_a_slow_down_is_learned_within_a_few_answers() -> None:
     speeds = Speeds()
     learn(speeds, "a", 0.001)
     learn(speeds, "b", 0.001, answers=100)
@@ -41,7 +41,7 @@ def test_a_server_that_became_slow_is_known_after_a_few_answers() -> None:
     assert speeds.load(("a", "b"), [0, 0], 0.0).rate_S == pytest.approx([0.001, 0.010])
 
 
-def test_the_backlog_is_what_is_in_flight_at_the_servers_own_speed() -> None:
+def test_the_backlog_uses_the_servers_own_speed() -> None:
     speeds = Speeds()
     learn(speeds, "a", 0.001)
     learn(speeds, "b", 0.003)
@@ -49,7 +49,7 @@ def test_the_backlog_is_what_is_in_flight_at_the_servers_own_speed() -> None:
     assert load.backlog_S == pytest.approx([0.01, 0.03])
 
 
-def test_a_slow_server_that_is_not_asked_gets_another_chance() -> None:
+def test_an_old_measurement_fades() -> None:
     speeds = Speeds()
     for server, rate in (("a", 0.001), ("b", 0.001), ("c", 0.101)):
         learn(speeds, server, rate)
@@ -62,7 +62,7 @@ def outliers(speeds: Speeds, factor: float = 5.0, answers: int = 5) -> list[str]
     return [s for s in servers if speeds.is_outlier(s, servers, factor, answers)]
 
 
-def test_an_outlier_has_answered_often_enough() -> None:
+def test_an_outlier_needs_enough_answers() -> None:
     speeds = Speeds()
     for answers in range(1, 6):
         for server, seconds in (("a", 0.001), ("b", 0.001), ("c", 0.006)):
@@ -80,8 +80,8 @@ def test_microseconds_make_no_outlier() -> None:
     assert outliers(speeds) == []
 
 
-def test_who_gets_little_work_is_no_outlier() -> None:
-    """An answer has a cost of its own: a queue, a joint batch."""
+def test_a_server_with_little_work_is_no_outlier() -> None:
+    """Each answer has a fixed cost."""
     speeds = Speeds()
     for _ in range(10):
         for server, work in (("a", 8.0), ("b", 8.0), ("c", 1.0)):
@@ -93,7 +93,7 @@ def fail(ejections: Ejections, server: str, now: float, servers: tuple[str, ...]
     return [ejections.failed(server, servers, now) for _ in range(Ejections.FAILURES)][-1]
 
 
-def test_failures_in_a_row_eject_and_an_answer_between_them_does_not() -> None:
+def test_only_consecutive_failures_eject() -> None:
     ejections = Ejections()
     for _ in range(10):
         assert not ejections.failed("a", SERVERS, 0.0)
@@ -105,7 +105,7 @@ def test_failures_in_a_row_eject_and_an_answer_between_them_does_not() -> None:
     assert not ejections.out("a", 5.0)
 
 
-def test_each_time_out_is_longer_until_the_past_is_forgiven() -> None:
+def test_each_ejection_is_longer_until_a_minute_passes() -> None:
     ejections, now, lengths = Ejections(), 0.0, []
     for _ in range(6):
         assert fail(ejections, "a", now)
@@ -118,13 +118,13 @@ def test_each_time_out_is_longer_until_the_past_is_forgiven() -> None:
 
 
 @pytest.mark.parametrize(("servers", "most"), [(1, 0), (2, 1), (3, 1), (5, 1), (6, 2)])
-def test_the_cap(servers: int, most: int) -> None:
+def test_the_cap_on_ejections(servers: int, most: int) -> None:
     ejections, names = Ejections(), SERVERS[:servers]
     assert sum(fail(ejections, name, 0.0, names) for name in names) == most
 
 
 @given(st.lists(st.tuples(st.sampled_from(SERVERS), st.booleans(), st.floats(0, 30))))
-def test_never_more_than_a_third_are_out(events) -> None:
+def test_at_most_a_third_are_ejected(events) -> None:
     ejections, now = Ejections(), 0.0
     for server, failed, pause in events:
         now += pause

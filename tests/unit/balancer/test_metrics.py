@@ -1,4 +1,4 @@
-"""What Prometheus is told."""
+"""The balancer's metrics."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from prometheus_client import generate_latest
 
 from balancer.live.control import Signals
+from balancer.live.cost_benefit import Settings
 from balancer.live.hotness import Reading, Work
-from balancer.live.mind import Settings
 from balancer.live.state import LoadState
 from balancer.metrics import BalancerMetrics
 from eaas.config import BalancerConfig
@@ -30,7 +30,7 @@ def test_the_figures_of_a_placement_and_its_load() -> None:
     holds_LSE[:, 0, :2] = holds_LSE[:, 1, 2:] = True
     placement = Placement(5, ("a", "b"), holds_LSE, holds_LSE.astype(np.float32))
     now = [10.0]
-    wanted = Settings(policy="eplb", tuned={"k": 0.5, "budget": 3}, link_part=0.25)
+    wanted = Settings(policy="eplb", tuned={"k": 0.5, "budget": 3})
     signals = Signals(burstiness=0.1, link_load=0.75)
     metrics = BalancerMetrics(lambda: load, lambda: wanted, lambda: signals, lambda: now[0])
     assert b"eaas_balancer_epoch" not in generate_latest(metrics.registry)
@@ -54,7 +54,6 @@ def test_the_figures_of_a_placement_and_its_load() -> None:
     assert value("server_speed", server="a") == 1.0
     assert value("hotness", layer="1", expert="0") == 30
     assert value("knob", knob="budget") == 3
-    assert value("knob", knob="link_part") == 0.25
     assert value("signal", signal="link_load") == 0.75
     assert value("signal", signal="latency") is None
     assert (metrics.balancedness_L() == 1 / 1.5).all()

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from balancer.actions import Action, Prepare, Publish, Refuse, Retire
-from balancer.planner import Planner
+from balancer.planner.actions import Action, Prepare, Publish, Refuse, Retire
+from balancer.planner.planner import Planner
 from placement_world import (
     ACK_S,
     DEAD,
@@ -74,7 +74,7 @@ def test_servers_of_two_models_do_not_add_up() -> None:
     assert prepares(planner.observe(view(server("s1", model=None), server("s2")), 0.0)) == {}
 
 
-def test_a_loss_before_publication_makes_a_new_draft_with_a_higher_epoch() -> None:
+def test_a_loss_before_publication_makes_a_new_candidate_with_a_higher_epoch() -> None:
     world = World(2, 2)
     world.start("s1")
     world.start("s2")
@@ -138,14 +138,14 @@ def test_a_client_that_dies_is_not_waited_for() -> None:
     assert kinds(world) == []
     del world.follows["d"]
     world.members["d"] = client("d", 1, DEAD)
-    world.tell()
+    world.notify()
     assert len(world.calls) == 3
 
 
 def test_a_suspected_server_keeps_its_share_and_gets_nothing_new() -> None:
     world = settled("s1", "s2", "s3")
     world.members["s1"] = replace(world.members["s1"], state=SUSPECT)
-    world.tell()
+    world.notify()
     assert world.calls == []
     world.die("s2")
     world.die("s3")
@@ -170,7 +170,7 @@ def test_a_server_that_comes_back_in_time_gets_its_share_again() -> None:
 def test_a_server_that_woke_with_its_weights_is_left_alone() -> None:
     world = settled("s1", "s2")
     world.members["s2"] = replace(world.members["s2"], incarnation=2)
-    world.tell()
+    world.notify()
     assert all(isinstance(call, Retire) for _, call in world.calls)
     world.settle()
     world.assert_settled()
@@ -222,7 +222,7 @@ def test_orphans_do_not_wait_for_a_roll_out() -> None:
 
 
 def answer_all_but(world: World, hung: str) -> None:
-    """Every call, but to a server that never comes to an end with one; clients follow."""
+    """Answer all calls but those to a hung server; clients follow."""
     while True:
         place = next((i for i, (_, c) in enumerate(world.calls) if c.server_id != hung), None)
         if place is not None:
@@ -253,7 +253,7 @@ def test_orphans_of_a_server_that_was_leaving_do_not_wait_for_one_that_hangs() -
 
 def test_orphans_are_not_published_on_a_server_that_could_hold_no_more_and_died() -> None:
     world = settled("s1", "s2", "s3", redundancy=1)
-    world.deaf = {"s2"}
+    world.unreachable = {"s2"}
     world.die("s3")
     while not world.refusals:
         world.answer()
@@ -289,7 +289,7 @@ def test_a_draining_server_serves_until_others_have_its_experts() -> None:
     world.assert_settled()
 
 
-def test_what_speaks_against_a_drain() -> None:
+def test_drain_refusals() -> None:
     world = settled("s1", "s2")
     assert world.planner.let_drain("s2") is None
     # It has not said so yet.
@@ -316,7 +316,7 @@ def test_a_server_that_cannot_load_is_given_up_and_others_take_its_share() -> No
     world.settle()
     assert world.published.servers == ("s1", "s2")
     # It gets another chance, twice as long after each that it missed; another life has one at once.
-    world.deaf = {"s3"}
+    world.unreachable = {"s3"}
     assert world.planner.wake_at(world.now) == world.now + GRACE_S
     world.wait(GRACE_S)
     world.settle()
@@ -333,7 +333,7 @@ def test_a_server_that_leaves_before_it_could_load_holds_nothing() -> None:
     world = settled("s1", "s2", redundancy=1)
     world.die("s2")
     world.start("s2")
-    world.deaf = {"s2"}
+    world.unreachable = {"s2"}
     world.start("s3")
     world.drain("s2")
     world.settle()
@@ -342,11 +342,11 @@ def test_a_server_that_leaves_before_it_could_load_holds_nothing() -> None:
 
 def test_a_server_that_was_out_of_reach_for_a_moment_has_experts_again() -> None:
     world = settled("s1", "s2", "s3")
-    world.deaf = {"s1"}
+    world.unreachable = {"s1"}
     world.start("s4")
     world.settle()
     assert world.published.servers == ("s2", "s3", "s4")
-    world.hear_again()
+    world.reconnect()
     world.settle()
     world.wait(GRACE_S)
     world.settle()
@@ -356,20 +356,20 @@ def test_a_server_that_was_out_of_reach_for_a_moment_has_experts_again() -> None
 def test_a_server_that_a_new_balancer_could_not_reach_is_asked_again() -> None:
     world = settled("s1", "s2")
     world.start_balancer()
-    world.deaf = {"s1", "s2"}
+    world.unreachable = {"s1", "s2"}
     world.settle()
     assert world.published is None
-    world.hear_again()
+    world.reconnect()
     world.wait(GRACE_S)
     world.settle()
     world.assert_settled()
 
 
-def test_a_server_that_hangs_in_a_load_is_gone_on_without_at_once() -> None:
+def test_the_planner_continues_without_a_server_that_hangs_in_a_load() -> None:
     world = settled("s1", "s2", "s3")
     world.start("s4")
     (hanging,) = (c for _, c in world.calls if c.server_id == "s4")
-    world.take(world.planner.failed(hanging, world.now, timed_out=True))
+    world.apply(world.planner.failed(hanging, world.now, timed_out=True))
     assert any("took too long" in r.reason for r in world.refusals)
     world.calls = [(p, c) for p, c in world.calls if c is not hanging]
     world.settle()
@@ -379,7 +379,7 @@ def test_a_server_that_hangs_in_a_load_is_gone_on_without_at_once() -> None:
     world.assert_settled()
 
 
-def test_before_the_first_placement_nobody_is_given_up() -> None:
+def test_before_the_first_placement_no_server_is_given_up() -> None:
     planner = Planner(2, 1)
     asked = prepares(planner.observe(view(server("s1"), server("s2")), 0.0))
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""Servers come, leave and die where memory is short: nobody is ever told to hold more than it can."""
+"""Servers come, leave and die with scarce memory: no server is told to hold more than it can."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = ("s1", "s2", "s3", "s4")
 
 def started(*names: str, room: int, redundancy: int = 2) -> World:
     world = World(len(names), redundancy)
-    world.rooms = dict.fromkeys(NAMES, room)
+    world.capacity = dict.fromkeys(NAMES, room)
     for name in names:
         world.start(name)
     while world.calls:
@@ -31,16 +31,16 @@ def is_right(world: World) -> None:
     placement = world.published
     assert placement is not None
     assert world.covered(placement).all()
-    assert not world.crowded
+    assert not world.overfull
     for s, name in enumerate(placement.servers):
         assert (world.stores[name] == placement.holds_LSE[:, s]).all()
-        assert world.stores[name].sum() <= world.rooms[name]
+        assert world.stores[name].sum() <= world.capacity[name]
     assert ((placement.shares_LSE > 0) == placement.holds_LSE).all()
 
 
 @pytest.mark.parametrize("room", [4, 6, 8, 12])
 def test_joins_leaves_and_deaths_with_a_cap_that_binds(room: int) -> None:
-    """Twice each expert takes 24 on three servers: with 4 there is room for one of each, with 6 for some."""
+    """Two replicas of each expert are 24, on three servers: a capacity of 4 allows one each, 6 some more."""
     world = started("s1", "s2", "s3", room=room)
     is_right(world)
     replicas = world.published.holds_LSE.sum()
@@ -65,7 +65,7 @@ def test_joins_leaves_and_deaths_with_a_cap_that_binds(room: int) -> None:
     assert world.up() == ["s1", "s3", "s4"]
 
 
-def test_what_a_dead_server_alone_had_is_put_where_room_is_made() -> None:
+def test_orphans_go_where_spare_replicas_make_room() -> None:
     """Redundancy 1, so that each death leaves orphans; the others are full of spare replicas by then."""
     world = started("s1", "s2", "s3", room=6)
     world.die("s3")
@@ -74,7 +74,7 @@ def test_what_a_dead_server_alone_had_is_put_where_room_is_made() -> None:
     world.die("s2")
     world.settle()
     # Six of twelve fit on the one that is left: those stay, and somebody is told.
-    assert not world.crowded
+    assert not world.overfull
     assert len(world.complaints) == 1
     assert "no server has memory" in world.complaints[0]
     world.start("s2")
@@ -84,7 +84,7 @@ def test_what_a_dead_server_alone_had_is_put_where_room_is_made() -> None:
 
 def is_right_but_for_the_dead(world: World) -> None:
     assert world.published is not None
-    assert not world.crowded
+    assert not world.overfull
     held_LE = np.any([world.stores[n] for n in world.up()], axis=0)
     assert held_LE.all()
     assert world.covered(world.published).all()
@@ -92,7 +92,7 @@ def is_right_but_for_the_dead(world: World) -> None:
 
 def test_too_little_memory_for_all_experts() -> None:
     world = World(3, 1)
-    world.rooms = dict.fromkeys(NAMES, 3)
+    world.capacity = dict.fromkeys(NAMES, 3)
     for name in NAMES[:3]:
         world.start(name)
     world.settle()
@@ -102,10 +102,10 @@ def test_too_little_memory_for_all_experts() -> None:
     world.start("s4")
     world.settle()
     assert world.covered(world.published).all()
-    assert not world.crowded
+    assert not world.overfull
 
 
-def test_a_server_that_is_needed_for_its_memory_is_not_let_go() -> None:
+def test_a_server_needed_for_its_memory_cannot_drain() -> None:
     world = started("s1", "s2", "s3", room=4, redundancy=1)
     why = world.planner.let_drain("s1")
     assert why is not None
@@ -122,27 +122,27 @@ def test_a_server_that_is_needed_for_its_memory_is_not_let_go() -> None:
     room=st.integers(6, 12),
     redundancy=st.integers(1, 3),
 )
-def test_in_any_history_nobody_holds_more_than_it_can(
+def test_in_any_history_no_server_exceeds_its_memory(
     seed: int, steps: int, room: int, redundancy: int
 ) -> None:
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     world = started("s1", "s2", "s3", room=room, redundancy=redundancy)
     for _ in range(steps):
-        what, up = dice.random(), world.up()
+        what, up = rng.random(), world.up()
         staying = [n for n in up if world.members[n].state is not DRAINING]
         if world.calls and what < 0.65:
-            world.answer(dice.randrange(len(world.calls)), fail=dice.random() < 0.05)
+            world.answer(rng.randrange(len(world.calls)), fail=rng.random() < 0.05)
         elif what < 0.75:
             world.follow("c")
         elif what < 0.85 and len(staying) > 2:
-            world.die(dice.choice(staying))
+            world.die(rng.choice(staying))
         elif what < 0.92 and (down := [n for n in NAMES if n not in up]):
-            world.start(dice.choice(down))
+            world.start(rng.choice(down))
         elif what < 0.96 and len(staying) > 2:
-            world.drain(dice.choice(staying))
+            world.drain(rng.choice(staying))
         else:
             world.wait(1.0)
-        assert not world.crowded
+        assert not world.overfull
     for name in NAMES:
         if name not in world.up():
             world.start(name)

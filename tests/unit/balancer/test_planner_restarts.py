@@ -1,12 +1,12 @@
-"""The planner after a balancer, a monitor or a server began anew, and where calls fail."""
+"""The planner after restarts of balancer, monitor or servers, and after failed calls."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from balancer.actions import Inspect, Prepare, Retire
-from balancer.planner import Planner
+from balancer.planner.actions import Inspect, Prepare, Retire
+from balancer.planner.planner import Planner
 from placement_world import (
     FULL,
     SERVING,
@@ -55,7 +55,7 @@ def test_it_waits_a_while_for_servers_that_a_restarted_monitor_does_not_know_yet
     world.start_balancer()
     assert world.calls == []
     world.members |= late
-    world.tell()
+    world.notify()
     assert len(world.calls) == 3
     world.settle()
     world.assert_settled()
@@ -98,7 +98,7 @@ def test_a_new_process_with_an_equal_incarnation_comes_while_the_old_one_loads()
     world.start("s2", 1)
     assert [c.server_id for _, c in world.calls].count("s2") == 2
     # What was told to the old one says nothing of the new one.
-    world.take(world.planner.succeeded(late[0][1], world.now))
+    world.apply(world.planner.succeeded(late[0][1], world.now))
     world.settle()
     world.assert_settled()
 
@@ -106,12 +106,12 @@ def test_a_new_process_with_an_equal_incarnation_comes_while_the_old_one_loads()
 # -- a server that only the balancer cannot reach ------------------------------------------------------
 
 
-def test_a_server_that_does_not_hear_of_a_retirement_holds_nobody_up() -> None:
+def test_an_unreachable_server_does_not_delay_a_retirement() -> None:
     world = settled("s1", "s2", "s3")
     world.start("s4")
     while world.calls:
         world.answer()
-    world.deaf = {"s1"}
+    world.unreachable = {"s1"}
     world.settle()
     assert [type(call) for _, call in world.vain] == [Retire], "it is told on"
     world.start("s5")
@@ -122,7 +122,7 @@ def test_a_server_that_does_not_hear_of_a_retirement_holds_nobody_up() -> None:
     assert [r.server_id for r in world.refusals] == ["s1"]
 
 
-def test_a_retirement_that_failed_once_is_told_again() -> None:
+def test_a_failed_retirement_is_repeated() -> None:
     world = settled("s1", "s2")
     world.start("s3")
     while world.calls:
@@ -135,7 +135,7 @@ def test_a_retirement_that_failed_once_is_told_again() -> None:
 
 def test_a_balancer_that_starts_goes_on_without_a_server_that_it_cannot_reach() -> None:
     world = settled("s1", "s2", "s3")
-    world.deaf = {"s1"}
+    world.unreachable = {"s1"}
     world.start_balancer()
     world.settle()
     assert world.published.servers == ("s2", "s3")
@@ -147,7 +147,7 @@ def test_a_balancer_that_starts_goes_on_without_a_server_that_cannot_load() -> N
     world.start_balancer()
     while any(isinstance(call, Inspect) for _, call in world.calls):
         world.answer()
-    world.deaf = {"s1"}
+    world.unreachable = {"s1"}
     world.settle()
     assert world.published.servers == ("s2", "s3")
     assert world.covered(world.published).all()

@@ -1,4 +1,4 @@
-"""Which servers get experts, by what clients report."""
+"""Servers get experts according to clients' reports of reach."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balancer.audiences import servers_of, with_audiences
-from balancer.drafts import Draft
-from balancer.reach import ReachTracker, judge
+from balancer.planner.audiences import servers_of, with_audiences
+from balancer.planner.candidates import Candidate
+from balancer.planner.reach import ReachTracker, judge
 from eaas.types import Member, ServerReach
 from placement_world import GRACE_S, World, client, server, settled
 
@@ -66,14 +66,14 @@ def test_audiences_get_replicas(
     redundancy: int,
     room: int | None,
 ) -> None:
-    dice = np.random.default_rng(seed)
-    holds_LSE = dice.random((2, 3, 5)) < 0.4
+    rng = np.random.default_rng(seed)
+    holds_LSE = rng.random((2, 3, 5)) < 0.4
     holds_LSE[:, 0] |= ~holds_LSE.any(axis=1)
     shares_LSE = holds_LSE / holds_LSE.sum(axis=1, keepdims=True)
-    draft = Draft(SERVERS[:3], holds_LSE, shares_LSE)
-    room_S = None if room is None else np.full(len(servers_of(draft, able)), room)
-    found = with_audiences(draft, audiences, able, redundancy, room_S)
-    kept = [found.servers.index(s) for s in draft.servers]
+    candidate = Candidate(SERVERS[:3], holds_LSE, shares_LSE)
+    capacity_S = None if room is None else np.full(len(servers_of(candidate, able)), room)
+    found = with_audiences(candidate, audiences, able, redundancy, capacity_S)
+    kept = [found.servers.index(s) for s in candidate.servers]
     assert (found.holds_LSE[:, kept] >= holds_LSE).all()
     assert np.allclose(found.shares_LSE.sum(axis=1), 1)
     assert ((found.shares_LSE > 0) == found.holds_LSE).all()
@@ -140,21 +140,21 @@ def test_clients_of_a_former_release_reach_everybody() -> None:
 
 
 def settle(world: World) -> None:
-    """All is done, and clients follow."""
+    """Answer all calls; clients follow."""
     for _ in range(5):
         world.settle()
         for member in tuple(world.members.values()):
             if member.reach is not None and world.published is not None:
                 epoch = world.published.epoch
                 world.members[member.id] = replace(member, epoch=epoch)
-        world.tell()
+        world.notify()
     world.settle()
 
 
 def told(world: World, name: str, *said: ServerReach) -> None:
-    """A client says what it reaches."""
+    """A client reports its reach."""
     world.members[name] = replace(world.members[name], reach=said)
-    world.tell()
+    world.notify()
 
 
 def test_row_40_a_newcomer_gets_nothing_before_its_clients_are_connected() -> None:
@@ -178,7 +178,7 @@ def test_row_40_a_newcomer_gets_nothing_before_its_clients_are_connected() -> No
     assert world.published.servers == ("b", "c", "d")
 
 
-def test_a_draft_waits_for_a_client_that_loses_its_new_server() -> None:
+def test_a_candidate_waits_for_a_client_that_loses_its_new_server() -> None:
     world = settled("a", "b", clients=())
     said = connected("a", "b", "c")
     world.members["c1"] = reaching("c1", *said, epoch=world.published.epoch)
@@ -194,7 +194,7 @@ def test_a_draft_waits_for_a_client_that_loses_its_new_server() -> None:
     assert "c" in world.published.servers
 
 
-def test_a_draft_is_given_up_where_a_client_does_not_come_back_to_its_new_server() -> None:
+def test_a_candidate_is_given_up_if_a_client_does_not_return_to_its_new_server() -> None:
     world = settled("a", "b", clients=())
     world.members["c1"] = reaching("c1", *connected("a", "b", "c"), epoch=world.published.epoch)
     world.start("c")
@@ -214,7 +214,7 @@ def test_row_40_a_client_that_is_cut_from_some_gets_replicas_elsewhere() -> None
     before = world.published
     for name in ("well", "lost"):
         world.members[name] = reaching(name, *connected("a", "b", "c"), epoch=before.epoch)
-    world.tell()
+    world.notify()
     told(world, "lost", *connected("a"), cut("b"), cut("c"))
     world.wait(GRACE_S - 1)
     settle(world)
@@ -239,7 +239,7 @@ def test_a_client_that_is_cut_from_all_moves_nothing() -> None:
     before = world.published
     world.members["well"] = reaching("well", *connected("a", "b", "c"), epoch=before.epoch)
     world.members["lost"] = reaching("lost", *map(cut, "abc"), epoch=before.epoch)
-    world.tell()
+    world.notify()
     world.wait(10 * GRACE_S)
     settle(world)
     assert world.published is before
@@ -252,12 +252,12 @@ def test_a_client_that_is_cut_from_all_moves_nothing() -> None:
     assert "d" in world.published.servers
 
 
-def test_what_no_client_reaches_is_held_by_others() -> None:
+def test_experts_of_unreached_servers_are_held_by_others() -> None:
     world = settled("a", "b", "c", clients=())
     world.members["c1"] = reaching(
         "c1", *connected("a", "b"), cut("c", lost=False), epoch=world.published.epoch
     )
-    world.tell()
+    world.notify()
     world.wait(2.0)
     settle(world)
     assert world.published.servers == ("a", "b")

@@ -1,4 +1,4 @@
-"""What servers answer, and what nobody expected."""
+"""The roll-out: servers' answers, errors, order of calls."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from balancer import rollout as rollout_module
-from balancer.actions import Action, Call, Inspect, Prepare
+from balancer.planner.actions import Action, Call, Inspect, Prepare
 from balancer.rollout import Rollout
-from eaas.grpc_server import Service, serve
-from eaas.membership import MembershipView
+from eaas.membership.cluster_view import MembershipView
+from eaas.net.grpc_server import Service, serve
 from eaas.rpc.v1 import common_pb2, expert_pb2, expert_pb2_grpc
 from eaas.types import Placement
 
@@ -21,7 +21,7 @@ WAIT_S = 10.0
 
 
 class Server:
-    """Holds what a test says."""
+    """A server with given experts."""
 
     def __init__(self, *layers: list[int]) -> None:
         holdings = [common_pb2.Holding(experts=experts) for experts in layers]
@@ -37,7 +37,7 @@ class Server:
 
 
 class Planner:
-    """Wants calls once, and takes down what comes of the last."""
+    """Wants each call once, and records the last outcome."""
 
     def __init__(self, address: str = "", has_time: bool = False) -> None:
         self.call: Any = Inspect("s1", ("s1", 1, "h", 1, address, 1), address, 2, 4)
@@ -88,7 +88,7 @@ def ask(server: Server) -> Any:
     return planner.outcome
 
 
-def test_what_a_server_holds_and_was_told() -> None:
+def test_a_servers_holds_and_epoch_are_reported() -> None:
     server = Server([0, 3], [1])
     holds_LE, epoch, digests_LE = ask(server)
     assert epoch == 7
@@ -107,7 +107,7 @@ def test_an_answer_of_another_model_is_a_failure(layers: tuple[list[int], ...]) 
 
 
 def test_a_load_that_takes_too_long_is_told_as_that() -> None:
-    """One time-out is enough: the planner is not to wait for as long again."""
+    """One time-out is enough: the planner must not wait as long again."""
     loading, over = threading.Event(), threading.Event()
     server = Server()
     server.PreparePlacement = lambda request, context: loading.set() or over.wait(WAIT_S)  # type: ignore[attr-defined]
@@ -188,7 +188,7 @@ def test_servers_are_told_in_turn_where_nobody_waits(
         assert began_at[-1] - asked_at >= (count - 1) * 0.5
 
 
-def test_what_cannot_wait_is_told_before_those_whose_turn_it_is_not(
+def test_urgent_calls_overtake_calls_that_wait_their_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(rollout_module, "_REST_S", 1e6)

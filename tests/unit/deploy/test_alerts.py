@@ -1,4 +1,4 @@
-"""Each alert rule, by promtool: figures that must fire it, and figures next to these that must not."""
+"""Each alert rule, by promtool: series that must fire it, and similar series that must not."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UP = {f"up{{{ENDPOINT}}}": "1x400"}
 
 @dataclass(frozen=True)
 class Case:
-    """Series every 5 s, and when the alert is looked for."""
+    """Series with a value every 5 s, and the time at which the alert is evaluated."""
 
     alert: str
     series: dict[str, str]
@@ -103,7 +103,7 @@ CASES = [
 
 
 def judge(rules: Path, cases: list[Case]) -> subprocess.CompletedProcess[str]:
-    """promtool's word on whether the rules do what the cases say; it names those that they do not."""
+    """Run promtool over the rules and cases; it names the cases that fail."""
     tests = []
     for case in cases:
         up = {} if "Endpoint" in case.alert else UP
@@ -122,7 +122,7 @@ def judge(rules: Path, cases: list[Case]) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def bare(tmp_path: Path) -> Path:
-    """The rules without the texts for people, which are not what is tested."""
+    """The rules without annotations."""
     document = yaml.safe_load(FILE.read_text())
     for rule in document["groups"][0]["rules"]:
         del rule["annotations"]

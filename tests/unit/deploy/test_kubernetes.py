@@ -1,4 +1,4 @@
-"""The manifests hold what Kubernetes' schemas ask for, and fit together. No cluster has run them."""
+"""The manifests match Kubernetes' schemas and fit together. No cluster has run them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_schemas_refuse_what_is_wrong() -> None:
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=name_of)
 def test_pods_are_restricted(workload: dict[str, Any]) -> None:
-    """As the namespace's `pod-security.kubernetes.io/enforce: restricted` asks of them."""
+    """Pods meet the namespace's `pod-security.kubernetes.io/enforce: restricted`."""
     pod = workload["spec"]["template"]["spec"]
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -85,10 +85,10 @@ def test_pods_are_restricted(workload: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=name_of)
 def test_commands_are_those_of_the_program(workload: dict[str, Any]) -> None:
-    """And the probes ask where the command listens."""
+    """Commands parse, and probes ask the port on which the command listens."""
     import typer
 
-    from eaas.cli import app
+    from eaas_cli.commands import app
 
     for container in containers(workload):
         if container["name"] == "demo-model":
@@ -119,7 +119,7 @@ def test_commands_are_those_of_the_program(workload: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=name_of)
 def test_every_role_has_its_own_certificate(workload: dict[str, Any]) -> None:
-    """By the names that `Identity` looks for, readable for nobody but the pod's user."""
+    """Files have the names that `Identity` reads, and only the pod's user can read them."""
     pod = workload["spec"]["template"]["spec"]
     container = pod["containers"][0]
     role = container["command"][1]
@@ -162,7 +162,7 @@ def test_numbers_that_depend_on_one_another() -> None:
 
 
 def test_kustomize_builds_it(tmp_path: Path) -> None:
-    """With a checkpoint of one's own, as docs/deploy.md says."""
+    """kustomize builds them, also with the component for a checkpoint of docs/deploy.md."""
     if shutil.which("kubectl") is None:
         pytest.skip("needs kubectl")
     shutil.copytree(KUBERNETES, tmp_path / "kubernetes")

@@ -1,4 +1,4 @@
-"""Prometheus and Grafana are told of what exists: services, ports, data source, metrics. Neither is run."""
+"""The files of Prometheus and Grafana name existing services, ports, data sources and metrics."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 import yaml
 from prometheus_client import CollectorRegistry, Metric
 
-from attention_client.metrics import ClientMetrics
-from attention_client.serve.metrics import ServeMetrics
-from attention_client.serve.scheduler_metrics import SchedulerMetrics
-from attention_client.server_metrics import ServerMetrics
+from attention_client.serving.metrics.http import ServeMetrics
+from attention_client.serving.metrics.scheduler import SchedulerMetrics
+from attention_client.telemetry.metrics import ClientMetrics
+from attention_client.telemetry.server_metrics import ServerMetrics
 from balancer.live.control import Signals
+from balancer.live.cost_benefit import Settings
 from balancer.live.hotness import Reading, Work
-from balancer.live.mind import Settings
 from balancer.live.state import LoadState
 from balancer.metrics import BalancerMetrics
 from eaas.config import BalancerConfig
@@ -29,7 +29,7 @@ SOURCE = yaml.safe_load((DEPLOY / "grafana/provisioning/datasources/prometheus.y
 
 
 def families() -> list[Metric]:
-    """Of everything that /metrics of endpoint and balancer can show."""
+    """Every metric that /metrics of endpoint and balancer can show."""
     registry = CollectorRegistry()
     ClientMetrics(registry).watch_coverage(int, int)
     ServeMetrics(registry).show_as_vllm("demo")
@@ -40,7 +40,7 @@ def families() -> list[Metric]:
 
 
 def balancer_families() -> list[Metric]:
-    """With a load, and with knobs that are set from it."""
+    """The balancer's metrics, with a load and live knobs."""
     load = LoadState(BalancerConfig(), 1, 2)
     holds_LSE = np.ones((1, 1, 2), bool)
     placement = Placement(1, ("a",), holds_LSE, holds_LSE.astype(np.float32))
@@ -100,7 +100,7 @@ def test_units_are_base_units_and_names_say_them() -> None:
         assert metric.documentation
 
 
-def test_the_dashboard_is_whole() -> None:
+def test_the_dashboard_is_complete() -> None:
     panels = DASHBOARD["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     (source,) = SOURCE["datasources"]
@@ -117,7 +117,7 @@ def test_the_dashboard_is_whole() -> None:
     assert max(x for x, _ in cells) < 24
 
 
-def test_the_files_lie_where_they_are_looked_for() -> None:
+def test_the_files_are_mounted_where_they_are_read() -> None:
     mounts = dict(
         volume.removesuffix(":ro").split(":")[::-1]
         for name in ("grafana", "prometheus")

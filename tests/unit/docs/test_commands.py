@@ -1,4 +1,4 @@
-"""Each `eaas ...` in the documents is a command that there is, with options that it has."""
+"""Every `eaas ...` command of the documents exists, with its options."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import typer
 
-from eaas.cli import app
+from eaas_cli.commands import app
 
 ROOT = Path(__file__).parents[3]
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
-    # What a log or a decision says was true on its day.
+    # The log may name commands of its day.
     *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "performance.md"),
     *sorted((ROOT / "examples").rglob("*.md")),
 ]
@@ -23,25 +23,25 @@ PROGRAM = typer.main.get_command(app)
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"`((?:\.venv/bin/)?eaas [^`\n]+)`")
 _ENDS = {"&&", "||", "|", ";", "&", ">"}
-# Stands for the rest of a command, or for a command of a group.
+# The rest of a command, or any command of a group.
 _REST = "..."
 
 
 def lines_of(text: str) -> list[str]:
-    """Lines of shell in fenced blocks, continued ones joined."""
+    """Shell lines of fenced blocks; continued lines are joined."""
     shell = [block for language, block in _FENCE.findall(text) if language in ("", "bash", "sh")]
     blocks = "".join(shell).replace("\\\n", " ")
     return [line for line in blocks.splitlines() if re.search(r"(^|[\s/(])eaas ", line)]
 
 
 def words_of(line: str) -> list[list[str]]:
-    """The words behind each `eaas` of a line."""
+    """The words after each `eaas` of a line."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     try:
         tokens = list(lexer)
     except ValueError:
-        return []  # a line of something else, with a quote that goes on
+        return []  # not shell: an open quote
     found: list[list[str]] = []
     inside = False
     for before, token in zip(["", *tokens], tokens, strict=False):
@@ -56,7 +56,7 @@ def words_of(line: str) -> list[list[str]]:
 
 
 def find(words: list[str]) -> tuple[Any, list[str]]:
-    """The command, and the words that are left for it. Raises LookupError where there is none."""
+    """The command, and its remaining words. Raises LookupError if it does not exist."""
     command: Any = PROGRAM
     while hasattr(command, "commands") and words and not words[0].startswith("-"):
         if words[0] == _REST:
@@ -68,7 +68,7 @@ def find(words: list[str]) -> tuple[Any, list[str]]:
 
 
 def check_options(words: list[str]) -> None:
-    """Of a command in the middle of a sentence, which may leave things out."""
+    """Check the options of a command in a sentence, which may be incomplete."""
     command, rest = find(words)
     known = {name for p in command.params for name in (*p.opts, *p.secondary_opts)} | {"--help"}
     for word in rest:
@@ -77,7 +77,7 @@ def check_options(words: list[str]) -> None:
 
 
 def check_whole(words: list[str]) -> None:
-    """Of a command to type: it must parse."""
+    """Check that a command to type parses."""
     command, rest = find(words)
     assert not hasattr(command, "commands") or "--help" in rest, f"{words}: which command?"
     if _REST in rest:
@@ -114,12 +114,12 @@ def test_a_command_to_type_parses(words: list[str], monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(("page", "mention"), MENTIONS)
-def test_a_command_that_is_mentioned_is_there(page: str, mention: str) -> None:
+def test_a_mentioned_command_exists(page: str, mention: str) -> None:
     for words in words_of(mention):
         check_options(words)
 
 
-def test_what_is_wrong_is_found() -> None:
+def test_wrong_commands_are_found() -> None:
     with pytest.raises(LookupError, match="no command 'upp'"):
         check_whole(["upp"])
     with pytest.raises(AssertionError, match="no option --modell"):

@@ -1,4 +1,4 @@
-"""docs/faq.md quotes errors: each must stand in the code, word for word but for what `...` stands for."""
+"""Every error that docs/faq.md quotes is in the code, word for word except for `...`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "faq.md"
-PACKAGES = ("eaas", "attention_client", "expert_server", "monitor", "balancer")
+PACKAGES = ("eaas", "eaas_cli", "attention_client", "expert_server", "monitor", "balancer")
 _CELL = re.compile(r"^\| (`.*?) \| ", re.MULTILINE)
 _QUOTE = re.compile(r"`([^`]+)`")
-# Where a string of the code has a value.
+# The place of a value in a string of the code.
 _VALUE = "\0"
 
 
@@ -23,7 +23,7 @@ def quotes() -> list[str]:
 
 
 def strings(tree: ast.AST) -> Iterator[str]:
-    """What the code says, docstrings left out."""
+    """String constants of the code without docstrings."""
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
@@ -47,7 +47,7 @@ def said() -> list[str]:
 
 
 def stands(quote: str, said: list[str]) -> bool:
-    """Whether a string has all that the quote has between its `...`, in order."""
+    """Whether a string contains the quote's parts between `...`, in order."""
     fragments = [re.escape(part) for part in re.split(r"\s*\.\.\.\s*", quote)]
     pattern = re.compile(r"[^\n]*?".join(fragments))
     return any(pattern.search(text) for text in said)
@@ -58,11 +58,11 @@ def test_there_are_quotes() -> None:
 
 
 @pytest.mark.parametrize("quote", quotes())
-def test_a_quoted_error_stands_in_the_code(quote: str, said: list[str]) -> None:
+def test_a_quoted_error_is_in_the_code(quote: str, said: list[str]) -> None:
     assert len(quote.replace("...", "").strip(" :;.,")) >= 10, "too short to mean one error"
     assert stands(quote, said), f"no string of the code is {quote!r}"
 
 
-def test_what_nobody_says_is_found(said: list[str]) -> None:
+def test_unknown_quotes_are_found(said: list[str]) -> None:
     assert not stands("... is missing: complete the upload", said)
     assert not stands("are free: ... asked for", said)

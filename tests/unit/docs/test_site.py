@@ -1,9 +1,10 @@
-"""Links of the documents, as the site shows them. `make lint` builds it all."""
+"""Links of the documents: as the site shows them, and whether their targets exist."""
 
 from __future__ import annotations
 
 import importlib.util
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def maker() -> Any:
         ("faq.md", "[a](https://x.org/y.md)", "[a](https://x.org/y.md)"),
         ("faq.md", "[a](security.md)", "[a](security.md)"),
         ("adr/0001-nameless-arena.md", "[a](../faq.md)", "[a](../faq.md)"),
-        ("adr/0001-nameless-arena.md", "[a](0002-bells.md)", "[a](0002-bells.md)"),
+        ("adr/0001-nameless-arena.md", "[a](0002-doorbells.md)", "[a](0002-doorbells.md)"),
         # The site has no sources.
         ("faq.md", "[a file](../eaas/errors.py)", "a file (`eaas/errors.py`)"),
         ("faq.md", "[`errors`](../eaas/errors.py)", "`errors`"),
@@ -49,7 +50,32 @@ def test_code_is_left_alone(maker: Any) -> None:
     assert maker.rewritten(block, "faq.md") == block
 
 
-def test_a_file_that_is_gone_is_told(maker: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_file_is_reported(maker: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         maker.rewritten("[a](../eaas/none.py)", "faq.md")
     assert "docs/faq.md has a link to eaas/none.py, which does not exist" in caplog.text
+
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+_FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+
+
+def text_of(page: Path) -> str:
+    return _FENCE.sub("", page.read_text())
+
+
+def anchors_of(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.*)$", text_of(page), re.MULTILINE)
+    plain = [re.sub(r"\[(.*?)\]\(.*?\)|[`*]", r"\1", title) for title in titles]
+    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", t).strip().lower()) for t in plain}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    for link in re.findall(r"\]\(([^()\s]+)\)", text_of(page)):
+        name, _, anchor = link.partition("#")
+        if "://" in name:
+            continue
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors_of(target), link

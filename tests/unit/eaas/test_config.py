@@ -1,4 +1,4 @@
-"""Settings: the command line over the environment over the file, and one line for whatever is wrong."""
+"""Settings: precedence of command line, environment and file, and one-line errors."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from eaas.config import ClusterConfig, load_config
+from eaas.config.explanations import REMOVED, variable
 from eaas.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
@@ -49,13 +50,13 @@ def test_a_setting_within_a_setting(cluster_yaml: Path, monkeypatch: pytest.Monk
         load_config(cluster_yaml)
 
 
-def test_the_example_has_every_default() -> None:
+def test_the_example_equals_the_defaults() -> None:
     path = ROOT / "examples" / "cluster.yaml"
     assert yaml.safe_load(path.read_text()) == ClusterConfig().model_dump()
     assert load_config(path).model_dump() == ClusterConfig().model_dump()
 
 
-def test_every_field_says_what_it_is() -> None:
+def test_every_field_has_a_description() -> None:
     for section in SECTIONS:
         model = ClusterConfig.model_fields[section].annotation
         assert model is not None
@@ -75,7 +76,6 @@ def test_settings_are_frozen() -> None:
         ("monitr: {port: 1}", "monitr = {'port': 1}: no such setting"),
         ("monitor: {port: 65536}", "monitor.port = 65536"),
         ("monitor: {lease_s: 0}", "monitor.lease_s = 0"),
-        ("balancer: {ack_timeout_s: 5}", "balancer.ack_timeout_s = 5"),
         ("monitor:", "monitor = None"),
         ("attention_client: {transport: rdma}", "'shm', 'grpc' or 'nixl'"),
         ("attention_client: {scheduler: {stratgy: x}}", "attention_client.scheduler.stratgy = 'x'"),
@@ -98,13 +98,32 @@ def test_a_wrong_file(cluster_yaml: Path, text: str, named: str) -> None:
     assert "\n" not in message
 
 
-def test_bytes_that_are_no_text(cluster_yaml: Path) -> None:
+@pytest.mark.parametrize("name", REMOVED)
+def test_a_removed_setting_names_the_fixed_value(
+    cluster_yaml: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    document: object = 1
+    for part in reversed(name.split(".")):
+        document = {part: document}
+    cluster_yaml.write_text(yaml.safe_dump(document))
+    told = f"no longer a setting: it {REMOVED[name]}. Delete this setting"
+    with pytest.raises(ConfigError) as caught:
+        load_config(cluster_yaml)
+    assert str(caught.value) == f"{cluster_yaml}: {name} = 1: {told}"
+    environment = variable(*name.split("."))
+    monkeypatch.setenv(environment, "1")
+    with pytest.raises(ConfigError) as caught:
+        load_config()
+    assert str(caught.value) == f"{environment}: {name} = '1': {told}"
+
+
+def test_a_binary_file(cluster_yaml: Path) -> None:
     cluster_yaml.write_bytes(b"\xff\xfe\xfa")
     with pytest.raises(ConfigError, match="YAML"):
         load_config(cluster_yaml)
 
 
-def test_an_empty_file_is_the_defaults(cluster_yaml: Path) -> None:
+def test_an_empty_file_means_defaults(cluster_yaml: Path) -> None:
     cluster_yaml.write_text("")
     assert load_config(cluster_yaml).model_dump() == ClusterConfig().model_dump()
 
@@ -131,19 +150,19 @@ def test_a_wrong_variable(monkeypatch: pytest.MonkeyPatch, variable: str, value:
     with pytest.raises(ConfigError) as caught:
         load_config()
     message = str(caught.value)
-    # pydantic's own words for what is no JSON name the section.
+    # pydantic's message for invalid JSON names the section.
     assert variable in message or (variable == "EAAS_MONITOR" and '"monitor"' in message)
     assert "\n" not in message
 
 
-def test_a_wrong_option_is_named_as_such() -> None:
+def test_a_wrong_option_is_named() -> None:
     with pytest.raises(ConfigError, match=r"^--transport: .*'rdma'.* 'shm', 'grpc' or 'nixl'$"):
         load_config(attention_client={"transport": "rdma"})
     with pytest.raises(ConfigError, match=r"^--quantization: .*'int9'.* 'int8' or 'int4'$"):
         load_config(expert_server={"quantization": "int9"})
 
 
-# The first text of a fresh machine takes seconds: hypothesis makes its table of characters.
+# hypothesis builds its table of characters at first use, which takes seconds.
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     document=st.dictionaries(
@@ -156,7 +175,7 @@ def test_a_wrong_option_is_named_as_such() -> None:
         ),
     )
 )
-def test_any_document_is_settings_or_one_line(
+def test_any_document_gives_settings_or_a_one_line_error(
     tmp_path_factory: pytest.TempPathFactory, document: dict[str, dict[str, object]]
 ) -> None:
     path = tmp_path_factory.mktemp("any") / "cluster.yaml"

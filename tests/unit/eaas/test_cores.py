@@ -1,4 +1,4 @@
-"""Cores are those that the process may run on, not those that the machine has."""
+"""Only cores of the process's affinity count."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from eaas.config import ClusterConfig, ExpertServerConfig
 from eaas.cores import usable_cores
-from eaas.local import LocalCluster, cluster
+from eaas_cli.local import LocalCluster, cluster
 
 
 @pytest.fixture(autouse=True)
@@ -21,12 +21,12 @@ def affinity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(10, 17)))
 
 
-def test_cores_are_those_of_the_affinity() -> None:
+def test_cores_follow_the_affinity() -> None:
     assert usable_cores() == 7
 
 
 @pytest.mark.parametrize(("servers", "wanted", "threads"), [(3, 0, 2), (8, 0, 1), (3, 5, 5)])
-def test_a_cluster_shares_them_among_its_servers(
+def test_a_cluster_divides_the_cores_among_its_servers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, servers: int, wanted: int, threads: int
 ) -> None:
     monkeypatch.setattr(cluster, "precheck", lambda _model: None)

@@ -1,4 +1,4 @@
-"""Every error has one root, says what to do, and is on the list."""
+"""All errors have one base class, a docstring and an entry in `__all__`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_all_is_complete() -> None:
 
 
 @pytest.mark.parametrize("item", CLASSES)
-def test_one_root_and_a_docstring(item: type[Exception]) -> None:
+def test_base_class_and_docstring(item: type[Exception]) -> None:
     assert issubclass(item, EaasError)
     assert "__doc__" in vars(item)
     assert (item.__doc__ or "").strip()

@@ -1,4 +1,4 @@
-"""The health checks of containers, as they are run: one process, its exit code and its line."""
+"""Health checks as containers run them: a process, its exit code and its output."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from eaas.grpc_server import RunningServer, serve
 from eaas.health import main
-from eaas.tls import Identity
+from eaas.net.grpc_server import RunningServer, serve
+from eaas.net.tls import Identity
 from tls_world import certificates
 
 
@@ -97,14 +97,14 @@ def test_http(
 
 
 @pytest.mark.parametrize("form", ["127.0.0.1:{}", "http://127.0.0.1:{}/health"])
-def test_nobody_there(form: str, free_port: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_server(form: str, free_port: int, capsys: pytest.CaptureFixture[str]) -> None:
     address = form.format(free_port)
     assert main([address]) == 1
     assert "refused" in capsys.readouterr().out
 
 
 def test_as_a_container_runs_it(server: RunningServer) -> None:
-    """With little imported: it runs every few seconds beside what it looks at."""
+    """The check runs every few seconds, so it must import little."""
     server.set_serving(True)
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "eaas.health", server.address],
@@ -114,5 +114,5 @@ def test_as_a_container_runs_it(server: RunningServer) -> None:
     )
     assert done.returncode == 0, done.stderr
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "eaas.grpc_client" in imported
+    assert "eaas.net.grpc_client" in imported
     assert imported.isdisjoint({"torch", "numpy", "typer", "pydantic"})

@@ -1,4 +1,4 @@
-"""A limit of open files that is too low is named, whatever could not be opened because of it."""
+"""Errors name a limit of open files that is too low."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from eaas import cli
 from eaas.errors import CheckpointError
 from eaas.open_files import free_files, shortage_of_files
+from eaas_cli import commands as cli
 from few_files import few_files, no_files
 
 
@@ -39,7 +39,7 @@ def limited(soft: int, hard: int, *words: str) -> subprocess.CompletedProcess[st
 )
 def test_a_low_limit_is_named(limit: int, words: tuple[str, ...], tmp_path: Path) -> None:
     model = ("--model", str(tmp_path)) if words[0] in ("up", "attention-client") else ()
-    done = limited(limit, limit, "-m", "eaas", *words, *model)
+    done = limited(limit, limit, "-m", "eaas_cli", *words, *model)
     assert done.returncode == 2
     lines = [line for line in done.stderr.splitlines() if line.startswith("eaas: error: ")]
     assert len(lines) == 1
@@ -66,7 +66,7 @@ def nothing_free() -> Iterator[int]:
         yield limit
 
 
-def test_whatever_cannot_be_opened_the_program_names_the_limit(
+def test_an_error_of_any_file_names_the_limit(
     nothing_free: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def read_a_file() -> None:
@@ -83,7 +83,7 @@ def test_whatever_cannot_be_opened_the_program_names_the_limit(
     assert "generation_config.json" not in said
 
 
-def test_other_errors_are_what_they_are(
+def test_other_errors_are_unchanged(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail() -> None:
@@ -95,7 +95,7 @@ def test_other_errors_are_what_they_are(
     assert capsys.readouterr().err == "eaas: error: config.json: no such file\n"
 
 
-def test_what_libraries_make_of_it() -> None:
+def test_errors_of_libraries() -> None:
     told = shortage_of_files(RuntimeError("I/O error: Too many open files (os error 24)"))
     assert told is not None
     assert "ulimit -n" in told

@@ -1,4 +1,4 @@
-"""How a process learns that it is to end."""
+"""Signals and requests that end a process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_signal_ends_the_wait(number: signal.Signals) -> None:
     assert signal.getsignal(number) is before
 
 
-def test_what_comes_before_the_wait_counts() -> None:
+def test_signals_before_the_wait_count() -> None:
     with Shutdown() as shutdown:
         os.kill(os.getpid(), signal.SIGTERM)
         assert shutdown.wait() == "SIGTERM"
@@ -31,7 +31,7 @@ def test_what_comes_before_the_wait_counts() -> None:
         assert shutdown.wait() == "enough"
 
 
-def test_signals_at_any_moment_are_not_missed() -> None:
+def test_no_signal_is_missed() -> None:
     for _ in range(200):
         with Shutdown() as shutdown:
             killer = threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGTERM))

@@ -1,4 +1,4 @@
-"""The end of a process's tracing: the last spans are sent, and a collector that hangs holds nobody up."""
+"""The end of tracing: the last spans are sent, and a hanging collector does not block."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_last_spans_are_sent() -> None:
     assert collector.taken == ["last"]
 
 
-def test_a_collector_that_hangs_is_not_waited_for(
+def test_a_hanging_collector_does_not_block(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(tracing_module, "_LAST_S", 0.1)

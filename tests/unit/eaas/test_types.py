@@ -1,4 +1,4 @@
-"""Shared values and their way over the wire and back."""
+"""Value types and their conversion to and from protobuf messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eaas.rpc.v1 import common_pb2 as pb
-from eaas.types import Member, MemberState, ModelShape, Placement, Role
+from eaas.types import Member, MemberState, ModelShape, Placement, Role, ServerReach
 
 NAMES = st.text(max_size=20)
 COUNTS = st.integers(0, 2**31 - 1)
@@ -37,7 +37,7 @@ MEMBERS = st.builds(
     in_flight=COUNTS,
     model=st.none() | SHAPES,
     progress=COUNTS,
-    # 0 is "not stated", which is read as 1.
+    # 0 means unset, which is read as 1.
     speed=FLOATS.filter(bool),
     memory_bytes=COUNTS,
     expert_bytes=COUNTS,
@@ -46,6 +46,17 @@ MEMBERS = st.builds(
     silence_s=FLOATS,
     epoch=COUNTS,
     busy_s=FLOATS,
+    reach=st.none()
+    | st.lists(
+        st.builds(
+            ServerReach,
+            server_id=NAMES,
+            server_incarnation=COUNTS,
+            reason=NAMES,
+            lost=st.booleans(),
+        ),
+        max_size=3,
+    ).map(tuple),
 )
 
 
@@ -61,12 +72,12 @@ def placements(draw: st.DrawFn) -> Placement:
 
 
 @given(MEMBERS)
-def test_a_member_comes_back(member: Member) -> None:
+def test_members_round_trip(member: Member) -> None:
     assert Member.from_proto(pb.Member.FromString(member.to_proto().SerializeToString())) == member
 
 
 @given(placements())
-def test_a_placement_comes_back(placement: Placement) -> None:
+def test_placements_round_trip(placement: Placement) -> None:
     back = Placement.from_proto(pb.Placement.FromString(placement.to_proto().SerializeToString()))
     assert (back.epoch, back.servers) == (placement.epoch, placement.servers)
     np.testing.assert_array_equal(back.holds_LSE, placement.holds_LSE)
@@ -123,7 +134,7 @@ def wire(num_layers: int = 1, num_experts: int = 2, **holding: list[float]) -> p
     ],
     ids=["expert out of range", "shares missing", "layers missing"],
 )
-def test_a_placement_that_lies(message: pb.Placement) -> None:
+def test_an_inconsistent_placement(message: pb.Placement) -> None:
     with pytest.raises(ValueError, match="a: "):
         Placement.from_proto(message)
 

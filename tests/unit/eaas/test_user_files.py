@@ -22,7 +22,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]
     return best, second
 
 
-def test_a_document_is_the_users_alone(places: tuple[Path, Path]) -> None:
+def test_a_document_is_private(places: tuple[Path, Path]) -> None:
     old_mask = os.umask(0)
     try:
         user_files.write("a", {"x": 1})
@@ -41,7 +41,7 @@ def test_a_document_is_the_users_alone(places: tuple[Path, Path]) -> None:
 
 
 @pytest.mark.parametrize("spoil", ["others may read it", "a link", "a file", "another user's"])
-def test_a_directory_that_is_not_the_users_alone_is_passed_over(
+def test_a_directory_that_is_not_private_is_ignored(
     places: tuple[Path, Path], tmp_path: Path, spoil: str
 ) -> None:
     best, second = places
@@ -64,7 +64,7 @@ def test_a_directory_that_is_not_the_users_alone_is_passed_over(
     assert not list(elsewhere.iterdir())
 
 
-def test_no_directory_at_all_is_one_clear_error(places: tuple[Path, Path]) -> None:
+def test_no_usable_directory_is_an_error(places: tuple[Path, Path]) -> None:
     for place in places:
         place.touch()
     with pytest.raises(ConfigError, match="XDG_RUNTIME_DIR"):
@@ -74,7 +74,7 @@ def test_no_directory_at_all_is_one_clear_error(places: tuple[Path, Path]) -> No
 
 
 @pytest.mark.parametrize("spoil", ["link", "mode", "pipe", "text", "list", "huge"])
-def test_a_file_that_another_could_have_made_does_not_count(
+def test_a_file_that_others_could_have_written_is_ignored(
     places: tuple[Path, Path], tmp_path: Path, spoil: str
 ) -> None:
     user_files.write("a", {"x": 1})
@@ -97,7 +97,7 @@ def test_a_file_that_another_could_have_made_does_not_count(
     assert user_files.read_all() == {}
 
 
-def test_what_stands_in_another_directory_does_not_hide_the_new(
+def test_an_old_document_in_another_directory_does_not_hide_the_new(
     places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     best, second = places
@@ -109,7 +109,7 @@ def test_what_stands_in_another_directory_does_not_hide_the_new(
     assert list(user_files.read("a")) == [{"x": 2}]
 
 
-def test_shells_with_other_variables_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shells_with_different_variables_share_documents(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/somewhere")
     with_runtime = user_files.candidates()
     monkeypatch.delenv("XDG_RUNTIME_DIR")
@@ -121,7 +121,7 @@ def test_shells_with_other_variables_meet(monkeypatch: pytest.MonkeyPatch) -> No
     assert Path(f"/tmp/eaas-{os.geteuid()}") in with_runtime
 
 
-def test_one_process_at_a_time_changes_them_and_a_stopped_one_holds_nobody_up(
+def test_the_lock_is_exclusive_but_a_stopped_process_does_not_block(
     places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(user_files, "_LOCK_S", 0.05)

@@ -1,4 +1,4 @@
-"""The model that ships: as large as it says, and what it writes is of its prompt's domain."""
+"""The shipped demo model: its size, and continuations of the prompt's domain."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TEXTS = {
 
 @pytest.fixture(scope="module")
 def loaded() -> Iterator[tuple[Any, Any]]:
-    """In float32, so that another CPU draws the same tokens."""
+    """Load in float32, so that every CPU samples the same tokens."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     before = torch.get_num_threads()
@@ -66,7 +66,7 @@ def test_sizes(loaded: tuple[Any, Any]) -> None:
 
 @torch.no_grad()
 def loss(model: Any, tokenizer: Any, before: str, after: str) -> float:
-    """Nats for each token of `after`."""
+    """Nats per token of `after`."""
     start, ids = tokenizer(before)["input_ids"], tokenizer(after)["input_ids"]
     logits = model(torch.tensor([start + ids])).logits[0, len(start) - 1 : -1]
     return float(torch.nn.functional.cross_entropy(logits, torch.tensor(ids)))
@@ -84,7 +84,7 @@ def test_a_text_goes_on_as_its_domain(loaded: tuple[Any, Any], domain: str) -> N
 
 
 class Classifier:
-    """Naive Bayes on triples of characters, told by the prompts that ship."""
+    """Naive Bayes on triples of characters, trained on the shipped prompts."""
 
     def __init__(self) -> None:
         self.counts = {

@@ -1,4 +1,4 @@
-"""The recorded routing that ships: of this model, small, and different by domain."""
+"""The shipped traces: of the demo model, small, and different by domain."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from eaas.trace import Trace, write_trace
-from eaas.trace.readers import read_trace
+from simulator.traces import Trace, write_trace
+from simulator.traces.readers import read_trace
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 TRACES = EXAMPLES / "traces"
@@ -30,7 +30,7 @@ def compare_domains() -> ModuleType:
 
 
 @pytest.mark.parametrize("name", [*DOMAINS, "turns"])
-def test_what_ships(name: str) -> None:
+def test_the_shipped_traces(name: str) -> None:
     trace = read_trace(TRACES / f"{name}.npz")
     assert trace.counts_ILE.shape[1:] == (8, 32)
     assert trace.notes["model"] == "demo"
@@ -46,8 +46,8 @@ def test_they_are_small() -> None:
     assert sum(path.stat().st_size for path in TRACES.glob("*.npz")) <= 300_000
 
 
-def test_domains_use_other_experts(compare_domains: ModuleType) -> None:
-    """Far more than two parts of one domain differ; a plan for one is worse for the others."""
+def test_domains_use_different_experts(compare_domains: ModuleType) -> None:
+    """Domains differ far more than two parts of one; a plan for one is worse for the others."""
     distance_DD, par_DD = compare_domains.main()
     apart = distance_DD[~np.eye(4, dtype=bool)]
     assert apart.min() > 2 * distance_DD.diagonal().max()
@@ -55,7 +55,7 @@ def test_domains_use_other_experts(compare_domains: ModuleType) -> None:
     assert (par_DD.argmin(axis=0) == np.arange(4)).all()
 
 
-def test_the_comparison_sees_no_difference_where_there_is_none(
+def test_the_comparison_sees_no_difference_between_equal_domains(
     compare_domains: ModuleType, tmp_path: Path
 ) -> None:
     counts_ILE = np.random.default_rng(1).poisson(5.0, (400, 2, 16)).astype(np.uint8)

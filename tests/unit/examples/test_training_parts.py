@@ -1,4 +1,4 @@
-"""What training computes faster is the same; what was saved goes on as if it had not stopped."""
+"""Training: fast forms equal transformers' own, and a saved run resumes without a difference."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ def model() -> Any:
 
 @pytest.fixture
 def corpus() -> Corpus:
-    """Each domain counts through the vocabulary with a step of its own: easily learned."""
+    """Each domain counts through the vocabulary with its own step, which is easy to learn."""
     ids = {d: (np.arange(3000) * (i + 1) % VOCAB).astype(np.uint16) for i, d in enumerate(DOMAINS)}
     return Corpus(train=ids, held_out=ids, bytes_read=dict.fromkeys(DOMAINS, 0))
 
 
 def settings(**changes: Any) -> Settings:
-    """So long a time that the learning rate depends on the step alone."""
+    """Settings with so much time that the learning rate depends on the step alone."""
     usual = {"minutes": 1e9, "workers": 1, "tokens": 64, "length": 16, "long_length": 16}
     return Settings(**(usual | changes))
 
 
 def until(step: int) -> Any:
-    """A report that asks for the end after that step, as Ctrl-C does."""
+    """A report callback that stops the training after a step, as Ctrl-C does."""
 
     def report(progress: Progress) -> None:
         if progress.step == step:
@@ -104,9 +104,7 @@ def test_it_learns(model: Any, corpus: Corpus, tmp_path: Path) -> None:
     assert last < seen[0] - 0.3
 
 
-def test_a_stopped_training_goes_on_as_if_it_had_not_stopped(
-    corpus: Corpus, tmp_path: Path
-) -> None:
+def test_a_stopped_training_resumes_without_a_difference(corpus: Corpus, tmp_path: Path) -> None:
     def trained(directory: Path, *stops: int) -> dict[str, torch.Tensor]:
         for stop in stops:
             torch.manual_seed(1)
@@ -123,8 +121,8 @@ def test_a_stopped_training_goes_on_as_if_it_had_not_stopped(
     assert len(list((tmp_path / "parts").glob("*.safetensors"))) == 1
 
 
-def test_two_processes_learn_what_one_does(corpus: Corpus, tmp_path: Path) -> None:
-    """The same sequences in one part or two uneven ones: gradients are the mean over sequences."""
+def test_two_processes_learn_like_one(corpus: Corpus, tmp_path: Path) -> None:
+    """One part, or two uneven ones, give the same mean gradients over sequences."""
 
     def moved(workers: int) -> tuple[dict[str, torch.Tensor], Progress]:
         torch.manual_seed(1)
@@ -140,10 +138,10 @@ def test_two_processes_learn_what_one_does(corpus: Corpus, tmp_path: Path) -> No
         assert (weight - two[name]).abs().max() < 1e-4, name
 
 
-def test_a_pause_is_no_work(
+def test_a_pause_does_not_count_as_work(
     model: Any, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps of 2 s, and one in which the machine slept for an hour."""
+    """Steps of 2 s, and one during which the machine slept for an hour."""
     from demo_training import training
 
     now = [0.0]

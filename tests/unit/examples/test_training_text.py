@@ -1,4 +1,4 @@
-"""Markup goes, text stays; what is held out is held out; a source that is not there is named."""
+"""Text sources: markup is removed, held-out text is not trained on, a missing source is named."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_no_package_and_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_the_tokens_are_the_text_and_held_out_text_is_not_trained_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each domain is one file of numbered lines, so that every line can be found again."""
+    """Each domain is one file of numbered lines, so that every line can be identified."""
     made = []
     for domain in DOMAINS:
         package = tmp_path / domain

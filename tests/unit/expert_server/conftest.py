@@ -1,4 +1,4 @@
-"""A loop with a trivial kernel, and what a client does to it; no threads: the test is the client."""
+"""A loop with a trivial kernel and no threads: the test acts as the client."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from eaas.wire.slot import (
     validate_result,
     verify,
 )
-from expert_server.loop import ServeLoop
-from expert_server.slots import Grant, SlotTable
+from expert_server.loop.loop import ServeLoop
+from expert_server.transports.slot_ownership import Grant, SlotTable
 
 HIDDEN, TOP_K, EXPERTS, TOKENS, SLOTS = 8, 2, 4, 4, 6
 LAYERS = tuple(f"layer.{i}" for i in range(4))
@@ -38,11 +38,11 @@ class Kernel:
         self.batches: list[tuple[int, int]] = []
         self.breaks_with: Exception = RuntimeError("the kernel broke")
         # Called in the middle of each batch.
-        self.meanwhile: Callable[[], object] = lambda: None
+        self.on_call: Callable[[], object] = lambda: None
 
     def __call__(self, x_TH, ids_TK, scores_TK, layer) -> torch.Tensor:
         self.batches.append((layer, len(x_TH)))
-        self.meanwhile()
+        self.on_call()
         if (ids_TK >= EXPERTS).any():
             raise LookupError("not here")
         if layer == 1 and (x_TH == 13).any():
@@ -106,27 +106,27 @@ class Bench:
         return buffer
 
     def put(self, slot: int, data: bytes, start: int = 0) -> None:
-        """Bytes into a slot's request, without a flag."""
+        """Write bytes into a slot's request area, without its flag."""
         offset = self.arena.request_offset(slot) + start
         self.arena.buffer[offset : offset + len(data)] = bytes(data)
 
     def write(
         self, grant: Grant, x: float, expert: int = 1, *, slot: int | None = None, **fields
     ) -> int:
-        """A whole request."""
+        """Write a request."""
         slot = grant.first_slot if slot is None else slot
         self.put(slot, self.image(grant, x, expert, **fields))
         assert self.arena.client_write_done(slot)
         return slot
 
     def rewrite(self, slot: int, **changes: int) -> None:
-        """Lie in the header that stands in a slot."""
+        """Change the header in a slot."""
         offset = self.arena.request_offset(slot)
         header = RequestHeader.unpack_from(self.arena.buffer, offset)
         header._replace(**changes).pack_into(self.arena.buffer, offset)
 
     def result(self, slot: int) -> ResultHeader:
-        """The header of the answer in a slot, whatever it says."""
+        """The header of the answer in a slot, unchecked."""
         assert self.arena.flags.load(slot) == SlotState.DONE
         return ResultHeader.unpack_from(self.arena.buffer, self.arena.result_offset(slot))
 
@@ -146,7 +146,9 @@ class Bench:
         tokens: int = 2,
         checksum: bool = False,
     ) -> tuple[Status, np.ndarray]:
-        """The answer to a request, as a client takes it; SlotCorruptError if it is none. Frees the slot."""
+        """Take the answer to a request, as a client does, and free the slot. SlotCorruptError if it is
+        invalid.
+        """
         header, offset = self.result(slot), self.arena.result_offset(slot)
         try:
             validate_result(
@@ -176,7 +178,7 @@ class Bench:
             self.loop.serve(list(slots))
 
     def step(self) -> None:
-        """One round of the loop, a millisecond after the last; there must be something to do."""
+        """Run one round of the loop, a millisecond after the last; there must be work."""
         self.now += 0.001
         assert self.written() or self.loop.in_flight
         with torch.inference_mode():
@@ -185,11 +187,11 @@ class Bench:
 
 @pytest.fixture
 def bench() -> Bench:
-    """One for each test."""
+    """A bench per test."""
     return Bench()
 
 
 @pytest.fixture(scope="session")
 def benches() -> type[Bench]:
-    """To make more of them."""
+    """Creates benches."""
     return Bench

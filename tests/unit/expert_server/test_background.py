@@ -1,4 +1,4 @@
-"""Threads that step back, and leave all others as they are."""
+"""Low-priority threads, without effect on others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from expert_server.background import compute_alone, step_back
+from expert_server.weights.background import compute_alone, step_back
 
 
 def niceness() -> int:
@@ -18,7 +18,7 @@ def niceness() -> int:
 
 
 @pytest.mark.parametrize("begin", [step_back, compute_alone])
-def test_only_that_thread_steps_back(begin: Callable[[], None]) -> None:
+def test_only_the_thread_itself_has_low_priority(begin: Callable[[], None]) -> None:
     before = niceness()
     with ThreadPoolExecutor(1, initializer=begin) as thread:
         assert thread.submit(niceness).result() == min(19, before + 10)

@@ -12,7 +12,7 @@ from eaas.wire.slot import Status, WireDtype
 @pytest.mark.parametrize("consistent", [True, False])
 def test_row_23_a_forged_batch_is_refused(bench, more: int, consistent: bool) -> None:
     """Row 23: a batch larger than a slot: a forged one is refused. (Its header claims more than the slot
-    holds: the number of tokens alone, or a payload length that fits it, too.)
+    holds: only the number of tokens, or also a matching payload length.)
     """
     liar, other = bench.grant("liar"), bench.grant("other")
     slot = bench.write(liar, 3)

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from eaas.errors import SlotCorruptError
 from eaas.wire import SlotState
 from eaas.wire.slot import REQUEST_HEADER_BYTES, Status
-from expert_server import loop as loop_module
+from expert_server.loop import loop as loop_module
 
 
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Counts how often the loop gives data time to come; no time passes."""
+    """Counts the loop's waits for late data; no time passes."""
     calls: list[int] = []
     monkeypatch.setattr(loop_module, "_settle", lambda: calls.append(1))
     return calls
@@ -33,7 +33,7 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_row_15_a_writer_that_dies_at_any_byte_is_never_consumed(bench) -> None:
     """Row 15: writer dies at each byte of a slot write: never consumed; slot reclaimed."""
     whole = len(bench.image(bench.grant("writer"), 3))
-    # As a client writes: the payload, then the header.
+    # In a client's order: the payload, then the header.
     order = [*range(REQUEST_HEADER_BYTES, whole), *range(REQUEST_HEADER_BYTES)]
     for died_at in range(whole + 1):
         grant = bench.grant("writer", incarnation=died_at + 2)
@@ -41,14 +41,14 @@ def test_row_15_a_writer_that_dies_at_any_byte_is_never_consumed(bench) -> None:
         for place in order[:died_at]:
             bench.put(slot, image[place : place + 1], start=place)
         assert bench.written() == []
-        # Where the flag of another slot wakes the loop, it does not look at this one.
+        # The loop does not check this slot when the flag of another one wakes it.
         other = bench.write(bench.grant("other", incarnation=died_at + 1), 5)
         bench.step()
         assert (bench.rows(other) == 20).all()
-        assert bench.table.revoke_lives("writer", died_at + 2) == 1
+        assert bench.table.revoke_incarnations("writer", died_at + 2) == 1
         assert bench.arena.flags.load(slot) == SlotState.OFFLINE
     assert bench.loop.requests == whole + 1
-    # What is left of the dead does not show in what the next owner asks for.
+    # Remains of the dead client do not affect the next owner's request.
     grant = bench.grant("writer", incarnation=whole + 9)
     slot = bench.write(grant, 7, tokens=1)
     bench.step()
@@ -56,26 +56,26 @@ def test_row_15_a_writer_that_dies_at_any_byte_is_never_consumed(bench) -> None:
 
 
 class _Death(BaseException):
-    """The process ends here."""
+    """The process dies."""
 
 
 class _Mortal:
-    """Stands for an object; the process dies just before one of the calls of its methods."""
+    """Wraps an object; the process dies just before one of its method calls."""
 
-    def __init__(self, of: object, life: list[int]) -> None:
+    def __init__(self, of: object, steps_left: list[int]) -> None:
         self._of = of
-        self._life = life
+        self._steps_left = steps_left
 
     def __getattr__(self, name: str) -> object:
         found = getattr(self._of, name)
         if name == "flags":
-            return _Mortal(found, self._life)
+            return _Mortal(found, self._steps_left)
         if not callable(found):
             return found
 
         def call(*args: object) -> object:
-            self._life[0] -= 1
-            if self._life[0] < 0:
+            self._steps_left[0] -= 1
+            if self._steps_left[0] < 0:
                 raise _Death
             return found(*args)
 
@@ -87,17 +87,17 @@ def test_row_15_a_server_that_dies_at_any_step_leaves_a_right_answer_or_none(
     benches, checksum: bool
 ) -> None:
     """Row 15, the other way: the server dies at each step of its work on a request. The client
-    takes the right answer, or none, and is served by the next life of the server.
+    takes the right answer, or none, and is served by the restarted server.
     """
     answers = 0
     for steps in range(100):
         bench = benches()
         grant = bench.grant("a")
         slot = bench.write(grant, 3, checksum=checksum)
-        bench.loop._arena = _Mortal(bench.arena, life := [steps])
+        bench.loop._arena = _Mortal(bench.arena, steps_left := [steps])
         bench.loop._replies._arena = bench.loop._arena
-        bench.loop._views.result = _Mortal(bench.loop._views, life).result
-        bench.loop._kernel = _Mortal(bench.kernel, life).__call__
+        bench.loop._views.result = _Mortal(bench.loop._views, steps_left).result
+        bench.loop._kernel = _Mortal(bench.kernel, steps_left).__call__
         try:
             bench.step()
         except _Death:
@@ -112,7 +112,7 @@ def test_row_15_a_server_that_dies_at_any_step_leaves_a_right_answer_or_none(
             assert (rows_TH == 12).all()
         else:
             assert bench.arena.flags.load(slot) == SlotState.WRITTEN
-        # Memory of a dead server is not used again: the next life has an arena of its own.
+        # Memory of a dead server is not used again: a restarted server has a new arena.
         after = benches()
         grant = after.grant("a")
         slot = after.write(grant, 3, checksum=checksum)
@@ -138,7 +138,7 @@ def test_row_16_what_a_former_owner_writes_is_refused_by_its_generation(bench, s
     bench.step()
     assert bench.kernel.batches == []
     assert bench.loop.refused == 1
-    # b has not asked for anything: what stands there is refused by its request id, too.
+    # b has sent no request: its request id refuses the old answer, too.
     with pytest.raises(SlotCorruptError, match="request 5"):
         bench.take(new, new.first_slot, request_id=6)
     slot = bench.write(new, 3, request_id=7)
@@ -156,7 +156,7 @@ def test_row_16_an_answer_to_the_former_owner_is_none_to_the_next(bench) -> None
     bench.table.revoke(old.connection_id)
     new = bench.grant("b")
     assert bench.write(new, 7, request_id=5) == slot
-    # The former owner's answer comes now, by a server that checks nothing.
+    # The former owner's answer arrives now, from a server that checks nothing.
     bench.arena.buffer[offset : offset + len(late)] = late
     assert bench.arena.server_done(slot)
     with pytest.raises(SlotCorruptError, match="generation"):
@@ -179,7 +179,7 @@ def test_row_17_data_behind_its_flag_is_waited_for_once(
     last = bench.image(grant, 2, expert=2, request_id=1, checksum=True, layer=1)
     for request_id, there in enumerate(range(0, whole, 5), 2):
         image = bench.image(grant, 3, request_id=request_id, checksum=True)
-        # The request before this one has left its bytes.
+        # Bytes of the previous request remain.
         found = image[:there] + last[there:]
         bench.put(slot, found)
         settled: list[int] = []
@@ -195,7 +195,7 @@ def test_row_17_data_behind_its_flag_is_waited_for_once(
         bench.step()
         assert len(settled) == (found not in (image, last))
         if found == last:
-            # Nothing of it was there, so that the last request was whole: its id gives it away.
+            # None of it was there, so the previous request was complete: its request id reveals it.
             with pytest.raises(SlotCorruptError, match="answer to request 1"):
                 bench.take(grant, slot, request_id=request_id, checksum=True)
         elif comes or found == image:
@@ -301,7 +301,7 @@ def test_row_19_a_lying_header_is_refused_before_any_view_is_made(benches, lies)
         assert bench.kernel.batches == []
         assert (answered.rows, answered.length) == (0, 0)
     else:
-        # A truth, or of no consequence: then the payload that is there was computed.
+        # The change was harmless: the payload was computed.
         lied = {field for field, _ in lies} - HARMLESS
         assert (
             before == after or not lied or answered.status == Status.EXPIRED or _same(before, after)
@@ -342,7 +342,7 @@ def test_row_25_a_request_replayed_or_doubled_gets_the_same_answer(bench) -> Non
     bench.step()
     _, rows_TH = bench.take(grant, first)
     assert rows_TH.tobytes() == bench.take(grant, second)[1].tobytes()
-    # The same bytes once more, when the client has gone on to the next request: not used.
+    # The same answer again, after the client went on to the next request: not used.
     assert bench.arena.client_write_done(first)
     bench.step()
     assert bench.rows(first).tobytes() == rows_TH.tobytes()

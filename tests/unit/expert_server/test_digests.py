@@ -1,4 +1,4 @@
-"""Digests of experts: of their bytes, all of them, and of nothing else."""
+"""Digests cover all bytes of an expert, and nothing else."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from safetensors.torch import load_file, save_file
 
 from damaged_copy import damaged_copy
 from eaas.checkpoint import Checkpoint
-from eaas.demo_model import ARCHITECTURES, write_demo_model
 from eaas.errors import ExpertMismatchError
+from eaas_cli.demo_model import ARCHITECTURES, write_demo_model
+from expert_server.experts.store import ExpertStore
 from expert_server.kernels import KernelSpec, ReferenceKernel
-from expert_server.store import ExpertStore
-from expert_server.weights import ExpertReader
+from expert_server.weights.weights import ExpertReader
 
 EXPERTS = 3
 TINY: dict[str, Any] = {"layers": 2, "hidden": 32, "experts": EXPERTS, "top_k": 2, "vocab": 262}
@@ -58,7 +58,7 @@ def store_of(path: Path) -> ExpertStore:
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_any_bit_of_an_expert_changes_its_digest_and_no_other(
+def test_each_bit_of_an_expert_changes_its_digest_only(
     arch: str, demo: Callable[..., Path]
 ) -> None:
     checkpoint = Checkpoint.open(demo(arch))
@@ -86,7 +86,7 @@ def test_any_bit_of_an_expert_changes_its_digest_and_no_other(
 
 
 @pytest.mark.parametrize("arch", ["qwen3_moe", "gpt_oss"])
-def test_shards_and_dtypes_make_no_difference(arch: str, demo: Callable[..., Path]) -> None:
+def test_digests_do_not_depend_on_shards_and_dtypes(arch: str, demo: Callable[..., Path]) -> None:
     whole, cut = Checkpoint.open(demo(arch)), Checkpoint.open(demo(arch, "20KB"))
     assert len(set(cut.keys.values())) > 3
     assert len(set(whole.keys.values())) == 1
@@ -113,10 +113,10 @@ def test_experts_in_one_tensor_have_the_digests_of_experts_in_one_each(
     assert digests_of(Checkpoint.open(path)) == before
 
 
-def test_the_digest_of_a_checkpoint_is_not_of_its_experts(
+def test_the_checkpoint_digest_does_not_cover_experts(
     demo: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """So a damaged expert is told as that, and not as another model."""
+    """So a damaged expert is reported as such, not as another model."""
     path = demo("qwen3_moe")
     checkpoint = Checkpoint.open(path)
     experts = damaged_copy(path, tmp_path / "experts", checkpoint.expert_keys())
@@ -147,7 +147,7 @@ def test_an_expert_with_another_digest_is_not_held(
     assert store.digest(1, 1) == 0
 
 
-def test_a_held_expert_that_turns_out_to_be_wrong_is_dropped(
+def test_a_held_expert_with_another_digest_is_dropped(
     demo: Callable[..., Path], tmp_path: Path
 ) -> None:
     known = digests_of(Checkpoint.open(demo("qwen3_moe")))

@@ -1,4 +1,4 @@
-"""The server's end of a stream, driven by hand over a real gRPC stream; nobody computes."""
+"""The server's end of a real gRPC stream, without a loop."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from collections.abc import Callable, Iterator
 import grpc
 import pytest
 
-from eaas.grpc_client import channel
-from eaas.grpc_server import Service, serve
+from eaas.net.grpc_client import channel
+from eaas.net.grpc_server import Service, serve
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.rpc.v1 import expert_pb2_grpc
 from eaas.types import ModelShape
 from eaas.wire import Arena, RequestHeader, SlotState
 from eaas.wire.header import WireDtype
-from expert_server.hotness import HotnessHandler
-from expert_server.placements import PlacementHandler
+from expert_server.experts.placements import PlacementHandler
+from expert_server.load_report.hotness import HotnessHandler
 from expert_server.service import SERVICE, ExpertService, add_expert_service
-from expert_server.sharing import CheckpointSharer
-from expert_server.slots import Grant, SlotTable
+from expert_server.transports.slot_ownership import Grant, SlotTable
+from expert_server.weights.sharing import CheckpointSharer
 
 SHAPE = ModelShape("tiny", 4, 8, 2, ("layer.0",), "float32", "digest")
 
@@ -108,7 +108,7 @@ def test_an_unknown_connection(endpoint: Endpoint) -> None:
     assert code(endpoint.stream(grant)) == grpc.StatusCode.FAILED_PRECONDITION
 
 
-def test_a_frame_is_written_and_the_end_of_the_stream_gives_the_slots_back(
+def test_a_frame_is_written_and_the_streams_end_frees_the_slots(
     endpoint: Endpoint,
 ) -> None:
     grant = endpoint.grant()

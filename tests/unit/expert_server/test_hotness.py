@@ -1,4 +1,4 @@
-"""Tokens of experts: each kernel counts what it computes, once, and says so once more where it is asked."""
+"""Tokens per expert: each kernel counts them, and the handler reports them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch.nn import functional
 
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.types import ModelShape
-from expert_server.hotness import HotnessHandler
 from expert_server.kernels import KernelSpec
 from expert_server.kernels.registry import create_kernel
-from expert_server.weights import ExpertForm, ExpertWeights
+from expert_server.load_report.hotness import HotnessHandler
+from expert_server.weights.weights import ExpertForm, ExpertWeights
 
 E, H, K, INNER = 8, 32, 3, 48
 FORM = ExpertForm(False, False, functional.gelu)
@@ -22,7 +22,7 @@ SHAPE = ModelShape("tiny", E, H, K, ("l0", "l1"), "float32", "digest")
 
 
 @pytest.mark.parametrize("name", ["reference", "packed", "native"])
-def test_every_kernel_counts_the_tokens_of_its_experts(name: str) -> None:
+def test_every_kernel_counts_its_experts_tokens(name: str) -> None:
     kernel = create_kernel(name, [FORM, FORM], KernelSpec(torch.float32))
     dice = torch.Generator().manual_seed(1)
     try:
@@ -53,7 +53,7 @@ def test_every_kernel_counts_the_tokens_of_its_experts(name: str) -> None:
         kernel.close()
 
 
-def test_what_is_known_is_not_sent_again() -> None:
+def test_unchanged_totals_are_not_sent_again() -> None:
     loop = SimpleNamespace(requests=0, busy_s=0.0, batches=0)
     handler = HotnessHandler(SHAPE, loop, SimpleNamespace(count=4, bytes=4000))
 
@@ -76,5 +76,5 @@ def test_what_is_known_is_not_sent_again() -> None:
     assert not read(second.boot_id, second.sequence).layers
     other = HotnessHandler(SHAPE, loop, SimpleNamespace(count=0, bytes=0))
     answer = other.ReadHotness(pb.ReadHotnessRequest(boot_id=first.boot_id, sequence=1), None)
-    assert answer.layers, "another life, whose sequence happens to be the same"
+    assert answer.layers, "another process with the same sequence"
     assert answer.expert_bytes == 0

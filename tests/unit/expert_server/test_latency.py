@@ -12,7 +12,7 @@ def far(benches):
     return benches(latency_s=LATENCY_S)
 
 
-def test_a_request_is_seen_so_much_later(far) -> None:
+def test_a_request_is_seen_after_the_delay(far) -> None:
     slot = far.write(far.grant("a"), 2)
     for _ in range(11):  # The first round sees it written.
         assert far.arena.flags.load(slot) == SlotState.WRITTEN
@@ -21,12 +21,12 @@ def test_a_request_is_seen_so_much_later(far) -> None:
     assert far.loop.in_flight == 1
     far.step()
     assert (far.rows(slot) == 8).all()
-    assert far.result(slot).service_us < 1000, "the way is not the server's time"
+    assert far.result(slot).service_us < 1000, "the delay is not the server's time"
     assert far.loop.in_flight == 0
 
 
-def test_requests_on_their_way_overlap(far) -> None:
-    """The server is not busy with what is on its way: two take as long as one."""
+def test_delays_overlap(far) -> None:
+    """Delays overlap: two requests take as long as one."""
     first = far.write(far.grant("a"), 2, layer=0)
     for _ in range(5):
         far.step()
@@ -41,15 +41,15 @@ def test_requests_on_their_way_overlap(far) -> None:
     assert (far.rows(second) == 12).all()
 
 
-def test_the_budget_runs_on_the_way(far) -> None:
+def test_the_budget_includes_the_delay(far) -> None:
     far.write(far.grant("a"), 2, budget_us=5_000)
     for _ in range(12):
         far.step()
     assert (far.loop.expired, far.loop.computed) == (1, 0)
 
 
-def test_a_client_that_is_gone_meanwhile(far) -> None:
-    """Its slot goes to another one, whose request is answered and not the old one."""
+def test_a_client_that_leaves_during_the_delay(far) -> None:
+    """Its slot goes to another client, whose request is answered instead of the old one."""
     grant = far.grant("a", slots=far.slots)
     far.write(grant, 2)
     far.step()

@@ -1,4 +1,4 @@
-"""When a server that is to leave waits, and for what."""
+"""When a leaving server waits, and for what."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from eaas.membership import MembershipView
+from eaas.membership.cluster_view import MembershipView
 from eaas.types import Member, MemberState, Role
 from expert_server.leaving import Leaving, can_be_relieved
 
@@ -43,11 +43,11 @@ def view(
         (view(SERVING, client=DEAD), False),
     ],
 )
-def test_who_could_take_over(members: MembershipView, wanted: bool) -> None:
+def test_whether_others_can_take_over(members: MembershipView, wanted: bool) -> None:
     assert can_be_relieved(members, "me", members.heard_at) is wanted
 
 
-def test_nobody_takes_over_while_the_monitor_is_away() -> None:
+def test_no_take_over_while_the_monitor_is_silent() -> None:
     members = view(SERVING)
     assert can_be_relieved(members, "me", members.heard_at + 2.5)
     assert not can_be_relieved(members, "me", members.heard_at + 60.0)
@@ -70,7 +70,7 @@ class Server:
         )
 
 
-def test_it_ends_once_it_holds_nothing_and_has_answered() -> None:
+def test_it_ends_without_experts_and_requests() -> None:
     server = Server(view(SERVING))
     server.leaving.start()
     server.leaving.start()
@@ -82,7 +82,7 @@ def test_it_ends_once_it_holds_nothing_and_has_answered() -> None:
     assert server.ended.wait(10)
 
 
-def test_it_does_not_wait_where_nobody_is_left_to_take_over() -> None:
+def test_it_does_not_wait_if_no_other_server_can_take_over() -> None:
     server = Server(view(SERVING))
     server.in_flight = 0
     server.leaving.start()
@@ -91,7 +91,7 @@ def test_it_does_not_wait_where_nobody_is_left_to_take_over() -> None:
     assert server.ended.wait(10)
 
 
-def test_its_patience_ends() -> None:
+def test_the_drain_times_out() -> None:
     server = Server(view(SERVING), timeout_s=0.2)
     began = time.monotonic()
     server.leaving.start()

@@ -1,8 +1,8 @@
-"""What the network has carried."""
+"""Bytes carried by the network."""
 
 from __future__ import annotations
 
-from expert_server.links import carried, read_carried
+from expert_server.load_report.links import carried, read_carried
 
 TABLE = """Inter-| Receive            | Transmit
  face |bytes packets and six more|bytes packets and so on
@@ -17,5 +17,5 @@ def test_all_but_the_loopback() -> None:
     assert carried("\n".join(TABLE.splitlines()[:3])) == (0, 0)
 
 
-def test_of_this_machine() -> None:
+def test_carried_bytes_of_this_machine() -> None:
     assert all(number >= 0 for number in read_carried())

@@ -1,4 +1,4 @@
-"""The loop in its thread, clients in theirs, and one that takes slots back: nobody waits for anybody."""
+"""The loop and its clients in threads, while slots are revoked."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def test_slots_change_hands_under_load(benches, batching: str) -> None:
         rng = random.Random(seed)
         grant = None
         for call in range(1, CALLS + 1):
-            # Comes anew after a loss, and now and then of its own accord (as after a crash).
+            # Reconnects after a loss, and sometimes without one (as after a crash).
             while grant is None or rng.random() < 0.1:
                 grant = bench.table.grant(name, 1, 2)
                 time.sleep(0.0001)
             slot, value = grant.first_slot + rng.randrange(2), rng.randint(1, 9)
             seen = bench.arena.flags.seq(grant.reply_bell)
             image = bench.image(grant, value, layer=call % 4, request_id=call, checksum=True)
-            # A client looks before it writes, too. Here nothing may come in between, for the test
-            # to know what is right.
+            # A client checks before it writes. Here both are one step, so that the test knows the right
+            # answer.
             with bench.table._lock:
                 if grant.connection_id not in bench.table._grants:
                     grant = None
@@ -73,7 +73,7 @@ def test_slots_change_hands_under_load(benches, batching: str) -> None:
     def monitor() -> None:
         rng = random.Random(0)
         while not ended.wait(0.003):
-            bench.table.revoke_lives(f"client-{rng.randrange(CLIENTS)}", 1)
+            bench.table.revoke_incarnations(f"client-{rng.randrange(CLIENTS)}", 1)
 
     loop = guarded(bench.loop.run)
     revoking = guarded(monitor)
@@ -84,7 +84,7 @@ def test_slots_change_hands_under_load(benches, batching: str) -> None:
         thread.join(60)
     ended.set()
     revoking.join(10)
-    # Requests of clients that lost their slots may still wait for their turn, to be dropped.
+    # Requests of clients that lost their slots may still be queued, to be dropped.
     deadline = time.monotonic() + 20
     while bench.loop.in_flight:
         assert time.monotonic() < deadline

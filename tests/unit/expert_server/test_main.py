@@ -1,4 +1,4 @@
-"""What a server says of its kernel, what it computes with, and what a failed start leaves behind."""
+"""A server's kernel line, its compute dtype, and the remains of a failed start."""
 
 import contextlib
 import errno
@@ -15,16 +15,16 @@ import torch
 
 from eaas.checkpoint import Checkpoint
 from eaas.config import ExpertServerConfig
-from eaas.demo_model import write_demo_model
 from eaas.errors import CheckpointError, PortInUseError, SharedMemoryError
-from eaas.membership import MembershipView
+from eaas.membership.cluster_view import MembershipView
 from eaas.types import Member, MemberState, Role
 from eaas.wire import Arena
 from eaas.wire.arena import SHM_DIRECTORY
+from eaas_cli.demo_model import write_demo_model
 from expert_server.kernels import KernelSpec, Quantization, ReferenceKernel
 from expert_server.main import ExpertServer, _compute_dtype, _describe
-from expert_server.slots import SlotTable
-from expert_server.weights import ExpertReader, ExpertWeights
+from expert_server.transports.slot_ownership import SlotTable
+from expert_server.weights.weights import ExpertReader, ExpertWeights
 
 
 @pytest.fixture(autouse=True)
@@ -52,11 +52,11 @@ def kernel(reader: ExpertReader, spec: KernelSpec) -> ReferenceKernel:
 
 
 @pytest.mark.parametrize("own", [torch.float32, torch.bfloat16, torch.float64])
-def test_weights_are_computed_with_as_they_are(own: torch.dtype) -> None:
+def test_supported_dtypes_are_kept(own: torch.dtype) -> None:
     assert _compute_dtype(own) == own
 
 
-def test_float16_loses_nothing() -> None:
+def test_float16_is_computed_exactly() -> None:
     every = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.float16)
     numbers = every[~every.isnan()]
     dtype = _compute_dtype(torch.float16)
@@ -106,7 +106,7 @@ def test_an_expert_without_an_error_is_named(
 
 @pytest.fixture
 def start(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
-    """Starts a server at that port; afterwards nothing of it is left."""
+    """Start a server at this port; check that nothing of it remains."""
     closed: list[ReferenceKernel] = []
     monkeypatch.setattr(ReferenceKernel, "close", lambda kernel: closed.append(kernel))
     switch_s, arenas = sys.getswitchinterval(), arenas_of_this_process()
@@ -122,7 +122,7 @@ def start(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int
 
 
 def arenas_of_this_process() -> int:
-    """Its descriptors and mappings of files without a name in /dev/shm."""
+    """The process's descriptors and mappings of unnamed files in /dev/shm."""
     links = []
     for link in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # the descriptor that lists the directory
@@ -131,7 +131,7 @@ def arenas_of_this_process() -> int:
     return sum(f"{SHM_DIRECTORY}/#" in line for line in (*links, *mapped))
 
 
-def test_arenas_are_counted() -> None:
+def test_each_arena_has_its_own_incarnation() -> None:
     before = arenas_of_this_process()
     arena = Arena.create_shared(2, 64, 64, 1)
     assert arenas_of_this_process() > before
@@ -147,7 +147,7 @@ def test_a_taken_port_leaves_nothing_behind(start: Callable[[int], None]) -> Non
         start(taken.getsockname()[1])
 
 
-def test_no_room_for_the_arena_leaves_nothing_behind(
+def test_no_memory_for_the_arena_leaves_nothing_behind(
     start: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_arguments: int) -> None:
@@ -158,7 +158,7 @@ def test_no_room_for_the_arena_leaves_nothing_behind(
         start(0)
 
 
-def test_a_server_that_was_replaced_has_no_slots_for_anybody() -> None:
+def test_a_replaced_server_grants_no_slots() -> None:
     server = object.__new__(ExpertServer)
     server._table = SlotTable(Arena.create_local(2, 64, 64, 1))
     server._table.grant("a", 1, 2)
@@ -166,14 +166,14 @@ def test_a_server_that_was_replaced_has_no_slots_for_anybody() -> None:
     assert server._table.clients() == set()
 
 
-def test_the_slots_of_a_clients_former_process_are_free_whatever_its_incarnation() -> None:
-    """13: a client dies holding slots ... The monitor forgot everything meanwhile, and counts from 1."""
+def test_a_new_process_of_a_client_frees_the_formers_slots() -> None:
+    """13: a client dies holding slots ... The monitor lost its records meanwhile, and counts from 1."""
     server = object.__new__(ExpertServer)
     arena = Arena.create_local(2, 64, 64, 1)
     server._table, server._members = SlotTable(arena), {}
     held = server._table.grant("a", 2, 2)
     assert held is not None
-    for pid, incarnation, lives in [(1, 2, True), (2, 1, False)]:
+    for pid, incarnation, stays in [(1, 2, True), (2, 1, False)]:
         client = Member("a", Role.ATTENTION_CLIENT, pid, "h", "", MemberState.SERVING, incarnation)
         server._on_members(MembershipView(1, MappingProxyType({"a": client})))
-        assert (server._table.get(held.connection_id) is not None) == lives
+        assert (server._table.get(held.connection_id) is not None) == stays

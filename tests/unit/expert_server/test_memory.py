@@ -1,4 +1,4 @@
-"""Memory in pages of its own: where it lies, what is huge of it, and that it goes back."""
+"""Memory in separate mappings: alignment, huge pages, and release."""
 
 import errno
 import gc
@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from expert_server.memory import huge_memory
+from expert_server.weights.memory import huge_memory
 
 HUGE = 2 << 20
 
 
 def flags_of(address: int) -> set[str]:
-    """Of the mapping that an address is in (`VmFlags`; see proc(5))."""
+    """Flags of the mapping that contains an address (`VmFlags`; see proc(5))."""
     inside = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         name, _, rest = line.partition(" ")
@@ -29,7 +29,7 @@ def flags_of(address: int) -> set[str]:
 
 
 @pytest.mark.parametrize("nbytes", [1, 63, 64, 4097, HUGE - 1, HUGE, HUGE + 1, 3 * HUGE + 4096])
-def test_it_is_aligned_zeroed_and_its_own(nbytes: int) -> None:
+def test_memory_is_aligned_zeroed_and_separate(nbytes: int) -> None:
     one, other = huge_memory(nbytes), huge_memory(nbytes)
     assert (one.shape, one.dtype) == ((nbytes,), torch.uint8)
     assert one.data_ptr() % (HUGE if nbytes >= HUGE else 64) == 0
@@ -39,7 +39,7 @@ def test_it_is_aligned_zeroed_and_its_own(nbytes: int) -> None:
     assert not other.any()
 
 
-def test_none_at_all() -> None:
+def test_zero_bytes() -> None:
     assert huge_memory(0).view(torch.float32).shape == (0,)
 
 
@@ -57,7 +57,7 @@ def test_whole_huge_pages_are_huge_and_the_rest_is_not() -> None:
 
 
 class NoHugePages(mmap.mmap):
-    """As on a Linux that is built without them."""
+    """Like a Linux built without huge pages."""
 
     def madvise(self, *_arguments: int) -> None:
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
@@ -89,7 +89,7 @@ def mappings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     assert not alive
 
 
-def test_it_goes_back_with_the_last_view(mappings: list[int]) -> None:
+def test_memory_is_freed_with_the_last_view(mappings: list[int]) -> None:
     memory = huge_memory(HUGE)
     part = memory.view(torch.float32)[5:9]
     assert len(mappings) == 1

@@ -1,4 +1,4 @@
-"""The server's end of the nixl transport, driven by hand over a real stream and a real agent."""
+"""The server's end of the nixl transport, over a real stream and a real agent."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 import grpc
 import pytest
 
-from eaas.grpc_client import channel
-from eaas.grpc_server import Service, serve
+from eaas.net.grpc_client import channel
+from eaas.net.grpc_server import Service, serve
 from eaas.one_sided import Agent, nixl_version, why_not
 from eaas.one_sided.slots import READY, SlotMemory, pack_note
 from eaas.rpc.v1 import expert_pb2 as pb
@@ -20,12 +20,12 @@ from eaas.types import ModelShape
 from eaas.wire import Arena, RequestHeader, ResultHeader, SlotState
 from eaas.wire.header import WireDtype
 from eaas.wire.slot import Status
-from expert_server import nixl_endpoint
-from expert_server.hotness import HotnessHandler
-from expert_server.placements import PlacementHandler
+from expert_server.experts.placements import PlacementHandler
+from expert_server.load_report.hotness import HotnessHandler
 from expert_server.service import SERVICE, ExpertService, add_expert_service
-from expert_server.sharing import CheckpointSharer
-from expert_server.slots import Grant, SlotTable
+from expert_server.transports import nixl_endpoint
+from expert_server.transports.slot_ownership import Grant, SlotTable
+from expert_server.weights.sharing import CheckpointSharer
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "there")
 SHAPE = ModelShape("tiny", 4, 8, 2, ("layer.0",), "float32", "digest")
@@ -169,7 +169,7 @@ def test_a_handle_that_is_not_the_connections(endpoint: Endpoint, wrong: str) ->
     assert endpoint.table.get(grant.connection_id) is None
 
 
-def test_a_request_there_and_its_result_back(endpoint: Endpoint) -> None:
+def test_a_request_and_its_result(endpoint: Endpoint) -> None:
     grant = endpoint.grant()
     peer = Peer(endpoint, grant)
     peer.join()
@@ -201,7 +201,7 @@ def test_a_wrong_note_ends_the_connection(endpoint: Endpoint, wrong: str) -> Non
         peer.ask(0)
     else:
         peer.agent.note(peer.server, pack_note(2, 200) if wrong == "beyond" else b"none")
-    # Progress on this side, too, or the note may never leave.
+    # This side must make progress, too, or the notification may never leave.
     eventually(lambda: peer.agent.notes() or endpoint.table.get(grant.connection_id) is None)
     assert endpoint.state(0) == SlotState.OFFLINE
     assert peer.end() == grpc.StatusCode.FAILED_PRECONDITION
@@ -214,7 +214,7 @@ def test_a_revoked_connection_ends_its_stream(endpoint: Endpoint) -> None:
     assert peer.end() == grpc.StatusCode.FAILED_PRECONDITION
 
 
-def test_slots_of_an_unclean_end_are_kept_back_for_a_while(endpoint: Endpoint) -> None:
+def test_slots_stay_reserved_after_an_unclean_end(endpoint: Endpoint) -> None:
     peer = Peer(endpoint, endpoint.grant(slots=4))
     peer.join()
     peer.stream.cancel()
@@ -225,7 +225,7 @@ def test_slots_of_an_unclean_end_are_kept_back_for_a_while(endpoint: Endpoint) -
     peer.end()
 
 
-def test_slots_of_a_client_that_left_are_free_at_once(
+def test_slots_of_a_leaving_client_are_free_at_once(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nixl_endpoint, "GRACE_S", 1e6)
@@ -251,7 +251,7 @@ def test_the_same_process_gets_its_slots_again_and_another_waits(
     peer.end()
 
 
-def test_an_idle_connection_leaves_the_core_alone(endpoint: Endpoint) -> None:
+def test_an_idle_connection_uses_no_core(endpoint: Endpoint) -> None:
     peer = Peer(endpoint, endpoint.grant())
     peer.join()
     time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""A checkpoint that comes over the wire, from peers that break off, lie, or have none."""
+"""A checkpoint read from peers that break off, send wrong bytes, or have none."""
 
 from __future__ import annotations
 
@@ -17,21 +17,26 @@ from hypothesis import strategies as st
 
 from eaas.checkpoint import Checkpoint
 from eaas.errors import ClusterError, CorruptShardError
-from eaas.grpc_client import channel
-from eaas.grpc_server import Service, serve
+from eaas.net.grpc_client import channel
+from eaas.net.grpc_server import Service, serve
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.rpc.v1 import expert_pb2_grpc, monitor_pb2, monitor_pb2_grpc
 from eaas.types import Member, MemberState, Role
-from expert_server.peers import PeerReader, checkpoint_of_peers, runs, serving_peers
-from expert_server.sharing import CheckpointSharer, Pace
-from expert_server.weights import ExpertReader
+from expert_server.weights.remote_checkpoint import (
+    PeerReader,
+    checkpoint_of_peers,
+    runs,
+    serving_peers,
+)
+from expert_server.weights.sharing import CheckpointSharer, Pace
+from expert_server.weights.weights import ExpertReader
 
 FAST = 1e12
 SHARD = "model.safetensors"
 
 
 class Peer:
-    """The two calls, as a peer of one's own making answers them."""
+    """The two calls of a peer under the test's control."""
 
     def __init__(self, path: Path | None) -> None:
         is_whole = path is not None and (path / "config.json").exists()
@@ -84,14 +89,14 @@ def read(addresses: list[str], begin: int, count: int) -> bytes:
     return bytes(buffer)
 
 
-def test_bytes_of_any_place(files: Path, start: Callable[..., Any]) -> None:
+def test_read_any_range(files: Path, start: Callable[..., Any]) -> None:
     _, address = start(files)
     whole = (files / SHARD).read_bytes()
     for begin, count in ((0, 1), (5, 3), (17, 2_500_000), (len(whole) - 1, 1), (0, len(whole))):
         assert read([address], begin, count) == whole[begin : begin + count]
 
 
-def test_a_reader_that_is_cut_off_goes_on_elsewhere(files: Path, start: Callable[..., Any]) -> None:
+def test_a_broken_stream_continues_at_another_peer(files: Path, start: Callable[..., Any]) -> None:
     first, one = start(files)
     second, two = start(files)
 
@@ -106,7 +111,9 @@ def test_a_reader_that_is_cut_off_goes_on_elsewhere(files: Path, start: Callable
     assert second.asked == [(7, 2_500_007, 7 + (2 << 20))]
 
 
-def test_wrong_bytes_are_read_again_elsewhere(files: Path, start: Callable[..., Any]) -> None:
+def test_wrong_bytes_are_read_again_from_another_peer(
+    files: Path, start: Callable[..., Any]
+) -> None:
     first, one = start(files)
     second, two = start(files)
 
@@ -118,12 +125,12 @@ def test_wrong_bytes_are_read_again_elsewhere(files: Path, start: Callable[..., 
     first.spoil = flip
     assert read([one, two], 0, 3000) == (files / SHARD).read_bytes()[:3000]
     assert second.asked == [(0, 3000, 0)]
-    with pytest.raises(CorruptShardError, match="do not have the digest"):
+    with pytest.raises(CorruptShardError, match="do not match their digest"):
         read([one], 0, 3000)
 
 
-def test_peers_whose_files_differ_are_given_up(tmp_path: Path, start: Callable[..., Any]) -> None:
-    """Each sends a part before it breaks off, so that there is progress again and again."""
+def test_peers_with_different_files_are_an_error(tmp_path: Path, start: Callable[..., Any]) -> None:
+    """Each peer sends a part before it breaks off, so that there is always progress."""
     addresses = []
     for chunks in (1, 2):
         directory = tmp_path / str(chunks)
@@ -150,11 +157,11 @@ def test_chunks_out_of_turn_are_refused(files: Path, start: Callable[..., Any]) 
             yield response
 
     peer.spoil = shift
-    with pytest.raises(CorruptShardError, match="out of turn"):
+    with pytest.raises(CorruptShardError, match="unexpected byte"):
         read([address], 0, 3000)
 
 
-def test_who_has_nothing_is_passed_over(files: Path, start: Callable[..., Any]) -> None:
+def test_peers_without_a_checkpoint_are_skipped(files: Path, start: Callable[..., Any]) -> None:
     _, without = start(None)
     _, address = start(files)
     assert read([without, address], 0, 10) == bytes(range(10))
@@ -179,7 +186,7 @@ def test_who_has_nothing_is_passed_over(files: Path, start: Callable[..., Any]) 
         ("other.safetensors", 0, 1, 0, "DATA_LOSS"),
     ],
 )
-def test_nothing_else_is_read(
+def test_only_the_checkpoints_shards_can_be_read(
     files: Path,
     start: Callable[..., Any],
     shard: str,
@@ -195,7 +202,7 @@ def test_nothing_else_is_read(
     assert refusal.value.code().name == code
 
 
-def test_the_digest_is_of_the_whole_also_where_a_part_is_sent(
+def test_a_resumed_stream_has_the_digest_of_the_whole(
     files: Path, start: Callable[..., Any]
 ) -> None:
     _, address = start(files)
@@ -206,7 +213,7 @@ def test_the_digest_is_of_the_whole_also_where_a_part_is_sent(
     assert last.digest == xxhash.xxh3_128(bytes(range(1, 9))).digest()
 
 
-def test_all_streams_together_keep_the_pace() -> None:
+def test_the_rate_limits_the_sum_of_all_streams() -> None:
     slept: list[float] = []
     now = [0.0]
     pace = Pace(1000.0, lambda: now[0], slept.append)
@@ -214,7 +221,7 @@ def test_all_streams_together_keep_the_pace() -> None:
     pace.take(500)
     pace.take(1000)
     assert slept == [0.5, 1.0]
-    # What was not used is not saved up.
+    # Unused time gives no credit.
     now[0] = 60.0
     pace.take(10)
     pace.take(10)
@@ -225,8 +232,8 @@ def test_all_streams_together_keep_the_pace() -> None:
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=30),
     st.integers(1, 20),
 )
-def test_neighbours_are_read_together(steps: list[tuple[int, int]], most_bytes: int) -> None:
-    """Steps: how large the gap before a place is, and the place."""
+def test_adjacent_places_form_runs(steps: list[tuple[int, int]], most_bytes: int) -> None:
+    """Steps: the gap before a place, and its size."""
     places, end = [], 0
     for gap, count in steps:
         places.append((end + gap, count))
@@ -242,7 +249,7 @@ def test_neighbours_are_read_together(steps: list[tuple[int, int]], most_bytes: 
         assert following[0][0] > sum(run[-1]) or together > most_bytes
 
 
-def test_tensors_that_are_neighbours_come_in_one_stream(
+def test_adjacent_tensors_are_read_in_one_stream(
     checkpoint: Callable[..., Path], start: Callable[..., Any]
 ) -> None:
     path = checkpoint("qwen3_moe")
@@ -257,10 +264,10 @@ def test_tensors_that_are_neighbours_come_in_one_stream(
 
 
 @pytest.mark.parametrize("arch", ["qwen3_moe", "gpt_oss", "mixtral"])
-def test_a_checkpoint_of_peers_is_the_checkpoint(
+def test_a_checkpoint_of_peers_equals_the_local_one(
     arch: str, checkpoint: Callable[..., Path], start: Callable[..., Any]
 ) -> None:
-    """Also where a tensor holds all experts, and where there are rules to convert them."""
+    """Also if one tensor holds all experts, and if conversion rules apply."""
     path = checkpoint(arch)
     peer, address = start(path)
     here = Checkpoint.open(path)
@@ -277,14 +284,14 @@ def test_a_checkpoint_of_peers_is_the_checkpoint(
             assert torch.equal(got.down, wanted.down)
             assert got.digest == wanted.digest
     assert len(peer.asked) > asked
-    # Two experts of eight: by far not the whole file.
+    # Two experts of eight: only part of the file.
     moved = sum(end - begin for begin, end, _ in peer.asked[asked:])
     assert moved < 0.3 * sum(file.stat().st_size for file in path.glob("*.safetensors"))
     reader.close()
 
 
 class Monitor:
-    """Says who serves, to whoever watches."""
+    """Reports the serving members to any watcher."""
 
     def Watch(self, request: Any, context: Any) -> Iterator[Any]:
         states = {"s1": MemberState.SERVING, "s2": MemberState.JOINING}
@@ -298,11 +305,11 @@ class Monitor:
     Register = Heartbeat = Deregister = ReportOutcome = KeepRecord = GetRecord = _unused
 
 
-def test_one_of_several_monitors_names_the_peers() -> None:
+def test_peers_from_any_of_several_monitors() -> None:
     add = monitor_pb2_grpc.add_MonitorServiceServicer_to_server
     monitor = serve([Service("eaas.rpc.v1.MonitorService", add, Monitor())], "127.0.0.1", 0)
     try:
-        # Nobody listens at the first.
+        # No monitor listens at the first address.
         found = serving_peers(f"127.0.0.1:1, {monitor.address}")
     finally:
         monitor.stop(0)

@@ -1,4 +1,4 @@
-"""What a server does at the balancer's word, and what it refuses."""
+"""Placement calls of the balancer, and their refusals."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import grpc
 import pytest
 
+from eaas.control_plane.expert_calls import MISMATCH_KEY
 from eaas.errors import CorruptShardError, ExpertMismatchError
-from eaas.expert_calls import MISMATCH_KEY
 from eaas.rpc.v1 import common_pb2
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.types import ModelShape
-from expert_server.placements import PlacementHandler
+from expert_server.experts.placements import PlacementHandler
 
 SHAPE = ModelShape("tiny", 4, 64, 2, ("l0", "l1"), "float32", "digest")
 
@@ -25,13 +25,13 @@ def right(layer: int, expert: int) -> int:
 
 
 class Store:
-    """Loads as fast as a test says."""
+    """A store whose loading speed the test controls."""
 
     def __init__(self) -> None:
         self.experts: dict[int, set[int]] = {0: set(), 1: set()}
-        self.meanwhile: Callable[[], None] = lambda: None
+        self.on_load: Callable[[], None] = lambda: None
         self.broken = False
-        # Of the bytes here, by layer and expert.
+        # Digests of the bytes here, by layer and expert.
         self.damaged: dict[tuple[int, int], int] = {}
 
     def digest(self, layer: int, expert: int) -> int:
@@ -59,7 +59,7 @@ class Store:
         for layer, experts in wanted.items():
             for expert in experts:
                 self.experts[layer].add(expert)
-                self.meanwhile()
+                self.on_load()
                 if is_given_up():
                     return 0
         return 0
@@ -114,7 +114,7 @@ def _layers(layers: tuple[list[int], ...]) -> list[common_pb2.Holding]:
     return [common_pb2.Holding(experts=experts) for experts in layers]
 
 
-def test_preparing_adds_and_retiring_takes_away() -> None:
+def test_prepare_loads_and_retire_unloads() -> None:
     server = Server()
     assert server.list() == (0, [[], []])
     assert server.prepare(1, [0, 1], [2]).experts == 3
@@ -132,14 +132,14 @@ def test_an_older_epoch_is_refused_and_changes_nothing() -> None:
         with pytest.raises(Refused, match="FAILED_PRECONDITION: epoch 4 is older than 5"):
             call(4, [1], [])
     assert server.list() == (5, [[0], [0]])
-    # One that holds nothing any more hears of an epoch by its retirement.
+    # A server that holds nothing learns of an epoch by its retirement.
     server.retire(7, [], [])
     assert server.list() == (7, [[], []])
     with pytest.raises(Refused, match="epoch 6 is older than 7"):
         server.prepare(6, [1], [])
 
 
-def test_a_load_that_is_overtaken_is_given_up() -> None:
+def test_a_newer_epoch_ends_an_older_load() -> None:
     server = Server()
     entered, overtaken = threading.Event(), threading.Event()
     refused: list[Exception] = []
@@ -154,15 +154,15 @@ def test_a_load_that_is_overtaken_is_given_up() -> None:
         except Refused as error:
             refused.append(error)
 
-    server.store.meanwhile = block
+    server.store.on_load = block
     first = threading.Thread(target=slow)
     first.start()
     assert entered.wait(10)
     second = threading.Thread(target=server.prepare, args=(2, [], [3]))
     second.start()
-    while server.handler._told < 2:
+    while server.handler._newest_epoch < 2:
         pass
-    # Whoever asks meanwhile is to go on above that one.
+    # A balancer that asks now continues above that epoch.
     assert server.list()[0] == 2
     overtaken.set()
     first.join()
@@ -172,13 +172,13 @@ def test_a_load_that_is_overtaken_is_given_up() -> None:
     assert server.told == [("prepared", 2)]
 
 
-def test_what_was_left_before_the_first_share_is_dropped() -> None:
-    """Nobody asks a server that never had a share; and nobody counts what it began to load."""
+def test_remains_of_abandoned_placements_are_dropped() -> None:
+    """A server without a share gets no requests, and the balancer does not count the experts it loaded."""
     server = Server(is_limited=True)
-    server.store.meanwhile = lambda: setattr(server.handler, "_told", 2)
+    server.store.on_load = lambda: setattr(server.handler, "_newest_epoch", 2)
     with pytest.raises(Refused, match="ABORTED: epoch 2 is newer than 1"):
         server.prepare(1, [0, 1], [2])
-    server.store.meanwhile = lambda: None
+    server.store.on_load = lambda: None
     assert server.list() == (2, [[0], []])
     server.prepare(2, [3], [1])
     assert server.list() == (2, [[3], [1]])
@@ -186,7 +186,7 @@ def test_what_was_left_before_the_first_share_is_dropped() -> None:
     assert server.list() == (3, [[2, 3], [1]]), "from then on nothing goes before it is told to"
 
 
-def test_what_cannot_be_read_is_said_and_can_be_tried_again() -> None:
+def test_an_unreadable_expert_is_an_error_and_can_be_retried() -> None:
     server = Server()
     server.store.broken = True
     with pytest.raises(Refused, match=r"DATA_LOSS: model.safetensors: tensor x is short"):
@@ -198,7 +198,7 @@ def test_what_cannot_be_read_is_said_and_can_be_tried_again() -> None:
 
 @pytest.mark.parametrize(
     ("layers", "what"),
-    [(([0],), "1 layers, the model has 2"), (([0], [4]), "an expert beyond 3")],
+    [(([0],), "1 layers, the model has 2"), (([0], [4]), "expert ids must not exceed 3")],
 )
 def test_a_share_of_another_model_is_refused(layers: tuple[list[int], ...], what: str) -> None:
     for call in (Server().prepare, Server().retire):
@@ -206,7 +206,7 @@ def test_a_share_of_another_model_is_refused(layers: tuple[list[int], ...], what
             call(1, *layers)
 
 
-def test_layers_that_are_named_come_first() -> None:
+def test_named_layers_are_loaded_first() -> None:
     server = Server()
     seen: list[list[int]] = []
     plain = server.store.load
@@ -236,7 +236,7 @@ def told(server: Server, epoch: int, *known: dict[int, int], context: Any = None
     return server.handler.PreparePlacement(request, context or Context())
 
 
-def test_a_share_is_in_force_once_every_digest_was_compared() -> None:
+def test_a_share_is_in_force_once_all_digests_match() -> None:
     server = Server()
     lacking = told(server, 1, {0: 0, 3: right(0, 3)}, {2: 0})
     assert lacking.awaits_digests
@@ -267,8 +267,10 @@ def test_other_bytes_are_refused_before_they_are_in_force() -> None:
     assert server.handler.epoch == 0
 
 
-def test_digests_that_are_not_one_for_each_expert_are_refused() -> None:
+def test_a_missing_digest_is_refused() -> None:
     layers = [common_pb2.Holding(experts=[0, 1], digests=[5]), common_pb2.Holding()]
     request = pb.PreparePlacementRequest(epoch=1, layers=layers)
-    with pytest.raises(Refused, match="INVALID_ARGUMENT: not a digest for each expert"):
+    with pytest.raises(
+        Refused, match="INVALID_ARGUMENT: the numbers of digests and experts differ"
+    ):
         Server().handler.PreparePlacement(request, Context())

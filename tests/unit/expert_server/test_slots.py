@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from eaas.types import Member, MemberState, Role
 from eaas.wire import Arena, SlotState
-from expert_server.slots import Grant, SlotTable, last_gone
+from expert_server.transports.slot_ownership import Grant, SlotTable, last_gone
 
 SLOTS = 6
 
@@ -17,7 +17,7 @@ def arena() -> Arena:
 
 
 def owners(table: SlotTable, busy: set[int]) -> list[Grant | None]:
-    """Whose each slot is; those that were not busy stay so."""
+    """The owner of each slot; slots that are not busy stay so."""
     found = table.claim(range(SLOTS))
     table.release(set(range(SLOTS)) - busy)
     return found
@@ -45,7 +45,7 @@ def test_a_grant_frees_its_slots_and_marks_them_with_its_generation(arena: Arena
     assert table.grant("c", 1, 2) is not None
 
 
-def test_a_client_that_comes_again_gives_back_what_it_held(arena: Arena) -> None:
+def test_a_reconnecting_client_frees_its_former_slots(arena: Arena) -> None:
     table = SlotTable(arena)
     for incarnation in (1, 1, 2, 2):
         held = table.grant("a", incarnation, SLOTS)
@@ -53,12 +53,12 @@ def test_a_client_that_comes_again_gives_back_what_it_held(arena: Arena) -> None
     assert table.clients() == {"a"}
 
 
-def test_only_lives_up_to_an_incarnation_are_revoked(arena: Arena) -> None:
+def test_revocation_up_to_an_incarnation(arena: Arena) -> None:
     table = SlotTable(arena)
     table.grant("a", 5, 2)
-    assert table.revoke_lives("a", 4) == 0
-    assert table.revoke_lives("b", 9) == 0
-    assert table.revoke_lives("a", 5) == 1
+    assert table.revoke_incarnations("a", 4) == 0
+    assert table.revoke_incarnations("b", 9) == 0
+    assert table.revoke_incarnations("a", 5) == 1
 
 
 def client(incarnation: int, pid: int = 1, state: MemberState = MemberState.SERVING) -> Member:
@@ -72,18 +72,18 @@ def client(incarnation: int, pid: int = 1, state: MemberState = MemberState.SERV
         (client(3), client(3), 2),
         (client(3), client(3, state=MemberState.DEAD), 3),
         (client(3), client(4), 3),
-        # After a monitor that forgot everything: the first process was its third life, the next is its first.
+        # After a monitor that lost its records: the first process was incarnation 3, the next is 1.
         (client(3), client(1, pid=2), 3),
         (client(1), client(1, pid=2), 1),
         (client(1), client(3, pid=2, state=MemberState.DEAD), 3),
     ],
 )
-def test_which_lives_of_a_client_are_over(former: Member | None, now: Member, gone: int) -> None:
+def test_last_gone_incarnation(former: Member | None, now: Member, gone: int) -> None:
     """13: a client dies holding slots: flag 3 and reclaimed within W ..."""
     assert last_gone(former, now) == gone
 
 
-def test_what_the_loop_computes_is_not_handed_out(arena: Arena) -> None:
+def test_claimed_slots_are_not_granted(arena: Arena) -> None:
     table = SlotTable(arena)
     grant = table.grant("a", 1, SLOTS)
     assert grant is not None
@@ -98,23 +98,23 @@ def test_what_the_loop_computes_is_not_handed_out(arena: Arena) -> None:
     assert table.grant("c", 1, 3) is not None
 
 
-def test_what_a_stream_copies_is_not_handed_out(arena: Arena) -> None:
+def test_slots_being_copied_are_not_granted(arena: Arena) -> None:
     table = SlotTable(arena)
     grant = table.grant("a", 1, SLOTS)
     assert grant is not None
-    with table.copying(grant) as lives:
-        assert lives
+    with table.copying(grant) as valid:
+        assert valid
         table.revoke(grant.connection_id)
         assert table.grant("b", 1, 1) is None
-    with table.copying(grant) as lives:
-        assert not lives
+    with table.copying(grant) as valid:
+        assert not valid
         assert table.grant("b", 1, SLOTS) is not None
 
 
 @given(
     st.lists(st.tuples(st.sampled_from("grbc"), st.integers(0, 5), st.integers(1, 3)), max_size=40)
 )
-def test_no_slot_has_two_owners_and_no_busy_slot_changes_hands(steps) -> None:
+def test_no_slot_has_two_owners_and_no_busy_slot_is_granted(steps) -> None:
     arena = Arena.create_local(SLOTS, 64, 64, 1)
     table = SlotTable(arena)
     grants, busy, generation = {}, set[int](), 0
@@ -133,7 +133,7 @@ def test_no_slot_has_two_owners_and_no_busy_slot_changes_hands(steps) -> None:
             busy = set(range(number, min(SLOTS, number + slots)))
             table.claim(busy)
         elif step == "c":
-            table.revoke_lives(f"client-{number}", slots)
+            table.revoke_incarnations(f"client-{number}", slots)
         owned = []
         now = owners(table, busy)
         assert (table.changes != changes) == (now != before)
@@ -158,19 +158,19 @@ def test_row_13_a_thousand_dead_clients_leak_no_slot(arena: Arena) -> None:
     """
     rng = random.Random(13)
     table = SlotTable(arena)
-    for life in range(1, 1001):
-        grant = table.grant("client", life, rng.randint(1, SLOTS))
+    for incarnation in range(1, 1001):
+        grant = table.grant("client", incarnation, rng.randint(1, SLOTS))
         assert grant is not None
-        assert grant.generation == life
+        assert grant.generation == incarnation
         slots = range(grant.first_slot, grant.first_slot + grant.slots)
         for slot in slots:
             for move in (arena.client_write_done, arena.server_done)[: rng.randrange(3)]:
                 assert move(slot)
         claimed = [slot for slot in slots if rng.random() < 0.5]
         table.claim(claimed)
-        assert table.revoke_lives("client", life) == 1
+        assert table.revoke_incarnations("client", incarnation) == 1
         assert all(arena.flags.load(slot) == SlotState.OFFLINE for slot in slots)
-        # What the loop still does with them moves no flag.
+        # The loop's late writes change no flag.
         assert not any(arena.server_done(slot) for slot in claimed)
         table.release(claimed)
     assert table.clients() == set()
@@ -181,21 +181,21 @@ def test_row_13_a_thousand_dead_clients_leak_no_slot(arena: Arena) -> None:
     assert [arena.generation(slot) for slot in range(SLOTS)] == [1001] * SLOTS
 
 
-def test_no_client_has_more_than_its_latest_lifes_slots_and_one_other_lifes(arena: Arena) -> None:
+def test_a_client_has_slots_of_two_incarnations_at_most(arena: Arena) -> None:
     table = SlotTable(arena)
-    # Backwards: nobody's slots are an earlier life's.
+    # Backwards: a late request of an earlier incarnation.
     for incarnation in range(2**63, 2**63 - 50, -1):
         assert table.grant("a", incarnation, 1) is not None
     assert sorted(g.client_incarnation for g in table.grants()) == [2**63 - 49, 2**63]
     assert table.grant("b", 1, SLOTS - 2) is not None
 
 
-def test_connections_of_no_living_client_give_their_slots_back(arena: Arena) -> None:
+def test_slots_of_unknown_clients_are_freed(arena: Arena) -> None:
     table = SlotTable(arena)
-    for name, incarnation in (("member", 1), ("stranger", 1), ("another life", 2**63)):
+    for name, incarnation in (("member", 1), ("stranger", 1), ("another incarnation", 2**63)):
         assert table.grant(name, incarnation, 2) is not None
-    living = {"member": 1, "another life": 3}
-    # A moment ago: they may be members that the server has not heard of yet.
+    living = {"member": 1, "another incarnation": 3}
+    # Recent connections may belong to members that the server does not know yet.
     assert table.revoke_unknown(living, older_than_s=60.0) == 0
     assert table.revoke_unknown(living, older_than_s=-1.0) == 2
     assert table.clients() == {"member"}

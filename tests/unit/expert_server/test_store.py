@@ -1,4 +1,4 @@
-"""Servers hold just their experts, in every layout, and compute what the whole model does."""
+"""Servers hold only their experts, in every layout, and together compute the whole model's result."""
 
 import os
 import threading
@@ -15,12 +15,12 @@ from transformers import AutoModelForCausalLM
 from eaas.checkpoint import Checkpoint, quiet_transformers
 from eaas.checkpoint.pieces import PIECE_BYTES, Pause
 from eaas.checkpoint.shard import TensorSlice
-from eaas.demo_model import ARCHITECTURES, write_demo_model
 from eaas.errors import CheckpointError, CorruptShardError, MissingShardError
+from eaas_cli.demo_model import ARCHITECTURES, write_demo_model
+from expert_server.experts.store import ExpertStore
 from expert_server.kernels import KernelSpec, Quantization, ReferenceKernel, _native
 from expert_server.kernels.native import NativeKernel
-from expert_server.store import ExpertStore
-from expert_server.weights import ExpertForm, ExpertReader, ExpertWeights
+from expert_server.weights.weights import ExpertForm, ExpertReader, ExpertWeights
 
 TINY: dict[str, Any] = {"layers": 3, "hidden": 64, "experts": 8, "top_k": 2, "vocab": 400}
 
@@ -50,7 +50,7 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def held(
     checkpoint: Checkpoint, dtype: torch.dtype | None = None
 ) -> tuple[ExpertStore, ReferenceKernel]:
-    """An empty store, and the kernel that holds what it loads."""
+    """An empty store and its kernel."""
     reader = ExpertReader(checkpoint, dtype)
     kernel = ReferenceKernel(reader.forms, KernelSpec(reader.dtype))
     return ExpertStore(reader, kernel), kernel
@@ -65,7 +65,7 @@ def weights(kernel: ReferenceKernel, layer: int, expert: int) -> ExpertWeights:
 
 
 def shares(checkpoint: Checkpoint, servers: int) -> list[dict[int, list[int]]]:
-    """A split of all experts, another one in every layer."""
+    """A random split of all experts over servers, different in every layer."""
     rng = torch.Generator().manual_seed(servers)
     wanted: list[dict[int, list[int]]] = [{} for _ in range(servers)]
     for layer in range(checkpoint.shape.num_layers):
@@ -137,7 +137,7 @@ def test_unload_frees_single_replicas(path: Path) -> None:
     assert store.load({0: [1]}) == one
 
 
-def test_tensors_own_their_memory(path: Path) -> None:
+def test_packed_tensors_own_their_memory(path: Path) -> None:
     """No tensor keeps a shard or its neighbours' weights alive."""
     store, kernel = held(Checkpoint.open(path))
     store.load({0: [2, 3, 6]})
@@ -150,7 +150,7 @@ def test_tensors_own_their_memory(path: Path) -> None:
 
 
 def test_only_wanted_bytes_are_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every byte that comes out of a shard is counted."""
+    """Every byte read from a shard is counted."""
     read = 0
     really_read = TensorSlice.read_into
 
@@ -194,7 +194,7 @@ def test_a_shard_broken_after_opening_is_named(qwen: Path, tmp_path: Path) -> No
         store.load({2: [3]})
 
 
-def test_shapes_that_config_json_denies_are_corrupt(qwen: Path, tmp_path: Path) -> None:
+def test_shapes_that_contradict_config_json_are_corrupt(qwen: Path, tmp_path: Path) -> None:
     for file in qwen.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     config = tmp_path / "config.json"
@@ -269,7 +269,7 @@ def test_dtype(qwen: Path) -> None:
     assert torch.equal(weights(kernel, 0, 0).up.bfloat16(), weights(half_kernel, 0, 0).up)
 
 
-def test_readers_go_on_while_others_load(qwen: Path) -> None:
+def test_computation_continues_during_loads(qwen: Path) -> None:
     store, kernel = held(Checkpoint.open(qwen))
     store.load({0: [0]})
     x_TH, scores_TK = torch.ones(2, 64), torch.ones(2, 1)
@@ -299,7 +299,7 @@ def test_readers_go_on_while_others_load(qwen: Path) -> None:
     assert store.count == 1
 
 
-def test_loads_beside_serving_take_one_core(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loads_while_serving_take_one_core(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first load has all threads; later ones run with one."""
     threads: list[int] = []
     pack = ReferenceKernel.pack
@@ -321,9 +321,7 @@ def test_loads_beside_serving_take_one_core(qwen: Path, monkeypatch: pytest.Monk
     assert torch.get_num_threads() == 2
 
 
-def test_layers_are_loaded_in_the_order_that_is_asked_for(
-    qwen: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_layers_are_loaded_in_the_given_order(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = new_store(Checkpoint.open(qwen))
     layers: list[int] = []
     plain = ExpertReader.read
@@ -337,12 +335,12 @@ def test_layers_are_loaded_in_the_order_that_is_asked_for(
     assert layers == [2, 0, 1]
 
 
-def test_the_loader_looks_for_work_before_each_piece(
+def test_the_loader_checks_for_requests_before_each_piece(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where a tensor has many pieces: here one of 2.4 MB."""
+    """Also if a tensor has many pieces: here one of 2.4 MB."""
     write_demo_model(tmp_path / "m", "qwen3_moe", **TINY | {"hidden": 1104, "experts": 2})
-    # Bytes that were read, and pieces that were packed, since the last look.
+    # Bytes read and pieces packed since the last check.
     read, packed = [0], [0]
 
     class Looked:
@@ -379,7 +377,7 @@ def test_the_loader_looks_for_work_before_each_piece(
     kernel.close()
 
 
-def test_loads_beside_serving_keep_to_a_rate(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loads_while_serving_keep_the_rate(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     took: list[int] = []
 
     class Pace:
@@ -389,12 +387,12 @@ def test_loads_beside_serving_keep_to_a_rate(qwen: Path, monkeypatch: pytest.Mon
         def take(self, count: int) -> None:
             took.append(count)
 
-    monkeypatch.setattr("expert_server.store.Pace", Pace)
+    monkeypatch.setattr("expert_server.experts.store.Pace", Pace)
     reader = ExpertReader(Checkpoint.open(qwen))
     kernel = ReferenceKernel(reader.forms, KernelSpec(reader.dtype))
     store = ExpertStore(reader, kernel, bytes_per_s=1234)
     store.load({0: [0, 1]})
-    assert took == [], "nobody is served yet"
+    assert took == [], "no requests are served yet"
     before = store.bytes
     store.load({0: [0, 1, 2], 1: [3]})
     assert len(took) == 2

@@ -1,4 +1,4 @@
-"""Views that are made once, and scratch memory that grows with the largest batch."""
+"""Cached views, and scratch memory that grows with the largest batch."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from eaas.wire import Arena, RequestHeader
 from eaas.wire.slot import WireDtype, payload_layout, request_views, result_length
-from expert_server import views as views_module
-from expert_server.views import PayloadViews, Scratch, TensorViews
+from expert_server.loop import views as views_module
+from expert_server.loop.views import PayloadViews, Scratch, TensorViews
 
 HIDDEN, TOKENS, TOP_K = 4, 6, 2
 
@@ -36,7 +36,7 @@ def arena() -> Arena:
     return Arena.create_local(2, total, result_length(TOKENS, HIDDEN), 1)
 
 
-def test_views_are_made_once_for_each_shape_and_show_what_is_there(arena: Arena) -> None:
+def test_views_are_made_once_per_shape(arena: Arena) -> None:
     views = TensorViews(arena, HIDDEN)
     for slot in (0, 1):
         for tokens in (1, 3):
@@ -58,9 +58,9 @@ def test_views_are_made_once_for_each_shape_and_show_what_is_there(arena: Arena)
     assert views.made == 20
 
 
-def test_no_more_views_are_kept_than_that(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_kept_views_is_bounded(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(views_module, "_KEPT", 3)
-    monkeypatch.setattr("eaas.wire.views._KEPT", 3)
+    monkeypatch.setattr("eaas.wire.views._MOST_CACHED", 3)
     views, scratch = TensorViews(arena, HIDDEN), Scratch()
     for tokens in range(1, TOKENS + 1):
         payload = views.tensors(0, header(tokens))
@@ -82,7 +82,7 @@ def test_no_more_views_are_kept_than_that(arena: Arena, monkeypatch: pytest.Monk
     ),
     st.sampled_from(WireDtype),
 )
-def test_gathered_payloads_stand_one_behind_the_other(batches, dtype: WireDtype) -> None:
+def test_gather_concatenates_payloads(batches, dtype: WireDtype) -> None:
     scratch = Scratch()
     largest = 0
     rng = np.random.default_rng(0)

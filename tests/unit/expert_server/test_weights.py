@@ -1,4 +1,4 @@
-"""The reader: in chunks or at once, by transformers' rules or straight to the place, the same experts."""
+"""The reader gives the same experts in chunks or at once, by transformers' rules or by direct reads."""
 
 import gc
 from collections.abc import Iterator, Sequence
@@ -12,10 +12,10 @@ from transformers import AutoModelForCausalLM
 from transformers.core_model_loading import Interleave, Transpose, WeightConverter
 
 from eaas.checkpoint import Checkpoint, quiet_transformers
-from eaas.demo_model import ARCHITECTURES, write_demo_model
 from eaas.errors import CorruptShardError
-from expert_server import weights as weights_module
-from expert_server.weights import ExpertReader, ExpertWeights
+from eaas_cli.demo_model import ARCHITECTURES, write_demo_model
+from expert_server.weights import weights as weights_module
+from expert_server.weights.weights import ExpertReader, ExpertWeights
 
 TINY: dict[str, Any] = {"layers": 2, "hidden": 64, "experts": 8, "top_k": 2, "vocab": 400}
 WANTED = [7, 0, 3, 4, 6]
@@ -52,7 +52,7 @@ def tensors(weights: ExpertWeights) -> list[torch.Tensor]:
 def read(
     checkpoint: Checkpoint, wanted: Sequence[int] = WANTED, layer: int = 0
 ) -> dict[int, list[torch.Tensor]]:
-    """Copies of what the reader hands out: a view is good until the next step."""
+    """Copies of the reader's experts: a view is valid only until the next step."""
     reader = ExpertReader(checkpoint)
     found = {e: tensors(weights.copy(reader.dtype)) for e, weights in reader.read(layer, wanted)}
     assert list(found) == sorted(wanted)
@@ -95,7 +95,7 @@ def test_an_expert_larger_than_a_chunk_is_read_alone(
     assert_same(read(checkpoint), at_once)
 
 
-def test_parts_that_are_read_to_their_place_are_what_transformers_rule_makes_of_them(
+def test_direct_reads_equal_transformers_conversion(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = Checkpoint.open(path)
@@ -105,7 +105,7 @@ def test_parts_that_are_read_to_their_place_are_what_transformers_rule_makes_of_
 
 
 def rewrite(path: Path, change: dict[str, torch.dtype | tuple[int, ...]]) -> Checkpoint:
-    """Gives tensors another dtype or shape, in their shard."""
+    """Change the dtype or shape of tensors in their shard."""
     checkpoint = Checkpoint.open(path)
     for shard in {checkpoint.keys[key] for key in change}:
         content = load_file(shard)
@@ -148,10 +148,10 @@ def test_one_expert_of_another_shape_is_corrupt(qwen: Path) -> None:
     ],
     ids=["transpose", "checked", "interleave"],
 )
-def test_rules_that_do_more_than_put_together(
+def test_rules_that_do_more_than_stack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operations: list[Any], undo: Any
 ) -> None:
-    """As other architectures have them, here for one tensor of all experts."""
+    """Rules as in other architectures, here for one tensor of all experts."""
     checkpoint = Checkpoint.open(demo(tmp_path / "oss", "gpt_oss"))
     name = f"{checkpoint.shape.layer_names[0]}.gate_up_proj"
     whole = checkpoint.slice(name)[...]
@@ -163,7 +163,7 @@ def test_rules_that_do_more_than_put_together(
     mapping = Checkpoint.weight_mapping
 
     def with_rule(self: Checkpoint) -> list[Any]:
-        # Rules keep state: a new one each time.
+        # Rules keep state: create a new one each time.
         rule = WeightConverter("experts.gate_up_proj", "experts.gate_up_proj", list(operations))
         return [*mapping(self), rule]
 

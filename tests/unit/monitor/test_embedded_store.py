@@ -10,7 +10,7 @@ import pytest
 
 from eaas.errors import StoreError
 from eaas.types import Member, MemberState, Role
-from monitor.life import MemberEvent
+from monitor.incarnation import MemberEvent
 from monitor.store import Change, StoreLostError
 from monitor.store.embedded import EmbeddedStore
 
@@ -22,14 +22,14 @@ def event(revision: int, member_id: str) -> MemberEvent:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """Of a store with two members."""
+    """A file of a store with two members."""
     store = EmbeddedStore(tmp_path)
     store.write(Change(2, 5, (event(1, "a"), event(2, "b"))))
     store.close()
     return tmp_path / "monitor.db"
 
 
-def test_what_was_written_is_read(file: Path) -> None:
+def test_write_and_read(file: Path) -> None:
     store = EmbeddedStore(file.parent)
     assert store.kept.revision == 2
     assert store.kept.forgotten_incarnation == 5
@@ -49,12 +49,12 @@ def test_two_stores_are_two_histories(tmp_path: Path) -> None:
         store.close()
 
 
-def test_it_is_for_its_owner_alone(tmp_path: Path) -> None:
+def test_only_the_owner_can_read_the_file(tmp_path: Path) -> None:
     EmbeddedStore(tmp_path / "new").close()
     assert (tmp_path / "new").stat().st_mode & 0o077 == 0
 
 
-def test_a_file_that_another_monitor_uses(file: Path) -> None:
+def test_a_file_in_use(file: Path) -> None:
     first = EmbeddedStore(file.parent)
     with pytest.raises(StoreError, match=f"{file} is in use by another monitor: stop that one"):
         EmbeddedStore(file.parent)
@@ -78,7 +78,7 @@ def test_a_damaged_file(file: Path, at: int) -> None:
     with pytest.raises(StoreError, match=rf"{file} is damaged .*: move it away") as caught:
         EmbeddedStore(file.parent)
     assert "\n" not in str(caught.value)
-    # The remedy is one.
+    # The remedy in the error works.
     file.unlink()
     store = EmbeddedStore(file.parent)
     assert store.kept.events == ()
@@ -94,7 +94,7 @@ def test_a_damaged_file(file: Path, at: int) -> None:
         "DROP TABLE members",
     ],
 )
-def test_a_file_with_other_things_in_it(file: Path, statement: str) -> None:
+def test_a_foreign_database(file: Path, statement: str) -> None:
     with sqlite3.connect(file) as line:
         line.execute(statement)
     line.close()
@@ -108,7 +108,7 @@ def test_a_truncated_file(file: Path) -> None:
         EmbeddedStore(file.parent)
 
 
-def test_a_place_that_is_none(tmp_path: Path) -> None:
+def test_an_unusable_directory(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match=r"monitor.data_dir .*/file: .*; give another directory"):
         EmbeddedStore(tmp_path / "file")
@@ -126,11 +126,11 @@ def test_a_full_disk(file: Path) -> None:
         for revision in range(3, 1000):
             store.write(Change(revision, 0, (event(revision, f"m{revision}"),)))
 
-    with pytest.raises(StoreLostError, match=f"{file} cannot be written: .* full; make room"):
+    with pytest.raises(StoreLostError, match=f"{file} cannot be written: .* full; free space"):
         fill()
     store.close()
     again = EmbeddedStore(file.parent)
-    # What was taken is there, whole.
+    # All confirmed writes are complete.
     assert again.kept.revision > 3
     assert [e.revision for e in again.kept.events] == list(range(1, again.kept.revision + 1))
     again.close()

@@ -11,7 +11,7 @@ from eaas.rpc.v1 import monitor_pb2 as pb
 from eaas.types import Member, MemberState, Role
 from monitor import fanout as module
 from monitor.fanout import Fanout
-from monitor.life import MemberEvent
+from monitor.incarnation import MemberEvent
 from monitor.refusal import Refused
 
 SIGN_S = 0.05
@@ -23,19 +23,19 @@ def event(revision: int) -> MemberEvent:
     return MemberEvent(revision, member, "because")
 
 
-def test_all_wake_when_another_thread_says_that_something_happened() -> None:
+def test_all_wake_when_another_thread_notifies() -> None:
     async def scenario() -> list[bool]:
         fanout = Fanout(asyncio.get_running_loop(), LONG_S)
-        sleepers = [asyncio.create_task(fanout.sleep(soundly=n % 2 == 0)) for n in range(50)]
+        sleepers = [asyncio.create_task(fanout.sleep(until_event=n % 2 == 0)) for n in range(50)]
         await asyncio.sleep(0)
-        # Twice: the second is told nobody, and does no harm.
-        stirring = threading.Thread(target=lambda: (fanout.stir(), fanout.stir()))
+        # The second call has no effect.
+        stirring = threading.Thread(target=lambda: (fanout.notify(), fanout.notify()))
         stirring.start()
         async with asyncio.timeout(LONG_S / 2):
             woken = await asyncio.gather(*sleepers)
-            again = asyncio.create_task(fanout.sleep(soundly=True))
+            again = asyncio.create_task(fanout.sleep(until_event=True))
             await asyncio.sleep(0)
-            fanout.stir()
+            fanout.notify()
             woken.append(await again)
         stirring.join()
         return woken
@@ -43,10 +43,10 @@ def test_all_wake_when_another_thread_says_that_something_happened() -> None:
     assert asyncio.run(scenario()) == [True] * 51
 
 
-def test_only_light_sleepers_are_reminded() -> None:
+def test_event_only_sleepers_are_not_woken_by_time() -> None:
     async def scenario() -> tuple[list[bool], bool]:
         fanout = Fanout(asyncio.get_running_loop(), SIGN_S)
-        sound = asyncio.create_task(fanout.sleep(soundly=True))
+        sound = asyncio.create_task(fanout.sleep(until_event=True))
         light = [asyncio.create_task(fanout.sleep()) for _ in range(20)]
         later = []
         for _ in range(3):
@@ -54,7 +54,7 @@ def test_only_light_sleepers_are_reminded() -> None:
             later.append(asyncio.create_task(fanout.sleep()))
         async with asyncio.timeout(LONG_S):
             reminded = await asyncio.gather(*light, *later)
-            # Nobody is left, and the next sleep is timed anew.
+            # No sleeper is left, and the next sleep is timed anew.
             reminded.append(await fanout.sleep())
         slept_on = not sound.done()
         sound.cancel()
@@ -66,26 +66,26 @@ def test_only_light_sleepers_are_reminded() -> None:
 def test_a_watcher_that_leaves_is_forgotten() -> None:
     async def scenario() -> None:
         fanout = Fanout(asyncio.get_running_loop(), SIGN_S)
-        gone = [asyncio.create_task(fanout.sleep(soundly=sound)) for sound in (True, False)]
+        gone = [asyncio.create_task(fanout.sleep(until_event=sound)) for sound in (True, False)]
         await asyncio.sleep(0)
         for task in gone:
             task.cancel()
         await asyncio.gather(*gone, return_exceptions=True)
         assert not fanout._sleepers
-        assert not fanout._sound
-        fanout.stir()
+        assert not fanout._event_only
+        fanout.notify()
         await asyncio.sleep(2 * SIGN_S)
 
     asyncio.run(scenario())
 
 
-def test_a_message_is_made_once_and_not_kept_for_ever() -> None:
+def test_a_message_is_serialized_once_and_not_kept_for_ever() -> None:
     loop = asyncio.new_event_loop()
     fanout = Fanout(loop, LONG_S)
     made = [fanout.message(event(revision)) for revision in range(1, 2001)]
     assert fanout.message(event(2000)) is made[-1]
     assert len(fanout._made) < 1000
-    # One that is no longer kept is made anew, the same.
+    # A message that is no longer kept is serialized again, identically.
     assert fanout.message(event(1)) == made[0]
     read = pb.WatchResponse.FromString(made[6])
     assert (read.event.revision, read.event.reason) == (7, "because")
@@ -112,7 +112,7 @@ class _Reader:
             _Reader.under_way -= 1
 
 
-def test_few_snapshots_are_sent_at_a_time_and_who_does_not_read_loses_the_turn(
+def test_snapshot_sends_are_limited_and_time_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "_SNAPSHOTS", 3)

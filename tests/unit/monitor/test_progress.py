@@ -1,12 +1,12 @@
-"""A member whose heartbeat lives and whose work does not move."""
+"""A member that sends heartbeats but makes no progress."""
 
 from __future__ import annotations
 
 import pytest
 
 from eaas.types import Member, MemberState, Role
-from monitor.life import MemberEvent
-from monitor.progress import Progress
+from monitor.failure_detection.progress import Progress
+from monitor.incarnation import MemberEvent
 from monitor.registry import IdTakenError, Registry
 
 LEASE_S, HEARTBEAT_S = 2.0, 0.9
@@ -14,7 +14,7 @@ SERVING, SUSPECT = MemberState.SERVING, MemberState.SUSPECT
 
 
 def beats(progress: Progress, start: float, end: float, count: int, in_flight: int) -> list[float]:
-    """Heartbeats that say the same; at which of them it was stuck."""
+    """Send equal heartbeats; returns at which of them the member was stuck."""
     stuck, now = [], start
     while now <= end:
         progress.reported(count, in_flight, 0.0, now)
@@ -24,7 +24,7 @@ def beats(progress: Progress, start: float, end: float, count: int, in_flight: i
     return stuck
 
 
-def test_what_the_member_says_of_itself_counts_at_once() -> None:
+def test_a_reported_stall_counts_at_once() -> None:
     progress = Progress(LEASE_S)
     progress.reported(7, 3, 0.0, 1.0)
     assert progress.stuck is None
@@ -44,18 +44,18 @@ def test_a_counter_that_stands_still_for_five_leases_with_work_in_flight() -> No
 def test_an_idle_member_is_not_stuck() -> None:
     progress = Progress(LEASE_S)
     assert beats(progress, 0.0, 100.0, count=7, in_flight=0) == []
-    # And what it did not do then is not held against it.
+    # The idle time does not count later, either.
     assert beats(progress, 101.0, 109.0, count=7, in_flight=1) == []
 
 
-def test_work_that_moves_is_not_stuck_however_much_there_is() -> None:
+def test_work_that_moves_is_not_stuck() -> None:
     progress = Progress(LEASE_S)
     for now in range(100):
         progress.reported(now, 9, 0.0, float(now))
         assert progress.stuck is None
 
 
-def test_who_has_shown_long_batches_gets_twice_the_time() -> None:
+def test_patience_is_twice_the_longest_standstill() -> None:
     progress = Progress(LEASE_S)
     assert beats(progress, 0.0, 12.0, count=7, in_flight=1) == [10.0, 11.0, 12.0]
     progress.reported(8, 1, 0.0, 13.0)
@@ -88,7 +88,7 @@ def test_row_5_a_wedged_loop_behind_a_live_heartbeat() -> None:
     (event,) = world.beat(1.7, 5, 3, 1.6)
     assert event.member.state is SUSPECT
     assert event.reason == "no progress for 1.6 s with 3 requests in flight"
-    # Once, however long it lasts; and it never becomes DEAD of it.
+    # One event, however long it lasts, and the server never becomes DEAD.
     for beat in range(40):
         assert world.beat(2.0 + beat, 5, 3, 2.0 + beat) == []
     (event,) = world.beat(42.0, 6, 2, 0.0)
@@ -96,7 +96,7 @@ def test_row_5_a_wedged_loop_behind_a_live_heartbeat() -> None:
 
 
 def test_a_stuck_server_keeps_its_id() -> None:
-    """Another process may take the id of a silent one, but this one lives."""
+    """Another process may take the id of a silent member, but this one is not silent."""
     world = World()
     world.beat(0.9, 5, 3, 1.6)
     with pytest.raises(IdTakenError):

@@ -1,4 +1,4 @@
-"""Records: whoever is late, or was replaced, changes nothing."""
+"""Records: late writes and replaced writers change nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def record(data: bytes, version: int, incarnation: int = 1) -> pb.KeepRecordRequ
     return pb.KeepRecordRequest(id="b", incarnation=incarnation, version=version, data=data)
 
 
-def test_versions_only_rise_and_later_lives_count_for_more() -> None:
+def test_versions_rise_and_later_incarnations_outrank_earlier_ones() -> None:
     records = Records()
     assert records.get("b") is None
     assert records.keep(record(b"one", 7)) == 1
@@ -26,13 +26,13 @@ def test_versions_only_rise_and_later_lives_count_for_more() -> None:
             records.keep(late)
     assert records.keep(record(b"two", 1, incarnation=2)) == 2
     with pytest.raises(StaleRecordError):
-        records.keep(record(b"of a life that is over", 99, incarnation=1))
+        records.keep(record(b"of a former incarnation", 99, incarnation=1))
     found = records.get("b")
     assert found is not None
     assert found.data == b"two"
 
 
-def test_what_is_taken_is_stored_and_read_again() -> None:
+def test_records_are_stored_and_restored() -> None:
     records = Records()
     records.keep(record(b"one", 1))
     records.keep(record(b"two", 2))
@@ -61,7 +61,7 @@ def test_the_embedded_store_keeps_records(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_store_of_the_release_before_takes_records(tmp_path: Path) -> None:
+def test_a_store_without_the_records_table_takes_records(tmp_path: Path) -> None:
     store = EmbeddedStore(tmp_path)
     store._file.execute("DROP TABLE records")
     store.close()
@@ -73,7 +73,7 @@ def test_a_store_of_the_release_before_takes_records(tmp_path: Path) -> None:
     last.close()
 
 
-def test_each_record_is_a_message_of_its_own_to_zookeeper() -> None:
+def test_each_record_is_a_separate_zookeeper_message() -> None:
     found = list(parts(Change(9, records=(("b", b"x" * 500_000), ("c", b"y" * 500_000)))))
     assert [len(part.records) for part in found] == [0, 1, 1]
     assert {part.revision for part in found} == {9}

@@ -9,10 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from eaas.message_ranges import MOST_EPOCH, TRUSTED_EPOCH
+from eaas.net.message_ranges import MOST_EPOCH, TRUSTED_EPOCH
 from eaas.types import Member, MemberState, Role
 from membership_sim import Watcher
-from monitor.registry import IdTakenError, Registry, UnknownLifeError
+from monitor.registry import IdTakenError, Registry, UnknownIncarnationError
 
 LEASE_S, HEARTBEAT_S = 2.0, 0.9
 TICK_S = LEASE_S / 8
@@ -23,6 +23,11 @@ def member(
     member_id: str = "a", pid: int = 1, state: MemberState = MemberState.JOINING, host: str = "h"
 ) -> Member:
     return Member(member_id, Role.EXPERT_SERVER, pid, host, f"{host}:{pid}", state)
+
+
+@pytest.fixture
+def registry() -> Registry:
+    return Registry(LEASE_S, HEARTBEAT_S, 0.0)
 
 
 def tick_until(registry: Registry, start: float, end: float) -> list[tuple[str, MemberState]]:
@@ -37,27 +42,24 @@ def tick_until(registry: Registry, start: float, end: float) -> list[tuple[str, 
 # -- by example ------------------------------------------------------------------------------------
 
 
-def test_a_silent_member_is_suspect_then_dead() -> None:
-    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
+def test_a_silent_member_is_suspect_then_dead(registry: Registry) -> None:
     registry.register(member(), 0, 0.0)
     assert tick_until(registry, 0.0, 1.25) == []
     assert tick_until(registry, 1.25, 1.5) == [("a", MemberState.SUSPECT)]
     assert tick_until(registry, 1.5, 1.75) == []
     assert tick_until(registry, 1.75, 2.0) == [("a", MemberState.DEAD)]
-    with pytest.raises(UnknownLifeError):
+    with pytest.raises(UnknownIncarnationError):
         registry.heartbeat("a", 1, 2.1, state=SERVING)
 
 
-def test_a_silent_member_is_suspect_first_though_nobody_looked_in_between() -> None:
-    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
+def test_a_silent_member_is_suspect_before_dead_even_in_one_tick(registry: Registry) -> None:
     registry.register(member(), 0, 0.0)
     assert tick_until(registry, 0.0, 1.25) == []
     states = [event.member.state for event in registry.tick(2.1)]
     assert states == [MemberState.SUSPECT, MemberState.DEAD]
 
 
-def test_a_suspect_that_is_heard_is_what_it_reports() -> None:
-    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
+def test_a_heartbeat_clears_a_suspicion(registry: Registry) -> None:
     registry.register(member(), 0, 0.0)
     registry.heartbeat("a", 1, 0.0, state=MemberState.DRAINING)
     tick_until(registry, 0.0, 1.5)
@@ -67,8 +69,7 @@ def test_a_suspect_that_is_heard_is_what_it_reports() -> None:
     assert tick_until(registry, 1.5, 2.5) == []
 
 
-def test_load_makes_no_events_but_is_in_snapshots() -> None:
-    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
+def test_load_makes_no_events_but_is_in_snapshots(registry: Registry) -> None:
     registry.register(member(state=SERVING), 0, 0.0)
     beat = {"state": SERVING, "in_flight": 7, "progress": 9, "busy_s": 1.5}
     assert registry.heartbeat("a", 1, 0.5, **beat) == []
@@ -78,21 +79,20 @@ def test_load_makes_no_events_but_is_in_snapshots() -> None:
     assert (event.member.experts, event.member.epoch) == (3, 1)
 
 
-def test_a_member_that_said_goodbye_has_left_until_it_registers_again() -> None:
-    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
+def test_a_deregistered_member_is_left_until_it_registers_again(registry: Registry) -> None:
     registry.register(member(), 0, 0.0)
     (event,) = registry.deregister("a", 1, "", 0.0)
     assert event.member.state is MemberState.LEFT
     assert registry.deregister("a", 1, "", 0.0) == []
     assert [m.state for m in registry.members(1.0)] == [MemberState.LEFT]
-    # Even the same process, when it wakes: its life was over for everybody else.
+    # Even the same process gets a new incarnation when it wakes.
     incarnation, _ = registry.register(member(), 1, 1.0)
     assert incarnation == 2
     assert [m.incarnation for m in registry.members(1.0)] == [2]
 
 
 def forgotten_after(registry: Registry, begin: float, most_s: float) -> float:
-    """Seconds until the registry tells that it forgets its only member."""
+    """Seconds until the registry forgets its only member."""
     for tick in range(1, int(most_s / 0.5) + 1):
         now = begin + 0.5 * tick
         for event in registry.tick(now):
@@ -102,8 +102,7 @@ def forgotten_after(registry: Registry, begin: float, most_s: float) -> float:
     raise AssertionError("it is still listed")
 
 
-def test_a_member_that_left_is_forgotten_after_a_minute() -> None:
-    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
+def test_a_member_that_left_is_forgotten_after_a_minute(registry: Registry) -> None:
     registry.register(member(), 0, 0.0)
     registry.deregister("a", 1, "", 0.0)
     assert forgotten_after(registry, 0.0, 100) == pytest.approx(60.0)
@@ -115,16 +114,16 @@ def test_a_member_that_left_is_forgotten_after_a_minute() -> None:
 @pytest.mark.parametrize(
     ("role", "seconds"), [(Role.ATTENTION_CLIENT, 600), (Role.EXPERT_SERVER, 86_400)]
 )
-def test_a_member_that_died_is_listed_for_longer(role: Role, seconds: float) -> None:
-    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
+def test_a_member_that_died_is_listed_for_longer(
+    registry: Registry, role: Role, seconds: float
+) -> None:
     registry.register(replace(member(), role=role), 0, 0.0)
     told = tick_until(registry, 0.0, 4.0)
     assert told[-1] == ("a", MemberState.DEAD)
     assert forgotten_after(registry, 4.0, seconds + 10) == pytest.approx(seconds, abs=5)
 
 
-def test_whoever_is_back_is_not_forgotten() -> None:
-    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
+def test_a_returned_member_is_not_forgotten(registry: Registry) -> None:
     registry.register(member(), 0, 0.0)
     registry.deregister("a", 1, "", 0.0)
     registry.register(member(), 0, 50.0)
@@ -134,11 +133,12 @@ def test_whoever_is_back_is_not_forgotten() -> None:
         assert not any(e.forgotten for e in registry.tick(now))
 
 
-def test_tombstones_are_bounded_and_forgotten_incarnations_are_not_given_again() -> None:
-    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
-    for life in range(1, 4):
-        assert registry.register(member("first"), 0, 0.0)[0] == life
-        registry.deregister("first", life, "", 0.0)
+def test_tombstones_are_bounded_and_forgotten_incarnations_are_not_given_again(
+    registry: Registry,
+) -> None:
+    for count in range(1, 4):
+        assert registry.register(member("first"), 0, 0.0)[0] == count
+        registry.deregister("first", count, "", 0.0)
     forgotten = []
     for i in range(100):
         incarnation, _ = registry.register(member(f"m{i}"), 0, float(i) / 100)
@@ -150,8 +150,7 @@ def test_tombstones_are_bounded_and_forgotten_incarnations_are_not_given_again()
     assert registry.register(member("m0"), 1, 1.0)[0] > 1
 
 
-def test_the_dead_are_listed_for_longer_than_those_that_left() -> None:
-    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
+def test_the_dead_are_listed_for_longer_than_those_that_left(registry: Registry) -> None:
     registry.register(member("dead"), 0, 0.0)
     tick_until(registry, 0.0, 4.0)
     for i in range(100):
@@ -160,9 +159,8 @@ def test_the_dead_are_listed_for_longer_than_those_that_left() -> None:
     assert registry.knows("dead")
 
 
-def test_incarnations_never_run_out() -> None:
-    """A member that claims a huge one would leave none for all that come after it."""
-    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
+def test_incarnations_never_run_out(registry: Registry) -> None:
+    """A member that claims a huge one must not use them up."""
     assert registry.register(member("liar"), MOST_EPOCH, 0.0)[0] == 1
     incarnation, _ = registry.register(member("other"), TRUSTED_EPOCH, 0.0)
     assert incarnation == TRUSTED_EPOCH
@@ -171,8 +169,7 @@ def test_incarnations_never_run_out() -> None:
     assert registry.register(member("new"), 0, 100.0)[0] == TRUSTED_EPOCH + 1
 
 
-def test_a_live_id_is_not_given_to_another_process() -> None:
-    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
+def test_a_live_id_is_not_given_to_another_process(registry: Registry) -> None:
     registry.register(member(pid=1), 0, 0.0)
     with pytest.raises(IdTakenError, match="process 1 on h"):
         registry.register(member(pid=2), 0, 0.1)
@@ -181,27 +178,27 @@ def test_a_live_id_is_not_given_to_another_process() -> None:
     tick_until(registry, 0.0, 1.5)
     incarnation, _ = registry.register(member(pid=2), 0, 1.6)
     assert incarnation == 2
-    with pytest.raises(UnknownLifeError):
+    with pytest.raises(UnknownIncarnationError):
         registry.heartbeat("a", 1, 1.7, state=SERVING)
 
 
-def test_a_process_that_was_seen_to_end_gives_its_id_free_at_once() -> None:
-    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
+def test_a_process_that_was_seen_to_end_frees_its_id_at_once(registry: Registry) -> None:
     registry.register(member(pid=1), 0, 0.0)
     incarnation, events = registry.register(member(pid=2), 0, 0.1, [1])
     told = [(e.member.incarnation, e.member.state) for e in events]
     assert told == [(1, MemberState.DEAD), (2, MemberState.JOINING)]
     assert events[0].reason == "its parent saw it end"
     assert incarnation == 2
-    with pytest.raises(UnknownLifeError):
+    with pytest.raises(UnknownIncarnationError):
         registry.heartbeat("a", 1, 0.2, state=SERVING)
-    # Said again, as where the answer was lost: it is of nobody who is there.
+    # Repeated after a lost answer: it concerns no live process.
     assert registry.register(member(pid=2), 2, 0.2, [1]) == (2, [])
 
 
-def test_a_process_that_ended_before_it_was_registered_hides_nobody() -> None:
-    """Its successor tells of both: that one was refused something, the one before is known."""
-    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
+def test_the_end_of_an_unregistered_process_does_not_hide_its_predecessor(
+    registry: Registry,
+) -> None:
+    """Its successor names both processes; only the earlier one is known."""
     registry.register(member(pid=1), 0, 0.0)
     incarnation, events = registry.register(member(pid=3), 0, 0.1, [1, 2])
     assert [e.member.state for e in events] == [MemberState.DEAD, MemberState.JOINING]
@@ -209,43 +206,39 @@ def test_a_process_that_ended_before_it_was_registered_hides_nobody() -> None:
 
 
 @pytest.mark.parametrize(("pid", "host"), [(7, "h"), (1, "other")])
-def test_whose_end_was_not_seen_keeps_its_id(pid: int, host: str) -> None:
-    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
+def test_a_process_whose_end_was_not_seen_keeps_its_id(
+    registry: Registry, pid: int, host: str
+) -> None:
     registry.register(member(pid=1), 0, 0.0)
     with pytest.raises(IdTakenError):
         registry.register(member(pid=2, host=host), 0, 0.1, [pid])
     assert [m.incarnation for m in registry.members(0.1)] == [1]
 
 
-def test_a_process_that_lives_on_does_not_end_its_own_life() -> None:
-    """Its pid may be that of the one before it, whom its parent saw end."""
-    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
+def test_a_process_does_not_end_its_own_incarnation(registry: Registry) -> None:
+    """Its pid may be that of its predecessor, whom its parent saw end."""
     registry.register(member(pid=1), 0, 0.0)
     assert registry.register(member(pid=1), 1, 0.1, [1]) == (1, [])
 
 
 @pytest.mark.parametrize(("previous", "expected"), [(1, 1), (0, 2), (5, 6)])
-def test_the_same_process_registers_again(previous: int, expected: int) -> None:
-    # Previous 0 with the same pid is a new process all the same: in containers all pids are 1.
-    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
+def test_the_same_process_registers_again(registry: Registry, previous: int, expected: int) -> None:
+    # Previous 0 with the same pid is a new process: in containers all pids are 1.
     registry.register(member(), 0, 0.0)
     assert registry.register(member(), previous, 0.1)[0] == expected
 
 
-def test_going_on_with_a_life_that_did_not_change_is_no_event() -> None:
-    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
+def test_an_unchanged_registration_is_no_event(registry: Registry) -> None:
     registry.register(member(), 0, 0.0)
     assert registry.register(member(), 1, 0.1) == (1, [])
 
 
-def test_a_restarted_monitor_lets_lives_go_on() -> None:
-    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
+def test_a_restarted_monitor_accepts_former_incarnations(registry: Registry) -> None:
     assert registry.register(member(), 7, 0.0)[0] == 7
 
 
 @pytest.mark.parametrize("state", [MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT])
-def test_only_the_monitor_suspects(state: MemberState) -> None:
-    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
+def test_members_cannot_report_monitor_states(registry: Registry, state: MemberState) -> None:
     with pytest.raises(ValueError, match="does not report"):
         registry.register(member(state=state), 0, 0.0)
     registry.register(member(), 0, 0.0)
@@ -256,15 +249,14 @@ def test_only_the_monitor_suspects(state: MemberState) -> None:
 
 
 @pytest.mark.parametrize("pause_s", [1.1, 10.0, 3600.0])
-def test_a_paused_monitor_declares_nobody_dead(pause_s: float) -> None:
+def test_a_paused_monitor_declares_nobody_dead(registry: Registry, pause_s: float) -> None:
     """10: monitor paused 10 s: on waking it declares no healthy member dead."""
-    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
     registry.register(member("alive"), 0, 0.0)
     registry.register(member("gone"), 0, 0.0)
     tick_until(registry, 0.0, 0.5)
     woken = 0.5 + pause_s
     assert registry.tick(woken) == []
-    # The healthy one's heartbeats waited; the other one is found out a lease later.
+    # The healthy member's heartbeats were queued; the other's death is noticed a lease later.
     registry.heartbeat("alive", 1, woken + 0.1, state=SERVING)
     assert tick_until(registry, woken, woken + 0.75) == []
     registry.heartbeat("alive", 1, woken + 0.8, state=SERVING)
@@ -274,8 +266,7 @@ def test_a_paused_monitor_declares_nobody_dead(pause_s: float) -> None:
     )
 
 
-def test_history_is_bounded() -> None:
-    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
+def test_history_is_bounded(registry: Registry) -> None:
     registry.register(member(), 0, 0.0)
     for epoch in range(1, 2000):
         registry.heartbeat("a", 1, 0.0, state=SERVING, epoch=epoch)
@@ -297,7 +288,7 @@ STATES = st.sampled_from([MemberState.JOINING, SERVING, MemberState.DRAINING])
 
 
 class RegistryMachine(RuleBasedStateMachine):
-    """In whatever order: revisions and incarnations only rise, watchers keep up."""
+    """In any order of calls, revisions and incarnations only rise, and watchers keep up."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -348,7 +339,7 @@ class RegistryMachine(RuleBasedStateMachine):
         known = {m.id: m for m in self.registry.members(self.now)}.get(member_id)
         try:
             self.registry.heartbeat(member_id, incarnation, self.now, state=state)
-        except UnknownLifeError:
+        except UnknownIncarnationError:
             assert stale or known is None or known.state.is_gone
             return
         assert not stale

@@ -1,13 +1,13 @@
-"""Two reasons to suspect a server: its silence, and what its clients say."""
+"""Two reasons to suspect a server: its silence, and its clients' reports."""
 
 from __future__ import annotations
 
 import pytest
 
 from eaas.types import Member, MemberState, Role
-from monitor.life import MemberEvent
-from monitor.outcomes import Said
-from monitor.registry import IdTakenError, Registry, UnknownLifeError
+from monitor.failure_detection.failure_reports import RequestTotals
+from monitor.incarnation import MemberEvent
+from monitor.registry import IdTakenError, Registry, UnknownIncarnationError
 
 LEASE_S, HEARTBEAT_S = 2.0, 0.9
 TICK_S = LEASE_S / 8
@@ -16,7 +16,7 @@ MEMORY_S = 20.0
 
 
 class World:
-    """A server "s" and clients that send heartbeats in time, unless the test says otherwise."""
+    """A server "s" and clients that send heartbeats in time, unless a test stops them."""
 
     def __init__(self, *clients: str) -> None:
         self.registry = Registry(LEASE_S, HEARTBEAT_S, 0.0)
@@ -36,7 +36,7 @@ class World:
         return incarnation
 
     def run(self, seconds: float) -> None:
-        """Time passes: a tick each eighth of a lease, heartbeats with it."""
+        """Advance the time: a tick each eighth of a lease, and the heartbeats."""
         for _ in range(round(seconds / TICK_S)):
             self.now += TICK_S
             for member in self.registry.members(self.now):
@@ -47,13 +47,13 @@ class World:
                     )
             self.events += self.registry.tick(self.now)
 
-    def say(self, client: str, said: Said, about: str = "s", incarnation: int = 1) -> None:
+    def say(self, client: str, said: RequestTotals, about: str = "s", incarnation: int = 1) -> None:
         self.events += self.registry.report_outcomes(
             client, 1, [(about, incarnation, said)], self.now
         )
 
     def told(self) -> list[tuple[str, MemberState, str]]:
-        """The events since the last look."""
+        """The events since the last call."""
         told = [(e.member.id, e.member.state, e.reason) for e in self.events]
         self.events.clear()
         return told
@@ -62,46 +62,46 @@ class World:
 def test_clients_without_answers_make_a_live_server_suspect_and_never_dead() -> None:
     world = World("a", "b", "c")
     for client in "abc":
-        world.say(client, Said(1, 0, 1))
+        world.say(client, RequestTotals(1, 0, 1))
     world.run(2.0)
     assert world.told() == [("s", SUSPECT, "3 of 3 clients get no answers")]
-    # Its heartbeat is alive: it is not DEAD, however long that goes on.
+    # Its heartbeats continue, so it never becomes DEAD.
     for total in range(2, 40):
-        world.say("a", Said(total, 0, total))
+        world.say("a", RequestTotals(total, 0, total))
         world.run(1.0)
     assert world.told() == []
-    world.say("a", Said(40, 1, 0))
-    assert world.told() == [("s", SERVING, "its clients complain no more")]
+    world.say("a", RequestTotals(40, 1, 0))
+    assert world.told() == [("s", SERVING, "its clients get answers again")]
 
 
-def test_it_returns_to_what_it_reports_by_then() -> None:
+def test_a_cleared_server_has_its_latest_reported_state() -> None:
     world = World("a")
-    world.say("a", Said(1, 0, 1))
+    world.say("a", RequestTotals(1, 0, 1))
     world.run(2.0)
     world.state = MemberState.DRAINING
     world.run(MEMORY_S)
     assert [event[1] for event in world.told()] == [SUSPECT, MemberState.DRAINING]
 
 
-def test_either_reason_suffices() -> None:
+def test_one_suspicion_suffices() -> None:
     world = World("a")
-    world.say("a", Said(1, 0, 1))
+    world.say("a", RequestTotals(1, 0, 1))
     world.run(2.0)
     world.silent.add("s")
     world.run(1.75)
     world.told()
-    # Answers are reported, but its silence stands.
-    world.say("a", Said(2, 1, 0))
+    # Answers are reported, but it is still silent.
+    world.say("a", RequestTotals(2, 1, 0))
     assert world.told() == []
     world.silent.clear()
     world.run(TICK_S)
     assert world.told() == [("s", SERVING, "heard again")]
 
 
-def test_a_heartbeat_does_not_clear_what_clients_say() -> None:
+def test_a_heartbeat_does_not_clear_an_accusation() -> None:
     world = World("a")
     world.silent.add("s")
-    world.say("a", Said(1, 0, 1))
+    world.say("a", RequestTotals(1, 0, 1))
     world.run(1.75)
     assert [event[1] for event in world.told()] == [SUSPECT]
     world.silent.clear()
@@ -110,9 +110,9 @@ def test_a_heartbeat_does_not_clear_what_clients_say() -> None:
 
 
 def test_an_accused_server_keeps_its_id() -> None:
-    """Another process may take the id of a silent one, but this one lives."""
+    """Another process may take the id of a silent member, but this one is not silent."""
     world = World("a")
-    world.say("a", Said(1, 0, 1))
+    world.say("a", RequestTotals(1, 0, 1))
     world.run(2.0)
     with pytest.raises(IdTakenError):
         world.register("s", Role.EXPERT_SERVER, pid=2)
@@ -121,22 +121,22 @@ def test_an_accused_server_keeps_its_id() -> None:
     assert world.registry.members(world.now)[0].state is SUSPECT
 
 
-def test_another_life_begins_without_suspicion() -> None:
+def test_a_new_incarnation_begins_without_suspicion() -> None:
     world = World("a")
-    world.say("a", Said(1, 0, 1))
+    world.say("a", RequestTotals(1, 0, 1))
     world.run(2.0)
     world.registry.deregister("s", 1, "", world.now)
     assert world.register("s", Role.EXPERT_SERVER) == 2
     world.told()
-    # What is said about the former life has no effect.
-    world.say("a", Said(9, 0, 9), incarnation=1)
+    # Reports about the former incarnation have no effect.
+    world.say("a", RequestTotals(9, 0, 9), incarnation=1)
     world.run(5.0)
     assert world.told() == []
 
 
-def test_who_takes_the_place_of_a_silent_one_begins_without_suspicion() -> None:
+def test_a_replacement_begins_without_suspicion() -> None:
     world = World("a")
-    world.say("a", Said(1, 0, 1))
+    world.say("a", RequestTotals(1, 0, 1))
     world.silent.add("s")
     world.run(1.75)
     assert world.register("s", Role.EXPERT_SERVER, pid=2) == 2
@@ -146,48 +146,50 @@ def test_who_takes_the_place_of_a_silent_one_begins_without_suspicion() -> None:
     assert world.told() == []
 
 
-def test_a_client_that_is_gone_is_not_heard() -> None:
+def test_reports_of_a_gone_client_are_refused() -> None:
     world = World("a", "b")
-    world.say("a", Said(1, 0, 1))
+    world.say("a", RequestTotals(1, 0, 1))
     world.registry.deregister("a", 1, "", world.now)
     world.run(5.0)
     assert world.told() == []
-    with pytest.raises(UnknownLifeError):
-        world.say("a", Said(2, 0, 2))
-    with pytest.raises(UnknownLifeError):
-        world.say("nobody", Said(2, 0, 2))
+    with pytest.raises(UnknownIncarnationError):
+        world.say("a", RequestTotals(2, 0, 2))
+    with pytest.raises(UnknownIncarnationError):
+        world.say("nobody", RequestTotals(2, 0, 2))
 
 
 def test_only_clients_report_and_only_of_servers() -> None:
     world = World("a", "b")
-    with pytest.raises(ValueError, match="s is no attention client"):
-        world.say("s", Said(1, 0, 1))
-    world.say("a", Said(1, 0, 1), about="b")
-    world.say("a", Said(1, 0, 1), about="nobody")
+    with pytest.raises(ValueError, match="s is not an attention client"):
+        world.say("s", RequestTotals(1, 0, 1))
+    world.say("a", RequestTotals(1, 0, 1), about="b")
+    world.say("a", RequestTotals(1, 0, 1), about="nobody")
     world.run(5.0)
     assert world.told() == []
-    assert len(world.registry._outcomes) == 0
+    assert len(world.registry._reports) == 0
 
 
-def test_nothing_is_kept_of_who_came_and_went() -> None:
+def test_reports_of_gone_members_are_dropped() -> None:
     world = World()
     for i in range(200):
         client = f"client-{i}"
         incarnation = world.register(client, Role.ATTENTION_CLIENT)
-        world.registry.report_outcomes(client, incarnation, [("s", 1, Said(1, 0, 1))], world.now)
+        world.registry.report_outcomes(
+            client, incarnation, [("s", 1, RequestTotals(1, 0, 1))], world.now
+        )
         world.registry.deregister(client, incarnation, "", world.now)
-    assert len(world.registry._outcomes) == 0
+    assert len(world.registry._reports) == 0
 
 
 def test_a_pause_of_the_monitor_accuses_nobody() -> None:
-    """One client is cut off, another gets answers; then the monitor hears nobody for ten seconds."""
+    """One client is cut off, another gets answers; then the monitor hears no member for ten seconds."""
     world = World("a", "b")
-    world.say("a", Said(1, 0, 1))
-    world.say("b", Said(1, 1, 0))
+    world.say("a", RequestTotals(1, 0, 1))
+    world.say("b", RequestTotals(1, 1, 0))
     world.run(1.0)
     world.now += 10.0
-    world.say("a", Said(2, 0, 2))
+    world.say("a", RequestTotals(2, 0, 2))
     world.run(0.5)
-    world.say("b", Said(2, 2, 0))
+    world.say("b", RequestTotals(2, 2, 0))
     world.run(1.0)
     assert world.told() == []

@@ -1,4 +1,4 @@
-"""What a monitor keeps of whom clients reach."""
+"""The monitor's record of the servers that clients reach."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ def test_a_heartbeat_replaces_the_reach_and_silence_keeps_it() -> None:
     assert beat(REACH) == 1
     assert beat(REACH) == beat(None) == 0
     assert kept() == REACH
-    # It lives on, and registers where it was known: its next heartbeat says what it is.
+    # The same incarnation registers again: its next heartbeat reports its reach.
     registry.register(member("c", Role.ATTENTION_CLIENT, ()), incarnation, 0.2)
     assert kept() == REACH
     assert beat(()) == 1
     assert kept() == ()
 
 
-def test_only_clients_reach_servers() -> None:
+def test_only_clients_report_a_reach() -> None:
     registry = Registry(2.0, 0.5, 0.0)
     incarnation, _ = registry.register(member("s", Role.EXPERT_SERVER), 0, 0.0)
-    with pytest.raises(ValueError, match="no attention client"):
+    with pytest.raises(ValueError, match="not an attention client"):
         registry.heartbeat("s", incarnation, 0.1, state=SERVING, reach=REACH)
 
 
-def test_what_is_too_large_is_refused() -> None:
+def test_a_large_reach_is_refused() -> None:
     request = monitor_pb2.HeartbeatRequest(id="c")
     assert reach_of(request) is None
     request.reach.CopyFrom(ServerReach.to_proto(REACH))

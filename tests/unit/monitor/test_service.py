@@ -1,4 +1,4 @@
-"""What a monitor answers, without a server around it."""
+"""The monitor's service, without a gRPC server."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import grpc
 import pytest
 
+from eaas.membership.session import PROTOCOL_VERSION
 from eaas.rpc.v1 import monitor_pb2 as pb
-from eaas.session import PROTOCOL_VERSION
 from eaas.types import Member, MemberState, Role
 from monitor.refusal import Refused
 from monitor.service import MonitorService
@@ -23,11 +23,11 @@ PATIENCE_S = 30.0
 
 
 class RefusedCall(Exception):
-    """What gRPC raises in a call that is aborted."""
+    """Raised by gRPC in an aborted call."""
 
 
 class Call:
-    """The context of a call: what it was answered."""
+    """A call's context; records the outcome."""
 
     def __init__(self) -> None:
         self.told: list[pb.WatchResponse] = []
@@ -39,7 +39,7 @@ class Call:
         return {}
 
     def set_trailing_metadata(self, trailing: Any) -> None:
-        """Nothing here looks at it."""
+        """Unused here."""
 
     async def abort(self, code: grpc.StatusCode, details: str) -> None:
         self.code, self.details = code, details
@@ -50,7 +50,7 @@ class Call:
 
 
 class SlowStore:
-    """Takes what it is given when it is let go."""
+    """A store that completes a write when the test allows it."""
 
     leads_until = math.inf
 
@@ -62,7 +62,7 @@ class SlowStore:
         assert self.go.wait(PATIENCE_S)
 
     def close(self) -> None:
-        """Nothing to give free."""
+        """Nothing to release."""
 
 
 def member(member_id: str, role: Role = Role.EXPERT_SERVER) -> Member:
@@ -70,7 +70,7 @@ def member(member_id: str, role: Role = Role.EXPERT_SERVER) -> Member:
 
 
 @pytest.mark.parametrize("heartbeats_tell", [False, True])
-def test_whoever_watches_before_the_first_snapshot_is_stored_waits_for_it(
+def test_a_watcher_waits_until_the_first_snapshot_is_stored(
     heartbeats_tell: bool,
 ) -> None:
     store, call = SlowStore(), Call()
@@ -118,31 +118,31 @@ def service() -> MonitorService:
     return MonitorService(LEASE_S, HEARTBEAT_S, loop, time.monotonic)
 
 
-def test_a_mistake_of_the_monitors_own_is_not_the_callers(
+def test_a_bug_of_the_monitor_is_not_reported_as_the_callers(
     service: MonitorService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def wrong(_events: Any) -> None:
         raise ValueError("a bug")
 
-    monkeypatch.setattr(service, "_tell", wrong)
+    monkeypatch.setattr(service, "_publish", wrong)
     with pytest.raises(ValueError, match="a bug"):
         register(service, member("a").to_proto())
 
 
-def test_nobody_speaks_for_the_monitor() -> None:
+def test_no_process_reports_for_the_monitor() -> None:
     async def scenario() -> None:
         service = MonitorService(LEASE_S, HEARTBEAT_S, asyncio.get_running_loop())
         service.register_self(member("monitor", Role.MONITOR))
         state = MemberState.DRAINING.number
         heartbeat = pb.HeartbeatRequest(id="monitor", incarnation=1, state=state)
-        with pytest.raises(Refused, match="nobody speaks for the monitor") as caught:
-            service._heard(heartbeat, None)
+        with pytest.raises(Refused, match="no other process may report for the monitor") as caught:
+            service._on_heartbeat(heartbeat, None)
         assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
 
     asyncio.run(scenario())
 
 
-def test_what_the_caller_says_wrong_is_told_to_him(service: MonitorService) -> None:
+def test_an_invalid_member_is_refused(service: MonitorService) -> None:
     message = member("a").to_proto()
     message.role = 99  # type: ignore[assignment]
     call = register(service, message)
@@ -150,7 +150,7 @@ def test_what_the_caller_says_wrong_is_told_to_him(service: MonitorService) -> N
 
 
 def test_a_member_that_no_store_can_keep_is_refused(service: MonitorService) -> None:
-    """One that is written to ZooKeeper ends the session of every leader that tries."""
+    """Written to ZooKeeper, it would end the session of every leader that tries."""
     big = member("a").to_proto()
     big.address = "a" * (64 << 10)
     assert register(service, big).code is grpc.StatusCode.INVALID_ARGUMENT
@@ -168,7 +168,7 @@ def test_a_stopping_cluster_is_over_as_soon_as_all_have_left() -> None:
         stopping = asyncio.create_task(asyncio.to_thread(service.announce_stop, PATIENCE_S))
         while not service._stopping:
             await asyncio.sleep(0.01)
-        # It waits by now, or looks before it does.
+        # By now it waits, or will check before it waits.
         goodbye = pb.DeregisterRequest(id="a", incarnation=life.incarnation)
         await service.Deregister(goodbye, Call())
         await stopping

@@ -1,4 +1,4 @@
-"""A monitor whose thread fails ends and says why: silence would look like a cluster in which all is well."""
+"""A monitor whose thread fails ends with a reason: silence would look like a healthy cluster."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from monitor.store.candidate import Candidate
 PATIENCE_S = 30.0
 
 
-class Told:
-    """A callback that can be waited for."""
+class Callback:
+    """A callback that the test can wait for."""
 
     def __init__(self) -> None:
         self._called = threading.Event()
@@ -33,8 +33,8 @@ class Told:
         assert self._called.wait(PATIENCE_S)
 
 
-def test_a_clock_that_fails_ends_the_monitor() -> None:
-    told = Told()
+def test_a_failing_tick_ends_the_monitor() -> None:
+    told = Callback()
     monitor = Monitor(MonitorConfig(port=0), told)
     try:
 
@@ -73,11 +73,11 @@ sessions: list[Session] = []
 
 
 @pytest.mark.parametrize("failing", ["the turn", "what follows"])
-def test_an_election_that_fails_gives_the_place_in_the_line_up(
+def test_a_failed_election_gives_up_its_place_in_the_queue(
     failing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sessions.clear()
-    told = Told()
+    told = Callback()
 
     def turn(*_: Any) -> None:
         raise TypeError("a bug") if failing == "the turn" else StoreLostError("the session ended")
@@ -87,7 +87,7 @@ def test_an_election_that_fails_gives_the_place_in_the_line_up(
             raise TimeoutError
 
     monkeypatch.setattr(module, "KazooClient", Session)
-    monkeypatch.setattr(Candidate, "_turn", turn)
+    monkeypatch.setattr(Candidate, "_run_session", turn)
     calls = SimpleNamespace(lead=lambda *_: None, follow=follow, fail=told)
     candidate = Candidate("z:1", "/eaas", 1.0, "a:1", **vars(calls))
     told.wait()

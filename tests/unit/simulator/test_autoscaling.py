@@ -1,4 +1,4 @@
-"""Traces through the autoscaler: against groups of fixed sizes, and the paper's figure."""
+"""Traces on an autoscaled group: against fixed groups, and the paper's figure."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from eaas.cli import app
 from eaas.config import AutoscalerConfig
-from simulator.autoscaling import Outcome, run_autoscaled, run_fixed
-from simulator.savings import (
+from eaas_cli.commands import app
+from simulator.autoscaling.replay import Outcome, run_autoscaled, run_fixed
+from simulator.autoscaling.savings import (
     PAPER_SERVERS,
     busiest_tokens_per_s,
     compare,
     paper_traffic,
     tokens_per_s_at_target,
 )
-from simulator.serving import ServerModel
-from simulator.traffic import Traffic
+from simulator.autoscaling.serving import ServerModel
+from simulator.autoscaling.traffic import Traffic
 
 CONFIG = AutoscalerConfig(max_servers=32)
 # A request takes a tenth of a server.
@@ -31,7 +31,7 @@ MODEL = ServerModel(tokens_per_s=100.0, token_s=0.1, prompt_tokens=0)
 
 
 def steady(*parts: tuple[int, float]) -> Traffic:
-    """So many requests at a time, for so many seconds."""
+    """This many requests at a time, for this many seconds."""
     arrivals: list[tuple[float, int]] = []
     begin = 0.0
     for requests, seconds in parts:
@@ -123,7 +123,7 @@ def test_the_figure_of_the_paper() -> None:
     st.integers(2, 5),
     st.floats(0, 120),
 )
-def test_whatever_comes_coverage_and_cooldown_hold(
+def test_coverage_and_cooldown_always_hold(
     requests: list[tuple[float, int]], servers: int, fewest: int, change_s: float
 ) -> None:
     arrival_s_R = np.cumsum([pause for pause, _ in requests])
@@ -182,7 +182,7 @@ def test_the_command_prints_a_table(trace: Path) -> None:
     assert result.exit_code == 0, result.output
     rows = [line.split() for line in result.stdout.splitlines() if "fixed 4" in line]
     assert rows[0][:3] == ["fixed", "4", "4"]
-    assert "Taken for granted" in result.stdout
+    assert "Assumptions" in result.stdout
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Comparisons: rows in the order asked for, scored against EPLB every 1,024 iterations."""
+"""Comparisons: rows in the requested order, scored against EPLB every 1,024 iterations."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from eaas.errors import ConfigError
-from eaas.trace import REGIMES, Trace, generate_trace
 from simulator import compare
-from simulator.calibration import deviations
-from simulator.plot import draw_plot
+from simulator.placement.calibration import deviations
+from simulator.placement.plot import draw_plot
+from simulator.traces import REGIMES, Trace, generate_trace
 
 KEYS = ["policy", "servers", "interval", "par_mean", "par_p99", "transit", "plan_ms", "score"]
 
@@ -68,7 +68,7 @@ def test_the_baseline_need_not_be_asked_for(trace: Trace) -> None:
         ({"slots": 15}, "slots 15"),
     ],
 )
-def test_wrong_wishes_end_before_the_first_replay(
+def test_wrong_arguments_are_refused_before_the_first_replay(
     trace: Trace, wrong: dict[str, Any], named: str
 ) -> None:
     arguments: dict[str, Any] = {"policies": ["eplb"], "servers": [2], "intervals": [9], **wrong}

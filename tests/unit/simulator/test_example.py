@@ -1,4 +1,4 @@
-"""The example runs, and shows what it is there to show."""
+"""The example runs and shows its result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replays: the fast one does what a loop over iterations does."""
+"""A replay equals a loop over iterations."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import numpy as np
 import pytest
 
 from balancer.policies import Plan
+from balancer.policies.plan import make_plan
 from balancer.policies.problem import make_problem
-from balancer.policies.types import make_plan
 from eaas.errors import ConfigError
-from eaas.trace import Trace, generate_trace
-from eaas.trace.trace import checked_counts
 from simulator import replay
-from simulator.planners import first_layout, policy_names
-from simulator.slots import changed_slots, first_table, packed_table
-from simulator.timeline import Timeline
+from simulator.placement.planners import first_layout, policy_names
+from simulator.placement.slots import changed_slots, first_table, packed_table
+from simulator.placement.timeline import Timeline
+from simulator.traces import Trace, generate_trace
+from simulator.traces.trace import checked_counts
 
 LAYERS, SERVERS, EXPERTS, SLOTS = 3, 4, 10, 14
 
 
 @dataclass
 class Shuffler:
-    """Plans that change replicas of some layers and shares of others; takes down what it is asked."""
+    """Plans that change replicas of some layers and shares of others; records its input."""
 
     seed: int = 0
     windows: list[Any] = field(default_factory=list)
@@ -58,7 +58,7 @@ def small_trace(iterations: int = 200) -> Trace:
 
 
 def ticking(seconds: float) -> Callable[[], float]:
-    """A clock whose every reading is so much later than the last."""
+    """A clock that advances by a fixed time at each reading."""
     now = [0.0]
 
     def clock() -> float:
@@ -116,7 +116,7 @@ def test_as_a_loop_over_iterations(interval: int, seconds: float) -> None:
     assert run.plan_s == pytest.approx(seconds)
 
 
-def test_what_a_planner_is_given() -> None:
+def test_a_planners_input() -> None:
     trace, planner = small_trace(60), Shuffler()
     replay(trace, "shuffler", servers=SERVERS, interval=20, planning_s=0, planner=planner)
     timeline, number = Timeline(20, 60), 0
@@ -170,7 +170,7 @@ def test_the_first_layout_fits_any_number_of_servers() -> None:
         ({"planning_s": float("nan")}, "planning nan"),
     ],
 )
-def test_wrong_wishes(wrong: dict[str, Any], named: str) -> None:
+def test_wrong_arguments(wrong: dict[str, Any], named: str) -> None:
     arguments: dict[str, Any] = {"policy": "static", "servers": 2, "interval": 5, **wrong}
     with pytest.raises(ConfigError, match=named):
         replay(small_trace(10), **arguments)

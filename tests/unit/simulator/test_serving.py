@@ -1,4 +1,4 @@
-"""Requests that share servers: by hand, and whatever comes."""
+"""Requests that share servers: by hand, and in random orders."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from simulator.serving import Load, ServerModel, SharedServers
+from simulator.autoscaling.serving import Load, ServerModel, SharedServers
 
 # 100 tokens a second at most, ten a second for each request, ten of a prompt at a time.
 MODEL = ServerModel(tokens_per_s=100.0, token_s=0.1, prompt_tokens=10)
@@ -68,7 +68,7 @@ def test_a_prompt_without_an_answer() -> None:
     assert group.requests == 0
 
 
-def test_nobody_there() -> None:
+def test_without_requests() -> None:
     load = run(SharedServers(MODEL, 3), 2.0)
     assert (load.utilization, load.token_s, load.capacity) == (0.0, None, 600.0)
 
@@ -83,7 +83,7 @@ def test_nobody_there() -> None:
 def test_every_token_is_computed_once(
     arrivals: list[tuple[float, int, int, int]],
 ) -> None:
-    """However requests come and servers change: nothing is lost, no more is done than can be."""
+    """For any arrivals and servers nothing is lost, and no more than the capacity is done."""
     group = SharedServers(MODEL, 1)
     total = Load()
     for pause, prompt, output, servers in arrivals:

@@ -1,12 +1,12 @@
-"""When is planned and redeployed: the numbers of the competition's rule."""
+"""Times of plans and redeployments: the competition's numbers."""
 
 from __future__ import annotations
 
 import pytest
 
 from balancer.policies.prices import EXPERT_BYTES
-from simulator.score import modelled_time, score
-from simulator.timeline import Timeline
+from simulator.placement.score import modelled_time, score
+from simulator.placement.timeline import Timeline
 
 
 def test_one_layer_an_iteration() -> None:

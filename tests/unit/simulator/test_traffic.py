@@ -1,4 +1,4 @@
-"""Traces are read, or refused with the line that is wrong."""
+"""Traces are read, or refused with the number of the wrong line."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from eaas.errors import TrafficError
-from simulator import traffic
-from simulator.traffic import read_arrivals, read_traffic
+from simulator.autoscaling import traffic
+from simulator.autoscaling.traffic import read_arrivals, read_traffic
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44

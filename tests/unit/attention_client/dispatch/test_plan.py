@@ -1,4 +1,4 @@
-"""From missing pairs to parts in one compiled call: the same as step by step."""
+"""The compiled plan equals its steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def situations(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray, Loa
     holds_SE = rng.random((servers, experts)) < draw(st.floats(0, 1))
     shares_SE = np.where(holds_SE, rng.random((servers, experts)), 0).astype(np.float32)
     ids_TK = rng.integers(0, experts, (tokens, top_k))
-    # So many pairs of one expert that it has several chunks.
+    # Enough pairs of one expert for several chunks.
     ids_TK[rng.random(tokens) < draw(st.sampled_from((0.0, 0.9)))] = 0
     wanted_TK = rng.random(ids_TK.shape) < draw(st.sampled_from((0.3, 1.0)))
     load = Load(rng.uniform(0.1, 10, servers), rng.uniform(0, 5, servers))
@@ -30,7 +30,7 @@ def situations(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray, Loa
 @pytest.mark.parametrize("name", ["least_loaded", "split", "weights", "round_robin", "random"])
 @settings(deadline=None)
 @given(drawn=situations())
-def test_a_plan_is_what_its_steps_give_one_after_another(name: str, drawn) -> None:
+def test_plan_equals_its_three_steps(name: str, drawn) -> None:
     ids_TK, wanted_TK, shares_SE, load, room = drawn
     one, other = dispatch_policy(name), dispatch_policy(name)
     backlog_S = load.backlog_S.copy()
@@ -50,7 +50,7 @@ def test_a_plan_is_what_its_steps_give_one_after_another(name: str, drawn) -> No
 
 @settings(deadline=None)
 @given(situations())
-def test_what_is_in_no_part_is_left(drawn) -> None:
+def test_without_returns_the_pairs_outside_all_parts(drawn) -> None:
     ids_TK, wanted_TK, shares_SE, load, room = drawn
     parts, complete = plan(
         dispatch_policy("least_loaded"), ids_TK, wanted_TK, shares_SE, load, room
@@ -68,7 +68,7 @@ def test_what_is_in_no_part_is_left(drawn) -> None:
 
 @pytest.mark.parametrize("expert", [-1, 4, 2**40])
 @pytest.mark.parametrize("name", ["least_loaded", "round_robin"])
-def test_an_expert_that_there_is_not_is_refused(name: str, expert: int) -> None:
+def test_an_unknown_expert_is_refused(name: str, expert: int) -> None:
     ids_TK, load = np.array([[0, expert]]), Load(np.ones(1), np.zeros(1))
     shares_SE = np.ones((1, 4), dtype=np.float32)
     wanted_TK = np.ones((1, 2), dtype=bool)
@@ -83,7 +83,7 @@ def test_an_expert_that_there_is_not_is_refused(name: str, expert: int) -> None:
 I64, I32, F32, F64 = np.int64, np.int32, np.float32, np.float64
 
 
-def test_the_compiled_plan_refuses_what_does_not_fit() -> None:
+def test_the_compiled_plan_checks_its_arguments() -> None:
     right = {
         "ids": np.zeros((2, 2), I64), "wanted": np.ones((2, 2), bool), "tokens": 2, "top_k": 2,
         "shares": np.ones((1, 1), F32), "servers": 1, "experts": 1, "chunk_pairs": 64,

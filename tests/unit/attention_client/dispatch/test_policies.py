@@ -1,4 +1,4 @@
-"""Which replica a chunk goes to."""
+"""Dispatch policies: the replica of each chunk."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def situations(draw: st.DrawFn) -> tuple[Chunks, np.ndarray, Load]:
 @pytest.mark.parametrize("name", POLICIES)
 @settings(deadline=None)
 @given(situations())
-def test_a_chunk_goes_to_a_holder_wherever_there_is_one(name: str, drawn) -> None:
+def test_a_chunk_goes_to_a_holder_of_its_expert(name: str, drawn) -> None:
     chunks, shares_SE, load = drawn
     backlog_S = load.backlog_S.copy()
     policy = dispatch_policy(name)
@@ -81,7 +81,7 @@ def test_shares_hold_within_a_call() -> None:
 @pytest.mark.parametrize("name", ["least_loaded", "split"])
 @settings(deadline=None)
 @given(situations())
-def test_levelled_it_cannot_be_bettered_by_one_move(name: str, drawn) -> None:
+def test_no_single_move_improves_a_levelled_choice(name: str, drawn) -> None:
     chunks, shares_SE, load = drawn
     server_C = dispatch_policy(name).choose(chunks, shares_SE, load)
     placed_C = np.flatnonzero(server_C != NOWHERE)
@@ -108,16 +108,16 @@ def test_least_loaded_gives_a_server_of_half_the_speed_half_the_work() -> None:
     assert ends_S.max() / ends_S.min() < 1.1
 
 
-def test_least_loaded_counts_what_is_in_flight() -> None:
+def test_least_loaded_counts_work_in_flight() -> None:
     shares_SE = np.full((2, 8), 0.5, dtype=np.float32)
     load = Load(np.ones(2), np.array([100.0, 0.0]))
     server_C = dispatch_policy("least_loaded").choose(chunks_of([*range(8)]), shares_SE, load)
     assert (server_C == 1).all()
 
 
-def test_split_passes_load_on_by_way_of_servers_between() -> None:
-    # Server i shares expert i with server i + 1, and nobody else: what is too much for the first can only
-    # reach the last through all others.
+def test_split_moves_load_across_a_chain_of_servers() -> None:
+    # Server i shares expert i only with server i + 1: load of the first server reaches the last only through
+    # all others.
     servers = 8
     shares_SE = np.zeros((servers, servers - 1), dtype=np.float32)
     for expert in range(servers - 1):
@@ -142,7 +142,7 @@ def test_round_robin_takes_the_replicas_in_turn() -> None:
     assert turns == [0, 2, 3, 0, 2, 3]
 
 
-def test_few_pairs_of_an_expert_stay_together_and_many_are_spread() -> None:
+def test_few_pairs_of_an_expert_stay_together_and_many_spread() -> None:
     shares_SE = np.full((4, 1), 0.25, dtype=np.float32)
 
     def servers_used(tokens: int) -> int:
@@ -154,7 +154,7 @@ def test_few_pairs_of_an_expert_stay_together_and_many_are_spread() -> None:
     assert servers_used(CHUNK_PAIRS * 8) == 4
 
 
-def test_an_unknown_policy_is_an_error_that_names_those_there_are() -> None:
+def test_an_unknown_policy_error_lists_the_names() -> None:
     with pytest.raises(
         ConfigError, match=r"fastest.*least_loaded, split, weights, round_robin, random"
     ):
@@ -163,8 +163,8 @@ def test_an_unknown_policy_is_an_error_that_names_those_there_are() -> None:
 
 @pytest.mark.parametrize("name", ["weights", "round_robin"])
 @pytest.mark.parametrize("layers", [1, 2, 3, 4, 8, 48])
-def test_each_layer_follows_its_shares_however_many_take_turns(name: str, layers: int) -> None:
-    """Of 40 calls of each layer, one token each, the servers get what is theirs within two calls."""
+def test_each_layer_follows_its_shares_for_any_number_of_layers(name: str, layers: int) -> None:
+    """In 40 one-token calls per layer, each server gets its share to within two calls."""
     policy = dispatch_policy(name)
     part = 0.5 if name == "round_robin" else 0.3
     shares_SE = np.array([[part], [1 - part]], np.float32)

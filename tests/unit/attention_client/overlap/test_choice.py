@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention_client.overlap.choice import OverlapChoice, Size
+from attention_client.engines.transformers.overlap.choice import OverlapChoice, Size
 
 DECODE = Size.of(32, 32)
 
@@ -18,7 +18,7 @@ def run(choice: OverlapChoice, whole_s: float, halves_s: float, passes: int) -> 
 
 
 @given(st.floats(1e-4, 1), st.floats(0.05, 20))
-def test_the_faster_way_is_taken_nearly_always(whole_s: float, ratio: float) -> None:
+def test_the_faster_mode_is_used_nearly_always(whole_s: float, ratio: float) -> None:
     ways = run(OverlapChoice(), whole_s, whole_s * ratio, 506)
     assert sum(ways[:6]) == 3, "both were tried alike"
     expected = ratio < 0.97
@@ -26,7 +26,7 @@ def test_the_faster_way_is_taken_nearly_always(whole_s: float, ratio: float) -> 
     assert sum(way is not expected for way in ways[6:]) >= 9, "it goes on looking at the other one"
 
 
-def test_it_follows_when_the_other_way_becomes_faster() -> None:
+def test_it_switches_when_the_other_mode_becomes_faster() -> None:
     choice = OverlapChoice()
     assert not any(run(choice, 0.010, 0.015, 40)[6:])
     # The sequences have grown: attention takes longer.
@@ -42,7 +42,7 @@ def test_a_few_slow_passes_change_nothing() -> None:
     assert choice.choose(DECODE)
 
 
-def test_sizes_are_learned_apart() -> None:
+def test_sizes_are_learned_separately() -> None:
     choice = OverlapChoice()
     prefill = Size.of(32, 4)
     assert prefill != DECODE != Size.of(64, 64)

@@ -1,4 +1,4 @@
-"""Micro-batches in turns give what the whole batch gives: on local models whose experts pause."""
+"""Overlapped micro-batches equal the whole batch, on local models whose experts pause."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ import torch
 from prometheus_client import CollectorRegistry, Counter
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, StaticCache
 
-from attention_client.overlap import DoubleBatch, micro_batch_tokens, pause
-from attention_client.serve import ServeLimits
-from attention_client.serve.engine import Delivery, Work, build_engine
-from attention_client.serve.live_admission import LiveAdmission, Scheduling
-from attention_client.serve.sampling import GREEDY
-from attention_client.serve.scheduler_metrics import SchedulerMetrics
-from attention_client.witness import Witness
+from attention_client.engines.transformers.overlap.decoder import DoubleBatch
+from attention_client.layer_call.expert_attribution import ExpertAttribution
+from attention_client.layer_call.turns import micro_batch_tokens, pause
+from attention_client.serving import ServeLimits
+from attention_client.serving.generation.engine import Delivery, Work
+from attention_client.serving.generation.engine_choice import build_engine
+from attention_client.serving.generation.live_admission import LiveAdmission, Scheduling
+from attention_client.serving.generation.sampling import GREEDY
+from attention_client.serving.metrics.scheduler import SchedulerMetrics
 from eaas.checkpoint import Checkpoint
 
 ARCHITECTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "deepseek_v3", "gpt_oss")
@@ -27,7 +29,7 @@ LIMITS = ServeLimits(num_blocks=24, page_size=8, max_batch_tokens=48, max_body_b
 
 
 class Rig:
-    """A model, whole, and the same one with overlap."""
+    """A model without overlap, and the same model with it."""
 
     def __init__(self, path: Path, mode: str = "on", **config: object) -> None:
         self.whole = self._load(path, config)
@@ -56,7 +58,7 @@ class Rig:
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Small products: more threads only wait for each other."""
+    """One thread: small products do not gain from more."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -122,7 +124,7 @@ def test_turns_alternate(rig: Rig) -> None:
 
 
 def test_continuous_batching(checkpoint: Callable[..., Path]) -> None:
-    """Packed batches: prompts in pieces, decoding, and both at once."""
+    """Packed batches: chunked prefill, decoding, and both at once."""
     for arch in ("qwen3_moe", "gpt_oss"):
         rig = Rig(checkpoint(arch), **({"sliding_window": 8} if arch == "gpt_oss" else {}))
         prompts = [list(range(20 + i, 20 + i + 3 + 11 * i)) for i in range(6)]
@@ -143,7 +145,7 @@ def test_continuous_batching(checkpoint: Callable[..., Path]) -> None:
 async def engine_answers(model: PreTrainedModel, prompts: list[list[int]]) -> list[list[int]]:
     metrics = SchedulerMetrics(CollectorRegistry())
     admission = LiveAdmission(Scheduling(), model, metrics)
-    engine = build_engine(model, LIMITS, admission, Witness())
+    engine = build_engine(model, LIMITS, admission, ExpertAttribution())
     engine.start()
     try:
         queues: list[asyncio.Queue[Delivery]] = []
@@ -166,7 +168,7 @@ async def answer(queue: asyncio.Queue[Delivery]) -> list[int]:
             return tokens
 
 
-def test_a_failure_of_one_micro_batch_is_the_callers(rig: Rig) -> None:
+def test_a_failure_of_one_micro_batch_reaches_the_caller(rig: Rig) -> None:
     rig.turns.clear()
     rig.error = OSError("no replica")
     causal = getattr(rig.model.get_decoder().config, "is_causal", None)
@@ -188,7 +190,9 @@ def test_a_failure_of_one_micro_batch_is_the_callers(rig: Rig) -> None:
     ],
     ids=lambda options: " ".join(options),
 )
-def test_what_is_not_cut_is_whole(checkpoint: Callable[..., Path], options: dict[str, Any]) -> None:
+def test_unsupported_outputs_run_whole(
+    checkpoint: Callable[..., Path], options: dict[str, Any]
+) -> None:
     rig = Rig(checkpoint("qwen3_moe"))
     with torch.no_grad():
         out = rig.model(**ragged(), **options)
@@ -199,7 +203,7 @@ def test_what_is_not_cut_is_whole(checkpoint: Callable[..., Path], options: dict
 
 
 @torch.no_grad()
-def test_other_caches_and_single_sequences_are_whole(checkpoint: Callable[..., Path]) -> None:
+def test_other_caches_and_single_sequences_run_whole(checkpoint: Callable[..., Path]) -> None:
     rig = Rig(checkpoint("qwen3_moe"))
     cache = StaticCache(config=rig.model.config, max_cache_len=32)
     rig.model(**ragged(), past_key_values=cache, use_cache=True)
@@ -210,10 +214,7 @@ def test_other_caches_and_single_sequences_are_whole(checkpoint: Callable[..., P
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
-def test_frequencies_of_the_longest_sequence_are_those_of_all(
-    checkpoint: Callable[..., Path], kind: str
-) -> None:
-    """Where a sequence's rotation depends on the others, the batch stays whole."""
+def test_length_dependent_rope_runs_whole(checkpoint: Callable[..., Path], kind: str) -> None:
     ones = [1.0] * 8
     rope = {"rope_type": kind, "rope_theta": 10000.0, "factor": 2.0}
     if kind == "longrope":
@@ -224,7 +225,7 @@ def test_frequencies_of_the_longest_sequence_are_those_of_all(
     assert (rig.count("whole"), rig.count("overlap")) == (1, 0)
 
 
-def test_off_is_off(checkpoint: Callable[..., Path]) -> None:
+def test_off_never_overlaps(checkpoint: Callable[..., Path]) -> None:
     rig = Rig(checkpoint("qwen3_moe"), mode="off")
     assert torch.equal(generate(rig.model), generate(rig.whole))
     assert (rig.count("whole"), rig.count("overlap")) == (NEW, 0)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention_client.overlap.turns import Task, in_turns, micro_batch_tokens, pause
+from attention_client.layer_call.turns import Task, in_turns, micro_batch_tokens, pause
 
 
 def task(log: list[str], name: str, pauses: int, tokens: slice = slice(0, 1)) -> Task:
@@ -21,14 +21,14 @@ def task(log: list[str], name: str, pauses: int, tokens: slice = slice(0, 1)) ->
     return Task(run, tokens)
 
 
-def test_each_runs_until_it_pauses() -> None:
+def test_tasks_alternate_at_each_pause() -> None:
     log: list[str] = []
     assert in_turns([task(log, "a", 2), task(log, "b", 2)]) == ["a", "b"]
     assert log == ["a0", "b0", "a1", "b1", "a ends", "b ends"]
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=4))
-def test_all_end_however_often_each_pauses(pauses: list[int]) -> None:
+def test_all_tasks_end_for_any_number_of_pauses(pauses: list[int]) -> None:
     log: list[str] = []
     names = [str(i) for i in range(len(pauses))]
     tasks = [task(log, name, n) for name, n in zip(names, pauses, strict=True)]
@@ -37,7 +37,7 @@ def test_all_end_however_often_each_pauses(pauses: list[int]) -> None:
 
 
 @pytest.mark.parametrize("fails_at", [0, 1, 2])
-def test_the_failure_of_one_ends_the_other(fails_at: int) -> None:
+def test_a_failing_task_ends_the_other(fails_at: int) -> None:
     log: list[str] = []
 
     def patient() -> None:
@@ -60,7 +60,7 @@ def test_the_failure_of_one_ends_the_other(fails_at: int) -> None:
     assert log == ["given up", "cleaned up"]
 
 
-def test_the_failure_of_the_first_before_the_second_has_begun() -> None:
+def test_a_failing_first_task_keeps_the_second_from_starting() -> None:
     def broken() -> None:
         raise OSError("no replica")
 
@@ -71,12 +71,12 @@ def test_the_failure_of_the_first_before_the_second_has_begun() -> None:
         in_turns([Task(broken, slice(0, 1)), Task(never, slice(1, 2))])
 
 
-def test_alone_nothing_is_paused() -> None:
+def test_pause_does_nothing_outside_turns() -> None:
     pause()
     assert micro_batch_tokens() is None
 
 
-def test_each_knows_its_tokens_and_has_its_own_context() -> None:
+def test_each_task_has_its_own_tokens_and_context() -> None:
     variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable", default=0)
     seen: list[tuple[slice | None, int]] = []
 

@@ -1,4 +1,4 @@
-"""Admission into a continuous batch: who goes in when, and that nobody waits for ever."""
+"""Admission into a continuous batch: order, and no starvation."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def load_of(request: str) -> np.ndarray:
     return load_E
 
 
-def test_a_group_goes_in_as_room_comes() -> None:
+def test_a_group_goes_in_as_places_become_free() -> None:
     desk, queue = admission("lpt", 3, 9)
     for number in range(9):
         load_E = np.full(EXPERTS, float(number))
         desk.arrive(str(number), load_E)
     going, choices = desk.candidates(1, lambda: None)
-    # The oldest and the two longest; by age, and one at a time.
+    # The oldest and the two longest, by age, one at a time.
     assert (going, [choice.tickets for choice in choices]) == (["0"], [[0, 8, 7]])
     assert choices[0].passed_over == 6
     desk.admit(going)
@@ -44,7 +44,7 @@ def test_a_group_goes_in_as_room_comes() -> None:
     assert len(queue) == 3
 
 
-def test_what_runs_is_asked_for_a_choice_only() -> None:
+def test_the_running_load_is_computed_only_for_a_choice() -> None:
     desk, _ = admission("norm_minimizing", 2, 4)
     for request in "0123":
         desk.arrive(request, load_of(request))
@@ -55,14 +55,14 @@ def test_what_runs_is_asked_for_a_choice_only() -> None:
         return 50 * load_of("1")
 
     assert desk.candidates(1, running)[0] == ["0"]
-    # Request 1 would have gone with 0 if nothing were running; it is what runs already.
+    # Without the running load, request 1 would go with 0; it resembles that load.
     desk.admit(["0"])
     assert desk.candidates(1, running)[0] == ["2"]
     assert len(asked) == 1
 
 
-def test_one_that_never_fits_is_overtaken_so_often_and_no_more() -> None:
-    """The cache has no room for the oldest: others go in, but then it has the place to itself."""
+def test_a_request_that_never_fits_is_overtaken_a_bounded_number_of_times() -> None:
+    """If the oldest does not fit into the cache, others go in, but only a bounded number."""
     desk, _ = admission("fcfs", 3, 6)
     for number in range(12):
         desk.arrive(str(number), load_of(str(number)))
@@ -79,7 +79,7 @@ def test_one_that_never_fits_is_overtaken_so_often_and_no_more() -> None:
     assert desk.candidates(2, lambda: None)[0] == ["4", "5"]
 
 
-def test_who_was_put_out_of_the_cache_is_first() -> None:
+def test_a_request_put_back_goes_first() -> None:
     desk, _ = admission("fcfs", 2, 4)
     for request in "0123":
         desk.arrive(request, load_of(request))
@@ -89,7 +89,7 @@ def test_who_was_put_out_of_the_cache_is_first() -> None:
     assert desk.candidates(2, lambda: None)[0] == ["1", "2"]
 
 
-def test_what_a_group_really_cost_is_learned() -> None:
+def test_the_true_cost_of_a_group_is_observed() -> None:
     desk, queue = admission("cost_bounded", 2, 4)
     told = []
     queue.observe = lambda batch_s, choice: told.append((batch_s, choice.number))  # type: ignore[method-assign]
@@ -113,10 +113,10 @@ def test_what_a_group_really_cost_is_learned() -> None:
     st.integers(1, 4),
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4), st.integers(0, 9)), max_size=40),
 )
-def test_everybody_goes_in_once(
+def test_every_request_is_admitted_once(
     name: str, batch_size: int, steps: list[tuple[int, int, int]]
 ) -> None:
-    """Requests come, some fit and others do not, some leave; then all goes on until nobody is left."""
+    """Requests arrive, fit or do not fit, and leave; in the end all are admitted."""
     desk, _ = admission(name, batch_size, 2 * batch_size)
     came = 0
     waiting: set[str] = set()

@@ -1,4 +1,4 @@
-"""What a batch costs, and that the compiled choice minimises just that."""
+"""Cost models, and the compiled choices that minimise them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from eaas.errors import ConfigError
 
 
 def placement(rng: np.random.Generator, servers: int, experts: int) -> np.ndarray:
-    """Each expert on one or more servers, in any shares."""
+    """Each expert on one or more servers, with random shares."""
     holds_SE = rng.random((servers, experts)) < 0.5
     holds_SE[rng.integers(servers, size=experts), np.arange(experts)] = True
     shares_SE = np.where(holds_SE, rng.random((servers, experts)) + 0.01, 0)
@@ -20,7 +20,7 @@ def placement(rng: np.random.Generator, servers: int, experts: int) -> np.ndarra
 
 
 def server_times(cost: ServerCost, load_E: np.ndarray) -> np.ndarray:
-    """By the formula: (L, S)."""
+    """Times by the formula: (L, S)."""
     load_LE = load_E.reshape(len(cost.shares_LSE), -1)
     pairs_LSE = cost.shares_LSE * load_LE[:, None] / cost.steps
     active_LS = (1 - np.exp(-pairs_LSE)).sum(axis=2)
@@ -53,7 +53,7 @@ def test_a_step_takes_as_long_as_its_slowest_server(drawn: tuple[ServerCost, np.
 
 @settings(deadline=None)
 @given(clusters(), st.integers(1, 8), st.booleans())
-def test_each_choice_is_the_best_there_is(
+def test_each_chosen_request_has_the_best_score(
     drawn: tuple[ServerCost, np.ndarray], take: int, running: bool
 ) -> None:
     cost, window_WE = drawn
@@ -88,7 +88,7 @@ def test_imbalance_is_one_plus_cv(seed: int, have: int) -> None:
 
 
 def two_kinds() -> tuple[np.ndarray, np.ndarray]:
-    """A window of requests of two domains in turn, and a placement that spreads each over two servers."""
+    """A window of alternating domains, and a placement with each domain on both servers."""
     window_WE = np.zeros((8, 8))
     window_WE[::2, :4] = 10.0
     window_WE[1::2, 4:] = 10.0
@@ -97,7 +97,7 @@ def two_kinds() -> tuple[np.ndarray, np.ndarray]:
     return window_WE, shares_SE
 
 
-def test_weights_to_load_make_like_requests_go_together() -> None:
+def test_weight_bound_servers_batch_similar_requests() -> None:
     window_WE, shares_SE = two_kinds()
     cost = ServerCost(shares_SE, fixed_s=0, load_s=1e-3, pair_s=1e-9, steps=10)
     chosen = np.zeros(4, dtype=np.int64)
@@ -105,7 +105,7 @@ def test_weights_to_load_make_like_requests_go_together() -> None:
     assert chosen.tolist() == [0, 2, 4, 6]
 
 
-def test_pairs_to_compute_make_unlike_requests_go_together() -> None:
+def test_compute_bound_servers_batch_complementary_requests() -> None:
     window_WE, _ = two_kinds()
     shares_SE = np.zeros((2, 8))
     shares_SE[0, :4] = shares_SE[1, 4:] = 1.0  # a server for each kind
@@ -115,8 +115,8 @@ def test_pairs_to_compute_make_unlike_requests_go_together() -> None:
     assert (window_WE[chosen].sum(axis=0) == 20).all()
 
 
-def test_the_placement_decides_which_requests_are_unlike() -> None:
-    """The same window, computed in pairs: with each kind on both servers there is nothing to choose."""
+def test_the_placement_decides_which_requests_are_complementary() -> None:
+    """With each domain on both servers, compute-bound choices are all equal."""
     window_WE, shares_SE = two_kinds()
     cost = ServerCost(shares_SE, fixed_s=0, load_s=0, pair_s=1e-3, steps=10)
     chosen = np.zeros(4, dtype=np.int64)
@@ -137,7 +137,7 @@ def test_imbalance_of_servers_is_par() -> None:
     "change",
     [{"load_s": -1.0}, {"pair_s": -1.0}, {"fixed_s": -1.0}, {"steps": 0}, {"shares": 0.5}],
 )
-def test_a_wrong_model_is_refused(change: dict[str, float]) -> None:
+def test_an_invalid_cost_model_is_refused(change: dict[str, float]) -> None:
     given = {"fixed_s": 0.0, "load_s": 1.0, "pair_s": 1.0, "steps": 1, "shares": 1.0} | change
     with pytest.raises(ConfigError, match="cost model"):
         ServerCost(np.full((1, 3), given.pop("shares")), **given)  # type: ignore[arg-type]
@@ -145,7 +145,7 @@ def test_a_wrong_model_is_refused(change: dict[str, float]) -> None:
 
 @settings(deadline=None)
 @given(clusters(), st.integers(1, 6), st.floats(0.5, 2))
-def test_what_is_saved_is_a_part_of_what_a_better_order_of_the_oldest_saves(
+def test_server_saving_is_a_share_of_a_better_orders_saving(
     drawn: tuple[ServerCost, np.ndarray], batch_size: int, bias: float
 ) -> None:
     cost, window_WE = drawn
@@ -165,7 +165,7 @@ def test_what_is_saved_is_a_part_of_what_a_better_order_of_the_oldest_saves(
     assert saved == pytest.approx(0.7 * (by_age_s / by_choice_s / bias - 1), abs=1e-4)
 
 
-def test_what_an_even_batch_saves_is_kept_in_part() -> None:
+def test_imbalance_saving_is_a_share_of_the_next_batchs_saving() -> None:
     window_WE = np.zeros((8, 4))
     window_WE[:4, 0] = window_WE[4:, 1] = 10.0
     cost = ImbalanceCost(base_s=1.0, sensitivity=1.0)

@@ -1,4 +1,4 @@
-"""Predictions of prompts: counted rightly, kept by prefix, corrected by what prefill saw."""
+"""Predicted loads: counts, prefix cache, correction by prefill."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LAYERS, EXPERTS, TOP_K = 2, 8, 2
 
 
 class Gates:
-    """Experts by the token alone; counts the tokens that it was asked for."""
+    """A dry run by token value; counts its tokens."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -31,7 +31,7 @@ def predictor(gates: Gates, **options: int) -> Predictor:
 
 
 def load_of(ids_LTK: np.ndarray) -> np.ndarray:
-    """By hand: pairs of a token, of each expert of each layer."""
+    """Pairs per token of each expert of each layer, by hand."""
     load_LE = np.zeros((LAYERS, EXPERTS))
     for layer, ids_TK in enumerate(ids_LTK):
         for expert in ids_TK.ravel():
@@ -52,7 +52,7 @@ def test_a_prediction_is_pairs_per_token(tokens: list[int]) -> None:
     assert known.cached_tokens == len(tokens) - len(tokens) % 16
 
 
-def test_a_prefix_is_kept_by_all_that_was_before() -> None:
+def test_a_block_is_cached_by_its_whole_prefix() -> None:
     gates = Gates()
     known = predictor(gates)
     known.predict([1] * 16 + [2] * 16)
@@ -63,7 +63,7 @@ def test_a_prefix_is_kept_by_all_that_was_before() -> None:
     assert gates.asked - asked == 16 + 32
 
 
-def test_few_blocks_are_kept_and_the_oldest_go() -> None:
+def test_the_cache_evicts_the_least_recently_used_block() -> None:
     gates = Gates()
     known = predictor(gates, most_blocks=2)
     for token in (1, 2, 1, 3, 1):
@@ -73,7 +73,7 @@ def test_few_blocks_are_kept_and_the_oldest_go() -> None:
     assert gates.asked == 4 * 16
 
 
-def test_what_prefill_saw_takes_the_place_of_the_dry_run() -> None:
+def test_prefill_replaces_the_dry_run() -> None:
     known = predictor(Gates())
     tokens = list(range(40))
     known.predict(tokens)
@@ -83,8 +83,8 @@ def test_what_prefill_saw_takes_the_place_of_the_dry_run() -> None:
     np.testing.assert_allclose(whole, load_of(seen_LTK[:, :32]))
 
 
-def test_a_prefix_in_the_cache_is_not_seen_again() -> None:
-    """Its blocks are not computed: what is known of them stays, and those after it are seen."""
+def test_a_cached_prefix_is_not_learned_again() -> None:
+    """Known blocks of the prefix stay, and the blocks after it are learned."""
     known = predictor(Gates())
     tokens = list(range(48))
     known.saw(tokens[:16], 0, Gates()(tokens[:16]))
@@ -94,8 +94,8 @@ def test_a_prefix_in_the_cache_is_not_seen_again() -> None:
     np.testing.assert_allclose(known.predict(tokens), load_of(wanted_LTK))
 
 
-def test_dry_runs_that_are_off_are_corrected() -> None:
-    """Expert 0 is chosen half as often as the gates say, expert 1 three times; others as they say."""
+def test_biased_dry_runs_are_corrected() -> None:
+    """Expert 0 is chosen half as often as predicted, expert 1 three times as often."""
     rng = np.random.default_rng(3)
 
     def skewed(count: int) -> tuple[np.ndarray, np.ndarray]:

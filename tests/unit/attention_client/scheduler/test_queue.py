@@ -1,4 +1,4 @@
-"""The queue, the clock of the other schedule, and the bound that is kept by it."""
+"""The request queue, the first-come-first-served clock, and the bound of `cost_bounded`."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def test_wrong_sizes(batch_size: int, window_size: int, named: str) -> None:
 @pytest.mark.parametrize("name", strategy_names())
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.integers(-3, 6), max_size=60), st.integers(0, 2**32))
-def test_everybody_goes_once(name: str, steps: list[int], seed: int) -> None:
-    """Requests come (positive: so many), are taken (0, negative: for so much room) or leave."""
+def test_every_request_is_taken_once(name: str, steps: list[int], seed: int) -> None:
+    """Steps: n > 0 requests arrive; 0 takes a full batch and -n at most n requests; some leave."""
     rng = np.random.default_rng(seed)
     queue = queue_of(strategy(name))
     waiting: list[int] = []
@@ -70,8 +70,8 @@ def test_everybody_goes_once(name: str, steps: list[int], seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", strategy_names())
-def test_the_same_history_gives_the_same_choices(name: str) -> None:
-    """What a recorded queue can be replayed by: arrivals, room and costs; no clock, no hidden state."""
+def test_a_replayed_history_gives_the_same_choices(name: str) -> None:
+    """Choices depend only on arrivals, batch sizes and costs."""
     rng = np.random.default_rng(9)
     history = [(rng.integers(0, 9, (5, EXPERTS)).astype(float), rng.random()) for _ in range(40)]
 
@@ -87,12 +87,12 @@ def test_the_same_history_gives_the_same_choices(name: str) -> None:
     choices = replay()
     assert replay() == choices
     by_age = [ticket for choice in choices for ticket in choice]
-    if name != "cost_bounded":  # which is by age as long as that costs nothing
+    if name != "cost_bounded":  # goes by age at no cost
         assert (by_age == sorted(by_age)) == (name == "fcfs")
 
 
 def test_a_long_queue_keeps_its_loads() -> None:
-    """More requests than rows at the start: every load is still its own when it is chosen by."""
+    """The load table grows beyond its first size."""
     queue = RequestQueue(strategy("lpt"), EXPERTS, batch_size=2, window_size=500, cost=COST, seed=1)
     order = np.random.default_rng(2).permutation(300)
     for place in order:
@@ -112,7 +112,7 @@ class Wrong(SelectionStrategy):
 
 
 @pytest.mark.parametrize("answer", [[0, 1], [0, 1, 1], [1, 2, 3], [0, 1, 9], [0, 1, -1], []])
-def test_a_strategy_that_breaks_its_promise_is_named(answer: list[int]) -> None:
+def test_a_strategy_that_breaks_its_contract_is_named(answer: list[int]) -> None:
     queue = queue_of(Wrong(answer), batch_size=3)
     for _ in range(6):
         queue.add(np.ones(EXPERTS))
@@ -120,33 +120,33 @@ def test_a_strategy_that_breaks_its_promise_is_named(answer: list[int]) -> None:
         queue.take()
 
 
-def test_the_other_schedule_by_hand() -> None:
-    """Batches of two that take 1 s each; the real schedule takes the youngest first."""
+def test_the_fcfs_schedule_by_hand() -> None:
+    """Batches of two take 1 s each; the real schedule takes younger requests first."""
     clock = FcfsClock(ImbalanceCost(1.0, 0.0), EXPERTS, 2)
     for row in range(5):
         clock.arrive(row, np.ones(EXPERTS))
-    view = clock.look(np.arange(5))
+    view = clock.view(np.arange(5))
     assert view.left_W.tolist() == view.wait_W.tolist() == [1, 1, 2, 2, np.inf]
     clock.dispatch(2, 0.75, oldest=False)  # rows 2 and 3, cheaper than there
-    view = clock.look(np.array([0, 1, 4]))
+    view = clock.view(np.array([0, 1, 4]))
     assert view.usual_s == 0.75
     assert view.left_W.tolist() == [0.25, 0.25, np.inf]
     assert view.wait_W.tolist() == [1, 1, np.inf]
     clock.arrive(
         2, np.ones(EXPERTS)
     )  # company for the last one: theirs begins when the two before end
-    view = clock.look(np.array([4, 2]))
+    view = clock.view(np.array([4, 2]))
     assert view.left_W.tolist() == [2.25, 2.25]
     assert view.wait_W.tolist() == [3.0, 2.25]
     clock.dispatch(2, 1.0, oldest=True)
-    clock.forget(2)  # nobody waits: both are the same again
+    clock.forget(2)  # empty queue: both schedules are equal again
     clock.arrive(7, np.ones(EXPERTS))
     clock.arrive(8, np.ones(EXPERTS))
-    assert clock.look(np.array([7])).left_W.tolist() == [1.0]
+    assert clock.view(np.array([7])).left_W.tolist() == [1.0]
 
 
-def test_batches_that_were_chosen_by_mistake_lose_their_credit() -> None:
-    """What is chosen turns out 20 % longer than predicted, the oldest as predicted; and it passes again."""
+def test_the_bias_of_chosen_batches_is_learned_and_forgotten() -> None:
+    """Chosen batches take 20 % longer than predicted, batches of the oldest do not."""
     clock = FcfsClock(ImbalanceCost(1.0, 0.0), EXPERTS, 2)
     clock.observe(5.0, 0.0, oldest=True)  # nothing was predicted
     for number in range(200):
@@ -154,28 +154,28 @@ def test_batches_that_were_chosen_by_mistake_lose_their_credit() -> None:
         clock.dispatch(1, 1.0, oldest=number % 2 == 0)
         clock.observe(1.0 if number % 2 == 0 else 1.2, 1.0, oldest=number % 2 == 0)
     clock.arrive(0, np.ones(EXPERTS))
-    assert 1.1 < clock.look(np.array([0])).bias < 1.2
-    # Not within a hundred calm batches: the next time of choosing is to know it still.
+    assert 1.1 < clock.view(np.array([0])).bias < 1.2
+    # A hundred batches of the oldest do not erase it.
     for calm in range(3000):
         if calm == 100:
-            assert 1.1 < clock.look(np.array([0])).bias < 1.2
+            assert 1.1 < clock.view(np.array([0])).bias < 1.2
         clock.dispatch(1, 1.0, oldest=True)
         clock.observe(1.0, 1.0, oldest=True)
         clock.arrive(0, np.ones(EXPERTS))
-    assert clock.look(np.array([0])).bias == pytest.approx(1, abs=0.02)
+    assert clock.view(np.array([0])).bias == pytest.approx(1, abs=0.02)
 
 
-def test_a_queue_that_grows_by_more_than_chance() -> None:
+def test_a_queue_that_grows_beyond_chance() -> None:
     clock = FcfsClock(ImbalanceCost(1.0, 0.0), EXPERTS, 4)
     rows = itertools.count()
 
     def growing(came: int, gone: int) -> bool:
-        """So many more requests come, and then so many batches of four go."""
+        """Requests arrive, then batches of four go."""
         for _ in range(came):
             clock.arrive(next(rows), np.ones(EXPERTS))
         for _ in range(gone):
             clock.dispatch(4, 1.0, oldest=True)
-        return clock.look(np.array([0])).growing
+        return clock.view(np.array([0])).growing
 
     assert not growing(8, 1)  # a batch waits: the queue is short
     # 29 came and 16 went: 13 more, of which 3 x sqrt(16) may be chance.
@@ -185,12 +185,12 @@ def test_a_queue_that_grows_by_more_than_chance() -> None:
 
 
 def all_at_once(rng: np.random.Generator, requests: int) -> np.ndarray:
-    """The queue has grown by all of them, and then shrinks."""
+    """A backlog that only shrinks."""
     return np.zeros(requests)
 
 
 def in_lumps(rng: np.random.Generator, requests: int) -> np.ndarray:
-    """Each lump is a backlog of its own; at half to thrice what can be done."""
+    """Bursts, at 0.5 to 3 times the capacity."""
     came_s = steadily(rng, requests)
     lump = int(rng.integers(1, 60))
     return came_s[np.arange(requests) // lump * lump]
@@ -202,14 +202,14 @@ def steadily(rng: np.random.Generator, requests: int) -> np.ndarray:
 
 
 def fast_then_slow(rng: np.random.Generator, requests: int) -> np.ndarray:
-    """The queue grows, and then runs empty: what was allowed while it grew is not any more."""
+    """The queue grows, then runs empty."""
     gaps_s = np.diff(steadily(rng, requests), prepend=0.0)
     gaps_s[: requests // 2] /= 4
     return np.cumsum(gaps_s)
 
 
 def ends_of(name: str, load_NE: np.ndarray, came_s: np.ndarray) -> tuple[np.ndarray, float]:
-    """When each request is finished, in full batches while more are to come; and the longest batch."""
+    """When each request finishes, in full batches while more arrive; and the longest batch."""
     queue, now, came, longest_s = queue_of(strategy(name)), 0.0, 0, 0.0
     end_s = np.zeros(len(came_s))
     while True:
@@ -229,12 +229,11 @@ def ends_of(name: str, load_NE: np.ndarray, came_s: np.ndarray) -> tuple[np.ndar
 @pytest.mark.parametrize("arrivals", [all_at_once, in_lumps, steadily, fast_then_slow])
 @settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 2**32), run=st.integers(1, 20), requests=st.integers(20, 300))
-def test_nobody_is_later_than_the_bound(
+def test_no_request_is_later_than_the_bound(
     arrivals: Callable[[np.random.Generator, int], np.ndarray], seed: int, run: int, requests: int
 ) -> None:
-    """Against first come, first served each may lose 40 % of its own time there, which is what may be spent
-    while the queue grows, and two batches: the bound decides by whole ones. In a backlog it is 20 %
-    of that, or of half of what all take."""
+    """A request may lose 40 % of its time under fcfs (the bound while the queue grows) and two batches. In a
+    backlog it may lose 20 % of that time, or of half of the backlog's."""
     rng = np.random.default_rng(seed)
     load_NE, came_s = clustered(rng, requests, run), arrivals(rng, requests)
     fcfs_s, long_s = ends_of("fcfs", load_NE, came_s)
@@ -245,12 +244,12 @@ def test_nobody_is_later_than_the_bound(
         late_s = end_s - fcfs_s - 0.2 * np.maximum(fcfs_s, fcfs_s.max() / 2)
         assert late_s.max() <= 2 * max(long_s, longest_s)
         if requests >= 100 and run >= 4:
-            assert end_s.max() < fcfs_s.max()  # and it is worth it
+            assert end_s.max() < fcfs_s.max()  # choosing pays
 
 
 @pytest.mark.parametrize("left_s", [0.01, 100.0])
 def test_the_bound_by_hand(left_s: float) -> None:
-    """Requests 1 to 3 are like the oldest: they go with it only where they cannot wait."""
+    """Requests 1 to 3 resemble the oldest: they join it only if they cannot wait."""
     window_WE = np.ones((12, EXPERTS))
     window_WE[:4, 0] = 60.0
     for other in range(4, 12):
@@ -262,7 +261,7 @@ def test_the_bound_by_hand(left_s: float) -> None:
     chosen = CostBounded().select(window_WE, 4, np.random.default_rng(0), context).tolist()
     assert (1 in chosen) == (left_s < 1)
     assert not {2, 3} & set(chosen)
-    # What is not known yet is not late, be it that nothing may be spent.
+    # An unknown end is not late, even at a bound of zero.
     unknown_W = np.where(np.arange(12) < 6, left_W, np.inf)
     even_WE = np.ones((12, EXPERTS))
     even = FcfsView(unknown_W, unknown_W, 60.0, 1.0)
@@ -270,14 +269,14 @@ def test_the_bound_by_hand(left_s: float) -> None:
         even_WE, 4, np.random.default_rng(0), Context(COST, None, 12, even)
     )
     assert nothing.tolist() == [0, 1, 2, 3]
-    # Below a full window it is first come, first served, whatever could be gained.
+    # With less than a full window it is first come, first served.
     shallow = Context(COST, None, 13, view)
     chosen = CostBounded().select(window_WE, 4, np.random.default_rng(0), shallow).tolist()
     assert chosen == [0, 1, 2, 3]
 
 
 class Saving(ImbalanceCost):
-    """As if so much could be saved over the batches to come."""
+    """A fixed saving."""
 
     share = 0.0
 
@@ -303,16 +302,14 @@ class Share(Saving):
         (Share(0.04, 0.4), True, 2),  # twice as much
     ],
 )
-def test_what_is_saved_over_many_batches_may_be_spent(
-    cost: ImbalanceCost, growing: bool, taken: int
-) -> None:
-    """Request 2 can wait for a batch if some of what is saved may be spent."""
+def test_the_bound_grows_with_the_saving(cost: ImbalanceCost, growing: bool, taken: int) -> None:
+    """Request 2 can wait for a batch only if the saving extends its bound."""
     window_WE = np.ones((12, EXPERTS))
     window_WE[:4, 0] = 60.0
     for other in range(4, 12):
         window_WE[other, other] = 60.0
     left_W, wait_W = np.full(12, 100.0), np.full(12, 1.0)
-    left_W[1], wait_W[1] = -9.0, 0.01  # late in any case
+    left_W[1], wait_W[1] = -9.0, 0.01  # late anyway
     left_W[2] = 2 * 0.04 - 0.05
     view = FcfsView(left_W, wait_W, 0.04, 1.0, growing)
     chosen = CostBounded().select(

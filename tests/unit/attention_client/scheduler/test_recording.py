@@ -1,4 +1,4 @@
-"""A queue's history, written down and read again."""
+"""Recording and replay of a queue."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def cost(rng: np.random.Generator) -> ServerCost:
 
 
 def live(path: Path, name: str, seed: int, steps: list[int]) -> list[list[int]]:
-    """A queue's life, recorded; its choices."""
+    """Record a queue; return its choices."""
     rng = np.random.default_rng(seed)
     settings_ = QueueSettings(name, 0.3, LOADS, batch_size=3, window_size=7, seed=4)
     now = iter(range(10_000))
@@ -67,7 +67,7 @@ def test_a_replay_makes_the_same_choices(
     assert tickets == sorted(tickets)
 
 
-def test_another_choice_is_seen(tmp_path: Path) -> None:
+def test_a_different_choice_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "queue.jsonl"
     live(path, "greedy_variance", 1, [6] * 20)
     other = replay(path, "random")
@@ -76,7 +76,7 @@ def test_another_choice_is_seen(tmp_path: Path) -> None:
     assert other.predicted_s > 0
 
 
-def test_a_line_that_is_cut_off_counts_for_nothing(tmp_path: Path) -> None:
+def test_a_truncated_last_line_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "queue.jsonl"
     live(path, "fcfs", 1, [3] * 5)
     whole = read_recording(path)[2]
@@ -90,15 +90,18 @@ def test_a_line_that_is_cut_off_counts_for_nothing(tmp_path: Path) -> None:
     [
         (lambda lines: [], "line 1"),
         (lambda lines: ["{}", *lines[1:]], "line 1: 'record'"),
-        (lambda lines: [lines[0].replace('"version": 1', '"version": 2')], "another version"),
+        (
+            lambda lines: [lines[0].replace('"version": 1', '"version": 2')],
+            "not a recording of this version",
+        ),
         (lambda lines: [lines[0].replace('"seed": 4', '"seeds": 4')], "line 1.*seeds"),
         (lambda lines: [*lines[:3], "[1]", *lines[4:]], "line 4"),
         (lambda lines: [*lines[:3], "{", *lines[4:]], "line 4"),
-        (lambda lines: [*lines, '{"at": 1, "add": 9, "load": [1.0]}'], "load of 1 numbers"),
+        (lambda lines: [*lines, '{"at": 1, "add": 9, "load": [1.0]}'], "load has 1 numbers"),
         (lambda lines: [*lines, '{"add": 9}'], "'at'"),
     ],
 )
-def test_what_is_no_recording(tmp_path: Path, change, named: str) -> None:  # type: ignore[no-untyped-def]
+def test_an_invalid_recording_is_named(tmp_path: Path, change, named: str) -> None:  # type: ignore[no-untyped-def]
     path = tmp_path / "queue.jsonl"
     live(path, "fcfs", 1, [3] * 5)
     path.write_text("".join(f"{line}\n" for line in change(path.read_text().splitlines())))
@@ -115,7 +118,7 @@ def test_what_is_no_recording(tmp_path: Path, change, named: str) -> None:  # ty
         '{"at": 1, "take": [1]}',
     ],
 )
-def test_what_cannot_have_happened(tmp_path: Path, line: str) -> None:
+def test_an_impossible_event_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "queue.jsonl"
     live(path, "fcfs", 1, [3] * 5)
     path.write_text(path.read_text() + f'{{"at": 1, "add": 99, "load": {[1.0] * LOADS}}}\n{line}\n')
@@ -124,7 +127,7 @@ def test_what_cannot_have_happened(tmp_path: Path, line: str) -> None:
         replay(path)
 
 
-def test_a_full_disk_ends_the_recording_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_ends_only_the_recording(caplog: pytest.LogCaptureFixture) -> None:
     with open("/dev/full", "w") as file:
         settings_ = QueueSettings("fcfs", 0.3, LOADS, batch_size=2, window_size=4)
         recorder = Recorder(file, lambda: 0.0)
@@ -136,12 +139,12 @@ def test_a_full_disk_ends_the_recording_alone(caplog: pytest.LogCaptureFixture) 
         assert len([r for r in caplog.records if "ends here" in r.message]) == 1
 
 
-def test_there_is_no_file(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.jsonl"):
         read_recording(tmp_path / "none.jsonl")
 
 
-def test_numbers_are_written_in_full() -> None:
+def test_numbers_keep_full_precision() -> None:
     file = io.StringIO()
     load_E = np.random.default_rng(0).random(LOADS)
     Recorder(file, lambda: 0.0).note(add=1, load=load_E)

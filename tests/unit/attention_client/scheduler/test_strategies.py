@@ -1,8 +1,7 @@
-"""What every strategy promises, and each one against a slow form of its rule."""
+"""The contract of all strategies, and each strategy against a slow form of its rule."""
 
 from __future__ import annotations
 
-import itertools
 import sys
 from pathlib import Path
 
@@ -33,14 +32,14 @@ def select(name: str, window_WE: np.ndarray, batch_size: int, **context: object)
 
 @st.composite
 def windows(draw: st.DrawFn, most: int = 20) -> np.ndarray:
-    """Whole tokens, so that sums are exact whatever their order."""
+    """Whole tokens, so that sums are exact in any order."""
     requests, experts = draw(st.integers(1, most)), draw(st.integers(1, 13))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     return rng.integers(0, draw(st.sampled_from((1, 3, 50))) + 1, (requests, experts)).astype(float)
 
 
 def greedily(window_WE: np.ndarray, batch_size: int, start_E: np.ndarray, score) -> list[int]:
-    """The rule, step by step: what scores least joins; of equals the older."""
+    """The greedy rule, step by step: the least score joins; of equals the older."""
     chosen, load_E = [0], start_E + window_WE[0]
     while len(chosen) < min(len(window_WE), batch_size):
         left = [w for w in range(len(window_WE)) if w not in chosen]
@@ -50,7 +49,7 @@ def greedily(window_WE: np.ndarray, batch_size: int, start_E: np.ndarray, score)
     return chosen
 
 
-def test_the_twelve_are_there() -> None:
+def test_the_twelve_strategies_are_registered() -> None:
     assert set(SEED) == TWELVE
     assert strategy_names()[: len(SEED) + 1] == (*SEED, "cost_bounded")
 
@@ -67,7 +66,7 @@ def test_the_contract(name: str, window_WE: np.ndarray, batch_size: int, hurried
         for _ in range(2)
     ]
     chosen = answers[0].tolist()
-    assert answers[1].tolist() == chosen  # pure: chance from the generator alone
+    assert answers[1].tolist() == chosen  # pure: randomness from the generator alone
     assert len(chosen) == len(set(chosen)) == min(len(window_WE), batch_size)
     assert 0 in chosen
     assert set(chosen) <= set(range(len(window_WE)))
@@ -110,7 +109,7 @@ def test_best_fit_comes_nearest_to_an_even_load() -> None:
 
 @settings(deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 12))
-def test_with_equal_totals_three_objectives_are_one(seed: int, batch_size: int) -> None:
+def test_with_equal_totals_three_objectives_agree(seed: int, batch_size: int) -> None:
     rng = np.random.default_rng(seed)
     window_WE = rng.multinomial(400, rng.dirichlet(np.ones(16)), size=24).astype(float)
     answers = [
@@ -125,13 +124,13 @@ def test_with_equal_totals_three_objectives_are_one(seed: int, batch_size: int) 
 )
 @settings(deadline=None)
 @given(windows())
-def test_all_choices_are_the_greedy_choice(sampled, full: str, window_WE: np.ndarray) -> None:
+def test_power_of_all_is_greedy(sampled, full: str, window_WE: np.ndarray) -> None:
     chosen = sampled(d=len(window_WE)).select(window_WE, 5, np.random.default_rng(1), Context())
     assert chosen.tolist() == select(full, window_WE, 5)
 
 
-def test_power_of_d_looks_at_d_only() -> None:
-    """With one draw a step it is a fair choice of the rest: every request comes about equally often."""
+def test_power_of_d_considers_only_d_candidates() -> None:
+    """With one draw per step, every request is chosen about equally often."""
     window_WE = np.tile(np.arange(10.0)[:, None], (1, 4))
     rng = np.random.default_rng(3)
     seen = np.zeros(10)
@@ -180,7 +179,7 @@ def slow_split(sizes_WE: np.ndarray, groups: int) -> list[list[int]]:
 
 @settings(deadline=None)
 @given(windows(24), st.integers(1, 6))
-def test_differencing_is_the_method(window_WE: np.ndarray, batch_size: int) -> None:
+def test_differencing_equals_the_slow_method(window_WE: np.ndarray, batch_size: int) -> None:
     groups = len(window_WE) // batch_size
     if groups < 2:
         return
@@ -192,17 +191,13 @@ def test_differencing_is_the_method(window_WE: np.ndarray, batch_size: int) -> N
     assert sorted(select("karmarkar_karp", window_WE, batch_size)) == sorted(mine)
 
 
-def test_karmarkar_karp_on_their_example() -> None:
-    """8, 7, 6, 5 in two pairs: 8 + 5 and 7 + 6, which is best."""
+def test_karmarkar_karp_example() -> None:
+    """8, 7, 6, 5 in two pairs: 8 + 5 and 7 + 6 is best."""
     window_WE = np.array([[8.0], [7.0], [6.0], [5.0]])
     assert sorted(select("karmarkar_karp", window_WE, 2)) == [0, 3]
-    best = min(
-        itertools.combinations(range(4), 2), key=lambda pair: abs(2 * sum(8 - p for p in pair) - 26)
-    )
-    assert set(best) == {0, 3}
 
 
-def test_an_unknown_one_is_named_with_what_there_is() -> None:
+def test_an_unknown_strategy_error_lists_the_names() -> None:
     with pytest.raises(ConfigError, match=r"'gredy'.*greedy_variance"):
         strategy("gredy")
 
@@ -232,13 +227,13 @@ def other_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("other_package")
-def test_another_package_adds_one() -> None:
+def test_another_package_adds_a_strategy() -> None:
     assert strategy_names()[-3:] == ("gone", "stranger", "youngest")
     assert select("youngest", np.ones((6, 2)), 3) == [0, 4, 5]
     for name in ("stranger", "gone"):
         with pytest.raises(ConfigError, match=name):
             strategy(name)
-    assert select("fcfs", np.ones((6, 2)), 2) == [0, 1]  # ours keep their names
+    assert select("fcfs", np.ones((6, 2)), 2) == [0, 1]  # built-in names win
 
 
 @pytest.mark.parametrize(
@@ -255,7 +250,7 @@ def test_another_package_adds_one() -> None:
         ({"start": np.zeros(2)}, ValueError),
     ],
 )
-def test_the_compiled_loops_check_what_they_are_given(change: dict, error: type) -> None:
+def test_the_compiled_loops_check_their_arguments(change: dict, error: type) -> None:
     given = {
         **{"window": np.ones((4, 3)), "requests": 4, "experts": 3, "start": None, "first": 0},
         **{"have": 1, "take": 3, "draws": None},

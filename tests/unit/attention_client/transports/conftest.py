@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from eaas.local.nursery import Nursery
-from eaas.local.process import ChildProcess, wait_ready
 from eaas.one_sided import why_not
+from eaas_cli.local.fork_server import ForkServer
+from eaas_cli.local.process import ChildProcess, wait_ready
 from transport_bench import (
     LARGE,
     PATIENCE_S,
@@ -30,7 +30,7 @@ def client(request: pytest.FixtureRequest) -> Iterator[Client]:
     yield client
     for connection in client.connections:
         connection.close()
-    eventually(lambda: not threads("cable", "joined"))
+    eventually(lambda: not threads("grpc-link", "nixl-link", "joined"))
 
 
 @pytest.fixture
@@ -57,13 +57,15 @@ def large_server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def start(nursery: Nursery) -> Iterator[Callable[..., ChildProcess]]:
+def start(fork_server: ForkServer) -> Iterator[Callable[..., ChildProcess]]:
     """Starts this suite's helper as a process of its own, and waits for its word."""
     children: list[ChildProcess] = []
 
     def start(*arguments: str) -> ChildProcess:
         children.append(
-            ChildProcess(arguments[0], arguments, None, module="transport_bench", nursery=nursery)
+            ChildProcess(
+                arguments[0], arguments, None, module="transport_bench", fork_server=fork_server
+            )
         )
         wait_ready(children[-1:], PATIENCE_S)
         return children[-1]

@@ -1,4 +1,4 @@
-"""Conformance of all transports: servers and clients that die, stop, or are closed."""
+"""Conformance of all transports: servers and clients that die, stop or close."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 import pytest
 
-from attention_client.connection import Connection
+from attention_client.connections.connection import Connection
 from eaas.errors import ConnectionLostError
-from eaas.local.process import ChildProcess
-from expert_server import nixl_endpoint
+from eaas_cli.local.process import ChildProcess
+from expert_server.transports import nixl_endpoint
 from transport_bench import (
     LARGE,
     PATIENCE_S,
@@ -63,7 +63,7 @@ def test_closing_under_a_waiter(client: Client, idle_server: Server) -> None:
     eventually(lambda: not idle_server.table.clients())
 
 
-def test_nothing_is_left_after_closing(client: Client, server: Server) -> None:
+def test_closing_leaves_no_thread_or_slot(client: Client, server: Server) -> None:
     def one_more(seed: int) -> None:
         connection = client.connect(server.address)
         abandoned = send(connection, some(1))
@@ -73,7 +73,9 @@ def test_nothing_is_left_after_closing(client: Client, server: Server) -> None:
         connection.close()
 
     def held() -> tuple[int, int, int]:
-        eventually(lambda: not threads("cable", "joined", "exchange", "peer-ended"))
+        eventually(
+            lambda: not threads("grpc-link", "nixl-link", "joined", "exchange", "process-ended")
+        )
         # gRPC keeps its workers, up to a number.
         own = [t for t in threading.enumerate() if not t.name.startswith("grpc_")]
         return len(os.listdir("/proc/self/fd")), segments_mapped(), len(own)
@@ -158,7 +160,9 @@ def test_a_client_that_dies(
     large_server = Server(slots=4, tokens=LARGE, run=step != "asking")
     end(start("client", client.transport, large_server.address, step))
     if client.transport == "shm":
-        large_server.table.revoke_lives("other", 1)  # No stream ends: this is the lease's part.
+        large_server.table.revoke_incarnations(
+            "other", 1
+        )  # No stream ends: this is the lease's part.
     # Its slots come back, and they work.
     eventually(lambda: not large_server.table.clients())
     box: list[Connection] = []
@@ -173,7 +177,7 @@ def test_a_client_that_dies(
     large_server.close()
 
 
-def test_a_stopped_server_owes_an_answer_and_pays_it(
+def test_a_stopped_server_owes_its_answer(
     client: Client, other_process: tuple[str, ChildProcess]
 ) -> None:
     address, process = other_process

@@ -1,4 +1,4 @@
-"""From counters to what happened between two looks."""
+"""Running totals become rates between two readings."""
 
 from __future__ import annotations
 

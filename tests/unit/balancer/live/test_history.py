@@ -1,12 +1,12 @@
-"""What was decided, and what became of it."""
+"""The history of decisions."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from balancer.drafts import Draft
 from balancer.live.history import KEPT, History
+from balancer.planner.candidates import Candidate
 from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.types import Placement
 
@@ -14,7 +14,7 @@ SERVERS = ("a", "b")
 
 
 class Told:
-    """A history with a clock, and what it says."""
+    """A history with a fake clock, and its calls."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -31,12 +31,12 @@ class Told:
             self.now += 2.0
 
 
-def draft() -> Draft:
+def candidate() -> Candidate:
     holds_LSE = np.ones((1, 2, 3), bool)
-    return Draft(SERVERS, holds_LSE, holds_LSE / 2)
+    return Candidate(SERVERS, holds_LSE, holds_LSE / 2)
 
 
-def placement(epoch: int, of: Draft) -> Placement:
+def placement(epoch: int, of: Candidate) -> Placement:
     return Placement(epoch, SERVERS, of.holds_LSE, of.shares_LSE.astype(np.float32))
 
 
@@ -45,7 +45,7 @@ def entry(trigger: str = "manual") -> pb.HistoryEntry:
 
 
 def test_a_decision_is_followed_to_its_end_over_all_stages() -> None:
-    told, stages = Told(), [draft(), draft()]
+    told, stages = Told(), [candidate(), candidate()]
     told.history.decided(entry(), stages)
     for epoch, stage in zip((2, 3), stages, strict=True):
         told.phases(placement(epoch, stage), "prepare", "retire", "settled")
@@ -58,8 +58,8 @@ def test_a_decision_is_followed_to_its_end_over_all_stages() -> None:
     assert told.history.wanted.epoch == 3
 
 
-def test_members_that_come_or_go_end_what_was_decided() -> None:
-    told, mine, theirs = Told(), draft(), draft()
+def test_a_membership_change_ends_a_decision() -> None:
+    told, mine, theirs = Told(), candidate(), candidate()
     told.history.decided(entry(), [mine])
     told.phases(placement(2, mine), "prepare")
     told.phases(placement(3, theirs), "prepare", "retire", "settled")
@@ -70,7 +70,7 @@ def test_members_that_come_or_go_end_what_was_decided() -> None:
     assert "a, b" in newest.reason
 
 
-def test_what_changes_nothing_is_remembered_as_well() -> None:
+def test_decisions_without_changes_are_recorded() -> None:
     told = Told()
     for _ in range(KEPT + 3):
         told.history.decided(entry("interval"))
@@ -83,14 +83,14 @@ def test_what_changes_nothing_is_remembered_as_well() -> None:
 
 def test_a_placement_says_which_one_was_there_before() -> None:
     told = Told()
-    told.phases(placement(1, draft()), "prepare", "retire", "settled")
-    told.phases(placement(2, draft()), "prepare")  # overtaken
-    told.phases(placement(3, draft()), "prepare", "retire", "settled")
+    told.phases(placement(1, candidate()), "prepare", "retire", "settled")
+    told.phases(placement(2, candidate()), "prepare")  # overtaken
+    told.phases(placement(3, candidate()), "prepare", "retire", "settled")
     epochs = [(e.epoch_before, e.epoch) for e in told.history.entries()]
     assert epochs == [(1, 3), (1, 2), (0, 1)]
     after = Told()
     after.history.restore(told.history.entries()[::-1])
-    after.phases(placement(4, draft()), "prepare")
+    after.phases(placement(4, candidate()), "prepare")
     assert after.history.entries()[0].epoch_before == 3
 
 
@@ -98,7 +98,7 @@ def test_a_placement_says_which_one_was_there_before() -> None:
 def test_the_first_placement_of_the_next_balancer(before: int) -> None:
     told = Told()
     told.history.restore([pb.HistoryEntry(number=n + 1) for n in range(before)])
-    told.phases(placement(1001, draft()), "prepare", "retire", "settled")
+    told.phases(placement(1001, candidate()), "prepare", "retire", "settled")
     newest = told.history.entries()[0]
     assert newest.trigger == ("recovery" if before else "membership")
     assert newest.number == before + 1

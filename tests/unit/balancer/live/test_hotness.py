@@ -1,4 +1,4 @@
-"""Tokens are counted once, whatever is lost, late, repeated or restarted."""
+"""Tokens are counted once, despite lost, late or repeated answers and restarts."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ L, E = 2, 3
 
 
 class Server:
-    """Counts, and says what it counted."""
+    """A server's counters."""
 
-    def __init__(self, dice: random.Random) -> None:
-        self.dice = dice
-        self.boot_id = dice.randrange(1, 1 << 60)
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.boot_id = rng.randrange(1, 1 << 60)
         self.tokens_LE = np.zeros((L, E), np.int64)
         self.sequence = 0
 
     def compute(self) -> None:
-        self.tokens_LE[self.dice.randrange(L), self.dice.randrange(E)] += self.dice.randrange(1, 9)
+        self.tokens_LE[self.rng.randrange(L), self.rng.randrange(E)] += self.rng.randrange(1, 9)
         self.sequence += 1
 
     def answer(self, position: tuple[int, int]) -> Reading:
@@ -35,9 +35,9 @@ class Server:
 
 @given(st.integers(0, 2**32))
 def test_everything_is_counted_once(seed: int) -> None:
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     fold = HotnessFold(L, E)
-    server = Server(dice)
+    server = Server(rng)
     server.compute()
     fold.step({"s": server.answer(fold.position("s"))})
     # What was before the first look is not of this window; what a dead life did not tell is lost with it.
@@ -46,15 +46,15 @@ def test_everything_is_counted_once(seed: int) -> None:
     counted_LE = np.zeros((L, E), np.int64)
     late: list[Reading] = []
     for _ in range(60):
-        what = dice.random()
+        what = rng.random()
         if what < 0.5:
             server.compute()
         elif what < 0.6:
-            server, told_LE, late = Server(dice), np.zeros((L, E), np.int64), []
+            server, told_LE, late = Server(rng), np.zeros((L, E), np.int64), []
         elif what < 0.7:
             late.append(server.answer(fold.position("s")))
         elif what < 0.8 and late:
-            reading = late.pop(dice.randrange(len(late)))
+            reading = late.pop(rng.randrange(len(late)))
             if reading.tokens_LE is not None:
                 counted_LE += fold.step({"s": reading}).tokens_LE
                 new_LE = np.maximum(reading.tokens_LE - told_LE, 0)
@@ -62,7 +62,7 @@ def test_everything_is_counted_once(seed: int) -> None:
                 told_LE += new_LE
         else:
             reading = server.answer(fold.position("s"))
-            for _ in range(dice.randrange(3)):
+            for _ in range(rng.randrange(3)):
                 counted_LE += fold.step({"s": reading}).tokens_LE
                 expected_LE += server.tokens_LE - told_LE
                 told_LE = server.tokens_LE.copy()

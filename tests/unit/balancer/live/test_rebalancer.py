@@ -1,4 +1,4 @@
-"""The balancer's own core over many intervals: what it decides, rolled out by the planner, in no time."""
+"""The rebalancer over many intervals, with the planner's roll-outs, in simulated time."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from balancer.live.cost_benefit import Settings
 from balancer.live.history import History
 from balancer.live.hotness import Reading, Work
-from balancer.live.mind import Settings
-from balancer.live.plans import Glimpse, NotNowError
+from balancer.live.plans import NotNowError, PlannerSnapshot
 from balancer.live.rebalancer import Rebalancer
 from balancer.live.state import LiveLayout
 from eaas.config import BalancerConfig
@@ -26,10 +26,10 @@ GRACE_STEPS = int(GRACE_S) - 2
 
 
 class Sim:
-    """Servers that count what the placement gives them of a load; a step is a look at all of them."""
+    """Servers that count their parts of a load; a step reads all of them."""
 
     def __init__(self, seed: int, redundancy: int = 1, **fields: Any) -> None:
-        self.dice = np.random.default_rng(seed)
+        self.rng = np.random.default_rng(seed)
         self.world: World = settled(*NAMES, redundancy=redundancy)
         config = BalancerConfig(
             policy="fractional",
@@ -55,10 +55,10 @@ class Sim:
     def flip(self) -> None:
         """Other experts are hot: each layer's hottest has a third of the tokens or so."""
         part_LE = 2.0 ** -np.arange(E) * np.ones((L, 1))
-        self.part_LE = self.dice.permuted(part_LE / part_LE.sum(axis=1, keepdims=True), axis=1)
+        self.part_LE = self.rng.permuted(part_LE / part_LE.sum(axis=1, keepdims=True), axis=1)
 
     def par(self) -> float:
-        """Of the load as it is, by the placement as it is, among the servers that live."""
+        """PAR of the current load and placement, over live servers."""
         placement = self.world.published
         living = [s for s, name in enumerate(placement.servers) if name in self.world.stores]
         shares_LSE = placement.shares_LSE[:, living]
@@ -69,18 +69,18 @@ class Sim:
     def step(self) -> None:
         placement = self.world.published
         for layer in range(L):
-            tokens_E = self.dice.multinomial(TOKENS, self.part_LE[layer])
+            tokens_E = self.rng.multinomial(TOKENS, self.part_LE[layer])
             for expert, tokens in enumerate(tokens_E):
                 share_S = placement.shares_LSE[layer, :, expert].astype(float)
                 share_S *= [name in self.world.stores for name in placement.servers]
-                for s, count in enumerate(self.dice.multinomial(tokens, share_S / share_S.sum())):
+                for s, count in enumerate(self.rng.multinomial(tokens, share_S / share_S.sum())):
                     self.totals_SLE[placement.servers[s]][layer, expert] += count
         self.steps += 1
         readings = {
             name: Reading(1, self.steps, self.totals_SLE[name].copy(), Work())
             for name in self.world.up()
         }
-        self.rebalancer.look(readings, Glimpse.of(self.world.planner), 1000)
+        self.rebalancer.observe(readings, PlannerSnapshot.of(self.world.planner), 1000)
         self.world.wait(1.0)
         self.world.settle()
         if (self.world.published.holds_LSE != placement.holds_LSE).any():
@@ -106,7 +106,7 @@ def test_on_stationary_traffic_nothing_moves_over_fifty_intervals(seed: int) -> 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_flip_is_followed_within_two_intervals(seed: int) -> None:
-    """Whenever it comes in an interval."""
+    """At any point of an interval."""
     sim = Sim(seed)
     for _ in range(3 * INTERVAL):
         sim.step()
@@ -121,7 +121,7 @@ def test_a_flip_is_followed_within_two_intervals(seed: int) -> None:
 
 
 def test_the_load_is_followed_while_a_server_is_dead() -> None:
-    """What a dead server has stays its own while its return is awaited, and nobody else loads it."""
+    """A dead server keeps its experts during its grace, and no other server loads them."""
     sim = Sim(0, redundancy=2)
     for _ in range(3 * INTERVAL):
         sim.step()
@@ -173,6 +173,6 @@ def test_without_a_living_server_there_is_no_plan() -> None:
     sim = Sim(2, redundancy=1)
     for _ in range(3):
         sim.step()
-    now = Glimpse.of(sim.world.planner)
+    now = PlannerSnapshot.of(sim.world.planner)
     with pytest.raises(NotNowError, match="no server of the placement lives"):
         sim.rebalancer.plan(sim.rebalancer.settings, replace(now, servers={}))

@@ -1,4 +1,4 @@
-"""Speeds follow servers, and not how much they have to do."""
+"""Measured speeds follow the servers' speeds, not their load."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ COST = (1e-3, 4e-4, 2e-5)
 
 
 def steps(
-    speed: float, tokens: float, dice: np.random.Generator, count: int = 40, noise: float = 0.1
+    speed: float, tokens: float, rng: np.random.Generator, count: int = 40, noise: float = 0.1
 ) -> list[Work]:
-    """A server that gets so many tokens in a step, in batches of whatever size."""
+    """A server that gets this many tokens in a step, in batches of any size."""
     found = []
     for _ in range(count):
-        batches, visits = dice.integers(40, 60), dice.integers(150, 400)
-        had = tokens * dice.uniform(0.5, 1.5)
+        batches, visits = rng.integers(40, 60), rng.integers(150, 400)
+        had = tokens * rng.uniform(0.5, 1.5)
         busy_s = (COST[0] * batches + COST[1] * visits + COST[2] * had) / speed
-        found.append(Work(busy_s * dice.uniform(1 - noise, 1 + noise), batches, visits, had))
+        found.append(Work(busy_s * rng.uniform(1 - noise, 1 + noise), batches, visits, had))
     return found
 
 
@@ -33,9 +33,9 @@ def steps(
     hot=st.sampled_from([200.0, 2000.0, 8000.0]),
 )
 def test_a_slow_server_is_seen_whatever_it_has_to_do(seed: int, slow: float, hot: float) -> None:
-    dice = np.random.default_rng(seed)
-    work = {s: steps(1.0, 2000.0, dice) for s in ("a", "b", "c")}
-    work["d"] = steps(slow, hot, dice)
+    rng = np.random.default_rng(seed)
+    work = {s: steps(1.0, 2000.0, rng) for s in ("a", "b", "c")}
+    work["d"] = steps(slow, hot, rng)
     speeds = fitted_speeds(work, dict.fromkeys(work, 1.0))
     assert speeds["d"] / speeds["a"] == pytest.approx(slow, rel=0.25)
     used_S = Speedometer().read(tuple(work), work, dict.fromkeys(work, 1.0))
@@ -45,13 +45,13 @@ def test_a_slow_server_is_seen_whatever_it_has_to_do(seed: int, slow: float, hot
         assert used_S[3] == 1.0, "noise is no speed"
 
 
-def test_what_is_in_use_stays_until_it_is_clearly_wrong() -> None:
-    dice = np.random.default_rng(1)
+def test_a_speed_in_use_stays_until_it_is_clearly_wrong() -> None:
+    rng = np.random.default_rng(1)
     speeds, stated = Speedometer(), dict.fromkeys("abc", 1.0)
 
     def read(slow: float) -> float:
-        work = {s: steps(1.0, 2000.0, dice, noise=0.02) for s in "ab"}
-        work["c"] = steps(slow, 2000.0, dice, noise=0.02)
+        work = {s: steps(1.0, 2000.0, rng, noise=0.02) for s in "ab"}
+        work["c"] = steps(slow, 2000.0, rng, noise=0.02)
         return float(speeds.read(tuple("abc"), work, stated)[2])
 
     assert read(0.9) == 1.0
@@ -61,18 +61,18 @@ def test_what_is_in_use_stays_until_it_is_clearly_wrong() -> None:
     assert read(0.98) == 1.0, "back to what is stated"
 
 
-def test_what_was_for_a_moment_is_no_speed() -> None:
-    dice = np.random.default_rng(2)
-    work = {s: steps(1.0, 2000.0, dice) for s in "abc"}
-    work["c"][:15] = steps(0.3, 2000.0, dice, count=15)
+def test_a_short_disturbance_changes_no_speed() -> None:
+    rng = np.random.default_rng(2)
+    work = {s: steps(1.0, 2000.0, rng) for s in "abc"}
+    work["c"][:15] = steps(0.3, 2000.0, rng, count=15)
     stated = dict.fromkeys("abc", 1.0)
     assert fitted_speeds(work, stated)["c"] < 0.7
     assert Speedometer().read(tuple("abc"), work, stated).tolist() == [1.0] * 3
 
 
-def test_who_has_done_nothing_is_what_is_stated() -> None:
-    dice = np.random.default_rng(1)
+def test_idle_servers_have_their_stated_speed() -> None:
+    rng = np.random.default_rng(1)
     stated = {"a": 1.0, "b": 3.0, "c": 2.0}
-    work = {"a": steps(1.0, 2000.0, dice), "b": steps(3.0, 2000.0, dice), "c": [Work()]}
+    work = {"a": steps(1.0, 2000.0, rng), "b": steps(3.0, 2000.0, rng), "c": [Work()]}
     assert Speedometer().read(("a", "b", "c"), work, stated).tolist() == [1.0, 3.0, 2.0]
     assert fitted_speeds({"a": work["a"]}, stated) == {}, "one alone has no relative speed"

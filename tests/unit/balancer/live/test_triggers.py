@@ -1,17 +1,17 @@
-"""Plans at intervals, and at once when the load is another one."""
+"""Plans at intervals, and at once when the load has drifted."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from balancer.live.triggers import Looked, Triggers, total_variation
+from balancer.live.triggers import Observation, Triggers, total_variation
 
 L, E, S = 4, 16, 4
 
 
-def load(dice: np.random.Generator, part_LE: np.ndarray, tokens: int = 4000) -> np.ndarray:
-    return np.stack([dice.multinomial(tokens, p_E) for p_E in part_LE]).astype(float)
+def load(rng: np.random.Generator, part_LE: np.ndarray, tokens: int = 4000) -> np.ndarray:
+    return np.stack([rng.multinomial(tokens, p_E) for p_E in part_LE]).astype(float)
 
 
 def distribution(seed: int) -> np.ndarray:
@@ -20,42 +20,44 @@ def distribution(seed: int) -> np.ndarray:
 
 
 def test_at_intervals() -> None:
-    dice, part_LE = np.random.default_rng(0), distribution(1)
-    triggers = Triggers(10, 20, 0.2, 0.2)
+    rng, part_LE = np.random.default_rng(0), distribution(1)
+    triggers = Triggers(10, 20)
     for _ in range(3):
-        told = [triggers.stepped(Looked(load(dice, part_LE), 1.1, S)) for _ in range(10)]
+        told = [triggers.stepped(Observation(load(rng, part_LE), 1.1, S)) for _ in range(10)]
         assert told[:9] == [None] * 9
         assert told[9] is not None
         assert told[9][0] == "interval"
-        triggers.planned(load(dice, part_LE), 1.05)
+        triggers.planned(load(rng, part_LE), 1.05)
 
 
 def test_stationary_traffic_is_no_drift() -> None:
-    dice, part_LE = np.random.default_rng(2), distribution(1)
-    triggers = Triggers(10_000, 20, 0.2, 0.2)
-    triggers.planned(load(dice, part_LE), 1.05)
+    rng, part_LE = np.random.default_rng(2), distribution(1)
+    triggers = Triggers(10_000, 20)
+    triggers.planned(load(rng, part_LE), 1.05)
     for tokens in (30, 300, 3000):
         for _ in range(300):
-            assert triggers.stepped(Looked(load(dice, part_LE, tokens), 1.1, S)) is None
+            assert triggers.stepped(Observation(load(rng, part_LE, tokens), 1.1, S)) is None
 
 
 def test_another_load_is_drift_at_once() -> None:
-    dice = np.random.default_rng(3)
-    triggers = Triggers(100, 80, 0.2, 0.2)
-    triggers.planned(load(dice, distribution(1)), 1.05)
+    rng = np.random.default_rng(3)
+    triggers = Triggers(100, 80)
+    triggers.planned(load(rng, distribution(1)), 1.05)
     for _ in range(triggers.recent - 1):
-        assert triggers.stepped(Looked(load(dice, distribution(2)), 1.1, S)) is None
-    trigger, why = triggers.stepped(Looked(load(dice, distribution(2)), 1.1, S)) or ("", "")
+        assert triggers.stepped(Observation(load(rng, distribution(2)), 1.1, S)) is None
+    trigger, why = triggers.stepped(Observation(load(rng, distribution(2)), 1.1, S)) or ("", "")
     assert trigger == "drift"
     assert "total variation" in why
 
 
 def test_a_rise_of_the_par_is_drift() -> None:
-    """Say a server became slow: the load is what it was."""
-    dice, part_LE = np.random.default_rng(4), distribution(1)
-    triggers = Triggers(100, 80, 0.2, 0.2)
-    triggers.planned(load(dice, part_LE), 1.05)
-    told = [triggers.stepped(Looked(load(dice, part_LE), 1.5, S)) for _ in range(triggers.recent)]
+    """A server became slow; the load is unchanged."""
+    rng, part_LE = np.random.default_rng(4), distribution(1)
+    triggers = Triggers(100, 80)
+    triggers.planned(load(rng, part_LE), 1.05)
+    told = [
+        triggers.stepped(Observation(load(rng, part_LE), 1.5, S)) for _ in range(triggers.recent)
+    ]
     assert told[-1] is not None
     assert told[-1][0] == "drift"
     assert told[-1][1].startswith("PAR 1.50, 1.05")

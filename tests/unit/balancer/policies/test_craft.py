@@ -1,4 +1,4 @@
-"""CRAFT: each algorithm against words, the paper's figures, and what the whole achieves."""
+"""CRAFT: each algorithm against a plain version, the paper's figures, and the overall gain."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from balancer.policies.craft import (
 )
 from balancer.policies.craft_memory import ReplicaMemory
 from balancer.policies.problem import make_problem
-from eaas.trace import REGIMES, generate_trace
+from simulator.traces import REGIMES, generate_trace
 
 Float = npt.NDArray[np.float64]
 Int = npt.NDArray[np.int64]

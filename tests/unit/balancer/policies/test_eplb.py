@@ -43,7 +43,7 @@ def packed(loads: list[Any], packs: int) -> list[list[int]]:
 def oracle(
     load_E: list[Any], replicas: int, groups: int, nodes: int, servers: int
 ) -> tuple[list[int], list[list[tuple[int, int]]]]:
-    """A layer, in words: (replicas of each expert, (expert, rank) pairs of each server)."""
+    """A plain version for a layer: (replicas of each expert, (expert, rank) pairs of each server)."""
     experts = len(load_E)
     if groups % nodes:
         groups = nodes = 1

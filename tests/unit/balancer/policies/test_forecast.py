@@ -1,4 +1,4 @@
-"""What will be, from what was."""
+"""Forecasts of loads."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_scenarios_have_the_noise_of_iterations_around_the_forecast() -> None:
 
 
 def test_an_expert_without_a_token_in_the_chosen_iterations_is_not_forgotten() -> None:
-    """Every other iteration is empty, and those are the ones that are looked at."""
+    """Every other iteration is empty, and the scenarios use those."""
     window_WLE = np.zeros((12, 1, 16))
     window_WLE[::2, 0] = 1000 / np.arange(1, 17) ** 1.6
     blocks_NLE = block_means(window_WLE)

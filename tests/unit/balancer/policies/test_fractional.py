@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from balancer.policies import DEFAULT_POLICY, FractionalBalancer, Plan, plan
-from balancer.policies.bounds import split_bound
+from balancer.policies import FractionalBalancer, Plan, plan
+from balancer.policies.split import levels
 
 Situation = tuple[np.ndarray, int, np.ndarray, np.ndarray]
 
@@ -78,12 +78,22 @@ def test_a_plan_from_any_holds_keeps_the_rules(drawn: Situation, seed: int) -> N
     assert planned.transit == np.count_nonzero(planned.holds_LSE & ~current_LSE)
 
 
+def split_par(load_LE: np.ndarray, holds_LSE: np.ndarray, speeds_S: np.ndarray) -> np.ndarray:
+    """PAR of each layer (L) with the best shares over this placement."""
+    layers = [
+        levels(load_E[None], holds_SE, speeds_S)[0]
+        for load_E, holds_SE in zip(load_LE, holds_LSE, strict=True)
+    ]
+    mean_L = load_LE.sum(axis=1) / speeds_S.sum()
+    return np.divide(layers, mean_L, out=np.ones_like(mean_L), where=mean_L > 0)
+
+
 @settings(deadline=None, max_examples=150)
 @given(situations())
 def test_shares_are_the_best_split(drawn: Situation) -> None:
     load_LE, servers, slots_S, speeds_S = drawn
     planned = plan("fractional", load_LE, servers, slots_S, speeds_S=speeds_S)
-    best_L = split_bound(load_LE, planned.holds_LSE, speeds_S)
+    best_L = split_par(load_LE, planned.holds_LSE, speeds_S)
     # A replica that is not needed has a share of a millionth all the same.
     np.testing.assert_allclose(planned.par_L, best_L, rtol=2e-4)
 
@@ -153,7 +163,7 @@ def test_from_any_placement_par_is_one_where_loads_cost_nothing(
     assert planned.par_L.max() <= 1.001
 
 
-def test_what_does_not_pay_back_is_not_moved() -> None:
+def test_moves_that_do_not_pay_are_not_planned() -> None:
     rng = np.random.default_rng(2)
     before_LE = rng.lognormal(0, 1, (4, 64))
     after_LE = before_LE * rng.lognormal(0, 0.4, (4, 64))
@@ -181,7 +191,7 @@ def test_speeds_are_followed() -> None:
 
 @settings(deadline=None, max_examples=100)
 @given(situations(), st.integers(1, 4), st.integers(0, 6), st.booleans())
-def test_no_more_replicas_abroad_than_may_be(
+def test_the_cross_node_limit_is_kept(
     drawn: Situation, nodes: int, limit: int, from_something: bool
 ) -> None:
     load_LE, servers, slots_S, speeds_S = drawn
@@ -195,8 +205,8 @@ def test_no_more_replicas_abroad_than_may_be(
     held_LNE = np.stack(
         [planned.holds_LSE[:, nodes_S == node].any(axis=1) for node in range(nodes)], axis=1
     )
-    abroad_LE = held_LNE.sum(axis=1) - 1
-    assert (abroad_LE.sum(axis=1) <= limit).all()
+    cross_node_LE = held_LNE.sum(axis=1) - 1
+    assert (cross_node_LE.sum(axis=1) <= limit).all()
 
 
 def test_one_expert_per_node_border_is_enough_for_balance() -> None:
@@ -227,10 +237,6 @@ def test_wrong_knobs_are_named(knobs) -> None:
         plan("fractional", np.ones((1, 4)), 2, 4, **knobs)
 
 
-def test_it_is_the_default() -> None:
-    assert DEFAULT_POLICY == "fractional"
-
-
 def drifting(rng: np.random.Generator, windows: int, layers: int = 3) -> np.ndarray:
     """(windows, W, L, E) counts whose popularity turns steadily."""
     first, second = rng.standard_normal((2, layers, 64))
@@ -252,8 +258,8 @@ def test_steps_follow_a_drift_with_few_loads_and_beat_stale_plans() -> None:
         assert 0 < planned.transit < 3 * 96 / 2
         previous = planned
         for load_LE in now[::16]:
-            own.append(split_bound(load_LE, planned.holds_LSE).mean())
-            stale.append(split_bound(load_LE, first.holds_LSE).mean())
+            own.append(split_par(load_LE, planned.holds_LSE, np.ones(16)).mean())
+            stale.append(split_par(load_LE, first.holds_LSE, np.ones(16)).mean())
     assert np.mean(own) < np.mean(stale) - 0.05
 
 
@@ -263,7 +269,7 @@ def test_a_window_is_planned_for_what_comes_next() -> None:
     ahead = plan("fractional", past.sum(axis=0), 16, 96, window_WLE=past)
     behind = plan("fractional", past.sum(axis=0), 16, 96)
     later = [
-        np.mean([split_bound(load_LE, planned.holds_LSE).mean() for load_LE in now[::8]])
+        np.mean([split_par(load_LE, planned.holds_LSE, np.ones(16)).mean() for load_LE in now[::8]])
         for planned in (ahead, behind)
     ]
     assert later[0] < later[1]

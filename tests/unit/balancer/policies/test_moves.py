@@ -1,4 +1,4 @@
-"""Moves: the target is reached, nothing is ever uncovered, and slots are kept."""
+"""Moves reach the target, never uncover an expert, and keep to the slots."""
 
 from __future__ import annotations
 

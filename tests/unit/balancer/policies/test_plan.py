@@ -1,4 +1,4 @@
-"""The face: what every policy keeps to, and how wrong arguments are named."""
+"""What holds for every policy, and errors for wrong arguments."""
 
 from __future__ import annotations
 
@@ -190,9 +190,3 @@ def test_wrong_arguments_are_named(changes: Arguments, named: str | None) -> Non
         return
     with pytest.raises(ValueError, match=named):
         plan(**arguments)
-
-
-def test_what_is_public_is_there() -> None:
-    assert set(policies.__all__) <= set(dir(policies))
-    assert policies.DEFAULT_POLICY in names()
-    assert {"spread", "eplb", "eplb-hierarchical", "scalpel", "craft"} <= set(names())

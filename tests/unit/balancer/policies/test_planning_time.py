@@ -1,6 +1,6 @@
-"""Planning is far from the time that DeepSeek's way of doing it takes.
+"""Planning is much faster than plain loops like DeepSeek's.
 
-A loose guard, relative to a plain loop on the same machine: `eaas bench policies` measures the times.
+A loose guard, relative to a plain loop on the same machine; `python -m benchmarks.policies` measures.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The split of a batch, beside a linear program."""
+"""The split of a batch, compared with a linear program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two agents in one process: bytes first, then the note; what is wrong is an error, and a peer can go."""
+"""Two agents in one process: order of bytes and notes, errors, disconnection."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def ends() -> Iterator[tuple[End, End]]:
 
 
 @pytest.mark.parametrize("length", [1, 128, 4096, 65_536, LARGE])
-def test_the_note_comes_after_the_bytes(ends: tuple[End, End], length: int) -> None:
+def test_the_note_arrives_after_the_bytes(ends: tuple[End, End], length: int) -> None:
     left, right = ends
     for turn in range(1, 6):
         left.memory[:length] = bytes([turn]) * length
@@ -72,7 +72,7 @@ def test_a_note_alone(ends: tuple[End, End]) -> None:
     eventually(lambda: left.look() or right.look() or right.came == [("left", b"\x00\xff")])
 
 
-def test_an_address_outside_is_refused(ends: tuple[End, End]) -> None:
+def test_an_address_outside_a_region_is_refused(ends: tuple[End, End]) -> None:
     left, right = ends
     start = right.region.address
     for source, target in ((left.region.address, start + LARGE - 1), (start - LARGE - 9, start)):
@@ -83,7 +83,7 @@ def test_an_address_outside_is_refused(ends: tuple[End, End]) -> None:
     assert not left.agent.sending()
 
 
-def test_a_peer_that_was_forgotten_is_a_stranger(ends: tuple[End, End]) -> None:
+def test_a_forgotten_peer_is_unknown(ends: tuple[End, End]) -> None:
     left, right = ends
     left.agent.forget("right")
     left.agent.forget("right")
@@ -93,7 +93,7 @@ def test_a_peer_that_was_forgotten_is_a_stranger(ends: tuple[End, End]) -> None:
         left.agent.note("right", b"n")
 
 
-def test_a_closed_agent_is_quiet(ends: tuple[End, End]) -> None:
+def test_a_closed_agent_returns_nothing(ends: tuple[End, End]) -> None:
     left, _ = ends
     left.agent.close()
     left.agent.close()
@@ -102,6 +102,6 @@ def test_a_closed_agent_is_quiet(ends: tuple[End, End]) -> None:
         left.agent.note("right", b"n")
 
 
-def test_no_handle_of_an_agent(ends: tuple[End, End]) -> None:
+def test_an_invalid_handle(ends: tuple[End, End]) -> None:
     with pytest.raises(ConnectionLostError, match="handle"):
         ends[0].agent.learn(b"nothing")

@@ -1,3 +1,5 @@
+"""The poller: pauses and wake-ups."""
+
 from __future__ import annotations
 
 import threading
@@ -12,12 +14,12 @@ from eaas.one_sided.poller import Poller, pause_us
 
 
 @given(st.integers(0, 10**9))
-def test_what_comes_is_late_by_an_eighth_and_a_millisecond_at_most(idle_us: int) -> None:
+def test_pauses_are_at_most_an_eighth_of_the_idle_time(idle_us: int) -> None:
     assert pause_us(idle_us, 1000) <= min(idle_us / 8, 1000)
 
 
 @given(st.integers(1_000, 10**9))
-def test_it_does_pause(idle_us: int) -> None:
+def test_pauses_after_idle_time(idle_us: int) -> None:
     assert pause_us(idle_us, 1000) >= 100
 
 
@@ -53,7 +55,7 @@ def eventually(condition: Callable[[], object]) -> None:
         time.sleep(0.001)
 
 
-def test_nothing_to_wait_for_is_no_look_at_all(watched: Watched) -> None:
+def test_no_polls_while_there_is_nothing_to_wait_for(watched: Watched) -> None:
     time.sleep(0.05)
     assert watched.looks == 0
     watched.work = 1
@@ -66,7 +68,7 @@ def test_nothing_to_wait_for_is_no_look_at_all(watched: Watched) -> None:
     assert watched.looks <= looks + 1  # One was under way.
 
 
-def test_pauses_grow_and_a_wake_ends_one(watched: Watched) -> None:
+def test_pauses_grow_until_a_wake(watched: Watched) -> None:
     watched.work = 1
     watched.poller.wake()
     eventually(lambda: 200_000 in watched.pauses)

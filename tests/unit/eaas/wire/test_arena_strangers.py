@@ -1,4 +1,4 @@
-"""Row 29 of the fault contract: who has no business in an arena."""
+"""Row 29 of the fault contract: other users cannot use an arena."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_row_29_there_is_no_name_to_plant_a_symlink_at() -> None:
     arena = Arena.create_shared(3, 1000, 500, 1)
     try:
         assert set(os.listdir(SHM_DIRECTORY)) == names
-        # (Nor can it be given one later: `test_it_cannot_be_given_a_name`.)
+        # (Nor can it get one later: `test_the_file_cannot_get_a_name`.)
         assert os.fstat(arena.fd).st_nlink == 0
     finally:
         arena.close()

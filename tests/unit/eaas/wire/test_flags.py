@@ -1,4 +1,4 @@
-"""The flag primitive inside one process: bounds, values, waits, bells, signals."""
+"""Flags inside one process: bounds, values, waits, bells, signals."""
 
 import mmap
 import signal
@@ -65,7 +65,7 @@ def test_a_read_only_buffer_is_refused() -> None:
 
 
 @pytest.mark.parametrize("i", [-1, FLAGS, 2**31, 2**63])
-def test_a_flag_that_is_not_there(flags: Flags, i: int) -> None:
+def test_an_unknown_flag(flags: Flags, i: int) -> None:
     with pytest.raises(IndexError):
         flags.load(i)
     with pytest.raises(IndexError):
@@ -75,14 +75,14 @@ def test_a_flag_that_is_not_there(flags: Flags, i: int) -> None:
 
 
 @pytest.mark.parametrize("bell", [-1, BELLS, 2**63])
-def test_a_bell_that_is_not_there(flags: Flags, bell: int) -> None:
+def test_an_unknown_bell(flags: Flags, bell: int) -> None:
     for method in (flags.ring, flags.interrupt, flags.seq):
         with pytest.raises(IndexError):
             method(bell)
 
 
 @pytest.mark.parametrize(("first", "count"), [(0, 5), (4, 1), (-1, 1), (1, -1), (1, 2**62)])
-def test_a_range_that_is_not_there(flags: Flags, first: int, count: int) -> None:
+def test_a_range_outside_the_flags(flags: Flags, first: int, count: int) -> None:
     with pytest.raises(IndexError):
         flags.scan(first, count, 1)
     with pytest.raises(IndexError):
@@ -90,7 +90,7 @@ def test_a_range_that_is_not_there(flags: Flags, first: int, count: int) -> None
 
 
 @pytest.mark.parametrize("value", [-1, 32, 2**32, 2**63])
-def test_a_value_that_no_mask_can_name(flags: Flags, value: int) -> None:
+def test_a_value_beyond_the_mask(flags: Flags, value: int) -> None:
     with pytest.raises((ValueError, OverflowError)):
         flags.exchange(0, value)
     with pytest.raises((ValueError, OverflowError)):
@@ -99,7 +99,7 @@ def test_a_value_that_no_mask_can_name(flags: Flags, value: int) -> None:
 
 
 @pytest.mark.parametrize("arguments", [(-1, 0, -1), (2**32, 0, -1), (1, -1, -1), (1, 0, 2**32)])
-def test_wait_refuses_what_it_cannot_mean(flags: Flags, arguments: tuple[int, int, int]) -> None:
+def test_wait_refuses_invalid_arguments(flags: Flags, arguments: tuple[int, int, int]) -> None:
     mask, timeout_us, seen_seq = arguments
     with pytest.raises(ValueError, match=r"must be|out of range"):
         flags.wait(0, 1, mask, 0, seen_seq, 0, timeout_us)
@@ -121,7 +121,7 @@ def test_exchange_and_compare_exchange(flags: Flags) -> None:
     assert [flags.load(i) for i in range(FLAGS)] == [0, 3, 0, 0]
 
 
-def test_scan_takes_only_values_of_the_mask(flags: Flags) -> None:
+def test_scan_finds_only_values_of_the_mask(flags: Flags) -> None:
     for i, value in enumerate((1, 2, 31, 1)):
         flags.exchange(i, value)
     assert flags.scan(0, FLAGS, 1 << 1) == [0, 3]
@@ -151,14 +151,14 @@ def test_a_wait_ends_at_its_timeout_and_not_before(
     assert time.monotonic_ns() - start >= timeout_us * 1000
 
 
-def test_what_is_ready_needs_no_wait(flags: Flags) -> None:
+def test_a_ready_flag_needs_no_wait(flags: Flags) -> None:
     flags.exchange(2, 1)
     assert wait(flags, timeout_us=0) == [2]
     # A ready flag comes before a bell that rang.
     assert wait(flags, seen_seq=flags.seq(0) + 1, timeout_us=0) == [2]
 
 
-def test_a_seq_that_moved_ends_the_wait(flags: Flags) -> None:
+def test_a_changed_seq_ends_the_wait(flags: Flags) -> None:
     seen = flags.seq(0)
     flags.interrupt(0)
     assert wait(flags, seen_seq=seen, timeout_us=WAIT_FOR_EVER_US) == []
@@ -183,12 +183,12 @@ def test_ring_moves_the_seq_only_for_sleepers(flags: Flags) -> None:
         seen = flags.seq(0)
         flags.ring(0)
         assert flags.seq(0) == seen
-        assert wait(flags, timeout_us=1000) == []  # One who slept, and left.
+        assert wait(flags, timeout_us=1000) == []  # A past sleeper.
 
 
 @pytest.mark.parametrize("spin_us", [0, 20, -1])
 def test_interrupt_wakes_every_waiter(flags: Flags, spin_us: int) -> None:
-    """At once: one who is not woken looks around only when 250 ms are over."""
+    """At once: without a wake-up a waiter checks after 250 ms only."""
     rounds, waiters = 20, 3
 
     def waiter(seen: int) -> int:
@@ -233,7 +233,7 @@ def test_sleeping_burns_no_cpu(flags: Flags) -> None:
 
 @pytest.mark.parametrize("spin_us", [0, -1])
 def test_a_signal_ends_a_long_wait(flags: Flags, spin_us: int) -> None:
-    """From another thread, so that it may reach a thread that does not sleep in the futex."""
+    """Raised in another thread, so that it may reach one outside the futex."""
 
     def press_ctrl_c() -> None:
         time.sleep(0.05)

@@ -1,7 +1,7 @@
-"""No wake-up is lost: ping-pong between processes and between threads, asleep at nearly every turn.
+"""No wake-up is lost: ping-pong between processes and threads, with a sleep at nearly every turn.
 
-A lost wake-up does not hang, because a sleeper looks around every 250 ms. So the tests count the
-turns that took that long: a busy machine makes a few of them, lost wake-ups make too many.
+A lost wake-up does not hang, because a sleeper checks every 250 ms. So the tests count the turns that took
+that long: a busy machine causes a few, lost wake-ups cause many.
 """
 
 import os
@@ -59,7 +59,7 @@ for _ in range(turns):
 
 
 def ask(arena: Arena, slot: int, bell: int, number: int, spin_us: int) -> int:
-    """One turn of a client: returns its nanoseconds, and proves that the answer is this turn's."""
+    """One turn of a client, which checks the answer; returns its nanoseconds."""
     start = time.monotonic_ns()
     NUMBER.pack_into(arena.buffer, arena.request_offset(slot) + REQUEST_HEADER_BYTES, number)
     assert arena.client_write_done(slot)
@@ -74,7 +74,7 @@ def ask(arena: Arena, slot: int, bell: int, number: int, spin_us: int) -> int:
 
 @pytest.mark.parametrize("spin_us", [0, 20])
 def test_two_processes_lose_no_wake_up(spin_us: int) -> None:
-    """What is written before a flag is seen after it, both ways, 20,000 times."""
+    """Data written before a flag is visible after it, in both directions."""
     turns = 20_000
     arena = Arena.create_shared(1, 64, 64, 1)
     arguments = [str(n) for n in (os.getpid(), arena.fd, arena.size, turns, spin_us)]
@@ -93,7 +93,7 @@ def test_two_processes_lose_no_wake_up(spin_us: int) -> None:
 
 @pytest.mark.parametrize("spin_us", [0, 20])
 def test_many_threads_on_one_bell_lose_no_wake_up(spin_us: int) -> None:
-    """Each reply also wakes those whose slot is not done: they neither return nor miss theirs."""
+    """Each reply also wakes waiters of other slots, which sleep again."""
     clients, turns = 4, 2_000
     arena = Arena.create_local(clients, 64, 64, 1)
     bell = reply_bell(0)
@@ -124,7 +124,7 @@ def test_many_threads_on_one_bell_lose_no_wake_up(spin_us: int) -> None:
 
 
 def test_compare_exchange_has_one_winner() -> None:
-    """Two processes take flag 0 as a lock; a counter that is not atomic loses nothing under it."""
+    """Two processes use flag 0 as a lock for a counter that is not atomic."""
     turns = 100_000
     arena = Arena.create_shared(2, 64, 64, 1)
     arguments = [str(n) for n in (os.getpid(), arena.fd, arena.size, turns)]
@@ -147,8 +147,8 @@ def test_compare_exchange_has_one_winner() -> None:
 
 
 @pytest.mark.parametrize("spin_us", [0, -1])
-def test_a_stop_that_comes_between_look_and_wait_is_seen(spin_us: int) -> None:
-    """seq, look, wait: an interrupt after the look ends the wait, however the two race."""
+def test_an_interrupt_between_check_and_wait_is_seen(spin_us: int) -> None:
+    """seq, check, wait: an interrupt after the check ends the wait."""
     arena = Arena.create_local(1, 64, 64, 1)
     flags = arena.flags
     rounds = 500

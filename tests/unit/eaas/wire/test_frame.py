@@ -1,4 +1,4 @@
-"""Frames made by hand against the generated classes, both ways."""
+"""The frame codec against the generated classes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MESSAGES = [(REQUEST_FRAMES, pb.ExchangeRequest), (RESPONSE_FRAMES, pb.ExchangeR
 @example(slot=127, data=b"x" * 127, before=0)
 @example(slot=128, data=b"x" * 128, before=64)
 @example(slot=0, data=b"x" * 16_384, before=1)
-def test_a_frame_is_the_generated_message(
+def test_a_frame_equals_the_generated_message(
     codec: FrameCodec, message: type, slot: int, data: bytes, before: int
 ) -> None:
     buffer = bytearray(before) + data + b"behind"
@@ -47,7 +47,7 @@ def test_data_is_a_view_of_the_message() -> None:
     assert RESPONSE_FRAMES.decode(message).data.obj is message
 
 
-def test_fields_of_a_later_version_are_passed_over() -> None:
+def test_unknown_fields_are_ignored() -> None:
     # Field 15 as a number, 8 bytes, bytes and 4 bytes, around the slot's.
     later = b"\x78\x05" + b"\x79" + bytes(8) + b"\x10\x07" + b"\x7a\x02hi" + b"\x7d" + bytes(4)
     assert pb.ExchangeRequest.FromString(later).slot == 7
@@ -60,7 +60,7 @@ def test_fields_of_a_later_version_are_passed_over() -> None:
 @example(b"\x10")
 @example(b"\x13")
 @example(b"\x80" * 11)
-def test_anything_else_is_refused_or_read_as_protobuf_does(message: bytes) -> None:
+def test_any_bytes_are_handled_like_protobuf(message: bytes) -> None:
     for codec, generated in MESSAGES:
         try:
             frame = codec.decode(message)
@@ -71,7 +71,7 @@ def test_anything_else_is_refused_or_read_as_protobuf_does(message: bytes) -> No
 
 
 @given(st.binary(min_size=1, max_size=5000), st.integers(0, 100))
-def test_paste_writes_just_there(data: bytes, offset: int) -> None:
+def test_paste_writes_only_its_range(data: bytes, offset: int) -> None:
     buffer = bytearray(b"\xee" * (offset + len(data) + 9))
     paste(buffer, offset, memoryview(data))
     assert buffer == b"\xee" * offset + data + b"\xee" * 9

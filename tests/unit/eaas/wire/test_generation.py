@@ -1,4 +1,4 @@
-"""The generation as the last look of a reader: never older than what was read before it."""
+"""A reader loads the generation after everything else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Headers, lengths, checks and views of a slot."""
+"""Headers, lengths, validation and views of a slot."""
 
 import struct
 import zlib
@@ -117,8 +117,8 @@ def test_result_header_round_trip(header: ResultHeader) -> None:
     assert buffer[64 + RESULT_HEADER_BYTES :] == b"\xaa" * 8
 
 
-def test_the_layout_is_the_documented_one() -> None:
-    """Frozen: a change here is another protocol version."""
+def test_the_layout_equals_the_documentation() -> None:
+    """Frozen: a change needs another protocol version."""
     request = RequestHeader(*range(1, 15))
     buffer = bytearray(REQUEST_HEADER_BYTES)
     request.pack_into(buffer, 0)
@@ -227,7 +227,7 @@ def test_a_request_for_another_model_is_refused(changes: dict[str, int]) -> None
         check_request(good_request(**changes))
 
 
-def test_a_request_must_fit_the_slot_both_ways() -> None:
+def test_a_request_and_its_result_must_fit_the_slot() -> None:
     """The result is float32: the answer to a bfloat16 request can be larger than its payload."""
     length, answer = good_request().payload_length, 5 * HIDDEN * 4
     check_request(good_request(), length, answer)
@@ -253,7 +253,7 @@ def test_a_request_must_fit_the_slot_both_ways() -> None:
         {"length": 2**64 - 1},
     ],
 )
-def test_a_result_of_something_else_is_refused(changes: dict[str, int]) -> None:
+def test_a_result_of_another_request_is_refused(changes: dict[str, int]) -> None:
     with pytest.raises(SlotCorruptError):
         check_result(good_result(**changes))
 
@@ -314,7 +314,7 @@ def test_row_19_a_lying_header_never_leads_to_a_view_outside_the_slot(
 
 
 @given(st.binary(min_size=RESULT_HEADER_BYTES, max_size=RESULT_HEADER_BYTES))
-def test_random_bytes_are_no_result(lie: bytes) -> None:
+def test_random_bytes_are_not_a_result(lie: bytes) -> None:
     with pytest.raises(SlotCorruptError):
         check_result(ResultHeader.unpack_from(lie, 0))
 
@@ -370,19 +370,19 @@ def test_row_18_every_single_bit_flip_of_a_sealed_answer_is_found(header: Result
     check()
 
 
-def test_the_checksum_is_the_documented_one() -> None:
-    """CRC-32 of header and payload without its own four bytes; frozen with the layout."""
+def test_the_checksum_equals_the_documentation() -> None:
+    """CRC-32 of header and payload without its own four bytes."""
     header, _, _, buffer = sealed_request()
     assert header.checksum == zlib.crc32(buffer[:12] + buffer[16:])
 
 
 def test_a_checksum_is_never_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    """0 stands for none: a flag that lost its bit must be seen."""
+    """0 means no checksum: a lost flag bit must be detected."""
     monkeypatch.setattr(slot, "crc32", lambda *_: 0)
     header, _, _, buffer = sealed_request()
     assert header.checksum == 1
     verify(buffer, 0, header)
-    with pytest.raises(SlotCorruptError, match="without the flag"):
+    with pytest.raises(SlotCorruptError, match="without the checksum flag"):
         check_request(header._replace(flags=0))
 
 

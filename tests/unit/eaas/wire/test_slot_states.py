@@ -1,4 +1,4 @@
-"""The states of a slot: the table, and an arena whose client or server dies at any step."""
+"""Slot states: the table, and an arena whose client or server dies at any step."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -24,7 +24,7 @@ F, W, D, X = SlotState.FREE, SlotState.WRITTEN, SlotState.DONE, SlotState.OFFLIN
 TOKENS, HIDDEN, TOP_K = 2, 8, 2
 
 
-def test_the_table_is_the_documented_one() -> None:
+def test_the_table_equals_the_documentation() -> None:
     table = {
         Action.CLIENT_WRITE_DONE: {F: W},
         Action.SERVER_DONE: {W: D},
@@ -43,7 +43,7 @@ def test_the_table_is_the_documented_one() -> None:
     ]
 
 
-def test_an_arena_moves_by_the_table() -> None:
+def test_an_arena_follows_the_table() -> None:
     arena = Arena.create_local(1, 64, 64, 1)
     methods = {
         Action.CLIENT_WRITE_DONE: arena.client_write_done,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expert_server.batching import Batcher, Compute, Wait, create_batcher
-from expert_server.batching.learning import BatchCost, Companion
+from expert_server.loop.batching import Batcher, Compute, Wait, create_batcher
+from expert_server.loop.batching.learning import BatchCost, Companion
 
 LAYERS, WINDOW_S = 3, 0.5
 MODES = ("immediate", "window", "all")
@@ -20,7 +20,7 @@ def batcher(mode: str, window_s: float = WINDOW_S, layers: int = LAYERS) -> Batc
 
 
 def answer(batcher: Batcher, now: float, took_s: float = 0.0) -> tuple[int, list]:
-    """Compute what is to be computed next; all requests here are (connection, ...) tuples."""
+    """Compute the next batch; all requests here are (connection, ...) tuples."""
     decision = batcher.decide(now)
     assert isinstance(decision, Compute)
     requests = batcher.take(decision.layer)
@@ -53,7 +53,7 @@ def test_each_request_is_computed_once_the_oldest_layer_first_and_waits_are_boun
     waiting: list[tuple[str, int, int]] = []  # (connection, layer, number), oldest first
     could_begin: float | None = None  # when the oldest layer could have been computed
     present: list[str] = []
-    everybody: set[str] = set()
+    connections: set[str] = set()
 
     def look() -> None:
         """What the loop does: decide, and compute if that is the decision."""
@@ -67,7 +67,7 @@ def test_each_request_is_computed_once_the_oldest_layer_first_and_waits_are_boun
         if isinstance(decision, Wait):
             assert now < decision.until <= could_begin + WINDOW_S + 1e-9
             assert decision.connection not in present, "it waits for one that is here"
-            assert decision.connection in everybody
+            assert decision.connection in connections
             return
         assert decision == Compute(layer)
         batch = [request for request in waiting if request[1] == layer]
@@ -85,10 +85,10 @@ def test_each_request_is_computed_once_the_oldest_layer_first_and_waits_are_boun
             b.admit(request, connection, layer, now)
             waiting.append(request)
             present.append(connection)
-            everybody.add(connection)
+            connections.add(connection)
         elif step == "gone" and connection not in present:
-            everybody.discard(connection)
-            b.keep(everybody)
+            connections.discard(connection)
+            b.keep(connections)
         else:
             now += seconds
             look()
@@ -104,7 +104,7 @@ def test_each_request_is_computed_once_the_oldest_layer_first_and_waits_are_boun
     st.sampled_from(MODES),
     st.lists(st.tuples(st.integers(0, LAYERS - 1), st.floats(0, 0.4), st.booleans()), max_size=60),
 )
-def test_a_client_alone_never_waits(mode: str, steps) -> None:
+def test_a_lone_client_never_waits(mode: str, steps) -> None:
     b = batcher(mode)
     now = 0.0
     for layer, seconds, more in steps:
@@ -117,7 +117,7 @@ def test_a_client_alone_never_waits(mode: str, steps) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_comes_for_a_layer_before_its_turn_joins_its_batch(mode: str) -> None:
+def test_requests_join_their_layers_batch_until_it_is_taken(mode: str) -> None:
     b = batcher(mode)
     b.admit(("a",), "a", 1, 0.0)
     b.admit(("b",), "b", 0, 0.1)
@@ -151,7 +151,7 @@ def two_in_step(b: Batcher, now: float, layer: int, *, apart: float, took_s: flo
     return now + took_s
 
 
-def test_window_learns_to_wait_for_the_one_who_comes_soon() -> None:
+def test_window_learns_to_wait_for_a_punctual_connection() -> None:
     b = batcher("window", layers=1000)
     now, times = 0.0, []
     for layer in range(100):
@@ -162,7 +162,7 @@ def test_window_learns_to_wait_for_the_one_who_comes_soon() -> None:
     assert all(time == pytest.approx(0.13) for time in times[2:])
 
 
-def test_window_gives_up_waiting_for_one_who_comes_too_late() -> None:
+def test_window_stops_waiting_for_a_late_connection() -> None:
     b = batcher("window", layers=1000)
     now, waits = 0.0, 0
     for layer in range(1000):
@@ -184,7 +184,7 @@ def test_window_tries_again_after_the_end_of_a_step() -> None:
     assert together > 120  # of 180
 
 
-def test_window_does_not_wait_where_a_joint_batch_costs_the_sum() -> None:
+def test_window_does_not_wait_if_a_joint_batch_saves_nothing() -> None:
     b = batcher("window", layers=1000)
     now, joint = 0.0, 0
     for layer in range(500):
@@ -204,7 +204,7 @@ def test_window_does_not_wait_where_a_joint_batch_costs_the_sum() -> None:
     assert joint < 25
 
 
-def test_window_does_not_wait_for_one_in_another_layer_nor_beside_other_work() -> None:
+def test_window_does_not_wait_for_another_layer_or_with_other_work() -> None:
     b = batcher("window", layers=10)
     for layer in (0, 1, 2):
         b.admit(("a",), "a", layer, 0.0)
@@ -219,7 +219,7 @@ def test_window_does_not_wait_for_one_in_another_layer_nor_beside_other_work() -
     assert b.decide(2.01) == Compute(3)
 
 
-def test_window_forgets_who_is_gone() -> None:
+def test_window_forgets_gone_connections() -> None:
     b = batcher("window", layers=10)
     for name in ("a", "b"):
         b.admit((name,), name, 0, 0.0)
@@ -231,7 +231,7 @@ def test_window_forgets_who_is_gone() -> None:
 
 
 @given(st.floats(0, 1), st.floats(0, 1e-2), st.lists(st.integers(1, 256), min_size=30, max_size=90))
-def test_batch_cost_finds_the_line(fixed: float, slope: float, sizes: list[int]) -> None:
+def test_batch_cost_fits_fixed_and_token_cost(fixed: float, slope: float, sizes: list[int]) -> None:
     cost = BatchCost()
     for tokens in sizes:
         cost.observe(tokens, fixed + slope * tokens)
@@ -241,7 +241,7 @@ def test_batch_cost_finds_the_line(fixed: float, slope: float, sizes: list[int])
         assert cost.fixed_s == pytest.approx(fixed, abs=1e-6 + usual * 1e-6)
 
 
-def test_batch_cost_takes_equal_batches_for_fixed_cost_until_it_knows_better() -> None:
+def test_batch_cost_of_equal_batches_is_fixed() -> None:
     cost = BatchCost()
     for _ in range(50):
         cost.observe(8, 0.3)
@@ -251,7 +251,7 @@ def test_batch_cost_takes_equal_batches_for_fixed_cost_until_it_knows_better() -
     assert cost.fixed_s == pytest.approx(0.0, abs=1e-9)
 
 
-def test_chances_that_are_passed_over_double() -> None:
+def test_skipped_chances_double() -> None:
     companion = Companion()
     tried_at = []
     for chance in range(2000):
@@ -287,7 +287,7 @@ def test_all_waits_until_all_active_have_written_then_computes_them_all() -> Non
     assert isinstance(b.decide(0.4), Wait)
 
 
-def test_all_is_held_up_once_by_one_who_fell_silent() -> None:
+def test_all_waits_once_for_a_connection_that_fell_silent() -> None:
     """Active: it was answered, and has been silent for less than the window since then."""
     b = batcher("all")
     for name in "ab":
@@ -315,7 +315,7 @@ def test_all_is_held_up_once_by_one_who_fell_silent() -> None:
     assert b.decide(now) == Compute(0)
 
 
-def test_all_does_not_wait_for_one_that_was_never_answered() -> None:
+def test_all_does_not_wait_for_a_connection_without_an_answer() -> None:
     b = batcher("all")
     b.admit(("a",), "a", 0, 0.0)
     answer(b, 0.0)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from expert_server.batching import Wait, create_batcher
+from expert_server.loop.batching import Wait, create_batcher
 
 LAYERS, STEPS, STEP_END_S = 16, 60, 2e-3
 
@@ -86,7 +86,7 @@ def sum_of_parts(requests: int) -> float:
         (sum_of_parts, 4, 150, 1.05, 0.97),
     ],
 )
-def test_window_pays_where_weights_are_read_once_and_costs_little_elsewhere(
+def test_window_pays_if_weights_are_read_once_and_costs_little_otherwise(
     batch_s: Callable[[int], float],
     clients: int,
     pause_us: int,

@@ -1,4 +1,4 @@
-"""The kernel that serves: fast ones before slow ones, never one that is wrong."""
+"""The choice of the kernel: fast ones before slow ones, never a wrong one."""
 
 import logging
 import time
@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eaas.checkpoint import Checkpoint
-from eaas.demo_model import ARCHITECTURES, write_demo_model
 from eaas.errors import ConfigError
+from eaas_cli.demo_model import ARCHITECTURES, write_demo_model
 from expert_server.kernels import ExpertKernel, KernelSpec, Quantization, ReferenceKernel, choose
 from expert_server.kernels.choose import ExpertSizes, choose_kernel, fastest
 from expert_server.kernels.kernel import UnsupportedError
 from expert_server.kernels.registry import KERNEL_NAMES, create_kernel
 from expert_server.kernels.trial import ROWS, Trial, replica_bytes
-from expert_server.weights import ExpertForm, ExpertReader
+from expert_server.weights.weights import ExpertForm, ExpertReader
 
 FORM = ExpertForm(has_gate=False, is_transposed=False, activate=torch.relu)
 SIZES = ExpertSizes(hidden=32, intermediate=16, num_experts=4, top_k=2)
@@ -27,7 +27,7 @@ INT8 = KernelSpec(torch.float32, Quantization.INT8)
 
 
 class Fake(ReferenceKernel):
-    """Right and fast."""
+    """Correct and fast."""
 
     is_closed = False
 
@@ -43,7 +43,7 @@ class Slow(Fake):
 
 
 class Inexact(Fake):
-    """As is usual with bfloat16."""
+    """An error as is usual with bfloat16."""
 
     def __call__(self, *arguments: Any) -> torch.Tensor:
         return super().__call__(*arguments) * 1.005
@@ -100,7 +100,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[ExpertKernel]]:
-    """Puts kernels, best first, in the place of the real ones but the reference; gives what is created."""
+    """Replace the real kernels except the reference, best first; returns the created ones."""
 
     def install(*kinds: type[Fake]) -> list[ExpertKernel]:
         classes = {kind.__name__: kind for kind in kinds} | {"reference": ReferenceKernel}
@@ -137,11 +137,13 @@ def test_the_fastest_serves(install: Install, order: tuple[type[Fake], ...]) -> 
     for least, slow in zip(choice.seconds["Fake"], choice.seconds["Slow"], strict=True):
         assert 0 < least < slow
         assert slow >= 0.02
-    # The reference is not even created; what does not serve is closed.
+    # The reference is not created; kernels that do not serve are closed.
     assert {kernel.name: kernel.is_closed for kernel in created} == {"Fake": False, "Slow": True}  # type: ignore[attr-defined]
 
 
-def test_it_says_which_and_why(install: Install, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_choice_is_logged_with_its_reason(
+    install: Install, caplog: pytest.LogCaptureFixture
+) -> None:
     install(Unsupported, Slow, Fake)
     with caplog.at_level(logging.INFO, choose.__name__):
         choose_kernel([FORM], FLOAT32, SIZES)
@@ -162,7 +164,9 @@ def test_it_says_which_and_why(install: Install, caplog: pytest.LogCaptureFixtur
         ({"a": (1.0,), "b": (0.85,), "c": (0.8,)}, "b"),
     ],
 )
-def test_nearly_as_fast_is_fast_enough(times: dict[str, tuple[float, ...]], expected: str) -> None:
+def test_a_slightly_slower_preferred_kernel_is_chosen(
+    times: dict[str, tuple[float, ...]], expected: str
+) -> None:
     assert fastest(times) == expected
 
 
@@ -170,14 +174,14 @@ def test_nearly_as_fast_is_fast_enough(times: dict[str, tuple[float, ...]], expe
     times=st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=4),
     jitter=st.lists(st.floats(0.96, 1.04), min_size=4, max_size=4),
 )
-def test_of_equals_the_first_serves_whatever_the_noise(
+def test_noise_does_not_change_the_choice_between_equals(
     times: list[float], jitter: list[float]
 ) -> None:
     noisy = {str(place): [noise * t for t in times] for place, noise in enumerate(jitter)}
     assert fastest(noisy) == "0"
 
 
-def test_one_kernel_needs_no_measuring(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_kernel_is_not_timed(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     install(Fake, Unsupported)
     monkeypatch.setattr(choose, "_measure", None)
     choice = choose_kernel([FORM], FLOAT32, SIZES)
@@ -191,16 +195,16 @@ def test_one_kernel_needs_no_measuring(install: Install, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        (Inexact, "wrongly: relative error 5.0e-03, more than 1e-05"),
-        (Poisoned, "wrongly: relative error nan"),
-        (Careless, "wrongly"),
+        (Inexact, "wrong: relative error 5.0e-03, more than 1e-05"),
+        (Poisoned, "wrong: relative error nan"),
+        (Careless, "wrong"),
         (Raising, "fails: no such primitive"),
         (Unloadable, "fails: torch has no such operator"),
         (Unstartable, "fails: no room"),
     ],
 )
 @pytest.mark.parametrize("other", [Fake, Unsupported])
-def test_a_kernel_that_is_wrong_is_passed_over(
+def test_a_kernel_with_wrong_results_is_skipped(
     install: Install,
     caplog: pytest.LogCaptureFixture,
     kind: type[Fake],
@@ -216,24 +220,24 @@ def test_a_kernel_that_is_wrong_is_passed_over(
     assert all(k.is_closed for k in created if k.name == kind.__name__)  # type: ignore[attr-defined]
 
 
-def test_biases_count(install: Install) -> None:
+def test_wrong_biases_are_noticed(install: Install) -> None:
     install(Unbiased)
     assert choose_kernel([FORM], FLOAT32, SIZES).kernel.name == "Unbiased"
     biased = ExpertSizes(32, 16, 4, 2, has_bias=True)
     assert choose_kernel([FORM], FLOAT32, biased).kernel.name == "reference"
 
 
-def test_bfloat16_rounds_more(install: Install) -> None:
+def test_bfloat16_has_a_larger_error_bound(install: Install) -> None:
     install(Inexact)
     assert choose_kernel([FORM], BFLOAT16, SIZES).kernel.name == "Inexact"
     assert choose_kernel([FORM], FLOAT32, SIZES).kernel.name == "reference"
 
 
-def test_what_cannot_serve_is_no_warning(
+def test_an_unsupported_kernel_logs_no_warning(
     install: Install, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(Unsupported)
-    # Nothing to try out: the start pays nothing for it.
+    # No trial: the start takes no extra time.
     monkeypatch.setattr(Trial, "experts", None)
     choice = choose_kernel([FORM], FLOAT32, SIZES)
     assert choice.kernel.name == "reference"
@@ -251,7 +255,8 @@ def test_a_kernel_by_name(install: Install) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "why"), [(Unsupported, "too old"), (Inexact, "computes wrongly"), (Raising, "fails")]
+    ("kind", "why"),
+    [(Unsupported, "too old"), (Inexact, "its results are wrong"), (Raising, "fails")],
 )
 def test_a_kernel_by_name_that_cannot_serve(install: Install, kind: type[Fake], why: str) -> None:
     install(Fake, kind)
@@ -261,9 +266,9 @@ def test_a_kernel_by_name_that_cannot_serve(install: Install, kind: type[Fake], 
         choose_kernel([FORM], FLOAT32, SIZES, kind.__name__)
 
 
-def test_quantised_weights_are_checked_as_what_is_left_of_them(install: Install) -> None:
+def test_quantised_weights_are_checked_against_their_rounded_values(install: Install) -> None:
     class Plain(Fake):
-        """Passes over the quantisation."""
+        """Ignores the quantisation."""
 
         def __init__(self, forms: Sequence[ExpertForm], spec: KernelSpec) -> None:
             super().__init__(forms, KernelSpec(spec.dtype))
@@ -271,10 +276,10 @@ def test_quantised_weights_are_checked_as_what_is_left_of_them(install: Install)
     install(Plain, Fake)
     choice = choose_kernel([FORM], INT8, SIZES)
     assert choice.kernel.name == "Fake"
-    assert "computes wrongly" in choice.passed_over["Plain"]
+    assert "its results are wrong" in choice.passed_over["Plain"]
 
 
-def test_nothing_holds_such_weights(install: Install) -> None:
+def test_no_kernel_supports_the_quantisation(install: Install) -> None:
     install(Unsupported, Inexact)
     with pytest.raises(
         ConfigError, match=r"int8.*Unsupported: this CPU.*Inexact: .*; give --quantization none$"
@@ -304,7 +309,7 @@ def test_few_experts_are_enough(sizes: ExpertSizes, experts: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_memory_of_a_replica_is_known_before_there_is_one(dtype: torch.dtype) -> None:
+def test_replica_bytes_are_known_before_loading(dtype: torch.dtype) -> None:
     spec, sizes = KernelSpec(dtype), ExpertSizes(32, 16, 4, 2)
     kernel = ReferenceKernel([FORM], spec)
     told = replica_bytes(kernel, FORM, spec, sizes)
@@ -350,14 +355,14 @@ def sizes_of(checkpoint: Checkpoint) -> ExpertSizes:
     return ExpertSizes.of(next(iter(checkpoint.expert_modules().values())), 2)
 
 
-def test_sizes_are_the_models(checkpoint: Checkpoint) -> None:
+def test_sizes_come_from_the_model(checkpoint: Checkpoint) -> None:
     is_gpt_oss = checkpoint.shape.model_type == "gpt_oss"
     assert sizes_of(checkpoint) == ExpertSizes(48, 24, 3, 2, has_bias=is_gpt_oss)
 
 
 @pytest.mark.parametrize("name", KERNEL_NAMES)
 @pytest.mark.parametrize("spec", [FLOAT32, BFLOAT16], ids=["float32", "bfloat16"])
-def test_every_kernel_that_is_here_is_right(
+def test_every_available_kernel_is_correct(
     checkpoint: Checkpoint, name: str, spec: KernelSpec
 ) -> None:
     forms = ExpertReader(checkpoint).forms
@@ -376,7 +381,7 @@ def test_auto_finds_one(checkpoint: Checkpoint) -> None:
     choice.kernel.close()
 
 
-def test_float64_is_the_references(checkpoint: Checkpoint) -> None:
+def test_only_the_reference_computes_float64(checkpoint: Checkpoint) -> None:
     spec = KernelSpec(torch.float64)
     choice = choose_kernel(ExpertReader(checkpoint).forms, spec, sizes_of(checkpoint))
     assert choice.kernel.name == "reference"

@@ -1,4 +1,4 @@
-"""Rows sorted by expert, and their batches, against the plainest way to say what they are."""
+"""Rows sorted by expert, and their batches, against a plain implementation."""
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ def test_each_pair_once_sorted_by_expert(ids_TK: torch.Tensor, dtype: torch.dtyp
     assert rows.score_N.dtype == torch.float32
 
 
-def test_strides_do_not_matter() -> None:
+def test_any_strides() -> None:
     ids_TK = torch.tensor([[3, 1], [1, 0]]).T
     rows = group_rows(ids_TK, torch.tensor([[0.1, 0.2], [0.3, 0.4]]).T)
     assert rows.experts == [0, 1, 3]
@@ -72,7 +72,7 @@ def test_batches_cover_all_rows_in_order(sizes: list[int], limit: int) -> None:
     ("sizes", "limit", "expected"),
     [
         ([2, 3, 4], 9, [[2, 3, 4]]),
-        ([2, 3, 4], 8, [[2, 3], [4]]),  # An expert stays whole where it fits into a batch.
+        ([2, 3, 4], 8, [[2, 3], [4]]),  # An expert that fits into a batch stays whole.
         ([2, 11, 3], 5, [[2], [5], [5], [1, 3]]),
         ([10], 5, [[5], [5]]),
     ],

@@ -1,4 +1,4 @@
-"""Every kernel against the reference in float64, on shapes and batches that nobody chose."""
+"""Every kernel against the reference in float64, on generated shapes and batches."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from torch.nn import functional
 from expert_server.kernels import ExpertKernel, KernelSpec, ReferenceKernel
 from expert_server.kernels.kernel import Quantization, UnsupportedError
 from expert_server.kernels.registry import KERNEL_NAMES, create_kernel
-from expert_server.weights import ExpertForm, ExpertWeights
+from expert_server.weights.weights import ExpertForm, ExpertWeights
 
 BOUND = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
-# Against the same weights: activations of 15 bits.
+# Compared with the same weights: activations of 15 bits.
 QUANTIZED_BOUND = 5e-4
 
 
@@ -188,7 +188,7 @@ def batch(
     )
 
 
-# Of fewer numbers than 8 the roundings of bfloat16 may add up to its bound; see `test_tiny_experts`.
+# With fewer than 8 numbers, bfloat16's rounding may reach its bound; see `test_tiny_experts`.
 sizes = st.one_of(st.integers(8, 40), st.sampled_from([48, 64, 96, 130]))
 
 
@@ -225,7 +225,7 @@ def test_tiny_experts(candidate: Candidate, hidden: int, intermediate: int) -> N
 @each_kernel
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 16, 17, 32, 33, 127, 129, 300])
 def test_all_tokens_to_one_expert(candidate: Candidate, rows: int) -> None:
-    """One expert has every token, the others none: each edge of a block of rows."""
+    """One expert has all tokens, the others none: each edge of a block of rows."""
     both = layer(candidate, FORMS["swiglu"], 96, 80, 3, rows)
     assert both.error(*batch(rows, 96, [1] * rows, 1, candidate.dtype, rows)) < candidate.bound
     both.kernel.close()
@@ -250,7 +250,7 @@ def test_poison_stays_in_its_row(candidate: Candidate, data: st.DataObject) -> N
     both.kernel.close()
     others = torch.arange(tokens) != row
     assert torch.equal(out_TH[others], clean_TH[others])
-    # Nor does it stay behind in memory that the next call uses.
+    # It does not stay in memory that the next call uses, either.
     assert torch.equal(again_TH[others], clean_TH[others])
     assert bool(out_TH[row].isfinite().all()) is not bool((ids_TK[row] >= 0).any())
     assert bool(again_TH.isfinite().all())
@@ -260,7 +260,7 @@ def test_poison_stays_in_its_row(candidate: Candidate, data: st.DataObject) -> N
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_a_token_alone_and_in_a_batch(candidate: Candidate, data: st.DataObject) -> None:
-    """To the bit for the compiled kernel and the order of its batch; else within rounding."""
+    """Bit for bit for the compiled kernel and the order of its batch; else within rounding."""
     tokens = data.draw(st.integers(1, 60))
     ids = data.draw(st.lists(st.integers(-1, 3), min_size=tokens * 3, max_size=tokens * 3))
     both = layer(candidate, FORMS["swiglu"], 130, 70, 4, tokens)
@@ -288,7 +288,7 @@ def test_a_token_alone_and_in_a_batch(candidate: Candidate, data: st.DataObject)
 def test_a_row_alone_and_in_a_batch_about_the_least_normal_number(
     candidate: Candidate, x_size: float, weight_size: float
 ) -> None:
-    """Of float32, 1e-38: below it, few rows and many must round the same way, or both to zero."""
+    """The least normal float32 is 1e-38. Below it, few rows and many must round alike, or both to zero."""
     both = layer(candidate, FORMS["gelu"], 96, 80, 1, 0)
     up, down = both.weights[0].up, both.weights[0].down
     both.kernel.load(0, 0, ExpertWeights(up * weight_size, down))
@@ -308,8 +308,8 @@ def test_a_row_alone_and_in_a_batch_about_the_least_normal_number(
 
 @each_kernel
 @pytest.mark.parametrize("name", ["swiglu", "clamped"])
-def test_a_very_negative_gate_shuts(candidate: Candidate, name: str) -> None:
-    """gate * sigmoid(gate) goes to 0, however far the gate: it must not grow again with it."""
+def test_a_very_negative_gate_gives_zero(candidate: Candidate, name: str) -> None:
+    """gate * sigmoid(gate) goes to 0 for very negative gates, and must not grow again."""
     form = FORMS[name]
     gates = torch.tensor([-100.0, -1e4, -1e30, 1.0])
     gate_and_up = torch.stack([gates, torch.ones(4)], dim=1 if form.is_transposed else 0).flatten()
@@ -339,8 +339,8 @@ def test_an_expert_that_is_not_held(candidate: Candidate, wrong: int) -> None:
 
 @each_kernel
 @pytest.mark.parametrize("wrong", [2**32, 2**32 - 1])
-def test_an_id_beyond_32_bits_is_no_other(candidate: Candidate, wrong: int) -> None:
-    """Cut to 32 bits these would be 0 and -1."""
+def test_an_id_beyond_32_bits_is_not_truncated(candidate: Candidate, wrong: int) -> None:
+    """Truncated to 32 bits, these would be 0 and -1."""
     both = layer(candidate, FORMS["swiglu"], 32, 16, 1, 0)
     x_TH, _, scores_TK = batch(2, 32, [0] * 4, 2, candidate.dtype, 0)
     with pytest.raises(LookupError, match=f"layer 0: expert {wrong} is not held"):
@@ -361,7 +361,7 @@ def test_an_id_beyond_32_bits_is_no_other(candidate: Candidate, wrong: int) -> N
         ((5, 32), (10,), (10,)),
     ],
 )
-def test_shapes_that_do_not_fit(
+def test_shapes_that_do_not_match(
     candidate: Candidate, x: tuple[int, ...], ids: tuple[int, ...], scores: tuple[int, ...]
 ) -> None:
     both = layer(candidate, FORMS["swiglu"], 32, 16, 1, 0)
@@ -375,7 +375,7 @@ def test_shapes_that_do_not_fit(
 @each_kernel
 @pytest.mark.parametrize("hidden", [24, 40])
 def test_another_hidden_size(candidate: Candidate, hidden: int) -> None:
-    """The compiled kernel reads by address: it must look itself. Torch sees it."""
+    """The compiled kernel reads by address and must check by itself. Torch checks for others."""
     both = layer(candidate, FORMS["swiglu"], 32, 16, 1, 0)
     one = torch.ones(5, hidden), torch.zeros(5, 2, dtype=torch.int32), torch.ones(5, 2)
     with pytest.raises((ValueError, RuntimeError)):
@@ -384,7 +384,7 @@ def test_another_hidden_size(candidate: Candidate, hidden: int) -> None:
 
 
 @each_kernel
-def test_experts_come_and_go(candidate: Candidate) -> None:
+def test_load_and_unload(candidate: Candidate) -> None:
     both = layer(candidate, FORMS["swiglu"], 48, 32, 3, 0)
     one = batch(2, 48, [0, 1, 2, 1], 2, candidate.dtype, 0)
     before_TH = both.kernel(*one, 0).clone()
@@ -406,8 +406,8 @@ def test_experts_come_and_go(candidate: Candidate) -> None:
 
 
 @each_kernel
-def test_experts_come_and_go_while_it_computes(candidate: Candidate) -> None:
-    """Also one that the batch uses: the right answer or none, never from memory that is another's."""
+def test_load_and_unload_during_computation(candidate: Candidate) -> None:
+    """Also for experts of the batch: the result is right or an error, never from other memory."""
     both = layer(candidate, FORMS["swiglu"], 256, 128, 3, 0)
     other = expert(FORMS["swiglu"], 256, 128, candidate.dtype, torch.Generator().manual_seed(9))
     one = batch(16, 256, [0, 1, 2, -1] * 8, 2, candidate.dtype, 0)
@@ -457,7 +457,7 @@ def test_the_source_may_be_freed(candidate: Candidate) -> None:
 
 @each_kernel
 @pytest.mark.parametrize("given", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_any_float_comes_in(candidate: Candidate, given: torch.dtype) -> None:
+def test_any_float_dtype_as_input(candidate: Candidate, given: torch.dtype) -> None:
     both = layer(candidate, FORMS["swiglu"], 48, 32, 2, 0)
     x_TH, ids_TK, scores_TK = batch(4, 48, [0, 1, 1, 0], 1, torch.bfloat16, 0)
     wide_TK = ids_TK.to(torch.int64)
@@ -468,9 +468,7 @@ def test_any_float_comes_in(candidate: Candidate, given: torch.dtype) -> None:
 
 @each_quantized
 @pytest.mark.parametrize(("hidden", "intermediate"), [(2100, 72), (80, 1100), (1024, 128)])
-def test_more_inputs_than_a_segment_has(
-    candidate: Candidate, hidden: int, intermediate: int
-) -> None:
+def test_more_inputs_than_a_segment(candidate: Candidate, hidden: int, intermediate: int) -> None:
     both = layer(candidate, FORMS["clamped"], hidden, intermediate, 2, 0)
     rows = 20
     one = batch(rows, hidden, [0, 1] * (rows // 2), 1, candidate.dtype, 0)

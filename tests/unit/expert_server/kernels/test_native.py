@@ -1,4 +1,4 @@
-"""What is particular to the compiled kernel; test_kernels.py compares it with the reference."""
+"""Properties of the compiled kernel only; test_kernels.py compares it with the reference."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ from torch.nn import functional
 from expert_server.kernels import KernelSpec, Quantization, _native, quantized_panels
 from expert_server.kernels.activation import Activation, ActivationKind
 from expert_server.kernels.native import NativeKernel, pack_expert
-from expert_server.weights import ExpertForm, ExpertWeights
+from expert_server.weights.weights import ExpertForm, ExpertWeights
 
 FORMS = [ExpertForm(False, False, functional.relu)]
 
@@ -34,7 +34,7 @@ FORMS = [ExpertForm(False, False, functional.relu)]
     ),
     is_interleaved=st.booleans(),
 )
-def test_an_expert_is_packed_alike_in_pieces(
+def test_packing_in_pieces_gives_the_same_bytes(
     hidden: int, intermediate: int, spec: KernelSpec, is_interleaved: bool
 ) -> None:
     weights = ExpertWeights(
@@ -71,7 +71,7 @@ def test_close_ends_the_threads() -> None:
     assert len(started) == 3
     for _ in range(2):  # idempotent
         kernel.close()
-    # Who joins a thread is told a little before the system has forgotten it.
+    # A join returns shortly before the system removes the thread.
     deadline = time.monotonic() + 10
     while started & tids():
         assert time.monotonic() < deadline, "threads are left"
@@ -82,7 +82,7 @@ import threading, time
 import numpy as np, torch
 from expert_server.kernels import KernelSpec
 from expert_server.kernels.native import NativeKernel
-from expert_server.weights import ExpertForm, ExpertWeights
+from expert_server.weights.weights import ExpertForm, ExpertWeights
 
 torch.set_num_threads(1)
 form = ExpertForm(False, False, torch.relu)
@@ -114,7 +114,7 @@ for dtype in (np.int32, np.int64):
 
 
 def test_experts_of_a_layer_have_one_size() -> None:
-    """And one that is refused leaves nothing behind."""
+    """A refused one leaves nothing behind."""
     kernel = NativeKernel(FORMS, KernelSpec(torch.float32))
     kernel.load(0, 0, ExpertWeights(torch.ones(2, 3), torch.ones(3, 2)))
     with pytest.raises(ValueError, match=r"layer 0: expert 1 .*\(4, 2\), expert 0 has \(3, 2\)"):
@@ -124,8 +124,8 @@ def test_experts_of_a_layer_have_one_size() -> None:
     kernel.close()
 
 
-def test_ids_that_change_meanwhile_end_no_process() -> None:
-    """They lie in memory that a client can write to."""
+def test_ids_that_change_during_a_call_do_not_crash() -> None:
+    """The ids are in memory that a client can write."""
     done = subprocess.run(
         [sys.executable, "-c", _CHANGING_IDS], capture_output=True, text=True, timeout=60
     )
@@ -139,8 +139,8 @@ def test_ids_that_change_meanwhile_end_no_process() -> None:
     panel_gap=st.integers(0, 2),
     seed=st.integers(0, 9),
 )
-def test_rows_into_panels(n: int, words: int, gap: int, panel_gap: int, seed: int) -> None:
-    """Rows that are apart, panels with others between them; what pads the last panel stays as it is."""
+def test_pack_rows_into_panels(n: int, words: int, gap: int, panel_gap: int, seed: int) -> None:
+    """Strided rows, and interleaved panels; the last panel's padding is not written."""
     rows = np.random.default_rng(seed).integers(1, 1 << 31, (n, words + gap), np.int32)
     panels = -(-n // 16)
     out = np.zeros((panels, words + panel_gap, 16), np.int32)

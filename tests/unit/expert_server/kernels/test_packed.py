@@ -1,4 +1,4 @@
-"""What is particular to the packed kernel; test_kernels.py compares it with the reference."""
+"""Properties of the packed kernel only; test_kernels.py compares it with the reference."""
 
 import logging
 import subprocess
@@ -15,7 +15,7 @@ from expert_server.kernels import products as products_module
 from expert_server.kernels.kernel import UnsupportedError
 from expert_server.kernels.packed import PackedKernel
 from expert_server.kernels.products import best_products
-from expert_server.weights import ExpertForm, ExpertWeights
+from expert_server.weights.weights import ExpertForm, ExpertWeights
 
 BOUND = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
@@ -92,7 +92,7 @@ def error(out_TH: torch.Tensor, right_TH: torch.Tensor) -> float:
 
 @each_dtype
 def test_each_layer_has_its_own_form(dtype: torch.dtype) -> None:
-    """Also with activations that it does not know, and biases."""
+    """Also with unknown activations, and biases."""
     kernel, reference = both(FORMS, dtype, 3)
     one = batch(torch.tensor([[0, 1], [2, -1], [1, 1], [0, 2], [1, 0]]), dtype)
     for layer in range(len(FORMS)):
@@ -102,7 +102,7 @@ def test_each_layer_has_its_own_form(dtype: torch.dtype) -> None:
 @each_dtype
 @pytest.mark.parametrize("rows", [511, 512, 513, 1100])
 def test_more_rows_than_a_chunk(dtype: torch.dtype, rows: int) -> None:
-    """One expert has that many, others come before, behind and in the same tokens."""
+    """One expert has this many rows; others come before, after and in the same tokens."""
     kernel, reference = both(FORMS[:2], dtype, 4)
     ids_TK = torch.full((rows, 2), 1)
     ids_TK[:, 1] = torch.arange(rows) % 5 - 1
@@ -137,23 +137,14 @@ def test_the_steady_state_allocates_no_buffers(dtype: torch.dtype) -> None:
     assert not kernel._scratch
 
 
-def test_buffers_grow_geometrically() -> None:
-    kernel, _ = both(FORMS[:1], torch.float32, 1)
-    sizes = set()
-    for tokens in range(1, 65):
-        kernel(*batch(torch.zeros(tokens, 1, dtype=torch.int32), torch.float32), 0)
-        sizes.add(len(kernel._scratch["out"]))
-    assert sizes == {72 * 2**power for power in range(7)}
-
-
 @pytest.mark.parametrize("quantization", [Quantization.INT8, Quantization.INT4])
-def test_no_quantised_weights(quantization: Quantization) -> None:
+def test_quantised_weights_are_unsupported(quantization: Quantization) -> None:
     with pytest.raises(UnsupportedError, match=quantization):
         PackedKernel(FORMS, KernelSpec(torch.float32, quantization))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
-def test_no_other_dtype(dtype: torch.dtype) -> None:
+def test_other_dtypes_are_unsupported(dtype: torch.dtype) -> None:
     with pytest.raises(UnsupportedError, match=f"{dtype}.*bfloat16 or float32"):
         PackedKernel(FORMS, KernelSpec(dtype))
 
@@ -195,7 +186,7 @@ def test_without_the_private_operations(
 
 @each_dtype
 def test_bytes_are_those_of_the_packed_experts(dtype: torch.dtype) -> None:
-    """At least the weights', at most these padded to blocks of 64; all gone after `unload`."""
+    """At least the weights' bytes, at most these padded to blocks of 64; all are freed by `unload`."""
     kernel = PackedKernel(FORMS, KernelSpec(dtype))
     plain = padded = 0
     for layer, form in enumerate(FORMS):
@@ -213,7 +204,7 @@ _MEMORY = """
 import os, random, sys, torch
 from expert_server.kernels import KernelSpec, packed
 from expert_server.kernels.packed import PackedKernel
-from expert_server.weights import ExpertForm, ExpertWeights
+from expert_server.weights.weights import ExpertForm, ExpertWeights
 
 def resident():
     with open("/proc/self/status") as status:
@@ -242,7 +233,7 @@ def measure(dtype, transposed):
 
 torch.set_num_threads(1)
 packed._KEPT_BYTES = 1 << 20
-# The memory of one is not to be seen in the next; torch is imported once.
+# One measurement must not affect the next; torch is imported once.
 for dtype in sys.argv[1:]:
     for layout in ("plain", "transposed"):
         if os.fork() == 0:
@@ -255,7 +246,7 @@ for dtype in sys.argv[1:]:
 
 @pytest.fixture(scope="module")
 def resident() -> dict[tuple[torch.dtype, str], list[int]]:
-    """Of a kernel by itself: its bytes, memory for 60 experts, and after 300 came and went."""
+    """Measure a kernel alone: its bytes, memory for 60 experts, and after 300 loads and unloads."""
     said = subprocess.run(
         [sys.executable, "-c", _MEMORY, *(str(dtype).removeprefix("torch.") for dtype in BOUND)],
         check=True,
@@ -274,7 +265,7 @@ def resident() -> dict[tuple[torch.dtype, str], list[int]]:
 def test_resident_memory(
     resident: dict[tuple[torch.dtype, str], list[int]], dtype: torch.dtype, layout: str
 ) -> None:
-    """The packed experts and no more, also after many came and went."""
+    """Memory holds only the packed experts, even after many loads and unloads."""
     held, loaded, churned = resident[dtype, layout]
     assert 0.9 * held < loaded < 1.1 * held
     assert churned < (1.1 + 1 / 8) * held

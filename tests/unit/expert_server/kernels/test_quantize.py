@@ -1,4 +1,4 @@
-"""Quantisation: codes in range, errors within their bounds, layouts kept, poison refused."""
+"""Quantisation: codes in range, errors within bounds, layouts kept, NaN refused."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ from expert_server.kernels.quantize import (
     quantization_error,
     quantize,
 )
-from expert_server.weights import ExpertForm, ExpertWeights
+from expert_server.weights.weights import ExpertForm, ExpertWeights
 
 HIDDEN, INTERMEDIATE = 256, 192
 LARGEST = {Quantization.INT8: (-127, 127), Quantization.INT4: (-8, 7)}
@@ -114,7 +114,7 @@ def test_int4_of_a_single_weight_is_exact(value: float) -> None:
 
 
 @both
-def test_what_is_on_the_grid_stays(quantization: Quantization) -> None:
+def test_representable_weights_are_exact(quantization: Quantization) -> None:
     low, high = LARGEST[quantization]
     codes = torch.randint(low, high + 1, (5, 300), generator=torch.Generator().manual_seed(0))
     codes[:, ::GROUP] = low  # each group's largest
@@ -140,7 +140,7 @@ def test_poisoned_weights_are_refused(quantization: Quantization, poison: float)
 
 
 @both
-def test_the_blocks_do_not_show(quantization: Quantization) -> None:
+def test_blocks_do_not_change_the_result(quantization: Quantization) -> None:
     w_NK = gaussian(2500, 130)  # more than one block
     whole = quantize(w_NK, quantization)
     for row in (0, 1999, 2017, 2499):
@@ -170,7 +170,7 @@ def test_fake_quantised_weights_keep_layout_and_biases(
 
 @both
 def test_the_error_is_that_of_the_reference_kernel(quantization: Quantization) -> None:
-    """Through quite another path: scores, ids and weights in float64."""
+    """By another path: scores, ids and weights in float64."""
     weights, rows = expert(torch.bfloat16, is_transposed=True), 16
     error = quantization_error(weights, form(is_transposed=True), quantization, rows, seed=7)
     x_TH = gaussian(rows, HIDDEN, seed=7)
@@ -186,7 +186,7 @@ def test_the_error_is_that_of_the_reference_kernel(quantization: Quantization) -
     )
 
 
-def test_the_reference_kernel_rounds_what_quantisation_leaves() -> None:
+def test_the_reference_kernel_rounds_quantised_weights() -> None:
     kernel = ReferenceKernel([form()], KernelSpec(torch.bfloat16, Quantization.INT8))
     weights = expert()
     kept = kernel.pack(weights, form(), pause=lambda: None)

@@ -1,4 +1,4 @@
-"""The reference kernel's corners: nothing to do, nothing here, poison in a row, unknown experts."""
+"""The reference kernel's corner cases: no tokens, no experts held, NaN in a row, unknown experts."""
 
 from collections.abc import Iterator
 
@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eaas.checkpoint import Checkpoint
-from eaas.demo_model import write_demo_model
+from eaas_cli.demo_model import write_demo_model
+from expert_server.experts.store import ExpertStore
 from expert_server.kernels import KernelSpec, ReferenceKernel
-from expert_server.store import ExpertStore
-from expert_server.weights import ExpertReader
+from expert_server.weights.weights import ExpertReader
 
 E, H = 4, 32
 
@@ -45,7 +45,7 @@ def test_no_tokens(kernel: ReferenceKernel) -> None:
     assert out_TH.dtype == torch.float32
 
 
-def test_nothing_here_is_zero(kernel: ReferenceKernel) -> None:
+def test_no_expert_held_gives_zeros(kernel: ReferenceKernel) -> None:
     out_TH = kernel(torch.ones(1, H), ids((-1, -1)), torch.ones(1, 2), 0)
     assert torch.equal(out_TH, torch.zeros(1, H))
 

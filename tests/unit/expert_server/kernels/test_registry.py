@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from eaas.config import ExpertServerConfig
-from expert_server.kernels import ExpertKernel, KernelSpec, Quantization, ReferenceKernel, registry
+from expert_server.kernels import ExpertKernel, KernelSpec, Quantization, registry
 from expert_server.kernels.kernel import UnsupportedError
 from expert_server.kernels.registry import KERNEL_NAMES, create_kernel
-from expert_server.weights import ExpertForm
+from expert_server.weights.weights import ExpertForm
 
 FORMS = [ExpertForm(has_gate=False, is_transposed=False, activate=torch.relu)]
 FLOAT32 = KernelSpec(torch.float32)
@@ -24,14 +24,8 @@ def test_the_settings_have_these_kernels_and_quantisations() -> None:
     assert get_args(fields["quantization"].annotation) == tuple(map(str, Quantization))
 
 
-def test_a_kernel_is_created() -> None:
-    kernel = create_kernel("reference", FORMS, FLOAT32)
-    assert isinstance(kernel, ReferenceKernel)
-    assert (kernel.forms, kernel.spec, kernel.count) == (tuple(FORMS), FLOAT32, 0)
-
-
 @pytest.mark.parametrize("name", KERNEL_NAMES)
-def test_a_kernel_is_what_its_name_says_or_unsupported(name: str) -> None:
+def test_each_name_creates_its_kernel_or_is_unsupported(name: str) -> None:
     try:
         kernel = create_kernel(name, FORMS, FLOAT32)
     except UnsupportedError as error:
@@ -41,7 +35,7 @@ def test_a_kernel_is_what_its_name_says_or_unsupported(name: str) -> None:
     kernel.close()
 
 
-def test_nothing_is_imported_unasked() -> None:
+def test_kernels_are_imported_on_demand() -> None:
     code = """
 import sys
 from expert_server.kernels import registry
@@ -60,7 +54,7 @@ assert not modules & set(sys.modules), modules & set(sys.modules)
         ("raise OSError('undefined symbol: x')", "undefined symbol"),
     ],
 )
-def test_what_is_not_installed(
+def test_a_kernel_that_is_not_installed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str, why: str
 ) -> None:
     (tmp_path / "broken_kernel.py").write_text(source)

@@ -10,7 +10,7 @@ from torch.nn import functional
 from expert_server.kernels import KernelSpec, Quantization
 from expert_server.kernels.kernel import UnsupportedError
 from expert_server.kernels.zentorch import ZentorchKernel
-from expert_server.weights import ExpertForm, ExpertWeights
+from expert_server.weights.weights import ExpertForm, ExpertWeights
 
 FORMS = [ExpertForm(False, False, functional.relu)]
 BFLOAT16 = KernelSpec(torch.bfloat16)
@@ -35,7 +35,7 @@ def test_another_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         ZentorchKernel(FORMS, BFLOAT16)
 
 
-def test_no_quantised_weights(avx512: None) -> None:
+def test_quantised_weights_are_unsupported(avx512: None) -> None:
     with pytest.raises(UnsupportedError, match="int8"):
         ZentorchKernel(FORMS, KernelSpec(torch.bfloat16, Quantization.INT8))
 

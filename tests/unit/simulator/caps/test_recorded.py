@@ -1,4 +1,4 @@
-"""Domains of which routing was recorded: requests load what the traces loaded."""
+"""Domains with recorded routing: requests load what the traces loaded."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from eaas.errors import TraceError
-from eaas.trace import Trace, write_trace
 from simulator.caps.cell import run_cell
 from simulator.caps.fit import DOMAINS
 from simulator.caps.workload import RecordedDomains, poisson
+from simulator.traces import Trace, write_trace
 
 LAYERS, EXPERTS = 2, 6
 

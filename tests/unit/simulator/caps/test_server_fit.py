@@ -1,4 +1,4 @@
-"""Times of expert servers out of a benchmark's document."""
+"""Times of expert servers, fitted to a benchmark's document."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def steps(fixed_s: float, load_s: float, pair_s: float, tokens: list[int]) -> li
 
 @settings(deadline=None)
 @given(st.floats(0, 1e-3), st.floats(1e-4, 1e-2), st.floats(1e-6, 1e-4))
-def test_what_follows_the_law_is_found(fixed_s: float, load_s: float, pair_s: float) -> None:
+def test_exact_times_are_fitted(fixed_s: float, load_s: float, pair_s: float) -> None:
     measured = steps(fixed_s, load_s, pair_s, [1, 2, 8, 64, 512, 1024, 4096, 8192])
     assert fit_steps(measured).worst_error < 1e-6
 

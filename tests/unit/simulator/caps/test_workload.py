@@ -1,4 +1,4 @@
-"""Arrivals and loads are what they are said to be."""
+"""Arrivals and loads match their parameters."""
 
 from __future__ import annotations
 

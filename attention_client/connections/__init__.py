@@ -1,0 +1,1 @@
+"""Connections to expert servers: slots, messages, deadlines, transports."""

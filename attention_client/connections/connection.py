@@ -1,0 +1,473 @@
+"""A connection between one client and one server, with some slots.
+
+The code is the same for every transport: a link provides an arena and is kicked after each write. A
+connection is lost once, for good: the server's next process gets a new connection.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from attention_client.connections.deadlines import ServiceTimes
+from attention_client.connections.messages import Answer, LayerInput, Ticket
+from attention_client.dispatch.parts import Part
+from attention_client.telemetry.metrics import ClientMetrics
+from attention_client.telemetry.request_outcomes import Outcome
+from eaas.errors import (
+    ConnectionLostError,
+    SlotCorruptError,
+    SlotsBusyError,
+    WrongRequestError,
+)
+from eaas.wire import Arena, RequestHeader, ResultHeader, SlotState
+from eaas.wire.slot import (
+    CHECKSUM_FLAG,
+    DAMAGED,
+    Status,
+    WireDtype,
+    max_tokens,
+    seal,
+    validate_result,
+    verify,
+    write_trace,
+)
+from eaas.wire.views import SlotViews
+
+__all__ = ["Connection", "Link"]
+
+_TAKEN_BACK = "the server took its slots back"
+# Longest wait for a write into a slot before the slots are given back regardless.
+_WRITING_S = 1.0
+# Pause before damaged bytes are read again.
+_SETTLE_S = 0.0002
+_ANSWERED = SlotState.DONE.mask | SlotState.OFFLINE.mask
+_WRITTEN, _DONE = SlotState.WRITTEN, SlotState.DONE
+_OK = Status.OK
+
+
+class Link(Protocol):
+    """A transport's end of a connection. The arena's generation words are those of the grant."""
+
+    arena: Arena
+    first_slot: int
+    slots: int
+    reply_bell: int
+    generation: int
+
+    def kick(self, slot: int) -> None:
+        """Signal the server that this slot was written."""
+
+    def close(self) -> None:
+        """Give the slots back and end the link's threads. Called once; the connection closes the arena."""
+
+
+class _Abandoned(NamedTuple):
+    """A request whose caller stopped waiting.
+
+    Attributes:
+        ticket: The request's ticket.
+        overdue: Whether the server exceeded its time.
+        unanswered: Whether its work counts as in flight.
+    """
+
+    ticket: Ticket
+    overdue: bool
+    unanswered: bool
+
+
+class Connection:
+    """The client's end of a connection. Thread-safe.
+
+    A slot is in one state at a time: free, with a ticket (being written, waited for, or being read),
+    abandoned, in quarantine, or gone with the connection. A ticket ends with `abandon`, with an error or
+    refusal from `poll`, or with `release` after `poll` returned a result.
+
+    Args:
+        server_id: Server at the other end.
+        incarnation: Incarnation of that server.
+        link: From a transport.
+        hidden_size: H of the model.
+        spin_us: Microseconds to poll before sleeping.
+        checksum: Seal requests and verify the seals of answers.
+        on_lost: Called once, with this connection, when it is lost.
+        on_closed: Called once, when the link is closed.
+        metrics: Metrics of the client.
+    """
+
+    _request_ids = itertools.count(1)
+
+    def __init__(
+        self,
+        server_id: str,
+        incarnation: int,
+        link: Link,
+        hidden_size: int,
+        spin_us: int,
+        checksum: bool,
+        on_lost: Callable[[Connection], None],
+        on_closed: Callable[[], None],
+        metrics: ClientMetrics,
+    ) -> None:
+        self.server_id = server_id
+        self.incarnation = incarnation
+        self.lost_reason: str | None = None
+        self.service = ServiceTimes()
+        self._link = link
+        self._flags = link.arena.flags
+        self._hidden_size = hidden_size
+        self._spin_us = spin_us
+        self._views = SlotViews(link.arena, hidden_size)
+        self._header_flags = CHECKSUM_FLAG if checksum else 0
+        self._on_lost = on_lost
+        self._on_closed = on_closed
+        self._metrics = metrics
+        # Held briefly, and never while taking another lock.
+        self._lock = threading.Lock()
+        self._free = list(range(link.first_slot, link.first_slot + link.slots))
+        # True until the server answers, then False while the answer is read.
+        self._tickets: dict[Ticket, bool] = {}
+        self._abandoned: dict[int, _Abandoned] = {}
+        self._writers = 0
+        self._quarantined: set[int] = set()
+        self._work = 0.0
+        self._max_tokens: dict[tuple[int, WireDtype], int] = {}
+        self._closing = False
+        self._unlinked = False
+
+    # -- state ----------------------------------------------------------------------------------------
+
+    @property
+    def in_flight(self) -> int:
+        """Slots that are not free."""
+        return self._link.slots - len(self._free)
+
+    @property
+    def work_in_flight(self) -> float:
+        """Unanswered work (`dispatch.parts.Chunks`), including abandoned requests."""
+        return self._work
+
+    def max_tokens(self, top_k: int, dtype: WireDtype) -> int:
+        """Tokens that fit into one slot."""
+        known = self._max_tokens.get((top_k, dtype))
+        if known is None:
+            arena = self._link.arena
+            known = max_tokens(
+                arena.payload_capacity, arena.result_capacity, self._hidden_size, top_k, dtype
+            )
+            self._max_tokens[top_k, dtype] = known
+        return known
+
+    def owes_answer(self) -> bool:
+        """Whether an overdue request is still unanswered: the server may be stuck or dead."""
+        if not self._abandoned:
+            return False
+        with self._lock:
+            own = self._unlinked or self._reclaim_late()
+            owes = any(abandoned.overdue for abandoned in self._abandoned.values())
+        if not own:
+            self.lose(_TAKEN_BACK)
+        return owes
+
+    def lose(self, reason: str) -> None:
+        """Declare the connection lost and wake all waiters. Idempotent."""
+        with self._lock:
+            if self.lost_reason is not None:
+                return
+            self.lost_reason = reason
+        self.wake()
+        self._on_lost(self)
+
+    def wake(self) -> None:
+        """Make every `wait` return."""
+        with self._lock:
+            if not self._unlinked:
+                self._flags.interrupt(self._link.reply_bell)
+
+    def close(self) -> None:
+        """Lose the connection and give its slots back. Idempotent.
+
+        Open tickets get ConnectionLostError; the arena closes with the last of them.
+        """
+        self.lose("closed")
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+        # The server may grant the slots to others at once, so wait for writes in progress.
+        deadline = time.monotonic() + _WRITING_S
+        while self._writers and time.monotonic() < deadline:
+            time.sleep(_SETTLE_S)
+        self._link.close()
+        with self._lock:
+            self._unlinked = True
+            self._let_go()
+        self._on_closed()
+
+    # -- one exchange ---------------------------------------------------------------------------------
+
+    def submit(
+        self, inputs: LayerInput, epoch: int, part: Part, budget_s: float, trace: bytes = b""
+    ) -> Ticket:
+        """Write a request into a free slot and hand it to the server.
+
+        Args:
+            inputs: Inputs of the layer call.
+            epoch: Epoch of the placement in use.
+            part: This server's part; at most `max_tokens` rows.
+            budget_s: Time after which the answer is useless.
+            trace: Span context for the server's spans; empty: not traced.
+
+        Raises:
+            SlotsBusyError: Every slot is in use.
+            ConnectionLostError: The server is gone.
+            WrongRequestError: The hidden size is not the model's.
+        """
+        rows, top_k = part.ids_RK.shape
+        if inputs.x_TH.shape[1] != self._hidden_size:
+            raise WrongRequestError(
+                f"hidden size {inputs.x_TH.shape[1]}, the server has {self._hidden_size}"
+            )
+        header = RequestHeader.of(
+            dtype=inputs.dtype,
+            generation=self._link.generation,
+            request_id=next(self._request_ids),
+            epoch=epoch,
+            budget_us=int(budget_s * 1e6),
+            layer=inputs.layer,
+            batch_size=rows,
+            hidden_size=self._hidden_size,
+            top_k=top_k,
+            flags=self._header_flags,
+        )
+        ticket = self._take_slot(header.request_id, rows, part.work)
+        try:
+            self._write(ticket, inputs, part, header, trace)
+        finally:
+            with self._lock:
+                self._writers -= 1
+        return ticket
+
+    def _write(
+        self, ticket: Ticket, inputs: LayerInput, part: Part, header: RequestHeader, trace: bytes
+    ) -> None:
+        """Fill a slot and hand it over. A failure ends the ticket."""
+        arena, slot = self._link.arena, ticket.slot
+        # After a long pause of this process the slot may belong to another client.
+        if arena.generation(slot) != self._link.generation:
+            raise self._taken_back(ticket)
+        offset = arena.request_offset(slot)
+        try:
+            hidden_view, ids_view, scores_view = self._views.payload(slot, header)
+            if header.batch_size == inputs.x_TH.shape[0]:
+                hidden_view[...] = inputs.x_TH
+                scores_view[...] = inputs.scores_TK
+            else:
+                # "clip": with "raise", NumPy copies through a buffer.
+                np.take(inputs.x_TH, part.rows_R, axis=0, out=hidden_view, mode="clip")
+                np.take(inputs.scores_TK, part.rows_R, axis=0, out=scores_view, mode="clip")
+            ids_view[...] = part.ids_RK
+            if self._header_flags:
+                seal(arena.buffer, offset, header, trace)
+            else:
+                header.pack_into(arena.buffer, offset)
+                if trace:
+                    write_trace(arena.buffer, offset, trace)
+        except BaseException:  # From a signal handler, usually: nothing was handed over yet.
+            self._end(ticket, free=True)
+            raise
+        if not arena.client_write_done(slot):
+            raise self._taken_back(ticket)
+        self._link.kick(slot)
+
+    def seq(self) -> int:
+        """The reply doorbell's count. Read it before polling, then pass it to `wait`."""
+        return self._flags.seq(self._link.reply_bell)
+
+    def wait(self, ticket: Ticket, seen_seq: int, timeout_s: float) -> None:
+        """Sleep until the ticket is answered, the doorbell counts past `seen_seq`, or the timeout."""
+        self._flags.wait(
+            ticket.slot,
+            1,
+            _ANSWERED,
+            self._link.reply_bell,
+            seen_seq,
+            self._spin_us,
+            max(0, int(timeout_s * 1e6)),
+        )
+
+    def poll(self, ticket: Ticket) -> Answer | None:
+        """Poll for the answer. A result stays in its slot until `release`; anything else ends the ticket.
+
+        Returns:
+            The answer; None while there is none.
+
+        Raises:
+            ConnectionLostError: The server is gone, or took the slot back.
+            SlotCorruptError: The answer belongs to another request, or bytes of the request or answer were
+                damaged (with checksums; that slot is not used again).
+        """
+        state = self._flags.load(ticket.slot)
+        if state == _WRITTEN and self.lost_reason is None:
+            return None
+        if state != _DONE:
+            raise self._taken_back(ticket)
+        arena = self._link.arena
+        offset = arena.result_offset(ticket.slot)
+        if arena.generation(ticket.slot) != self._link.generation:
+            raise self._taken_back(ticket)
+        try:
+            header = self._read_header(ticket, offset)
+        except SlotCorruptError as error:
+            if not self._header_flags:
+                # Probably an answer to another request: the slot itself is fine.
+                self.release(ticket)
+                self._metrics.late_answers.inc()
+                raise
+            header = self._read_again(ticket, offset, error)
+        if header.status == _OK:
+            self._answered(ticket)
+            return Answer(header, self._views.result(ticket.slot, ticket.rows))
+        if header.status == Status.INTERNAL and header.detail == DAMAGED and self._header_flags:
+            self._quarantine(ticket)
+            raise SlotCorruptError("the request reached the server damaged")
+        self.release(ticket)
+        return Answer(header, None)
+
+    def _read_header(self, ticket: Ticket, offset: int) -> ResultHeader:
+        """Read the header. Raises SlotCorruptError if it is not for this ticket or bytes are damaged."""
+        arena = self._link.arena
+        header = ResultHeader.unpack_from(arena.buffer, offset)
+        validate_result(
+            header,
+            result_capacity=arena.result_capacity,
+            rows=ticket.rows,
+            hidden_size=self._hidden_size,
+            generation=self._link.generation,
+            request_id=ticket.request_id,
+        )
+        if self._header_flags:
+            verify(arena.buffer, offset, header)
+        return header
+
+    def _read_again(self, ticket: Ticket, offset: int, error: SlotCorruptError) -> ResultHeader:
+        """Read again, since bytes may arrive after their flag; then quarantine the slot."""
+        time.sleep(_SETTLE_S)
+        try:
+            return self._read_header(ticket, offset)
+        except SlotCorruptError:
+            self._quarantine(ticket)
+            raise error from None
+
+    def release(self, ticket: Ticket) -> bool:
+        """Free the slot after reading its answer.
+
+        Returns:
+            Whether the slot still belonged to this connection; if not, what was read may be invalid.
+        """
+        arena, slot = self._link.arena, ticket.slot
+        own = arena.generation(slot) == self._link.generation and arena.client_free(slot)
+        self._end(ticket, free=own)
+        if not own:
+            self.lose(_TAKEN_BACK)
+        return own
+
+    def abandon(self, ticket: Ticket, *, overdue: bool) -> None:
+        """Stop waiting. The slot comes back when the server answers; the answer is dropped. Idempotent.
+
+        Args:
+            ticket: Any ticket of this connection.
+            overdue: Whether the server exceeded its time; then it `owes_answer`.
+        """
+        with self._lock:
+            unanswered = self._tickets.pop(ticket, None)
+            if unanswered is None:
+                return
+            self._abandoned[ticket.slot] = _Abandoned(ticket, overdue, unanswered)
+            self._let_go()
+
+    # -- slots ----------------------------------------------------------------------------------------
+
+    def _take_slot(self, request_id: int, rows: int, work: float) -> Ticket:
+        """Make a ticket with a free slot; counts as a writer until the caller decrements `_writers`."""
+        own = True
+        with self._lock:
+            if self.lost_reason is not None:
+                raise ConnectionLostError(f"{self.server_id}: {self.lost_reason}")
+            if not self._free:
+                own = self._reclaim_late()
+            if self._free:
+                ticket = Ticket(self._free.pop(), request_id, rows, work)
+                self._tickets[ticket] = True
+                self._work += work
+                self._writers += 1
+                return ticket
+        if not own:
+            self.lose(_TAKEN_BACK)
+            raise ConnectionLostError(f"{self.server_id}: {self.lost_reason}")
+        raise SlotsBusyError(f"{self.server_id}: all {self._link.slots} slots in flight")
+
+    def _taken_back(self, ticket: Ticket) -> ConnectionLostError:
+        """End a ticket whose slot belongs to another connection now."""
+        self.lose(_TAKEN_BACK)
+        self._end(ticket, free=False)
+        return ConnectionLostError(f"{self.server_id}: {self.lost_reason}")
+
+    def _quarantine(self, ticket: Ticket) -> None:
+        """Never use a damaged slot again; lose the connection if no slot is left."""
+        self._end(ticket, free=False)
+        with self._lock:
+            self._quarantined.add(ticket.slot)
+            all_bad = len(self._quarantined) == self._link.slots
+        self._metrics.quarantined_slots.inc()
+        if all_bad:
+            self.lose("every slot is in quarantine")
+
+    def _answered(self, ticket: Ticket) -> None:
+        """Count a ticket's work as answered; the lock is not held."""
+        with self._lock:
+            if self._tickets.get(ticket):
+                self._tickets[ticket] = False
+                self._work -= ticket.work
+
+    def _end(self, ticket: Ticket, *, free: bool) -> None:
+        with self._lock:
+            if self._tickets.pop(ticket, False):
+                self._work -= ticket.work
+            if free:
+                self._free.append(ticket.slot)
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Close the arena if it is unlinked and no ticket is open; the lock is held."""
+        if self._unlinked and not self._tickets:
+            self._views.clear()
+            self._link.arena.close()
+
+    def _reclaim_late(self) -> bool:
+        """Free the slots of abandoned requests that are answered by now.
+
+        The lock is held, and the arena is open. Returns whether the slots still belong to this connection.
+        """
+        arena = self._link.arena
+        for slot, abandoned in tuple(self._abandoned.items()):
+            if arena.generation(slot) != self._link.generation:
+                return False
+            if self._flags.load(slot) != SlotState.DONE:
+                continue
+            answer = ResultHeader.unpack_from(arena.buffer, arena.result_offset(slot))
+            if arena.client_free(slot):
+                del self._abandoned[slot]
+                if abandoned.unanswered:
+                    self._work -= abandoned.ticket.work
+                self._free.append(slot)
+                self._metrics.late_answers.inc()
+                # A late error is no answer: the timeout was counted already.
+                if answer.status == Status.OK and answer.request_id == abandoned.ticket.request_id:
+                    self._metrics.outcomes.count(self, Outcome.ANSWERED)
+        return True

@@ -1,0 +1,120 @@
+"""Service times of a server, the budgets derived from them, and the budget of hedges."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+
+__all__ = ["HedgeBudget", "ServiceTimes"]
+
+
+class ServiceTimes:
+    """Measured seconds per call of one server, by size class (bit length of the number of tokens).
+
+    One fixed value would be too long for one token or too short for a prefill.
+    """
+
+    _COLD_S = 2.0
+    # A short call gets six times its usual time; a long one varies less and gets twice.
+    _MARGIN, _SHORT_S, _LONG_MARGIN = 6.0, 0.2, 2.0
+    # Recent answers, relative to the usual time of their size, whose 95th percentile is the tail.
+    _WINDOW, _LEAST_KNOWN, _SORT_EACH, _TAIL = 100, 20, 10, 0.95
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}
+        self._answers: Counter[int] = Counter()
+        self._recent: deque[float] = deque(maxlen=self._WINDOW)
+        self._unsorted = self._SORT_EACH
+        self._tail: float | None = None
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """Learn from one answer (exponential average; slower answers count more, for safety)."""
+        size = rows.bit_length()
+        before = self._seconds.get(size, seconds)
+        self._answers[size] += 1
+        # Plain average at first, so that the warm-up is soon forgotten.
+        weight = 0.5 if seconds > before else max(0.1, 1.0 / self._answers[size])
+        usual = before + weight * (seconds - before)
+        # Other threads may read: a new size makes a new dict. Losing a concurrent update does no harm.
+        if size in self._seconds:
+            self._seconds[size] = usual
+        else:
+            self._seconds = {**self._seconds, size: usual}
+        self._remember(seconds / before if before > 0 else 1.0)
+
+    def observe_bound(self, rows: int, seconds: float) -> None:
+        """Learn from an upper bound: the answer was found late."""
+        known = self._seconds.get(rows.bit_length())
+        if known is None or seconds < known:
+            self.observe(rows, seconds)
+
+    def _remember(self, ratio: float) -> None:
+        self._recent.append(ratio)
+        self._unsorted += 1
+        if len(self._recent) >= self._LEAST_KNOWN and self._unsorted >= self._SORT_EACH:
+            self._unsorted = 0
+            ordered = sorted(self._recent)
+            self._tail = ordered[int(self._TAIL * (len(ordered) - 1))]
+
+    def budget(self, rows: int, least_s: float, most_s: float) -> float:
+        """Seconds to wait for a call of `rows` tokens before another replica is asked instead.
+
+        A server without measurements gets time to warm up; an unknown size is scaled from the nearest one.
+        """
+        expected = self._expected_s(rows)
+        if expected is None:
+            return min(max(self._COLD_S, least_s), most_s)
+        patience_s = min(self._MARGIN * expected, max(self._SHORT_S, self._LONG_MARGIN * expected))
+        return min(max(least_s, patience_s), most_s)
+
+    def tail_s(self, rows: int) -> float | None:
+        """95th percentile of the seconds of calls of `rows` tokens; None while unknown."""
+        expected, tail = self._expected_s(rows), self._tail
+        return None if expected is None or tail is None else expected * tail
+
+    def _expected_s(self, rows: int) -> float | None:
+        seconds = self._seconds
+        if not seconds:
+            return None
+        size = rows.bit_length()
+        known_s = seconds.get(size)
+        if known_s is not None:
+            return known_s
+        nearest = min(seconds, key=lambda known: abs(known - size))
+        return seconds[nearest] * 2.0 ** max(0, size - nearest)
+
+
+class HedgeBudget:
+    """Token bucket of hedges. Thread-safe.
+
+    Each request adds `share` tokens and each hedge takes one. The bucket starts empty, so hedges never exceed
+    that share of the requests.
+
+    Args:
+        share: Hedges per request, 0 to 1.
+        burst: Most hedges that can be saved up.
+    """
+
+    def __init__(self, share: float, burst: float = 10.0) -> None:
+        self._share = share
+        self._burst = burst
+        self._tokens = 0.0
+        self._lock = threading.Lock()
+
+    def earn(self) -> None:
+        """Count a sent request."""
+        with self._lock:
+            self._tokens = min(self._tokens + self._share, self._burst)
+
+    def spend(self, requests: int) -> bool:
+        """Take this many hedges if available."""
+        with self._lock:
+            if self._tokens < requests:
+                return False
+            self._tokens -= requests
+            return True
+
+    def give_back(self, requests: int) -> None:
+        """Return hedges that were not sent."""
+        with self._lock:
+            self._tokens = min(self._tokens + requests, self._burst)

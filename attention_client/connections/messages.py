@@ -1,0 +1,78 @@
+"""Messages of a connection: a request's input, its ticket, its answer.
+
+Letters: T tokens, R tokens of a part, H hidden size, K experts per token (top-k).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from eaas.errors import WrongRequestError
+from eaas.wire import ResultHeader
+from eaas.wire.slot import WireDtype
+
+__all__ = ["WIRE_DTYPES", "Answer", "LayerInput", "Ticket"]
+
+WIRE_DTYPES = {
+    torch.float32: WireDtype.FLOAT32,
+    torch.bfloat16: WireDtype.BFLOAT16,
+    torch.float16: WireDtype.FLOAT16,
+}
+
+
+@dataclass(eq=False, slots=True)
+class LayerInput:
+    """Inputs of a layer call, the same for all servers; made by `of`.
+
+    Attributes:
+        layer: MoE layer.
+        x_TH: Hidden states; bfloat16 is viewed as uint16, because NumPy lacks it.
+        dtype: Dtype of the hidden states.
+        scores_TK: float32.
+    """
+
+    layer: int
+    x_TH: npt.NDArray[Any]
+    dtype: WireDtype
+    scores_TK: npt.NDArray[np.float32]
+
+    @classmethod
+    def of(cls, layer: int, x_TH: torch.Tensor, scores_TK: npt.NDArray[np.float32]) -> LayerInput:
+        """Make from hidden states on the CPU. Raises WrongRequestError for a dtype that the wire lacks."""
+        try:
+            dtype = WIRE_DTYPES[x_TH.dtype]
+        except KeyError:
+            raise WrongRequestError(
+                f"hidden states in {x_TH.dtype}, the wire has {[*WIRE_DTYPES]}"
+            ) from None
+        raw = x_TH.view(torch.uint16) if dtype is WireDtype.BFLOAT16 else x_TH
+        return cls(layer, raw.numpy(), dtype, scores_TK)
+
+
+@dataclass(eq=False, slots=True)
+class Ticket:
+    """A request in flight: its slot, and the id of its answer."""
+
+    slot: int
+    request_id: int
+    rows: int
+    work: float
+
+
+@dataclass(eq=False, slots=True)
+class Answer:
+    """An answer in its slot.
+
+    Attributes:
+        header: Status, detail, the server's own time.
+        part_RH: float32 (R, H), a view of the slot: valid if `release` returns True afterwards. None if the
+            status is not OK; then the slot is free already.
+    """
+
+    header: ResultHeader
+    part_RH: npt.NDArray[np.float32] | None

@@ -1,0 +1,86 @@
+"""Reachability of expert servers from this client, and reasons for failures. Pure state (no I/O)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from eaas.types import Member, ServerReach
+
+__all__ = ["ReachBook"]
+
+# Most characters of a reason that the monitor accepts.
+_MOST_REASON = 255
+
+
+class _Connected(Protocol):
+    server_id: str
+    incarnation: int
+    lost_reason: str | None
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    life: tuple[object, ...]
+    reach: ServerReach
+
+
+class ReachBook:
+    """Why this client is not connected to the servers it has tried. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._refusals: dict[str, _Refusal] = {}
+
+    def report(self, connections: Iterable[_Connected]) -> tuple[ServerReach, ...]:
+        """The report to the monitor, sorted by server id.
+
+        Args:
+            connections: This client's connections, at most one per server.
+        """
+        with self._lock:
+            found = {server: refusal.reach for server, refusal in self._refusals.items()}
+        for one in connections:
+            if one.lost_reason is None:
+                found[one.server_id] = ServerReach(one.server_id, one.incarnation)
+        return tuple(found[server] for server in sorted(found))
+
+    def refusals(self) -> dict[str, str]:
+        """Why servers are not connected, by server id."""
+        with self._lock:
+            return {server: refusal.reach.reason for server, refusal in self._refusals.items()}
+
+    def connected(self, server_id: str) -> None:
+        """Record a connection."""
+        with self._lock:
+            self._refusals.pop(server_id, None)
+
+    def failed(self, member: Member, why: str, *, lost: bool = False) -> bool:
+        """Record a failed attempt to connect.
+
+        Args:
+            member: The server process.
+            why: Reason, for people.
+            lost: Whether an open connection broke.
+
+        Returns:
+            Whether this is news.
+        """
+        printable = "".join(c if c.isprintable() else " " for c in why)
+        reason = " ".join(printable.split())[:_MOST_REASON] or "no reason was given"
+        with self._lock:
+            before = self._refusals.get(member.id)
+            if before is not None and before.life == member.life:
+                lost = lost or before.reach.lost
+            reach = ServerReach(member.id, member.incarnation, reason, lost)
+            if before is not None and before.reach == reach:
+                return False
+            self._refusals[member.id] = _Refusal(member.life, reach)
+            return True
+
+    def keep(self, lives: Collection[tuple[object, ...]]) -> None:
+        """Forget all server processes but these (`Member.life`)."""
+        with self._lock:
+            self._refusals = {s: r for s, r in self._refusals.items() if r.life in lives}

@@ -1,0 +1,245 @@
+"""Connections of one client to all expert servers: made, replaced and remade by threads of their own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import grpc
+
+from attention_client.connections.connection import Connection
+from attention_client.connections.deadlines import ServiceTimes
+from attention_client.connections.opening import CONNECT_S, Connector
+from attention_client.connections.reach import ReachBook
+from attention_client.telemetry.metrics import ClientMetrics
+from eaas.config import AttentionClientConfig
+from eaas.errors import ConnectionLostError, EaasError
+from eaas.log import get_logger
+from eaas.membership.session import MemberSession, MembershipView
+from eaas.net.grpc_client import Backoff
+from eaas.net.tls import Identity
+from eaas.types import Member, MemberState, ModelShape, Role, ServerReach
+
+__all__ = ["ServerConnections"]
+
+_log = get_logger(__name__)
+_RECONNECT_S = 0.25
+_RECONNECT_MOST_S = 2.0
+# Includes JOINING: a server gets experts only once its clients are connected to it.
+_USABLE = (MemberState.JOINING, MemberState.SERVING, MemberState.SUSPECT, MemberState.DRAINING)
+
+
+class ServerConnections:
+    """Keeps one connection to each usable expert server. Methods may be called from several threads.
+
+    No connection is opened before `start`.
+
+    Args:
+        client_id: Client that connects.
+        shape: Model of the client.
+        config: Transport, slots.
+        metrics: Metrics of the client.
+        changed: Lock of the connections; notified by `on_change`.
+        on_change: Called with the lock held when a connection was added or lost.
+        tls: Identity of the client; None: plain text.
+
+    Raises:
+        ConfigError: The transport is not installed.
+    """
+
+    def __init__(
+        self,
+        client_id: str,
+        shape: ModelShape,
+        config: AttentionClientConfig,
+        metrics: ClientMetrics,
+        changed: threading.Condition,
+        on_change: Callable[[], None],
+        tls: Identity | None,
+    ) -> None:
+        self._transport = config.transport
+        self._outcomes = metrics.outcomes
+        self._changed = changed
+        self._on_change = on_change
+        self._connector = Connector(client_id, shape, config, metrics, self.lost, tls)
+        self._members: MembershipView | None = None
+        self._connections: dict[str, Connection] = {}
+        # The process (`Member.life`) that each connection leads to, and the one being connected to.
+        self._lives: dict[str, tuple[object, ...]] = {}
+        self._connecting: dict[str, tuple[object, ...]] = {}
+        # Former connections that are being closed.
+        self._closing: dict[str, threading.Event] = {}
+        self._reach = ReachBook()
+        # Kept across restarts of a server: a new process is as fast as the old one.
+        self._service_times: dict[str, ServiceTimes] = {}
+        self._session: MemberSession | None = None
+        self._started = threading.Event()
+        self._closed = threading.Event()
+
+    def start(self, session: MemberSession) -> None:
+        """Open connections from now on, as the member of this session."""
+        self._session = session
+        self._started.set()
+
+    def all(self) -> tuple[Connection, ...]:
+        """The present connections."""
+        with self._changed:
+            return tuple(self._connections.values())
+
+    def of(self, servers: Sequence[str]) -> tuple[Connection | None, ...]:
+        """The connections to these servers; the lock is held."""
+        return tuple(self._connections.get(server) for server in servers)
+
+    def live(self) -> set[str]:
+        """Servers with a live connection; the lock is held."""
+        return {s for s, c in self._connections.items() if c.lost_reason is None}
+
+    def reach(self) -> tuple[ServerReach, ...]:
+        """What the monitor learns about the connections, by server id."""
+        return self._reach.report(self.all())
+
+    def refusals(self) -> dict[str, str]:
+        """Why servers are not connected, by server id."""
+        return self._reach.refusals()
+
+    def follow(self, members: MembershipView) -> None:
+        """Connect to new servers, and drop connections to former processes and to silent dead servers."""
+        self._members = members
+        servers = [m for m in members.members.values() if m.role is Role.EXPERT_SERVER]
+        self._reach.keep({m.life for m in servers if m.state in _USABLE})
+        for member in servers:
+            with self._changed:
+                connection = self._connections.get(member.id)
+                stale = connection is not None and self._lives[member.id] != member.life
+            # A server that answers this client stays connected, even if the monitor cannot reach it. A server
+            # that left takes its slots back itself.
+            silent = member.state.is_gone and connection and connection.owes_answer()
+            if connection is not None and (stale or silent):
+                connection.lose(f"the monitor says {member.state.value}")
+            if member.state.is_gone:
+                self._outcomes.forget(member.id)
+            if member.state in _USABLE:
+                self._connect_soon(member)
+
+    def lost(self, connection: Connection) -> None:
+        """Drop a lost connection and connect to the server again."""
+        _log.info("%s: connection lost: %s", connection.server_id, connection.lost_reason)
+        with self._changed:
+            if self._connections.get(connection.server_id) is connection:
+                del self._connections[connection.server_id]
+                member = self._usable(connection.server_id)
+                if member is not None and member.life == self._lives[member.id]:
+                    self._reach.failed(member, str(connection.lost_reason), lost=True)
+            others = tuple(self._connections.values())
+            closed = self._closing.setdefault(connection.server_id, threading.Event())
+            self._on_change()
+        self._report_now()
+        # A layer call that waits on another server has to send its lost pairs again now.
+        for other in others:
+            other.wake()
+        threading.Thread(
+            target=self._after_loss, args=(connection, closed), name="after-loss", daemon=True
+        ).start()
+
+    def stop(self) -> None:
+        """Open no more connections."""
+        self._closed.set()
+
+    def close(self) -> None:
+        """Close all connections; call `stop` first."""
+        for connection in self.all():
+            connection.close()
+
+    def _report_now(self) -> None:
+        if self._session is not None:
+            self._session.report_now()
+
+    def _connect_soon(self, member: Member) -> None:
+        with self._changed:
+            known = self._connections.get(member.id)
+            if self._closed.is_set() or self._connecting.get(member.id) == member.life:
+                return
+            if known is not None and self._lives[member.id] == member.life:
+                return
+            self._connecting[member.id] = member.life
+        threading.Thread(
+            target=self._connect, args=(member,), name=f"connect-{member.id}", daemon=True
+        ).start()
+
+    def _still_wanted(self, member: Member) -> bool:
+        current = self._usable(member.id)
+        return not self._closed.is_set() and current is not None and current.life == member.life
+
+    def _usable(self, server_id: str) -> Member | None:
+        member = self._members.members.get(server_id) if self._members else None
+        return member if member is not None and member.state in _USABLE else None
+
+    def _connect(self, member: Member) -> None:
+        self._started.wait()
+        backoff = Backoff(_RECONNECT_S, _RECONNECT_MOST_S)
+        try:
+            while self._still_wanted(member):
+                try:
+                    self._connect_once(member)
+                    return
+                except (grpc.RpcError, EaasError) as error:
+                    reason = str(error.details() if isinstance(error, grpc.Call) else error)
+                except Exception as error:  # noqa: BLE001 (logged; other servers are not affected)
+                    reason = repr(error)
+                    _log.exception("%s: not connected", member.id)
+                if self._reach.failed(member, reason):
+                    _log.warning("%s: not connected, retrying: %s", member.id, reason)
+                    self._report_now()
+                self._closed.wait(backoff.next_s())
+        finally:
+            with self._changed:
+                if self._connecting.get(member.id) == member.life:
+                    del self._connecting[member.id]
+            # A new view or a loss may have found this thread still connecting and started no other.
+            if self._still_wanted(member):
+                self._connect_soon(member)
+
+    def _connect_once(self, member: Member) -> None:
+        closing = self._closing.get(member.id)
+        if closing is not None:
+            # The former connection may still write into slots that the server would grant again.
+            closing.wait(CONNECT_S)
+        assert self._session is not None
+        connection = self._connector.connect(
+            member, self._session.incarnation, lambda made: self._add(member, made)
+        )
+        if connection.lost_reason is not None:
+            raise ConnectionLostError(connection.lost_reason)
+        with self._changed:
+            added = self._connections.get(member.id) is connection
+        if not (added and self._still_wanted(member)):
+            connection.lose("another life of the server began")
+        else:
+            _log.info("%s: connected (%s)", member.id, self._transport)
+
+    def _add(self, member: Member, connection: Connection) -> None:
+        with self._changed:
+            if not self._still_wanted(member):
+                # A connection to the server's next process may be there already.
+                return
+            if self._lives.get(member.id, member.life) != member.life:
+                # The new process may have a lower incarnation, and the old totals would hide its own.
+                self._outcomes.forget(member.id)
+            connection.service = self._service_times.setdefault(member.id, connection.service)
+            self._lives[member.id] = member.life
+            self._connections[member.id] = connection
+            self._reach.connected(member.id)
+            self._on_change()
+        self._report_now()
+
+    def _after_loss(self, connection: Connection, closed: threading.Event) -> None:
+        """Close a lost connection, then connect again if the same process still lives."""
+        try:
+            connection.close()
+        finally:
+            with self._changed:
+                self._closing.pop(connection.server_id, None)
+            closed.set()
+        self._closed.wait(_RECONNECT_S)
+        if (member := self._usable(connection.server_id)) is not None:
+            self._connect_soon(member)

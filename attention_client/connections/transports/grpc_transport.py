@@ -1,0 +1,119 @@
+"""Transport `grpc`: the arena is the client's own memory, and a stream copies slots to the server and back.
+
+It replaces one-sided writes without a change to the connection or the server's loop. Each connection has one
+stream, and a frame holds the bytes of one slot. The slots bound the data in flight, because a slot is not
+written again before its answer.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+
+import grpc
+
+from attention_client.connections.transports.disconnect import disconnect
+from attention_client.connections.transports.mirror import mirror_arena
+from eaas.net.grpc_client import MESSAGE_BYTES
+from eaas.rpc.v1 import expert_pb2 as pb
+from eaas.rpc.v1 import expert_pb2_grpc
+from eaas.wire import RequestHeader, SlotState
+from eaas.wire.frame import EXCHANGE, REQUEST_FRAMES, RESPONSE_FRAMES, paste
+from eaas.wire.slot import RESULT_HEADER_BYTES, reply_bell
+
+__all__ = ["GrpcLink", "open_grpc"]
+
+# Most bytes of a slot that fit into a frame; 4 KiB are for headers and message fields.
+_FRAME_BYTES = MESSAGE_BYTES - 4096
+_CLOSE_S = 2.0
+
+
+class GrpcLink:
+    """The client's end of a stream. gRPC's thread sends, and a thread of this link receives."""
+
+    first_slot = 0
+    reply_bell = reply_bell(0)
+
+    def __init__(
+        self, granted: pb.ConnectResponse, channel: grpc.Channel, on_lost: Callable[[str], None]
+    ) -> None:
+        self.slots = granted.slots
+        self.generation = granted.generation
+        self.arena = mirror_arena(granted, _FRAME_BYTES)
+        self._connection_id = granted.connection_id
+        self._on_lost = on_lost
+        self._outbox: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._closed = threading.Event()
+        self._service = expert_pb2_grpc.ExpertServiceStub(channel)
+        # The generated method would copy each frame twice more. The stream lives as long as the connection:
+        # keepalive pings, not a deadline, find a dead server.
+        exchange = channel.stream_stream(EXCHANGE, response_deserializer=self._deliver)
+        self._stream = exchange(self._frames())
+        self._receiver = threading.Thread(target=self._receive, name="grpc-link", daemon=True)
+        self._receiver.start()
+
+    def kick(self, slot: int) -> None:
+        """See `Link`."""
+        self._outbox.put(slot)
+
+    def close(self) -> None:
+        """See `Link`."""
+        self._closed.set()
+        self._outbox.put(None)
+        self._stream.cancel()
+        self._receiver.join(_CLOSE_S)
+        disconnect(self._service, self._connection_id)
+
+    def _frames(self) -> Iterator[bytes]:
+        """Frames to send; runs in gRPC's sending thread."""
+        yield pb.ExchangeRequest(connection_id=self._connection_id).SerializeToString()
+        for slot in iter(self._outbox.get, None):
+            try:
+                offset = self.arena.request_offset(slot)
+                header = RequestHeader.unpack_from(self.arena.buffer, offset)
+                frame = REQUEST_FRAMES.encode(slot, self.arena.buffer, offset, offset + header.end)
+            except ValueError:  # The arena was closed: gRPC does not wait for this thread.
+                return
+            yield frame
+
+    def _receive(self) -> None:
+        reason = "the server ended the stream"
+        try:
+            for refusal in self._stream:
+                if refusal:
+                    reason = f"wrong frame: {refusal}"
+                    self._stream.cancel()
+                    break
+        except grpc.RpcError as error:
+            reason = f"stream: {error.code().name}"
+        self._outbox.put(None)
+        if not self._closed.is_set():
+            self._on_lost(reason)
+
+    def _deliver(self, message: bytes) -> str:
+        """Put an answer into its slot. Returns an error message; empty on success.
+
+        gRPC deserialises in the thread that receives the message. Delivering here saves the hand-over to the
+        thread that iterates.
+        """
+        try:
+            slot, data, _ = RESPONSE_FRAMES.decode(message)
+            capacity = RESULT_HEADER_BYTES + self.arena.result_capacity
+            if slot >= self.slots or not RESULT_HEADER_BYTES <= len(data) <= capacity:
+                return f"slot {slot} of {self.slots}, {len(data)} bytes of {capacity}"
+            if self.arena.flags.load(slot) != SlotState.WRITTEN:
+                return f"an answer in slot {slot}, which has no request"
+            paste(self.arena.buffer, self.arena.result_offset(slot), data)
+            self.arena.server_done(slot)
+            self.arena.flags.ring(self.reply_bell)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+
+def open_grpc(
+    granted: pb.ConnectResponse, channel: grpc.Channel, on_lost: Callable[[str], None]
+) -> GrpcLink:
+    """Make a local arena and connect it to the server's (see `Opener`)."""
+    return GrpcLink(granted, channel, on_lost)

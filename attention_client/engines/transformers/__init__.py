@@ -1,0 +1,1 @@
+"""The embedded engine: a transformers model whose experts run on expert servers."""

@@ -1,0 +1,100 @@
+"""Tokens of a batch that `generate` still needs.
+
+A batch of ragged prompts is padded, and an ended sequence gets placeholders until the last sequence ends.
+Nobody reads the results of these tokens, so no expert computes them. Outside `generate` every token is
+computed, because the caller may read every logit.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
+
+__all__ = ["LiveRows"]
+
+
+class _ReportingCriteria(StoppingCriteriaList):  # type: ignore[misc]
+    """The stopping criteria of `generate`, which also report the rows that ended."""
+
+    def __init__(self, criteria: StoppingCriteriaList, rows: LiveRows) -> None:
+        super().__init__(criteria)
+        self._rows = rows
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        done_B: torch.Tensor = super().__call__(input_ids, scores, **kwargs)
+        self._rows.note_ended(done_B)
+        return done_B
+
+
+class LiveRows(threading.local):
+    """Tokens of the current forward pass that are worth computing, per thread."""
+
+    def __init__(self) -> None:
+        self._generating = False
+        self._live_B: torch.Tensor | None = None
+        self._tokens_T: torch.Tensor | None = None
+
+    def wanted(self, num_tokens: int, part: slice | None = None) -> torch.Tensor | None:
+        """Tokens of this forward pass to compute.
+
+        Args:
+            num_tokens: T.
+            part: Position of these tokens in the model's batch; None: they are the whole batch.
+
+        Returns:
+            bool (T,); None if all are wanted.
+        """
+        wanted_T = self._tokens_T
+        if wanted_T is not None and part is not None:
+            wanted_T = wanted_T[part]
+        return wanted_T if wanted_T is not None and wanted_T.numel() == num_tokens else None
+
+    def note_ended(self, done_B: torch.Tensor) -> None:
+        """Record ended rows: they hold placeholders from now on."""
+        live_B = ~done_B.cpu()
+        self._live_B = live_B if self._live_B is None else self._live_B & live_B
+
+    def attach(self, model: PreTrainedModel) -> None:
+        """Hook into the `generate` calls of a model."""
+        generate = model.generate
+        criteria = model._get_stopping_criteria
+
+        def watched_generate(*args: Any, **kwargs: Any) -> Any:
+            self._generating, self._live_B = True, None
+            try:
+                return generate(*args, **kwargs)
+            finally:
+                self._generating, self._live_B, self._tokens_T = False, None, None
+
+        def watched_criteria(
+            generation_config: GenerationConfig, *args: Any, **kwargs: Any
+        ) -> StoppingCriteriaList:
+            made = criteria(generation_config, *args, **kwargs)
+            # Beams are reordered between steps: an ended row may move.
+            if (generation_config.num_beams or 1) > 1:
+                self._generating = False
+                return made
+            return _ReportingCriteria(made, self)
+
+        def before_forward(_module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+            self._tokens_T = self._tokens_of(kwargs) if self._generating else None
+
+        model.generate = watched_generate
+        model._get_stopping_criteria = watched_criteria
+        model.register_forward_pre_hook(before_forward, with_kwargs=True)
+
+    def _tokens_of(self, kwargs: dict[str, Any]) -> torch.Tensor | None:
+        input_ids = kwargs.get("input_ids")
+        mask = kwargs.get("attention_mask")
+        if input_ids is None:
+            return None
+        batch, steps = input_ids.shape
+        wanted_BS = torch.ones(batch, steps, dtype=torch.bool)
+        if isinstance(mask, torch.Tensor) and mask.ndim == 2 and mask.shape[1] >= steps:
+            wanted_BS &= mask[:, -steps:].cpu().bool()
+        if self._live_B is not None and self._live_B.shape[0] == batch:
+            wanted_BS &= self._live_B[:, None]
+        return None if bool(wanted_BS.all()) else wanted_BS.reshape(-1)

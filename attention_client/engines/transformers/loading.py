@@ -1,0 +1,118 @@
+"""`attention_client.load`: a transformers model from a checkpoint and a running cluster."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import threading
+import weakref
+from pathlib import Path
+
+import httpx
+import torch
+from prometheus_client import CollectorRegistry
+from transformers import PreTrainedModel
+
+from attention_client.cluster import Cluster
+from attention_client.engines.transformers.model import load_model
+from attention_client.engines.transformers.overlap.decoder import DoubleBatch
+from attention_client.telemetry.metrics import ClientMetrics
+from eaas.checkpoint import Checkpoint
+from eaas.config import AttentionClientConfig
+from eaas.errors import ClusterError
+from eaas.net.api_keys import authorization
+from eaas.net.tls import Identity
+from eaas.types import Role
+
+__all__ = ["load", "load_onto"]
+
+_READY_S = 60.0
+
+
+def load(
+    path: str | Path,
+    cluster: Cluster | str,
+    *,
+    config: AttentionClientConfig | None = None,
+    dtype: torch.dtype | None = None,
+    tls: str | Path | None = None,
+) -> PreTrainedModel:
+    """Load a checkpoint without its experts; a cluster computes them.
+
+    The model is transformers' own: `generate`, `forward` and continuous batching work as usual. It joins the
+    cluster as another attention client and leaves when it is garbage-collected.
+
+    Args:
+        path: Directory of the Hugging Face checkpoint that the cluster serves.
+        cluster: The monitor's host:port, the URL of an endpoint of the cluster, or a `Cluster`.
+        config: Transport, slots, timeouts; unused if `cluster` is a `Cluster`.
+        dtype: Weight dtype; defaults to the checkpoint's.
+        tls: Directory of certificates (`eaas certs`); unused if `cluster` is a `Cluster`. An endpoint's API
+            key comes from EAAS_API_KEY.
+
+    Raises:
+        CheckpointError: The checkpoint cannot be served (see its subclasses).
+        ClusterError: The cluster cannot be reached, or is not SERVING within a minute.
+        ConfigError: The certificates or the key cannot be used.
+    """
+    checkpoint = Checkpoint.open(path)
+    if isinstance(cluster, Cluster):
+        if cluster.shape.digest != checkpoint.shape.digest:
+            raise ClusterError(f"{checkpoint.path} is not the checkpoint of this Cluster")
+        return load_onto(checkpoint, cluster, dtype=dtype)
+    # Former models are in reference cycles and hold slots until they are collected.
+    gc.collect()
+    address = _monitor_of(cluster) if cluster.startswith(("http://", "https://")) else cluster
+    joined = Cluster(
+        address,
+        checkpoint.shape,
+        config or AttentionClientConfig(),
+        ClientMetrics(CollectorRegistry()),
+        tls=None if tls is None else Identity(Path(tls), Role.ATTENTION_CLIENT.value),
+    )
+    try:
+        joined.wait_until_covered(_READY_S)
+        model = load_onto(checkpoint, joined, dtype=dtype)
+    except BaseException:
+        joined.close()
+        raise
+    joined.serving()
+    atexit.register(joined.close)
+    weakref.finalize(model, _leave, joined).atexit = False
+    return model
+
+
+def load_onto(
+    checkpoint: Checkpoint, cluster: Cluster, *, dtype: torch.dtype | None = None
+) -> PreTrainedModel:
+    """Load an opened checkpoint onto a cluster, with overlap as the cluster's config says.
+
+    Raises:
+        CheckpointError: The checkpoint cannot be served (see its subclasses).
+    """
+    model = load_model(checkpoint, cluster, dtype=dtype)
+    DoubleBatch(model, cluster.config.overlap, cluster.metrics.forwards)
+    return model
+
+
+def _leave(cluster: Cluster) -> None:
+    """Close the cluster of a collected model.
+
+    The garbage collector may call this under any lock, so a new thread closes it.
+    """
+    atexit.unregister(cluster.close)
+    threading.Thread(target=cluster.close, name="leave", daemon=True).start()
+
+
+def _monitor_of(endpoint: str) -> str:
+    """Ask an HTTP endpoint for the address of its cluster's monitor."""
+    url = f"{endpoint.rstrip('/').removesuffix('/v1')}/eaas/v1/status"
+    try:
+        response = httpx.get(url, headers=authorization(), timeout=5.0).raise_for_status()
+        members = response.json()["members"]
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError) as error:
+        raise ClusterError(f"{endpoint}: no cluster answers there ({error})") from None
+    for member in members:
+        if member["role"] == "monitor":
+            return str(member["address"])
+    raise ClusterError(f"{endpoint}: the cluster has no monitor")

@@ -1,0 +1,165 @@
+"""A transformers model with remote experts.
+
+No code here is specific to one model. While transformers builds the model, every class that uses its experts
+interface is replaced by a subclass without weights. Everything else (attention, router, shared experts,
+generation) is transformers' own and runs in this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers.integrations.moe import ExpertsInterface
+from transformers.monkey_patching import register_patch_mapping, unregister_patch_mapping
+
+from attention_client.cluster import Cluster
+from attention_client.engines.transformers.live_rows import LiveRows
+from attention_client.engines.transformers.routes import RouteTap
+from attention_client.layer_call.turns import micro_batch_tokens, pause
+from eaas.checkpoint import Checkpoint
+from eaas.checkpoint.quiet import quiet_transformers
+from eaas.errors import (
+    CheckpointError,
+    CorruptShardError,
+    MissingShardError,
+    UnsupportedModelError,
+)
+
+__all__ = ["load_model"]
+
+_IMPLEMENTATION = "eaas"
+
+
+def _remote_forward(
+    self: Any,
+    hidden_states: torch.Tensor,
+    top_k_index: torch.Tensor,
+    top_k_weights: torch.Tensor,
+) -> torch.Tensor:
+    """Compute a layer's experts remotely: (T, H), (T, K), (T, K) -> (T, H) in the dtype of hidden_states."""
+    cluster: Cluster = self._eaas_cluster
+    part = micro_batch_tokens()
+    self._eaas_tap.see(self._eaas_layer, top_k_index, part)
+    arguments = (
+        self._eaas_layer,
+        hidden_states.detach().cpu(),
+        top_k_index.cpu(),
+        top_k_weights.detach().cpu(),
+        self._eaas_rows.wanted(hidden_states.shape[0], part),
+    )
+    if part is None:
+        return cluster.layer_call(*arguments).to(hidden_states)
+    with cluster.start_layer_call(*arguments) as call:
+        pause()
+        return call.finish().to(hidden_states)
+
+
+ExpertsInterface.register(_IMPLEMENTATION, _remote_forward)
+
+
+def _weightless(cls: type[nn.Module]) -> type[nn.Module]:
+    """Make a subclass of an experts class that holds no weight."""
+
+    def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        with torch.device("meta"):
+            cls.__init__(self, config, *args, **kwargs)
+        for name in list(self._parameters):
+            del self._parameters[name]
+        # Keep transformers from initialising the removed parameters.
+        self._is_hf_initialized = True
+
+    return type(cls.__name__, (cls,), {"__init__": __init__, "_eaas_remote": True})
+
+
+@contextlib.contextmanager
+def _weightless_experts(checkpoint: Checkpoint) -> Iterator[None]:
+    classes = {type(module) for module in checkpoint.expert_modules().values()}
+    mapping = {cls.__name__: _weightless(cls) for cls in classes}
+    register_patch_mapping(mapping, overwrite=True)
+    try:
+        yield
+    finally:
+        unregister_patch_mapping(list(mapping))
+
+
+def load_model(
+    checkpoint: Checkpoint, cluster: Cluster, *, dtype: torch.dtype | None = None
+) -> PreTrainedModel:
+    """Load a checkpoint without its experts; their tensors are not read.
+
+    Args:
+        checkpoint: The weights.
+        cluster: Computes the experts.
+        dtype: Weight dtype; defaults to the checkpoint's.
+
+    Returns:
+        transformers' own model, in eval mode.
+
+    Raises:
+        CheckpointError: See its subclasses.
+    """
+    path = checkpoint.path
+    config = checkpoint.config
+    wanted = dtype or getattr(torch, checkpoint.shape.dtype)
+    model_class = AutoModelForCausalLM._model_mapping[type(config)]
+    state_dict = {key: checkpoint.slice(key) for key in checkpoint.other_keys()}
+    model: PreTrainedModel
+    try:
+        with _weightless_experts(checkpoint), quiet_transformers():
+            model, report = model_class.from_pretrained(
+                None,
+                config=config,
+                state_dict=state_dict,
+                dtype=wanted,
+                experts_implementation=_IMPLEMENTATION,
+                output_loading_info=True,
+            )
+    except RuntimeError as error:
+        raise CorruptShardError(
+            f"{path}: the weights do not fit the model of config.json "
+            f"({' '.join(str(error).split())[:200]}): fetch the checkpoint again"
+        ) from error
+    if report["missing_keys"]:
+        # transformers would use random weights instead.
+        names = ", ".join(sorted(report["missing_keys"])[:3])
+        raise MissingShardError(
+            f"{path} lacks {len(report['missing_keys'])} tensor(s), for example {names}: "
+            "complete the download"
+        )
+    _load_generation_config(model, path)
+    rows = LiveRows()
+    rows.attach(model)
+    tap = RouteTap(checkpoint.shape)
+    layers = {name: layer for layer, name in enumerate(checkpoint.shape.layer_names)}
+    found = 0
+    for name, module in model.named_modules():
+        if getattr(module, "_eaas_remote", False):
+            module._eaas_layer = layers[name]
+            module._eaas_cluster = cluster
+            module._eaas_rows = rows
+            module._eaas_tap = tap
+            found += 1
+    if found != len(layers):
+        raise UnsupportedModelError(
+            f"{path}: only {found} of {len(layers)} expert layers of {model_class.__name__} can be remote"
+        )
+    return model.eval().requires_grad_(False)
+
+
+def _load_generation_config(model: PreTrainedModel, path: Path) -> None:
+    """Use the checkpoint's own end tokens and sampling defaults, if it has any."""
+    if not (path / "generation_config.json").is_file():
+        return
+    try:
+        model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{path}/generation_config.json cannot be used ({' '.join(str(error).split())[:200]}): "
+            "repair or remove it"
+        ) from error

@@ -1,0 +1,143 @@
+"""Cut a decoder's arguments into two micro-batches.
+
+transformers has two forms of a batch: padded (one row per sequence, from `generate`) and packed (one row with
+sequence bounds, from continuous batching). Any other form is not cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from transformers.generation.continuous_batching.cache import PagedAttentionCache
+
+from attention_client.engines.transformers.overlap.rows_cache import can_be_split, rows_caches
+
+__all__ = ["MicroBatches", "cut"]
+
+# A micro-batch with a smaller share of the tokens is too short to hide the other one's wait.
+_LEAST_SHARE = 0.25
+_PADDED = ("input_ids", "inputs_embeds", "attention_mask", "position_ids", "past_key_values")
+_NEUTRAL = ("return_dict", "is_causal")
+_PACKED = (
+    *("input_ids", "position_ids", "attention_mask", "cu_seq_lens_q", "cu_seq_lens_k"),
+    *("max_length_q", "max_length_k", "write_index", "read_index"),
+)
+
+
+class MicroBatches(NamedTuple):
+    """A batch that can be cut.
+
+    Attributes:
+        sequences: Sequences in the batch.
+        tokens: Tokens in the batch.
+        calls: Keyword arguments of the decoder for each micro-batch.
+        spans: Tokens of each micro-batch, in the batch's flattened order.
+        dim: Dimension of the decoder's output to concatenate along.
+        cache: The whole batch's cache; None if the decoder returns none.
+    """
+
+    sequences: int
+    tokens: int
+    calls: list[dict[str, Any]]
+    spans: list[slice]
+    dim: int
+    cache: Any = None
+
+
+def cut(arguments: Mapping[str, Any]) -> MicroBatches | None:
+    """Cut a batch in two.
+
+    Args:
+        arguments: Keyword arguments of a transformers decoder (`Qwen3MoeModel.forward`, for instance).
+
+    Returns:
+        None if the batch cannot be cut or the parts are too uneven.
+    """
+    given = {key: value for key, value in arguments.items() if value is not None}
+    if isinstance(given.get("cache"), PagedAttentionCache):
+        return _cut_packed(given)
+    return _cut_padded(given)
+
+
+def _cut_padded(given: dict[str, Any]) -> MicroBatches | None:
+    tokens_BT = given.get("input_ids", given.get("inputs_embeds"))
+    if not isinstance(tokens_BT, torch.Tensor) or tokens_BT.ndim < 2 or tokens_BT.shape[0] < 2:
+        return None
+    batch, steps = tokens_BT.shape[:2]
+    cache = given.get("past_key_values")
+    # Without a cache argument the decoder makes one, which the caller wants back.
+    if not can_be_split(cache) if cache is not None else given.get("use_cache") is not False:
+        return None
+    for key, value in given.items():
+        if key == "past_key_values":
+            continue
+        if key not in _PADDED:
+            # False switches a feature off; any other unknown argument is not understood here.
+            if key != "use_cache" and value is not False and key not in _NEUTRAL:
+                return None
+        elif not isinstance(value, torch.Tensor) or value.shape[0] not in (1, batch):
+            return None
+        elif key == "position_ids" and value.ndim != 2:
+            return None  # Multimodal positions: the batch is not the first dimension.
+    middle = batch // 2
+    rows = [slice(0, middle), slice(middle, batch)]
+    caches = [None, None] if cache is None else rows_caches(cache, rows, batch)
+    calls = []
+    for part, part_cache in zip(rows, caches, strict=True):
+        call = {
+            key: value[part] if key in _PADDED and value.shape[0] == batch else value
+            for key, value in given.items()
+            if key != "past_key_values"
+        }
+        if part_cache is not None:
+            call["past_key_values"] = part_cache
+        calls.append(call)
+    spans = [slice(part.start * steps, part.stop * steps) for part in rows]
+    return MicroBatches(batch, batch * steps, calls, spans, 0, cache)
+
+
+def _cut_packed(given: dict[str, Any]) -> MicroBatches | None:
+    bounds = given["cu_seq_lens_q"].tolist()
+    sequences, tokens = len(bounds) - 1, bounds[-1]
+    if "block_table" in given or tokens != given["input_ids"].shape[1]:
+        return None  # Another kernel's form, or padding.
+    middle = min(range(1, sequences + 1), key=lambda i: abs(2 * bounds[i] - tokens))
+    if min(bounds[middle], tokens - bounds[middle]) < _LEAST_SHARE * tokens:
+        return None
+    parts = [slice(0, middle), slice(middle, sequences)]
+    spans = [slice(bounds[part.start], bounds[part.stop]) for part in parts]
+    calls = [_packed_call(given, part, span) for part, span in zip(parts, spans, strict=True)]
+    return MicroBatches(sequences, tokens, calls, spans, 1)
+
+
+def _packed_call(given: dict[str, Any], part: slice, span: slice) -> dict[str, Any]:
+    """The arguments of the sequences in `part`, whose new tokens are in `span`."""
+    ends = slice(part.start, part.stop + 1)
+    lens_q = given["cu_seq_lens_q"][ends]
+    lens_k = {kind: lens[ends] for kind, lens in given["cu_seq_lens_k"].items()}
+    spans_k = {kind: slice(int(lens[0]), int(lens[-1])) for kind, lens in lens_k.items()}
+    reads = zip(given["cache"].cache_allocators, given["read_index"], strict=True)
+    return {key: value for key, value in given.items() if key not in _PACKED} | {
+        "input_ids": given["input_ids"][:, span],
+        "position_ids": given["position_ids"][:, span],
+        "attention_mask": _packed_mask(given.get("attention_mask"), span, spans_k),
+        "cu_seq_lens_q": lens_q - lens_q[0],
+        "cu_seq_lens_k": {kind: lens - lens[0] for kind, lens in lens_k.items()},
+        "max_length_q": int(lens_q.diff().max()),
+        "max_length_k": {kind: int(lens.diff().max()) for kind, lens in lens_k.items()},
+        "write_index": [index[span] for index in given["write_index"]],
+        # Empty while nothing is cached: then only the new keys are read.
+        "read_index": [index[spans_k[kind]] if index.numel() else index for kind, index in reads],
+    }
+
+
+def _packed_mask(mask: Any, span: slice, spans_k: dict[str, slice]) -> Any:
+    """Cut a mask (1, 1, new tokens, keys), or one mask for each kind of attention."""
+    if mask is None:
+        return None
+    if isinstance(mask, dict):
+        return {kind: part[..., span, spans_k[kind]] for kind, part in mask.items()}
+    (span_k,) = spans_k.values()
+    return mask[..., span, span_k]

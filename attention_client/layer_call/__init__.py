@@ -1,0 +1,1 @@
+"""The life of one layer call: dispatch, send, wait, hedge, fail over, combine."""

@@ -1,0 +1,98 @@
+"""The outcome of a request: poll it, judge it, learn from its time."""
+
+from __future__ import annotations
+
+import enum
+
+from attention_client.layer_call.attempts import Attempt, Result
+from attention_client.layer_call.server_health import ServerHealth
+from attention_client.layer_call.shared import Dispatcher
+from attention_client.telemetry.request_outcomes import Outcome
+from eaas.errors import ConnectionLostError, SlotCorruptError, WrongRequestError
+from eaas.wire.slot import Status
+
+__all__ = ["Failed", "learn", "poll"]
+
+
+class Failed(enum.Enum):
+    """A request ended without a result."""
+
+    FAILED = enum.auto()
+
+
+_FAILED = Failed.FAILED
+# The server does not hold the expert, or is overloaded: it is not faulty.
+_BLAMELESS = (Status.STALE_PLACEMENT, Status.EXPIRED)
+
+
+def poll(
+    attempt: Attempt, layer: int, shared: Dispatcher, server_health: ServerHealth
+) -> Result | Failed | None:
+    """Poll a request of a layer.
+
+    Returns:
+        Its result or failure; None while it is in flight.
+
+    Raises:
+        WrongRequestError: The server refused the request itself.
+    """
+    connection = attempt.connection
+    name = connection.server_id
+    try:
+        answer = connection.poll(attempt.ticket)
+    except ConnectionLostError as error:
+        # No blame: a lost server gets no more requests, and its next process starts clean.
+        server_health.give_up(connection, str(error), "lost", blame=False)
+        return _FAILED
+    except SlotCorruptError as error:
+        server_health.give_up(connection, f"{name}: {error}", "corrupt", blame=True)
+        return _FAILED
+    now = shared.clock()
+    if answer is None:
+        if now < attempt.expires_at:
+            return None
+        connection.abandon(attempt.ticket, overdue=True)
+        server_health.timeouts[connection] = server_health.timeouts.get(connection, 0) + 1
+        waited_ms = (now - attempt.sent_at) * 1e3
+        reason = f"{name}: no answer in {waited_ms:.0f} ms"
+        server_health.give_up(connection, reason, "timeout", blame=True)
+        return _FAILED
+    if answer.part_RH is not None:
+        shared.ejections.answered(name)
+        shared.metrics.outcomes.count(connection, Outcome.ANSWERED)
+        if answer.header.service_us:
+            seconds = answer.header.service_us * 1e-6
+            shared.speeds.observe(name, attempt.part.work, seconds, now)
+        return Result(attempt.part, answer.part_RH, attempt, name)
+    status = Status(answer.header.status)
+    if status is Status.INVALID_ARGUMENT:
+        shared.metrics.outcomes.count(connection, Outcome.REFUSED)
+        raise WrongRequestError(f"{name} refused a request of layer {layer}")
+    reason = f"{name}: answered {status.name}"
+    server_health.give_up(connection, reason, "refused", blame=status not in _BLAMELESS)
+    return _FAILED
+
+
+def learn(attempt: Attempt, shared: Dispatcher, *, exactly: bool) -> None:
+    """Learn the server's usual time from an answer; eject a server that is far too slow.
+
+    Args:
+        attempt: Just answered.
+        shared: Learns.
+        exactly: The answer came just now. If not, it may have been there for a while.
+    """
+    now = shared.clock()
+    servers = shared.replicas.view().placement.servers
+    ejections, speeds = shared.ejections, shared.speeds
+    connection, rows = attempt.connection, attempt.part.rows_R.size
+    took_s = now - attempt.sent_at
+    if exactly:
+        connection.service.observe(rows, took_s)
+    else:
+        connection.service.observe_bound(rows, took_s)
+    name = connection.server_id
+    slow = speeds.is_outlier(name, servers, ejections.SLOW_FACTOR, ejections.SLOW_ANSWERS)
+    if slow and ejections.slow(name, servers, now):
+        # After the ejection it is judged anew.
+        speeds.forget(name)
+        shared.metrics.ejections.labels("slow").inc()

@@ -1,0 +1,96 @@
+"""Requests of a layer call in flight, and their hedges.
+
+A request that takes unusually long is *hedged*: the same part is sent to other replicas, and the first answer
+wins. A hedge may need several requests if the part's experts have their replicas on several servers; it wins
+when all of them are answered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from attention_client.connections.connection import Connection
+from attention_client.connections.messages import Ticket
+from attention_client.dispatch.parts import Part
+from attention_client.telemetry.tracing import DispatchTrace
+
+__all__ = ["Attempt", "Hedge", "Result"]
+
+_NO_ROWS = np.empty((0, 0), dtype=np.float32)
+
+
+@dataclass(eq=False, slots=True)
+class Attempt:
+    """One part of a layer call, sent to a server. Times are monotonic seconds.
+
+    Attributes:
+        part: The part.
+        connection: Connection to the server.
+        ticket: Ticket of the connection.
+        sent_at: When it was sent.
+        hedge_at: When to ask a replica in addition; infinity: never.
+        expires_at: When to ask a replica instead.
+        hedge: Its hedge, if it has one.
+        trace: Its span, if it is traced.
+    """
+
+    part: Part
+    connection: Connection
+    ticket: Ticket
+    sent_at: float
+    hedge_at: float
+    expires_at: float
+    hedge: Hedge | None = None
+    trace: DispatchTrace | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Result:
+    """An answered part, in its slot until it is copied out or released.
+
+    Attributes:
+        part: The part.
+        part_RH: float32 (R, H); empty after the release.
+        attempt: Owner of the slot; None once the slot is free.
+        server_id: Server that computed it.
+    """
+
+    part: Part
+    part_RH: npt.NDArray[np.float32]
+    attempt: Attempt | None
+    server_id: str
+
+    def copy_out(self) -> bool:
+        """Copy the result and free its slot. Returns whether the copy is valid."""
+        if self.attempt is None:
+            return True
+        copied_RH = self.part_RH.copy()
+        is_right = self.release()
+        self.part_RH = copied_RH
+        return is_right
+
+    def release(self) -> bool:
+        """Free the slot after reading the result. Returns whether the read was valid."""
+        attempt, self.attempt = self.attempt, None
+        # A hedge and its attempts form a reference cycle, which would keep this view, and so the arena of a
+        # dead server, alive until the next garbage collection.
+        self.part_RH = _NO_ROWS
+        return attempt is None or attempt.connection.release(attempt.ticket)
+
+
+@dataclass(eq=False, slots=True)
+class Hedge:
+    """A late attempt and its rivals: attempts at the same part on other servers.
+
+    Attributes:
+        primary: The late attempt.
+        rivals: Rivals still in flight.
+        answered: Results of the rivals so far.
+    """
+
+    primary: Attempt
+    rivals: list[Attempt]
+    answered: list[Result] = field(default_factory=list)

@@ -1,0 +1,363 @@
+"""One remote call of a MoE layer's experts: dispatch, wait, hedge, fail over, combine.
+
+A call ends before its deadline with the right tensor or with one typed error. Pairs without an answer, and
+only these, are sent to another replica; a late answer is dropped by its request id. Parts are summed in fp32
+in a fixed order (server, first token), whatever order they came in.
+
+Modules: `shared` (state that all calls share), `server_health` (which servers to ask), `sending` (pairs to
+requests), `answers` (requests to results), `hedging` (duplicate requests).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from attention_client.connections.messages import LayerInput
+from attention_client.dispatch.parts import Part, combine, pairs_of, without
+from attention_client.layer_call import hedging
+from attention_client.layer_call.answers import learn, poll
+from attention_client.layer_call.attempts import Attempt, Result
+from attention_client.layer_call.sending import Sender
+from attention_client.layer_call.server_health import ServerHealth
+from attention_client.layer_call.shared import ClusterView, Dispatcher, Replicas
+from attention_client.telemetry.request_outcomes import Outcome
+from attention_client.telemetry.tracing import LayerTrace
+from eaas.errors import EaasError, ExpertsUnavailableError
+
+__all__ = ["ClusterView", "Dispatcher", "LayerCall", "Replicas"]
+
+# Pause before servers that were busy, or failed in this call, are asked again. A busy server frees slots
+# within microseconds; a new placement or membership ends the pause at once.
+_RETRY_S = 0.005
+# Interval between polls of a hedged request.
+_HEDGE_POLL_S = 0.0005
+
+
+class LayerCall:
+    """One call of one layer: either `run`, or `start` and later `finish`, once.
+
+    The caller is free between `start` and `finish`. A started call holds slots until `finish` or `cancel`.
+
+    Args:
+        dispatcher: Shared by all calls.
+        inputs: Layer, hidden states, scores.
+        ids_TK: int64, logical experts.
+        wanted_TK: Pairs to compute; others give 0.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        inputs: LayerInput,
+        ids_TK: npt.NDArray[np.int64],
+        wanted_TK: npt.NDArray[np.bool_],
+    ) -> None:
+        self._shared = dispatcher
+        self._inputs = inputs
+        # The compiled loops need contiguous arrays.
+        self._ids_TK = np.ascontiguousarray(ids_TK)
+        self._wanted_TK = np.ascontiguousarray(wanted_TK)
+        self._server_health = ServerHealth(dispatcher)
+        # None before the call begins and after it ends.
+        self._sender: Sender | None = None
+        self._deadline = math.inf
+        # Pairs still to send: new ones, and those whose attempt failed. None if there are none.
+        self._missing_TK: npt.NDArray[np.bool_] | None = None
+        self._attempts: list[Attempt] = []
+        self._results: list[Result] = []
+        # The arrival time is known only for the attempt that was waited on.
+        self._waited_on: Attempt | None = None
+        self._times_exact = True
+        self._trace: LayerTrace | None = None
+
+    @property
+    def pairs(self) -> int:
+        """(token, expert) pairs to compute."""
+        return int(np.count_nonzero(self._wanted_TK))
+
+    def run(self) -> torch.Tensor:
+        """Compute the layer. Returns and raises as `finish`."""
+        self._begin()
+        return self.finish()
+
+    def start(self) -> None:
+        """Send requests without waiting. The deadline counts from here.
+
+        Takes at most one slot of each server, so that another started call finds slots for its retries.
+        `finish` sends the rest.
+
+        Raises:
+            WrongRequestError: The hidden states are not of the model's size.
+        """
+        sender = self._begin()
+        self._times_exact = False
+        try:
+            view = self._shared.replicas.view()
+            self._send(sender, view, self._preferred(view), one_each=True)
+        except BaseException:
+            self.cancel()
+            raise
+
+    def finish(self) -> torch.Tensor:
+        """Wait for the answers, hedge, fail over, combine.
+
+        Returns:
+            float32 (T, H): the weighted sum over the wanted pairs.
+
+        Raises:
+            ExpertsUnavailableError: The deadline passed while a pair had no answer.
+            WrongRequestError: A server refused the request itself.
+            RuntimeError: The call was not started, or has ended.
+        """
+        sender = self._sender
+        if sender is None:
+            raise RuntimeError("the layer call was not started, or has ended")
+        try:
+            while True:
+                self._gather(sender)
+                results = self._results
+                out_TH = combine(self._inputs.x_TH.shape, [(r.part, r.part_RH) for r in results])
+                # A list, not a generator: every slot has to be released.
+                if all([result.release() for result in results]):
+                    self._count_nonfinite(out_TH)
+                    self._shared.attribution.saw(results)
+                    return out_TH
+                # A slot went to another client during the read. Rare: start over.
+                self._results, self._missing_TK = [], self._wanted_TK
+        except EaasError as error:
+            if self._trace is not None:
+                self._trace.fail(str(error))
+            raise
+        finally:
+            self.cancel()
+
+    def _count_nonfinite(self, out_TH: torch.Tensor) -> None:
+        # One sum checks all rows. If only the sum overflowed, no row is counted.
+        if not math.isfinite(out_TH.sum().item()):
+            rows = int((~out_TH.isfinite().all(dim=1)).sum())
+            self._shared.metrics.nonfinite_rows.inc(rows)
+
+    def cancel(self) -> None:
+        """End a started call without a result and free its slots. Idempotent."""
+        self._sender = None
+        answered = [r for a in self._attempts if a.hedge is not None for r in a.hedge.answered]
+        self._call_off(self._attempts, self._results + answered)
+        self._results = []
+        if self._trace is not None:
+            self._trace.end()
+            self._trace = None
+
+    def _begin(self) -> Sender:
+        self._deadline = self._shared.clock() + self._shared.timeout_s
+        self._missing_TK = self._wanted_TK
+        if self._shared.traces is not None:
+            self._trace = self._shared.traces.layer(self._inputs.layer, len(self._ids_TK))
+        self._sender = Sender(
+            self._shared,
+            self._server_health,
+            self._inputs,
+            self._ids_TK,
+            self._deadline,
+            self._trace,
+        )
+        return self._sender
+
+    def _gather(self, sender: Sender) -> None:
+        """Send and wait until there is a result for every wanted pair."""
+        while self._missing_TK is not None or self._attempts:
+            if self._missing_TK is not None:
+                self._free_slots()
+                self._dispatch(sender)
+            if self._attempts:
+                self._collect(sender)
+
+    # -- dispatch -------------------------------------------------------------------------------------
+
+    def _free_slots(self) -> None:
+        """Copy results out of their slots: missing pairs need slots, too."""
+        for result in tuple(self._results):
+            if not result.copy_out():
+                self._results.remove(result)
+                self._miss(result.part)
+
+    def _dispatch(self, sender: Sender) -> None:
+        """Send missing pairs to the best available servers.
+
+        Pauses if nothing could be sent and nothing is in flight.
+        """
+        now = self._shared.clock()
+        if now >= self._deadline:
+            raise self._unavailable()
+        view = self._shared.replicas.view()
+        healthy, kept = self._server_health.healthy(view), self._server_health.kept(view, now)
+        self._send(sender, view, _both(healthy, kept))
+        if self._missing_TK is not None and not all(kept):
+            # An ejected server is better than one that failed just now.
+            self._send(sender, view, healthy)
+        if self._attempts or self._missing_TK is None:
+            return
+        # No other server is left: ask those that failed once or owe an answer.
+        if any(c in self._server_health.avoided for c in view.connections):
+            self._pause(view)
+            if self._shared.replicas.view() is not view or self._shared.clock() >= self._deadline:
+                return
+        self._send(sender, view, view.usable())
+        if not self._attempts:
+            self._pause(view)
+
+    def _send(
+        self, sender: Sender, view: ClusterView, servers: Sequence[bool], *, one_each: bool = False
+    ) -> None:
+        """Send missing pairs to those of these servers that hold them and have free slots."""
+        assert self._missing_TK is not None
+        parts, complete = sender.plan(view, servers, self._missing_TK)
+        if one_each:
+            firsts = [p for i, p in enumerate(parts) if not i or parts[i - 1].server != p.server]
+            complete = complete and len(firsts) == len(parts)
+            parts = firsts
+        sent = []
+        for part in parts:
+            attempt = sender.send(view, part)
+            if attempt is not None:
+                self._attempts.append(attempt)
+                self._shared.hedges.earn()
+                sent.append(part)
+        self._shared.metrics.server_requests.inc(len(sent))
+        if complete and len(sent) == len(parts):
+            self._missing_TK = None
+        else:
+            self._missing_TK = without(self._missing_TK, sent)
+
+    def _miss(self, part: Part) -> None:
+        """Mark a part to be sent again."""
+        part_TK = pairs_of(part, self._wanted_TK.shape)
+        self._missing_TK = part_TK if self._missing_TK is None else self._missing_TK | part_TK
+
+    def _preferred(self, view: ClusterView) -> list[bool]:
+        """Servers that are healthy and not ejected."""
+        health = self._server_health
+        return _both(health.healthy(view), health.kept(view, self._shared.clock()))
+
+    def _pause(self, view: ClusterView) -> None:
+        left_s = self._deadline - self._shared.clock()
+        if any(view.usable()):
+            left_s = min(left_s, _RETRY_S)
+        self._shared.replicas.wait_for_change(view, max(left_s, 0.0))
+
+    def _unavailable(self) -> ExpertsUnavailableError:
+        experts = np.unique(self._ids_TK[self._missing_TK]).tolist()
+        avoided = self._server_health.avoided.values()
+        reasons = sorted(set(avoided)) or ["no server that holds it is available"]
+        return ExpertsUnavailableError(self._inputs.layer, experts, "; ".join(reasons))
+
+    # -- collect --------------------------------------------------------------------------------------
+
+    def _collect(self, sender: Sender) -> None:
+        """Wait until at least one attempt ends; update results and missing pairs."""
+        while True:
+            first = self._attempts[0]
+            seen = first.connection.seq()
+            if self._settle():
+                return
+            now = self._shared.clock()
+            until = math.inf
+            for attempt in tuple(self._attempts):
+                if attempt.hedge_at <= now:
+                    self._hedge(sender, attempt)
+            for attempt in self._attempts:
+                until = min(until, attempt.expires_at, attempt.hedge_at)
+                if attempt.hedge is not None:
+                    # Any side may answer first, but the wait below watches only one.
+                    until = min(until, now + _HEDGE_POLL_S)
+            self._waited_on, self._times_exact = first, False
+            first.connection.wait(first.ticket, seen, until - now)
+
+    def _settle(self) -> bool:
+        """Poll all attempts and handle those that ended. Returns whether one did."""
+        answered = []
+        ended = again = False
+        for attempt in tuple(self._attempts):
+            if attempt not in self._attempts:
+                continue  # The end of its hedge ended it, too.
+            found = poll(attempt, self._inputs.layer, self._shared, self._server_health)
+            if found is None:
+                continue
+            ended = True
+            self._attempts.remove(attempt)
+            if attempt.trace is not None:
+                attempt.trace.end("answered" if isinstance(found, Result) else "failed")
+            if isinstance(found, Result):
+                answered.append(attempt)
+                self._settle_answered(attempt, found)
+            elif attempt.hedge is not None:
+                self._apply(hedging.settle_failed(attempt.hedge, attempt))
+            else:
+                again = True
+                self._miss(attempt.part)
+        # If another attempt failed, these times are not representative.
+        for attempt in () if again else answered:
+            exact = self._times_exact or attempt is self._waited_on
+            learn(attempt, self._shared, exactly=exact)
+        return ended
+
+    def _settle_answered(self, attempt: Attempt, result: Result) -> None:
+        if attempt.hedge is None:
+            self._results.append(result)
+        else:
+            self._apply(hedging.settle_answered(attempt.hedge, attempt, result))
+
+    def _call_off(self, attempts: Iterable[Attempt], results: Iterable[Result]) -> None:
+        """Stop waiting for these attempts and free the slots of these results."""
+        for attempt in tuple(attempts):
+            attempt.connection.abandon(attempt.ticket, overdue=False)
+            self._attempts.remove(attempt)
+            if attempt.trace is not None:
+                attempt.trace.end("called off")
+        for result in results:
+            result.release()
+
+    # -- hedging --------------------------------------------------------------------------------------
+
+    def _hedge(self, sender: Sender, attempt: Attempt) -> None:
+        """Send the same part to other replicas, if they hold all of it and the budget allows it."""
+        attempt.hedge_at = math.inf
+        shared = self._shared
+        view = shared.replicas.view()
+        others = [c is not attempt.connection for c in view.connections]
+        wanted_TK = pairs_of(attempt.part, self._wanted_TK.shape)
+        parts, complete = sender.plan(view, _both(self._preferred(view), others), wanted_TK)
+        if not complete or not shared.hedges.spend(len(parts)):
+            return
+        rivals: list[Attempt] = []
+        for part in parts:
+            rival = sender.send(view, part)
+            if rival is None:
+                self._call_off(rivals, [])
+                shared.hedges.give_back(len(parts) - len(rivals))
+                return
+            self._attempts.append(rival)
+            rivals.append(rival)
+        hedging.begin(attempt, rivals)
+
+    def _apply(self, settled: hedging.Settled) -> None:
+        """Carry out the instructions after one side of a hedge ended."""
+        self._results += settled.results
+        self._call_off(settled.call_off, settled.release)
+        if settled.beaten is not None:
+            self._attempts.remove(settled.beaten)
+            settled.beaten.connection.abandon(settled.beaten.ticket, overdue=True)
+            if settled.beaten.trace is not None:
+                settled.beaten.trace.end("beaten by a hedge")
+            self._server_health.blame(settled.beaten.connection)
+            self._shared.metrics.outcomes.count(settled.beaten.connection, Outcome.HEDGED_AWAY)
+        if settled.outcome is not None:
+            self._shared.metrics.hedges.labels(settled.outcome).inc()
+
+
+def _both(some: Sequence[bool], others: Sequence[bool]) -> list[bool]:
+    return [one and other for one, other in zip(some, others, strict=True)]

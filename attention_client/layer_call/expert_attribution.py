@@ -1,0 +1,70 @@
+"""Expert attribution: which servers computed which token, recorded only on request."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from attention_client.layer_call.attempts import Result
+from attention_client.layer_call.turns import micro_batch_tokens
+
+__all__ = ["ExpertAttribution", "SeenServers"]
+
+
+class SeenServers:
+    """The (token, expert) pairs that each server computed in one forward pass, over all layers."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[str, npt.NDArray[np.int64], npt.NDArray[np.int64]]] = []
+
+    def note(
+        self, server: str, tokens_R: npt.NDArray[np.int64], pairs_R: npt.NDArray[np.int64]
+    ) -> None:
+        """Record how many pairs of each token a server computed; tokens ascend."""
+        self._parts.append((server, tokens_R, pairs_R))
+
+    def of(self, token: int) -> Mapping[str, int]:
+        """Pairs of one token, by server."""
+        found: dict[str, int] = {}
+        for server, tokens_R, pairs_R in self._parts:
+            at = int(np.searchsorted(tokens_R, token))
+            if at < tokens_R.size and tokens_R[at] == token:
+                found[server] = found.get(server, 0) + int(pairs_R[at])
+        return found
+
+    def take_last(self) -> Mapping[str, int]:
+        """Pairs of the last token of a one-sequence batch, by server; clears the record."""
+        last = max((int(tokens_R[-1]) for _, tokens_R, _ in self._parts), default=0)
+        found = self.of(last)
+        self._parts.clear()
+        return found
+
+
+class ExpertAttribution:
+    """Records the layer calls of one client. Used by the thread that runs the model."""
+
+    def __init__(self) -> None:
+        self._seen: SeenServers | None = None
+
+    @contextlib.contextmanager
+    def watching(self, asked: bool) -> Iterator[SeenServers | None]:
+        """Record passes inside the block if `asked`; otherwise yield None."""
+        self._seen = SeenServers() if asked else None
+        try:
+            yield self._seen
+        finally:
+            self._seen = None
+
+    def saw(self, results: Sequence[Result]) -> None:
+        """Record the results of a layer call."""
+        seen = self._seen
+        if seen is None:
+            return
+        part = micro_batch_tokens()
+        first = part.start if part is not None else 0
+        for result in results:
+            pairs_R = np.count_nonzero(result.part.pairs_RK, axis=1)
+            seen.note(result.server_id, result.part.rows_R + first, pairs_R)

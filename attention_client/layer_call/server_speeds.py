@@ -1,0 +1,197 @@
+"""Measured server speeds, for load-aware dispatch and for the ejection of outliers.
+
+Each answer states how long the server had the request. So neither the network nor a client that polls late
+counts.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from attention_client.dispatch import Load
+
+__all__ = ["Ejections", "Speeds"]
+
+# Half-life of a measurement, so that a server that is asked rarely gets another chance.
+_HALF_LIFE_S = 10.0
+# Answers in a median: a server's first answers, and some later ones, take unusually long.
+_WINDOW = 7
+_LEAST_KNOWN = 3
+# How long computed rates are reused.
+_REFRESH_S = 0.005
+# A server that delays a call by less than this is not slow, however slow it is relative to others.
+_LEAST_EXCESS_S = 0.002
+
+
+@dataclass(slots=True)
+class _Rate:
+    """Times of a server's last answers, and their medians."""
+
+    per_work: tuple[float, ...]
+    seconds: tuple[float, ...]
+    usual_per_work: float
+    usual_s: float
+    at: float
+    answers: int
+
+
+_NO_RATE = _Rate((), (), 0.0, 0.0, 0.0, 0)
+
+
+class Speeds:
+    """Measured seconds per unit of work (`dispatch.parts.Chunks`), by server."""
+
+    def __init__(self) -> None:
+        self._rates: dict[str, _Rate] = {}
+        self._made: tuple[tuple[str, ...], float, npt.NDArray[np.float64]] = ((), 0.0, np.empty(0))
+
+    def observe(self, server: str, work: float, seconds: float, now: float) -> None:
+        """Learn from one answer."""
+        known = self._rates.get(server)
+        before = known or _NO_RATE
+        per_work = (*before.per_work[1 - _WINDOW :], seconds / work)
+        recent = (*before.seconds[1 - _WINDOW :], seconds)
+        rate = _Rate(per_work, recent, _median(per_work), _median(recent), now, before.answers + 1)
+        # Other threads may read: a new name makes a new dict. Losing a concurrent update does no harm.
+        if known is None:
+            self._rates = {**self._rates, server: rate}
+        else:
+            self._rates[server] = rate
+
+    def forget(self, server: str) -> None:
+        """Forget a server's measurements."""
+        self._rates = {name: rate for name, rate in self._rates.items() if name != server}
+
+    def load(self, servers: Sequence[str], in_flight_work: Sequence[float], now: float) -> Load:
+        """The servers' load, for dispatch.
+
+        Args:
+            servers: Servers of the placement, in its order.
+            in_flight_work: This client's work in flight on each server.
+            now: Monotonic seconds.
+        """
+        rate_S = self._rate_S(tuple(servers), now)
+        if not any(in_flight_work):
+            return Load(rate_S, np.zeros(len(servers)))
+        return Load(rate_S, rate_S * np.asarray(in_flight_work, dtype=np.float64))
+
+    def _rate_S(self, servers: tuple[str, ...], now: float) -> npt.NDArray[np.float64]:
+        """Seconds per unit of work of each server, recomputed every `_REFRESH_S`."""
+        made_for, made_at, rate_S = self._made
+        if made_for == servers and 0 <= now - made_at < _REFRESH_S:
+            return rate_S
+        usual = self.usual(servers)
+        rate_S = np.empty(len(servers))
+        for s, server in enumerate(servers):
+            known = self._rates.get(server)
+            if known is None or known.answers < _LEAST_KNOWN:
+                rate_S[s] = usual
+                continue
+            trust = 0.5 ** (max(now - known.at, 0.0) / _HALF_LIFE_S)
+            rate_S[s] = usual + trust * (known.usual_per_work - usual)
+        self._made = servers, now, rate_S
+        return rate_S
+
+    def usual(self, servers: Sequence[str]) -> float:
+        """Median seconds per unit of work of the measured servers among these; 1 if none is measured."""
+        rates = self._rates
+        known = [rates[s].usual_per_work for s in servers if s in rates]
+        return _median(known) if known else 1.0
+
+    def is_outlier(
+        self, server: str, servers: Sequence[str], factor: float, least_answers: int
+    ) -> bool:
+        """Whether a server takes more than `factor` times the usual time of these servers.
+
+        Both per unit of work and per answer: each answer has a fixed cost, so a server with little work needs
+        long per unit. The excess must also matter to a layer call.
+        """
+        rates = self._rates
+        known = rates.get(server)
+        if known is None or known.answers < least_answers or known.usual_s <= _LEAST_EXCESS_S:
+            return False
+        usual_s = _median([rates[s].usual_s for s in servers if s in rates] or [known.usual_s])
+        return (
+            known.usual_per_work > factor * self.usual(servers)
+            and known.usual_s > factor * usual_s
+            and known.usual_s - usual_s > _LEAST_EXCESS_S
+        )
+
+
+def _median(values: Sequence[float]) -> float:
+    """Median; the lower of the two middle values."""
+    return sorted(values)[(len(values) - 1) // 2]
+
+
+@dataclass
+class _Record:
+    failures: int = 0
+    ejections: int = 0
+    until: float = -math.inf
+
+
+class Ejections:
+    """Temporary ejection of servers that fail or are far too slow; they are asked only as a last resort.
+
+    Pure state machine (no I/O, no clock), thread-safe. At most a third of the servers (one of two) are
+    ejected at a time, so that a fault of the client itself does not empty the pool. Each ejection is twice as
+    long as the one before, unless a minute has passed in between.
+    """
+
+    FAILURES = 3
+    """Consecutive failed requests that eject a server."""
+    SLOW_FACTOR = 5.0
+    """Multiple of the usual time that ejects a server."""
+    SLOW_ANSWERS = 5
+    """Answers needed before a server can count as slow."""
+    _FIRST_S, _LONGEST_S = 5.0, 60.0
+
+    def __init__(self) -> None:
+        self._records: dict[str, _Record] = {}
+        self._lock = threading.Lock()
+
+    def failed(self, server: str, servers: Sequence[str], now: float) -> bool:
+        """Count a request that timed out, was refused or damaged. Returns whether that ejected the server."""
+        with self._lock:
+            record = self._records.setdefault(server, _Record())
+            record.failures += 1
+            return record.failures >= self.FAILURES and self._eject(server, servers, now)
+
+    def answered(self, server: str) -> None:
+        """Count a request that was answered in time."""
+        record = self._records.get(server)
+        if record is not None:
+            record.failures = 0
+
+    def slow(self, server: str, servers: Sequence[str], now: float) -> bool:
+        """Eject a server that is a speed outlier. Returns whether that ejected it."""
+        with self._lock:
+            self._records.setdefault(server, _Record())
+            return self._eject(server, servers, now)
+
+    def out(self, server: str, now: float) -> bool:
+        """Whether a server is ejected now."""
+        record = self._records.get(server)
+        return record is not None and now < record.until
+
+    def _eject(self, server: str, servers: Sequence[str], now: float) -> bool:
+        # The lock is held.
+        record = self._records[server]
+        already = sum(self.out(other, now) for other in servers)
+        if now < record.until or already >= self._cap(len(servers)):
+            return False
+        times = 0 if now - record.until > self._LONGEST_S else record.ejections
+        record.until = now + min(self._FIRST_S * 2.0**times, self._LONGEST_S)
+        record.ejections = times + 1
+        record.failures = 0
+        return True
+
+    @staticmethod
+    def _cap(servers: int) -> int:
+        return 0 if servers < 2 else max(1, servers // 3)

@@ -1,0 +1,96 @@
+"""State that the layer calls of one client share: the cluster view, and what was learned about servers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from attention_client.connections.connection import Connection
+from attention_client.connections.deadlines import HedgeBudget
+from attention_client.dispatch import DispatchPolicy
+from attention_client.layer_call.expert_attribution import ExpertAttribution
+from attention_client.layer_call.server_speeds import Ejections, Speeds
+from attention_client.telemetry.metrics import ClientMetrics
+from attention_client.telemetry.tracing import RequestTraces
+from eaas.types import Placement
+from eaas.wire.slot import WireDtype
+
+__all__ = ["ClusterView", "Dispatcher", "Replicas"]
+
+
+@dataclass(frozen=True, eq=False)
+class ClusterView:
+    """Placement and connections, replaced as a whole when anything changes.
+
+    Attributes:
+        placement: Epoch, servers, shares.
+        connections: One per server of the placement; None if not connected.
+    """
+
+    placement: Placement
+    connections: tuple[Connection | None, ...]
+    _max_tokens: dict[tuple[int, WireDtype], Sequence[int]] = field(
+        default_factory=dict, repr=False
+    )
+
+    def usable_S(self) -> npt.NDArray[np.bool_]:
+        """Whether each server has a live connection, as an array."""
+        return np.array(self.usable(), dtype=np.bool_)
+
+    def usable(self) -> list[bool]:
+        """Whether each server has a live connection."""
+        return [c is not None and c.lost_reason is None for c in self.connections]
+
+    def max_tokens(self, top_k: int, dtype: WireDtype) -> Sequence[int]:
+        """Tokens that fit into a slot of each server; 1 without a connection."""
+        known = self._max_tokens.get((top_k, dtype))
+        if known is None:
+            known = [c.max_tokens(top_k, dtype) if c is not None else 1 for c in self.connections]
+            self._max_tokens[top_k, dtype] = known
+        return known
+
+
+class Replicas(Protocol):
+    """Source of cluster views."""
+
+    def view(self) -> ClusterView:
+        """The newest view."""
+
+    def wait_for_change(self, seen: ClusterView, timeout_s: float) -> None:
+        """Sleep until the view is not `seen` any more, or until the timeout."""
+
+
+@dataclass(frozen=True, eq=False)
+class Dispatcher:
+    """State that the calls of one client share. Thread-safe.
+
+    Attributes:
+        replicas: Source of views.
+        policy: Chooses among replicas.
+        timeout_s: Deadline of a call over all attempts.
+        attempt_timeout_s: Least time of one attempt.
+        hedges: Budget of hedges.
+        metrics: Metrics of the client.
+        speeds: Measured speeds of the servers.
+        ejections: Ejected servers.
+        attribution: Records which server computed what.
+        clock: Monotonic seconds.
+        traces: Traces of requests; None: no tracing.
+    """
+
+    replicas: Replicas
+    policy: DispatchPolicy
+    timeout_s: float
+    attempt_timeout_s: float
+    hedges: HedgeBudget
+    metrics: ClientMetrics
+    speeds: Speeds = field(default_factory=Speeds)
+    ejections: Ejections = field(default_factory=Ejections)
+    attribution: ExpertAttribution = field(default_factory=ExpertAttribution)
+    clock: Callable[[], float] = time.monotonic
+    traces: RequestTraces | None = None

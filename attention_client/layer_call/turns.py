@@ -1,0 +1,75 @@
+"""Two forward passes on one thread, in turns.
+
+A pass yields its turn where it would wait for its experts, deep in the model's own code. That needs
+greenlets, which switch in a microsecond. Threads would hand over the GIL at each switch, and each would have
+its own OpenMP team.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import greenlet
+
+__all__ = ["Task", "in_turns", "micro_batch_tokens", "pause"]
+
+
+class Task(NamedTuple):
+    """A forward pass of a micro-batch.
+
+    Attributes:
+        run: Runs the pass and returns its result.
+        tokens: The micro-batch's tokens in the whole batch's flattened order.
+    """
+
+    run: Callable[[], Any]
+    tokens: slice
+
+
+class _Turn(greenlet.greenlet):  # type: ignore[misc]
+    def __init__(self, task: Task) -> None:
+        super().__init__(task.run)
+        self.tokens = task.tokens
+        # transformers collects outputs of a forward pass in context variables.
+        self.gr_context = contextvars.copy_context()
+
+
+def in_turns(tasks: Sequence[Task]) -> list[Any]:
+    """Run tasks in round-robin order, each until its next `pause`. The order is deterministic.
+
+    Returns:
+        The results, in the order of the tasks.
+
+    Raises:
+        BaseException: The exception of a task; the other tasks end with GreenletExit in their `pause`.
+    """
+    results: list[Any] = [None] * len(tasks)
+    waiting = deque((i, _Turn(task)) for i, task in enumerate(tasks))
+    try:
+        while waiting:
+            i, turn = waiting.popleft()
+            value = turn.switch()
+            if turn.dead:
+                results[i] = value
+            else:
+                waiting.append((i, turn))
+    finally:
+        for _, turn in waiting:
+            turn.throw()
+    return results
+
+
+def pause() -> None:
+    """Yield the turn. Does nothing outside `in_turns`."""
+    turn = greenlet.getcurrent()
+    if isinstance(turn, _Turn):
+        turn.parent.switch()
+
+
+def micro_batch_tokens() -> slice | None:
+    """The running micro-batch's tokens in the whole batch; None outside `in_turns`."""
+    turn = greenlet.getcurrent()
+    return turn.tokens if isinstance(turn, _Turn) else None

@@ -1,0 +1,84 @@
+"""Limits on concurrent requests and on the memory of their bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from attention_client.serving.api_error import ApiError
+
+__all__ = ["AcceptedRequests", "BodyMemory"]
+
+
+class AcceptedRequests:
+    """Counts the requests that wait or run. For one event loop.
+
+    Args:
+        most: The most requests at a time.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._count = 0
+
+    @contextmanager
+    def accept(self) -> Iterator[None]:
+        """Count one request for the duration of the block. Raises ApiError (429) at the limit."""
+        if self._count >= self._most:
+            raise ApiError(
+                429,
+                f"{self._most} requests are already running or waiting. Try again later.",
+                code="overloaded",
+            )
+        self._count += 1
+        try:
+            yield
+        finally:
+            self._count -= 1
+
+
+class BodyMemory:
+    """Counts the bytes of large bodies, from arrival to answer. For one event loop.
+
+    Args:
+        most_bytes: The most bytes of all bodies together.
+        free_bytes: The first bytes of each body, which do not count: small requests pass at the limit.
+    """
+
+    def __init__(self, most_bytes: int, free_bytes: int) -> None:
+        self._most = most_bytes
+        self._free = free_bytes
+        self._held = 0
+
+    @contextmanager
+    def body(self) -> Iterator[BodyShare]:
+        """Open the share of one body; the end of the block frees it."""
+        share = BodyShare(self, self._free)
+        try:
+            yield share
+        finally:
+            self._held -= share.held
+
+    def take(self, size: int) -> None:
+        """Reserve `size` bytes. Raises ApiError (429) if they exceed the limit."""
+        if self._held + size > self._most:
+            raise ApiError(
+                429, "Too many large requests are being read. Try again later.", code="overloaded"
+            )
+        self._held += size
+
+
+class BodyShare:
+    """The bytes that one body holds in a `BodyMemory`."""
+
+    def __init__(self, memory: BodyMemory, free_bytes: int) -> None:
+        self._memory = memory
+        self._free = free_bytes
+        self.held = 0
+
+    def grow(self, length: int) -> None:
+        """Reserve memory for a body of `length` bytes. Raises ApiError (429)."""
+        more = length - self._free - self.held
+        if more > 0:
+            self._memory.take(more)
+            self.held += more

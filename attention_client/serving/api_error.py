@@ -1,0 +1,88 @@
+"""The exception that becomes an HTTP answer in OpenAI's error form.
+
+This module imports nothing slow: the prompt worker process imports it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+__all__ = ["ApiError"]
+
+# A message may quote megabytes that the client sent.
+_LONGEST = 2000
+
+_TYPES = {
+    404: "not_found_error",
+    429: "overloaded_error",
+    500: "internal_error",
+    503: "service_unavailable",
+}
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+class ApiError(Exception):
+    """An error answer. Handlers raise it; the client reads the message.
+
+    Args:
+        status: HTTP status.
+        message: The cause and the remedy.
+        type: OpenAI's error type; by default the usual type of the status.
+        param: The request field at fault; None: no single field.
+        code: Short name of the cause, for programs.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str | None = None,
+        param: str | None = None,
+        code: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = _shortened(message)
+        self.type = type or _TYPES.get(status, "invalid_request_error")
+        self.param = param and _shortened(param)
+        self.code = code
+
+    def fields(self) -> dict[str, Any]:
+        """The arguments that rebuild this error in another process."""
+        return {
+            "status": self.status,
+            "message": self.message,
+            "type": self.type,
+            "param": self.param,
+            "code": self.code,
+        }
+
+    def body(self) -> dict[str, dict[str, str | None]]:
+        """The JSON object of the answer. All its strings are valid UTF-8."""
+        return {
+            "error": {
+                # Text from the client may hold lone surrogates, which UTF-8 cannot encode.
+                "message": self.message.encode("utf-8", "backslashreplace").decode(),
+                "type": self.type,
+                "param": self.param and self.param.encode("utf-8", "backslashreplace").decode(),
+                "code": self.code,
+            }
+        }
+
+    def response(self) -> JSONResponse:
+        """The HTTP answer."""
+        headers = {"Retry-After": "1"} if self.status in (429, 503) else None
+        if self.status == 401:
+            headers = {"WWW-Authenticate": "Bearer"}
+        return JSONResponse(self.body(), status_code=self.status, headers=headers)
+
+    def sse(self) -> str:
+        """The error as an event, for a stream that has begun."""
+        return f"data: {json.dumps(self.body())}\n\n"

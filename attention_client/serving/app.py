@@ -1,0 +1,167 @@
+"""The application: transformers' OpenAI-compatible server without the routes a cluster must not offer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from fastapi.routing import APIRoute
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from transformers.cli.serving.server import build_server
+from transformers.cli.serving.utils import GenerationState
+
+from attention_client.layer_call.expert_attribution import ExpertAttribution
+from attention_client.serving.accepted import AcceptedRequests
+from attention_client.serving.dashboard import Dashboard
+from attention_client.serving.dashboard.chat_client import ChatClient
+from attention_client.serving.errors import install_error_handlers
+from attention_client.serving.generation.engine_choice import build_engine
+from attention_client.serving.generation.live_admission import LiveAdmission, Scheduling
+from attention_client.serving.guard import RequestGuard
+from attention_client.serving.hosts import LoopbackHosts
+from attention_client.serving.limits import ServeLimits
+from attention_client.serving.metrics.http import ServeMetrics
+from attention_client.serving.metrics.scheduler import SchedulerMetrics
+from attention_client.serving.openapi import openapi_document
+from attention_client.serving.requests.chat import ChatHandler
+from attention_client.serving.requests.completion import TextHandler
+from attention_client.serving.requests.handler import Handler
+from attention_client.serving.requests.service import Service
+from attention_client.telemetry.tracing import RequestTraces
+from eaas.net.api_keys import ApiKeys
+
+__all__ = ["build_app"]
+
+# The other routes load or replace the model, need another kind of model, or parse bodies on the event loop.
+_KEPT_ROUTES = {"/v1/models"}
+
+
+def build_app(
+    model: Any,
+    tokenizer: Any,
+    *,
+    model_name: str,
+    aliases: Sequence[str] = (),
+    status: Callable[[], dict[str, Any]],
+    healthy: Callable[[], tuple[bool, str]],
+    limits: ServeLimits,
+    scheduling: Scheduling | None = None,
+    registry: CollectorRegistry | None = None,
+    keys: ApiKeys | None = None,
+    hosts: LoopbackHosts | None = None,
+    traces: RequestTraces | None = None,
+    attribution: ExpertAttribution | None = None,
+    dashboard: Dashboard | None = None,
+) -> FastAPI:
+    """Build the HTTP application of a loaded model. The engine runs as long as the application.
+
+    Args:
+        model: A transformers causal language model, on its device.
+        tokenizer: Its tokenizer.
+        model_name: Its name in the API.
+        aliases: Other names that requests may use.
+        status: Returns the content of /eaas/v1/status. Called in a worker thread.
+        healthy: Returns whether the cluster can serve, and the reason if not. Called in a worker thread.
+        limits: Limits of requests and sizes of the engine.
+        scheduling: Chooses the waiting requests that run together; None: the default strategy.
+        registry: The metrics of /metrics; the application adds its own.
+        keys: The API keys that requests must show; None: no key is needed.
+        hosts: The host names that requests may use; None: any.
+        traces: Records each request; None: no tracing.
+        attribution: Counts the tokens that each server computes; None: nothing is counted.
+        dashboard: The page at `/`; None: no page.
+    """
+    # transformers warns about each request and about settings that are intended.
+    for noisy in ("ContinuousBatchingLogger", "transformers.generation"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)
+    metrics = ServeMetrics(registry if registry is not None else CollectorRegistry())
+    admission = LiveAdmission(scheduling or Scheduling(), model, SchedulerMetrics(metrics.registry))
+    engine = build_engine(model, limits, admission, attribution or ExpertAttribution())
+    metrics.watch(engine.running, engine.waiting, engine.cache_usage)
+    metrics.show_as_vllm(model_name)
+    if traces is not None:
+        traces.watch(engine.in_batch)
+        metrics.traces = traces
+    service = Service(model, tokenizer, model_name, aliases, engine, limits, metrics)
+    chat, text = ChatHandler(service), TextHandler(service)
+    accepted = AcceptedRequests(limits.max_requests)
+    app: FastAPI = build_server(
+        service,
+        chat_handler=None,
+        completion_handler=None,
+        response_handler=None,
+        transcription_handler=None,
+        systemone_handler=None,
+        generation_state=GenerationState(),
+    )
+    app.router.routes[:] = [
+        route for route in app.router.routes if getattr(route, "path", None) in _KEPT_ROUTES
+    ]
+    _add_routes(app, service, status, healthy)
+    _add_generation(app, "/v1/chat/completions", chat)
+    _add_generation(app, "/v1/completions", text)
+    if dashboard is not None:
+        dashboard.serve(
+            model_name, ChatClient(chat if tokenizer.chat_template else None, text, accepted)
+        )
+        app.router.routes.append(dashboard)
+    install_error_handlers(app)
+    app.add_middleware(
+        RequestGuard, limits=limits, metrics=metrics, accepted=accepted, keys=keys, hosts=hosts
+    )
+    app.state.end_requests = service.shutdown
+    app.state.close_pages = dashboard.close if dashboard is not None else None
+    inner = app.router.lifespan_context
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
+        engine.start()
+        async with inner(app) as state:
+            yield state
+
+    app.router.lifespan_context = lifespan
+    return app
+
+
+def _add_generation(app: FastAPI, path: str, handler: Handler) -> None:
+    async def generate(request: Request) -> Response:
+        # `request.body()` would keep the body in memory until the answer is complete.
+        return await handler.handle_request(b"".join([part async for part in request.stream()]))
+
+    app.router.routes.append(APIRoute(path, generate, methods=["POST"]))
+
+
+def _add_routes(
+    app: FastAPI,
+    service: Service,
+    status: Callable[[], dict[str, Any]],
+    healthy: Callable[[], tuple[bool, str]],
+) -> None:
+    def one_model(name: str) -> dict[str, Any]:
+        service.check_name(name)
+        return service.card()
+
+    def health() -> JSONResponse:
+        failure = service.engine.failure()
+        good, reason = (False, f"engine: {failure}") if failure is not None else healthy()
+        if not good:
+            return JSONResponse({"status": "unhealthy", "reason": reason}, status_code=503)
+        return JSONResponse({"status": "ok"})
+
+    def metrics() -> Response:
+        return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    def cluster() -> JSONResponse:
+        return JSONResponse(status())
+
+    app.router.routes += [
+        APIRoute("/v1/models/{name:path}", one_model),
+        APIRoute("/health", health),
+        APIRoute("/metrics", metrics),
+        APIRoute("/eaas/v1/status", cluster),
+        APIRoute("/openapi.json", openapi_document),
+    ]

@@ -1,0 +1,120 @@
+"""The alerts at the top of an operator's attention. Pure: snapshot in, elements out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from attention_client.serving.dashboard.nodes import Child, Node, h
+from eaas.cluster_snapshot import ClusterSnapshot
+from eaas.types import MemberState, Role
+
+__all__ = ["CANNOT_BE_DRAWN", "alerts"]
+
+_NAMED = 6
+# A number that changes each second would be read aloud each second.
+_ROUNDED_S = 10
+
+CANNOT_BE_DRAWN = h(
+    "p",
+    "The cluster cannot be shown. The data below is old. The endpoint's log has the reason.",
+    class_="alert",
+)
+"""Replaces the alerts if a poll failed."""
+
+
+def alerts(snapshot: ClusterSnapshot) -> list[Node]:
+    """Unreachable sources, uncovered experts and dead servers. Empty if there is no problem."""
+    lines = []
+    for source in snapshot.sources.values():
+        if source.silent_since is not None:
+            left = "" if source.name == "endpoint" else "; its last data is shown below"
+            lines.append(f"{source.text(snapshot.at)} ({source.why}){left}")
+    if snapshot.uncovered:
+        pairs = [f"{layer}/{expert}" for layer, expert in snapshot.uncovered]
+        count = _count(len(pairs), "expert")
+        lines.append(f"{count} uncovered: no live replica of layer/expert {_first_few(pairs)}")
+    return [h("p", line, class_="alert") for line in lines] + _dead_servers(snapshot)
+
+
+def _dead_servers(snapshot: ClusterSnapshot) -> list[Node]:
+    dead = [
+        m
+        for m in snapshot.members
+        if m.member.role is Role.EXPERT_SERVER and m.member.state is MemberState.DEAD
+    ]
+    if not dead:
+        return []
+    names = [m.member.id for m in dead]
+    placed = snapshot.placement.servers if snapshot.placement is not None else ()
+    missed = [m for m in dead if m.member.id in placed]
+    details: list[list[Child]]
+    if missed:
+        # The balancer replaces the server that has been dead longest first.
+        waited_s = max(m.lease_age_s for m in missed)
+        details = [[_lost(snapshot)], [_next(snapshot, waited_s)], _restart(snapshot, len(missed))]
+    else:
+        details = [["Nothing is lost: other servers hold all experts."]]
+    return [
+        h(
+            "div",
+            h("p", h("strong", f"{_first_few(names)} {'is' if len(names) == 1 else 'are'} DEAD.")),
+            *(h("p", *detail) for detail in details),
+            class_="alert" if missed else "alert mild",
+        )
+    ]
+
+
+def _lost(snapshot: ClusterSnapshot) -> str:
+    """The remaining live replicas of the experts that dead servers held."""
+    assert snapshot.placement is not None
+    lost_LE = snapshot.placement.holds_LSE[:, ~snapshot.live_S].any(axis=1)
+    left, counts = np.unique(snapshot.live_replicas_LE[lost_LE], return_counts=True)
+    parts = []
+    for replicas, experts in zip(left.tolist(), counts.tolist(), strict=True):
+        have = "has" if experts == 1 else "have"
+        kept = "no live replica" if replicas == 0 else f"{_count(replicas, 'live replica')} left"
+        parts.append(f"{experts} {have} {kept}")
+    total = _count(int(counts.sum()), "expert")
+    effect = (
+        "Requests that need an uncovered expert wait, and fail if it is not loaded in time."
+        if snapshot.uncovered
+        else "No expert is uncovered: requests continue."
+    )
+    return f"Lost: replicas of {total}, counted over all MoE layers: {', '.join(parts)}. {effect}"
+
+
+def _next(snapshot: ClusterSnapshot, dead_for_s: float) -> str:
+    if snapshot.sources["balancer"].silent_since is not None:
+        return "Next: nothing, because the balancer does not answer. Restart it first."
+    loads = "the balancer loads its experts on other servers, within their memory"
+    if snapshot.uncovered:
+        return f"Next: {loads}; experts without a live replica come first."
+    if snapshot.dead_grace_s is None:
+        return f"Next: {loads}, unless it returns soon."
+    left_s = snapshot.dead_grace_s - dead_for_s
+    if left_s <= 0:
+        return f"Next: {loads}, now."
+    rounded_s = math.ceil(left_s / _ROUNDED_S) * _ROUNDED_S
+    return f"Next: {loads}, unless it returns within {rounded_s} s."
+
+
+def _restart(snapshot: ClusterSnapshot, missed: int) -> list[Child]:
+    servers = len(snapshot.live(Role.EXPERT_SERVER)) + missed
+    return [
+        "To start replacements: ",
+        h("code", f"eaas scale {servers}"),
+        ", or the command that ",
+        h("code", "eaas up"),
+        " printed.",
+    ]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _first_few(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")

@@ -1,0 +1,140 @@
+"""The chat box: a streamed answer with the servers that computed each token."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+
+from nicegui import ui
+
+from attention_client.serving.dashboard.chat_client import ChatClient, Piece
+from attention_client.serving.dashboard.components import Drawn, Press, TextField
+from attention_client.serving.dashboard.nodes import Node, encode, h
+from attention_client.serving.errors import ApiError
+
+__all__ = ["ChatBox"]
+
+# Least time between two updates of the browser.
+_FLUSH_S = 0.1
+_COLOURS = 8
+_MOST_TOKENS = 4096
+
+
+class ChatBox:
+    """One viewer's chat box, within a page.
+
+    Args:
+        chat_client: Sends requests to the model.
+        servers: Returns the names of the expert servers; their order defines the colours.
+    """
+
+    def __init__(self, chat_client: ChatClient, servers: Callable[[], Sequence[str]]) -> None:
+        self._chat_client = chat_client
+        self._servers = servers
+        self._task: asyncio.Task[None] | None = None
+        self._pairs: Counter[str] = Counter()
+        self._names: list[str] = []
+        with ui.element("div").classes("chat-line"):
+            self._input = TextField("Message", "Tell me about the sea.")
+            self._input.props('data-part="message"').on("keydown.enter", self._send)
+            self._tokens = ui.number("Max tokens", value=128, min=1, max=_MOST_TOKENS, precision=0)
+            self._tokens.props("outlined dense").classes("short")
+            self._button = Press("Send", lambda _: self._send())
+            self._cancel = Press("Cancel", lambda _: self.end(), kind="plain")
+        self._answer = ui.element("div").classes("answer")
+        self._answer.props(
+            'role="log" aria-live="polite" aria-label="Answer" tabindex="0" data-part="answer"'
+        )
+        self._legend = Drawn()
+        self._legend.props('data-part="answer-servers"')
+        self._show_buttons(answering=False)
+
+    def end(self) -> None:
+        """Cancel the current answer, if there is one."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def _send(self) -> None:
+        text = str(self._input.value or "").strip()
+        if not text or self._task is not None:
+            return
+        tokens = min(max(int(self._tokens.value or 1), 1), _MOST_TOKENS)
+        self._answer.clear()
+        self._pairs.clear()
+        self._names = list(self._servers())
+        self._legend.show(encode())
+        self._show_buttons(answering=True)
+        self._task = asyncio.get_running_loop().create_task(self._stream(text, tokens))
+
+    async def _stream(self, text: str, tokens: int) -> None:
+        pieces: list[Piece] = []
+        flusher = asyncio.get_running_loop().create_task(self._flush_often(pieces))
+        try:
+            async with aclosing(self._chat_client.answer(text, tokens)) as answer:  # type: ignore[type-var]
+                async for piece in answer:
+                    pieces.append(piece)
+        except ApiError as error:
+            pieces.append(Piece(error=str(error)))
+        finally:
+            flusher.cancel()
+            self._flush(pieces)
+            self._task = None
+            if not self._answer.is_deleted:
+                self._show_buttons(answering=False)
+
+    async def _flush_often(self, pieces: list[Piece]) -> None:
+        while True:
+            await asyncio.sleep(_FLUSH_S)
+            self._flush(pieces)
+
+    def _flush(self, pieces: list[Piece]) -> None:
+        """Append the new pieces to the answer in the browser."""
+        if not pieces or self._answer.is_deleted:
+            return
+        shown = encode(*map(self._span, pieces))
+        pieces.clear()
+        with self._answer:
+            Drawn(shown, tag="span")
+        self._legend.show(encode(self._summary()))
+
+    def _show_buttons(self, *, answering: bool) -> None:
+        self._button.show("Send", enabled=not answering)
+        self._cancel.show("Cancel", enabled=answering)
+
+    def _span(self, piece: Piece) -> Node:
+        if piece.error:
+            return h("span", f" The answer failed: {piece.error}", class_="failed")
+        if not piece.servers:
+            return h("span", piece.text)
+        self._pairs.update(piece.servers)
+        most = max(piece.servers, key=lambda name: piece.servers[name])
+        whole = sum(piece.servers.values())
+        title = ", ".join(f"{s} {n / whole:.0%}" for s, n in sorted(piece.servers.items()))
+        return h(
+            "span",
+            piece.text,
+            class_=f"t t{self._colour(most)}",
+            data_servers=" ".join(piece.servers),
+            title=f"computed by {title}",
+        )
+
+    def _colour(self, server: str) -> int:
+        if server not in self._names:
+            self._names.append(server)
+        return self._names.index(server) % _COLOURS
+
+    def _summary(self) -> Node:
+        """The share of each server in the answer; also the legend of the colours."""
+        whole = sum(self._pairs.values())
+        items = (
+            h(
+                "span",
+                h("span", class_=f"key k{self._colour(name)}"),
+                h("bdi", name),
+                f" {pairs / whole:.0%}",
+            )
+            for name, pairs in sorted(self._pairs.items())
+        )
+        return h("div", *items, class_="servers-of-answer")

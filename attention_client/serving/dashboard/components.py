@@ -1,0 +1,132 @@
+"""The page's own elements. They take text as data and never parse it as markup."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from nicegui.element import Element
+from nicegui.elements.mixins.value_element import ValueElement
+from nicegui.events import GenericEventArguments
+
+from attention_client.serving.dashboard.nodes import encode
+
+__all__ = ["Choice", "Drawn", "Press", "Section", "TextField"]
+
+
+class Drawn(Element, component="drawn.js"):
+    """Shows the output of `nodes.encode`.
+
+    Args:
+        drawing: The JSON.
+        tag: The tag of the surrounding element.
+    """
+
+    def __init__(self, drawing: str = encode(), tag: str = "div") -> None:
+        super().__init__()
+        self.props["tag"] = tag
+        self.props["drawing"] = drawing
+
+    def show(self, drawing: str) -> None:
+        """Show another drawing."""
+        _set(self, "drawing", drawing)
+
+    def scrolls(self, label: str) -> None:
+        """Make the element scrollable, also by keyboard."""
+        self.classes("scroll")
+        self.props["tabindex"] = "0"
+        self.props["role"] = "region"
+        self.props["aria-label"] = label
+
+
+class Press(Element, component="press.js"):
+    """A button.
+
+    Args:
+        verb: The action.
+        on_press: Called with the `token` that the browser showed.
+        subject: The object of the action, if the verb alone is not clear.
+        label: Text for screen readers, if verb and subject are not enough.
+        kind: "main", "plain" or "danger".
+        asks: A second press must confirm the first one.
+    """
+
+    def __init__(
+        self,
+        verb: str,
+        on_press: Callable[[Any], Any],
+        *,
+        subject: str = "",
+        label: str = "",
+        kind: str = "main",
+        asks: bool = False,
+    ) -> None:
+        super().__init__()
+        self.props["subject"] = subject
+        self.props["label"] = label
+        self.props["kind"] = kind
+        self.show(verb, asks=asks)
+
+        def press(event: GenericEventArguments) -> Any:
+            return on_press(event.args)
+
+        self.on("press", press)
+
+    def show(self, verb: str, *, asks: bool = False, enabled: bool = True, token: int = 0) -> None:
+        """Change or disable the action. `token` is the incarnation of the subject."""
+        _set(self, "verb", verb)
+        _set(self, "asks", asks)
+        _set(self, "disabled", not enabled)
+        _set(self, "token", token)
+
+
+class Section(Element, component="section.js"):
+    """A part of the page with a heading.
+
+    Args:
+        name: Its id.
+        title: Text of the heading.
+        size: Width: "whole", "most" or "less"; otherwise half.
+        folds: It can be folded, and starts folded on a narrow screen.
+    """
+
+    def __init__(self, name: str, title: str, *, size: str = "", folds: bool = False) -> None:
+        super().__init__()
+        self.props["id"] = self.props["name"] = name
+        self.props["title"] = title
+        self.props["size"] = size
+        self.props["folds"] = folds
+
+
+class TextField(ValueElement[str]):
+    """A text field. `ui.input` and `ui.select` compile a template, which the page's policy forbids."""
+
+    LOOPBACK = False
+
+    def __init__(self, label: str, value: str) -> None:
+        super().__init__(tag="q-input", value=value)
+        self.props["label"] = label
+        self.props["for"] = self.html_id
+        self.props("outlined dense")
+
+
+class Choice(ValueElement[int]):
+    """A choice of a number, 0 to `count` - 1."""
+
+    def __init__(self, label: str, on_change: Callable[[], None]) -> None:
+        super().__init__(tag="q-select", value=0, on_value_change=on_change)
+        self.props["label"] = label
+        self.props["for"] = self.html_id
+        self.props["options"] = [0]
+        self.props("outlined dense options-dense")
+
+    def offer(self, count: int) -> None:
+        """Offer the numbers below `count`."""
+        if len(self.props["options"]) != count:
+            self.props["options"] = list(range(count))
+
+
+def _set(element: Element, name: str, value: object) -> None:
+    # NiceGUI would send an unchanged value to the browser, too.
+    if element.props.get(name) != value:
+        element.props[name] = value

@@ -1,0 +1,60 @@
+"""Small building blocks of sections. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from attention_client.serving.dashboard.nodes import Child, Node, h
+
+__all__ = ["ago", "badge", "cell", "empty", "or_none", "row", "table"]
+
+
+_LONG_AGO_S = 120
+
+
+def table(
+    caption: str, head: Iterable[str], rows: Iterable[Node], wide: Collection[str] = ()
+) -> Node:
+    """A table with a caption for screen readers. Narrow screens hide the columns in `wide`."""
+    columns = [
+        h("th", name, scope="col", class_="wide" if name in wide else "narrow") for name in head
+    ]
+    return h(
+        "table",
+        h("caption", caption, class_="unseen"),
+        h("thead", h("tr", *columns)),
+        h("tbody", *rows),
+    )
+
+
+def row(name: str, *cells: Node) -> Node:
+    """A row of a table; its name identifies it."""
+    return h("tr", h("th", name, scope="row"), *cells, key=name)
+
+
+def cell(text: Child, *, number: bool = False, wide: bool = False) -> Node:
+    """A cell of a table."""
+    kinds = ("number",) * number + ("wide",) * wide
+    return h("td", text, class_=" ".join(kinds))
+
+
+def badge(state: str) -> Node:
+    """A cell with a member's state."""
+    return cell(h("span", state, class_=f"state {state.lower()}"))
+
+
+def empty(sentence: str) -> list[Node]:
+    """A sentence in place of missing data."""
+    return [h("p", sentence, class_="empty")]
+
+
+def or_none(value: float | None, form: str = "{:.2f}", factor: float = 1.0) -> str:
+    """Format a number times a factor; a dash for None."""
+    return "—" if value is None else form.format(value * factor)
+
+
+def ago(seconds: float) -> str:
+    """Format an age in seconds."""
+    if seconds < _LONG_AGO_S:
+        return f"{seconds:.0f} s ago"
+    return f"{seconds / 60:.0f} min ago"

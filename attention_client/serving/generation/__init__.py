@@ -1,0 +1,1 @@
+"""Token generation for the HTTP endpoint: continuous batching, sampling, admission."""

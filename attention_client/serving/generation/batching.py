@@ -1,0 +1,417 @@
+"""transformers' continuous batching with the changes that serving needs.
+
+The changes to transformers 5.23:
+
+- An expected error of the model (`EaasError`) fails the requests of its batch. In transformers any
+  exception ends the worker thread.
+- A full cache does not block new requests after the last running one was cancelled.
+- A request gets its listener before it enters the queue. In transformers a fast request can finish
+  before anyone listens.
+- Output without a listener is dropped. In transformers it stays in memory.
+- Every waiting request fails if the worker dies, even one between two queues.
+- Each request has its own sampling settings (`sampling.py`).
+- A strategy chooses which waiting requests enter the batch (`strategy_scheduler.py`).
+- The idle thread wakes up once a second, not ten times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers import ContinuousBatchingConfig, GenerationConfig
+from transformers.cli.serving.utils import CBWorkerDeadError
+from transformers.generation.continuous_batching.continuous_api import (
+    BackgroundThreadStatus,
+    ContinuousBatchingManager,
+    OutputRouter,
+)
+from transformers.generation.continuous_batching.model_runner import infer_max_single_request_tokens
+
+from attention_client.layer_call.expert_attribution import ExpertAttribution, SeenServers
+from attention_client.serving.generation.engine import NOBODY, Delivery, Work
+from attention_client.serving.generation.live_admission import LiveAdmission
+from attention_client.serving.generation.sampling import BatchSampler
+from attention_client.serving.generation.strategy_scheduler import StrategyScheduler
+from attention_client.serving.heap import trim_heap
+from attention_client.serving.limits import ServeLimits
+from eaas.errors import ConfigError, EaasError
+
+__all__ = ["BatchingEngine", "fits_paged_cache"]
+
+_LOG = logging.getLogger(__name__)
+_IDLE_S = 1.0
+
+
+class _Listener:
+    """The receiver of one request's deliveries."""
+
+    def __init__(self, deliver: Callable[[Delivery], None]) -> None:
+        self.deliver = deliver
+        self.loop = asyncio.get_running_loop()
+        self.seen = 0  # tokens delivered
+
+
+class _Router(OutputRouter):  # type: ignore[misc]
+    """Passes outputs from the worker thread to the listeners' event loops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._listeners: dict[str, _Listener] = {}
+        # Requests that asked for the servers of their tokens, and the servers of the current step.
+        self._asking: set[str] = set()
+        self._servers: dict[str, Mapping[str, int]] = {}
+        self._guard = threading.Lock()
+
+    def listen(self, request_id: str, deliver: Callable[[Delivery], None], servers: bool) -> None:
+        with self._guard:
+            self._listeners[request_id] = _Listener(deliver)
+            if servers:
+                self._asking.add(request_id)
+
+    @property
+    def asks_for_servers(self) -> bool:
+        return bool(self._asking)
+
+    def note_servers(self, batch: Sequence[Any], seen: SeenServers) -> None:
+        """Record the servers of the next deliveries' tokens. `batch` holds `FutureRequestState`s."""
+        end = 0
+        # Without the lock, the entry of a request that is cancelled meanwhile would stay.
+        with self._guard:
+            for part in batch:
+                end += part.query_length
+                # The next token is chosen by the request's last token of the step.
+                if part.has_new_token and part.state.request_id in self._asking:
+                    self._servers[part.state.request_id] = seen.of(end - 1)
+
+    def forget(self, request_id: str) -> bool:
+        """Remove the listener; return whether there was one."""
+        with self._guard:
+            return self._pop(request_id) is not None
+
+    def _pop(self, request_id: str) -> _Listener | None:
+        self._asking.discard(request_id)
+        self._servers.pop(request_id, None)
+        return self._listeners.pop(request_id, None)
+
+    def deliver(self, output: Any) -> None:
+        self.deliver_batch([output])
+
+    def deliver_batch(self, outputs: list[Any]) -> None:
+        with self._guard:
+            calls = []
+            for output in outputs:
+                listener = self._listeners.get(output.request_id)
+                if listener is None:
+                    continue  # cancelled
+                tokens = output.generated_tokens[listener.seen :]
+                listener.seen += len(tokens)
+                finished = output.is_finished()
+                servers = self._servers.pop(output.request_id, NOBODY)
+                if finished:
+                    self._pop(output.request_id)
+                queued_s = output.lifespan[0] - output.created_time
+                delivery = Delivery(tokens, finished, output.error, queued_s, servers)
+                calls.append((listener, delivery))
+        self._call(calls)
+
+    def fail_and_deliver(self, state: Any, error: Exception) -> None:
+        # The base class keeps only the error's text; the listener needs its type.
+        self._fail([state.request_id], error)
+
+    def fail_all(self, error: Exception) -> None:
+        """Fail every request."""
+        self._fail(list(self._listeners), error)
+
+    def _fail(self, request_ids: list[str], error: Exception) -> None:
+        if not isinstance(error, (EaasError, CBWorkerDeadError)):
+            error = CBWorkerDeadError(f"The engine has stopped: {error}")
+        with self._guard:
+            failed = [self._pop(request_id) for request_id in request_ids]
+        delivery = Delivery([], finished=True, error=error)
+        self._call([(listener, delivery) for listener in failed if listener is not None])
+
+    def _call(self, calls: list[tuple[_Listener, Delivery]]) -> None:
+        # One wake-up per loop and batch: a wake-up costs more than the calls.
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Listener, Delivery]]] = {}
+        for call in calls:
+            by_loop.setdefault(call[0].loop, []).append(call)
+        for loop, batch in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_deliver_all, batch)
+            except RuntimeError:  # the HTTP server's loop ended before its last requests
+                _LOG.info("%d deliveries after the end of their event loop", len(batch))
+
+
+def _deliver_all(batch: list[tuple[_Listener, Delivery]]) -> None:
+    for listener, delivery in batch:
+        listener.deliver(delivery)
+
+
+class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
+    """The manager with the changes listed above."""
+
+    def __init__(
+        self,
+        model: Any,
+        limits: ServeLimits,
+        admission: LiveAdmission,
+        attribution: ExpertAttribution,
+    ) -> None:
+        self._admission, self._attribution = admission, attribution
+        super().__init__(
+            model=model,
+            # Greedy: the sampler below leaves one token to choose. No end token: each request has its own.
+            generation_config=GenerationConfig(do_sample=False, eos_token_id=-1),
+            continuous_batching_config=ContinuousBatchingConfig(
+                num_blocks=limits.num_blocks,
+                page_size=limits.page_size,
+                max_batch_tokens=limits.max_batch_tokens,
+                # A forward pass that waits for remote experts cannot be captured as a graph or prepared
+                # ahead.
+                use_cuda_graph=False,
+                use_async_batching=False,
+                # The loader chose the attention; a switch here may download kernels.
+                auto_switch_to_flash=False,
+            ),
+        )
+        self.output_router = _Router()
+        self._wake_up_loop = _Doorbell()
+        processors = self.logit_processor
+        processors.logits_processor.append(BatchSampler())
+        processors.tensors_required += 1
+        processors.do_processing = True
+        processors._retrieve_processors_kwargs()
+
+    def start(self) -> None:
+        """Start a daemon thread: a stuck forward pass must not keep the process alive."""
+        self.background_thread_status.clear()
+        self._generation_thread = threading.Thread(
+            target=self._run_generation_loop, name="generation", daemon=True
+        )
+        self._generation_thread.start()
+
+    def _create_batch_processor(self) -> Any:
+        processor = super()._create_batch_processor()
+        # transformers creates the processor once and resets it later.
+        if not isinstance(processor.scheduler, StrategyScheduler):
+            scheduler = StrategyScheduler(processor.scheduler, self._admission)
+            processor.scheduler = processor.offloading_manager.scheduler = scheduler
+        return processor
+
+    def _generation_step(self) -> None:
+        outputs = self.batch_processor.inputs_and_outputs
+        router = self.output_router
+        with (
+            self._admission.watching(lambda: outputs.requests_in_batch),
+            self._attribution.watching(router.asks_for_servers) as seen,
+        ):
+            super()._generation_step()
+        if seen is not None:
+            router.note_servers(outputs.requests_in_batch, seen)
+
+    def _generation_loop_body(self, batch_processor: Any, bootstrapping: bool) -> bool:
+        scheduler = batch_processor.scheduler
+        if not scheduler.active_requests:
+            # A full cache sets this. transformers clears it only when a request completes, not when the
+            # last one fails or is cancelled.
+            scheduler.block_new_requests = False
+        self._wake_up_loop.idle = not batch_processor.has_pending_requests()
+        before, begin = self.current_batch, time.perf_counter()
+        try:
+            goes_on = bool(super()._generation_loop_body(batch_processor, bootstrapping))
+            if self.current_batch != before:
+                self._admission.stepped(time.perf_counter() - begin)
+            return goes_on
+        except EaasError as error:
+            _LOG.warning("a batch failed: %s", error)
+            batch_processor.handle_batch_error(error)
+            return True
+
+    def join(self, *arguments: Any, **options: Any) -> None:
+        self._wake_up_loop.set()
+        super().join(*arguments, **options)
+
+    def _handle_critical_error(self, error: Exception, batch_processor: Any) -> None:
+        super()._handle_critical_error(error, batch_processor)
+        self.output_router.fail_all(error)
+
+
+class _Doorbell(threading.Event):
+    """Wakes the generation thread, which itself waits at most 0.1 s.
+
+    An idle thread waits longer: only a new request gives it work, and a new request sets the event. After the
+    first idle wait free memory is returned to the system.
+    """
+
+    idle = False
+    _is_trimmed = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not self.idle:
+            self._is_trimmed = False
+            return super().wait(timeout)
+        is_set = super().wait(_IDLE_S)
+        if not is_set and not self._is_trimmed:
+            trim_heap()
+            self._is_trimmed = True
+        return is_set
+
+
+class _ReachedError(Exception):
+    """Ends the probe's forward pass."""
+
+
+def fits_paged_cache(manager: Any) -> bool:
+    """Whether the model's attention uses the paged cache.
+
+    Runs one token through the first attention module, which needs no expert, and checks whether the cache
+    has changed. Latent attention, whose keys and values differ in size, fails before.
+    """
+    processor = manager.batch_processor
+    cache = processor.cache.cache_tensor  # bytes
+    untouched = 255  # not 0: all keys of a padding token may be 0
+    cache.fill_(untouched)
+    written = False
+
+    def stop_here(*_: Any) -> None:
+        nonlocal written
+        written = int(cache.min()) < untouched
+        raise _ReachedError
+
+    attention = next(
+        (m for m in manager.model.modules() if type(m).__name__.endswith("Attention")), None
+    )
+    if attention is None:
+        return False
+    hook = attention.register_forward_hook(stop_here)
+    try:
+        # The call catches every exception of the forward pass and frees the blocks.
+        with torch.no_grad():
+            processor.model_runner.run_one_warmup(manager.model, num_q_tokens=1, max_kv_read=0)
+    finally:
+        hook.remove()
+    cache.zero_()
+    return written
+
+
+class BatchingEngine:
+    """Continuous batching over a paged key-value cache (`Engine`).
+
+    Args:
+        model: A transformers causal language model.
+        limits: Sizes of cache and batch.
+        admission: Chooses the requests that enter the batch.
+        attribution: Counts the tokens that each server computes.
+
+    Raises:
+        ConfigError: The cache does not fit into memory.
+        ValueError: The model has no paged attention; transformers raises other errors, too.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        limits: ServeLimits,
+        admission: LiveAdmission,
+        attribution: ExpertAttribution,
+    ) -> None:
+        self.manager = _Manager(model, limits, admission, attribution)
+        self._admission = admission
+        self._stopping = threading.Lock()
+        self._stopped = False
+        try:
+            self.manager.warmup()  # creates the cache; captures nothing without graphs
+        except MemoryError as error:
+            raise ConfigError(
+                f"the key-value cache of {limits.num_blocks} blocks of {limits.page_size} tokens "
+                f"does not fit into memory ({error}): make it smaller"
+            ) from error
+        self._capacity = int(infer_max_single_request_tokens(self.manager.batch_processor.cache))
+
+    @property
+    def capacity(self) -> int | None:
+        """Most tokens of one request: the whole cache."""
+        return self._capacity
+
+    def start(self) -> None:
+        """Start the thread."""
+        self.manager.start()
+
+    def submit(self, work: Work, deliver: Callable[[Delivery], None]) -> None:
+        """Queue a request. Raises CBWorkerDeadError."""
+        router = self.manager.output_router
+        router.listen(work.id, deliver, work.servers)
+        queued = self.manager.add_request(
+            work.prompt,
+            request_id=work.id,
+            max_new_tokens=work.max_tokens,
+            streaming=True,
+            eos_token_id=list(work.end_tokens),
+            sampling=work.sampling,
+        )
+        if queued is None:
+            router.forget(work.id)
+            raise CBWorkerDeadError(f"The engine has stopped: {self.failure()}")
+
+    def cancel(self, request_id: str) -> None:
+        """Remove the request from batch and cache before the next forward pass."""
+        if self.manager.output_router.forget(request_id):
+            self.manager.cancel_request(request_id)
+
+    def failure(self) -> str | None:
+        """Why the engine has stopped; None: it runs."""
+        status = self.manager.background_thread_status
+        if status.fatal_error is not None:
+            return f"{type(status.fatal_error).__name__}: {status.fatal_error}"
+        if status.local_status != BackgroundThreadStatus.DONT_STOP:
+            return "it was shut down"
+        return None
+
+    def running(self) -> int:
+        """Requests in the running batch."""
+        processor = self.manager.batch_processor
+        return 0 if processor is None else len(processor.scheduler.active_requests)
+
+    def waiting(self) -> int:
+        """Waiting requests."""
+        processor = self.manager.batch_processor
+        pending = 0 if processor is None else len(processor.scheduler.waiting_requests)
+        return pending + int(self.manager.input_queue.qsize())
+
+    def in_batch(self) -> Iterable[str]:
+        """Ids of the requests of the running forward pass."""
+        requests = self.manager.batch_processor.inputs_and_outputs.requests_in_batch
+        return [request.state.request_id for request in requests]
+
+    def cache_usage(self) -> float:
+        """Fraction of the key-value cache in use by requests, 0 to 1.
+
+        As in vLLM, blocks kept only for prefix sharing count as free.
+        """
+        processor = self.manager.batch_processor
+        if processor is None:
+            return 0.0
+        cache, used = processor.cache, 0
+        for allocator in cache.cache_allocators.values():
+            # A copy: the generation thread changes the tables. Requests share blocks.
+            tables = list(allocator.block_table.values())
+            used += len(set().union(*tables)) * allocator.bytes_per_block
+        return float(used / (cache.num_sectors * cache.bytes_per_sector))
+
+    def stop(self, timeout_s: float) -> None:
+        """End the thread and restore the model's attention implementation."""
+        error = CBWorkerDeadError("The server is stopping.")
+        self.manager.output_router.fail_all(error)
+        # The end of the grace period and the end of the application may call this at the same time.
+        with self._stopping:
+            if not self._stopped:
+                self._stopped = True
+                self.manager.stop(block=True, timeout=timeout_s, hard_stop=True)
+                self._admission.close()
+        self.manager.output_router.fail_all(error)  # requests that came meanwhile

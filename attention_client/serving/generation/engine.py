@@ -1,0 +1,95 @@
+"""The interface of an engine that generates tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Protocol
+
+from attention_client.serving.generation.sampling import Sampling
+
+__all__ = ["NOBODY", "Delivery", "Engine", "Work"]
+
+NOBODY: Mapping[str, int] = MappingProxyType({})
+"""No server is known."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """One request of the engine.
+
+    Attributes:
+        id: Unique in the process.
+        prompt: Token ids, not empty.
+        max_tokens: Most tokens of the answer, at least 1.
+        end_tokens: Tokens that end the answer; empty: only max_tokens ends it.
+        sampling: Sampling settings.
+        min_tokens: The first tokens of the answer, in which stop strings do not match.
+        servers: Report the servers that computed each token.
+    """
+
+    id: str
+    prompt: list[int]
+    max_tokens: int
+    end_tokens: tuple[int, ...]
+    sampling: Sampling
+    min_tokens: int = 0
+    servers: bool = False
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """New tokens of a request.
+
+    Attributes:
+        tokens: The tokens, including an end token.
+        finished: This is the last delivery.
+        error: Why the request failed; then finished is true.
+        queued_s: Time that the request waited before it ran, in seconds.
+        servers: (token, expert) pairs of these tokens by server; empty if the work does not ask for them.
+    """
+
+    tokens: list[int]
+    finished: bool = False
+    error: Exception | None = None
+    queued_s: float = 0.0
+    servers: Mapping[str, int] = field(default_factory=lambda: NOBODY)
+
+
+class Engine(Protocol):
+    """Generates tokens in its own thread. Only `stop` blocks."""
+
+    @property
+    def capacity(self) -> int | None:
+        """Most tokens of one request, prompt plus answer; None: no limit."""
+
+    def start(self) -> None:
+        """Start the thread."""
+
+    def submit(self, work: Work, deliver: Callable[[Delivery], None]) -> None:
+        """Queue a request. Call it on an event loop; `deliver` is called on the same loop.
+
+        Raises CBWorkerDeadError if the engine has stopped.
+        """
+
+    def cancel(self, request_id: str) -> None:
+        """End a request early; nothing more is delivered. No effect on a finished request."""
+
+    def failure(self) -> str | None:
+        """Why the engine has stopped; None: it runs."""
+
+    def running(self) -> int:
+        """Requests in the running batch."""
+
+    def waiting(self) -> int:
+        """Waiting requests."""
+
+    def in_batch(self) -> Iterable[str]:
+        """Ids of the requests in the current forward pass. Call it from that pass."""
+
+    def cache_usage(self) -> float:
+        """Fraction of the key-value cache in use by requests, 0 to 1; 0: the cache has no limit."""
+
+    def stop(self, timeout_s: float) -> None:
+        """Fail all requests and end the thread. Wait at most `timeout_s` for a running forward pass."""

@@ -1,0 +1,47 @@
+"""Choice of the engine: continuous batching, or one request at a time."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from attention_client.layer_call.expert_attribution import ExpertAttribution
+from attention_client.serving.generation.batching import BatchingEngine, fits_paged_cache
+from attention_client.serving.generation.engine import Engine
+from attention_client.serving.generation.live_admission import LiveAdmission
+from attention_client.serving.generation.sequential import SequentialEngine
+from attention_client.serving.limits import ServeLimits
+
+__all__ = ["build_engine"]
+
+_LOG = logging.getLogger(__name__)
+
+
+def build_engine(
+    model: Any, limits: ServeLimits, admission: LiveAdmission, attribution: ExpertAttribution
+) -> Engine:
+    """Build a `BatchingEngine` if the model's attention fits the paged cache, else a `SequentialEngine`.
+
+    Args:
+        model: A transformers causal language model.
+        limits: Sizes of cache and batch.
+        admission: Chooses the requests that enter the batch. A `SequentialEngine` does not use it.
+        attribution: Counts the tokens that each server computes.
+
+    Raises:
+        ConfigError: The cache does not fit into memory.
+    """
+    attention = model.config._attn_implementation
+    try:
+        engine = BatchingEngine(model, limits, admission, attribution)
+    except (ValueError, AttributeError, NotImplementedError) as error:
+        # transformers raises one of these if it has no paged form of the attention.
+        reason = str(error)
+    else:
+        if fits_paged_cache(engine.manager):
+            return engine
+        reason = "its attention does not fit the paged cache"
+    model.set_attn_implementation(attention)  # the attempt may have set a paged one
+    _LOG.warning("%s is served one request at a time: %s", type(model).__name__, reason)
+    admission.decline()
+    return SequentialEngine(model, attribution)

@@ -1,0 +1,312 @@
+"""Connects `attention_client.scheduler` to a running engine: expert loads of requests, costs of the
+placement, metrics and the recording. All calls come from the engine's thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from attention_client.engines.transformers.dry_run import RouterDryRun
+from attention_client.engines.transformers.routes import RouteTap
+from attention_client.scheduler.admission import Admission
+from attention_client.scheduler.cost import Loads, ServerCost
+from attention_client.scheduler.predictor import Predictor, correlation
+from attention_client.scheduler.recording import QueueSettings, Recorder
+from attention_client.scheduler.strategies.fcfs import Fcfs
+from attention_client.serving.generation.pace import PaceProbe
+from attention_client.serving.metrics.scheduler import SchedulerMetrics
+from eaas.config import SchedulerConfig
+from eaas.errors import ConfigError
+from eaas.log import get_logger
+from eaas.types import Placement
+
+__all__ = ["LiveAdmission", "Scheduling"]
+
+_log = get_logger(__name__)
+
+# Length of a load vector without predictions: all requests look alike.
+_NO_LOADS = 1
+# The bound of `CostBounded`: a request may end later than first come, first served by this part of its time.
+_MOST_STRETCH = 0.2
+# Cost of an expert's weights, in (token, expert) pairs: `load / pair` of `python -m benchmarks.caps fit`.
+_WEIGHT_PAIRS = 16.0
+# Deeper layers' routers predict little without attention (docs/adr/0021-predicted-by-the-gates.md).
+_PREDICTED_LAYERS = 1
+
+
+@dataclass(frozen=True)
+class Scheduling:
+    """Scheduling settings of an application.
+
+    Attributes:
+        config: The strategy and its settings.
+        placement: Returns the placement of the experts; None while it is unknown.
+    """
+
+    config: SchedulerConfig = field(default_factory=SchedulerConfig)
+    placement: Callable[[], Placement | None] = lambda: None
+
+
+@dataclass
+class _Prompt:
+    """A prompt in prefill.
+
+    Attributes:
+        first: Index of the first computed token; the cache held those before it.
+        parts: The experts of the computed tokens, each (L, T, K).
+    """
+
+    first: int
+    parts: list[Any] = field(default_factory=list)
+
+
+def _queue_settings(config: SchedulerConfig, loads: int) -> QueueSettings:
+    """Convert the configuration to settings of a queue.
+
+    Args:
+        config: The scheduler's configuration.
+        loads: Length of a load vector.
+    """
+    return QueueSettings(
+        strategy=config.strategy,
+        most_stretch=_MOST_STRETCH,
+        loads=loads,
+        batch_size=config.batch_size,
+        window_size=config.window_size,
+    )
+
+
+class LiveAdmission:
+    """Chooses which waiting requests enter the running batch.
+
+    Args:
+        scheduling: Settings and the source of the placement.
+        model: Its gates predict the experts of a prompt.
+        metrics: Counts the choices.
+
+    Raises:
+        ConfigError: The strategy is unknown, its sizes do not fit, or the recording cannot be written.
+    """
+
+    def __init__(self, scheduling: Scheduling, model: Any, metrics: SchedulerMetrics) -> None:
+        config = scheduling.config
+        self.batch_size = config.batch_size
+        self._config, self._placement = config, scheduling.placement
+        self._metrics = metrics
+        self._epoch = 0
+        self._has_failed = False
+        self._predictor: Predictor | None = None
+        self._tap: RouteTap | None = None
+        # Raises for an unknown strategy before the recording's file is created.
+        if _queue_settings(config, _NO_LOADS).chosen().needs_loads:
+            self._make_predictor(model)
+        loads = _NO_LOADS if self._predictor is None else self._predictor.loads
+        cost = self._price(np.ones((1, 1, loads)))
+        self._recorder = self._open_recorder()
+        self._probe = PaceProbe()
+        self._step = 0, 0  # requests that decode, tokens of prompts
+        self._queue = _queue_settings(config, loads).queue(cost, self._recorder)
+        self._admission = Admission(self._queue, config.batch_size, cost)
+        # Loads of the waiting and running requests, and the requests whose load is a prediction.
+        self._loads: dict[str, Loads] = {}
+        self._predicted: set[str] = set()
+        self._prompts: dict[str, _Prompt] = {}
+        metrics.strategy.labels(strategy=config.strategy).set(1)
+
+    def decline(self) -> None:
+        """Disable scheduling: the engine has no batch, and requests run by age."""
+        self._show(Fcfs.name)
+        self.close()
+
+    def close(self) -> None:
+        """Close the recording, if there is one."""
+        if self._recorder is not None:
+            self._recorder.close()
+
+    # -- requests -------------------------------------------------------------------------------------
+
+    def arrive(self, request: str, tokens: Sequence[int], running: int) -> None:
+        """Add a waiting request.
+
+        Args:
+            request: Its id.
+            tokens: Its prompt.
+            running: Number of running requests. If the batch has room, there is no choice to make and
+                nothing is predicted.
+        """
+        predictor = self._predictor
+        if predictor is None:
+            load_E = np.ones(_NO_LOADS)
+        elif running + len(self._admission) < self.batch_size:
+            load_E = predictor.usual()
+        else:
+            load_E = self._predict(predictor, tokens)
+            self._predicted.add(request)
+        self._loads[request] = load_E
+        self._admission.arrive(request, load_E)
+
+    def put_back(self, request: str, load_E: Loads | None) -> None:
+        """Add a request that was evicted from the batch, with the load that `leave` returned."""
+        self._loads[request] = np.ones(_NO_LOADS) if load_E is None else load_E
+        self._admission.put_back(request)
+
+    def leave(self, request: str) -> Loads | None:
+        """Remove a completed, cancelled or evicted request. Return its load; None: unknown."""
+        self._admission.leave(request)
+        self._predicted.discard(request)
+        self._prompts.pop(request, None)
+        return self._loads.pop(request, None)
+
+    def candidates(self, running: Sequence[Any]) -> list[str]:
+        """Return the requests that may join the running ones (transformers' `RequestState`), in order."""
+        room = self.batch_size - len(running)
+        if room <= 0 or not len(self._admission):
+            return []
+        self._follow_placement()
+        begin = time.perf_counter()
+        try:
+            going, choices = self._admission.candidates(room, lambda: self._running(running))
+        except Exception as error:
+            # A failing strategy of another package must not stop requests.
+            if self._has_failed:
+                raise
+            self._fall_back(error)
+            return self.candidates(running)
+        if choices:
+            self._metrics.decision_seconds.observe((time.perf_counter() - begin) / len(choices))
+        for choice in choices:
+            self._metrics.chose(choice)
+        return going
+
+    def admit(self, requests: Iterable[str]) -> None:
+        """Mark these requests as running."""
+        self._admission.admit(requests)
+
+    def _fall_back(self, error: Exception) -> None:
+        self._has_failed = True
+        name = self._config.strategy
+        _log.error("strategy %s failed; %s replaces it: %r", name, Fcfs.name, error)
+        self._show(Fcfs.name)
+        self._queue.use(Fcfs())
+
+    def _show(self, strategy: str) -> None:
+        self._metrics.strategy.labels(strategy=self._config.strategy).set(0)
+        self._metrics.strategy.labels(strategy=strategy).set(1)
+
+    # -- expert loads ---------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def watching(self, batch: Callable[[], Sequence[Any]]) -> Iterator[None]:
+        """Record the experts of the forward pass that runs in the block.
+
+        Args:
+            batch: Returns the requests of the pass in token order (transformers' `FutureRequestState`).
+        """
+        if self._tap is None or self._predictor is None:
+            yield
+        else:
+            with self._tap.watching(self._predictor.layers) as seen:
+                yield
+            ids_LTK = seen.ids_LTK()
+            if ids_LTK is not None:
+                self._saw(self._predictor, batch(), ids_LTK)
+        if self._recorder is not None:
+            # Here the new tokens are not yet known: a request without tokens is in prefill.
+            rows = [part.state.generated_tokens != [] for part in batch()]
+            tokens = sum(part.query_length for part in batch())
+            self._step = sum(rows), tokens - sum(rows)
+
+    def stepped(self, seconds: float) -> None:
+        """Record the time of a step, from scheduling to its tokens."""
+        if self._recorder is not None:
+            self._recorder.note(step=self._step, seconds=seconds)
+            probe_s = self._probe.seconds()
+            if probe_s is not None:
+                self._recorder.note(probe=probe_s)
+
+    def _saw(self, predictor: Predictor, batch: Sequence[Any], ids_LTK: Any) -> None:
+        end = 0
+        for part in batch:
+            begin, end = end, end + part.query_length
+            state = part.state
+            if state.generated_tokens:
+                continue  # it decodes
+            prompt = self._prompts.get(state.request_id)
+            if prompt is None:
+                prompt = _Prompt(state.position_offset - part.query_length)
+                self._prompts[state.request_id] = prompt
+            prompt.parts.append(ids_LTK[:, begin:end])
+            if part.has_new_token:
+                del self._prompts[state.request_id]
+                self._prefilled(predictor, state, prompt)
+
+    def _prefilled(self, predictor: Predictor, state: Any, prompt: _Prompt) -> None:
+        ids_LTK = np.concatenate(prompt.parts, axis=1)
+        load_E = predictor.saw(state.initial_tokens, prompt.first, ids_LTK)
+        request = state.request_id
+        if request in self._predicted:
+            self._predicted.discard(request)
+            self._metrics.correlation.observe(correlation(self._loads[request], load_E))
+        self._loads[request] = load_E
+        self._admission.saw(request, load_E)
+
+    def _running(self, running: Sequence[Any]) -> Loads | None:
+        """Return the load of the running requests, each weighted by the rest of its answer."""
+        if not running:
+            return None
+        left = [1 - len(state.generated_tokens) / state.max_new_tokens for state in running]
+        loads = [self._loads[state.request_id] for state in running]
+        return np.asarray(np.dot(left, loads), dtype=np.float64)
+
+    def _predict(self, predictor: Predictor, tokens: Sequence[int]) -> Loads:
+        before = predictor.cached_tokens, predictor.dry_tokens
+        begin = time.perf_counter()
+        load_E = predictor.predict(tokens)
+        self._metrics.prediction_seconds.observe(time.perf_counter() - begin)
+        counted = self._metrics.predicted_tokens
+        counted.labels(source="prefix").inc(predictor.cached_tokens - before[0])
+        counted.labels(source="dry_run").inc(predictor.dry_tokens - before[1])
+        return load_E
+
+    def _make_predictor(self, model: Any) -> None:
+        try:
+            dry_run = RouterDryRun(model, _PREDICTED_LAYERS)
+        except ValueError as error:
+            _log.info("no prediction of the experts of requests: %s", error)
+            return
+        shape = dry_run.tap.shape
+        self._tap = dry_run.tap
+        self._predictor = Predictor(dry_run, dry_run.layers, shape.num_experts, shape.top_k)
+
+    # -- costs ----------------------------------------------------------------------------------------
+
+    def _follow_placement(self) -> None:
+        placement = self._placement()
+        if placement is None or placement.epoch == self._epoch or self._predictor is None:
+            return
+        self._epoch = placement.epoch
+        shares_LSE = placement.shares_LSE[: self._predictor.layers].astype(np.float64)
+        # The shares do not sum to 1 if no server holds an expert: then keep the older placement.
+        if np.allclose(shares_LSE.sum(axis=1), 1, atol=1e-4):
+            self._admission.price(self._price(shares_LSE))
+
+    def _price(self, shares_LSE: Loads) -> ServerCost:
+        """Build the cost model. Only the ratio of weight cost to pair cost matters, not the unit."""
+        return ServerCost(shares_LSE, fixed_s=0.0, load_s=_WEIGHT_PAIRS, pair_s=1.0, steps=1)
+
+    def _open_recorder(self) -> Recorder | None:
+        if not self._config.record:
+            return None
+        try:
+            file = open(self._config.record, "w", encoding="utf-8")  # noqa: SIM115 (closed in `close`)
+        except OSError as error:
+            raise ConfigError(
+                f"attention_client.scheduler.record = {self._config.record!r}: {error.strerror}"
+            ) from error
+        return Recorder(file, time.monotonic)

@@ -1,0 +1,157 @@
+"""The engine that runs one request at a time, for models without paged attention."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable
+from time import perf_counter
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+from transformers.cli.serving.utils import (
+    CBWorkerDeadError,
+    GenerateManager,
+    _GenerationCancelled,
+)
+
+from attention_client.layer_call.expert_attribution import ExpertAttribution, SeenServers
+from attention_client.serving.generation.engine import NOBODY, Delivery, Work
+from attention_client.serving.generation.sampling import SequenceSampler
+
+__all__ = ["SequentialEngine"]
+
+
+class _Job:
+    """One queued or running request; also the streamer of ``model.generate``."""
+
+    def __init__(self, work: Work, deliver: Callable[[Delivery], None]) -> None:
+        self.work = work
+        self.cancelled = threading.Event()
+        self._deliver = deliver
+        self._loop = asyncio.get_running_loop()
+        self._submitted = perf_counter()
+        self._queued_s = 0.0
+        self._prompt_seen = False
+        # The servers of the tokens, if the request asked for them.
+        self.seen: SeenServers | None = None
+
+    def send(self, tokens: list[int], *, finished: bool, error: Exception | None = None) -> None:
+        if not self.cancelled.is_set():
+            servers = self.seen.take_last() if self.seen is not None else NOBODY
+            delivery = Delivery(tokens, finished, error, self._queued_s, servers)
+            self._loop.call_soon_threadsafe(self._deliver, delivery)
+
+    def begin(self) -> None:
+        self._queued_s = perf_counter() - self._submitted
+
+    def put(self, value: torch.Tensor) -> None:
+        if self.cancelled.is_set():
+            raise _GenerationCancelled
+        if self._prompt_seen:
+            self.send(value.tolist(), finished=False)
+        self._prompt_seen = True  # the first call passes the prompt
+
+    def end(self) -> None:
+        self.send([], finished=True)
+
+
+class SequentialEngine:
+    """``model.generate`` in transformers' own inference thread (`Engine`).
+
+    Args:
+        model: A transformers causal language model.
+        attribution: Counts the tokens that each server computes.
+    """
+
+    def __init__(self, model: Any, attribution: ExpertAttribution) -> None:
+        self._attribution = attribution
+        self._model = model.eval()
+        self._generate = GenerateManager()  # its thread is a daemon and needs no start
+        self._jobs: dict[str, _Job] = {}
+        self._current: str | None = None
+        self._stopped = False
+
+    @property
+    def capacity(self) -> int | None:
+        """None: no limit."""
+        return None
+
+    def start(self) -> None:
+        """Accept requests."""
+        self._stopped = False
+
+    def submit(self, work: Work, deliver: Callable[[Delivery], None]) -> None:
+        """Queue a request. Raises CBWorkerDeadError."""
+        if self._stopped:
+            raise CBWorkerDeadError("The server is stopping.")
+        job = self._jobs[work.id] = _Job(work, deliver)
+        self._generate.submit(self._run, job)
+
+    def cancel(self, request_id: str) -> None:
+        """End the request at its next token, or before it begins."""
+        job = self._jobs.pop(request_id, None)
+        if job is not None:
+            job.cancelled.set()
+
+    def failure(self) -> str | None:
+        """Why the engine has stopped; None: it runs. A failed request does not stop it."""
+        return "it was shut down" if self._stopped else None
+
+    def running(self) -> int:
+        """1 while a request runs, else 0."""
+        return int(self._current is not None)
+
+    def waiting(self) -> int:
+        """Waiting requests."""
+        return max(0, len(self._jobs) - self.running())
+
+    def in_batch(self) -> Iterable[str]:
+        """Id of the running request."""
+        return (self._current,) if self._current is not None else ()
+
+    def cache_usage(self) -> float:
+        """0: each request has its own cache without a limit."""
+        return 0.0
+
+    def stop(self, timeout_s: float) -> None:
+        """End the running request at its next token and fail the others."""
+        self._stopped = True
+        for job in list(self._jobs.values()):
+            error = CBWorkerDeadError("The server is stopping.")
+            job.send([], finished=True, error=error)
+            self.cancel(job.work.id)
+
+    def _run(self, job: _Job) -> None:
+        """Run one request, in the inference thread."""
+        if job.cancelled.is_set():
+            return
+        work = job.work
+        self._current = work.id
+        job.begin()
+        prompt_1T = torch.tensor([work.prompt], device=self._model.device)
+        config = GenerationConfig(
+            max_new_tokens=work.max_tokens,
+            do_sample=False,  # the sampler leaves one token to choose
+            repetition_penalty=1.0,
+            # -1 matches no token; None would select the model's own end tokens.
+            eos_token_id=list(work.end_tokens) or -1,
+            pad_token_id=0,
+        )
+        try:
+            with self._attribution.watching(work.servers) as job.seen:
+                self._model.generate(
+                    prompt_1T,
+                    attention_mask=torch.ones_like(prompt_1T),
+                    generation_config=config,
+                    logits_processor=[SequenceSampler(work.sampling)],
+                    streamer=job,
+                )
+        except _GenerationCancelled:
+            pass
+        except Exception as error:  # noqa: BLE001 (delivered to the request)
+            job.send([], finished=True, error=error)
+        finally:
+            self._current = None
+            self._jobs.pop(work.id, None)

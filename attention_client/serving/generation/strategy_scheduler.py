@@ -1,0 +1,59 @@
+"""transformers' scheduler of continuous batching, with the order of admission chosen by a strategy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers.generation.continuous_batching.scheduler import FIFOScheduler, Scheduler
+
+from attention_client.scheduler.cost import Loads
+from attention_client.serving.generation.live_admission import LiveAdmission
+
+__all__ = ["StrategyScheduler"]
+
+
+class StrategyScheduler(FIFOScheduler):  # type: ignore[misc]
+    """A strategy chooses the next requests. The base class decides what fits into cache and forward pass.
+
+    A request evicted from a full cache returns before all others; in transformers it returns last.
+
+    Args:
+        base: The scheduler that this one replaces.
+        admission: Runs the strategy.
+    """
+
+    def __init__(self, base: Scheduler, admission: LiveAdmission) -> None:
+        self._admission = admission
+        # The request that left last, and its load: an evicted request is added again at once.
+        self._left: tuple[str, Loads | None] = ("", None)
+        super().__init__(base.cache, base.safety_margin, base.max_requests_per_batch)
+
+    def add_waiting_request(self, state: Any) -> None:
+        """See `Scheduler`."""
+        super().add_waiting_request(state)
+        if self._left[0] == state.request_id:
+            self._admission.put_back(*self._left)
+        else:
+            self._admission.arrive(
+                state.request_id, state.initial_tokens, len(self.active_requests)
+            )
+
+    def finish_request(self, request_id: str) -> None:
+        """See `Scheduler`."""
+        super().finish_request(request_id)
+        self._left = request_id, self._admission.leave(request_id)
+
+    def clear_cancelled_requests(self) -> list[Any]:
+        """See `Scheduler`."""
+        cancelled: list[Any] = super().clear_cancelled_requests()
+        for state in cancelled:
+            self._admission.leave(state.request_id)
+        return cancelled
+
+    def _get_waiting_candidates(self) -> list[Any]:
+        names = self._admission.candidates(list(self.active_requests.values()))
+        return [self.waiting_requests[name] for name in names]
+
+    def _cleanup_waiting_queue(self, request_ids_to_remove_from_waiting: set[str]) -> None:
+        super()._cleanup_waiting_queue(request_ids_to_remove_from_waiting)
+        self._admission.admit(request_ids_to_remove_from_waiting)

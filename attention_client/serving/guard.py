@@ -1,0 +1,257 @@
+"""Checks before the application: hosts, API keys, body limits. Cancels the work of clients that left."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from attention_client.serving.accepted import AcceptedRequests, BodyMemory, BodyShare
+from attention_client.serving.dashboard.mount import is_page_path
+from attention_client.serving.errors import ApiError
+from attention_client.serving.hosts import LoopbackHosts
+from attention_client.serving.limits import ServeLimits
+from attention_client.serving.metrics.http import ServeMetrics
+from eaas.net.api_keys import ApiKeys
+
+__all__ = ["RequestGuard"]
+
+_GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+_NAMED_PATHS = _GENERATION_PATHS | {
+    "/",
+    "/v1/models",
+    "/health",
+    "/metrics",
+    "/eaas/v1/status",
+    "/openapi.json",
+}
+# Health checks and Prometheus send no key.
+_OPEN_PATHS = frozenset({"/health", "/metrics"})
+_SMALL_BODY_BYTES = 64 * 2**10  # of each body, not counted against the memory limit
+_CLIENT_GONE = 499  # nginx's code; for the metrics only
+
+
+# The same for a wrong key and for no key.
+_UNKNOWN = ApiError(
+    401,
+    "No valid API key: show one of this endpoint's as 'Authorization: Bearer KEY'.",
+    code="invalid_api_key",
+)
+
+
+def _ask_password() -> Response:
+    return PlainTextResponse(
+        "The password is one of this endpoint's API keys; any user name will do.\n",
+        status_code=401,
+        headers={"WWW-Authenticate": 'Basic realm="Expert-as-a-Service", charset="UTF-8"'},
+    )
+
+
+def _as_bearer(header: bytes) -> bytes:
+    """Turn the password of HTTP Basic (RFC 7617) into a bearer token; leave other headers unchanged."""
+    kind, _, credentials = header.partition(b" ")
+    if kind.lower() != b"basic":
+        return header
+    try:
+        _, _, password = base64.b64decode(credentials.strip(), validate=True).partition(b":")
+    except binascii.Error:
+        return b""
+    return b"Bearer " + password
+
+
+def _headers(scope: Scope) -> dict[bytes, str]:
+    return {name: value.decode("latin-1") for name, value in scope["headers"]}
+
+
+def _whole(body: bytes) -> Message:
+    """The ASGI message of a complete body."""
+    return {"type": "http.request", "body": body, "more_body": False}
+
+
+class _ClientGoneError(Exception):
+    """The connection closed before the body was complete."""
+
+
+class RequestGuard:
+    """ASGI middleware: reads bodies under limits and cancels a generation if its client leaves.
+
+    Args:
+        app: The application behind it.
+        limits: Limits of body size and time.
+        metrics: Counts each request by endpoint and status.
+        accepted: Limits the concurrent generations.
+        keys: The API keys that requests must show; None: no key is needed.
+        hosts: The host names that requests may use; None: any.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        limits: ServeLimits,
+        metrics: ServeMetrics,
+        accepted: AcceptedRequests,
+        keys: ApiKeys | None = None,
+        hosts: LoopbackHosts | None = None,
+    ) -> None:
+        self._accepted = accepted
+        self._memory = BodyMemory(limits.max_bodies_bytes, _SMALL_BODY_BYTES)
+        self._keys = keys
+        self._hosts = hosts
+        self._app = app
+        self._limits = limits
+        self._metrics = metrics
+        # The deadlines of incomplete bodies, oldest first, and the bytes read of all of them.
+        self._reading: dict[asyncio.Timeout, None] = {}
+        self._read_bytes = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = _CLIENT_GONE
+
+        async def counted_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            wrong_host = self._hosts.check(scope) if self._hosts is not None else None
+            if wrong_host is not None:
+                await wrong_host.response()(scope, receive, counted_send)
+            elif not self._is_authorised(scope):
+                refusal = _ask_password() if is_page_path(scope["path"]) else _UNKNOWN.response()
+                await refusal(scope, receive, counted_send)
+            elif scope["method"] == "POST" and scope["path"] in _GENERATION_PATHS:
+                await self._generation(scope, receive, counted_send)
+            elif scope["method"] == "POST" and is_page_path(scope["path"]):
+                await self._page(scope, receive, counted_send)
+            else:
+                await self._app(scope, receive, counted_send)
+        finally:
+            # Only known paths get a label: a scanner must not grow the metrics.
+            path = scope["path"] if scope["path"] in _NAMED_PATHS else "other"
+            self._metrics.http_requests.labels(path, str(status)).inc()
+
+    def _is_authorised(self, scope: Scope) -> bool:
+        if self._keys is None or scope["path"] in _OPEN_PATHS:
+            return True
+        shown = [value for name, value in scope["headers"] if name == b"authorization"]
+        if len(shown) != 1:
+            return False
+        # Only the page accepts a password: a browser sends a stored password on its own, also when another
+        # page triggers the request.
+        header = _as_bearer(shown[0]) if is_page_path(scope["path"]) else shown[0]
+        return self._keys.allow(header)
+
+    async def _generation(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with self._memory.body() as share:
+                unread = [_whole(await self._read_json(scope, receive, share))]
+                with self._accepted.accept():
+                    await self._serve(scope, unread, receive, send)
+        except ApiError as error:
+            await error.response()(scope, receive, send)
+        except _ClientGoneError:
+            return
+
+    async def _serve(
+        self, scope: Scope, unread: list[Message], receive: Receive, send: Send
+    ) -> None:
+        """Let the application answer; cancel it if the client leaves."""
+        gone = asyncio.Event()
+
+        async def replay() -> Message:
+            if unread:
+                return unread.pop()
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        served = asyncio.ensure_future(self._app(scope, replay, send))
+
+        async def watch() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            gone.set()
+            served.cancel()
+
+        watcher = asyncio.ensure_future(watch())
+        try:
+            await served
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not gone.is_set() or (task is not None and task.cancelling()):
+                raise
+        finally:
+            watcher.cancel()
+
+    async def _page(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a POST of the dashboard's page, which has no body timeout of its own."""
+        try:
+            with self._memory.body() as share:
+                unread = [_whole(await self._read(_headers(scope), receive, share))]
+        except ApiError as error:
+            await error.response()(scope, receive, send)
+            return
+        except _ClientGoneError:
+            return
+
+        async def replay() -> Message:
+            return unread.pop() if unread else await receive()
+
+        await self._app(scope, replay, send)
+
+    async def _read_json(self, scope: Scope, receive: Receive, share: BodyShare) -> bytes:
+        """Read the body of a generation. Raises ApiError (408, 413, 415, 429), _ClientGoneError."""
+        headers = _headers(scope)
+        media_type = headers.get(b"content-type", "").partition(";")[0].strip().lower()
+        if media_type != "application/json":
+            raise ApiError(415, "The Content-Type must be application/json.")
+        return await self._read(headers, receive, share)
+
+    async def _read(self, headers: dict[bytes, str], receive: Receive, share: BodyShare) -> bytes:
+        """Read a body. Raises ApiError (408, 413, 429), _ClientGoneError."""
+        too_large = ApiError(413, f"The body is larger than {self._limits.max_body_bytes} bytes.")
+        length = headers.get(b"content-length", "")
+        if length.isdigit() and int(length) > self._limits.max_body_bytes:
+            raise too_large
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._limits.body_timeout_s) as deadline:
+                self._reading[deadline] = None
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise _ClientGoneError
+                    piece = message.get("body", b"")
+                    body += piece
+                    self._read_bytes += len(piece)
+                    if len(body) > self._limits.max_body_bytes:
+                        raise too_large
+                    share.grow(len(body))
+                    if not message.get("more_body", False):
+                        return bytes(body)
+                    self._evict_oldest_body()
+        except TimeoutError:
+            if deadline not in self._reading:
+                raise ApiError(
+                    408, "Other requests needed the memory of this incomplete body. Send it again."
+                ) from None
+            seconds = self._limits.body_timeout_s
+            raise ApiError(408, f"The body did not arrive within {seconds:g} s.") from None
+        finally:
+            self._reading.pop(deadline, None)
+            self._read_bytes -= len(body)
+
+    def _evict_oldest_body(self) -> None:
+        """Drop the oldest incomplete body if incomplete bodies take more than half of the memory."""
+        if self._read_bytes > self._limits.max_bodies_bytes // 2 and self._reading:
+            oldest = next(iter(self._reading))
+            del self._reading[oldest]
+            if not oldest.expired():
+                oldest.reschedule(asyncio.get_running_loop().time())

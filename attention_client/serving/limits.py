@@ -1,0 +1,45 @@
+"""Limits on the requests of one attention client, and the sizes of its engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["ServeLimits"]
+
+
+@dataclass(frozen=True)
+class ServeLimits:
+    """Limits and sizes of one endpoint.
+
+    Attributes:
+        num_blocks: Blocks of the paged key-value cache. num_blocks * page_size is the number of tokens
+            of all running requests together; a request that does not fit waits.
+        page_size: Tokens per block, at least 4.
+        max_batch_tokens: Tokens of one forward pass; longer prompts are prefilled in parts.
+        max_model_len: Most tokens of one request, prompt plus answer. None: the limit of the model's
+            positions and of the cache.
+        max_requests: Most requests that wait or run; the next one gets status 429.
+        max_body_bytes: Largest request body; a larger one gets status 413.
+        max_bodies_bytes: Most bytes of all bodies together, without the first 64 KiB of each; a request that
+            needs more gets status 429. If incomplete bodies need more than half, the oldest gets status 408.
+        body_timeout_s: Time for a client to send its body; a slower one gets status 408.
+        send_timeout_s: A client that reads nothing of its answer for this long is disconnected. This may
+            take twice as long.
+        max_connections: Most open connections; fewer if the limit of open files is low. A further connection
+            replaces an idle one or the oldest incomplete one; if there is none, it gets status 429.
+        head_timeout_s: Time for a client to send a request's headers; a slower one is disconnected.
+        max_head_bytes: Largest request line and headers; larger ones get status 400.
+    """
+
+    num_blocks: int = 256
+    page_size: int = 64
+    max_batch_tokens: int = 256
+    max_model_len: int | None = None
+    max_requests: int = 1024
+    max_body_bytes: int = 4 * 2**20
+    max_bodies_bytes: int = 128 * 2**20
+    body_timeout_s: float = 30.0
+    send_timeout_s: float = 30.0
+    max_connections: int = 4096
+    head_timeout_s: float = 10.0
+    max_head_bytes: int = 16 * 2**10

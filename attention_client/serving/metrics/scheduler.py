@@ -1,0 +1,77 @@
+"""Prometheus metrics of the scheduler."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from attention_client.scheduler.queue import Choice
+
+__all__ = ["SchedulerMetrics"]
+
+_DECISION_S = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2)
+_PREDICTION_S = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1)
+_REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+_CORRELATION = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
+
+
+class SchedulerMetrics:
+    """Metrics of one engine's scheduler.
+
+    Args:
+        registry: The registry for the metrics.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.strategy = Gauge(
+            "eaas_scheduler_strategy",
+            "1 for the active selection strategy",
+            ["strategy"],
+            registry=registry,
+        )
+        self.choices = Counter(
+            "eaas_scheduler_choices",
+            "Chosen groups of requests: the oldest ones, or others instead",
+            ["chosen"],
+            registry=registry,
+        )
+        self.passed_over = Counter(
+            "eaas_scheduler_passed_over_requests",
+            "Times a younger request was chosen before a waiting one",
+            registry=registry,
+        )
+        self.window = Histogram(
+            "eaas_scheduler_window_requests",
+            "Candidate requests of a choice",
+            buckets=_REQUESTS,
+            registry=registry,
+        )
+        self.decision_seconds = Histogram(
+            "eaas_scheduler_decision_seconds",
+            "Time of a choice",
+            buckets=_DECISION_S,
+            registry=registry,
+        )
+        self.prediction_seconds = Histogram(
+            "eaas_scheduler_prediction_seconds",
+            "Time to predict the experts of a prompt",
+            buckets=_PREDICTION_S,
+            registry=registry,
+        )
+        self.predicted_tokens = Counter(
+            "eaas_scheduler_predicted_tokens",
+            "Prompt tokens with predicted experts, by source: known prefix or dry run",
+            ["source"],
+            registry=registry,
+        )
+        self.correlation = Histogram(
+            "eaas_scheduler_prediction_correlation",
+            "Correlation between predicted and measured expert loads of a prompt",
+            buckets=_CORRELATION,
+            registry=registry,
+        )
+
+    def chose(self, choice: Choice) -> None:
+        """Count a chosen group."""
+        self.choices.labels(chosen="oldest" if choice.oldest else "others").inc()
+        self.passed_over.inc(choice.passed_over)
+        self.window.observe(choice.window)

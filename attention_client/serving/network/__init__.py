@@ -1,0 +1,1 @@
+"""The endpoint's sockets: accepts, limits and closes HTTP connections."""

@@ -1,0 +1,229 @@
+"""The HTTP server: uvicorn on a socket that is already bound."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import functools
+import math
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import uvicorn
+from fastapi import FastAPI
+
+from attention_client.serving.limits import ServeLimits
+from attention_client.serving.network.acceptor import Acceptor
+from attention_client.serving.network.connections import Connections
+from attention_client.serving.network.http_connection import HttpConnection
+from eaas.errors import ClusterError, PortInUseError
+from eaas.log import get_logger
+from eaas.open_files import room_for_connections
+
+__all__ = ["HttpServer", "bind"]
+
+_log = get_logger(__name__)
+_DATE_S = 1.0  # interval at which the Date header is updated
+_START_TIMEOUT_S = 60.0
+_CLOSE_PAGES_S = 5.0
+_AFTER_GRACE_S = 10.0  # failed requests and the engine need less time to end
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Open a listening TCP socket; port 0 chooses a free port.
+
+    Bind before loading a model, so that a port in use is reported at once.
+
+    Raises:
+        PortInUseError: Another process uses the port.
+        ClusterError: The host is not an address of this machine.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ClusterError(f"cannot listen on {host}:{port}: {error}") from error
+    try:
+        # Without this a restart fails while old connections are in TIME_WAIT. A second listener still fails.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUseError(
+                f"{host}:{port} is in use: choose another port or stop the process that uses it"
+            ) from error
+        raise ClusterError(f"cannot listen on {host}:{port}: {error}") from error
+    return listener
+
+
+class _Server(uvicorn.Server):  # type: ignore[misc]
+    """uvicorn that stops the engine at the end of the grace period instead of cancelling requests.
+
+    So the client of an aborted request reads an error, not half an answer. The server accepts at most as many
+    connections as there are file descriptors.
+
+    Args:
+        config: uvicorn's settings.
+        listener: The listening socket; the server closes it at the end.
+        limits: Limits of connections.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, listener: socket.socket, limits: ServeLimits
+    ) -> None:
+        super().__init__(config)
+        self._listener = listener
+        self._limits = limits
+
+    grace_s = 0.0
+    _connections: Connections
+    _acceptor: Acceptor
+    _wake: Callable[[], object] | None = None
+    _should_exit = False
+
+    @property
+    def should_exit(self) -> bool:
+        """Whether to stop. Setting it wakes the loop, from any thread or signal handler."""
+        return self._should_exit
+
+    @should_exit.setter
+    def should_exit(self, wanted: bool) -> None:
+        self._should_exit = wanted
+        if self._wake is not None:
+            self._wake()
+
+    async def main_loop(self) -> None:
+        """Sleep until the stop, with one tick a second: uvicorn's ten ticks a second cost too much."""
+        loop, woken = asyncio.get_running_loop(), asyncio.Event()
+        self._wake = functools.partial(loop.call_soon_threadsafe, woken.set)
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_DATE_S):
+                    await woken.wait()
+        self._wake = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start the application, then accept connections."""
+        await super().startup(sockets=[])
+        self._connections = Connections(min(self._limits.max_connections, room_for_connections()))
+
+        def connection() -> HttpConnection:
+            return HttpConnection(
+                self._limits,
+                self._connections,
+                config=self.config,
+                server_state=self.server_state,
+                app_state=self.lifespan.state,
+            )
+
+        self._acceptor = Acceptor(self._listener, connection, self._connections)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Update the date and log evictions."""
+        self._connections.log()
+        return bool(await super().on_tick(counter))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop accepting connections and let requests end."""
+        self._acceptor.close()
+        loop = asyncio.get_running_loop()
+        close_pages = self.config.app.state.close_pages
+        if close_pages is not None:
+            try:
+                async with asyncio.timeout(_CLOSE_PAGES_S):
+                    await close_pages()
+            except Exception:  # noqa: BLE001 (logged; requests must still end)
+                _log.exception("the dashboard did not close")
+        end_requests = self.config.app.state.end_requests
+        self.config.timeout_graceful_shutdown = math.ceil(self.grace_s + _AFTER_GRACE_S)
+        timer = loop.call_later(self.grace_s, loop.run_in_executor, None, end_requests)
+        await super().shutdown(sockets)
+        timer.cancel()
+
+
+class HttpServer:
+    """Serves an application. The constructor raises PortInUseError.
+
+    Args:
+        app: The application, from `build_app`.
+        host: Address to listen on.
+        port: Port to listen on; 0 chooses a free port.
+        listener: A socket from `bind`, used instead of host and port.
+        limits: Limits of connections and of request headers.
+    """
+
+    def __init__(
+        self,
+        app: FastAPI,
+        host: str,
+        port: int,
+        listener: socket.socket | None = None,
+        limits: ServeLimits | None = None,
+    ) -> None:
+        limits = limits or ServeLimits()
+        self._listener = bind(host, port) if listener is None else listener
+        name, number = self._listener.getsockname()[:2]
+        self._address = f"[{name}]:{number}" if ":" in name else f"{name}:{number}"
+        self._server = _Server(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                ws="none",
+                # Fixed, so that installed packages do not change the loop and the parser that tests cover.
+                loop="asyncio",
+                http=HttpConnection,
+                h11_max_incomplete_event_size=limits.max_head_bytes,
+                lifespan="on",
+            ),
+            self._listener,
+            limits,
+        )
+        self._thread: threading.Thread | None = None
+
+    @property
+    def address(self) -> str:
+        """host:port, with the actual port."""
+        return self._address
+
+    def run(self, grace_s: float) -> None:
+        """Serve in the calling thread until SIGTERM, SIGINT or `stop`.
+
+        Args:
+            grace_s: Time for running requests to end after a signal.
+        """
+        self._server.grace_s = grace_s
+        self._server.run()
+
+    def start(self) -> None:
+        """Serve in a background thread; return when the server answers. Raises ClusterError."""
+        self._thread = threading.Thread(target=self._server.run, name="http", daemon=True)
+        self._thread.start()
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while time.monotonic() < deadline and self._thread.is_alive():
+            if self._server.started:
+                return
+            time.sleep(0.02)
+        raise ClusterError(f"the HTTP server on {self._address} did not start")
+
+    def stop(self, grace_s: float) -> None:
+        """Stop accepting connections, give running requests `grace_s` to end, then fail them.
+
+        Raises ClusterError if the server's thread does not end.
+        """
+        self._server.grace_s = grace_s
+        self._server.should_exit = True
+        if self._thread is None:
+            return
+        self._thread.join(grace_s + 2 * _AFTER_GRACE_S)
+        if self._thread.is_alive():
+            raise ClusterError(f"the HTTP server on {self._address} did not stop")
+        self._thread = None

@@ -1,0 +1,155 @@
+"""The endpoint's OpenAPI 3.1 document, at /openapi.json.
+
+The request schemas come from the classes that validate the requests. The rest is written by hand; tests send
+requests that it allows and requests that it forbids.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from pydantic.json_schema import models_json_schema
+
+from attention_client.serving.prompts.bodies import ChatRequest, CompletionRequest
+from eaas import __version__
+
+__all__ = ["openapi_document"]
+
+_REFERENCE = "#/components/schemas/"
+_STRING, _INTEGER, _OBJECT = {"type": "string"}, {"type": "integer"}, {"type": "object"}
+_TEXT_OR_NULL = {"type": ["string", "null"]}
+
+
+def _record(**fields: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": fields, "required": list(fields)}
+
+
+def _list_of(items: Any) -> dict[str, Any]:
+    return {"type": "array", "items": items}
+
+
+_FINISH = {"enum": ["stop", "length", "tool_calls"]}
+_USAGE = _record(prompt_tokens=_INTEGER, completion_tokens=_INTEGER, total_tokens=_INTEGER)
+_MESSAGE = _record(role={"const": "assistant"})
+_CARD = _record(
+    id=_STRING,
+    object={"const": "model"},
+    created=_INTEGER,
+    owned_by=_STRING,
+    max_model_len=_INTEGER,
+)
+_SCHEMAS = {
+    "Error": _record(
+        error=_record(message=_STRING, type=_STRING, param=_TEXT_OR_NULL, code=_TEXT_OR_NULL)
+    ),
+    "Completion": _record(
+        id=_STRING,
+        object={"const": "text_completion"},
+        created=_INTEGER,
+        model=_STRING,
+        choices=_list_of(_record(index=_INTEGER, text=_STRING, finish_reason=_FINISH)),
+        usage=_USAGE,
+    ),
+    "ChatCompletion": _record(
+        id=_STRING,
+        object={"const": "chat.completion"},
+        created=_INTEGER,
+        model=_STRING,
+        choices=_list_of(_record(index=_INTEGER, message=_MESSAGE, finish_reason=_FINISH)),
+        usage=_USAGE,
+    ),
+    "Model": _CARD,
+    "Models": _record(object={"const": "list"}, data=_list_of({"$ref": f"{_REFERENCE}Model"})),
+    "Status": _record(epoch=_INTEGER, members=_list_of(_OBJECT)),
+    "Healthy": _record(status={"const": "ok"}),
+    "Unhealthy": _record(status={"const": "unhealthy"}, reason=_STRING),
+}
+
+
+@functools.cache
+def openapi_document() -> dict[str, Any]:
+    """Build the document."""
+    _, schemas = models_json_schema(
+        [(CompletionRequest, "validation"), (ChatRequest, "validation")],
+        ref_template=_REFERENCE + "{model}",
+    )
+    open_to_all: list[Any] = []
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Expert-as-a-Service", "version": __version__},
+        "security": [{}, {"key": []}],
+        "paths": {
+            "/v1/completions": _generation("CompletionRequest", "Completion"),
+            "/v1/chat/completions": _generation("ChatRequest", "ChatCompletion"),
+            "/v1/models": _get("List the served model.", _json("Models")),
+            "/v1/models/{name}": _get("Get a model by name.", _json("Model"), missing=True)
+            | {"parameters": [{"name": "name", "in": "path", "required": True, "schema": _STRING}]},
+            "/eaas/v1/status": _get("Get the members of the cluster.", _json("Status")),
+            "/health": _get(
+                "Check that every expert is reachable.",
+                _json("Healthy"),
+                security=open_to_all,
+                unhealthy=_answer("The cluster cannot serve.", _json("Unhealthy")),
+            ),
+            "/metrics": _get("Get Prometheus metrics.", {"text/plain": {}}, security=open_to_all),
+        },
+        "components": {
+            "schemas": _SCHEMAS | schemas["$defs"],
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _json(schema: str) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": _REFERENCE + schema}}}
+
+
+def _answer(description: str, content: dict[str, Any]) -> dict[str, Any]:
+    return {"description": description, "content": content}
+
+
+def _error(description: str) -> dict[str, Any]:
+    return _answer(description, _json("Error"))
+
+
+def _get(
+    summary: str,
+    content: dict[str, Any],
+    *,
+    missing: bool = False,
+    security: list[Any] | None = None,
+    unhealthy: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    responses = {"200": _answer("Success.", content)}
+    if security is None:
+        responses["401"] = _error("No valid API key.")
+    if missing:
+        responses["404"] = _error("No such model.")
+    if unhealthy is not None:
+        responses["503"] = unhealthy
+    operation: dict[str, Any] = {"summary": summary, "responses": responses}
+    if security is not None:
+        operation["security"] = security
+    return {"get": operation}
+
+
+def _generation(request: str, answer: str) -> dict[str, Any]:
+    return {
+        "post": {
+            "summary": "Generate text; stream: true sends server-sent events.",
+            "requestBody": {"required": True, "content": _json(request)},
+            "responses": {
+                "200": _answer("The answer.", _json(answer) | {"text/event-stream": {}}),
+                "400": _error("The body is invalid; the message names the field."),
+                "401": _error("No valid API key."),
+                "404": _error("This endpoint serves another model."),
+                "408": _error("The body did not arrive in time."),
+                "413": _error("The body is too large."),
+                "415": _error("The Content-Type is not application/json."),
+                "429": _error("Too many requests. Try again later."),
+                "500": _error("The model failed."),
+                "503": _error("Experts are unreachable, or the engine has stopped."),
+            },
+        }
+    }

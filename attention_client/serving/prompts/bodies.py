@@ -1,0 +1,413 @@
+"""The two request bodies and their validation.
+
+A field that changes the answer is supported, or refused with a reason. A field without an effect on the
+answer (bookkeeping of OpenAI's API) is accepted. An unknown field is refused: most are typing errors.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core.core_schema import no_info_after_validator_function
+
+from attention_client.serving.api_error import ApiError
+
+__all__ = [
+    "ChatRequest",
+    "CompletionRequest",
+    "GenerationRequest",
+    "Message",
+    "load_json",
+    "parse",
+]
+
+_INT64 = 2**63
+_STOPS = 16
+_STOP_CHARACTERS = 1024
+
+
+class _only:
+    """Refuses every value except None and the neutral ones: the field is not supported."""
+
+    def __init__(self, *neutral: Any) -> None:
+        self._neutral = neutral
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        return no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, _schema: Any, _handler: Any) -> dict[str, Any]:
+        return {"enum": [None, *self._neutral]}
+
+    def _check(self, value: Any) -> Any:
+        if value is not None and value not in self._neutral:
+            allowed = " or ".join(json.dumps(each) for each in self._neutral)
+            raise ValueError("is not supported" + (f" other than {allowed}" if allowed else ""))
+        return value
+
+
+_STOP = {"type": "string", "minLength": 1, "maxLength": _STOP_CHARACTERS}
+_TOKENS = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
+_PROMPTS = {"type": "array", "items": {"anyOf": [{"type": "string"}, _TOKENS]}, "maxItems": 1}
+_PARTS = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+        "required": ["type", "text"],
+    },
+}
+# The JSON schemas of the checks below.
+_STOPS_SCHEMA = {
+    "anyOf": [{"type": "null"}, _STOP, {"type": "array", "items": _STOP, "maxItems": _STOPS}]
+}
+_PROMPT_SCHEMA = {"anyOf": [{"type": "string"}, _TOKENS, _PROMPTS | {"minItems": 1}]}
+_CONTENT_SCHEMA = {"anyOf": [{"type": "null"}, {"type": "string"}, _PARTS]}
+
+
+def _stops(value: Any) -> Any:
+    stops = [value] if isinstance(value, str) else value
+    if stops is None:
+        return []
+    if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
+        raise ValueError("must be a non-empty string or a list of them")
+    if len(stops) > _STOPS:
+        raise ValueError(f"has {len(stops)} strings; the limit is {_STOPS}")
+    longest = max(map(len, stops), default=0)
+    if longest > _STOP_CHARACTERS:
+        raise ValueError(
+            f"has a string of {longest} characters; the limit is {_STOP_CHARACTERS} characters each"
+        )
+    return stops
+
+
+def _prompt(value: Any) -> str | list[int]:
+    if isinstance(value, list) and len(value) > 1 and not isinstance(value[0], int):
+        raise ValueError(f"has {len(value)} prompts; send one per request")
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], (str, list)):
+        value = value[0]
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and value and all(type(token) is int for token in value):
+        return value
+    raise ValueError("must be a string, a list of token ids, or a list with one of these")
+
+
+def _content(value: Any) -> Any:
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise ValueError("must be a string or a list of parts, each with a type")
+    for part in value:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(kind, str):
+            raise ValueError("must be a string or a list of parts, each with a type")
+        if kind != "text":
+            raise ValueError(f"has a part of type {kind!r}; this model reads text parts only")
+        if not isinstance(part.get("text"), str):
+            raise ValueError("has a text part without a text")
+    return value
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=()
+    )
+
+
+class StreamOptions(_Model):
+    """Options of a streamed answer."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # vLLM's: with include_usage, in every event
+    include_obfuscation: bool | None = None  # has no effect
+    # Our own: an event before each token's text with the expert servers that computed it.
+    include_servers: bool | None = None
+
+
+# The fields on which the answer depends, except the prompt.
+_SETTINGS = {
+    "model",
+    "stream",
+    "stream_options",
+    "max_tokens",
+    "max_completion_tokens",
+    "min_tokens",
+    "ignore_eos",
+    "temperature",
+    "top_p",
+    "top_k",
+    "seed",
+    "stop",
+    "tools",
+    "tool_choice",
+}
+
+
+class GenerationRequest(_Model):
+    """The fields of both endpoints."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "if": {
+                "properties": {"stream_options": {"type": "object"}},
+                "required": ["stream_options"],
+            },
+            "then": {"properties": {"stream": {"const": True}}, "required": ["stream"]},
+        }
+    )
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    ignore_eos: bool | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    seed: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = None
+    stop: Annotated[list[str], BeforeValidator(_stops), WithJsonSchema(_STOPS_SCHEMA)] = []
+
+    # Only neutral values are accepted.
+    n: Annotated[int | None, _only(1)] = None
+    presence_penalty: Annotated[float | None, _only(0)] = None
+    frequency_penalty: Annotated[float | None, _only(0)] = None
+    logit_bias: Annotated[dict[str, Any] | None, _only({})] = None
+    response_format: Annotated[dict[str, Any] | None, _only({"type": "text"})] = None
+
+    # No effect on the answer.
+    metadata: Any = None
+    prompt_cache_key: Any = None
+    safety_identifier: Any = None
+    service_tier: Any = None
+    store: Any = None
+    user: Any = None
+
+    @model_validator(mode="after")
+    def _stream_options_need_stream(self) -> GenerationRequest:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options needs stream: true")
+        return self
+
+    # A prompt of one token in place of the real one.
+    placeholder: ClassVar[dict[str, Any]]
+
+    @property
+    def token_budget(self) -> int | None:
+        """Most tokens of the answer; None: not set."""
+        return self.max_tokens
+
+    def settings(self) -> dict[str, Any]:
+        """Return a small body that parses to this request without its prompt."""
+        return self.placeholder | self.model_dump(include=_SETTINGS, exclude_unset=True)
+
+
+class CompletionRequest(GenerationRequest):
+    """Body of /v1/completions."""
+
+    placeholder: ClassVar[dict[str, Any]] = {"prompt": [0]}
+
+    prompt: Annotated[str | list[int], BeforeValidator(_prompt), WithJsonSchema(_PROMPT_SCHEMA)]
+
+    best_of: Annotated[int | None, _only(1)] = None
+    echo: Annotated[bool | None, _only(False)] = None
+    logprobs: Annotated[int | None, _only()] = None
+    suffix: Annotated[str | None, _only("")] = None
+
+
+class FunctionCall(BaseModel):
+    """A tool call that the model made in an earlier turn."""
+
+    model_config = ConfigDict(strict=True)
+
+    name: str
+    arguments: str
+
+    @model_validator(mode="after")
+    def _arguments_are_an_object(self) -> FunctionCall:
+        try:
+            arguments = json.loads(self.arguments)
+        except (ValueError, RecursionError):
+            arguments = None
+        if not isinstance(arguments, dict):
+            raise ValueError("arguments must be a JSON object in a string")
+        return self
+
+
+class ToolCallIn(BaseModel):
+    """A tool call in a message of the history."""
+
+    model_config = ConfigDict(strict=True)
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+    def for_template(self) -> dict[str, Any]:
+        """The call in the form of chat templates: the arguments are an object."""
+        call = self.model_dump(exclude_none=True)
+        call["function"]["arguments"] = json.loads(self.function.arguments)
+        return call
+
+
+class Message(BaseModel):
+    """One chat message. Fields of answers that prompts do not use are accepted."""
+
+    model_config = ConfigDict(
+        strict=True,
+        json_schema_extra={
+            "anyOf": [
+                {
+                    "properties": {"content": {"type": ["string", "array"]}},
+                    "required": ["content"],
+                },
+                {
+                    "properties": {
+                        "role": {"const": "assistant"},
+                        "tool_calls": {"type": "array", "minItems": 1},
+                    },
+                    "required": ["tool_calls"],
+                },
+            ]
+        },
+    )
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[Any, BeforeValidator(_content), WithJsonSchema(_CONTENT_SCHEMA)] = None
+    tool_calls: list[ToolCallIn] | None = None
+    tool_call_id: str | None = None
+
+    @model_validator(mode="after")
+    def _something_is_said(self) -> Message:
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            raise ValueError("content is missing")
+        return self
+
+    def for_template(self) -> dict[str, Any]:
+        """The message in the form of chat templates."""
+        # "developer" is OpenAI's newer name; templates use the older one.
+        role = "system" if self.role == "developer" else self.role
+        text = ""
+        # Text in a message with tool calls is the markup of those calls.
+        if self.tool_calls is None:
+            text = self.content or ""
+            if not isinstance(text, str):
+                text = " ".join(part["text"] for part in text)
+        message: dict[str, Any] = {"role": role, "content": text}
+        if self.tool_calls is not None:
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        return message
+
+
+class FunctionTool(BaseModel):
+    """A function that the model may call."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    name: str
+
+
+class Tool(_Model):
+    """An entry of tools."""
+
+    type: Literal["function"]
+    function: FunctionTool
+
+
+class ChatRequest(GenerationRequest):
+    """Body of /v1/chat/completions."""
+
+    placeholder: ClassVar[dict[str, Any]] = {"messages": [{"role": "user", "content": ""}]}
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Annotated[Any, _only("auto", "none")] = None
+
+    logprobs: Annotated[bool | None, _only(False)] = None
+    top_logprobs: Annotated[int | None, _only(0)] = None
+    modalities: Annotated[list[str] | None, _only(["text"])] = None
+    audio: Annotated[Any, _only()] = None
+    functions: Annotated[Any, _only()] = None
+    function_call: Annotated[Any, _only()] = None
+    prediction: Annotated[Any, _only()] = None
+    web_search_options: Annotated[Any, _only()] = None
+
+    parallel_tool_calls: Any = None
+    reasoning_effort: Any = None
+    verbosity: Any = None
+
+    @property
+    def offered_tools(self) -> list[dict[str, Any]] | None:
+        """The tools that the model may call, in the form of chat templates."""
+        if not self.tools or self.tool_choice == "none":
+            return None
+        return [tool.model_dump() for tool in self.tools]
+
+    @property
+    def token_budget(self) -> int | None:
+        """Most tokens of the answer; the newer name of the field wins."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+_Request = TypeVar("_Request", bound=GenerationRequest)
+
+
+def load_json(body: bytes) -> dict[str, Any]:
+    """Parse the JSON object of an HTTP body. Raises ApiError (400)."""
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+        raise ApiError(400, f"The body is not valid JSON: {reason}.", code="invalid_json") from None
+    if not isinstance(fields, dict):
+        raise ApiError(400, "The body must be a JSON object.", code="invalid_json")
+    return fields
+
+
+def parse(cls: type[_Request], body: dict[str, Any]) -> _Request:
+    """Validate a JSON object. Raises ApiError (400) that names the field."""
+    try:
+        # Tokenizers and sockets take UTF-8; JSON escapes can hold text that UTF-8 cannot encode.
+        json.dumps(body, ensure_ascii=False).encode()
+    except (UnicodeEncodeError, RecursionError):
+        raise ApiError(
+            400, "The body contains invalid Unicode text or is nested too deeply."
+        ) from None
+    try:
+        return cls.model_validate(body)
+    except ValidationError as error:
+        raise _refusal(error) from None
+
+
+_CODES = {"extra_forbidden": "unknown_parameter", "missing": "missing_required_parameter"}
+
+
+def _refusal(error: ValidationError) -> ApiError:
+    """Convert the first validation error to the client's error."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    param = ""
+    for part in first["loc"]:
+        param += f"[{part}]" if isinstance(part, int) else f".{part}" if param else str(part)
+    reason = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        message = f"Unknown parameter: '{param}'."
+    elif first["type"] == "missing":
+        message = f"Missing required parameter: '{param}'."
+    else:
+        message = f"'{param}': {reason}." if param else f"{reason}."
+    code = _CODES.get(first["type"], "invalid_value")
+    return ApiError(400, message, param=param or None, code=code)

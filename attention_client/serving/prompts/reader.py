@@ -1,0 +1,179 @@
+"""Converts the body of a request to the request and the tokens of its prompt."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import jinja2
+
+from attention_client.serving.api_error import ApiError
+from attention_client.serving.prompts.bodies import (
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    load_json,
+    parse,
+)
+from attention_client.serving.prompts.length import LengthBound
+
+__all__ = ["ModelLimits", "PromptReader"]
+
+_Request = TypeVar("_Request", bound=GenerationRequest)
+_TOOLS_BYTES = 256 * 2**10  # the response parser reads the tools again, in the endpoint's process
+
+
+@dataclass(frozen=True)
+class ModelLimits:
+    """Limits of prompts.
+
+    Attributes:
+        max_model_len: Most tokens of one request, prompt plus answer.
+        vocabulary: Size of the vocabulary; all token ids are below it.
+        tools: Whether the model's answers can hold tool calls.
+    """
+
+    max_model_len: int
+    vocabulary: int
+    tools: bool
+
+
+class PromptReader:
+    """Parses a body, applies the chat template and tokenizes.
+
+    Args:
+        tokenizer: A transformers tokenizer.
+        limits: Limits of prompts.
+        bound: Refuses a text that is too long before it is tokenized; None: texts are tokenized first.
+    """
+
+    def __init__(
+        self, tokenizer: Any, limits: ModelLimits, bound: LengthBound | None = None
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._bound = bound
+
+    def read(self, cls: type[_Request], body: bytes) -> tuple[_Request, list[int]]:
+        """Return the request and its prompt's tokens, which leave room for the answer.
+
+        Raises ApiError (400).
+        """
+        fields = load_json(body)
+        self._check_list(fields.get("prompt"))
+        request = parse(cls, fields)
+        if isinstance(request, ChatRequest):
+            # The template contains the special tokens.
+            text = self._render(request)
+            return request, self._encode(text, "messages", request, add_special_tokens=False)
+        assert isinstance(request, CompletionRequest)
+        if isinstance(request.prompt, str):
+            tokens = self._encode(request.prompt, "prompt", request, add_special_tokens=True)
+        else:
+            tokens = self._check(request.prompt, "prompt", request)
+        return request, tokens
+
+    def _check_list(self, prompt: Any) -> None:
+        """Refuse too many token ids before their validation, which is slow."""
+        if isinstance(prompt, list) and len(prompt) == 1:
+            prompt = prompt[0]
+        if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
+            self._check_room(len(prompt), "prompt", 1, at_least=False)
+
+    def _render(self, request: ChatRequest) -> str:
+        tools = self._tools(request)
+        extra = request.chat_template_kwargs or {}
+        parameters = inspect.signature(self._tokenizer.apply_chat_template).parameters
+        reserved = parameters.keys() & extra.keys()
+        if reserved:
+            raise ApiError(
+                400,
+                f"chat_template_kwargs must not hold {sorted(reserved)}.",
+                param="chat_template_kwargs",
+                code="invalid_value",
+            )
+        if not self._tokenizer.chat_template:
+            raise ApiError(400, "This model has no chat template. Use /v1/completions instead.")
+        messages = [message.for_template() for message in request.messages]
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    messages, tools=tools, add_generation_prompt=True, tokenize=False, **extra
+                )
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+            # Templates raise for orders of roles that they do not support.
+            raise ApiError(
+                400,
+                f"The model's chat template refuses these messages: {error}",
+                param="messages",
+                code="invalid_value",
+            ) from error
+
+    def _tools(self, request: ChatRequest) -> list[dict[str, Any]] | None:
+        tools = request.offered_tools
+        if tools is None:
+            return None
+        template = self._tokenizer.chat_template and self._tokenizer.get_chat_template(tools=[{}])
+        if not self._limits.tools or not template or "tools" not in template:
+            raise ApiError(
+                400,
+                "This model's chat template has no tools.",
+                param="tools",
+                code="unsupported_parameter",
+            )
+        size = len(json.dumps(tools))
+        if size > _TOOLS_BYTES:
+            raise ApiError(
+                400,
+                f"'tools': {size} bytes of JSON; the limit is {_TOOLS_BYTES} bytes.",
+                param="tools",
+                code="invalid_value",
+            )
+        return tools
+
+    def _encode(
+        self, text: str, field: str, request: GenerationRequest, *, add_special_tokens: bool
+    ) -> list[int]:
+        if self._bound is not None:
+            wanted = request.token_budget or 1
+            self._check_room(self._bound.least_tokens(text), field, wanted, at_least=True)
+        encoded = self._tokenizer(
+            text,
+            add_special_tokens=add_special_tokens,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,  # no warning for a long text
+        )
+        return self._check(encoded["input_ids"], field, request)
+
+    def _check(self, tokens: list[int], field: str, request: GenerationRequest) -> list[int]:
+        """Check that the tokens are in the vocabulary and leave room for the answer."""
+        self._check_room(len(tokens), field, request.token_budget or 1, at_least=False)
+        if not tokens:
+            raise ApiError(400, f"'{field}': has no tokens.", param=field, code="invalid_value")
+        wrong = next((token for token in tokens if not 0 <= token < self._limits.vocabulary), None)
+        if wrong is not None:
+            raise ApiError(
+                400,
+                f"'{field}': token {wrong} is not one of the model's {self._limits.vocabulary}.",
+                param=field,
+                code="invalid_value",
+            )
+        return tokens
+
+    def _check_room(self, count: int, field: str, wanted: int, *, at_least: bool) -> None:
+        most = self._limits.max_model_len
+        if count + wanted <= most:
+            return
+        about = "at least " if at_least else ""
+        raise ApiError(
+            400,
+            f"This model's maximum context length is {most} tokens. However, you requested "
+            f"{about}{count + wanted} tokens ({about}{count} in the prompt, {wanted} in the answer). "
+            "Shorten the prompt or lower max_tokens.",
+            param=field,
+            code="context_length_exceeded",
+        )

@@ -1,0 +1,166 @@
+"""The endpoint's side of the prompt worker."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from array import array
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+from attention_client.serving.api_error import ApiError
+from attention_client.serving.prompts.bodies import GenerationRequest, parse
+from attention_client.serving.prompts.frames import receive_frame, send_frame
+from attention_client.serving.prompts.reader import ModelLimits
+from attention_client.serving.prompts.worker import ENDPOINTS
+from attention_client.serving.prompts.worker import __name__ as _WORKER
+
+__all__ = ["WorkerProcess"]
+
+_LOG = logging.getLogger(__name__)
+_START_S = 60.0
+_DEADLINE_S = 30
+_END_S = 5.0
+# Without this transformers warns about the missing torch.
+_ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
+_MARKS = {cls: mark for mark, cls in ENDPOINTS.items()}
+
+_Request = TypeVar("_Request", bound=GenerationRequest)
+
+
+class WorkerProcess:
+    """The worker process, which reads one body at a time.
+
+    The methods block. Only one thread may call them, except `stop`, which is thread-safe.
+
+    Args:
+        tokenizer: A transformers tokenizer. The process loads it from its directory; a tokenizer without one
+            is saved to a temporary directory.
+        limits: Limits of prompts.
+    """
+
+    def __init__(self, tokenizer: Any, limits: ModelLimits) -> None:
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._saved: tempfile.TemporaryDirectory[str] | None = None
+        self._lock = threading.Lock()  # guards the fields below
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket | None = None
+        self._is_closed = False
+        self.ready = False
+
+    @property
+    def pid(self) -> int | None:
+        """The process id; None: no process runs."""
+        process = self._process
+        return None if process is None else process.pid
+
+    def start(self) -> None:
+        """Start the process unless it runs. Raises ApiError (503) if it does not start."""
+        if self.ready:
+            return
+        try:
+            channel = self._launch()
+            settings = {
+                "tokenizer": self._directory(),
+                "chat_template": self._tokenizer.chat_template,
+                "limits": asdict(self._limits),
+                "deadline_s": _DEADLINE_S,
+            }
+            send_frame(channel, json.dumps(settings).encode())
+            receive_frame(channel)
+        except (OSError, EOFError) as error:
+            self.stop()
+            _LOG.error("the prompt worker does not start: %s", error)
+            raise ApiError(
+                503, "Large requests cannot be read now. Try again later.", code="overloaded"
+            ) from error
+        self.ready = True
+
+    def read(self, cls: type[_Request], body: bytes) -> tuple[_Request, list[int]]:
+        """Read one body (`PromptReader.read`). Raises ApiError (503) if the process ends or cannot start."""
+        self.start()
+        channel = self._channel
+        try:
+            if channel is None:
+                raise EOFError("it was stopped")
+            channel.settimeout(_DEADLINE_S)
+            send_frame(channel, _MARKS[cls], body)
+            frame = memoryview(receive_frame(channel))
+        except TimeoutError as error:
+            self.stop()
+            raise ApiError(
+                400, f"The request could not be read within {_DEADLINE_S} s. Shorten it."
+            ) from error
+        except (OSError, EOFError) as error:
+            self.stop()
+            _LOG.warning("the prompt worker ended: %s", error)
+            raise ApiError(
+                503, "The process that reads large requests ended. Try again.", code="overloaded"
+            ) from error
+        end = 4 + int.from_bytes(frame[:4], "little")
+        answer = json.loads(bytes(frame[4:end]))
+        if "error" in answer:
+            raise ApiError(**answer["error"])
+        tokens = array("I", bytes(frame[end:]))
+        return parse(cls, answer["request"]), tokens.tolist()
+
+    def stop(self) -> None:
+        """End the process, if it runs. A `read` in another thread fails."""
+        with self._lock:
+            process, channel = self._process, self._channel
+            self._process = self._channel = None
+            self.ready = False
+        if channel is not None:
+            # This wakes a thread that waits for an answer; close alone does not.
+            with contextlib.suppress(OSError):
+                channel.shutdown(socket.SHUT_RDWR)
+            channel.close()
+        if process is not None:
+            process.kill()
+            process.wait(_END_S)
+
+    def close(self) -> None:
+        """End the process permanently."""
+        with self._lock:
+            self._is_closed = True
+        self.stop()
+        if self._saved is not None:
+            self._saved.cleanup()
+
+    def _launch(self) -> socket.socket:
+        with self._lock:
+            if self._is_closed:
+                raise EOFError("the endpoint is stopping")
+            ours, theirs = socket.socketpair()
+            with theirs:
+                try:
+                    self._process = subprocess.Popen(
+                        [sys.executable, "-m", _WORKER, str(theirs.fileno())],
+                        pass_fds=[theirs.fileno()],
+                        stdin=subprocess.DEVNULL,
+                        env=os.environ | _ENVIRONMENT,
+                    )
+                except BaseException:
+                    ours.close()
+                    raise
+            ours.settimeout(_START_S)
+            self._channel = ours
+            return ours
+
+    def _directory(self) -> str:
+        loaded_from = Path(self._tokenizer.name_or_path)
+        if self._tokenizer.name_or_path and loaded_from.is_dir():
+            return str(loaded_from)
+        if self._saved is None:
+            self._saved = tempfile.TemporaryDirectory(prefix="eaas-tokenizer-")
+            self._tokenizer.save_pretrained(self._saved.name)
+        return self._saved.name

@@ -1,0 +1,1 @@
+"""One HTTP request: chat or completion, streamed or whole."""

@@ -1,0 +1,87 @@
+"""/v1/chat/completions, with the answer builder of transformers' handler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers.cli.serving.chat_completion import ChatCompletionHandler
+from transformers.cli.serving.utils import (
+    ReasoningText,
+    build_response_parser,
+    get_response_template,
+)
+
+from attention_client.serving.prompts.bodies import ChatRequest
+from attention_client.serving.requests.generation import Call, Finish
+from attention_client.serving.requests.handler import Handler, usage_of
+
+__all__ = ["ChatHandler"]
+
+
+class ChatHandler(Handler, ChatCompletionHandler):  # type: ignore[misc]
+    """/v1/chat/completions."""
+
+    request_class = ChatRequest
+    id_prefix = "chatcmpl"
+    chunk_object = "chat.completion.chunk"
+    default_tokens = 1024
+
+    def parser(self, request: ChatRequest, prompt: list[int]) -> Any | None:
+        """Return transformers' response parser; None if the model's answers are plain text."""
+        service = self._service
+        template = get_response_template(service.tokenizer, service.model)
+        if template is None:
+            return None
+        if getattr(service.tokenizer, "response_template", None) is None:
+            # transformers guessed the template from the model type. The tokenizer may not match it.
+            anchors = template["start_anchor"]
+            anchors = [anchors] if isinstance(anchors, str) else anchors
+            rendered = service.tokenizer.decode(prompt)
+            if not any(anchor in rendered for anchor in anchors):
+                return None
+        return build_response_parser(
+            service.tokenizer, service.model, prompt, tools=request.offered_tools
+        )
+
+    def opening(self) -> list[dict[str, Any]]:
+        """The event with the role that begins OpenAI's streams."""
+        return [_choice({"role": "assistant", "content": ""})]
+
+    def choice(self, request_id: str, piece: Any) -> dict[str, Any]:
+        """The event's delta for a piece."""
+        if isinstance(piece, Finish):
+            return _choice({}, piece.reason)
+        if isinstance(piece, Call):
+            call = {"index": piece.index, **_tool_call(request_id, piece)}
+            return _choice({"tool_calls": [call]})
+        field = "reasoning_content" if isinstance(piece, ReasoningText) else "content"
+        return _choice({field: piece})
+
+    def answer(self, request_id: str, pieces: list[Any], finish: Finish) -> dict[str, Any]:
+        """The chat completion."""
+        calls = [_tool_call(request_id, piece) for piece in pieces if isinstance(piece, Call)]
+        reasoning = "".join(piece for piece in pieces if isinstance(piece, ReasoningText))
+        content = "".join(piece for piece in pieces if not isinstance(piece, (ReasoningText, Call)))
+        return dict(
+            self._build_completion(
+                request_id,
+                content,
+                self._service.name,
+                finish_reason=finish.reason,
+                usage=usage_of(finish),
+                tool_calls=calls or None,
+                reasoning_content=reasoning or None,
+            )
+        )
+
+
+def _choice(delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+    return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+
+
+def _tool_call(request_id: str, call: Call) -> dict[str, Any]:
+    return {
+        "id": f"{request_id}_tool_call_{call.index}",
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }

@@ -1,0 +1,46 @@
+"""Incremental detokenizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["Detokenizer"]
+
+
+class Detokenizer:
+    """Converts tokens to text, and returns text as soon as later tokens cannot change it.
+
+    Each call decodes a short window. A token whose bytes end inside a character (decoded as U+FFFD) waits
+    for the next one. All pieces together equal ``tokenizer.decode`` of all tokens.
+
+    Args:
+        tokenizer: A transformers tokenizer.
+        skip_special_tokens: Leave special tokens out.
+    """
+
+    def __init__(self, tokenizer: Any, *, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._tokens: list[int] = []
+        self._window = 0  # first token of the window
+        self._shown = 0  # number of tokens whose text was returned
+
+    def _decode(self, tokens: list[int]) -> str:
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=self._skip))
+
+    def push(self, token: int) -> str:
+        """Add a token; return the text that it completes."""
+        self._tokens.append(token)
+        return self._advance(final=False)
+
+    def flush(self) -> str:
+        """Return the text of an incomplete character at the end."""
+        return self._advance(final=True)
+
+    def _advance(self, *, final: bool) -> str:
+        before = self._decode(self._tokens[self._window : self._shown])
+        text = self._decode(self._tokens[self._window :])
+        if len(text) <= len(before) or (text.endswith("\ufffd") and not final):
+            return ""
+        self._window, self._shown = self._shown, len(self._tokens)
+        return text[len(before) :]

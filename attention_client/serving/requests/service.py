@@ -1,0 +1,124 @@
+"""The served model: the state that all handlers share."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from transformers.cli.serving.utils import CBWorkerDeadError, get_response_template
+
+from attention_client.serving.errors import ApiError
+from attention_client.serving.generation.engine import Engine
+from attention_client.serving.generation.sampling import Sampling
+from attention_client.serving.limits import ServeLimits
+from attention_client.serving.metrics.http import ServeMetrics
+from attention_client.serving.prompts.pool import PromptPool
+from attention_client.serving.prompts.reader import ModelLimits
+
+__all__ = ["Service"]
+
+_LOG = logging.getLogger(__name__)
+
+_STOP_TIMEOUT_S = 5.0
+
+
+class Service:
+    """A loaded model and its engine. Takes the place of ModelManager in transformers' `build_server`.
+
+    Args:
+        model: A transformers causal language model.
+        tokenizer: Its tokenizer.
+        name: Its name in the API.
+        aliases: Other names that requests may use.
+        engine: Generates the tokens.
+        limits: Limits of requests.
+        metrics: Counts requests.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        name: str,
+        aliases: Sequence[str],
+        engine: Engine,
+        limits: ServeLimits,
+        metrics: ServeMetrics,
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.name = name
+        self.engine = engine
+        self.metrics = metrics
+        self._names = {name, *aliases}
+        self._created = self.clock()
+        text_config = model.config.get_text_config()
+        bounds = (
+            limits.max_model_len,
+            getattr(text_config, "max_position_embeddings", None),
+            engine.capacity,
+        )
+        self.max_model_len = min(int(bound) for bound in bounds if bound is not None)
+        tools = get_response_template(tokenizer, model) is not None
+        self.prompts = PromptPool(
+            tokenizer, ModelLimits(self.max_model_len, int(text_config.vocab_size), tools)
+        )
+        defaults = model.generation_config
+        end_tokens = defaults.eos_token_id
+        if end_tokens is None:
+            end_tokens = tokenizer.eos_token_id
+        if isinstance(end_tokens, int):
+            end_tokens = [end_tokens]
+        self.end_tokens = tuple(
+            token for token in end_tokens or () if 0 <= token < text_config.vocab_size
+        )
+        self.sampling = Sampling()
+        if defaults.do_sample:
+            self.sampling = Sampling(
+                temperature=1.0 if defaults.temperature is None else defaults.temperature,
+                top_p=1.0 if defaults.top_p is None else defaults.top_p,
+                top_k=defaults.top_k or 0,
+            )
+
+    @staticmethod
+    def clock() -> int:
+        """The Unix time in answers. No decision depends on it."""
+        return int(time.time())
+
+    def check_engine(self) -> None:
+        """Raise CBWorkerDeadError if the engine has stopped."""
+        failure = self.engine.failure()
+        if failure is not None:
+            raise CBWorkerDeadError(f"The engine has stopped: {failure}. Restart the server.")
+
+    def check_name(self, model: str | None) -> None:
+        """Raise ApiError (404) for the name of another model. None passes."""
+        if model is not None and model not in self._names:
+            raise ApiError(
+                404,
+                f"The model '{model}' does not exist. This server serves '{self.name}'.",
+                type="invalid_request_error",
+                param="model",
+                code="model_not_found",
+            )
+
+    def card(self) -> dict[str, Any]:
+        """The model's entry in /v1/models."""
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "eaas",
+            "max_model_len": self.max_model_len,
+        }
+
+    def get_gen_models(self) -> list[dict[str, Any]]:
+        """The list for transformers' /v1/models."""
+        return [self.card()]
+
+    def shutdown(self) -> None:
+        """Stop the engine and the prompt readers. transformers' application calls it last."""
+        self.engine.stop(_STOP_TIMEOUT_S)
+        self.prompts.close()

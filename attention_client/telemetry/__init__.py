@@ -1,0 +1,1 @@
+"""Metrics, spans and request outcomes of an attention client."""

@@ -1,0 +1,107 @@
+"""Prometheus metrics of an attention client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from attention_client.telemetry.request_outcomes import OutcomeTally
+
+__all__ = ["ClientMetrics"]
+
+
+class ClientMetrics:
+    """Metrics of the data path.
+
+    Args:
+        registry: Registry of the metrics.
+
+    Attributes:
+        outcomes: Request outcomes by server; reported to the monitor, not in the registry.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self.outcomes = OutcomeTally()
+        self.layer_calls = Counter("eaas_layer_calls", "Calls of one MoE layer", registry=registry)
+        self.layer_call_seconds = Histogram(
+            "eaas_layer_call_seconds",
+            "Time of one MoE layer call, dispatch to combine; with overlap including the other half's turn",
+            buckets=(5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0),
+            registry=registry,
+        )
+        self.forwards = Counter(
+            "eaas_forward_passes",
+            "Forward passes of the decoder: of the whole batch, or of two overlapped micro-batches",
+            ["batch"],
+            registry=registry,
+        )
+        self.pairs = Counter(
+            "eaas_dispatched_pairs", "(token, expert) pairs sent to servers", registry=registry
+        )
+        self.server_requests = Counter(
+            "eaas_server_requests",
+            "Requests to expert servers, one per part of a layer call, without hedges",
+            registry=registry,
+        )
+        self.failovers = Counter(
+            "eaas_failovers",
+            "Parts of a layer call sent to another replica",
+            ["reason"],
+            registry=registry,
+        )
+        self.late_answers = Counter(
+            "eaas_late_answers", "Answers dropped because they came too late", registry=registry
+        )
+        self.hedges = Counter(
+            "eaas_hedges",
+            "Late requests also sent to other replicas: won, lost or failed",
+            ["outcome"],
+            registry=registry,
+        )
+        self.ejections = Counter(
+            "eaas_ejections",
+            "Servers ejected for a while",
+            ["reason"],
+            registry=registry,
+        )
+        self.quarantined_slots = Counter(
+            "eaas_quarantined_slots",
+            "Slots with damaged bytes, never used again",
+            registry=registry,
+        )
+        self.nonfinite_rows = Counter(
+            "eaas_nonfinite_rows",
+            "Tokens with a NaN or infinite sum over the experts",
+            registry=registry,
+        )
+        self.unavailable = Counter(
+            "eaas_layer_calls_failed",
+            "Layer calls that failed because no replica answered",
+            registry=registry,
+        )
+        self.view_age = Gauge(
+            "eaas_view_age_seconds",
+            "Time since the last message from the monitor",
+            registry=registry,
+        )
+        self.epoch = Gauge(
+            "eaas_placement_epoch", "Epoch of the placement in use", registry=registry
+        )
+        self.connections = Gauge(
+            "eaas_connected_servers", "Expert servers connected", registry=registry
+        )
+
+    def watch_coverage(self, uncovered: Callable[[], int], min_replicas: Callable[[], int]) -> None:
+        """Export the placement's coverage, computed at each scrape.
+
+        Args:
+            uncovered: (layer, expert) pairs without a connected replica.
+            min_replicas: Connected replicas of the expert with the fewest.
+        """
+        for name, text, read in (
+            ("eaas_uncovered_experts", "Experts of a layer without a connected replica", uncovered),
+            ("eaas_min_replicas", "Connected replicas of the expert with the fewest", min_replicas),
+        ):
+            Gauge(name, text, registry=self.registry).set_function(read)

@@ -1,0 +1,109 @@
+"""Request outcomes by server, reported to the monitor.
+
+Heartbeats alone do not reveal a server that lives but answers nobody; its clients notice.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from eaas.rpc.v1 import monitor_pb2 as pb
+
+__all__ = ["Asked", "Outcome", "OutcomeTally", "failure"]
+
+
+class Outcome(enum.IntEnum):
+    """How a request ended (`ServerOutcomes` in `monitor.proto`)."""
+
+    ANSWERED = 0
+    TIMED_OUT = 1
+    LOST = 2
+    REFUSED = 3
+    FAILED = 4
+    CORRUPT = 5
+    HEDGED_AWAY = 6
+
+
+# Looking up an enum member costs more than counting.
+_ANSWERED, _REFUSED = Outcome.ANSWERED, Outcome.REFUSED
+_FAILURES = {
+    "timeout": Outcome.TIMED_OUT,
+    "lost": Outcome.LOST,
+    "corrupt": Outcome.CORRUPT,
+    "refused": Outcome.FAILED,
+}
+
+
+def failure(kind: str, *, blame: bool) -> Outcome:
+    """The outcome of a failover kind; a refusal without blame is no failure."""
+    return Outcome.REFUSED if kind == "refused" and not blame else _FAILURES[kind]
+
+
+class Asked(Protocol):
+    """A server process, as a connection names it."""
+
+    server_id: str
+    incarnation: int
+
+
+@dataclass(slots=True)
+class _Totals:
+    incarnation: int
+    ended: list[int] = field(default_factory=lambda: [0] * len(Outcome))
+    failures_since_answer: int = 0
+
+
+class OutcomeTally:
+    """Totals since the first connection to each server's present process. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._totals: dict[str, _Totals] = {}
+        self._failed = threading.Event()
+
+    def count(self, asked: Asked, outcome: Outcome) -> None:
+        """Count an ended request; one to a former server process is ignored."""
+        with self._lock:
+            totals = self._totals.get(asked.server_id)
+            if totals is None or totals.incarnation < asked.incarnation:
+                totals = self._totals[asked.server_id] = _Totals(asked.incarnation)
+            elif totals.incarnation > asked.incarnation:
+                return
+            totals.ended[outcome] += 1
+            if outcome is _ANSWERED:
+                totals.failures_since_answer = 0
+                return
+            if outcome is _REFUSED:
+                return
+            totals.failures_since_answer += 1
+        self._failed.set()
+
+    def forget(self, server_id: str) -> None:
+        """Forget a dead server."""
+        with self._lock:
+            self._totals.pop(server_id, None)
+
+    def wait_for_failure(self, timeout_s: float) -> None:
+        """Sleep until a request fails, or has failed since the last wait, or until the timeout."""
+        self._failed.wait(timeout_s)
+        self._failed.clear()
+
+    def wake(self) -> None:
+        """End a `wait_for_failure`."""
+        self._failed.set()
+
+    def read(self) -> list[pb.ServerOutcomes]:
+        """The current totals, one message per server."""
+        with self._lock:
+            return [
+                pb.ServerOutcomes(
+                    server_id=server_id,
+                    server_incarnation=totals.incarnation,
+                    failures_since_answer=totals.failures_since_answer,
+                    **{o.name.lower(): totals.ended[o] for o in Outcome},
+                )
+                for server_id, totals in self._totals.items()
+            ]

@@ -1,0 +1,79 @@
+"""Channel pool: connections to servers are reused, as connecting costs more than a call."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+
+import grpc
+
+from eaas.net.grpc_client import channel
+from eaas.net.tls import Identity
+from eaas.types import Role
+
+__all__ = ["PooledChannel", "ServerChannels"]
+
+
+@dataclass(eq=False)
+class PooledChannel:
+    """A connection.
+
+    Attributes:
+        channel: To a server.
+        calls: Running calls.
+    """
+
+    channel: grpc.Channel
+    calls: int = 0
+
+
+class ServerChannels:
+    """One connection per called server. Used by one thread at a time.
+
+    Args:
+        tls: This process's identity; None: plain text.
+    """
+
+    def __init__(self, tls: Identity | None = None) -> None:
+        self._tls = tls
+        self._channels: dict[str, PooledChannel] = {}
+        # Take no new calls; closed after their last one.
+        self._closing: set[PooledChannel] = set()
+
+    def acquire(self, address: str) -> PooledChannel:
+        """A connection for one more call. `release` it when the call is over."""
+        pooled = self._channels.get(address)
+        if pooled is None:
+            pooled = PooledChannel(channel(address, Role.EXPERT_SERVER.value, self._tls))
+            self._channels[address] = pooled
+        pooled.calls += 1
+        return pooled
+
+    def release(self, pooled: PooledChannel, *, works: bool) -> None:
+        """End a call. If it failed, the next one connects anew, with the current certificate."""
+        pooled.calls -= 1
+        if not works:
+            for address in [a for a, other in self._channels.items() if other is pooled]:
+                self._retire(address)
+        if pooled in self._closing and not pooled.calls:
+            self._closing.remove(pooled)
+            pooled.channel.close()
+
+    def keep(self, addresses: Container[str]) -> None:
+        """Close all other connections, each after its last call."""
+        for address in [a for a in self._channels if a not in addresses]:
+            self._retire(address)
+
+    def close(self) -> None:
+        """End all calls."""
+        for pooled in (*self._channels.values(), *self._closing):
+            pooled.channel.close()
+        self._channels.clear()
+        self._closing.clear()
+
+    def _retire(self, address: str) -> None:
+        pooled = self._channels.pop(address)
+        if pooled.calls:
+            self._closing.add(pooled)
+        else:
+            pooled.channel.close()

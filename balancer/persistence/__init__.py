@@ -1,0 +1,1 @@
+"""Balancer state that survives a restart or a change of leader."""

@@ -1,0 +1,107 @@
+"""Write-ahead state: the balancer's record in the monitor's store, for its successor.
+
+Safety does not depend on it: epochs fence, and servers say what they hold (see `planner`). The record keeps
+what no other process knows: wanted placement, operators' settings, decisions and answers.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import grpc
+
+from eaas.log import get_logger
+from eaas.membership.session import MemberSession
+from eaas.net.grpc_client import Backoff
+from eaas.rpc.v1 import balancer_pb2 as pb
+
+__all__ = ["WriteAheadState", "fitted"]
+
+_log = get_logger(__name__)
+_CALL_S = 5.0
+_JOIN_S = 3.0
+# Below the monitor's limit; the wanted placement and some history fit.
+_MOST_BYTES = 500 << 10
+
+
+class WriteAheadState:
+    """Writes the record from its own thread; changes during a write go into the next one.
+
+    Args:
+        session: The balancer's.
+        record: Returns the current record; called on this object's thread.
+        on_broken: Called with an unexpected error, after which nothing is written any more.
+    """
+
+    def __init__(
+        self,
+        session: MemberSession,
+        record: Callable[[], pb.BalancerRecord],
+        on_broken: Callable[[Exception], None],
+    ) -> None:
+        self._session = session
+        self._record = record
+        self._on_broken = on_broken
+        self._changed = threading.Condition()
+        self._wanted = self._kept = 0
+        self._version = 0
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+        self._thread.start()
+
+    def changed(self) -> None:
+        """Note that the state has changed. Does not block."""
+        with self._changed:
+            self._wanted += 1
+            self._changed.notify_all()
+
+    def settle(self, timeout_s: float) -> bool:
+        """Wait until all changes so far are stored; return whether they are. Writing goes on if not."""
+        with self._changed:
+            wanted = self._wanted
+            return self._changed.wait_for(lambda: self._kept >= wanted, timeout_s)
+
+    def close(self) -> None:
+        """End the thread. Idempotent."""
+        with self._changed:
+            self._closed.set()
+            self._changed.notify_all()
+        self._thread.join(_JOIN_S)
+
+    def _run(self) -> None:
+        try:
+            self._keep()
+        except Exception as error:  # noqa: BLE001 - the owner ends the process with it
+            _log.exception("writing the balancer's record failed")
+            self._on_broken(error)
+
+    def _keep(self) -> None:
+        backoff = Backoff()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed.is_set() or self._wanted > self._kept)
+                if self._closed.is_set():
+                    return
+                wanted = self._wanted
+            self._version += 1
+            data = fitted(self._record()).SerializeToString()
+            try:
+                self._session.keep_record(self._version, data, _CALL_S)
+            except grpc.RpcError as error:
+                # Includes a monitor that counts this process as dead: the session registers again.
+                _log.debug("the monitor does not store the record for now: %s", error.details())
+                self._closed.wait(backoff.next_s())
+                continue
+            backoff.reset()
+            with self._changed:
+                self._kept = wanted
+                self._changed.notify_all()
+
+
+def fitted(record: pb.BalancerRecord, most_bytes: int = _MOST_BYTES) -> pb.BalancerRecord:
+    """Drop answers, then history, the oldest first, until the record fits."""
+    for entries in (record.answered, record.history):
+        while entries and record.ByteSize() > most_bytes:
+            del entries[: max(1, len(entries) // 4)]
+    return record

@@ -1,0 +1,1 @@
+"""The planner: a pure state machine from cluster views to placement actions."""

@@ -1,0 +1,96 @@
+"""Replicas for fault tolerance, in addition to those for balance.
+
+primary   a replica placed by a policy: it takes its share of the load
+backup    a further replica for the operator's redundancy. It takes next to nothing while the primaries live;
+          its tiny share identifies it
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from balancer.policies.types import Holds, Int, Shares
+
+__all__ = ["BACKUP_SHARE", "deal", "primaries", "with_backups", "with_least_shares"]
+
+BACKUP_SHARE = 1 / 1024
+"""Share of an expert's load that each of its backups takes."""
+_IS_PRIMARY = 1.5 * BACKUP_SHARE
+
+
+def primaries(holds_LSE: Holds, shares_LSE: npt.NDArray[np.floating]) -> Holds:
+    """bool (L, S, E). If an expert has only backups, they count as primaries."""
+    found_LSE: Holds = holds_LSE & (shares_LSE > _IS_PRIMARY)
+    lost_LE = ~np.any(found_LSE, axis=1)
+    return np.asarray(np.where(np.expand_dims(lost_LE, 1), holds_LSE, found_LSE))
+
+
+def with_least_shares(primary_LSE: Holds, holds_LSE: Holds, shares_LSE: Shares) -> Shares:
+    """Give every replica a share above 0, so that clients can use it when the others are gone.
+
+    Args:
+        primary_LSE, holds_LSE: bool (L, S, E); primaries are among those held.
+        shares_LSE: float64; the wanted shares of the primaries.
+    """
+    least_LSE = np.where(primary_LSE, 2 * BACKUP_SHARE, np.where(holds_LSE, BACKUP_SHARE, 0.0))
+    raised_LSE = np.maximum(np.where(holds_LSE, shares_LSE, 0.0), least_LSE)
+    # Only the part above the least shares is scaled.
+    spare_LSE = raised_LSE - least_LSE
+    rest_LE = 1 - least_LSE.sum(axis=1)
+    sum_LE = spare_LSE.sum(axis=1)
+    count_LE = np.maximum(primary_LSE.sum(axis=1), 1)
+    factor_LE = np.divide(rest_LE, sum_LE, out=np.zeros_like(sum_LE), where=sum_LE > 0)
+    even_LSE = np.where(primary_LSE, (rest_LE / count_LE)[:, None], 0.0)
+    scaled_LSE = np.where((sum_LE > 0)[:, None], spare_LSE * factor_LE[:, None], even_LSE)
+    return np.asarray(least_LSE + scaled_LSE)
+
+
+def with_backups(
+    primary_LSE: Holds,
+    held_LSE: Holds,
+    redundancy: int,
+    cap_LS: Int,
+    away_LE: Int | None = None,
+) -> Holds:
+    """Add backups until each expert is on `redundancy` servers, within capacity; held replicas first.
+
+    Args:
+        primary_LSE: bool (L, S, E); stays.
+        held_LSE: bool (L, S, E); what servers hold now.
+        redundancy: Servers of each expert; all of them if there are fewer.
+        cap_LS: int64; replicas that a server may hold.
+        away_LE: int64; replicas on other servers that count, too. None: there are none.
+    """
+    layers, servers, experts = primary_LSE.shape
+    known_LE = np.zeros((layers, experts), np.int64) if away_LE is None else away_LE
+    wanted_LE = np.minimum(redundancy - known_LE, servers)
+    holds_LSE = primary_LSE.copy()
+    for holds_SE, held_SE, cap_S, wanted_E in zip(
+        holds_LSE, held_LSE, cap_LS, wanted_LE, strict=True
+    ):
+        count_S = holds_SE.sum(axis=1)
+        # Held replicas come first: they cost nothing.
+        for only_held in (True, False):
+            for expert in np.flatnonzero(holds_SE.sum(axis=0) < wanted_E):
+                for _ in range(int(wanted_E[expert] - holds_SE[:, expert].sum())):
+                    free_S = ~holds_SE[:, expert] & (count_S < cap_S)
+                    if only_held:
+                        free_S &= held_SE[:, expert]
+                    if not free_S.any():
+                        break
+                    server = min(np.flatnonzero(free_S), key=lambda s: (count_S[s] - cap_S[s], s))
+                    holds_SE[server, expert] = True
+                    count_S[server] += 1
+    return holds_LSE
+
+
+def deal(total: int, cap_S: Int) -> Int:
+    """int64 (S): `total` slots, as evenly as the caps allow; fewer if the caps are lower."""
+    level = 0
+    # The highest common level; the remainder goes to the first servers.
+    while level < cap_S.max(initial=0) and np.minimum(cap_S, level + 1).sum() <= total:
+        level += 1
+    slots_S = np.minimum(cap_S, level)
+    slots_S[np.flatnonzero(cap_S > level)[: total - int(slots_S.sum())]] += 1
+    return np.asarray(slots_S)

@@ -1,0 +1,272 @@
+"""Candidate placements, made from the servers and what they hold. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from balancer.planner.layout import Holds, Layout, Shares
+from balancer.planner.pool import ServerPool
+from balancer.planner.stages import shares_of, stages
+from balancer.policies.capacity import NoCapacityError, fit, without_spares
+from balancer.policies.moves import ordered_moves
+from balancer.policies.repair import even_shares, restore
+from eaas.counted import counted
+from eaas.types import Member, MemberState, Placement
+
+__all__ = [
+    "Candidate",
+    "covers",
+    "first",
+    "gains",
+    "has_orphans",
+    "lacking_without",
+    "recovered",
+    "repaired",
+    "with_orphans",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A placement without an epoch.
+
+    Attributes:
+        servers: Index S.
+        holds_LSE: bool.
+        shares_LSE: float; above 0 if held; they sum to 1 over S.
+        layer_order: Layers to load first, in this order; the others follow.
+    """
+
+    servers: tuple[str, ...]
+    holds_LSE: Holds
+    shares_LSE: Shares
+    layer_order: tuple[int, ...] = ()
+
+
+def gains(server: str, current: Placement, stages: Sequence[Candidate]) -> bool:
+    """Whether a server gets an expert at any stage that it does not have in the current placement."""
+    held_LE: npt.NDArray[np.bool_] | bool = False
+    if server in current.servers:
+        held_LE = current.holds_LSE[:, current.servers.index(server)]
+    return any(
+        bool((stage.holds_LSE[:, stage.servers.index(server)] & ~np.asarray(held_LE)).any())
+        for stage in stages
+        if server in stage.servers
+    )
+
+
+def covers(candidate: Candidate, some: Mapping[str, Member]) -> bool:
+    """Whether each expert is on at least one of these servers."""
+    return bool(candidate.holds_LSE[:, _among(candidate.servers, some)].any(axis=1).all())
+
+
+def first(layout: Layout, layers: int, experts: int, pool: ServerPool) -> Candidate:
+    """The first candidate, for servers that hold nothing. Raises NoCapacityError."""
+    servers = tuple(pool.able)
+    wished = layout.first(layers, experts, servers)
+    nothing_LSE = np.zeros((layers, len(servers), experts), np.bool_)
+    return Candidate(servers, *_fitted(*wished, nothing_LSE, pool.capacity_S(servers)))
+
+
+def recovered(
+    held: Mapping[str, npt.NDArray[np.bool_]],
+    layout: Layout,
+    wanted: Placement | None,
+    pool: ServerPool,
+) -> list[Candidate]:
+    """Candidates that start from what servers say they hold, and from the previous balancer's candidate.
+
+    Args:
+        held: bool (L, E), by server.
+        layout: Used if `wanted` is unknown or for other servers.
+        wanted: The last candidate of the previous balancer; None: unknown.
+        pool: Knows the servers' memory.
+
+    Raises:
+        NoCapacityError: There is not enough memory for all experts.
+    """
+    servers = tuple(held)
+    held_LSE = np.stack(tuple(held.values()), axis=1)
+    if wanted is not None and set(wanted.servers) == set(servers):
+        servers = wanted.servers
+        held_LSE = np.stack([held[s] for s in servers], axis=1)
+        then = Candidate(servers, wanted.holds_LSE, wanted.shares_LSE)
+    else:
+        known_LSE = np.zeros(held_LSE.shape, np.float32)
+        if wanted is not None:
+            known_LSE = _columns(wanted, servers)[1]
+        wished = layout.around(servers, held_LSE, known_LSE)
+        then = Candidate(servers, *_fitted(*wished, held_LSE, pool.capacity_S(servers)))
+    now_LSE = np.where(held_LSE, then.shares_LSE, 0.0)
+    return [*_stages_before(servers, held_LSE, now_LSE, then, pool), then]
+
+
+def has_orphans(current: Placement, pool: ServerPool) -> bool:
+    """Whether an expert has lost its last living replica that clients reach."""
+    return not current.holds_LSE[:, _among(current.servers, pool.reached)].any(axis=1).all()
+
+
+def with_orphans(current: Placement, pool: ServerPool, *, at_rest: bool) -> Candidate | None:
+    """Put experts without a living replica on able servers; nothing else changes.
+
+    Servers that already serve are preferred: a newcomer may be slow, or hang. If memory is limited, full
+    servers first give up replicas that others have; that is a candidate of its own.
+
+    Args:
+        current: The current placement.
+        pool: The servers.
+        at_rest: Whether they hold the current placement and nothing else.
+
+    Returns:
+        The candidate; None: no expert is without a replica.
+
+    Raises:
+        NoCapacityError: No able server has memory for any of them.
+    """
+    if not has_orphans(current, pool):
+        return None
+    reached = pool.reached
+    able = {s: m for s, m in pool.able.items() if m.state is MemberState.SERVING} or pool.able
+    servers = tuple(dict.fromkeys((*current.servers, *able)))
+    capacity_S = pool.capacity_S(servers)
+    if capacity_S is not None and not at_rest:
+        return None  # They hold more than the placement: their free memory is unknown.
+    holds_LSE, shares_LSE = _columns(current, servers)
+    living_S, able_S = _among(servers, reached), _among(servers, able)
+    after_LSE = restore(holds_LSE, living_S, able_S, capacity_S)
+    if (after_LSE == holds_LSE).all():
+        after_LSE = _with_less(holds_LSE, living_S, able_S)
+    used = np.flatnonzero(after_LSE.any(axis=(0, 2)))
+    after_LSE, shares_LSE = after_LSE[:, used], shares_LSE[:, used]
+    # A new replica takes an even share.
+    shares_LSE = np.where(after_LSE & (shares_LSE == 0), even_shares(after_LSE), shares_LSE)
+    return Candidate(tuple(servers[s] for s in used), after_LSE, shares_of(after_LSE, shares_LSE))
+
+
+def _with_less(holds_LSE: Holds, living_S: Holds, able_S: Holds) -> Holds:
+    """Drop spare replicas from able servers, one for each expert without a living replica."""
+    wanted = int((~holds_LSE[:, living_S].any(axis=1)).sum())
+    missing = wanted
+    for server in np.flatnonzero(able_S):
+        holds_LSE, dropped = without_spares(holds_LSE, living_S, int(server), missing)
+        missing -= dropped
+    if missing == wanted:
+        raise NoCapacityError(
+            f"{counted(wanted, 'expert')} lost the last replica, and no server has memory left: "
+            "raise expert_server.memory_bytes, or start another server"
+        )
+    return holds_LSE
+
+
+def repaired(
+    current: Placement, pool: ServerPool, layout: Layout, now: float, *, is_wanted: bool
+) -> list[Candidate]:
+    """Give servers that joined a share, and the shares of leaving servers to others.
+
+    A dead server is waited for until its grace is over or another server comes or leaves.
+
+    Args:
+        current: The current placement.
+        pool: The servers.
+        layout: Lays the new placement out.
+        now: Monotonic seconds.
+        is_wanted: The placement is intended, even if uneven.
+
+    Returns:
+        Empty if no server came or left and the placement is even or intended. Several candidates if servers
+        have no memory for the old and the new placement together.
+
+    Raises:
+        NoCapacityError: There is not enough memory for all experts without the servers that left.
+    """
+    staying = pool.staying
+    kept = [s for s in current.servers if s in staying]
+    gone = [s for s in current.servers if s not in staying]
+    awaited = [s for s in gone if pool.is_awaited(s, now)]
+    servers = tuple(sorted({*kept, *pool.able}))
+    replicas = min(layout.redundancy, len(current.servers))
+    is_even = bool((current.holds_LSE.sum(axis=1) == replicas).all())
+    is_right = bool(awaited) or is_wanted or not layout.levels or is_even
+    if is_right and len(servers) == len(kept) and gone == awaited:
+        return []
+    held_LSE, shares_LSE = _columns(current, servers)
+    wished = layout.around(servers, held_LSE, shares_LSE)
+    capacity_S = pool.capacity_S(servers)
+    then = Candidate(servers, *_fitted(*wished, held_LSE, capacity_S))
+    # Leaving servers serve until the last stage.
+    both = (*servers, *(s for s in gone if s in pool.holders))
+    return [*_stages_before(both, *_columns(current, both), then, pool), then]
+
+
+def lacking_without(server_id: str, current: Placement, pool: ServerPool) -> str | None:
+    """Says how much memory would be missing without a server; None: none."""
+    others = tuple(s for s in pool.able if s != server_id)
+    capacity_S = pool.capacity_S(others) if others else None
+    layers, _, experts = current.holds_LSE.shape
+    wanted = layers * experts
+    if capacity_S is None or (capacity := int(capacity_S.clip(max=wanted).sum())) >= wanted:
+        return None
+    return (
+        f"without {server_id} there is memory for {capacity} of {wanted} experts: "
+        "start another server first"
+    )
+
+
+def _stages_before(
+    servers: tuple[str, ...],
+    held_LSE: Holds,
+    shares_LSE: npt.NDArray[np.floating],
+    then: Candidate,
+    pool: ServerPool,
+) -> list[Candidate]:
+    """Candidates on the way to another one, if memory is limited.
+
+    Args:
+        servers: The servers of `then`, then those that leave.
+        held_LSE, shares_LSE: Their current layout.
+        then: The target.
+    """
+    capacity_S = pool.capacity_S(servers)
+    if capacity_S is None or not held_LSE.any(axis=1).all():
+        return []
+    none_LSE = np.zeros_like(held_LSE[:, len(then.servers) :])
+    then_LSE = np.concatenate([then.holds_LSE, none_LSE], axis=1)
+    then_shares_LSE = np.concatenate([then.shares_LSE, none_LSE], axis=1)
+    slots_LS = np.maximum(held_LSE.sum(axis=2), then_LSE.sum(axis=2))
+    moves = ordered_moves(held_LSE, then_LSE, slots_LS)
+    found = stages(held_LSE, shares_LSE, then_LSE, then_shares_LSE, moves, capacity_S)
+    return [Candidate(servers, *stage) for stage in found[:-1]]
+
+
+def _fitted(
+    holds_LSE: Holds, shares_LSE: Shares, held_LSE: Holds, capacity_S: npt.NDArray[np.int64] | None
+) -> tuple[Holds, Shares]:
+    """Fit a layout into the servers' memory. Raises NoCapacityError."""
+    if capacity_S is None or (holds_LSE.sum(axis=(0, 2)) <= capacity_S).all():
+        return holds_LSE, shares_LSE
+    fitting_LSE = fit(holds_LSE, held_LSE, capacity_S)
+    return fitting_LSE, shares_of(fitting_LSE, shares_LSE)
+
+
+def _among(servers: tuple[str, ...], some: Mapping[str, Member]) -> npt.NDArray[np.bool_]:
+    """bool (S): which servers are among `some`."""
+    return np.array([s in some for s in servers], dtype=np.bool_)
+
+
+def _columns(
+    placement: Placement, servers: tuple[str, ...]
+) -> tuple[Holds, npt.NDArray[np.float32]]:
+    """The placement's arrays for these servers: bool and float32 (L, S, E)."""
+    layers, _, experts = placement.holds_LSE.shape
+    holds_LSE = np.zeros((layers, len(servers), experts), np.bool_)
+    shares_LSE = np.zeros(holds_LSE.shape, np.float32)
+    for s, server in enumerate(servers):
+        if server in placement.servers:
+            place = placement.servers.index(server)
+            holds_LSE[:, s] = placement.holds_LSE[:, place]
+            shares_LSE[:, s] = placement.shares_LSE[:, place]
+    return holds_LSE, shares_LSE

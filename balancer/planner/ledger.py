@@ -1,0 +1,57 @@
+"""State of the calls to servers: begun, succeeded, given up. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from balancer.planner.actions import Action, Call, Inspect, Life
+
+__all__ = ["Ledger"]
+
+_Key = tuple[type[Call], Life, int]
+
+
+class Ledger:
+    """Tracks calls by kind, server process and epoch (0 for an inspection)."""
+
+    def __init__(self) -> None:
+        # Begun, succeeded, and failed but still retried.
+        self._asked: set[_Key] = set()
+        self._done: set[_Key] = set()
+        self._vain: set[_Key] = set()
+
+    def begin(self, calls: Iterable[Call]) -> list[Action]:
+        """Mark calls as begun; return those that were not before."""
+        new = [call for call in calls if _key(call) not in self._asked]
+        self._asked.update(_key(call) for call in new)
+        return list(new)
+
+    def succeeded(self, call: Call) -> None:
+        """A call succeeded."""
+        self._asked.add(_key(call))
+        self._done.add(_key(call))
+
+    def in_vain(self, call: Call) -> None:
+        """A call failed and nothing waits for it; it is retried."""
+        self._vain.add(_key(call))
+
+    def is_done(self, kind: type[Call], life: Life, epoch: int) -> bool:
+        """Whether a call succeeded."""
+        return (kind, life, epoch) in self._done
+
+    def is_over(self, kind: type[Call], life: Life, epoch: int) -> bool:
+        """Whether a call succeeded or nothing waits for it."""
+        return (kind, life, epoch) in self._done | self._vain
+
+    def ask_again(self, life: Life) -> None:
+        """Let a server's unfinished calls begin anew."""
+        self._asked = {key for key in self._asked if key[1] != life or key in self._done}
+
+    def keep(self, epoch: int) -> None:
+        """Forget the calls of other epochs."""
+        for keys in (self._asked, self._done, self._vain):
+            keys.intersection_update({key for key in keys if key[-1] == epoch})
+
+
+def _key(call: Call) -> _Key:
+    return (type(call), call.life, 0 if isinstance(call, Inspect) else call.placement.epoch)

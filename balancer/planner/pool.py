@@ -1,0 +1,308 @@
+"""The planner's view of the expert servers: alive, able to take experts, or waited for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from balancer.planner.actions import Action, Complain, Life, Refuse
+from balancer.planner.reach import ReachTracker, Verdict
+from eaas.net.message_ranges import TRUSTED_EPOCH
+from eaas.types import Member, MemberState, ModelShape, Placement, Role
+
+__all__ = ["EPOCHS_OF_A_LIFE", "ServerPool"]
+
+# A suspected server keeps what it has and gets nothing new.
+_ABLE = (MemberState.JOINING, MemberState.SERVING)
+# Attempts to load a share, half a second apart, before a server process counts as unable: at first for the
+# dead server's grace, then twice as long each time, up to this.
+_ATTEMPTS = 5
+_LONGEST_UNABLE_S = 600.0
+_NO_LIMIT = 1 << 40
+# Each incarnation of the balancer starts at another thousand: its predecessor may have told servers of an
+# epoch that no member has reported yet, and two placements must never share an epoch.
+EPOCHS_OF_A_LIFE = 1000
+
+
+class ServerPool:
+    """Facts about the members, no decisions. No I/O, no clock: `now` is monotonic seconds.
+
+    Args:
+        dead_grace_s: How long to wait for a dead server, or for a client to reconnect to a server; and how
+            long a server that failed to load too often is left alone at first.
+
+    Attributes:
+        most: Temporary cap on the replicas of a server, whatever its memory.
+        digest: Digest of the cluster's model; empty until it is chosen.
+        placed: Servers that hold experts in the placement; None before the first one.
+        reach: Verdict on the servers that clients reach, as of the last `pass_time`.
+    """
+
+    def __init__(self, dead_grace_s: float) -> None:
+        self._dead_grace_s = dead_grace_s
+        self._members: Mapping[str, Member] = {}
+        self._servers: dict[str, Member] = {}
+        # Members that claim an impossible epoch or incarnation.
+        self._absurd: dict[str, Member] = {}
+        self._complained: set[Life] = set()
+        self._dead_since: dict[str, float] = {}
+        # Number of processes that started under each name.
+        self._births: Counter[str] = Counter()
+        self._refused: set[Life] = set()
+        self._failures: Counter[Life] = Counter()
+        self._verdicts: Counter[Life] = Counter()
+        self._unable_until: dict[Life, float] = {}
+        # Servers with a damaged copy of the checkpoint, by id and by process.
+        self.damaged: set[str] = set()
+        self._damaged_lives: set[Life] = set()
+        # Until they report DRAINING themselves.
+        self._told_to_leave: set[Life] = set()
+        self.most: dict[str, int] = {}
+        self.digest = ""
+        self.placed: frozenset[str] | None = None
+        self._reach = ReachTracker(dead_grace_s)
+        self.reach = Verdict()
+
+    def observe(self, members: Mapping[str, Member], now: float) -> None:
+        """The membership changed."""
+        self._absurd = {m.id: m for m in members.values() if not _is_credible(m)}
+        # An impossible claim is ignored: it must not use up the epochs.
+        self._members = {s: m for s, m in members.items() if s not in self._absurd}
+        self._members |= {s: replace(m, epoch=0) for s, m in self._absurd.items()}
+        before = self._servers
+        self._servers = {m.id: m for m in self._members.values() if m.role is Role.EXPERT_SERVER}
+        joining = {s for s, m in self._servers.items() if m.state is MemberState.JOINING}
+        self._births.update(
+            s for s in joining if s not in before or before[s].state is not MemberState.JOINING
+        )
+        dead = {s for s, m in self._servers.items() if m.state.is_gone}
+        self._dead_since = {s: self._dead_since.get(s, now) for s in sorted(dead)}
+
+    def life(self, member: Member) -> Life:
+        """The process behind a member."""
+        return (*member.life, self._births[member.id])
+
+    def choose_model(self) -> ModelShape | None:
+        """Choose the model of most able servers as the cluster's."""
+        models = [m.model for _, m in sorted(self._servers.items()) if m.state in _ABLE and m.model]
+        if not models:
+            return None
+        counts = Counter(model.digest for model in models)
+        # Ties go to the first server by id.
+        self.digest = counts.most_common(1)[0][0]
+        return next(model for model in models if model.digest == self.digest)
+
+    @property
+    def alive(self) -> dict[str, Member]:
+        """Servers of the cluster's model that are not gone, by id."""
+        return {
+            s: m
+            for s, m in sorted(self._servers.items())
+            if not m.state.is_gone and self._is_ours(m)
+        }
+
+    @property
+    def clients(self) -> list[Member]:
+        """Attention clients in any state."""
+        return [m for m in self._members.values() if m.role is Role.ATTENTION_CLIENT]
+
+    @property
+    def willing(self) -> dict[str, Member]:
+        """Of `alive`: those that did not fail to load too often."""
+        return {s: m for s, m in self.alive.items() if not self.is_unable(m)}
+
+    @property
+    def staying(self) -> dict[str, Member]:
+        """Servers in `willing` that are not draining and that clients can reach."""
+        return {
+            s: m
+            for s, m in self.willing.items()
+            if m.state is not MemberState.DRAINING and s not in self.reach.withheld
+        }
+
+    @property
+    def able(self) -> dict[str, Member]:
+        """Of `staying`: those that can be given experts now, as they are not suspected."""
+        return {s: m for s, m in self.staying.items() if m.state in _ABLE}
+
+    @property
+    def holders(self) -> dict[str, Member]:
+        """Live servers that have their share, or have not failed to load it too often."""
+        return {s: m for s, m in self.alive.items() if m.epoch or not self.is_unable(m)}
+
+    @property
+    def reached(self) -> dict[str, Member]:
+        """Of `holders`: those that clients reach."""
+        return {s: m for s, m in self.holders.items() if s not in self.reach.withheld}
+
+    def capacity_S(self, servers: Sequence[str]) -> npt.NDArray[np.int64] | None:
+        """Replicas that these servers may hold, over all layers; None: no server states a limit."""
+        limits = [min(self._capacity(s), self.most.get(s, _NO_LIMIT)) for s in servers]
+        return None if all(n == _NO_LIMIT for n in limits) else np.array(limits, np.int64)
+
+    def _capacity(self, server_id: str) -> int:
+        member = self._servers.get(server_id)
+        if member is None or not (member.memory_bytes and member.expert_bytes):
+            return _NO_LIMIT
+        return member.memory_bytes // member.expert_bytes
+
+    def new_refusals(self, now: float) -> list[Action]:
+        """Newly refused servers and why: their model is not the cluster's, or clients do not reach them."""
+        refusals: list[Action] = [
+            Complain(note.text) if note.server_id is None else Refuse(note.server_id, note.text)
+            for note in self._reach.notes(self.reach, now)
+        ]
+        for m in self._servers.values():
+            life = self.life(m)
+            if not self.digest or m.state not in _ABLE or self._is_ours(m) or life in self._refused:
+                continue
+            self._refused.add(life)
+            what = f"model {m.model.digest[:12]}" if m.model else "no model"
+            why = f"it serves {what}, the cluster serves {self.digest[:12]}"
+            refusals.append(Refuse(m.id, why))
+        return refusals
+
+    def new_complaints(self) -> list[str]:
+        """Complaints about impossible claims, one per process."""
+        new = [m for m in self._absurd.values() if self.life(m) not in self._complained]
+        self._complained |= {self.life(m) for m in new}
+        return [
+            f"{m.id} claims epoch {m.epoch}, incarnation {m.incarnation}: ignored, no balancer gets there"
+            for m in new
+        ]
+
+    @property
+    def highest_epoch(self) -> int:
+        """The highest credible epoch that any member reports."""
+        return max((m.epoch for m in self._members.values()), default=0)
+
+    @property
+    def balancer_life(self) -> int:
+        """The balancer's incarnation, as the monitor counts them."""
+        lives = (
+            m.incarnation
+            for m in self._members.values()
+            if m.role is Role.BALANCER and m.id not in self._absurd
+        )
+        return max(lives, default=1)
+
+    def is_awaited(self, server_id: str, now: float) -> bool:
+        """Whether a server is dead and still within its grace."""
+        since = self._dead_since.get(server_id)
+        return since is not None and now < since + self._dead_grace_s
+
+    def grace_ends(self, server_ids: tuple[str, ...]) -> list[float]:
+        """When the graces of the dead ones end."""
+        dead = (s for s in server_ids if s in self._dead_since)
+        return [self._dead_since[s] + self._dead_grace_s for s in dead]
+
+    def clients_behind(self, epoch: int, there_was_one: bool) -> bool:
+        """Whether a live client may use an older placement.
+
+        Args:
+            epoch: The newest epoch.
+            there_was_one: Whether there was an older placement. A client that reports none and does not
+                serve yet may just have received it. (One that serves and reports none never reports.)
+        """
+        return any(
+            m.epoch < epoch
+            and (m.epoch > 0 or (there_was_one and m.state is not MemberState.SERVING))
+            for m in self._members.values()
+            if m.role is Role.ATTENTION_CLIENT and not m.state.is_gone
+        )
+
+    def let_drain(self, server_id: str) -> bool:
+        """Mark a server as leaving, if another able one stays; return whether it is marked."""
+        leaving = {s for s, m in self.able.items() if self.life(m) in self._told_to_leave}
+        if not self.able.keys() - leaving - {server_id}:
+            return False
+        self._told_to_leave.add(self.life(self.alive[server_id]))
+        return True
+
+    def stays_after_all(self, server_id: str) -> None:
+        """Undo `let_drain`."""
+        self._told_to_leave.difference_update(
+            life for life in tuple(self._told_to_leave) if life[0] == server_id
+        )
+
+    def count_failure(self, life: Life, now: float, *, timed_out: bool) -> float:
+        """Count a server process's failure to load its share.
+
+        Args:
+            life: The process.
+            now: Monotonic seconds.
+            timed_out: It exceeded its deadline: one such failure is enough.
+
+        Returns:
+            Seconds for which it counts as unable from now on; 0: it may try again.
+        """
+        self._failures[life] += _ATTEMPTS if timed_out else 1
+        if self._failures[life] < _ATTEMPTS:
+            return 0.0
+        unable_s = min(_LONGEST_UNABLE_S, self._dead_grace_s * 2.0 ** self._verdicts[life])
+        self._verdicts[life] += 1
+        self._unable_until[life] = now + unable_s
+        del self._failures[life]
+        return unable_s
+
+    def is_damaged(self, life: Life) -> None:
+        """Give a server process no more experts: its bytes differ from the cluster's."""
+        self.damaged.add(life[0])
+        self._damaged_lives.add(life)
+
+    def forgive(self, life: Life) -> None:
+        """Clear the failures of a process that has loaded its share."""
+        self._failures.pop(life, None)
+        self._verdicts.pop(life, None)
+
+    def pass_time(self, now: float) -> None:
+        """Apply the timeouts that are over: unable servers, and clients that are waited for."""
+        self._unable_until = {life: t for life, t in self._unable_until.items() if t > now}
+        alive, placed = self.alive, self.placed
+        if placed is None and self.highest_epoch:
+            # This balancer has just started in a serving cluster.
+            placed = frozenset(s for s, m in alive.items() if m.experts)
+        self._reach.observe((m for m in self.clients if self._counts(m)), alive, now)
+        self.reach = self._reach.verdict(placed, now)
+
+    def place(self, placement: Placement) -> None:
+        """Note the published placement."""
+        self.placed = _holding(placement)
+
+    def has_unreached(self, placement: Placement) -> bool:
+        """Whether some client does not reach a server that gets its first experts."""
+        new = _holding(placement) - (self.placed or frozenset())
+        return bool(new & self.reach.withheld)
+
+    @property
+    def due_at(self) -> list[float]:
+        """When `pass_time` is due."""
+        return [*self._unable_until.values(), *self._reach.due_at()]
+
+    def _counts(self, client: Member) -> bool:
+        """Whether a client lives and runs the cluster's model."""
+        return not client.state.is_gone and (client.model is None or self._is_ours(client))
+
+    def is_unable(self, member: Member) -> bool:
+        """Whether this process recently failed to load too often, or has damaged bytes."""
+        life = self.life(member)
+        return life in self._unable_until or life in self._damaged_lives
+
+    def _is_ours(self, member: Member) -> bool:
+        return member.model is not None and member.model.digest == self.digest
+
+
+def _holding(placement: Placement) -> frozenset[str]:
+    """The servers that hold experts."""
+    holds_S = np.asarray(placement.holds_LSE.any(axis=(0, 2)))
+    return frozenset(s for s, holds in zip(placement.servers, holds_S, strict=True) if holds)
+
+
+def _is_credible(member: Member) -> bool:
+    """Whether the epoch and incarnation that a member reports are possible."""
+    life = member.incarnation if member.role is Role.BALANCER else 0
+    return max(member.epoch, EPOCHS_OF_A_LIFE * life) <= TRUSTED_EPOCH

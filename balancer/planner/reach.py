@@ -1,0 +1,222 @@
+"""Decides which servers can be given experts: those that clients reach. No I/O, no clock.
+
+Terms:
+  missing: a client is not connected to a server, for any reason.
+  cut: the connection has been missing for too long to wait for it.
+  counted: a client that reports its reach and is not cut from every server. A client that is cut from all
+    servers is itself the fault: nothing is moved for it.
+  placed: a server that holds experts in the placement. The others are newcomers.
+  audience: the servers that a client still reaches when it is cut from others. Each expert needs its
+    replicas among these, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+
+from eaas.types import Member, ServerReach
+
+__all__ = ["Note", "ReachTracker", "Verdict", "judge"]
+
+# A client tries a new server a few times within this; a busy client may take a moment.
+_TRIES_S = 1.5
+# More than the deadline of an attempt to connect.
+_SILENT_S = 10.0
+
+Life = tuple[str, int, str, int, str]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Consequences of which servers clients reach.
+
+    Attributes:
+        withheld: Servers that get no experts for now.
+        audiences: Sets of servers, each of which needs replicas of every expert.
+        cut_off: Clients that reach no server.
+    """
+
+    withheld: frozenset[str] = frozenset()
+    audiences: frozenset[frozenset[str]] = frozenset()
+    cut_off: frozenset[str] = frozenset()
+
+
+def judge(
+    cut: Mapping[str, AbstractSet[str]],
+    missing: Mapping[str, AbstractSet[str]],
+    servers: AbstractSet[str],
+    placed: AbstractSet[str],
+) -> Verdict:
+    """Decide by which servers clients reach.
+
+    A newcomer is withheld until every counted client is connected to it. A placed server is withheld once
+    every counted client is cut from it. If only some clients are cut from it, it goes on serving the others,
+    and the clients that are cut get replicas on servers that they reach.
+
+    Args:
+        cut: Servers by client that reports its reach.
+        missing: Servers by client; a superset of `cut`.
+        servers: Live servers.
+        placed: Those that hold experts.
+    """
+    counted = [client for client in cut if servers - cut[client]]
+    if not counted:
+        return Verdict(cut_off=frozenset(cut) if servers else frozenset())
+    withheld = frozenset(
+        server
+        for server in servers
+        if (
+            all(server in cut[client] for client in counted)
+            if server in placed
+            else any(server in missing[client] for client in counted)
+        )
+    )
+    left = {frozenset(servers - withheld - cut[c]) for c in counted if cut[c] - withheld}
+    return Verdict(withheld, frozenset(left - {frozenset()}), frozenset(cut.keys() - {*counted}))
+
+
+@dataclass(frozen=True)
+class Note:
+    """A message to the operator.
+
+    Attributes:
+        server_id: The server that gets no experts; None: the text is about a client.
+        text: One sentence.
+    """
+
+    server_id: str | None
+    text: str
+
+
+@dataclass(frozen=True)
+class _Gap:
+    """A client is not connected to a server."""
+
+    since: float
+    patience_s: float
+    reason: str
+
+    def is_over(self, now: float) -> bool:
+        return now >= self.since + self.patience_s
+
+
+@dataclass
+class _Client:
+    member: Member
+    gaps: dict[str, _Gap] = field(default_factory=dict)
+    servers: Mapping[str, Life] = field(default_factory=dict)
+
+
+class ReachTracker:
+    """Tracks what clients report, and since when.
+
+    Args:
+        grace_s: How long to wait for a client to reconnect to a server.
+    """
+
+    def __init__(self, grace_s: float) -> None:
+        self._grace_s = grace_s
+        self._clients: dict[str, _Client] = {}
+        self._servers: dict[str, Life] = {}
+        self._withheld: set[Life] = set()
+        self._told: set[tuple[Life, Life]] = set()
+
+    def observe(self, clients: Iterable[Member], servers: Mapping[str, Member], now: float) -> None:
+        """The membership changed.
+
+        Args:
+            clients: Live clients of the cluster's model, including older releases that report nothing.
+            servers: Live servers of that model, by id.
+            now: Monotonic seconds.
+        """
+        lives = {server: member.life for server, member in servers.items()}
+        if lives != self._servers:
+            self._servers = lives
+        before, self._clients = self._clients, {}
+        for member in clients:
+            if member.reach is None:
+                continue
+            known = before.get(member.id)
+            if known is not None and known.member.life != member.life:
+                known = None
+            # There may be thousands of both: unchanged reports are not compared again.
+            if (
+                known is not None
+                and known.member.reach is member.reach
+                and known.servers is self._servers
+            ):
+                self._clients[member.id] = known
+            else:
+                gaps = self._gaps(member.reach, servers, known, now)
+                self._clients[member.id] = _Client(member, gaps, self._servers)
+
+    def _gaps(
+        self,
+        reach: Iterable[ServerReach],
+        servers: Mapping[str, Member],
+        known: _Client | None,
+        now: float,
+    ) -> dict[str, _Gap]:
+        said = {(r.server_id, r.server_incarnation): r for r in reach}
+        gaps = {}
+        for server_id, server in servers.items():
+            told = said.get((server_id, server.incarnation))
+            if told is not None and not told.reason:
+                continue
+            since = now
+            if known is not None and known.servers.get(server_id) == server.life:
+                since = known.gaps[server_id].since if server_id in known.gaps else now
+            if told is None:
+                gaps[server_id] = _Gap(since, _SILENT_S, f"no attempt in {_SILENT_S:.0f} s")
+            else:
+                patience_s = self._grace_s if told.lost else _TRIES_S
+                gaps[server_id] = _Gap(since, patience_s, told.reason)
+        return gaps
+
+    def verdict(self, placed: AbstractSet[str] | None, now: float) -> Verdict:
+        """See `judge`. `placed` None: all servers; the first placement waits for no client."""
+        missing = {c: client.gaps.keys() for c, client in self._clients.items()}
+        servers = self._servers.keys()
+        placed = servers if placed is None else placed
+        found = judge(self._cut(now), missing, servers, placed)
+        if self._clients.keys() == found.cut_off:
+            # Nobody is left to ask: a newcomer that was out of reach still is.
+            kept = {s for s in servers - placed if self._servers[s] in self._withheld}
+            return replace(found, withheld=frozenset(kept))
+        self._withheld = {self._servers[s] for s in found.withheld}
+        return found
+
+    def _cut(self, now: float) -> dict[str, set[str]]:
+        return {
+            c: {s for s, gap in client.gaps.items() if gap.is_over(now)}
+            for c, client in self._clients.items()
+        }
+
+    def due_at(self) -> list[float]:
+        """Times at which the verdict may change without an event."""
+        return [g.since + g.patience_s for c in self._clients.values() for g in c.gaps.values()]
+
+    def notes(self, verdict: Verdict, now: float) -> list[Note]:
+        """New messages; one is repeated only after the client has reached the server in between."""
+        open_now = {
+            (client.member.life, self._servers[s]): (c, s, gap.reason)
+            for c, client in self._clients.items()
+            for s, gap in client.gaps.items()
+            if gap.is_over(now)
+        }
+        notes = []
+        for key in sorted(open_now.keys() - self._told):
+            client, server, reason = open_now[key]
+            text = f"attention client {client} cannot reach {server}: {reason}"
+            if server in verdict.withheld:
+                notes.append(Note(server, f"attention client {client} cannot reach it: {reason}"))
+            elif client in verdict.cut_off:
+                notes.append(Note(None, f"{text}; it reaches no server: no experts move for it"))
+            else:
+                notes.append(
+                    Note(None, f"{text}; its experts are loaded where {client} reaches them")
+                )
+        self._told = set(open_now)
+        return notes

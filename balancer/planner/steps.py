@@ -1,0 +1,114 @@
+"""The calls that bring a placement to servers: load shares, later drop everything else. No I/O."""
+
+from __future__ import annotations
+
+from balancer.planner.actions import Action, Call, Life, Prepare, Retire
+from balancer.planner.digests import ExpertDigests
+from balancer.planner.ledger import Ledger
+from balancer.planner.pool import ServerPool
+from eaas.types import Member, MemberState, Placement
+
+__all__ = ["Steps"]
+
+
+class Steps:
+    """Calls that are due for a placement, and whether they are done.
+
+    Args:
+        pool: The servers.
+        ledger: State of the calls.
+        digests: The experts' digests.
+    """
+
+    def __init__(self, pool: ServerPool, ledger: Ledger, digests: ExpertDigests) -> None:
+        self._pool = pool
+        self._ledger = ledger
+        self._digests = digests
+        # Servers that loaded a share and wait for digests of it, with the epoch.
+        self._awaiting: set[tuple[Life, int]] = set()
+
+    def loaded(self, call: Prepare) -> None:
+        """A server has loaded its share and waits for digests to compare it with."""
+        self._awaiting.add((call.life, call.placement.epoch))
+
+    def decide_digests(self, placement: Placement) -> None:
+        """Decide digests once all servers of the placement have stated theirs; then call them again."""
+        waited_for = {
+            life
+            for life in self._lives(placement)
+            if not self._ledger.is_done(Prepare, life, placement.epoch)
+        }
+        awaiting = {life for life, epoch in self._awaiting if epoch == placement.epoch}
+        if not waited_for or not waited_for <= awaiting:
+            return
+        self._digests.decide(waited_for)
+        self._awaiting.clear()
+        for life in waited_for:
+            self._ledger.ask_again(life)
+
+    def _lives(self, placement: Placement) -> list[Life]:
+        """Processes of its servers that carry calls out."""
+        return [
+            self._pool.life(server)
+            for server_id, server in self._pool.willing.items()
+            if server_id in placement.servers
+        ]
+
+    def prepare(self, placement: Placement, layer_order: tuple[int, ...]) -> list[Action]:
+        """Calls to servers that have not been told to load their share."""
+        calls: list[Call] = []
+        for server_id, server in self._pool.willing.items():
+            if server_id not in placement.servers:
+                continue
+            life = self._pool.life(server)
+            known_LE = self._digests.known_LE
+            call = Prepare(server_id, life, server.address, placement, layer_order, known_LE)
+            if server.state is MemberState.SERVING and server.epoch == placement.epoch:
+                # It lost its lease, not its weights.
+                self._ledger.succeeded(call)
+            calls.append(call)
+        return self._ledger.begin(calls)
+
+    def is_prepared(self, placement: Placement) -> bool:
+        """Whether every live server of the placement has its share."""
+        return all(
+            self._ledger.is_done(Prepare, life, placement.epoch) for life in self._lives(placement)
+        )
+
+    def retire(self, placement: Placement) -> list[Action]:
+        """Calls to servers that have their share and have not been told to drop everything else."""
+        calls: list[Call] = []
+        for m in self._retirable(placement):
+            prepared = self._ledger.is_done(Prepare, self._pool.life(m), placement.epoch)
+            if prepared or m.id not in placement.servers:
+                calls.append(Retire(m.id, self._pool.life(m), m.address, placement))
+        return self._ledger.begin(calls)
+
+    def is_retired(self, placement: Placement) -> bool:
+        """Whether servers hold nothing but their shares, or cannot be told to."""
+        return all(
+            self._ledger.is_over(Retire, self._pool.life(m), placement.epoch)
+            for m in self._retirable(placement)
+        )
+
+    def unheard(self, placement: Placement) -> list[str]:
+        """Servers that may hold more than their shares, since Retire has not reached them."""
+        return [
+            m.id
+            for m in self._retirable(placement)
+            if not self._ledger.is_done(Retire, self._pool.life(m), placement.epoch)
+        ]
+
+    def most_of_unheard(self, placement: Placement) -> dict[str, int]:
+        """Replicas that these servers may hold; they have no memory for more."""
+        count_S = placement.holds_LSE.sum(axis=(0, 2)).tolist()
+        known = dict(zip(placement.servers, count_S, strict=True))
+        return {s: known.get(s, 0) for s in self.unheard(placement)}
+
+    def _retirable(self, placement: Placement) -> list[Member]:
+        """Servers that hold experts, by this placement or by an older one."""
+        return [
+            m
+            for s, m in self._pool.willing.items()
+            if s in placement.servers or m.state is not MemberState.JOINING
+        ]

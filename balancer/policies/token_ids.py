@@ -1,0 +1,75 @@
+"""Tells routing by token (ids of each token's experts) from routing by expert (token counts).
+
+Both are whole numbers in three dimensions, (tokens, layers, top-k) and (iterations, layers, experts), and
+easily confused. Shape suffixes: A first axis, L layers, C columns, T tokens, K top-k, I iterations,
+E experts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["are_token_ids", "count_token_ids"]
+
+# No router chooses more experts, and no model has more experts in a layer.
+_MOST_TOP_K = 32
+_MOST_IDS = 1024
+# Short records of counts may look like ids by chance; placements of 3 experts or fewer do not occur.
+_FEW_COLUMNS, _FEW_ROWS, _ROWS = 4, 256, 1000
+_LONG = 1000
+
+
+def are_token_ids(values_ALC: npt.NDArray[Any]) -> bool:
+    """Whether an array holds ids of experts by token rather than counts of tokens by expert.
+
+    Counts of one iteration have the same sum in each layer, as each token goes to top-k experts. Ids do not,
+    and they differ from one another in each row. Short arrays and floats pass for counts.
+
+    Args:
+        values_ALC: At least 0.
+    """
+    if values_ALC.dtype.kind not in "iu" or values_ALC.ndim != 3:
+        return False
+    first, layers, columns = values_ALC.shape
+    rows, least = first * layers, _FEW_ROWS if columns < _FEW_COLUMNS else _ROWS
+    if columns > _MOST_TOP_K or rows < least or not columns <= values_ALC.max() < _MOST_IDS:
+        return False
+    sum_AL = values_ALC.sum(axis=2, dtype=np.int64)
+    # With one layer, compare the iterations.
+    if (sum_AL == (sum_AL[:, :1] if layers > 1 else sum_AL[0])).all():
+        return False
+    if columns < _FEW_COLUMNS and first > _LONG:
+        return True
+    sorted_ALC = np.sort(values_ALC, axis=2)
+    return bool((sorted_ALC[..., 1:] != sorted_ALC[..., :-1]).all())
+
+
+def count_token_ids(ids_TLK: npt.NDArray[Any], experts: int, tokens: int) -> npt.NDArray[np.int64]:
+    """int64 (I, L, E): tokens of each iteration that went to each expert.
+
+    Args:
+        ids_TLK: The experts of each token, in the tokens' order.
+        experts: E.
+        tokens: Tokens of an iteration; the last one may have fewer.
+
+    Raises:
+        ValueError: Not three dimensions of whole numbers, an unknown id, or no tokens.
+    """
+    if ids_TLK.ndim != 3 or 0 in ids_TLK.shape or ids_TLK.dtype.kind not in "iu":
+        raise ValueError(
+            f"has {ids_TLK.dtype} {ids_TLK.shape}, give whole numbers (tokens, layers, top-k)"
+        )
+    if tokens < 1:
+        raise ValueError(f"{tokens} tokens in an iteration, must be at least 1")
+    if ids_TLK.min() < 0 or ids_TLK.max() >= experts:
+        wrong = ids_TLK.min() if ids_TLK.min() < 0 else ids_TLK.max()
+        raise ValueError(f"has the id {wrong}, and {experts} experts are 0 to {experts - 1}")
+    total, layers, _ = ids_TLK.shape
+    iterations = -(-total // tokens)
+    place_TL = (np.arange(total) // tokens)[:, None] * layers + np.arange(layers)
+    place_TLK = place_TL[:, :, None] * experts + ids_TLK
+    counts = np.bincount(place_TLK.ravel(), minlength=iterations * layers * experts)
+    return counts.reshape(iterations, layers, experts)

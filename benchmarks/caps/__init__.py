@@ -1,0 +1,1 @@
+"""Decisions of CAPS: whether a strategy can stay on, what a batch costs, a recorded queue run again."""

@@ -1,0 +1,46 @@
+"""The report of `python -m benchmarks.client`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["print_report"]
+
+
+def print_report(document: dict[str, Any]) -> None:
+    """Print a row per run, then what is wrong."""
+    table = Table(box=None)
+    for column in ("run", "ok", "failed", "prompts", "outputs", "tokens", "tokens/s"):
+        table.add_column(column, justify="left" if column == "run" else "right")
+    table.add_column("TTFT ms", justify="right")
+    table.add_column("ITL ms", justify="right")
+    for row in document["runs"]:
+        figures, off = row["figures"], row["outputs_off"]
+        table.add_row(
+            "counts" if row["asked"]["stop"] is None else "min_tokens",
+            str(row["answered"]),
+            str(len(row["failed"])),
+            str(row["prompts_differ"]),
+            f"{row['outputs_differ']}, by {off}" if off else "0",
+            f"{row['fewest_tokens']}-{row['most_tokens']}",
+            *(_times(figures) if figures else ("", "", "")),
+        )
+    Console().print(table)
+    print(
+        "prompts, outputs: requests whose length differs between aiperf and the endpoint.\n"
+        "In the run `min_tokens` aiperf uses the endpoint's counts; in the others its tokenizer splits\n"
+        "the text of an answer, sometimes differently. TTFT, ITL: p50 / p99."
+    )
+    for line in document["wrong"]:
+        print(f"wrong: {line}")
+
+
+def _times(figures: dict[str, dict[str, float]]) -> list[str]:
+    ttft, itl = figures["time_to_first_token"], figures["inter_token_latency"]
+    return [
+        f"{figures['output_token_throughput']['avg']:.1f}",
+        *(f"{of['p50']:.0f} / {of['p99']:.0f}" for of in (ttft, itl)),
+    ]

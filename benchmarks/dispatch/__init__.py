@@ -1,0 +1,54 @@
+"""The data plane against the machine's floor, in one run.
+
+Measurements and modules:
+
+    floor           the bytes of an exchange between two pinned, spinning processes, in C    _floor.c, floor
+    exchange        write, poll, a kernel that computes nothing, reply, read                 caller, server
+    layer call      an exchange with dispatch and combine (`LayerCall`, one server)          caller, cell
+    client          dispatch and combine alone                                               caller, cell
+    server          processor time while idle and while busy; a scan of many flags           upkeep, scan
+    crowd           the exchange with many clients and servers on this machine               load_generators
+    policies        layer calls to servers, one of them at half speed                        policies
+    layer           a real layer through a server, against the kernel call in that server    layer
+
+The exchange is that of a cluster: the client's `Connection`, a transport, and the arena, slot table and loop
+of an expert server in its own process. Monitor, placement and weights are missing. `EAAS_...` in the
+environment changes the settings. The floor's processes are pinned to a core each; the others are not.
+
+Compared things are measured in turns of some tenths of a second, round after round. p50 and p99 of a turn
+cover all of its calls except a few warm-up calls. A figure is the median over the turns; a difference or a
+ratio is the median over the rounds. A slow cell has at least 20 calls per turn and three rounds; `calls`
+counts the exchanges of all `rounds`.
+
+Calls follow one another at once, so a spinning server is awake for the next one.
+`server.paused_exchange_us` is an exchange after a pause of a millisecond.
+
+The document of `python -m benchmarks.dispatch --json` (us: microseconds):
+
+    machine       processor, cores, python, torch, busy_cores_elsewhere
+    settings      dtype, top_k, experts, slot_tokens, server_spin_us, client_spin_us, client_slots, rounds,
+                  turn_s
+    rows          [transport, hidden, tokens, exchange_us {p50, p99}, floor_us {p50, p99}, over_floor_us,
+                  times_floor, layer_call_us {p50, p99}, client_us, request_bytes, result_bytes,
+                  rounds, calls]
+    scan_us       {"64", "1024"}: Flags.scan over so many slots
+    wait_look_us  {"64", "1024"}: Flags.wait without a wait
+    server        transport, hidden, tokens, idle_cpu_fraction, busy_cpu_fraction (of one core),
+                  exchanges_per_s, paused_exchange_us {p50, p99}
+    crowd         clients, servers, transport, hidden, tokens, p50_us, p99_us, ratio (p99 to p50),
+                  exchanges_per_s
+    policies      transport, hidden, tokens, servers, redundancy, slow_server_speed, skew, work_us,
+                  rows [policy, layer_call_us {p50, p99}, times_weights]
+    layer         shape, tokens, dtype, transport, kernel, threads, in_process_ms, through_server_ms, ratio,
+                  over_ms, calls; absent without the memory for it
+    skipped       [what, reason]
+
+`--no-server` leaves out `scan_us` to `layer`. `client_us` is the time of a layer call outside the connection,
+which is all computation.
+
+`run.bench_dispatch` is not exported: the load generators would import it without need.
+"""
+
+from benchmarks.dispatch.plan import Plan, make_plan
+
+__all__ = ["Plan", "make_plan"]

@@ -1,0 +1,121 @@
+"""A real layer through a server, against a call of the same kernel in that server's process.
+
+The difference is dispatch, copies, slots, two wake-ups and combine. One of the two runs at a time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any
+
+import torch
+
+from benchmarks.dispatch.caller import Caller, Request
+from benchmarks.dispatch.plan import Plan
+from benchmarks.dispatch.server import kernel_server
+from eaas_cli.bench.experts.limits import settle
+from eaas_cli.bench.experts.plan import Shape
+from eaas_cli.bench.experts.source import Batches
+from eaas_cli.bench.figures import figure
+from eaas_cli.bench.machine import available_bytes
+from eaas_cli.bench.worker import Worker, working
+from eaas_cli.local.fork_server import ForkServer
+
+__all__ = ["bench_layer", "lack_of_memory"]
+
+_CALLS = 5
+_PATIENCE_S = 60.0
+_BFLOAT16_BYTES = 2
+_PROCESS_BYTES = 1 << 30
+
+
+def lack_of_memory(layer: Shape) -> str:
+    """Why the layer cannot be measured; empty if it can."""
+    # The random weights, the kernel's, and processes with torch.
+    needed = 2 * layer.num_experts * layer.expert_size * _BFLOAT16_BYTES + _PROCESS_BYTES
+    available = available_bytes()
+    if needed <= available:
+        return ""
+    return f"needs {needed / 1e9:.1f} GB of memory, and {available / 1e9:.1f} GB are free"
+
+
+def bench_layer(plan: Plan, slots: int, threads: int, fork_server: ForkServer) -> dict[str, Any]:
+    """The document's `layer`.
+
+    Args:
+        plan: Its first transport, layer and rounds are used.
+        slots: Of the client.
+        threads: Of the kernel.
+        fork server: Forks the server.
+    """
+    shape = plan.layer
+    batches = Batches(shape, torch.bfloat16, plan.layer_tokens)
+    with working([kernel_server(plan, slots, threads)], fork_server) as (server,):
+        assert server.address is not None
+        with Caller(
+            server.address,
+            plan.transports[0],
+            hidden=shape.hidden,
+            num_experts=shape.num_experts,
+            top_k=shape.top_k,
+            name="client",
+            slots=slots,
+        ) as caller:
+
+            def through(seeds: Sequence[int]) -> list[int]:
+                return [_timed(caller, batches, plan.layer_tokens, seed) for seed in seeds]
+
+            def inside(seeds: Sequence[int]) -> list[int]:
+                return _inside(server, plan.layer_tokens, seeds)
+
+            pairs = _in_turn(through, inside, plan.rounds)
+    return {
+        "shape": str(shape),
+        "tokens": plan.layer_tokens,
+        "dtype": "bfloat16",
+        "transport": plan.transports[0],
+        "kernel": server.kernel,
+        "threads": threads,
+        "in_process_ms": figure(median(inside_ms for _, inside_ms in pairs)),
+        "through_server_ms": figure(median(through_ms for through_ms, _ in pairs)),
+        "ratio": figure(median(through_ms / inside_ms for through_ms, inside_ms in pairs)),
+        "over_ms": figure(median(through_ms - inside_ms for through_ms, inside_ms in pairs)),
+        "calls": plan.rounds * _CALLS,
+    }
+
+
+def _in_turn(
+    through: Callable[[Sequence[int]], list[int]],
+    inside: Callable[[Sequence[int]], list[int]],
+    rounds: int,
+) -> list[tuple[float, float]]:
+    """Median milliseconds of the two in each round, on the same batches, in alternating order."""
+    through([0])
+    inside([0])
+    pairs = []
+    for number in range(rounds):
+        seeds = range(1 + number * _CALLS, 1 + (number + 1) * _CALLS)
+        if number % 2:
+            inside_ns, through_ns = inside(seeds), through(seeds)
+        else:
+            through_ns, inside_ns = through(seeds), inside(seeds)
+        pairs.append((median(through_ns) / 1e6, median(inside_ns) / 1e6))
+    return pairs
+
+
+def _inside(server: Worker, tokens: int, seeds: Sequence[int]) -> list[int]:
+    server.send({"tokens": tokens, "seeds": list(seeds)}, _PATIENCE_S)
+    took: list[int] = server.receive()
+    return took
+
+
+def _timed(caller: Caller, batches: Batches, tokens: int, seed: int) -> int:
+    """Nanoseconds of one layer call."""
+    batch = batches.get(tokens, seed)
+    request = Request.of(batch.x_TH, batch.ids_TK.numpy(), batch.scores_TK.numpy())
+    settle()
+    started = time.perf_counter_ns()
+    caller.layer_call(request)
+    return time.perf_counter_ns() - started

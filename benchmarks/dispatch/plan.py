@@ -1,0 +1,68 @@
+"""The plan of a run, from the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from eaas_cli.bench.experts.plan import BUILT_IN, Shape
+from eaas_cli.option_values import known, numbers, once
+
+__all__ = ["Plan", "make_plan"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of a run.
+
+    Attributes:
+        transports: In the order of measurement; the parts after the rows use the first.
+        hidden: Hidden sizes.
+        tokens: T of the exchanges; all of them fit a slot.
+        rounds: Turns of each measurement.
+        with_server: Also measure a server, many clients and a real layer.
+        top_k: K.
+        num_experts: E.
+        turn_s: Seconds of a turn.
+        watch_s: Seconds of watching a server.
+        clients, servers: Number of load generators and of their servers.
+        load_generator_tokens: T of their exchanges.
+        policy_tokens: T of the layer calls that compare dispatch policies.
+        layer: Shape of the real layer.
+        layer_tokens: T of its calls.
+    """
+
+    transports: tuple[str, ...]
+    hidden: tuple[int, ...]
+    tokens: tuple[int, ...]
+    rounds: int
+    with_server: bool
+    top_k: int = 8
+    num_experts: int = 128
+    turn_s: float = 0.2
+    watch_s: float = 3.0
+    clients: int = 8
+    servers: int = 4
+    load_generator_tokens: int = 8
+    policy_tokens: int = 64
+    layer: Shape = BUILT_IN[0]
+    layer_tokens: int = 64
+
+
+def make_plan(
+    *,
+    transports: Sequence[str],
+    known_transports: Sequence[str],
+    hidden: str,
+    tokens: str,
+    rounds: int,
+    with_server: bool,
+) -> Plan:
+    """Check the options and make a plan. Raises ConfigError."""
+    return Plan(
+        transports=known("--transport", transports or known_transports, known_transports),
+        hidden=once(numbers("--hidden", hidden)),
+        tokens=tuple(sorted(set(numbers("--tokens", tokens)))),
+        rounds=rounds,
+        with_server=with_server,
+    )

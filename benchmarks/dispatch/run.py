@@ -1,0 +1,167 @@
+"""The run and its document."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from benchmarks.dispatch.caller import Caller
+from benchmarks.dispatch.cell import bench_cell
+from benchmarks.dispatch.floor import Floor
+from benchmarks.dispatch.layer import bench_layer, lack_of_memory
+from benchmarks.dispatch.load_generators import bench_load_generators
+from benchmarks.dispatch.plan import Plan
+from benchmarks.dispatch.policies import bench_policies
+from benchmarks.dispatch.scan import bench_scan
+from benchmarks.dispatch.server import null_server
+from benchmarks.dispatch.sizes import request_bytes, result_bytes
+from benchmarks.dispatch.upkeep import bench_upkeep
+from eaas.cores import usable_cores
+from eaas.errors import ConfigError
+from eaas.wire.arena import SPIN_US
+from eaas_cli.bench.machine import busy_core_seconds, describe_machine
+from eaas_cli.bench.worker import with_fork_server, working
+from eaas_cli.local.fork_server import ForkServer
+
+__all__ = ["bench_dispatch"]
+
+# As a client requests, one for each of two micro-batches: at T=512 and H=7168 a slot has 30 MB.
+_SLOTS = 2
+_SCANNED = (64, 1024)
+# Imports of the processes.
+_SERVER_MODULES = ("benchmarks.dispatch.server_process",)
+_CLIENT_MODULES = ("benchmarks.dispatch.load_generator_process",)
+
+
+def bench_dispatch(
+    plan: Plan, say: Callable[[str], None], fork_server: ForkServer | None = None
+) -> dict[str, Any]:
+    """Measure the data plane and the machine's floor, in turn. Sets torch's threads to 1.
+
+    Args:
+        plan: Plan of the run.
+        say: Prints a line of progress.
+        fork_server: Forks the processes, and keeps running afterwards. None: the run starts its own.
+
+    Returns:
+        The document of `python -m benchmarks.dispatch --json` (see the package docstring).
+
+    Raises:
+        ConfigError: The machine has a single core.
+        EaasError: A process did not start or did not answer; there is not enough memory for the slots.
+    """
+    if usable_cores() < 2:
+        raise ConfigError(
+            "bench dispatch: the floor needs two cores, one for each side, and this process may use one"
+        )
+    torch.set_num_threads(1)
+    began = _Usage()
+    skipped: list[dict[str, str]] = []
+    say("importing what servers need")
+    modules = _SERVER_MODULES + (_CLIENT_MODULES if plan.with_server else ())
+    with with_fork_server(modules, fork_server) as forks:
+        document: dict[str, Any] = {
+            "settings": _settings(plan),
+            "rows": _rows(plan, say, skipped, forks),
+        }
+        if plan.with_server:
+            document |= _server(plan, say, skipped, forks)
+    machine = describe_machine() | {
+        "torch": torch.__version__,
+        "busy_cores_elsewhere": began.busy_elsewhere(),
+    }
+    return {"machine": machine} | document | {"skipped": skipped}
+
+
+def _server(
+    plan: Plan, say: Callable[[str], None], skipped: list[dict[str, str]], fork_server: ForkServer
+) -> dict[str, Any]:
+    """The parts of the document on a server, many processes and a real layer."""
+    say("a scan of many flags")
+    looks = {str(slots): bench_scan(slots, plan.rounds) for slots in _SCANNED}
+    parts: dict[str, Any] = {
+        "scan_us": {slots: scan for slots, (scan, _) in looks.items()},
+        "wait_look_us": {slots: look for slots, (_, look) in looks.items()},
+    }
+    say("a server that is idle, then busy")
+    parts["server"] = bench_upkeep(plan, _SLOTS, fork_server)
+    say(f"{plan.clients} clients and {plan.servers} servers")
+    parts["crowd"] = bench_load_generators(plan, _SLOTS, fork_server)
+    say("dispatch policies, one server at half speed")
+    parts["policies"] = bench_policies(plan, _SLOTS, fork_server)
+    lack = lack_of_memory(plan.layer)
+    if lack:
+        skipped.append({"what": f"layer {plan.layer}", "reason": lack})
+    else:
+        say(f"a real layer: {plan.layer}, T={plan.layer_tokens} (first its random weights)")
+        parts["layer"] = bench_layer(plan, _SLOTS, usable_cores(), fork_server)
+    return parts
+
+
+def _rows(
+    plan: Plan, say: Callable[[str], None], skipped: list[dict[str, str]], fork_server: ForkServer
+) -> list[dict[str, Any]]:
+    most = max(plan.hidden), max(plan.tokens)
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    rows = []
+    say("the floor's other process")
+    with Floor(request_bytes(plan, *most), result_bytes(*most), (cores[0], cores[1])) as floor:
+        for hidden in plan.hidden:
+            say(f"hidden {hidden}: starting a server that computes nothing")
+            with working([null_server(plan, hidden, most[1], _SLOTS)], fork_server) as (server,):
+                assert server.address is not None
+                for transport in plan.transports:
+                    with Caller(
+                        server.address,
+                        transport,
+                        hidden=hidden,
+                        num_experts=plan.num_experts,
+                        top_k=plan.top_k,
+                        name="client",
+                        slots=_SLOTS,
+                    ) as caller:
+                        capacity = caller.capacity(plan.top_k)
+                        for tokens in plan.tokens:
+                            what = f"{transport} hidden {hidden} T={tokens}"
+                            if tokens > capacity:
+                                reason = f"a slot takes {capacity} tokens over this transport"
+                                skipped.append({"what": what, "reason": reason})
+                                continue
+                            say(f"{what}: {plan.rounds} rounds")
+                            rows.append(bench_cell(plan, transport, hidden, tokens, caller, floor))
+    return rows
+
+
+def _settings(plan: Plan) -> dict[str, Any]:
+    return {
+        "dtype": "bfloat16",
+        "top_k": plan.top_k,
+        "experts": plan.num_experts,
+        "slot_tokens": max(plan.tokens),
+        "server_spin_us": SPIN_US,
+        "client_spin_us": SPIN_US,
+        "client_slots": _SLOTS,
+        "rounds": plan.rounds,
+        "turn_s": plan.turn_s,
+    }
+
+
+class _Usage:
+    """Processor time from now on."""
+
+    def __init__(self) -> None:
+        self._wall, self._all, self._own = time.monotonic(), busy_core_seconds(), _own_s()
+
+    def busy_elsewhere(self) -> float:
+        """Mean number of cores that other processes kept busy; call it after all children have ended."""
+        others = busy_core_seconds() - self._all - (_own_s() - self._own)
+        return round(max(0.0, others) / (time.monotonic() - self._wall), 2)
+
+
+def _own_s() -> float:
+    """Processor seconds of this process and of the children that have ended."""
+    return sum(os.times()[:4])

@@ -1,0 +1,66 @@
+"""Servers without a cluster, seen by the launcher."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+
+from attention_client.dispatch.parts import CHUNK_PAIRS
+from benchmarks.dispatch.plan import Plan
+from eaas_cli.bench.worker import Worker
+
+__all__ = ["kernel_server", "null_server", "waiting_server"]
+
+
+def null_server(
+    plan: Plan, hidden: int, tokens: int, slots: int, name: str = "server"
+) -> Callable[..., Worker]:
+    """Make the start of a server that computes nothing; arguments as in `waiting_server`."""
+    return waiting_server(plan, hidden, tokens, slots, 0.0, name)
+
+
+def waiting_server(
+    plan: Plan, hidden: int, tokens: int, slots: int, work_s: float, name: str
+) -> Callable[..., Worker]:
+    """Make the start of a server that sleeps instead of computing.
+
+    Args:
+        plan: Plan of the run.
+        hidden: H.
+        tokens: T that a slot holds.
+        slots: Slots of the arena.
+        work_s: Seconds per unit of work (`attention_client.dispatch.parts.Chunks`).
+        name: Name for messages.
+    """
+    return partial(
+        Worker,
+        name,
+        "benchmarks.dispatch.server_process",
+        hidden=hidden,
+        num_experts=plan.num_experts,
+        top_k=plan.top_k,
+        slot_tokens=tokens,
+        slots=slots,
+        work={"seconds": work_s, "chunk_pairs": CHUNK_PAIRS},
+        layer=None,
+    )
+
+
+def kernel_server(plan: Plan, slots: int, threads: int) -> Callable[..., Worker]:
+    """Make the start of a server with the kernel of `auto` and random experts; it takes a minute.
+
+    On the command {"seeds": [...]} it calls the kernel in its own process and answers the times.
+    """
+    layer = plan.layer
+    return partial(
+        Worker,
+        "layer-server",
+        "benchmarks.dispatch.server_process",
+        hidden=layer.hidden,
+        num_experts=layer.num_experts,
+        top_k=layer.top_k,
+        slot_tokens=plan.layer_tokens,
+        slots=slots,
+        layer={"threads": threads, "shape": dataclasses.asdict(layer)},
+    )

@@ -1,0 +1,40 @@
+"""A monitor process with growing numbers of simulated members.
+
+Measurements and modules:
+
+    registry     a heartbeat and a tick without gRPC                                         core
+    heartbeats   processor time, memory and answers of the monitor, without watchers         stage
+    watching     the same with watchers, and the time until they know of an end              stage, run
+
+On the wire a simulated member acts like `MemberSession`: Register, a Heartbeat stream with a message per
+second (sent once the last was answered), and a Watch stream. It describes itself as a server or a client of a
+model with 48 layers. A few processes hold thousands of members and make HTTP/2 frames by hand (`http2`):
+gRPC's client would cost more than the monitor. By default each member has its own connection.
+
+Watchers begin at the present, as after a reconnect; the snapshot is measured separately. The last member
+ends, silently (`death`: its streams break and its lease expires) or with a `goodbye`. `first` and `last` are
+the times from the end until the first and the last watcher get DEAD; `spread` is their difference. Each is
+the worst of `deaths`.
+
+The document of `python -m benchmarks.monitor --json`:
+
+    machine      processor, cores, python, grpc, busy_cores (of the machine, on average)
+    settings     interval_s, lease_s, per_connection, loaders, seconds, deaths
+    registry     [members, heartbeat_us, tick_us]
+    rows         [members, join_s, heartbeats {FIGURES}, snapshot {bytes, ms}, falsely_dead,
+                  watching [watchers, FIGURES, goodbye_ms {ENDS}, death_ms {ENDS}]]
+                 or [members, watching [], error]: they could not join; the run ends
+    breaks       members, watchers, what: the first failure; null: none
+    FIGURES      cpu_cores (of the monitor), cpu_us_per_heartbeat, rss_mb, heartbeats_per_s, late (turns
+                 before the last answer), taken (share of answered turns),
+                 ended (streams that the monitor ended), answer_ms {p50, p99, max}, watched_per_s (messages to
+                 all watchers), signs_per_s (those without a change), out_of_turn
+    ENDS         first, last, spread, not_told (watchers without the event after 30 s)
+
+A member does not register again after the monitor ended its stream: the step ends there. It also ends if
+watchers miss an end. Members' processes share the machine; `cpu_cores` is that of the monitor alone.
+"""
+
+from benchmarks.monitor.plan import Plan, make_plan
+
+__all__ = ["Plan", "make_plan"]

@@ -1,0 +1,139 @@
+"""One simulated member: the messages of `MemberSession`, without its threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from benchmarks.monitor import http2
+from benchmarks.monitor.line import Call, Line
+from eaas.membership.session import PROTOCOL_VERSION
+from eaas.rpc.v1 import monitor_pb2 as pb
+from eaas.types import Member, MemberState, ModelShape, Role
+
+__all__ = ["SimulatedMember", "describe"]
+
+# A realistic shape of 48 layers: members send it.
+_SHAPE = ModelShape(
+    model_type="qwen3_moe",
+    num_experts=128,
+    hidden_size=2048,
+    top_k=8,
+    layer_names=tuple(f"model.layers.{layer}.mlp.experts" for layer in range(48)),
+    dtype="bfloat16",
+    digest="0" * 64,
+)
+
+
+def describe(number: int) -> Member:
+    """Describe the member of a number; every second one is an expert server."""
+    server = number % 2 == 0
+    return Member(
+        id=f"{'server' if server else 'client'}-{number}",
+        role=Role.EXPERT_SERVER if server else Role.ATTENTION_CLIENT,
+        pid=1 + number,
+        host="simulated",
+        address=f"192.0.2.1:{10_000 + number}",
+        state=MemberState.SERVING,
+        model=_SHAPE,
+        transports=("shm", "grpc") if server else (),
+    )
+
+
+class SimulatedMember:
+    """One member on a connection, which others may share.
+
+    Args:
+        number: Number of the member (`describe`).
+        line: Its connection.
+
+    Attributes:
+        incarnation: Current incarnation; 0 before the first.
+        sent_at: Monotonic seconds of the last heartbeat.
+        waits: Whether that heartbeat is unanswered.
+        overdue: Whether the next heartbeat was due meanwhile.
+        dead: Whether it has ended.
+    """
+
+    __slots__ = (
+        "_beat",
+        "_beats",
+        "_description",
+        "_watch",
+        "dead",
+        "incarnation",
+        "line",
+        "overdue",
+        "sent_at",
+        "waits",
+    )
+
+    def __init__(self, number: int, line: Line) -> None:
+        self._description = describe(number)
+        self.line = line
+        self.incarnation = 0
+        self._beats = self._watch = 0
+        self._beat = b""
+        self.sent_at = 0.0
+        self.waits = self.overdue = self.dead = False
+
+    @property
+    def id(self) -> str:
+        """Member id."""
+        return self._description.id
+
+    def register(
+        self, registered: Callable[[SimulatedMember], None], ended: Callable[[], None]
+    ) -> None:
+        """Register, again if it was registered before.
+
+        Args:
+            registered: Called on success.
+            ended: Called at the end of the call, also without an answer.
+        """
+
+        def answered(data: bytes) -> None:
+            self.incarnation = pb.RegisterResponse.FromString(data).incarnation
+            heartbeat = pb.HeartbeatRequest(
+                id=self.id,
+                incarnation=self.incarnation,
+                state=self._description.state.number,
+                progress=1_000_000,
+                experts=self._description.experts,
+                epoch=self._description.epoch,
+            )
+            self._beat = http2.message(heartbeat.SerializeToString())
+            registered(self)
+
+        request = pb.RegisterRequest(
+            member=self._description.to_proto(),
+            protocol_version=PROTOCOL_VERSION,
+            previous_incarnation=self.incarnation,
+        )
+        self.line.call("Register", request.SerializeToString(), Call(answered, ended))
+
+    def beat(self, now: float, call: Call) -> None:
+        """Send a heartbeat; the first one begins the stream with the callbacks `call`."""
+        self.sent_at, self.waits, self.overdue = now, True, False
+        if self._beats:
+            self.line.send(self._beats, self._beat)
+        else:
+            self._beats = self.line.call(
+                "Heartbeat", self._beat[http2.MESSAGE_HEAD_BYTES :], call, more=True
+            )
+
+    def watch(self, position: pb.WatchRequest, call: Call) -> None:
+        """Begin to watch."""
+        self._watch = self.line.call("Watch", position.SerializeToString(), call)
+
+    def say_goodbye(self, call: Call) -> None:
+        """Deregister and end."""
+        request = pb.DeregisterRequest(id=self.id, incarnation=self.incarnation, reason="goodbye")
+        self.line.call("Deregister", request.SerializeToString(), call)
+        self.vanish()
+
+    def vanish(self) -> None:
+        """End silently: the streams break."""
+        self.dead = True
+        for stream in (self._beats, self._watch):
+            self.line.cancel(stream)
+        self._beats = self._watch = 0

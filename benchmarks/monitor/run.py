@@ -1,0 +1,159 @@
+"""The run and its document."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from benchmarks.monitor.core import bench_registry
+from benchmarks.monitor.plan import Plan
+from benchmarks.monitor.stage import Stage, stage
+from eaas.config import MonitorConfig
+from eaas.errors import ClusterError
+from eaas_cli.bench.figures import figure
+from eaas_cli.bench.machine import busy_core_seconds, describe_machine
+
+__all__ = ["bench_monitor", "find_break", "is_broken", "watching_step"]
+
+# Limits of "in time": share of answered heartbeats, p99 of answers.
+_TAKEN, _ANSWER_MS = 0.99, 500.0
+# Deadline for all watchers to know of a death.
+_DEATH_S = 30.0
+
+
+def bench_monitor(plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
+    """Measure a monitor with growing numbers of members.
+
+    Args:
+        plan: Plan of the run.
+        say: Prints a line of progress.
+
+    Returns:
+        The document of `python -m benchmarks.monitor --json` (see the package docstring).
+
+    Raises:
+        EaasError: A process did not start, or a process of members ended.
+    """
+    began, busy_s = time.monotonic(), busy_core_seconds()
+    say("the registry alone")
+    registry = [bench_registry(members) for members in plan.members]
+    rows: list[dict[str, Any]] = []
+    for members in plan.members:
+        rows.append(_row(plan, members, say))
+        if not rows[-1]["watching"]:
+            break
+    return {
+        "machine": describe_machine()
+        | {
+            "grpc": grpc.__version__,
+            # Includes this benchmark.
+            "busy_cores": figure((busy_core_seconds() - busy_s) / (time.monotonic() - began)),
+        },
+        "settings": {
+            "interval_s": plan.interval_s,
+            "lease_s": MonitorConfig().lease_s,
+            "per_connection": plan.per_connection,
+            "loaders": plan.loaders,
+            "seconds": plan.seconds,
+            "deaths": plan.deaths,
+        },
+        "registry": registry,
+        "rows": rows,
+        "breaks": find_break(rows),
+    }
+
+
+def _row(plan: Plan, members: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """One step; without `watching` if members cannot join."""
+    row: dict[str, Any] = {"members": members, "watching": []}
+    with stage(plan, members) as here:
+        say(f"{members} members join")
+        try:
+            row["join_s"] = figure(max(here.ask("join")))
+        except ClusterError as error:
+            return row | {"error": str(error)}
+        say(f"{members} members, no watchers")
+        row["heartbeats"] = here.measure()
+        snapshot, took_s = here.snapshot()
+        row["snapshot"] = {"bytes": snapshot.ByteSize(), "ms": figure(1e3 * took_s)}
+        for watchers in plan.watcher_steps(members):
+            say(f"{members} members, {watchers} watch")
+            row["watching"].append(watching_step(plan, here, watchers))
+            if is_broken(row["watching"][-1]):
+                say("the monitor is behind or has ended streams: the step ends here")
+                break
+        row["falsely_dead"] = here.dead()
+    return row
+
+
+def watching_step(plan: Plan, here: Stage, watchers: int) -> dict[str, Any]:
+    """Measure the monitor with watchers, and the time until they know of an end."""
+    here.watch(watchers)
+    found = {"watchers": watchers} | here.measure()
+    for kind, goodbye in (("goodbye", True), ("death", False)):
+        if is_broken(found):
+            break
+        spreads = []
+        for _ in range(plan.deaths):
+            spreads.append(_end_of_one(here, watchers, goodbye=goodbye))
+            if spreads[-1][2]:
+                break
+        found[f"{kind}_ms"] = {
+            "first": figure(max(first for first, _, _ in spreads)),
+            "last": figure(max(last for _, last, _ in spreads)),
+            "spread": figure(max(last - first for first, last, _ in spreads)),
+            "not_told": max(missing for _, _, missing in spreads),
+        }
+    return found
+
+
+def is_broken(cell: dict[str, Any]) -> bool:
+    """Whether streams have ended, or watchers missed an end."""
+    ends = [cell[kind]["not_told"] for kind in ("goodbye_ms", "death_ms") if kind in cell]
+    return bool(cell["ended"] or any(ends))
+
+
+def _end_of_one(here: Stage, watchers: int, *, goodbye: bool) -> tuple[float, float, int]:
+    """End the last member; milliseconds until the first and the last watcher know, and how many miss it."""
+    shares = here.shares(watchers)
+    place = here.size_of_last - 1
+    # A watcher does not see its own end.
+    told = [*shares[:-1], min(shares[-1], place)]
+    end = here.ask_last("vanish", place, goodbye)
+    found = here.ask_each([("seen", end["id"], end["incarnation"], n, _DEATH_S) for n in told])
+    first = min((t for one in found for t in one["first"]), default=end["at"] + _DEATH_S)
+    last = max((t for one in found for t in one["last"]), default=end["at"] + _DEATH_S)
+    missing = sum(told) - sum(one["count"] for one in found)
+    if not missing:
+        here.ask_last("revive", place)
+        if shares[-1] > place:
+            here.watch(watchers)
+    return 1e3 * (first - end["at"]), 1e3 * (last - end["at"]), missing
+
+
+def find_break(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The first failure in the rows; None if there is none."""
+    for row in rows:
+        if "error" in row:
+            return {"members": row["members"], "what": f"not all could join: {row['error']}"}
+        for cell in (row["heartbeats"], *row["watching"]):
+            where = {"members": row["members"], "watchers": cell.get("watchers", 0)}
+            answer_ms = cell["answer_ms"]
+            if cell["ended"]:
+                return where | {"what": f"the monitor ended {cell['ended']} streams"}
+            if cell["taken"] < _TAKEN:
+                share = 100 * cell["taken"]
+                return where | {"what": f"only {share:.3g} % of the heartbeats were taken"}
+            if answer_ms["p99"] > _ANSWER_MS:
+                return where | {"what": f"answers took {answer_ms['p99']:.4g} ms (p99)"}
+            for kind in ("goodbye_ms", "death_ms"):
+                if cell.get(kind, {}).get("not_told"):
+                    return where | {"what": "not all watchers were told of an end"}
+            if cell["cpu_cores"] > 1:
+                return where | {"what": f"it takes {cell['cpu_cores']} cores"}
+        if row["falsely_dead"]:
+            return where | {"what": f"{row['falsely_dead']} members were taken for dead"}
+    return None

@@ -1,0 +1,162 @@
+"""A monitor process and its simulated members."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from benchmarks.monitor.plan import Plan
+from eaas.errors import ClusterError
+from eaas.net.grpc_client import channel, leave
+from eaas.rpc.v1 import common_pb2, monitor_pb2_grpc
+from eaas.rpc.v1 import monitor_pb2 as pb
+from eaas_cli.bench.figures import figure
+from eaas_cli.bench.machine import processor_s
+from eaas_cli.bench.worker import Worker, working
+from eaas_cli.local.process import ChildProcess, stop_all, wait_ready
+
+__all__ = ["Stage", "percentiles_ms", "stage"]
+
+_START_S = 30.0
+_SNAPSHOT_S = 60.0
+
+
+class Stage:
+    """A monitor with members; made by `stage`.
+
+    Attributes:
+        members: Number of members.
+        address: Address of the monitor.
+        size_of_last: Members in the last process.
+    """
+
+    def __init__(self, monitor: ChildProcess, workers: Sequence[Worker], plan: Plan, members: int):
+        assert monitor.address is not None
+        self._monitor = monitor
+        self._workers = workers
+        self._plan = plan
+        self.members = members
+        self.address = monitor.address
+        self._sizes = [end - begin for begin, end in pairwise(_ends(members, len(workers)))]
+        self.size_of_last = self._sizes[-1]
+
+    def ask(self, *command: object) -> list[Any]:
+        """Send the same command to each process; return the answers in order."""
+        return self.ask_each([command] * len(self._workers))
+
+    def ask_each(self, commands: Sequence[Sequence[object]]) -> list[Any]:
+        """Send one command to each process; return the answers in order."""
+        for worker, command in zip(self._workers, commands, strict=True):
+            worker.send(command, self._plan.patience_s)
+        return [worker.receive() for worker in self._workers]
+
+    def ask_last(self, *command: object) -> Any:
+        """Send a command to the last process; return its answer."""
+        self._workers[-1].send(command, self._plan.patience_s)
+        return self._workers[-1].receive()
+
+    def snapshot(self) -> tuple[pb.Snapshot, float]:
+        """The snapshot for a new watcher, and its seconds."""
+        began = time.monotonic()
+        with channel(self.address) as link:
+            call = monitor_pb2_grpc.MonitorServiceStub(link).Watch(
+                pb.WatchRequest(), timeout=_SNAPSHOT_S
+            )
+            snapshot = next(iter(call)).snapshot
+            leave(call)
+        return snapshot, time.monotonic() - began
+
+    def watch(self, count: int) -> None:
+        """Let `count` members watch from the present revision, as after a reconnect."""
+        snapshot, _ = self.snapshot()
+        self.ask_each([("watch", n, snapshot.revision, snapshot.life) for n in self.shares(count)])
+
+    def shares(self, count: int) -> list[int]:
+        """Split `count` members over the processes, up to the size of each."""
+        shares: list[int] = []
+        for left, size in zip(range(len(self._sizes), 0, -1), self._sizes, strict=True):
+            shares.append(min(size, -(-(count - sum(shares)) // left)))
+        return shares
+
+    def measure(self) -> dict[str, Any]:
+        """Measure the monitor under the load of its members."""
+        time.sleep(self._plan.settle_s)
+        self.ask("figures")
+        began, ran_s = time.monotonic(), processor_s(self._monitor.pid)
+        time.sleep(self._plan.seconds)
+        found = self.ask("figures")
+        ran_s = processor_s(self._monitor.pid) - ran_s
+        took_s = time.monotonic() - began
+        delays_us = [us for one in found for us in one["delays_us"]]
+        total = {key: sum(one[key] for one in found) for key in found[0] if key != "delays_us"}
+        turns = max(1, total["sent"] + total["late"])
+        return {
+            "cpu_cores": figure(ran_s / took_s),
+            "cpu_us_per_heartbeat": figure(1e6 * ran_s / max(1, len(delays_us))),
+            "rss_mb": self._rss_mb(),
+            "heartbeats_per_s": figure(len(delays_us) / took_s),
+            "taken": figure(min(1.0, len(delays_us) / turns)),
+            "late": total["late"],
+            "ended": total["ended"],
+            "answer_ms": percentiles_ms(delays_us),
+            "watched_per_s": figure(total["watched"] / took_s),
+            "signs_per_s": figure(total["signs"] / took_s),
+            "out_of_turn": total["gaps"],
+        }
+
+    def _rss_mb(self) -> float:
+        status = Path(f"/proc/{self._monitor.pid}/status").read_text()
+        return figure(int(status.partition("VmRSS:")[2].split()[0]) / 1024)
+
+    def dead(self) -> int:
+        """Members that the monitor lists as DEAD (it keeps the last 64)."""
+        snapshot, _ = self.snapshot()
+        return sum(m.state == common_pb2.MEMBER_STATE_DEAD for m in snapshot.members)
+
+
+def _ends(members: int, processes: int) -> list[int]:
+    """Boundaries of the processes' members."""
+    return [members * n // processes for n in range(processes + 1)]
+
+
+@contextmanager
+def stage(plan: Plan, members: int) -> Iterator[Stage]:
+    """A monitor with default settings, and processes of members that have not joined. Raises EaasError."""
+    monitor = ChildProcess("monitor", ["monitor", "--host", "127.0.0.1", "--port", "0"], None)
+    try:
+        wait_ready([monitor], _START_S)
+        loaders = min(plan.loaders, members)
+        ends = _ends(members, loaders)
+        starts = [
+            partial(
+                Worker,
+                f"members-{n}",
+                "benchmarks.monitor.load_generator_process",
+                address=monitor.address,
+                numbers=ends[n : n + 2],
+                lines=-(-(ends[n + 1] - ends[n]) // plan.per_connection),
+                interval_s=plan.interval_s,
+            )
+            for n in range(loaders)
+        ]
+        with working(starts) as workers:
+            yield Stage(monitor, workers, plan, members)
+    except ClusterError as error:
+        raise ClusterError(f"{error}; the monitor's: {monitor.last_words()}") from error
+    finally:
+        stop_all([monitor])
+
+
+def percentiles_ms(delays_us: Sequence[int]) -> dict[str, float] | None:
+    """p50, p99 and maximum; None without values."""
+    if not delays_us:
+        return None
+    ordered = sorted(delays_us)
+    places = {"p50": 0.5, "p99": 0.99, "max": 1.0}
+    last = len(ordered) - 1
+    return {name: figure(ordered[round(share * last)] / 1e3) for name, share in places.items()}

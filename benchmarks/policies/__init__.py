@@ -1,0 +1,6 @@
+"""Planning time by policy and size."""
+
+from benchmarks.policies.run import bench_policies
+from benchmarks.policies.sizes import SIZES, Size, parse_size
+
+__all__ = ["SIZES", "Size", "bench_policies", "parse_size"]

@@ -1,0 +1,41 @@
+"""Measure placement policies: planning time on one core, and quality of the plan."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from eaas_cli.bench.command import command, end_on_sigterm, say, show
+from eaas_cli.commands.options import Json
+from eaas_cli.errors import exit_with_one_line
+
+
+def main(
+    size: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="L,E,S,P",
+            help="Layers, experts, servers, replicas per layer. Repeatable.",
+            show_default="58,256,64,320; 58,256,288,576; 60,512,1000,2000",
+        ),
+    ] = None,
+    policy: Annotated[
+        list[str] | None, typer.Option(help="Policy to measure. Repeatable.", show_default="all")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Plans per policy and size.")] = 9,
+    as_json: Json = False,
+) -> None:
+    """Measure placement policies: planning time on one core, and quality of the plan."""
+    from benchmarks.policies import SIZES, bench_policies, parse_size
+    from benchmarks.policies.report import print_report
+
+    end_on_sigterm()
+    sizes = [parse_size(text) for text in size] if size else SIZES
+    show(bench_policies(sizes, policy or (), rounds=rounds, say=say), as_json, print_report)
+
+
+app = command(main)
+
+if __name__ == "__main__":
+    exit_with_one_line(app)

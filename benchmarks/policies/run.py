@@ -1,0 +1,110 @@
+"""Planning time: the policies plan the same loads in turn."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from balancer.policies import Plan, names, plan
+from benchmarks.policies.sizes import Size
+from eaas_cli.bench.machine import processor
+from eaas_cli.option_values import known
+
+__all__ = ["bench_policies"]
+
+# Log-normal popularity of experts (a few at ten times the mean), and its change for the second plan.
+_SIGMA, _CHANGE = 1.0, 0.3
+
+_Spent = tuple[float, float]  # milliseconds of wall time and of this thread's processor time
+
+
+def bench_policies(
+    sizes: Sequence[Size],
+    policies: Sequence[str],
+    *,
+    rounds: int,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """Measure planning.
+
+    Args:
+        sizes: Planning tasks.
+        policies: Names; empty: all.
+        rounds: Plans per policy and size, after one warm-up plan.
+        say: Prints a line of progress.
+
+    Returns:
+        The JSON document: `rows` with `plan_ms` (a `plan` call) and `again_ms` (with a current plan and
+        changed loads), each with `min` and `median` of the wall time and `cpu`, the median processor time;
+        and the quality of the first plan (`par_mean`, `par_max`, `gap_mean`).
+
+    Raises:
+        ConfigError: A policy is unknown.
+    """
+    chosen = known("--policy", policies, names()) or names()
+    rows = []
+    for size in sizes:
+        rng = np.random.default_rng(0)
+        load_LE = 1e4 * rng.lognormal(0, _SIGMA, (size.layers, size.experts))
+        later_LE = load_LE * rng.lognormal(0, _CHANGE, load_LE.shape)
+        say(f"{size.layers} x {size.experts}, {size.servers} servers, {size.slots} slots")
+        first = {policy: _plan(policy, load_LE, size) for policy in chosen}
+        spent: dict[str, list[_Spent]] = {policy: [] for policy in chosen}
+        again: dict[str, list[_Spent]] = {policy: [] for policy in chosen}
+        for _ in range(rounds):
+            for policy in chosen:
+                spent[policy].append(_measured(policy, load_LE, size, None))
+                again[policy].append(_measured(policy, later_LE, size, first[policy]))
+        for policy in chosen:
+            found = first[policy]
+            rows.append(
+                {
+                    "policy": policy,
+                    "layers": size.layers,
+                    "experts": size.experts,
+                    "servers": size.servers,
+                    "slots": size.slots,
+                    "plan_ms": _summary(spent[policy]),
+                    "again_ms": _summary(again[policy]),
+                    "limit_ms": size.limit_ms,
+                    "par_mean": float(found.par_L.mean()),
+                    "par_max": float(found.par_L.max()),
+                    "gap_mean": float(found.gap_L.mean()),
+                }
+            )
+    return {
+        "machine": {"processor": processor(), "cores": os.cpu_count()},
+        "versions": {"python": platform.python_version(), "numpy": np.__version__},
+        "rounds": rounds,
+        "rows": rows,
+    }
+
+
+def _plan(
+    policy: str, load_LE: npt.NDArray[np.float64], size: Size, current: Plan | None = None
+) -> Plan:
+    return plan(policy, load_LE, size.servers, size.slots, current=current)
+
+
+def _measured(
+    policy: str, load_LE: npt.NDArray[np.float64], size: Size, current: Plan | None
+) -> _Spent:
+    start, start_cpu = time.perf_counter(), time.thread_time()
+    _plan(policy, load_LE, size, current)
+    return (time.perf_counter() - start) * 1e3, (time.thread_time() - start_cpu) * 1e3
+
+
+def _summary(spent: Sequence[_Spent]) -> dict[str, Any]:
+    wall_ms, cpu_ms = zip(*spent, strict=True)
+    return {
+        "min": round(min(wall_ms), 3),
+        "median": round(statistics.median(wall_ms), 3),
+        "cpu": round(statistics.median(cpu_ms), 3),
+    }

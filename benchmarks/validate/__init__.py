@@ -1,0 +1,1 @@
+"""Simulated queues compared with live ones."""

@@ -1,0 +1,94 @@
+"""An endpoint's counters, parsed from its /metrics. No I/O."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+__all__ = ["COUNTED", "Counters", "Rates", "rates", "read_counters"]
+
+_LINE = re.compile(r"(\w+)(?:\{([^}]*)\})? ([^ ]+)")
+_REASON = re.compile(r'reason="([^"]*)"')
+# Metric -> field of `Counters`.
+_TOTALS = {
+    "eaas_generation_tokens_total": "tokens",
+    "eaas_time_to_first_token_seconds_sum": "ttft_s",
+    "eaas_time_to_first_token_seconds_count": "first_tokens",
+    "eaas_inter_token_latency_seconds_sum": "itl_s",
+    "eaas_inter_token_latency_seconds_count": "later_tokens",
+    "eaas_num_requests_running": "running",
+    "eaas_num_requests_waiting": "waiting",
+}
+_FAILOVERS = "eaas_failovers_total"
+
+COUNTED = (*_TOTALS, _FAILOVERS)
+"""Names of the parsed metrics."""
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Totals since the endpoint's start; `running` and `waiting` are current values.
+
+    Attributes:
+        tokens: Generated tokens.
+        ttft_s: Seconds to first tokens, summed over `first_tokens` requests.
+        itl_s: Seconds between tokens, summed over `later_tokens` tokens.
+        running: Requests in the batch.
+        waiting: Requests in the queue.
+        failovers: Parts of layer calls sent to another replica, by reason.
+    """
+
+    tokens: float = 0.0
+    ttft_s: float = 0.0
+    first_tokens: float = 0.0
+    itl_s: float = 0.0
+    later_tokens: float = 0.0
+    running: float = 0.0
+    waiting: float = 0.0
+    failovers: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Rates of an interval; None without events.
+
+    Attributes:
+        tokens_per_s: Generated tokens.
+        ttft_s: Mean seconds to a request's first token.
+        itl_s: Mean seconds between two tokens of a request.
+    """
+
+    tokens_per_s: float = 0.0
+    ttft_s: float | None = None
+    itl_s: float | None = None
+
+
+def read_counters(text: str) -> Counters:
+    """Parse counters in Prometheus' text format; missing ones are 0."""
+    totals: dict[str, float] = {}
+    failovers: dict[str, float] = {}
+    for line in text.splitlines():
+        found = _LINE.match(line)
+        if found is None:
+            continue
+        name, labels, value = found.groups()
+        if name in _TOTALS:
+            totals[_TOTALS[name]] = totals.get(_TOTALS[name], 0.0) + float(value)
+        elif name == _FAILOVERS and (reason := _REASON.search(labels or "")):
+            failovers[reason[1]] = failovers.get(reason[1], 0.0) + float(value)
+    return Counters(**totals, failovers=MappingProxyType(failovers))
+
+
+def rates(before: Counters, after: Counters, seconds: float) -> Rates:
+    """Rates between two readings, `seconds` apart; zero after a restart of the endpoint."""
+    if seconds <= 0 or after.tokens < before.tokens:
+        return Rates()
+    firsts = after.first_tokens - before.first_tokens
+    later = after.later_tokens - before.later_tokens
+    return Rates(
+        (after.tokens - before.tokens) / seconds,
+        (after.ttft_s - before.ttft_s) / firsts if firsts > 0 else None,
+        (after.itl_s - before.itl_s) / later if later > 0 else None,
+    )

@@ -1,0 +1,27 @@
+"""Settings: one frozen object per role, read from `cluster.yaml`; `EAAS_...` variables override them."""
+
+from eaas.config.settings import (
+    HOLD_BACK_S,
+    AttentionClientConfig,
+    AutoscalerConfig,
+    BalancerConfig,
+    ClusterConfig,
+    ExpertServerConfig,
+    MonitorConfig,
+    SchedulerConfig,
+    SecurityConfig,
+    load_config,
+)
+
+__all__ = [
+    "HOLD_BACK_S",
+    "AttentionClientConfig",
+    "AutoscalerConfig",
+    "BalancerConfig",
+    "ClusterConfig",
+    "ExpertServerConfig",
+    "MonitorConfig",
+    "SchedulerConfig",
+    "SecurityConfig",
+    "load_config",
+]

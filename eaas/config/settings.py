@@ -1,0 +1,441 @@
+"""Settings of each role, read from `cluster.yaml`; environment variables override the file.
+
+A section of the file is a role (`expert_server:`), each line in it is a field. The variable of a field joins
+both with two underscores: `EAAS_EXPERT_SERVER__THREADS=2`. Unknown keys are errors.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+    YamlConfigSettingsSource,
+)
+
+from eaas.config.environment import ENDPOINT_VARIABLE, KEY_VARIABLE
+from eaas.config.explanations import BETWEEN, PREFIX, explain, variable
+from eaas.config.telemetry import TelemetryConfig
+from eaas.errors import ConfigError
+
+__all__ = [
+    "HOLD_BACK_S",
+    "AttentionClientConfig",
+    "AutoscalerConfig",
+    "BalancerConfig",
+    "ClusterConfig",
+    "ExpertServerConfig",
+    "MonitorConfig",
+    "SchedulerConfig",
+    "SecurityConfig",
+    "load_config",
+]
+
+HOLD_BACK_S = 5.0
+"""Longest time a client stays on the old placement while it connects to servers of the new one.
+
+The balancer keeps moved experts in place for longer than this (`ack_timeout_s` of the planner).
+"""
+
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+Port = Annotated[int, Field(ge=0, le=65_535)]
+
+
+def _on_off(value: object) -> object:
+    """YAML reads a bare on or off as a boolean."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class SecurityConfig(_Section):
+    """Authentication and exposure to other machines."""
+
+    tls_dir: str = Field(
+        "",
+        description="Directory with ca.pem, ROLE.pem and ROLE.key (`eaas certs`). Empty disables TLS.",
+    )
+    insecure: bool = Field(
+        False,
+        description="Let other machines connect without TLS and use the endpoint without an API key.",
+    )
+
+
+class MonitorConfig(_Section):
+    """The monitor: cluster membership."""
+
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: Port = Field(0, description="gRPC port; 0 picks a free port.")
+    lease_s: Seconds = Field(
+        2.0,
+        description="A member is marked DEAD after this long without a heartbeat, and SUSPECT before.",
+    )
+    heartbeat_s: Seconds = Field(0.9, description="Heartbeat interval of members.")
+    stop_members_on_exit: bool = Field(
+        False, description="Stop all members when the monitor stops (for a local cluster)."
+    )
+    store: Literal["embedded", "zookeeper"] = Field(
+        "embedded",
+        description="Where the monitor keeps its state: in a local file, or in ZooKeeper (several monitors).",
+    )
+    data_dir: str = Field(
+        "", description="Directory of the embedded store. Empty keeps the state in memory only."
+    )
+    zookeeper_hosts: str = Field(
+        "127.0.0.1:2181", min_length=1, description="ZooKeeper servers, HOST:PORT,HOST:PORT."
+    )
+    zookeeper_root: str = Field(
+        "/eaas",
+        pattern=r"^(/[A-Za-z0-9_-]+)+$",
+        description="Path in ZooKeeper, unique to the cluster.",
+    )
+    zookeeper_session_s: Seconds = Field(
+        4.0, description="ZooKeeper session timeout: another monitor takes over after this long."
+    )
+
+
+class BalancerConfig(_Section):
+    """The balancer: placement of experts on servers."""
+
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: Port = Field(0, description="gRPC port; 0 picks a free port.")
+    expected_servers: int = Field(
+        3, ge=1, description="Number of expert servers to wait for before the first placement."
+    )
+    redundancy: int = Field(2, ge=1, description="Number of servers that hold each expert.")
+    max_servers: int = Field(
+        64,
+        ge=1,
+        le=16_384,
+        description="Upper limit of expert servers for every scaling request.",
+    )
+    apply_timeout_s: Seconds = Field(
+        300.0, description="Longest time for a server to load its experts."
+    )
+    dead_grace_s: Seconds = Field(
+        30.0, description="Wait for a dead server's return before its experts move elsewhere."
+    )
+
+    policy: Literal["spread", "eplb", "eplb-hierarchical", "scalpel", "craft", "fractional"] = (
+        Field(
+            "spread",
+            description="Placement policy; spread ignores load, so nothing moves by itself.",
+        )
+    )
+    num_redundant_experts: int = Field(
+        0,
+        ge=0,
+        le=100_000,
+        description="Extra replicas per layer for load balancing, in addition to redundancy.",
+    )
+    step_s: Seconds = Field(
+        1.0,
+        description="Interval between load readings; each reading is one step of the window.",
+    )
+    window_size: int = Field(
+        120, ge=2, le=100_000, description="Steps of load history used for a plan."
+    )
+    step_interval: int = Field(
+        60,
+        ge=1,
+        le=1_000_000,
+        description="Steps between two plans; steps without tokens do not count.",
+    )
+    speeds: Literal["measured", "stated"] = Field(
+        "measured",
+        description="Source of server speeds: measured, or expert_server.speed (stated).",
+    )
+    knobs: Literal["static", "live"] = Field(
+        "static",
+        description="ScalpeLB's knobs: its defaults (static), or set from load, links and latency (live).",
+    )
+    log_balancedness: bool = Field(
+        False, description="Log balancedness (mean / max server load) after each step."
+    )
+    use_async: bool = Field(
+        True,
+        description="Plan in the background; false makes roll-outs and membership changes wait for plans.",
+    )
+    link_bytes_per_s: int = Field(
+        1_000_000_000,
+        ge=1_000,
+        description="Rate at which servers load experts, used to weigh the cost of moves.",
+    )
+    node_budget: int = Field(
+        -1,
+        ge=-1,
+        le=100_000,
+        description="Most replicas per layer outside the first node of their expert; -1 means no limit.",
+    )
+    metrics_port: Port = Field(0, description="Port for Prometheus metrics; 0 disables it.")
+
+
+class AutoscalerConfig(_Section):
+    """The autoscaler (`eaas autoscale`): number of expert servers."""
+
+    target_utilization: float = Field(
+        0.6,
+        ge=0.05,
+        le=0.8,
+        description="Target share of time that servers are busy.",
+    )
+    latency_target_ms: float = Field(
+        0.0,
+        ge=0,
+        le=60_000,
+        description="Add servers while the mean time between two tokens exceeds this; 0 disables it.",
+    )
+    min_servers: int = Field(
+        1, ge=1, description="Lower limit of servers; the balancer's redundancy is another."
+    )
+    max_servers: int = Field(8, ge=1, description="Upper limit of servers.")
+    interval_s: Seconds = Field(15.0, description="Interval between measurements.")
+    cooldown_s: Seconds = Field(60.0, description="Minimum time between two changes.")
+    scale_in_window_s: Seconds = Field(
+        300.0, description="A server is removed after it has been unneeded for this long."
+    )
+
+
+class ExpertServerConfig(_Section):
+    """An expert server: computes its share of the experts."""
+
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: Port = Field(0, description="gRPC port; 0 picks a free port.")
+    threads: int = Field(
+        0, ge=0, description="Torch threads; 0 divides the cores among the servers."
+    )
+    kernel: Literal["auto", "native", "packed", "zentorch", "reference"] = Field(
+        "auto",
+        description="Compute kernel; auto measures the kernels at the start and picks a fast one.",
+    )
+    quantization: Literal["none", "int8", "int4"] = Field(
+        "none", description="Weight-only quantisation; activations keep at least 15 bits."
+    )
+    slots: int = Field(
+        16, ge=2, le=4096, description="Number of slots in the arena, for all clients."
+    )
+    slot_tokens: int = Field(
+        256,
+        ge=1,
+        le=65_536,
+        description="Tokens per slot; larger batches are split.",
+    )
+    batching: Literal["immediate", "window", "all"] = Field(
+        "window",
+        description="What a batch waits for: nothing (immediate), likely requests (window), all clients.",
+    )
+    batch_window_us: int = Field(
+        1000,
+        ge=0,
+        le=1_000_000,
+        description="Longest wait of a batch, in microseconds.",
+    )
+    memory_bytes: int = Field(
+        0,
+        ge=0,
+        description="Memory for expert weights; the balancer respects it. 0 means no limit.",
+    )
+    node: str = Field(
+        "",
+        description="Name of the machine or rack with cheap internal traffic. Empty: the host name.",
+    )
+    speed: float = Field(
+        1.0, gt=0, le=1000, description="Relative speed of this server, used until it is measured."
+    )
+    load_bytes_per_s: int = Field(
+        0,
+        ge=0,
+        description="Limit for loading experts while requests are served; 0 means no limit.",
+    )
+    drain_timeout_s: Seconds = Field(
+        60.0, description="Longest wait of a draining server for others to take over its experts."
+    )
+    share_bytes_per_s: int = Field(
+        500_000_000,
+        ge=1_000_000,
+        description="Limit for sending the checkpoint to servers without one, in total.",
+    )
+    added_latency_us: int = Field(
+        0,
+        ge=0,
+        le=10_000_000,
+        description="Artificial delay of each request, for experiments, in microseconds.",
+    )
+
+
+class SchedulerConfig(_Section):
+    """The scheduler: choice of the waiting requests that run together."""
+
+    strategy: str = Field(
+        "fcfs",
+        min_length=1,
+        description="Batch-selection strategy (docs/scheduling.md); fcfs is first come, first served.",
+    )
+    batch_size: int = Field(
+        32,
+        ge=1,
+        le=1024,
+        description="Upper limit of requests that run together, and size of each chosen group.",
+    )
+    window_size: int = Field(
+        128,
+        ge=1,
+        le=4096,
+        description="Number of oldest waiting requests to choose from.",
+    )
+    record: str = Field(
+        "",
+        description="File for the queue's history (`python -m benchmarks.caps replay`). Empty disables it.",
+    )
+
+    @model_validator(mode="after")
+    def _window_holds_a_batch(self) -> Self:
+        if self.window_size < self.batch_size:
+            raise ValueError(
+                f"window_size {self.window_size} is below batch_size {self.batch_size}"
+            )
+        return self
+
+
+class AttentionClientConfig(_Section):
+    """An attention client: runs the model without experts, and the HTTP endpoint."""
+
+    host: str = Field("127.0.0.1", description="Address of the HTTP endpoint.")
+    port: Port = Field(8000, description="Port of the HTTP endpoint; 0 picks a free port.")
+    api_key_file: str = Field(
+        "",
+        description="File with one API key per line. Empty: the key in EAAS_API_KEY, or no key.",
+    )
+    allowed_hosts: list[str] = Field(
+        [],
+        description="Further names allowed in Host and Origin of requests to a loopback endpoint.",
+    )
+    dashboard: bool = Field(
+        True, description="Serve the dashboard at the endpoint's / (docs/dashboard.md)."
+    )
+    operator_page: bool = Field(
+        False,
+        description="Dashboard buttons that kill, stop and start servers, scale and rebalance.",
+    )
+    transport: Literal["shm", "grpc", "nixl"] = Field(
+        "shm", description="Transport between client and servers."
+    )
+    threads: int = Field(0, ge=0, description="Torch threads; 0 takes half of the cores.")
+    slots: int = Field(4, ge=2, le=256, description="Number of slots to request on each server.")
+    dispatch: Literal["least_loaded", "split", "weights", "round_robin", "random"] = Field(
+        "least_loaded", description="Choice of a replica for each token and expert."
+    )
+    overlap: Annotated[Literal["auto", "on", "off"], BeforeValidator(_on_off)] = Field(
+        "auto",
+        description="Double-batch overlap of two micro-batches; auto: where it is faster.",
+    )
+    hedge_share: float = Field(
+        0.05,
+        ge=0,
+        le=1,
+        description="Upper limit of hedged requests, as a share of all requests.",
+    )
+    checksum: bool = Field(False, description="Verify a checksum of every slot in both directions.")
+    layer_timeout_s: Seconds = Field(
+        10.0, description="Deadline of one MoE layer, over all attempts."
+    )
+    attempt_timeout_s: Seconds = Field(
+        0.15, description="Minimum time for a server to answer before another replica is asked."
+    )
+    cache_blocks: int = Field(
+        64, ge=2, description="Blocks of the key-value cache, 64 tokens each."
+    )
+    max_batch_tokens: int = Field(256, ge=1, description="Tokens per engine step.")
+    scheduler: SchedulerConfig = Field(
+        SchedulerConfig(), description="Choice of the waiting requests that run together."
+    )
+
+
+class ClusterConfig(BaseSettings):
+    """Settings of a cluster (`cluster.yaml`)."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_nested_delimiter=BETWEEN, extra="forbid", frozen=True
+    )
+
+    security: SecurityConfig = SecurityConfig()
+    monitor: MonitorConfig = MonitorConfig()
+    balancer: BalancerConfig = BalancerConfig()
+    autoscaler: AutoscalerConfig = AutoscalerConfig()
+    expert_server: ExpertServerConfig = ExpertServerConfig()
+    attention_client: AttentionClientConfig = AttentionClientConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Precedence: command line, environment, file."""
+        return init_settings, env_settings, YamlConfigSettingsSource(settings_cls)
+
+
+def load_config(path: Path | None = None, **overrides: dict[str, Any]) -> ClusterConfig:
+    """Read the settings of a cluster.
+
+    Args:
+        path: `cluster.yaml`; None uses defaults and the environment only.
+        overrides: Fields set on the command line, by section; None values are ignored.
+
+    Raises:
+        ConfigError: The file is missing or not YAML, a key is unknown, or a value is invalid.
+    """
+    if path is not None and not path.is_file():
+        raise ConfigError(f"--config {path}: no such file; give a cluster.yaml")
+    _refuse_unknown_variables()
+    given: dict[str, Any] = {
+        section: kept
+        for section, fields in overrides.items()
+        if (kept := {name: value for name, value in fields.items() if value is not None})
+    }
+
+    class Settings(ClusterConfig):
+        model_config = SettingsConfigDict(yaml_file=path)
+
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        raise ConfigError(explain(error, path, given)) from error
+    except SettingsError as error:
+        raise ConfigError(f"environment: {error}; give JSON") from error
+    except (yaml.YAMLError, ValueError, TypeError, OSError) as error:
+        what = " ".join(str(error).split())
+        raise ConfigError(f"{path} is not a YAML file of sections and settings: {what}") from error
+
+
+_OTHER_VARIABLES = (KEY_VARIABLE, ENDPOINT_VARIABLE)
+
+
+def _refuse_unknown_variables() -> None:
+    # pydantic ignores variables of unknown sections: a typo would go unnoticed.
+    for name in os.environ:
+        section = name.upper().removeprefix(PREFIX).partition(BETWEEN)[0]
+        known = section.lower() in ClusterConfig.model_fields or name.upper() in _OTHER_VARIABLES
+        if name.upper().startswith(PREFIX) and not known:
+            sections = ", ".join(variable(field) for field in ClusterConfig.model_fields)
+            raise ConfigError(f"{name}: no such setting; names begin with one of {sections}")

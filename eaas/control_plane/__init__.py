@@ -1,0 +1,1 @@
+"""Clients of the balancer's API and of its placement stream."""

@@ -1,0 +1,171 @@
+"""Python client of the balancer: all operator calls of `balancer.proto`."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import grpc
+
+from eaas.control_plane.balancer_calls import MOST_NUMBER
+from eaas.errors import ClusterError
+from eaas.net.grpc_client import Backoff, channel
+from eaas.net.tls import Identity
+from eaas.rpc.v1 import balancer_pb2 as pb
+from eaas.rpc.v1 import balancer_pb2_grpc, common_pb2
+from eaas.types import Placement, Role
+
+__all__ = ["BalancerClient"]
+
+_CALL_S = 10.0
+# Planning at full size takes seconds.
+_PLAN_S = 60.0
+_ATTEMPTS = 3
+# A retry is safe: it has the request id of the first attempt.
+_AGAIN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
+class BalancerClient:
+    """Client of one balancer. Thread-safe; close it, or use it as a context manager.
+
+    Failed calls are retried with the same request id, so that nothing happens twice. Every method raises
+    ClusterError if the balancer refuses (with its message) or cannot be reached.
+
+    Args:
+        address: host:port of the balancer.
+        tls: Identity of the caller; None means plain text.
+    """
+
+    def __init__(self, address: str, tls: Identity | None = None) -> None:
+        self.address = address
+        self._channel = channel(address, Role.BALANCER.value, tls)
+        self._stub: Any = balancer_pb2_grpc.BalancerServiceStub(self._channel)
+
+    def __enter__(self) -> BalancerClient:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._channel.close()
+
+    def placement(self) -> Placement | None:
+        """The current placement; None if there is none."""
+        answer = self._call("GetPlacement", pb.GetPlacementRequest())
+        return Placement.from_proto(answer.placement) if answer.placement.epoch else None
+
+    def plan(
+        self,
+        policy: str = "",
+        *,
+        knobs: Mapping[str, float] | None = None,
+        more_servers: int = 0,
+        without_servers: Sequence[str] = (),
+        loads_LE: Sequence[Sequence[int]] = (),
+        speeds: Mapping[str, float] | None = None,
+        redundancy: int | None = None,
+        num_redundant_experts: int | None = None,
+    ) -> pb.PlanResponse:
+        """Plan a placement without applying it (arguments: `balancer.proto`, PlanRequest)."""
+        request = pb.PlanRequest(
+            policy=policy,
+            knobs=dict(knobs or {}),
+            more_servers=more_servers,
+            without_servers=without_servers,
+            loads=[common_pb2.LayerTokens(tokens=row) for row in loads_LE],
+            speeds=dict(speeds or {}),
+            redundancy=redundancy,
+            num_redundant_experts=num_redundant_experts,
+        )
+        answer: pb.PlanResponse = self._call("Plan", request, _PLAN_S)
+        return answer
+
+    def apply(self, plan_id: str) -> pb.ApplyResponse:
+        """Roll out a plan."""
+        answer: pb.ApplyResponse = self._change("Apply", plan_id=plan_id)
+        return answer
+
+    def apply_placement(self, placement: Placement) -> pb.ApplyResponse:
+        """Roll out a given placement; its epoch is ignored."""
+        answer: pb.ApplyResponse = self._change("Apply", placement=placement.to_proto())
+        return answer
+
+    def rebalance(self, policy: str = "", *, force: bool = False) -> pb.RebalanceResponse:
+        """Plan now and roll out the plan if it pays, or always with `force`."""
+        answer: pb.RebalanceResponse = self._change(
+            "Rebalance", _PLAN_S, policy=policy, force=force
+        )
+        return answer
+
+    def set_policy(self, policy: str, knobs: Mapping[str, float] | None = None) -> str:
+        """Change the policy. Returns the previous one."""
+        return str(self._change("SetPolicy", policy=policy, knobs=dict(knobs or {})).policy)
+
+    def pin(self, layer: int, expert: int, server_id: str) -> None:
+        """Make a server hold an expert, independent of the policy."""
+        self._change("PinExpert", layer=layer, expert=expert, server_id=server_id)
+
+    def unpin(self, layer: int, expert: int, server_id: str) -> None:
+        """Undo `pin`."""
+        self._change("UnpinExpert", layer=layer, expert=expert, server_id=server_id)
+
+    def add_replica(self, layer: int, expert: int, server_id: str = "") -> str:
+        """Add a pinned replica, by default on the least loaded server. Returns the server."""
+        answer = self._change("AddReplica", layer=layer, expert=expert, server_id=server_id)
+        return str(answer.server_id)
+
+    def remove_replica(self, layer: int, expert: int, server_id: str) -> None:
+        """Remove a replica."""
+        self._change("RemoveReplica", layer=layer, expert=expert, server_id=server_id)
+
+    def drain(self, server_id: str) -> None:
+        """Make a server leave after its experts have moved."""
+        self._call("DrainServer", pb.DrainServerRequest(server_id=server_id))
+
+    def scale(self, servers: int) -> int:
+        """Make a launcher start or stop servers until there are this many. Returns the request's id."""
+        request = pb.ScaleRequest(servers=min(max(0, servers), MOST_NUMBER))
+        return int(self._call("Scale", request).wish)
+
+    def scale_state(self) -> pb.GetScaleResponse:
+        """Limits of the number of servers, and the result of the last request."""
+        answer: pb.GetScaleResponse = self._call("GetScale", pb.GetScaleRequest())
+        return answer
+
+    def hotness(self) -> pb.GetHotnessResponse:
+        """Token counts of the load window."""
+        answer: pb.GetHotnessResponse = self._call("GetHotness", pb.GetHotnessRequest())
+        return answer
+
+    def history(self, limit: int = 0) -> list[pb.HistoryEntry]:
+        """The last decisions, newest first."""
+        return list(self._call("History", pb.HistoryRequest(limit=limit)).entries)
+
+    def _change(self, name: str, timeout_s: float = _CALL_S, **fields: Any) -> Any:
+        """Make a call with an effect, with a new request id."""
+        request = getattr(pb, f"{name}Request")(request_id=secrets.token_hex(16), **fields)
+        return self._call(name, request, timeout_s)
+
+    def _call(self, name: str, request: Any, timeout_s: float = _CALL_S) -> Any:
+        backoff = Backoff()
+        for left in range(_ATTEMPTS - 1, -1, -1):
+            try:
+                return getattr(self._stub, name)(request, timeout=timeout_s)
+            except grpc.RpcError as error:
+                if error.code() not in _AGAIN or not left:
+                    raise ClusterError(
+                        f"the balancer at {self.address}: {error.details()}"
+                    ) from error
+            # A restarted balancer needs a moment.
+            time.sleep(backoff.next_s())
+        raise AssertionError("unreachable")

@@ -1,0 +1,1 @@
+"""A process's membership: session with the monitor, cluster view, failure reports."""

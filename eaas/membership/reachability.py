@@ -1,0 +1,67 @@
+"""Reachability of expert servers, as reported by attention clients. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from eaas.types import Member, MemberState, Role
+
+__all__ = ["ANSWERING", "fewest_replicas", "unreachable"]
+
+_USING = (MemberState.SERVING, MemberState.SUSPECT)
+
+ANSWERING = (MemberState.SERVING, MemberState.DRAINING, MemberState.SUSPECT)
+"""States of a server that answers requests; a DRAINING one keeps its experts until others have them."""
+
+
+def unreachable(members: Iterable[Member]) -> dict[str, dict[str, str]]:
+    """Why live clients cannot reach live servers: {server id: {client id: reason}}."""
+    known = tuple(members)
+    lives = {
+        (m.id, m.incarnation) for m in known if m.role is Role.EXPERT_SERVER and not m.state.is_gone
+    }
+    found: dict[str, dict[str, str]] = {}
+    for client in sorted(known, key=lambda m: m.id):
+        if client.state.is_gone:
+            continue
+        for report in client.reach or ():
+            if report.reason and (report.server_id, report.server_incarnation) in lives:
+                found.setdefault(report.server_id, {})[client.id] = report.reason
+    return found
+
+
+def fewest_replicas(
+    holds_LSE: npt.NDArray[np.bool_],
+    servers: Sequence[str],
+    members: Iterable[Member],
+) -> npt.NDArray[np.int64]:
+    """Count reachable replicas of each expert, for the client that reaches the fewest: int64 (L, E).
+
+    Only clients that serve and reach at least one of the servers count: a client that reaches none is cut off
+    itself. A client of an earlier release reports nothing and counts as reaching all.
+
+    Args:
+        holds_LSE: bool (L, S, E); of the placement.
+        servers: Ids, in the order of axis S.
+        members: All members.
+    """
+    known = tuple(members)
+    incarnations = {m.id: m.incarnation for m in known if m.role is Role.EXPERT_SERVER}
+    answering = {m.id for m in known if m.state in ANSWERING}
+    may_S = np.array([s in answering for s in servers], np.bool_)
+    fewest_LE = holds_LSE[:, may_S].sum(axis=1)
+    for client in known:
+        if client.reach is None or client.state not in _USING:
+            continue
+        reached = {
+            r.server_id
+            for r in client.reach
+            if not r.reason and incarnations.get(r.server_id) == r.server_incarnation
+        }
+        reach_S = may_S & np.array([s in reached for s in servers], np.bool_)
+        if reach_S.any():
+            fewest_LE = np.minimum(fewest_LE, holds_LSE[:, reach_S].sum(axis=1))
+    return np.asarray(fewest_LE, np.int64)

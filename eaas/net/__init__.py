@@ -1,0 +1,1 @@
+"""Network: gRPC servers and channels, TLS, authorisation, API keys, listen policy."""

@@ -1,0 +1,71 @@
+"""Authorisation of calls by the role in the client certificate.
+
+A certificate names its role by a URI among its alternative names: `eaas://ROLE/anything`, where ROLE is a
+value of `Role` or "operator". Connections without a client certificate are not checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import grpc
+
+__all__ = ["OPERATOR", "RoleGuard", "role_of", "role_uri"]
+
+OPERATOR = "operator"
+"""The role of people and their programs."""
+
+_SCHEME = "eaas://"
+_KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+
+
+def role_uri(role: str) -> str:
+    """The URI that names a role in a certificate."""
+    return f"{_SCHEME}{role}"
+
+
+def role_of(context: Any) -> str | None:
+    """The role in a caller's certificate; empty if it has none, None without a certificate."""
+    shown = context.auth_context()
+    if not shown.get("x509_common_name") and not shown.get("x509_subject_alternative_name"):
+        return None
+    for name in shown.get("x509_subject_alternative_name", ()):
+        text = name.decode(errors="replace")
+        if text.startswith(_SCHEME):
+            return str(text.removeprefix(_SCHEME).partition("/")[0])
+    return ""
+
+
+class RoleGuard(grpc.ServerInterceptor):  # type: ignore[misc]
+    """Refuses calls from roles without permission, with PERMISSION_DENIED.
+
+    Args:
+        allowed: Roles by method ("/package.Service/Method"); other methods are open to all roles.
+    """
+
+    def __init__(self, allowed: Mapping[str, Iterable[str]]) -> None:
+        self._allowed = {method: frozenset(roles) for method, roles in allowed.items()}
+
+    def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
+        """See gRPC."""
+        handler = continuation(details)
+        roles = self._allowed.get(details.method)
+        if handler is None or roles is None:
+            return handler
+        kind = next(kind for kind in _KINDS if getattr(handler, kind))
+        serve = getattr(handler, kind)
+
+        def guarded(request: Any, context: Any) -> Any:
+            role = role_of(context)
+            if role is not None and role not in roles:
+                who = role or "a certificate without a role"
+                context.abort(
+                    grpc.StatusCode.PERMISSION_DENIED,
+                    f"{details.method} is for {', '.join(sorted(roles))}, not for {who}",
+                )
+            return serve(request, context)
+
+        return getattr(grpc, f"{kind}_rpc_method_handler")(
+            guarded, handler.request_deserializer, handler.response_serializer
+        )

@@ -1,0 +1,240 @@
+"""gRPC channels between processes; every call ends.
+
+Unary calls have a default deadline. Streams have none: the sender sends a sign of life at least every
+`STREAM_SIGN_S`, and `responses` ends a silent stream.
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import grpc
+from grpc._channel import _SingleThreadedRendezvous
+
+from eaas.net.grpc_secret import proof
+from eaas.net.tls import Identity, server_name
+
+__all__ = [
+    "MESSAGE_BYTES",
+    "MOST_WAITING",
+    "STREAM_SIGN_S",
+    "STREAM_SILENCE_S",
+    "UNARY_TIMEOUT_S",
+    "Backoff",
+    "channel",
+    "channel_options",
+    "leave",
+    "responses",
+]
+
+MESSAGE_BYTES = 64 << 20
+"""Limit of one message, in both directions."""
+
+MOST_WAITING = 256
+"""Limit of unread messages of a stream; a faster sender has to wait."""
+
+UNARY_TIMEOUT_S = 5.0
+"""Default deadline of a unary call."""
+
+STREAM_SIGN_S = 2.0
+"""The sender of a long stream sends a sign of life after this silence."""
+
+STREAM_SILENCE_S = 5.0
+"""A stream ends after this silence: two signs of life are missing."""
+
+_OPTIONS = (
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    # No pings to measure bandwidth: windows are fixed, and idle processes stay idle.
+    ("grpc.http2.bdp_probe", 0),
+    # By default gRPC clients send no keepalives: a stream to a vanished peer would last as long as TCP
+    # retries.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Ignore http_proxy in the environment.
+    ("grpc.enable_http_proxy", 0),
+    # Shared connections share their backoff, even with channels to an earlier process at the same port.
+    ("grpc.use_local_subchannel_pool", 1),
+    # By default a channel waits up to two minutes before it tries a returned peer again.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    # Despite its name, the timeout of one attempt to connect.
+    ("grpc.min_reconnect_backoff_ms", 2_000),
+)
+# Poll interval for a reader that has gone while the inbox is full.
+_FULL_S = 0.5
+# Response streams wait in C instead of waking Python ten times a second.
+_BLOCKING_OPTIONS = (("SingleThreadedUnaryStream", 1),)
+
+
+class _CallDetails(NamedTuple):
+    method: str
+    timeout: float | None
+    metadata: Any
+    credentials: Any
+    wait_for_ready: bool | None
+    compression: Any
+
+
+class _Caller(
+    grpc.UnaryUnaryClientInterceptor,  # type: ignore[misc]
+    grpc.UnaryStreamClientInterceptor,  # type: ignore[misc]
+    grpc.StreamStreamClientInterceptor,  # type: ignore[misc]
+):
+    """Adds the default deadline to unary calls and the server's secret to all calls."""
+
+    def __init__(self, address: str | None, timeout_s: float) -> None:
+        self._address = address
+        self._timeout_s = timeout_s
+
+    def _with_proof(self, details: Any, timeout: float | None) -> _CallDetails:
+        return _CallDetails(
+            details.method,
+            timeout,
+            (*(details.metadata or ()), *proof(self._address)),
+            details.credentials,
+            details.wait_for_ready,
+            details.compression,
+        )
+
+    def intercept_unary_unary(
+        self, continuation: Callable[[Any, Any], Any], details: Any, request: Any
+    ) -> Any:
+        timeout_s = self._timeout_s if details.timeout is None else details.timeout
+        return continuation(self._with_proof(details, timeout_s), request)
+
+    def intercept_unary_stream(
+        self, continuation: Callable[[Any, Any], Any], details: Any, request: Any
+    ) -> Any:
+        return continuation(self._with_proof(details, details.timeout), request)
+
+    def intercept_stream_stream(
+        self, continuation: Callable[[Any, Any], Any], details: Any, requests: Any
+    ) -> Any:
+        return continuation(self._with_proof(details, details.timeout), requests)
+
+
+def channel(
+    address: str,
+    peer: str | None = None,
+    tls: Identity | None = None,
+    timeout_s: float = UNARY_TIMEOUT_S,
+) -> grpc.Channel:
+    """Create a channel; it connects at the first call and reconnects as needed.
+
+    Args:
+        address: host:port of the peer ("[::1]:50051" for IPv6).
+        peer: Role required in the peer's certificate; needed with TLS.
+        tls: Identity of the caller; None means plain text, with the secret of this user's cluster.
+        timeout_s: Default deadline of unary calls.
+    """
+    options = (*channel_options(peer, tls), *_BLOCKING_OPTIONS)
+    if tls is None:
+        opened = grpc.insecure_channel(address, options=options)
+    else:
+        opened = grpc.secure_channel(address, tls.channel_credentials(), options=options)
+    return grpc.intercept_channel(opened, _Caller(None if tls else address, timeout_s))
+
+
+def channel_options(peer: str | None, tls: Identity | None) -> tuple[tuple[str, Any], ...]:
+    """gRPC options of every channel (arguments: `channel`)."""
+    if tls is None:
+        return _OPTIONS
+    assert peer is not None
+    # Accept only a certificate of this role, whatever the address.
+    return (*_OPTIONS, ("grpc.ssl_target_name_override", server_name(peer)))
+
+
+def leave(call: Any) -> None:
+    """Cancel a stream and free it. For the reading thread; idempotent.
+
+    `call.cancel()` alone leaks about 20 KB per stream that waits in C: gRPC keeps the call until its last
+    events are consumed, and a cancelled iterator consumes none.
+    """
+    call.cancel()
+    # There is no public API for this (grpcio 1.85). After a cancel the events arrive at once.
+    while isinstance(call, _SingleThreadedRendezvous) and call._state.due:
+        call._consume_next_event()
+
+
+def responses(
+    call: Any,
+    silence_s: float = STREAM_SILENCE_S,
+    inbox: queue.Queue[Any] | None = None,
+) -> Iterator[Any]:
+    """Iterate over a response stream; the call is cancelled when the iteration ends.
+
+    Args:
+        call: The stream.
+        silence_s: Longest silence.
+        inbox: Queue of the messages. Others may add items, which end the silence. By default a new queue of
+            `MOST_WAITING` items.
+
+    Raises:
+        TimeoutError: No message for `silence_s` seconds, connecting included.
+        grpc.RpcError: The stream broke.
+    """
+    messages: queue.Queue[Any] = queue.Queue(MOST_WAITING) if inbox is None else inbox
+    end, over = object(), threading.Event()
+
+    def put(item: Any) -> None:
+        while not over.is_set():
+            try:
+                return messages.put(item, timeout=_FULL_S)
+            except queue.Full:
+                continue
+
+    def pump() -> None:
+        # gRPC's iterator has no timeout, so a thread waits for it.
+        try:
+            for message in call:
+                put(message)
+        except grpc.RpcError as error:
+            put(error)
+        else:
+            put(end)
+        leave(call)
+
+    threading.Thread(target=pump, name="grpc-responses", daemon=True).start()
+    try:
+        while True:
+            try:
+                item = messages.get(timeout=silence_s)
+            except queue.Empty:
+                raise TimeoutError(f"nothing heard for {silence_s:g} s") from None
+            if item is end:
+                return
+            if isinstance(item, grpc.RpcError):
+                raise item
+            yield item
+    finally:
+        over.set()
+        call.cancel()
+
+
+# Separate: waiting threads must not consume random numbers that others have seeded.
+_random = random.Random()
+
+
+class Backoff:
+    """Growing pauses between attempts, with jitter so that members do not retry in lockstep."""
+
+    def __init__(self, first_s: float = 0.1, last_s: float = 1.0) -> None:
+        self._first_s = first_s
+        self._last_s = last_s
+        self._next_s = first_s
+
+    def next_s(self) -> float:
+        """Seconds to wait before the next attempt."""
+        pause_s = self._next_s
+        self._next_s = min(self._last_s, 2 * pause_s)
+        return pause_s * _random.uniform(0.5, 1.0)
+
+    def reset(self) -> None:
+        """Start again with the first pause, after a success."""
+        self._next_s = self._first_s

@@ -1,0 +1,37 @@
+"""The process's event loop for grpc.aio, in its own thread."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+__all__ = ["grpc_loop", "run_on_loop"]
+
+_T = TypeVar("_T")
+
+
+@functools.cache
+def grpc_loop() -> asyncio.AbstractEventLoop:
+    """The running loop, created on first use and never closed.
+
+    A process must have only one: grpc.aio has a single event queue and may wake the wrong loop.
+    """
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="grpc-loop", daemon=True).start()
+    return loop
+
+
+def run_on_loop(coroutine: Coroutine[Any, Any, _T], timeout_s: float | None) -> _T:
+    """Run a coroutine on the loop and return its result; for any thread except the loop's.
+
+    Args:
+        coroutine: To run.
+        timeout_s: Longest wait; None means no limit.
+
+    Raises:
+        TimeoutError: It did not end in time.
+    """
+    return asyncio.run_coroutine_threadsafe(coroutine, grpc_loop()).result(timeout_s)

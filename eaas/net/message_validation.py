@@ -1,0 +1,192 @@
+"""Validation of protobuf messages against the ranges of their fields (`eaas.net.message_ranges`).
+
+gRPC servers validate every request before its handler (`eaas.net.request_validation`); clients validate
+answers whose numbers they use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+from eaas.net.message_ranges import RANGES, Items, Number, Range, Text
+
+__all__ = ["check"]
+
+_PACKAGE = "eaas.rpc.v1"
+_Checker = Callable[[Any], None]
+_checkers: dict[str, _Checker] = {}
+
+
+class _OutOfRangeError(ValueError):
+    """Carries the path of the field."""
+
+    def __init__(self, where: str, what: str) -> None:
+        super().__init__(f"{where} {what}")
+        self.where, self.what = where, what
+
+
+def check(message: Any) -> None:
+    """Validate the numbers and texts of a message.
+
+    Args:
+        message: Any message; types without an entry in the table pass.
+
+    Raises:
+        ValueError: A value is out of range; the message names field, value and range.
+    """
+    try:
+        _checker(message.DESCRIPTOR)(message)
+    except _OutOfRangeError as error:
+        raise ValueError(f"{message.DESCRIPTOR.name}.{error}") from None
+
+
+def _checker(descriptor: Descriptor) -> _Checker:
+    # Compiled once per type: thousands of messages arrive per second.
+    known = _checkers.get(descriptor.full_name)
+    if known is None:
+        known = _checkers[descriptor.full_name] = _compile(descriptor)
+    return known
+
+
+def _compile(descriptor: Descriptor) -> _Checker:
+    ours = descriptor.file.package == _PACKAGE
+    ranges = RANGES.get(descriptor.name, {}) if ours else {}
+    numbers: list[tuple[str, float, float]] = []
+    others: list[Callable[[Any], None]] = []
+    for field in descriptor.fields:
+        wanted = ranges.get(field.name)
+        plain = not field.is_repeated and not field.has_presence
+        if plain and isinstance(wanted, Number):
+            numbers.append((field.name, wanted.least, wanted.most))
+        elif (made := _field_checker(field, wanted)) is not None:
+            others.append(made)
+
+    def checker(message: Any) -> None:
+        for name, least, most in numbers:
+            # False for NaN, too.
+            if not least <= (value := getattr(message, name)) <= most:
+                raise _refusal(name, value, least, most)
+        for other in others:
+            other(message)
+
+    return checker
+
+
+def _refusal(name: str, value: object, least: float, most: float) -> _OutOfRangeError:
+    low, high = (f"{end:g}" if isinstance(end, float) else end for end in (least, most))
+    return _OutOfRangeError(name, f"is {value}: it can be {low} to {high}")
+
+
+def _field_checker(field: FieldDescriptor, wanted: Range | None) -> _Checker | None:
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        return _map_checker(field.name, wanted) if isinstance(wanted, Items) else None
+    if field.message_type is not None:
+        most = wanted.most if isinstance(wanted, Items) else None
+        return _messages_checker(field, _checker(field.message_type), most)
+    if field.enum_type is not None:
+        return _enum_checker(field.name, frozenset(field.enum_type.values_by_number))
+    if wanted is None or isinstance(wanted, Items):
+        return None
+    name, has_presence = field.name, field.has_presence
+    values: Callable[[Any], Iterable[Any]]
+    if field.is_repeated:
+        most = wanted.items
+
+        def values(message: Any) -> Iterable[Any]:
+            found = getattr(message, name)
+            _check_count(name, len(found), most)
+            return found  # type: ignore[no-any-return]
+    else:
+
+        def values(message: Any) -> Iterable[Any]:
+            return () if has_presence and not message.HasField(name) else (getattr(message, name),)
+
+    one = _value_checker(name, wanted)
+
+    def checker(message: Any) -> None:
+        for value in values(message):
+            one(value)
+
+    return checker
+
+
+def _value_checker(name: str, wanted: Number | Text) -> Callable[[Any], None]:
+    if isinstance(wanted, Number):
+        least, most = wanted.least, wanted.most
+
+        def check_number(value: float) -> None:
+            if not least <= value <= most:
+                raise _refusal(name, value, least, most)
+
+        return check_number
+
+    longest, form, rule = wanted.longest, wanted.form, wanted.rule
+
+    def check_text(value: str) -> None:
+        if len(value) > longest:
+            raise _OutOfRangeError(
+                name, f"has {len(value)} characters: it can have {longest} at most"
+            )
+        if form is not None and not form.fullmatch(value):
+            raise _OutOfRangeError(name, f"is {value!r}: it can be {rule}")
+
+    return check_text
+
+
+def _check_count(name: str, count: int, most: int) -> None:
+    if count > most:
+        raise _OutOfRangeError(name, f"has {count} entries: it can have {most} at most")
+
+
+def _enum_checker(name: str, known: frozenset[int]) -> _Checker:
+    def checker(message: Any) -> None:
+        if (value := getattr(message, name)) not in known:
+            raise _OutOfRangeError(name, f"is {value}: it can be one of {sorted(known)}")
+
+    return checker
+
+
+def _map_checker(name: str, wanted: Items) -> _Checker:
+    key = _value_checker(f"{name} key", wanted.key) if wanted.key else None
+    value = _value_checker(f"{name} value", wanted.value) if wanted.value else None
+
+    def checker(message: Any) -> None:
+        entries = getattr(message, name)
+        _check_count(name, len(entries), wanted.most)
+        for entry in entries:
+            if key is not None:
+                key(entry)
+            if value is not None:
+                value(entries[entry])
+
+    return checker
+
+
+def _messages_checker(field: FieldDescriptor, one: _Checker, most: int | None) -> _Checker:
+    name = field.name
+
+    def check_one(message: Any, where: str) -> None:
+        try:
+            one(message)
+        except _OutOfRangeError as error:
+            raise _OutOfRangeError(f"{where}.{error.where}", error.what) from None
+
+    if not field.is_repeated:
+
+        def check_single(message: Any) -> None:
+            if message.HasField(name):
+                check_one(getattr(message, name), name)
+
+        return check_single
+
+    def check_all(message: Any) -> None:
+        found = getattr(message, name)
+        if most is not None:
+            _check_count(name, len(found), most)
+        for i, entry in enumerate(found):
+            check_one(entry, f"{name}[{i}]")
+
+    return check_all

@@ -1,0 +1,5 @@
+"""`python -m eaas_cli`: the same as the `eaas` program."""
+
+from eaas_cli import main
+
+main()

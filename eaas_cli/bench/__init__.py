@@ -1,0 +1,1 @@
+"""Benchmarks for users (`eaas bench`), and the load generator of all benchmarks."""

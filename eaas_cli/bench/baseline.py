@@ -1,0 +1,136 @@
+"""The single process that a cluster is compared with: the same endpoint and engine, without servers.
+
+`python -m eaas_cli.bench.baseline MODEL transformers|kernels THREADS`: the experts are transformers' own, or
+run on an expert server's kernels in this process.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from attention_client.cluster import Cluster
+from eaas.launcher_pipe import announce, bind_to_launcher
+from eaas.log import configure_logging
+
+__all__ = ["LocalExperts", "main"]
+
+# transformers' fastest on a CPU.
+_IMPLEMENTATION = "grouped_mm"
+
+
+class LocalExperts:
+    """Replaces a cluster: computes layer calls here, with a kernel that holds every expert.
+
+    Args:
+        model_path: Checkpoint.
+        threads: Threads of the kernel.
+    """
+
+    def __init__(self, model_path: Path, threads: int) -> None:
+        from eaas.checkpoint import Checkpoint
+        from expert_server.experts.store import ExpertStore
+        from expert_server.kernels import KernelSpec
+        from expert_server.kernels.choose import ExpertSizes, choose_kernel
+        from expert_server.weights.weights import ExpertReader
+
+        self.checkpoint = Checkpoint.open(model_path)
+        shape = self.checkpoint.shape
+        reader = ExpertReader(self.checkpoint)
+        sizes = ExpertSizes.of(self.checkpoint.expert_modules()[shape.layer_names[0]], shape.top_k)
+        # The same dtype as on an expert server.
+        dtype = torch.float32 if reader.dtype is torch.float16 else reader.dtype
+        spec = KernelSpec(dtype, threads=threads)
+        self._kernel = choose_kernel(reader.forms, spec, sizes).kernel
+        ExpertStore(reader, self._kernel).load(
+            {layer: range(shape.num_experts) for layer in range(shape.num_layers)}
+        )
+
+    @property
+    def description(self) -> str:
+        """Name, dtype and instruction set of the kernel."""
+        isa = f", {self._kernel.isa}" if self._kernel.isa else ""
+        return f"{self._kernel.name} ({str(self._kernel.spec.dtype).removeprefix('torch.')}{isa})"
+
+    def layer_call(
+        self,
+        layer: int,
+        x_TH: torch.Tensor,
+        ids_TK: torch.Tensor,
+        scores_TK: torch.Tensor,
+        wanted_T: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """See `Cluster.layer_call`."""
+        if wanted_T is not None:
+            ids_TK = ids_TK.where(wanted_T[:, None], -1)
+        out_TH = self._kernel(x_TH, ids_TK, scores_TK.float(), layer)
+        # The kernel reuses its output for the next layer.
+        return out_TH.clone()
+
+
+def _load_with_kernels(model_path: Path, threads: int) -> tuple[Any, str]:
+    from attention_client.engines.transformers.model import load_model
+
+    experts = LocalExperts(model_path, threads)
+    model = load_model(experts.checkpoint, cast("Cluster", experts))
+    return model, experts.description
+
+
+def _load_with_transformers(model_path: Path) -> tuple[Any, str]:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(
+        model_path, local_files_only=True, dtype="auto", experts_implementation=_IMPLEMENTATION
+    )
+    return model.eval(), _IMPLEMENTATION
+
+
+def main(model_path: str, experts: str, threads: str) -> None:
+    """Serve until SIGTERM."""
+    bind_to_launcher()
+    configure_logging("baseline")
+    stopping = threading.Event()
+    signal.signal(
+        signal.SIGTERM,
+        lambda *_: threading.Thread(target=stopping.set, daemon=True).start(),
+    )
+    from transformers import AutoTokenizer
+
+    from attention_client.serving import HttpServer, ServeLimits, bind, build_app
+    from eaas.config import AttentionClientConfig
+
+    torch.set_num_threads(int(threads))
+    config = AttentionClientConfig()
+    path = Path(model_path)
+    model, description = (
+        _load_with_kernels(path, int(threads))
+        if experts == "kernels"
+        else _load_with_transformers(path)
+    )
+    tokenizer = AutoTokenizer.from_pretrained(model_path, local_files_only=True)
+    listener = bind("127.0.0.1", 0)
+    app = build_app(
+        model,
+        tokenizer,
+        model_name=path.name,
+        status=dict,
+        healthy=lambda: (True, ""),
+        limits=ServeLimits(
+            num_blocks=config.cache_blocks,
+            max_batch_tokens=config.max_batch_tokens,
+        ),
+    )
+    server = HttpServer(app, "127.0.0.1", 0, listener)
+    server.start()
+    announce(kernel=description, ready=f"http://127.0.0.1:{listener.getsockname()[1]}")
+    stopping.wait()
+    server.stop(1.0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4])

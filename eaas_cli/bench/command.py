@@ -1,0 +1,55 @@
+"""Shared by all benchmark commands: SIGTERM, progress lines, the report."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import typer
+
+__all__ = ["command", "end_on_sigterm", "model_or_demo", "say", "show"]
+
+
+def end_on_sigterm() -> None:
+    """Let SIGTERM end the run like Ctrl-C, through every `finally`."""
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(128 + signal.SIGTERM))
+
+
+def say(line: str) -> None:
+    """Print a line of progress to standard error."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def show(document: dict[str, Any], as_json: bool, report: Callable[[dict[str, Any]], None]) -> None:
+    """Print the result as one JSON document or as a report."""
+    if as_json:
+        typer.echo(json.dumps(document))
+    else:
+        report(document)
+
+
+@contextmanager
+def model_or_demo(model: Path | None, **sizes: Any) -> Iterator[Path]:
+    """The given checkpoint; without one, a temporary demo checkpoint of these sizes."""
+    if model is not None:
+        yield model
+        return
+    from eaas_cli.demo_model import write_demo_model
+
+    with tempfile.TemporaryDirectory(prefix="eaas-demo-") as scratch:
+        path = Path(scratch) / "demo"
+        write_demo_model(path, **sizes)
+        yield path
+
+
+def command(main: Callable[..., None]) -> typer.Typer:
+    """Make the command of `python -m benchmarks.NAME` from its main function."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(main)
+    return app

@@ -1,0 +1,91 @@
+"""Implementations in turn, each call between two measurements of the machine's speed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import torch
+
+from eaas_cli.bench.experts.limits import settle
+from eaas_cli.bench.experts.roofline import Speed
+from eaas_cli.bench.experts.source import Batch
+
+__all__ = ["Compute", "Sample", "SpeedMeter", "affordable_rounds", "in_turn", "timed"]
+
+_Name = TypeVar("_Name")
+Compute = Callable[[Batch], torch.Tensor]
+
+# A median needs three samples.
+_LEAST_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One call.
+
+    Attributes:
+        seconds: Duration.
+        speed: Speed of the machine, mean of before and after.
+        active: Experts with tokens.
+    """
+
+    seconds: float
+    speed: Speed
+    active: int
+
+
+class SpeedMeter(Protocol):
+    """Measures the machine's speed (`Limits`)."""
+
+    def measure(self, multiply_s: float) -> Speed:
+        """Measure the speeds now; the caches are cold afterwards."""
+        ...
+
+
+def timed(compute: Compute, batch: Batch) -> tuple[float, torch.Tensor]:
+    """Call it; return its seconds and its answer."""
+    started = time.perf_counter()
+    answer_TH = compute(batch)
+    return time.perf_counter() - started, answer_TH
+
+
+def in_turn(
+    computes: Mapping[_Name, Compute],
+    batches: Iterable[Batch],
+    meter: SpeedMeter,
+    *,
+    multiply_s: float,
+) -> dict[_Name, list[Sample]]:
+    """Run one round per batch: every implementation once, in rotating order.
+
+    Args:
+        computes: Name -> implementation.
+        batches: One per round, the same for all implementations.
+        meter: Called before and after each call.
+        multiply_s: Seconds of products per measurement; 0 if their speed does not matter.
+
+    Returns:
+        Name -> one sample per batch.
+    """
+    names = list(computes)
+    samples: dict[_Name, list[Sample]] = {name: [] for name in names}
+    before = meter.measure(multiply_s)
+    for number, batch in enumerate(batches):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            settle()
+            seconds, _ = timed(computes[name], batch)
+            after = meter.measure(multiply_s)
+            # The mean: the maximum is too strict when the speed varies, even for the reader itself.
+            speed = Speed((before.read + after.read) / 2, (before.multiply + after.multiply) / 2)
+            samples[name].append(Sample(seconds, speed, batch.active))
+            before = after
+    return samples
+
+
+def affordable_rounds(wanted: int, round_s: float, budget_s: float) -> int:
+    """Rounds that fit `budget_s` at `round_s` each: at most `wanted`, at least three of them."""
+    return min(wanted, max(_LEAST_ROUNDS, int(budget_s / round_s)))

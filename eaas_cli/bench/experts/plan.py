@@ -1,0 +1,123 @@
+"""The plan of a run, from the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from eaas.errors import ConfigError
+from eaas_cli.option_values import known, numbers, once
+
+__all__ = ["AUTO", "BUILT_IN", "DTYPES", "Plan", "Shape", "compute_dtype", "make_plan"]
+
+AUTO = "auto"
+DTYPES = ("bfloat16", "float32", "int8", "int4")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The experts of one MoE layer: gate and up (2I, H), down (H, I).
+
+    Attributes:
+        hidden: H.
+        intermediate: I.
+        num_experts: E.
+        top_k: K.
+        name: Name of a built-in shape, or empty.
+    """
+
+    hidden: int
+    intermediate: int
+    num_experts: int
+    top_k: int
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.hidden},{self.intermediate},{self.num_experts},{self.top_k}"
+
+    @property
+    def expert_size(self) -> int:
+        """Weights of one expert."""
+        return 3 * self.hidden * self.intermediate
+
+
+BUILT_IN = (Shape(2048, 768, 128, 8, "A"), Shape(7168, 2048, 16, 8, "B"))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of a run.
+
+    Attributes:
+        shapes: Shapes in the order of measurement.
+        tokens: Batch sizes.
+        dtypes: Dtypes of the stored weights, some of DTYPES.
+        kernels: Names of the registry and `auto`; empty: all that work here.
+        rounds: Calls of each implementation in each cell.
+        threads: Intra-op threads of every implementation.
+    """
+
+    shapes: tuple[Shape, ...]
+    tokens: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    kernels: tuple[str, ...]
+    rounds: int
+    threads: int
+
+
+def compute_dtype(dtype: str) -> str:
+    """Dtype of the products' inputs: quantised weights are multiplied with bfloat16 activations."""
+    return "float32" if dtype == "float32" else "bfloat16"
+
+
+def make_plan(
+    *,
+    shapes: Sequence[str],
+    built_in: bool,
+    tokens: str,
+    dtypes: Sequence[str],
+    kernels: Sequence[str],
+    known_kernels: Sequence[str],
+    rounds: int,
+    threads: int,
+) -> Plan:
+    """Check the options and make a plan.
+
+    Args:
+        shapes: Each `H,I,E,K`.
+        built_in: Also measure the shapes A and B.
+        tokens: Batch sizes, separated by commas.
+        dtypes: Some of DTYPES.
+        kernels: Some of `known_kernels` and `auto`; empty: all.
+        known_kernels: The registry's names.
+        rounds: At least 1.
+        threads: At least 1.
+
+    Raises:
+        ConfigError: An option is wrong.
+    """
+    wanted = [*(BUILT_IN if built_in else ()), *(_shape(text) for text in shapes)]
+    if not wanted:
+        raise ConfigError("--no-builtin leaves nothing to measure: add a --shape H,I,E,K")
+    return Plan(
+        shapes=once(wanted),
+        tokens=tuple(sorted(set(numbers("--tokens", tokens)))),
+        dtypes=known("--dtype", dtypes, DTYPES),
+        kernels=known("--kernel", kernels, (*known_kernels, AUTO)),
+        rounds=rounds,
+        threads=threads,
+    )
+
+
+def _shape(text: str) -> Shape:
+    sizes = numbers("--shape", text)
+    if len(sizes) != 4:
+        raise ConfigError(f"--shape {text}: give four numbers H,I,E,K, such as {BUILT_IN[0]}")
+    hidden, intermediate, num_experts, top_k = sizes
+    shape = Shape(hidden, intermediate, num_experts, top_k)
+    if shape.top_k > shape.num_experts:
+        raise ConfigError(
+            f"--shape {text}: a token cannot go to {shape.top_k} of {shape.num_experts} experts: "
+            "give K of at most E"
+        )
+    return next((built_in for built_in in BUILT_IN if str(built_in) == str(shape)), shape)

@@ -1,0 +1,77 @@
+"""The report of `eaas bench experts`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["print_report"]
+
+_COLUMNS = ("dtype", "T", "kernel", "ms", "limit", "bound", "eager", "grouped", "batched", "error")
+_BUSY_CORES = 0.1
+_WORDS = {"dtype", "kernel", "bound"}
+
+
+def print_report(document: dict[str, Any]) -> None:
+    """Print the machine's limits, the rows, and the skipped combinations."""
+    machine = document["machine"]
+    read = machine["read_gb_per_s"]
+    print(
+        f"{machine['processor']}, {machine['threads']} threads of {machine['cores']} cores: reads "
+        f"{read['median']:.3g} GB/s ({read['least']:.3g} to {read['most']:.3g}; {read['way']})"
+    )
+    for dtype, gemm in machine["gemm_tflops"].items():
+        print(
+            f"multiplies {gemm['median']:.3g} TFLOP/s in {dtype} "
+            f"({gemm['least']:.3g} to {gemm['most']:.3g}; {gemm['way']})"
+        )
+    if machine["busy_cores_elsewhere"] > _BUSY_CORES:
+        print(
+            f"Other processes kept {machine['busy_cores_elsewhere']} cores busy: "
+            "measure again on an idle machine"
+        )
+    console = Console()
+    for shape in dict.fromkeys(row["shape"] for row in document["rows"]):
+        console.print(_table([row for row in document["rows"] if row["shape"] == shape]))
+    print(
+        "limit: fraction of the machine's limit at that moment; * picked by auto; "
+        "eager, grouped, batched: speed-up over transformers'"
+    )
+    for entry in document["skipped"]:
+        tokens = f" T={entry['tokens']}" if "tokens" in entry else ""
+        print(
+            f"skipped: {entry['shape']} {entry['dtype']}{tokens} {entry['what']}: {entry['reason']}"
+        )
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    """A layer's rows; `auto` is a mark on the row of its choice, if there is one."""
+    name = f"{rows[0]['name']}: " if "name" in rows[0] else ""
+    title = f"{name}H,I,E,K = {rows[0]['shape']}"
+    table = Table(box=None, pad_edge=False, title=title, title_justify="left")
+    for column in _COLUMNS:
+        table.add_column(column, justify="left" if column in _WORDS else "right", no_wrap=True)
+    picks = {(row["dtype"], row["tokens"], row["picked"]) for row in rows if "picked" in row}
+    named = {(row["dtype"], row["tokens"], row["kernel"]) for row in rows}
+    for row in rows:
+        if "picked" not in row:
+            mark = " *" if (row["dtype"], row["tokens"], row["kernel"]) in picks else ""
+            table.add_row(*_words(row, row["kernel"] + mark))
+        elif (row["dtype"], row["tokens"], row["picked"]) not in named:
+            table.add_row(*_words(row, row["picked"] + " *"))
+    return table
+
+
+def _words(row: dict[str, Any], kernel: str) -> list[str]:
+    return [
+        row["dtype"],
+        str(row["tokens"]),
+        kernel,
+        f"{row['ms']:.4g}",
+        f"{row['roofline_fraction']:.2f}",
+        row["bound"],
+        *("-" if ratio is None else f"{ratio:.2f}" for ratio in row["speedup"].values()),
+        f"{row['rel_error']:.0e}",
+    ]

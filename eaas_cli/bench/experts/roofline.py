@@ -1,0 +1,70 @@
+"""The roofline: the least time of a batch, to read its weights or to multiply with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from eaas_cli.bench.experts.plan import Shape
+
+__all__ = ["Limit", "Speed", "limit", "stored_bytes"]
+
+_WEIGHT_BYTES = {"bfloat16": 2.0, "float32": 4.0, "int8": 1.0, "int4": 0.5}
+_SCALE_BYTES = 4
+_INT4_GROUP = 128
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Speed of the machine at one moment.
+
+    Attributes:
+        read: Bytes/s from memory.
+        multiply: FLOP/s of a matrix product.
+    """
+
+    read: float
+    multiply: float
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Lower bounds of the time, in seconds."""
+
+    memory_s: float
+    compute_s: float
+
+    @property
+    def seconds(self) -> float:
+        """The larger bound."""
+        return max(self.memory_s, self.compute_s)
+
+    @property
+    def bound(self) -> Literal["memory", "compute"]:
+        """The resource that sets the bound."""
+        return "memory" if self.memory_s >= self.compute_s else "compute"
+
+
+def stored_bytes(shape: Shape, dtype: str) -> int:
+    """Stored bytes of one expert, with scales, without padding."""
+    outputs = 2 * shape.intermediate + shape.hidden
+    scales = {
+        "int8": outputs,
+        "int4": 2 * shape.intermediate * -(-shape.hidden // _INT4_GROUP)
+        + shape.hidden * -(-shape.intermediate // _INT4_GROUP),
+    }
+    return int(shape.expert_size * _WEIGHT_BYTES[dtype]) + _SCALE_BYTES * scales.get(dtype, 0)
+
+
+def limit(shape: Shape, dtype: str, tokens: int, active: float, speed: Speed) -> Limit:
+    """The roofline of one call, without activations.
+
+    Args:
+        shape: Shape of the layer.
+        dtype: Dtype of the stored weights.
+        tokens: T; each goes to `top_k` experts.
+        active: Experts with at least one token.
+        speed: Speed of the machine.
+    """
+    flops = 2 * shape.expert_size * tokens * shape.top_k
+    return Limit(active * stored_bytes(shape, dtype) / speed.read, flops / speed.multiply)

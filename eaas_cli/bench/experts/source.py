@@ -1,0 +1,149 @@
+"""Random experts in transformers' layout, and random batches.
+
+T tokens, K top-k, H hidden, I intermediate, E experts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from eaas_cli.bench.experts.plan import Shape
+from expert_server.kernels.kernel import KernelSpec
+from expert_server.kernels.reference import ReferenceKernel
+from expert_server.weights.weights import ExpertForm, ExpertWeights
+
+__all__ = ["BASELINES", "Batch", "Batches", "Source", "source_form"]
+
+BASELINES = ("eager", "grouped_mm", "batched_mm")
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """The arguments of one call.
+
+    Attributes:
+        x_TH: Hidden states, in the products' dtype.
+        ids_TK: Distinct experts of each token.
+        scores_TK: float32; sum 1 per token.
+    """
+
+    x_TH: torch.Tensor
+    ids_TK: torch.Tensor
+    scores_TK: torch.Tensor
+
+    @property
+    def active(self) -> int:
+        """Experts with at least one token."""
+        return len(torch.unique(self.ids_TK))
+
+
+class Batches:
+    """Batches of one shape. Batches of one seed begin with the same tokens at any size.
+
+    Args:
+        shape: Shape of the layer.
+        dtype: Dtype of the hidden states.
+        most: Largest T.
+    """
+
+    def __init__(self, shape: Shape, dtype: torch.dtype, most: int) -> None:
+        self._shape, self._most = shape, most
+        self._x_TH = torch.randn(most, shape.hidden, generator=_rng(0)).to(dtype)
+
+    def get(self, tokens: int, seed: int) -> Batch:
+        """A batch of T tokens; the seed draws their experts."""
+        rng = _rng(seed)
+        order_TE = torch.rand(self._most, self._shape.num_experts, generator=rng)
+        logits_TK = torch.randn(self._most, self._shape.top_k, generator=rng)
+        return Batch(
+            self._x_TH[:tokens],
+            order_TE[:tokens].topk(self._shape.top_k).indices,
+            logits_TK[:tokens].softmax(-1),
+        )
+
+
+class Source:
+    """A layer's experts as a module of transformers (SwiGLU, no biases).
+
+    Args:
+        shape: Shape of the layer.
+        dtype: Dtype of the weights.
+
+    Attributes:
+        shape, dtype: As given.
+        form: Form of the experts.
+    """
+
+    def __init__(self, shape: Shape, dtype: torch.dtype) -> None:
+        self.shape, self.dtype = shape, dtype
+        self._module = _module(shape)
+        self.form = _form(self._module)
+        rng = _rng(1)
+        for name, parameter in list(self._module.named_parameters()):
+            weights_ENK = torch.empty(parameter.shape, dtype=dtype)
+            weights_ENK.normal_(0, 1 / math.sqrt(parameter.shape[2]), generator=rng)
+            setattr(self._module, name, torch.nn.Parameter(weights_ENK, requires_grad=False))
+
+    def experts(self) -> Iterator[ExpertWeights]:
+        """Yield a view of each expert."""
+        for up, down in zip(self._module.gate_up_proj, self._module.down_proj, strict=True):
+            yield ExpertWeights(up, down)
+
+    def exact(self, batch: Batch) -> torch.Tensor:
+        """The answer in float64, (T, H); one expert at a time to save memory."""
+        oracle = ReferenceKernel([self.form], KernelSpec(torch.float64))
+        exact_TH = torch.zeros(batch.x_TH.shape, dtype=torch.float64)
+        for expert, weights in enumerate(self.experts()):
+            if not bool((batch.ids_TK == expert).any()):
+                continue
+            oracle.load(0, expert, weights)
+            mine_TK = batch.ids_TK.where(batch.ids_TK == expert, -1)
+            exact_TH += oracle(batch.x_TH, mine_TK, batch.scores_TK, 0)
+            oracle.unload(0, expert)
+        return exact_TH
+
+    @torch.inference_mode()
+    def compute(self, implementation: str, batch: Batch) -> torch.Tensor:
+        """transformers' answer, (T, H) in the weights' dtype.
+
+        Args:
+            implementation: One of BASELINES.
+            batch: The batch; scores are rounded to the weights' dtype, as transformers' routers do.
+        """
+        self._module.config._experts_implementation = implementation
+        scores_TK = batch.scores_TK.to(batch.x_TH.dtype)
+        answer: torch.Tensor = self._module(batch.x_TH, batch.ids_TK, scores_TK)
+        return answer
+
+
+def source_form(shape: Shape) -> ExpertForm:
+    """Form of a source's experts, without weights."""
+    return _form(_module(shape))
+
+
+def _form(module: Any) -> ExpertForm:
+    return ExpertForm(has_gate=True, is_transposed=False, activate=module._apply_gate)
+
+
+def _module(shape: Shape) -> Any:
+    """The module on the meta device."""
+    from transformers import Qwen3MoeConfig
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
+
+    config = Qwen3MoeConfig(
+        num_experts=shape.num_experts,
+        hidden_size=shape.hidden,
+        moe_intermediate_size=shape.intermediate,
+        hidden_act="silu",
+    )
+    with torch.device("meta"):
+        return Qwen3MoeExperts(config)
+
+
+def _rng(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)

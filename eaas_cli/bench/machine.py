@@ -1,0 +1,93 @@
+"""The machine that a benchmark runs on, from /proc and /sys."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+from eaas.cores import usable_cores
+
+__all__ = [
+    "available_bytes",
+    "busy_core_seconds",
+    "describe_machine",
+    "instruction_sets",
+    "last_level_cache_bytes",
+    "processor",
+    "processor_s",
+]
+
+_PROC, _CPUS = Path("/proc"), Path("/sys/devices/system/cpu")
+# Flags that decide the speed of matrix products, on x86 and ARM.
+_FLAGS = (
+    *("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
+    *("amx_bf16", "amx_int8", "asimd", "bf16", "i8mm", "sve", "sve2", "sme"),
+)
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def processor() -> str:
+    """Model name of the processor."""
+    return _cpuinfo("model name") or platform.machine()
+
+
+def describe_machine() -> dict[str, Any]:
+    """The entry `machine` of a document."""
+    return {
+        "processor": processor(),
+        "cores": usable_cores(),
+        "python": platform.python_version(),
+    }
+
+
+def instruction_sets() -> list[str]:
+    """Instruction sets that speed up matrix products."""
+    present = set((_cpuinfo("flags") or _cpuinfo("Features")).split())
+    return [flag for flag in _FLAGS if flag in present]
+
+
+def last_level_cache_bytes() -> int:
+    """Size of the last-level cache; 0 if unknown."""
+    indices = (_CPUS / "cpu0" / "cache").glob("index*")
+    levels = [
+        (int((index / "level").read_text()), (index / "size").read_text().strip())
+        for index in indices
+    ]
+    if not levels:
+        return 0
+    _, size = max(levels)
+    return int(size[:-1]) * _UNITS[size[-1]]
+
+
+def available_bytes() -> int:
+    """Memory that is available without swapping."""
+    for line in (_PROC / "meminfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return int(value.split()[0]) << 10
+    raise OSError(f"{_PROC}/meminfo has no MemAvailable")
+
+
+def busy_core_seconds() -> float:
+    """Core seconds since boot that were not idle, stolen time included."""
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(
+        int, (_PROC / "stat").read_text().split()[1:9]
+    )
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def processor_s(pid: int) -> float:
+    """Processor seconds of a process, ended threads included."""
+    # The clock id of clock_getcpuclockid(3).
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+def _cpuinfo(field: str) -> str:
+    for line in (_PROC / "cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == field:
+            return value.strip()
+    return ""

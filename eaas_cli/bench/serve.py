@@ -1,0 +1,122 @@
+"""`eaas bench serve`: a local cluster against one process, in alternating rounds."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from eaas.config import load_config
+from eaas.cores import usable_cores
+from eaas_cli.bench.load import LoadResult, Workload, run_load
+from eaas_cli.bench.machine import describe_machine
+from eaas_cli.bench.worker import with_fork_server
+from eaas_cli.local import LocalCluster
+from eaas_cli.local.fork_server import CLIENT_MODULES, CONTROL_MODULES, SERVER_MODULES, ForkServer
+from eaas_cli.local.process import ChildProcess, stop_all, wait_ready
+
+__all__ = ["BASELINES", "bench_serve"]
+
+# Experts of the single process.
+BASELINES = ("transformers", "kernels")
+
+_START_S = 180.0
+
+
+def bench_serve(
+    model: Path,
+    *,
+    servers: int,
+    redundancy: int,
+    transport: str,
+    workload: Workload,
+    rounds: int,
+    baseline: str,
+    say: Callable[[str], None],
+    fork_server: ForkServer | None = None,
+) -> dict[str, Any]:
+    """Measure a cluster and one process that serves the same model, in alternating rounds.
+
+    Args:
+        model: Checkpoint that both serve.
+        servers: Expert servers of the cluster.
+        redundancy: Servers that hold each expert.
+        transport: shm or grpc.
+        workload: Sent to each in every round.
+        rounds: Measured rounds, after one warm-up round.
+        baseline: One of BASELINES. "transformers": plain transformers. "kernels": the servers' kernels on all
+            cores, so that the ratio is the cost of the split alone.
+        say: Prints a line of progress.
+        fork_server: Forks the processes, and keeps running afterwards. None: the run starts its own.
+
+    Returns:
+        The document of `eaas bench serve --json`: figures are medians over the rounds, `ratio` is the median
+        of the rounds' ratios.
+
+    Raises:
+        EaasError: A process did not start, or a request failed.
+    """
+    settings = load_config(attention_client={"transport": transport, "port": 0})
+    cores = usable_cores()
+    cluster_runs: list[LoadResult] = []
+    single_runs: list[LoadResult] = []
+    say("starting the cluster ...")
+    with (
+        with_fork_server(CONTROL_MODULES + SERVER_MODULES + CLIENT_MODULES, fork_server) as forks,
+        LocalCluster(
+            model, servers=servers, redundancy=redundancy, config=settings, fork_server=forks
+        ) as cluster,
+    ):
+        say("starting the single process ...")
+        single = ChildProcess(
+            "single-process",
+            (str(model.resolve()), baseline, str(cores)),
+            None,
+            module="eaas_cli.bench.baseline",
+            fork_server=forks,
+        )
+        try:
+            wait_ready([single], _START_S)
+            assert single.address is not None
+            for number in range(rounds + 1):
+                say(f"round {number} of {rounds}" if number else "warming up ...")
+                pair = run_load(cluster.endpoint, workload), run_load(single.address, workload)
+                if number:
+                    cluster_runs.append(pair[0])
+                    single_runs.append(pair[1])
+        finally:
+            stop_all([single])
+    ratios = [
+        (c.tokens / c.seconds) / (s.tokens / s.seconds)
+        for c, s in zip(cluster_runs, single_runs, strict=True)
+    ]
+    return {
+        "machine": describe_machine(),
+        "model": model.name,
+        "servers": servers,
+        "redundancy": redundancy,
+        "transport": transport,
+        "baseline": {
+            "experts": baseline,
+            "implementation": single.kernel,
+            "threads": cores,
+        },
+        "workload": vars(workload),
+        "rounds": rounds,
+        "cluster": _median_run(cluster_runs),
+        "single_process": _median_run(single_runs),
+        "ratio": {"decode_tokens_per_s": round(statistics.median(ratios), 3)},
+    }
+
+
+def _median_run(runs: list[LoadResult]) -> dict[str, object]:
+    """Throughput of the median round; latencies over the tokens of all rounds."""
+    median = sorted(runs, key=lambda run: run.tokens / run.seconds)[len(runs) // 2]
+    pooled = LoadResult(
+        median.seconds,
+        median.tokens,
+        [t for run in runs for t in run.ttft_s],
+        [t for run in runs for t in run.itl_s],
+    )
+    return pooled.document()

@@ -1,0 +1,96 @@
+"""One streamed completion as a user sees it: text, times and end. Raises nothing."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+__all__ = ["Answer", "ask"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The result of a request. Times are monotonic seconds.
+
+    Attributes:
+        sent_s: Time of sending.
+        ended_s: End of the answer or of the failure.
+        text: Received text.
+        tokens: Tokens of the answer by the server's count; 0 if the answer is incomplete.
+        stamps_s: Time of each piece of text.
+        error: Error text; empty: success.
+        error_type: The server's type of the error, if any.
+    """
+
+    sent_s: float
+    ended_s: float
+    text: str
+    tokens: int
+    stamps_s: tuple[float, ...]
+    error: str = ""
+    error_type: str = ""
+
+    @property
+    def stall_s(self) -> float:
+        """Longest time between two pieces of text; 0 if there are fewer than two."""
+        pairs = itertools.pairwise(self.stamps_s)
+        return max((after - before for before, after in pairs), default=0.0)
+
+
+async def ask(client: httpx.AsyncClient, base_url: str, body: dict[str, Any]) -> Answer:
+    """Stream a completion to its end.
+
+    Args:
+        client: HTTP client with timeouts.
+        base_url: URL without "/v1".
+        body: Body of /v1/completions without `stream` and `stream_options`.
+    """
+    pieces: list[str] = []
+    stamps: list[float] = []
+    tokens, error, kind = 0, "", ""
+    sent = time.monotonic()
+    try:
+        streamed = {"stream": True, "stream_options": {"include_usage": True}}
+        request = client.stream("POST", f"{base_url}/v1/completions", json=body | streamed)
+        async with request as response:
+            if response.is_error:
+                error, kind = _refusal((await response.aread()).decode(), response.status_code)
+            else:
+                async for line in response.aiter_lines():
+                    if not line.startswith("data: ") or line == "data: [DONE]":
+                        continue
+                    now = time.monotonic()
+                    chunk = json.loads(line.removeprefix("data: "))
+                    if "error" in chunk:
+                        error, kind = _words(chunk["error"])
+                        break
+                    tokens = (chunk.get("usage") or {}).get("completion_tokens", tokens)
+                    text = "".join(choice.get("text") or "" for choice in chunk["choices"])
+                    if text:
+                        pieces.append(text)
+                        stamps.append(now)
+                else:
+                    # The last event of a complete answer has the usage.
+                    error = "" if tokens else "the stream ended before its answer"
+    except httpx.HTTPError as broken:
+        error = repr(broken)
+    return Answer(sent, time.monotonic(), "".join(pieces), tokens, tuple(stamps), error, kind)
+
+
+def _refusal(text: str, status: int) -> tuple[str, str]:
+    try:
+        words, kind = _words(json.loads(text)["error"])
+    except (ValueError, KeyError, TypeError):
+        return f"status {status}: {text[:200]}", ""
+    return f"status {status}: {words}", kind
+
+
+def _words(error: Any) -> tuple[str, str]:
+    if isinstance(error, dict):
+        return str(error.get("message", error)), str(error.get("type") or "")
+    return str(error), ""

@@ -1,0 +1,209 @@
+"""A local authority and a certificate for each role, for trying TLS (`eaas certs`).
+
+A production site has its own authority (cert-manager, Vault, step-ca): it only has to issue the same names
+(docs/security.md).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import secrets
+import socket
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from eaas.errors import ConfigError
+from eaas.net.authorisation import OPERATOR, role_uri
+from eaas.net.tls import CA_FILE, server_name
+from eaas.types import Role
+
+__all__ = ["CA_KEY_FILE", "ROLES", "issue_again", "refuse_expired", "write_certificates"]
+
+CA_KEY_FILE = "ca.key"
+"""The authority's private key: no process of a cluster needs it."""
+
+ROLES = (*(role.value for role in Role), OPERATOR)
+"""Roles that have a certificate."""
+
+_SERVERS = (Role.MONITOR.value, Role.BALANCER.value, Role.EXPERT_SERVER.value)
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+# Certificates are valid earlier by this much: clocks differ.
+_EARLIER = timedelta(minutes=5)
+
+
+def write_certificates(directory: Path, *, days: float, names: Sequence[str] = ()) -> None:
+    """Write a new authority, and a certificate and a key for each role. Key files have mode 0600.
+
+    Args:
+        directory: Created if missing. No file is overwritten.
+        days: Lifetime of the certificates; the authority lives ten times as long.
+        names: More host names or addresses for the servers' certificates. Only other programs check them
+            (grpcurl).
+
+    Raises:
+        ConfigError: One of the files exists, or cannot be written.
+    """
+    files = [CA_FILE, CA_KEY_FILE, *(f"{role}{end}" for role in ROLES for end in (".pem", ".key"))]
+    for given in names:
+        _general_name(given)
+    found = next((name for name in files if (directory / name).exists()), None)
+    if found is not None:
+        raise ConfigError(
+            f"{directory / found} is there: give another directory, or --renew for new certificates "
+            "by the authority that is in this one"
+        )
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name(
+        [x509.NameAttribute(NameOID.COMMON_NAME, f"eaas authority {secrets.token_hex(4)}")]
+    )
+    usage = _usage(key_cert_sign=True, crl_sign=True)
+    authority = (
+        _builder(name, name, key.public_key(), 10 * days)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _write(directory / CA_FILE, _pem(authority), 0o644)
+        _write(directory / CA_KEY_FILE, _key_pem(key), 0o600)
+    except OSError as error:
+        raise ConfigError(f"{directory}: {error.strerror}; give another directory") from error
+    issue_again(directory, days=days, names=names)
+
+
+def refuse_expired(directory: Path) -> None:
+    """Check the expiry dates of a directory's certificates before processes start.
+
+    Raises:
+        ConfigError: A certificate has expired or cannot be read.
+    """
+    files = (directory / CA_FILE, *(directory / f"{role}.pem" for role in ROLES))
+    for path in filter(Path.exists, files):
+        try:
+            certificate = x509.load_pem_x509_certificate(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path}: no PEM certificate that can be read") from error
+        now = datetime.now(UTC)
+        if certificate.not_valid_after_utc < now:
+            raise ConfigError(
+                f"{path} expired on {certificate.not_valid_after_utc:%Y-%m-%d}; "
+                f"`eaas certs {directory} --renew` writes new certificates"
+            )
+
+
+def issue_again(directory: Path, *, days: float, names: Sequence[str] = ()) -> None:
+    """Write new certificates and keys of every role, by the existing authority.
+
+    Running processes load them by themselves. Arguments and errors: `write_certificates`.
+    """
+    try:
+        authority = x509.load_pem_x509_certificate((directory / CA_FILE).read_bytes())
+        key = serialization.load_pem_private_key((directory / CA_KEY_FILE).read_bytes(), None)
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: {error.strerror}; make it without --renew") from error
+    except ValueError as error:
+        raise ConfigError(f"{directory}: {CA_FILE} or {CA_KEY_FILE} cannot be read") from error
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    for role in ROLES:
+        own_key = ec.generate_private_key(ec.SECP256R1())
+        certificate = _certificate(role, own_key.public_key(), authority, key, days, names)
+        try:
+            _write(directory / f"{role}.key", _key_pem(own_key), 0o600)
+            _write(directory / f"{role}.pem", _pem(certificate), 0o644)
+        except OSError as error:
+            raise ConfigError(f"{directory}: {error.strerror}; give another directory") from error
+
+
+def _certificate(
+    role: str,
+    public_key: ec.EllipticCurvePublicKey,
+    authority: x509.Certificate,
+    authority_key: ec.EllipticCurvePrivateKey,
+    days: float,
+    names: Sequence[str],
+) -> x509.Certificate:
+    purposes = [ExtendedKeyUsageOID.CLIENT_AUTH]
+    alternative: list[x509.GeneralName] = [x509.UniformResourceIdentifier(role_uri(role))]
+    if role in _SERVERS:
+        purposes.append(ExtendedKeyUsageOID.SERVER_AUTH)
+        alternative.append(x509.DNSName(server_name(role)))
+        alternative += map(_general_name, dict.fromkeys((*_LOCAL, socket.gethostname(), *names)))
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, role)])
+    issuer_id = x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key())
+    return (
+        _builder(subject, authority.subject, public_key, days)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(digital_signature=True), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
+        .add_extension(x509.SubjectAlternativeName(alternative), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer_id),
+            critical=False,
+        )
+        .sign(authority_key, hashes.SHA256())
+    )
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: float
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    end = now + timedelta(days=days)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(min(now, end) - _EARLIER)
+        .not_valid_after(end)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    )
+
+
+def _usage(**allowed: bool) -> x509.KeyUsage:
+    every = (
+        *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment"),
+        *("key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
+    )
+    return x509.KeyUsage(**dict.fromkeys(every, False) | allowed)
+
+
+def _general_name(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        pass
+    try:
+        return x509.DNSName(name)
+    except ValueError as error:
+        raise ConfigError(f"--san {name}: no host name and no address") from error
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+def _write(path: Path, data: bytes, mode: int) -> None:
+    """Replace a file in one step: readers see the old one or the new one."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(fd, "wb") as file:
+        file.write(data)
+    temporary.replace(path)

@@ -1,0 +1,151 @@
+"""A local cluster for fault injection.
+
+Its monitor restarts at the same address. Its first server has its own network, if the system allows it. A
+restarted server may find shared memory full.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from eaas.config import load_config
+from eaas_cli.chaos.census import birth
+from eaas_cli.chaos.child import VARIABLE
+from eaas_cli.chaos.network import Namespace
+from eaas_cli.local import LocalCluster
+from eaas_cli.local.fork_server import ForkServer
+from eaas_cli.local.process import ChildProcess
+
+__all__ = ["DAMAGED", "ChaosCluster", "free_port"]
+
+DAMAGED = "damaged-copy"
+"""Name of the server that must not serve."""
+
+# Below the ephemeral ports of the kernel.
+_PORTS = range(20_000, 32_000)
+
+
+def free_port(host: str) -> int:
+    """A port that is free and not ephemeral."""
+    first = os.getpid() % len(_PORTS)
+    for i in range(len(_PORTS)):
+        port = _PORTS[(first + i) % len(_PORTS)]
+        with socket.socket() as probe:
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+            return port
+    raise OSError("no free port")
+
+
+class ChaosCluster(LocalCluster):
+    """A local cluster for fault injection; see the module docstring.
+
+    Args:
+        model: Checkpoint.
+        servers: Expert servers.
+        redundancy: Servers that hold each expert.
+        transport: shm, grpc or nixl.
+        scratch: Directory for settings and logs.
+        namespace: Network of the first server; None: that of the others.
+        fork_server: Forks the processes.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        *,
+        servers: int,
+        redundancy: int,
+        transport: str,
+        scratch: Path,
+        namespace: Namespace | None,
+        fork_server: ForkServer,
+    ) -> None:
+        host = namespace.monitor_host if namespace else "127.0.0.1"
+        settings: dict[str, Any] = {
+            "monitor": {
+                "host": host,
+                "port": free_port(host),
+                "data_dir": str(scratch / "monitor"),
+            }
+        }
+        if namespace:
+            # The address is not loopback, although only this machine reaches it.
+            settings["security"] = {"insecure": True}
+        file = scratch / "cluster.yaml"
+        file.write_text(yaml.safe_dump(settings))
+        super().__init__(
+            model,
+            servers=servers,
+            redundancy=redundancy,
+            config=load_config(file, attention_client={"transport": transport, "port": 0}),
+            config_file=file,
+            log_dir=scratch / "logs",
+            fork_server=fork_server,
+        )
+        self._namespace = namespace
+        # The run writes this copy before it starts a server on it.
+        self.damaged_model = scratch / "damaged"
+        # pid -> start time of every process that was started.
+        self.births: dict[int, int | None] = {}
+        # Bytes of /dev/shm for a process's next start.
+        self.shared_memory: dict[str, int] = {}
+        self._hidden: set[str] = set()
+
+    def server_name(self, number: int) -> str:
+        """Name of an expert server."""
+        return f"expert-server-{number}"
+
+    def add_numbered(self, number: int) -> ChildProcess:
+        """Start another server with this number; does not wait for it."""
+        return self._spawn_server(number)
+
+    def add_damaged(self) -> ChildProcess:
+        """Start another server on the damaged copy of the checkpoint; does not wait for it."""
+        words = ("expert-server", "--id", DAMAGED, "--join", self.monitor_address)
+        return self._spawn(DAMAGED, *words, "--model", str(self.damaged_model), "--threads", "1")
+
+    def add_unreachable(self) -> ChildProcess:
+        """Start another server whose memory no client can map, as in another container; does not wait for it.
+
+        It has no number: the numbered ones must all serve.
+        """
+        name = "unreachable-server"
+        self._hidden.add(name)
+        role = ("expert-server", "--id", name, "--model", str(self.model))
+        return self._spawn(name, *role, "--join", self.monitor_address, "--threads", "1")
+
+    def _launch(
+        self, name: str, arguments: Sequence[str], module: str = "eaas_cli"
+    ) -> ChildProcess:
+        child = super()._launch(name, arguments, module)
+        self.births[child.pid] = birth(child.pid)
+        return child
+
+    def _start(self, name: str, arguments: Sequence[str]) -> ChildProcess:
+        isolation: dict[str, object] = {}
+        if self._namespace is not None and name == self.server_name(0):
+            isolation["network"] = self._namespace.path
+            arguments = tuple(arguments)
+            if "--host" not in arguments:
+                arguments = (*arguments, "--host", self._namespace.server_host)
+        if (size := self.shared_memory.pop(name, None)) is not None:
+            isolation["shared_memory"] = size
+        if name in self._hidden:
+            isolation["processes"] = True
+        if not isolation:
+            return super()._start(name, arguments)
+        os.environ[VARIABLE] = json.dumps(isolation)
+        try:
+            return self._launch(name, arguments, "eaas_cli.chaos.child")
+        finally:
+            del os.environ[VARIABLE]

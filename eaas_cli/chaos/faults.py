@@ -1,0 +1,248 @@
+"""Fault injection. Each fault is a generator that strikes, mends, and yields the pauses between its steps.
+
+So one thread runs any number of faults at a time: the thread that started the processes and gets Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from eaas.control_plane.balancer_calls import drain_server
+from eaas.control_plane.balancer_client import BalancerClient
+from eaas.errors import ClusterError, EaasError
+from eaas.types import Placement
+from eaas_cli.chaos.cluster import DAMAGED, ChaosCluster
+from eaas_cli.chaos.network import Namespace
+from eaas_cli.chaos.schedule import Fault
+from eaas_cli.chaos.strangers import hostile_name, is_refused
+from eaas_cli.endpoint import fetch_status
+from eaas_cli.local.process import ChildProcess
+
+__all__ = ["Faults", "Steps"]
+
+Steps = Iterator[float]
+"""Seconds until the next step."""
+
+_POLL_S = 0.05
+_READY_S = 30.0
+_SCALE_S = 60.0
+# The balancer may be down when a server joins.
+_REFUSED_S = 60.0
+# A slow server gets a tenth of the processor.
+_STOPPED_S, _RUNNING_S = 0.045, 0.005
+# Less than any arena needs.
+_SMALL_BYTES = 4096
+
+
+class Faults:
+    """Injects faults into a cluster.
+
+    Args:
+        cluster: The cluster.
+        namespace: Network of the first server; None: no partitions.
+    """
+
+    def __init__(self, cluster: ChaosCluster, namespace: Namespace | None) -> None:
+        self._cluster = cluster
+        self._namespace = namespace
+        self._kinds: dict[str, Callable[[Fault, list[str]], Steps]] = {
+            "kill": self._kill,
+            "pair": self._kill,
+            "hang": self._hang,
+            "slow": self._slow,
+            "partition": self._partition,
+            "memory": self._memory,
+            "monitor": self._kill,
+            "pause": self._hang,
+            "balancer": self._kill,
+            "rebalance": self._rebalance,
+            "scale": self._scale,
+            "damaged": self._damaged,
+            "unreachable": self._unreachable,
+            "names": self._names,
+        }
+
+    def targets(self, fault: Fault) -> list[str]:
+        """Names of the processes that a fault hits."""
+        fixed = {
+            "monitor": "monitor",
+            "pause": "monitor",
+            "balancer": "balancer",
+            "damaged": DAMAGED,
+        }
+        if fault.kind in fixed:
+            return [fixed[fault.kind]]
+        return [self._cluster.server_name(number) for number in fault.servers]
+
+    def strike(self, fault: Fault) -> Steps:
+        """Inject a fault and mend it. Raises EaasError if the cluster cannot be mended."""
+        return self._kinds[fault.kind](fault, self.targets(fault))
+
+    def calm(self) -> None:
+        """Resume every process that a fault stopped."""
+        for child in self._cluster.children.values():
+            child.signal(signal.SIGCONT)
+
+    def _child(self, name: str) -> ChildProcess:
+        return self._cluster.children[name]
+
+    def _kill(self, fault: Fault, names: list[str]) -> Steps:
+        for name in names:
+            self._child(name).signal(signal.SIGKILL)
+        yield fault.lasts_s
+        for name in names:
+            yield from self._restart(name)
+
+    def _restart(self, name: str) -> Steps:
+        yield from self._ready(self._cluster.start_again(name))
+
+    def _ready(self, child: ChildProcess, within_s: float = _READY_S) -> Steps:
+        deadline = time.monotonic() + within_s
+        while True:
+            child.read()
+            if child.address is not None:
+                return
+            if time.monotonic() > deadline:
+                raise ClusterError(f"{child.name} was not ready after {within_s:.0f} s")
+            yield _POLL_S
+
+    def _hang(self, fault: Fault, names: list[str]) -> Steps:
+        (name,) = names
+        self._child(name).signal(signal.SIGSTOP)
+        yield fault.lasts_s
+        self._child(name).signal(signal.SIGCONT)
+
+    def _slow(self, fault: Fault, names: list[str]) -> Steps:
+        child = self._child(names[0])
+        until = time.monotonic() + fault.lasts_s
+        while time.monotonic() < until:
+            child.signal(signal.SIGSTOP)
+            yield _STOPPED_S
+            child.signal(signal.SIGCONT)
+            yield _RUNNING_S
+
+    def _partition(self, fault: Fault, _names: list[str]) -> Steps:
+        assert self._namespace is not None
+        for link in ("monitor", "data"):
+            self._namespace.cut(link)
+        yield fault.lasts_s
+        for link in ("monitor", "data"):
+            self._namespace.mend(link)
+
+    def _memory(self, fault: Fault, names: list[str]) -> Steps:
+        (name,) = names
+        self._child(name).signal(signal.SIGKILL)
+        yield fault.lasts_s
+        self._cluster.shared_memory[name] = _SMALL_BYTES
+        try:
+            yield from self._restart(name)
+        except EaasError as error:
+            if "/dev/shm: asked for" not in str(error):
+                raise
+        else:
+            raise ClusterError(f"{name} started although shared memory is full")
+        yield from self._restart(name)
+
+    def _rebalance(self, fault: Fault, _names: list[str]) -> Steps:
+        address = self._child("balancer").address
+        assert address is not None
+        dice = np.random.default_rng(fault.dice)
+        deadline = time.monotonic() + _READY_S
+        with BalancerClient(address) as balancer:
+            while True:
+                try:
+                    now = balancer.placement()
+                    if now is not None:
+                        balancer.apply_placement(
+                            _any_placement(now, self._cluster.redundancy, dice)
+                        )
+                        return
+                except ClusterError as error:
+                    # A roll-out is running, or one of its servers has just died.
+                    if time.monotonic() > deadline:
+                        raise ClusterError(f"the placement was never accepted: {error}") from error
+                yield 4 * _POLL_S
+
+    def _scale(self, fault: Fault, _names: list[str]) -> Steps:
+        cluster = self._cluster
+        child = cluster.add_numbered(cluster.servers)
+        yield from self._ready(child)
+        yield fault.lasts_s
+        deadline = time.monotonic() + _SCALE_S
+        asked = False
+        while child.running:
+            try:
+                if not asked:
+                    drain_server(str(self._child("balancer").address), child.name)
+                    asked = True
+            except ClusterError:
+                # The balancer is down, or does not know yet which servers are back.
+                if time.monotonic() > deadline:
+                    raise
+            if time.monotonic() > deadline:
+                raise ClusterError(f"{child.name} did not leave within {_SCALE_S:.0f} s")
+            yield 4 * _POLL_S
+        cluster.forget(child.name)
+
+    def _damaged(self, _fault: Fault, names: list[str]) -> Steps:
+        (name,) = names
+        child = self._cluster.add_damaged()
+        try:
+            yield from self._ready(child, _REFUSED_S)
+        except EaasError as error:
+            if ".safetensors: tensor " not in str(error):
+                raise
+        else:
+            raise ClusterError(f"{name} serves")
+        self._cluster.forget(name)
+
+    def _unreachable(self, fault: Fault, _names: list[str]) -> Steps:
+        child = self._cluster.add_unreachable()
+        try:
+            yield from self._reported(child, fault.lasts_s)
+        finally:
+            child.signal(signal.SIGKILL)
+            self._cluster.forget(child.name)
+
+    def _reported(self, child: ChildProcess, lasts_s: float) -> Steps:
+        """Wait until the client reports the server as unreachable, then `lasts_s`: it gets no experts."""
+        deadline, until = time.monotonic() + _READY_S, math.inf
+        while time.monotonic() < until:
+            try:
+                members = fetch_status(self._cluster.endpoint)["members"]
+            except ClusterError:
+                members = []
+            for member in (m for m in members if m["id"] == child.name):
+                if member["experts"]:
+                    raise ClusterError(f"{child.name} got experts although no client reaches it")
+                if member["unreachable"] and math.isinf(until):
+                    until = time.monotonic() + lasts_s
+            if math.isinf(until) and time.monotonic() > deadline:
+                raise ClusterError(f"no client reports that {child.name} is unreachable")
+            yield 4 * _POLL_S
+
+    def _names(self, fault: Fault, _names: list[str]) -> Steps:
+        dice = random.Random(fault.dice)
+        now = time.monotonic()
+        until, deadline = now + fault.lasts_s, now + _READY_S
+        refused = 0
+        # The monitor may be down for some time.
+        while time.monotonic() < until or not refused:
+            refused += is_refused(self._cluster.monitor_address, hostile_name(dice))
+            if not refused and time.monotonic() > deadline:
+                raise ClusterError("the monitor does not answer")
+            yield _POLL_S
+
+
+def _any_placement(now: Placement, redundancy: int, dice: np.random.Generator) -> Placement:
+    """A random placement: `redundancy` servers per expert, random shares."""
+    holds_LSE = dice.random(now.holds_LSE.shape).argsort(axis=1).argsort(axis=1) < redundancy
+    shares_LSE = np.where(holds_LSE, 0.1 + dice.random(holds_LSE.shape), 0)
+    shares_LSE /= shares_LSE.sum(axis=1, keepdims=True)
+    return Placement(0, now.servers, holds_LSE, shares_LSE.astype(np.float32))

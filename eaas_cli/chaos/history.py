@@ -1,0 +1,87 @@
+"""The history of a run: requests, faults, resources. Times are monotonic seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from eaas_cli.bench.stream import Answer
+
+__all__ = ["Asked", "Census", "History", "Incident"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request.
+
+    Attributes:
+        prompt: Index of the prompt.
+        due_s: Scheduled time.
+        answer: The answer; None: none came before the run gave up.
+    """
+
+    prompt: int
+    due_s: float
+    answer: Answer | None
+
+
+@dataclass(frozen=True)
+class Incident:
+    """A fault that was injected.
+
+    Attributes:
+        kind: One of `schedule.KINDS`.
+        target: Names of the processes.
+        began_s: Begin.
+        mended_s: When its cause was removed.
+        whole_s: When all servers served and every expert had all of its replicas; infinity: never.
+        failure: Error of the recovery; empty: none.
+    """
+
+    kind: str
+    target: str
+    began_s: float
+    mended_s: float
+    whole_s: float
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class Census:
+    """Resources of one process.
+
+    Attributes:
+        pid: Its pid.
+        resident_bytes: Private memory; pages shared with the fork server are not counted.
+        descriptors: Open files.
+        segments: Mappings of shared memory.
+    """
+
+    pid: int
+    resident_bytes: int
+    descriptors: int
+    segments: int
+
+
+@dataclass(frozen=True)
+class History:
+    """A whole run.
+
+    Attributes:
+        redundancy: Servers that held each expert.
+        asked: Every request, in scheduled order.
+        answers: The right text for each prompt.
+        incidents: Every fault, in the order in which they ended.
+        before: Resources by process name, before the first fault.
+        after: The same after the last one, at rest.
+        left_behind: Processes, namespaces and segments that outlived the cluster.
+        between: Resources before the further requests that tell a leak from a settling heap, if any.
+    """
+
+    redundancy: int
+    asked: tuple[Asked, ...]
+    answers: tuple[str, ...]
+    incidents: tuple[Incident, ...]
+    before: dict[str, Census]
+    after: dict[str, Census]
+    left_behind: tuple[str, ...]
+    between: dict[str, Census] | None = None

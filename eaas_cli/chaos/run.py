@@ -1,0 +1,391 @@
+"""`eaas chaos run`: a cluster, a load, faults, and the check of the history."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import os
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attention_client.serving import ServeLimits
+from eaas.config import load_config
+from eaas.errors import ClusterError, EaasError
+from eaas_cli.bench.worker import with_fork_server
+from eaas_cli.chaos.census import census, still_running
+from eaas_cli.chaos.check import check, may_be_warm_up
+from eaas_cli.chaos.cluster import ChaosCluster
+from eaas_cli.chaos.copies import damaged_copy
+from eaas_cli.chaos.faults import Faults, Steps
+from eaas_cli.chaos.history import Asked, Census, History, Incident
+from eaas_cli.chaos.load import OpenLoad, answers_of
+from eaas_cli.chaos.network import Namespace, why_no_namespace
+from eaas_cli.chaos.report import document_of, write_history
+from eaas_cli.chaos.schedule import CONTROL, SERVERS, Fault, lane
+from eaas_cli.chaos.watch import Watch
+from eaas_cli.local.fork_server import CLIENT_MODULES, CONTROL_MODULES, SERVER_MODULES, ForkServer
+from eaas_cli.local.interrupt import Interrupt
+from eaas_cli.local.process import ChildProcess, stop_all, wait_ready
+
+__all__ = ["Settings", "run_chaos"]
+
+_START_S = 120.0
+# Deadline after a fault: the cluster must be whole, and requests must have ended.
+_WHOLE_S = 60.0
+_POLL_S = 0.1
+# Pause after the last request: a heartbeat, and the release of its resources.
+_REST_S = 2.0
+_PROMPTS, _PROMPT_TOKENS = 12, 12
+# Deadline for unused connections to close.
+_CLOSE_S = 15.0
+# Servers killed during the warm-up.
+_WARM_KILLS = 3
+# Load that lets a heap settle: rate over that of the run, and requests at once.
+_DENSER, _AT_ONCE = 4.0, 8
+# Warm-up: share of the run's time, its limit, and the limit of requests. A heap grows with the first few
+# hundred requests.
+_WARM_SHARE, _WARM_S, _WARM_REQUESTS = 0.1, 120.0, 400
+# Limits of the further requests that tell a leak from a settling heap.
+_SETTLE_S, _SETTLE_REQUESTS = 180.0, 1500
+# Tokens of the cache that the filling request leaves free.
+_SHORT = 64
+# Fixed: all runs ask the same prompts.
+_PROMPT_SEED = 9
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a run.
+
+    Attributes:
+        seed: Seed of faults and load.
+        seconds: Duration of the faults.
+        kinds: Some of `schedule.KINDS`.
+        servers: Expert servers.
+        redundancy: Servers that hold each expert; at least 2.
+        transport: shm, grpc or nixl.
+        rate: Requests per second.
+        max_tokens: Tokens of each answer.
+        model: Given checkpoint; empty: a demo checkpoint.
+    """
+
+    seed: int
+    seconds: float
+    kinds: tuple[str, ...]
+    servers: int = 4
+    redundancy: int = 2
+    transport: str = "shm"
+    rate: float = 4.0
+    max_tokens: int = 24
+    model: str = ""
+
+
+def run_chaos(
+    model: Path,
+    settings: Settings,
+    *,
+    interrupt: Interrupt,
+    say: Callable[[str], None],
+    history_file: Path | None = None,
+    fork_server: ForkServer | None = None,
+) -> dict[str, Any]:
+    """Run a cluster under load and faults, and check its history. Ends every process in any case.
+
+    Args:
+        model: Checkpoint.
+        settings: Settings of the run.
+        interrupt: Ends the run early.
+        say: Prints a line of progress.
+        history_file: File for a JSON line per request and per fault.
+        fork_server: Forks the processes, and keeps running afterwards. None: the run starts its own.
+
+    Returns:
+        The document of `eaas chaos run --json`.
+
+    Raises:
+        EaasError: A process did not start.
+        Interrupted: A signal came.
+    """
+    # A wrong setting fails before anything starts.
+    load_config(attention_client={"transport": settings.transport})
+    skipped = _cannot(settings.kinds, settings.transport)
+    kinds = tuple(kind for kind in settings.kinds if kind not in skipped)
+    for kind, why in skipped.items():
+        say(f"no {kind}: {why}")
+    with (
+        tempfile.TemporaryDirectory(prefix="eaas-chaos-") as scratch,
+        _namespace("partition" in kinds) as namespace,
+        with_fork_server(
+            CONTROL_MODULES + SERVER_MODULES + CLIENT_MODULES, fork_server, interrupt
+        ) as forks,
+    ):
+        interrupt.check()
+        answers = _known_answers(model, settings, forks, interrupt)
+        cluster = ChaosCluster(
+            model,
+            servers=settings.servers,
+            redundancy=settings.redundancy,
+            transport=settings.transport,
+            scratch=Path(scratch),
+            namespace=namespace,
+            fork_server=forks,
+        )
+        if "damaged" in kinds:
+            damaged_copy(model, cluster.damaged_model, random.Random(settings.seed))
+        try:
+            cluster.start(_START_S, interrupt)
+            attack = _Attack(cluster, settings, namespace, interrupt, say)
+            with attack.running():
+                history = attack.run(answers, kinds)
+        finally:
+            cluster.stop()
+    left = tuple(f"process {pid}" for pid in still_running(cluster.births))
+    history = History(**(vars(history) | {"left_behind": left}))
+    if history_file is not None:
+        write_history(history, history_file)
+    return document_of(settings, skipped, history, check(history))
+
+
+def _cannot(kinds: Sequence[str], transport: str) -> dict[str, str]:
+    """Faults that this machine cannot inject, and why."""
+    wanted = [kind for kind in ("partition", "memory") if kind in kinds]
+    why = why_no_namespace() if wanted else ""
+    found = dict.fromkeys(wanted, why) if why else {}
+    if "unreachable" in kinds:
+        if transport != "shm":
+            found["unreachable"] = "needs --transport shm"
+        elif os.geteuid() != 0:
+            found["unreachable"] = "needs root"
+    return found
+
+
+@contextmanager
+def _namespace(wanted: bool) -> Iterator[Namespace | None]:
+    if not wanted:
+        yield None
+        return
+    namespace = Namespace()
+    try:
+        yield namespace
+    finally:
+        namespace.remove()
+
+
+def _prompts() -> list[list[int]]:
+    dice = np.random.default_rng(_PROMPT_SEED)
+    return [dice.integers(16, 250, _PROMPT_TOKENS).tolist() for _ in range(_PROMPTS)]
+
+
+def _known_answers(
+    model: Path, settings: Settings, fork_server: ForkServer, interrupt: Interrupt
+) -> tuple[str, ...]:
+    """The answers of transformers' own experts, in one process."""
+    single = ChildProcess(
+        "single-process",
+        (str(model.resolve()), "transformers", "1"),
+        None,
+        module="eaas_cli.bench.baseline",
+        fork_server=fork_server,
+    )
+    try:
+        wait_ready([single], _START_S, interrupt)
+        assert single.address is not None
+        answers = answers_of(single.address, _prompts(), settings.max_tokens)
+    finally:
+        stop_all([single])
+    for answer in answers:
+        if answer.error:
+            raise ClusterError(f"no known answers: {answer.error}")
+    return tuple(answer.text for answer in answers)
+
+
+class _Attack:
+    """One run on a cluster that serves."""
+
+    def __init__(
+        self,
+        cluster: ChaosCluster,
+        settings: Settings,
+        namespace: Namespace | None,
+        interrupt: Interrupt,
+        say: Callable[[str], None],
+    ) -> None:
+        self._cluster = cluster
+        self._settings = settings
+        self._faults = Faults(cluster, namespace)
+        self._interrupt = interrupt
+        self._say = say
+        self._ends_at = math.inf
+        self._incidents: list[Incident] = []
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Watch the cluster; end loads and faults with the block."""
+        settings = self._settings
+        with ExitStack() as stack:
+            self._watch = Watch(self._cluster.endpoint, settings.redundancy, self._servers)
+            stack.callback(self._watch.close)
+            stack.callback(self._faults.calm)
+            self._stack = stack
+            yield
+
+    def run(self, answers: tuple[str, ...], kinds: Sequence[str]) -> History:
+        """Warm up, inject faults under load, and let the cluster settle."""
+        settings, prompts = self._settings, _prompts()
+        self._warm_up(prompts)
+        before, between = self._settled(), None
+        lanes = [
+            lane(settings.seed, name, [k for k in kinds if k in whose], settings.servers)
+            for name, whose in (("servers", SERVERS), ("control", CONTROL))
+        ]
+        asked = self._under_load(prompts, lanes)
+        after = self._at_rest(before)
+        if may_be_warm_up(before, after, len(asked)):
+            self._say(
+                "memory has grown: sending more requests without faults to see whether it settles ..."
+            )
+            between = after
+            load = self._dense_load(prompts)
+            requests = min(_DENSER * settings.rate * settings.seconds, _SETTLE_REQUESTS)
+            self._wait_for(load, requests, 0.0, _SETTLE_S)
+            asked += load.stop(_WHOLE_S)
+            after = self._at_rest(before)
+        incidents = tuple(self._incidents)
+        return History(settings.redundancy, asked, answers, incidents, before, after, (), between)
+
+    def _under_load(
+        self, prompts: Sequence[Sequence[int]], lanes: Sequence[Iterator[Fault]]
+    ) -> tuple[Asked, ...]:
+        """Inject faults under load; return the requests once all have ended."""
+        settings = self._settings
+        load = OpenLoad(
+            self._cluster.endpoint, prompts, settings.max_tokens, settings.rate, settings.seed
+        )
+        self._stack.callback(load.stop, 0.0)
+        self._ends_at = time.monotonic() + settings.seconds
+        self._drive([self._lane(faults) for faults in lanes])
+        while (left := self._ends_at - time.monotonic()) > 0:
+            self._interrupt.wait(left)
+        return load.stop(_WHOLE_S)
+
+    def _dense_load(self, prompts: Sequence[Sequence[int]]) -> OpenLoad:
+        settings = self._settings
+        rate = _DENSER * settings.rate
+        load = OpenLoad(self._cluster.endpoint, prompts, settings.max_tokens, rate, 0, _AT_ONCE)
+        self._stack.callback(load.stop, 0.0)
+        return load
+
+    def _wait_for(self, load: OpenLoad, requests: float, least_s: float, most_s: float) -> None:
+        """Wait until a load has sent `requests`, within limits of time."""
+        began = time.monotonic()
+        while (for_s := time.monotonic() - began) < most_s:
+            if for_s >= least_s and load.sent >= requests:
+                return
+            self._interrupt.wait(_POLL_S)
+
+    def _at_rest(self, before: dict[str, Census]) -> dict[str, Census]:
+        """Count resources once unused connections are closed."""
+        self._interrupt.wait(_REST_S)
+        after = self._census()
+        patience = time.monotonic() + _CLOSE_S
+        while _open(after) != _open(before) and time.monotonic() < patience:
+            self._interrupt.wait(_REST_S / 4)
+            after = self._census()
+        return after
+
+    def _warm_up(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Warm up caches and heaps with requests and killed servers."""
+        settings = self._settings
+        self._say("warming up ...")
+        # One request fills the whole cache, so that all its pages are allocated.
+        cache = self._cluster.config.attention_client
+        longest = cache.cache_blocks * ServeLimits.page_size - _SHORT
+        filling = (list(prompts[0]) * longest)[:longest]
+        (answer,) = answers_of(self._cluster.endpoint, [filling], 2)
+        if answer.error:
+            self._say(f"the cache could not be filled, so memory may grow: {answer.error}")
+        load = self._dense_load(prompts)
+        kills = [Fault("kill", 0.5, 0.1, (number,), 0) for number in range(_WARM_KILLS)]
+        self._drive([self._lane(iter(kills))])
+        requests = min(settings.rate * settings.seconds, _WARM_REQUESTS)
+        least_s = min(_WARM_SHARE * settings.seconds, _WARM_S)
+        self._wait_for(load, requests, least_s, _WARM_S)
+        load.stop(_WHOLE_S)
+        self._incidents.clear()
+        self._interrupt.wait(_REST_S)
+
+    def _servers(self) -> dict[str, int]:
+        # One step: another thread calls this.
+        children = tuple(self._cluster.children.values())
+        return {c.name: c.pid for c in children if c.name.startswith("expert-server-")}
+
+    def _census(self) -> dict[str, Census]:
+        pids = {name: child.pid for name, child in self._cluster.children.items()}
+        return census(pids, self._cluster.births)
+
+    def _settled(self) -> dict[str, Census]:
+        """Count resources once no more connections close."""
+        now, patience = self._census(), time.monotonic() + _CLOSE_S
+        while time.monotonic() < patience:
+            last = now
+            self._interrupt.wait(_REST_S)
+            now = self._census()
+            if _open(now) == _open(last):
+                break
+        return now
+
+    # -- lanes ----------------------------------------------------------------------------------------
+
+    def _drive(self, lanes: Iterator[Steps] | Sequence[Steps]) -> None:
+        """Run the steps of all lanes when they are due, until all have ended."""
+        agenda = [(time.monotonic(), number, steps) for number, steps in enumerate(lanes)]
+        while agenda:
+            at, number, steps = heapq.heappop(agenda)
+            self._interrupt.wait(max(0.0, at - time.monotonic()))
+            pause = next(steps, None)
+            if pause is not None:
+                heapq.heappush(agenda, (time.monotonic() + pause, number, steps))
+
+    def _lane(self, faults: Iterator[Fault]) -> Steps:
+        """Inject one fault after another; the cluster is whole again before the next."""
+        for fault in faults:
+            yield fault.calm_s
+            if time.monotonic() >= self._ends_at:
+                return
+            yield from self._inject(fault)
+
+    def _inject(self, fault: Fault) -> Steps:
+        began, failure = time.monotonic(), ""
+        try:
+            yield from self._faults.strike(fault)
+        except EaasError as error:
+            failure = str(error)
+        mended = time.monotonic()
+        while not self._watch.whole_since(mended):
+            if time.monotonic() > mended + _WHOLE_S:
+                failure = failure or self._watch.missing
+                break
+            yield _POLL_S
+        target = ", ".join(self._faults.targets(fault)) or "the cluster"
+        whole = math.inf if failure else time.monotonic()
+        incident = Incident(fault.kind, target, began, mended, whole, failure)
+        self._incidents.append(incident)
+        # The warm-up reports failures only.
+        if math.isinf(self._ends_at) and not failure:
+            return
+        self._say(
+            f"{fault.kind} of {target}: {mended - began:.1f} s, whole again {whole - mended:.1f} s later"
+            + (f"; {failure}" if failure else "")
+        )
+
+
+def _open(census: dict[str, Census]) -> dict[str, int]:
+    return {name: one.descriptors for name, one in census.items()}

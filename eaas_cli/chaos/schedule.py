@@ -1,0 +1,89 @@
+"""The schedule of faults, drawn from a seed.
+
+There are two lanes. In a lane, a fault begins when the one before is mended. The lanes run at the same time,
+so that a server dies while the monitor is down or during a rebalance.
+
+    servers:  kill  hang  slow  partition  memory  pair
+    control:  monitor  pause  balancer  rebalance  scale  damaged  unreachable  names
+
+Each kind comes once, in random order, before any comes again: short runs have all of them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+__all__ = ["CONTROL", "KINDS", "SERVERS", "Fault", "lane"]
+
+SERVERS = ("kill", "hang", "slow", "partition", "memory", "pair")
+"""Faults of expert servers: killed; stopped and resumed; slowed to a tenth of the processor; partitioned from
+the control plane; killed and restarted with full shared memory; two killed at once."""
+CONTROL = ("monitor", "pause", "balancer", "rebalance", "scale", "damaged", "unreachable", "names")
+"""Faults and changes of the control plane: monitor killed; monitor stopped and resumed; balancer killed;
+another placement; a server joins and leaves; a server joins with a damaged checkpoint; a server joins that no
+client reaches; servers try to register under hostile names."""
+KINDS = SERVERS + CONTROL
+
+# Seconds of calm before a fault, and of the fault itself: shorter and longer than a lease (2 s).
+_CALM_S = (0.3, 1.5)
+_LASTS_S = {
+    "kill": (0.1, 3.0),
+    "hang": (0.3, 4.0),
+    "slow": (1.0, 4.0),
+    "partition": (0.5, 5.0),
+    "memory": (0.1, 1.0),
+    "pair": (0.1, 2.0),
+    "monitor": (0.5, 5.0),
+    "pause": (0.5, 5.0),
+    "balancer": (0.2, 3.0),
+    "rebalance": (0.0, 0.0),
+    "scale": (0.5, 2.0),
+    "damaged": (0.0, 0.0),
+    "unreachable": (1.0, 4.0),
+    "names": (0.5, 2.0),
+}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault.
+
+    Attributes:
+        kind: One of `KINDS`.
+        calm_s: Seconds without a fault of this lane before it.
+        lasts_s: Seconds until it is mended.
+        servers: Numbers of the expert servers that it hits, if any.
+        dice: Seed of its other random choices.
+    """
+
+    kind: str
+    calm_s: float
+    lasts_s: float
+    servers: tuple[int, ...]
+    dice: int
+
+
+def lane(seed: int, name: str, kinds: Sequence[str], servers: int) -> Iterator[Fault]:
+    """Yield the faults of one lane, without end; none if `kinds` is empty.
+
+    Args:
+        seed: Seed of the run.
+        name: Name of the lane; lanes of one seed are drawn independently.
+        kinds: Some of `KINDS`.
+        servers: Number of expert servers.
+    """
+    # A string is hashed the same way in every process and release of Python.
+    dice = random.Random(f"{seed} {name}")
+    while kinds:
+        for kind in dice.sample(sorted(kinds), len(kinds)):
+            hits = {"pair": 2}.get(kind, 1 if kind in SERVERS else 0)
+            yield Fault(
+                kind,
+                dice.uniform(*_CALM_S),
+                dice.uniform(*_LASTS_S[kind]),
+                # Only the first server has its own network.
+                (0,) if kind == "partition" else tuple(dice.sample(range(servers), hits)),
+                dice.getrandbits(32),
+            )

@@ -1,0 +1,75 @@
+"""The `eaas` program. Each command imports what it needs when it runs: `--help` needs no torch."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+
+import typer
+
+from eaas import __version__
+from eaas_cli.commands import (
+    autoscale,
+    bench,
+    certs,
+    chaos,
+    client,
+    demo,
+    knobs,
+    moved,
+    placement,
+    roles,
+    servers,
+    simulate,
+    top,
+    trace,
+    up,
+)
+from eaas_cli.errors import exit_with_one_line
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="eaas",
+    help="Expert-as-a-Service: serve Mixture-of-Experts models with the experts on separate servers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+up.register(app)
+client.register(app)
+top.register(app)
+servers.register(app)
+autoscale.register(app)
+placement.register(app)
+certs.register(app)
+roles.register(app)
+demo.register(app)
+bench.register(app)
+chaos.register(app)
+simulate.register(app)
+trace.register(app)
+knobs.register(app)
+moved.register(bench.bench, simulate.simulate, trace.trace)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
+    ),
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the program. A user's mistake prints one line on standard error and exits with code 2."""
+    # The process ends anyway: a last garbage collection over torch would take more than a second.
+    atexit.register(gc.freeze)
+    exit_with_one_line(app)

@@ -1,0 +1,141 @@
+"""`eaas bench`: the endpoint and the expert kernels, each against a baseline in the same run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from eaas.garbage_collection import collector_off
+from eaas_cli.bench.command import end_on_sigterm, model_or_demo, say, show
+from eaas_cli.commands.options import Json
+
+__all__ = ["bench", "register"]
+
+bench = typer.Typer(help="Benchmarks: each compares two systems in one run.", no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.add_typer(bench, name="bench")
+
+
+@bench.command("serve")
+def serve(
+    model: Annotated[
+        Path | None,
+        typer.Option("--model", help="Checkpoint.", show_default="a demo checkpoint"),
+    ] = None,
+    servers: Annotated[int, typer.Option(min=1, help="Expert servers.")] = 3,
+    redundancy: Annotated[int, typer.Option(min=1, help="Servers that hold each expert.")] = 2,
+    transport: Annotated[
+        str, typer.Option(help="Transport to the servers: shm, grpc or nixl.")
+    ] = "shm",
+    requests: Annotated[int, typer.Option(min=1, help="Requests per round.")] = 16,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 4,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens per prompt.")] = 32,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens per answer.")] = 64,
+    rounds: Annotated[int, typer.Option(min=1, help="Measured rounds.")] = 3,
+    baseline: Annotated[
+        str,
+        typer.Option(
+            help="Experts of the single process: transformers, or an expert server's kernels."
+        ),
+    ] = "transformers",
+    as_json: Json = False,
+) -> None:
+    """Compare a cluster with one process: tokens/s, time to first token, time between tokens."""
+    from eaas_cli.bench.load import Workload
+    from eaas_cli.bench.report import print_serve
+    from eaas_cli.bench.serve import BASELINES, bench_serve
+    from eaas_cli.option_values import known
+
+    end_on_sigterm()
+    (checked,) = known("--baseline", [baseline], BASELINES)
+    workload = Workload(requests, concurrency, prompt_tokens, max_tokens)
+    with model_or_demo(model) as checkpoint:
+        document = bench_serve(
+            checkpoint,
+            servers=servers,
+            redundancy=redundancy,
+            transport=transport,
+            workload=workload,
+            rounds=rounds,
+            baseline=checked,
+            say=say,
+        )
+    show(document, as_json, print_serve)
+
+
+@bench.command("experts")
+def experts(
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--shape",
+            metavar="H,I,E,K",
+            help="Shape to measure: hidden, intermediate, experts, top-k. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    built_in: Annotated[
+        bool,
+        typer.Option(
+            "--builtin/--no-builtin", help="Measure the shapes 2048,768,128,8 and 7168,2048,16,8."
+        ),
+    ] = True,
+    tokens: Annotated[str, typer.Option(metavar="T,...", help="Batch sizes.")] = "1,8,64,512,2048",
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Stored weights: bfloat16, float32, int8 or int4. Repeatable.", show_default="all"
+        ),
+    ] = None,
+    kernel: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="native, packed, zentorch, reference or auto. Repeatable.",
+            show_default="all that work here; reference only if auto picks it",
+        ),
+    ] = None,
+    rounds: Annotated[
+        int,
+        typer.Option(min=1, help="Calls of each implementation; slow ones get at least 3."),
+    ] = 5,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="Threads of each implementation.", show_default="one per core"),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.png", help="Draw the roofline fractions.", show_default=False),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure expert kernels: time, fraction of the machine's limit, speed-up over transformers."""
+    with collector_off():
+        from eaas.cores import usable_cores
+        from eaas_cli.bench.experts import bench_experts, make_plan
+        from eaas_cli.bench.experts.plan import DTYPES
+        from eaas_cli.bench.experts.plot import check_plot, draw_plot
+        from eaas_cli.bench.experts.report import print_report
+        from expert_server.kernels.registry import KERNEL_NAMES
+
+    end_on_sigterm()
+    plan = make_plan(
+        shapes=shape or (),
+        built_in=built_in,
+        tokens=tokens,
+        dtypes=dtype or DTYPES,
+        kernels=kernel or (),
+        known_kernels=KERNEL_NAMES,
+        rounds=rounds,
+        threads=threads or usable_cores(),
+    )
+    if plot is not None:
+        check_plot(plot)
+    document = bench_experts(plan, say=say)
+    if plot is not None:
+        draw_plot(document, plot)
+    show(document, as_json, print_report)

@@ -1,0 +1,96 @@
+"""`eaas chaos ...`: fault injection."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from eaas_cli.bench.command import model_or_demo, say, show
+from eaas_cli.commands.options import Json
+
+__all__ = ["register"]
+
+chaos = typer.Typer(
+    help="Fault injection: break a cluster under load and check every answer.", no_args_is_help=True
+)
+# Exit code of a shell for a program that Ctrl-C ended.
+_INTERRUPTED = 130
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.add_typer(chaos, name="chaos")
+
+
+@chaos.callback()
+def _chaos() -> None:
+    pass
+
+
+@chaos.command("run")
+def run(
+    seed: Annotated[
+        int, typer.Option(help="Seed of faults and load; the same seed repeats a run.")
+    ] = 1,
+    minutes: Annotated[float, typer.Option(min=0.05, help="Duration of the faults.")] = 1.0,
+    faults: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME,...",
+            help="On expert servers: kill, hang, slow, partition, memory, pair. Others: "
+            "monitor, pause, balancer, rebalance, scale, damaged, unreachable, names.",
+            show_default="all",
+        ),
+    ] = "",
+    model: Annotated[
+        Path | None,
+        typer.Option("--model", help="Checkpoint.", show_default="a demo checkpoint"),
+    ] = None,
+    servers: Annotated[int, typer.Option(min=3, help="Expert servers.")] = 4,
+    redundancy: Annotated[int, typer.Option(min=2, help="Servers that hold each expert.")] = 2,
+    transport: Annotated[
+        str, typer.Option(help="Transport to the servers: shm, grpc or nixl.")
+    ] = "shm",
+    rate: Annotated[float, typer.Option(min=0.1, help="Requests per second.")] = 4.0,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens per answer.")] = 24,
+    history: Annotated[
+        Path | None,
+        typer.Option(
+            "--history",
+            metavar="FILE",
+            help="Write every request and every fault to this file.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Run a cluster under load, inject faults from a seed, and check every answer.
+
+    Every answer must be right, or one typed error if no replica was alive. Memory must not grow, and
+    nothing may be left behind. Exit code 1: a violation.
+    """
+    from eaas_cli.chaos import run_chaos
+    from eaas_cli.chaos.report import print_report
+    from eaas_cli.chaos.run import Settings
+    from eaas_cli.chaos.schedule import KINDS
+    from eaas_cli.local.interrupt import Interrupt, Interrupted
+    from eaas_cli.option_values import known
+
+    kinds = known("--faults", faults.split(",") if faults else KINDS, KINDS)
+    named = str(model.resolve()) if model else ""
+    settings = Settings(
+        seed, 60 * minutes, kinds, servers, redundancy, transport, rate, max_tokens, named
+    )
+    with Interrupt() as interrupt, model_or_demo(model) as checkpoint:
+        try:
+            document = run_chaos(
+                checkpoint, settings, interrupt=interrupt, say=say, history_file=history
+            )
+        except Interrupted:
+            raise typer.Exit(_INTERRUPTED) from None
+    show(document, as_json, print_report)
+    if document["violations"]:
+        say(f"repeat it with: {document['repeat']}")
+        raise typer.Exit(1)

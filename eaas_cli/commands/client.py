@@ -1,0 +1,189 @@
+"""`eaas status` and `eaas generate`: the HTTP endpoint of a running cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+
+from eaas.errors import ClusterError
+from eaas.net.api_keys import authorization
+from eaas.net.server_records import OPERATOR_PATH, find
+from eaas_cli.commands.options import DEFAULT_ENDPOINT, Endpoint, Json, KeyToShow
+from eaas_cli.endpoint import ANSWER_S, base_url, check, fetch_status, reason, unreachable_error
+
+__all__ = [
+    "STATE_COLOURS",
+    "page_address",
+    "register",
+    "status_table",
+    "unreachable_text",
+]
+
+# Uncovered experts that the table names.
+_NAMED = 6
+# Longest time between two tokens of a stream: many times a layer's deadline.
+_TOKEN_S = 120.0
+STATE_COLOURS = {
+    "SERVING": "green",
+    "JOINING": "cyan",
+    "DRAINING": "cyan",
+    "SUSPECT": "yellow",
+    "DEAD": "red",
+    "LEFT": "dim",
+}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("status")(status)
+    app.command("generate")(generate)
+
+
+def page_address(endpoint: str) -> str:
+    """Address of the dashboard, with the operator's token if this user may have it.
+
+    The token is never printed to a file that other users can read.
+    """
+    page = f"{base_url(endpoint)}/"
+    record = find(httpx.URL(page).netloc.decode())
+    if record is None or not record.lives or _is_log():
+        return page
+    return f"{base_url(endpoint)}{OPERATOR_PATH}{record.secret}/"
+
+
+def _is_log() -> bool:
+    """Whether standard output is a file that other users can read."""
+    try:
+        fd = sys.stdout.fileno()
+        mode = os.fstat(fd).st_mode
+        places = Path(os.readlink(f"/proc/self/fd/{fd}")).parents
+        open_to_others = all(place.stat().st_mode & 0o011 for place in places)
+    except OSError:
+        # Standard output has no file name, or the file is gone.
+        return False
+    return stat.S_ISREG(mode) and bool(mode & 0o044) and open_to_others
+
+
+def status_table(document: dict[str, Any]) -> Any:
+    """Build a Rich table from the status document."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    coverage = document["coverage"]
+    uncovered = [f"{layer}/{expert}" for layer, expert in coverage["uncovered"]]
+    covered = f"at least {coverage['min_replicas']} live"
+    if not document["epoch"]:
+        covered = "not placed yet"
+    elif uncovered:
+        more = ", ..." if len(uncovered) > _NAMED else ""
+        names = ", ".join(uncovered[:_NAMED])
+        covered = f"{len(uncovered)} uncovered (layer/expert {names}{more})"
+    table = Table(
+        title=f"{document['endpoint']}   epoch {document['epoch']}   experts: {covered}",
+        title_justify="left",
+        box=None,
+    )
+    for column in ("MEMBER", "STATE", "PID", "ADDRESS"):
+        table.add_column(column)
+    for column in ("LIFE", "EXPERTS", "IN FLIGHT"):
+        table.add_column(column, justify="right")
+    for member in document["members"]:
+        state = member["state"]
+        table.add_row(
+            member["id"],
+            Text(state, style=STATE_COLOURS.get(state, "")),
+            str(member["pid"]),
+            member["address"],
+            str(member["incarnation"]),
+            str(member["experts"]),
+            str(member["in_flight"]),
+        )
+    # Endpoints of former releases leave out `unreachable`.
+    cut = [(m["id"], m["unreachable"]) for m in document["members"] if m.get("unreachable")]
+    notes = [Text(f"{server}: {unreachable_text(reasons)}", style="red") for server, reasons in cut]
+    return Group(table, *notes) if notes else table
+
+
+def unreachable_text(reasons: Mapping[str, str]) -> str:
+    """Say which clients cannot reach a server, and why. `reasons` are by client id."""
+    return "; ".join(f"unreachable for {client}: {why}" for client, why in reasons.items())
+
+
+def status(
+    endpoint: Endpoint = DEFAULT_ENDPOINT, key_file: KeyToShow = None, as_json: Json = False
+) -> None:
+    """Show the members of a cluster and whether every expert has a live replica."""
+    document = fetch_status(endpoint, key_file)
+    if as_json:
+        typer.echo(json.dumps(document))
+        return
+    from eaas_cli.commands.console import table_console
+
+    console = table_console()
+    console.print(status_table(document))
+    page = page_address(endpoint)
+    if console.is_terminal and OPERATOR_PATH in page:
+        typer.echo(f"page: {page}")
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="Text to continue.")],
+    endpoint: Endpoint = DEFAULT_ENDPOINT,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="Maximum number of tokens to generate.")
+    ] = 64,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=2.0,
+            help="0: always the likeliest token.",
+            show_default="the model's",
+        ),
+    ] = None,
+    key_file: KeyToShow = None,
+    as_json: Json = False,
+) -> None:
+    """Complete a prompt and print the tokens as they arrive."""
+    body: dict[str, Any] = {"prompt": prompt, "max_tokens": max_tokens, "stream": not as_json}
+    if temperature is not None:
+        body["temperature"] = temperature
+    url = f"{base_url(endpoint)}/v1/completions"
+    timeout = httpx.Timeout(ANSWER_S, read=_TOKEN_S)
+    headers = authorization(key_file)
+    try:
+        if as_json:
+            response = httpx.post(url, json=body, headers=headers, timeout=timeout)
+            check(response)
+            typer.echo(json.dumps(response.json()))
+            return
+        with httpx.stream("POST", url, json=body, headers=headers, timeout=timeout) as response:
+            if response.is_error:
+                response.read()
+            check(response)
+            for line in response.iter_lines():
+                _print_chunk(line)
+        typer.echo()
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        raise ClusterError(unreachable_error(endpoint, error)) from error
+
+
+def _print_chunk(line: str) -> None:
+    data = line.removeprefix("data: ")
+    if not line.startswith("data: ") or data == "[DONE]":
+        return
+    chunk = json.loads(data)
+    if "error" in chunk:
+        raise ClusterError(f"the stream broke off: {reason(chunk)}")
+    for choice in chunk["choices"]:
+        sys.stdout.write(choice.get("text") or "")
+    sys.stdout.flush()

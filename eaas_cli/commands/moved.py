@@ -1,0 +1,44 @@
+"""Commands that moved or are gone: each ends with an error that names its successor."""
+
+from __future__ import annotations
+
+import typer
+
+from eaas.errors import ConfigError
+
+__all__ = ["register"]
+
+_IN_A_CLONE = ("client", "dispatch", "failover", "join", "monitor", "overlap", "policies")
+_REMOVED = ("predict", "rebalance", "select", "traces")
+
+
+def register(bench: typer.Typer, simulate: typer.Typer, trace: typer.Typer) -> None:
+    """Add the former commands, hidden."""
+    for name in _IN_A_CLONE:
+        _add(bench, f"bench {name}", _clone(f"benchmarks.{name}"))
+    for name in _REMOVED:
+        _add(
+            bench,
+            f"bench {name}",
+            "gone; docs/performance.md and docs/scheduling.md keep its figures",
+        )
+    _add(simulate, "simulate policy", _clone("benchmarks.caps judge"))
+    for name in ("fit", "replay"):
+        _add(simulate, f"simulate {name}", _clone(f"benchmarks.caps {name}"))
+    _add(simulate, "simulate validate", _clone("benchmarks.validate"))
+    _add(trace, "trace convert", "now `eaas trace info TRACE --out FILE`")
+
+
+def _clone(module: str) -> str:
+    return f"now `python -m {module}`, in a clone of the repository"
+
+
+def _add(group: typer.Typer, command: str, successor: str) -> None:
+    @group.command(
+        command.split()[-1],
+        hidden=True,
+        add_help_option=False,
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    )
+    def moved() -> None:
+        raise ConfigError(f"`eaas {command}` is {successor}")

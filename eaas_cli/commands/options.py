@@ -1,0 +1,104 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from eaas.config.environment import ENDPOINT_VARIABLE
+from eaas_cli.local.running_clusters import latest_up
+
+__all__ = [
+    "DEFAULT_ENDPOINT",
+    "ApiKeyFile",
+    "ConfigFile",
+    "Endpoint",
+    "Insecure",
+    "Join",
+    "Json",
+    "KeyToShow",
+    "Model",
+    "Tls",
+]
+
+DEFAULT_ENDPOINT = "http://127.0.0.1:8000"
+"""Default endpoint of `eaas up`."""
+
+Model = Annotated[
+    Path,
+    typer.Option("--model", help="Directory of a Hugging Face MoE checkpoint.", show_default=False),
+]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", help="cluster.yaml: settings of every role.", show_default=False),
+]
+Join = Annotated[
+    str,
+    typer.Option(
+        "--join",
+        metavar="HOST:PORT[,...]",
+        help="Address of the cluster's monitor; of all monitors if there are several.",
+        show_default=False,
+    ),
+]
+
+
+def _find_endpoint(context: typer.Context, parameter: typer.CallbackParam, given: str) -> str:
+    """The given endpoint, else that of this user's last `eaas up`, else the default."""
+    source = context.get_parameter_source(str(parameter.name))
+    if source is None or source.name != "DEFAULT":
+        return given
+    up = latest_up()
+    return given if up is None else up.endpoint
+
+
+Endpoint = Annotated[
+    str,
+    typer.Option(
+        "--endpoint",
+        metavar="URL",
+        help="HTTP endpoint of the cluster.",
+        show_default=f"your last `eaas up`, else {DEFAULT_ENDPOINT}",
+        envvar=ENDPOINT_VARIABLE,
+        callback=_find_endpoint,
+    ),
+]
+Tls = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls",
+        metavar="DIR",
+        help="Directory of certificates (`eaas certs`).",
+        show_default="no TLS",
+        envvar="EAAS_SECURITY__TLS_DIR",
+    ),
+]
+Insecure = Annotated[
+    bool,
+    typer.Option(
+        "--insecure",
+        help="Let other machines connect without TLS and use the endpoint without an API key.",
+    ),
+]
+ApiKeyFile = Annotated[
+    str | None,
+    typer.Option(
+        "--api-key-file",
+        metavar="FILE",
+        help="File with one API key per line; requests must send one of them.",
+        show_default="EAAS_API_KEY, or none",
+    ),
+]
+KeyToShow = Annotated[
+    Path | None,
+    typer.Option(
+        "--api-key-file",
+        metavar="FILE",
+        help="File whose first API key is sent.",
+        show_default="EAAS_API_KEY, or none",
+        envvar="EAAS_ATTENTION_CLIENT__API_KEY_FILE",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]

@@ -1,0 +1,322 @@
+"""One command per role. `eaas up` runs them on this machine; people run them on other machines."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from eaas.garbage_collection import collector_off
+from eaas.launcher_pipe import announce, bind_to_launcher
+from eaas.log import configure_logging, print_line
+from eaas.open_files import prepare_open_files
+from eaas_cli.commands.options import ApiKeyFile, ConfigFile, Insecure, Join, Model, Tls
+
+__all__ = ["register"]
+
+Host = Annotated[str | None, typer.Option("--host", help="Address to listen on.")]
+Port = Annotated[int | None, typer.Option("--port", help="Port to listen on; 0: a free one.")]
+Threads = Annotated[
+    int | None, typer.Option("--threads", help="Intra-op threads; 0: by the number of cores.")
+]
+# A process that has not ended this long after a signal kills itself.
+_EXIT_DEADLINE_S = 5.0
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("expert-server")(expert_server)
+    app.command("attention-client")(attention_client)
+    app.command("monitor")(monitor)
+    app.command("balancer")(balancer)
+
+
+def _begin(role: str) -> None:
+    if os.getpid() == 1:
+        # The first process of a container gets no signal without a handler.
+        signal.signal(signal.SIGTERM, lambda number, _frame: os._exit(128 + number))
+    bind_to_launcher()
+    configure_logging(role)
+    prepare_open_files(f"eaas {role}")
+    # Checkpoints are local directories: nothing is downloaded.
+    os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+def _security(tls: Path | None, insecure: bool) -> dict[str, Any]:
+    """Section `security` of the settings, from the command line."""
+    return {"tls_dir": tls and str(tls), "insecure": insecure or None}
+
+
+def _ready(address: str) -> None:
+    print_line(f"ready at {address}", sys.stderr)
+    announce(ready=address)
+
+
+def _serving(address: str, kernel: str) -> None:
+    print_line(f"kernel: {kernel}", sys.stderr)
+    announce(kernel=kernel)
+    _ready(address)
+
+
+def _exit_after(after_s: float = 0.0) -> None:
+    timer = threading.Timer(after_s + _EXIT_DEADLINE_S, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
+
+
+def _leave() -> NoReturn:
+    """End a process that has closed everything. The normal exit would spend a second in torch.
+
+    Every role needs this: a monitor that the fork server started has imported torch, too.
+    """
+    logging.shutdown()
+    for file in sys.stdout, sys.stderr:
+        # The disk may be full: the rest of the output is lost.
+        with contextlib.suppress(OSError):
+            file.flush()
+    os._exit(0)
+
+
+def expert_server(
+    join: Join,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            "--model",
+            help="Directory of a Hugging Face MoE checkpoint.",
+            show_default="weights from the other servers",
+        ),
+    ] = None,
+    id: Annotated[
+        str | None,
+        typer.Option(
+            "--id", help="Unique id in the cluster; keep it over restarts.", show_default=False
+        ),
+    ] = None,
+    host: Host = None,
+    port: Port = None,
+    threads: Threads = None,
+    kernel: Annotated[
+        str | None, typer.Option(help="Expert kernel: auto, native, packed, zentorch or reference.")
+    ] = None,
+    quantization: Annotated[
+        str | None, typer.Option(help="Weights in memory: none, int8 or int4.")
+    ] = None,
+    slots: Annotated[
+        int | None, typer.Option(help="Slots of the arena, for all clients together.")
+    ] = None,
+    slot_tokens: Annotated[int | None, typer.Option(help="Tokens that one slot holds.")] = None,
+    tls: Tls = None,
+    insecure: Insecure = False,
+    config: ConfigFile = None,
+) -> None:
+    """Run an expert server: it joins the cluster, loads the experts placed on it, and serves."""
+    from eaas.config import load_config
+    from eaas.net.grpc_server import check_port
+    from eaas.net.listen_policy import guarded_port
+
+    _begin("expert-server")
+    settings: dict[str, Any] = {
+        "host": host,
+        "port": port,
+        "threads": threads,
+        "kernel": kernel,
+        "quantization": quantization,
+        "slots": slots,
+        "slot_tokens": slot_tokens,
+    }
+    server_id = _member_id(id, "expert-server")
+    cluster = load_config(config, security=_security(tls, insecure), expert_server=settings)
+    loaded = cluster.expert_server
+    own = guarded_port(cluster.security, "expert-server", loaded.host)
+    check_port(loaded.host, loaded.port)
+    with collector_off():
+        from eaas.telemetry import start_tracing
+        from expert_server import ExpertServer
+
+    tracing = start_tracing(cluster.telemetry, "expert-server", server_id)
+    server = ExpertServer(model, server_id, join, loaded, _serving, own, tracing)
+
+    def leave_now(_number: int, _frame: object) -> None:
+        server.stop()
+        _exit_after()
+
+    def leave(_number: int, _frame: object) -> None:
+        # A second signal ends the server without the drain.
+        signal.signal(signal.SIGTERM, leave_now)
+        signal.signal(signal.SIGINT, leave_now)
+        # In a thread: the main thread may hold a lock that the drain needs.
+        threading.Thread(target=server.drain, daemon=True).start()
+        _exit_after(loaded.drain_timeout_s)
+
+    signal.signal(signal.SIGTERM, leave)
+    signal.signal(signal.SIGINT, leave)
+    server.run()
+    if tracing is not None:
+        tracing.close()
+    _leave()
+
+
+def attention_client(
+    model: Model,
+    join: Join,
+    id: Annotated[
+        str | None,
+        typer.Option(
+            "--id", help="Unique id in the cluster; keep it over restarts.", show_default=False
+        ),
+    ] = None,
+    host: Host = None,
+    port: Port = None,
+    transport: Annotated[
+        str | None, typer.Option(help="Transport to the servers: shm, grpc or nixl.")
+    ] = None,
+    threads: Threads = None,
+    api_key_file: ApiKeyFile = None,
+    operator_page: Annotated[
+        bool | None,
+        typer.Option(
+            "--operator-page", help="Show buttons on the dashboard that kill and start servers."
+        ),
+    ] = None,
+    tls: Tls = None,
+    insecure: Insecure = False,
+    config: ConfigFile = None,
+) -> None:
+    """Run an attention client: the model without its experts, behind an OpenAI-compatible endpoint."""
+    from eaas.config import load_config
+    from eaas.net.grpc_server import check_port
+    from eaas.net.listen_policy import guarded_keys, identity
+
+    _begin("attention-client")
+    settings: dict[str, Any] = {
+        "host": host,
+        "port": port,
+        "transport": transport,
+        "threads": threads,
+        "api_key_file": api_key_file,
+        "operator_page": operator_page,
+    }
+    client_id = _member_id(id, "attention-client")
+    cluster = load_config(config, security=_security(tls, insecure), attention_client=settings)
+    loaded = cluster.attention_client
+    own = identity(cluster.security, "attention-client")
+    keys = guarded_keys(cluster.security, loaded.host, loaded.api_key_file)
+    check_port(loaded.host, loaded.port)
+    stopping = threading.Event()
+
+    def end(_number: int, _frame: object) -> None:
+        # In a thread: the main thread may hold the event's lock.
+        threading.Thread(target=stopping.set, daemon=True).start()
+        _exit_after()
+
+    def ready(address: str) -> None:
+        # Until now a signal just ends the process: there are no requests to finish.
+        signal.signal(signal.SIGTERM, end)
+        signal.signal(signal.SIGINT, end)
+        _ready(address)
+
+    with collector_off():
+        from attention_client.main import run
+        from eaas.telemetry import start_tracing
+
+    tracing = start_tracing(cluster.telemetry, "attention-client", client_id)
+    run(model, client_id, join, loaded, stopping, ready, own, keys, tracing)
+    _leave()
+
+
+def monitor(
+    host: Host = None,
+    port: Port = None,
+    stop_members_on_exit: Annotated[
+        bool | None,
+        typer.Option("--stop-members-on-exit", help="Stop every member when the monitor ends."),
+    ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            help="embedded: a file in --data-dir; zookeeper: several monitors, one of them the leader."
+        ),
+    ] = None,
+    data_dir: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Directory for state that survives a restart."),
+    ] = None,
+    zookeeper_hosts: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT,...", help="Addresses of the ZooKeeper servers."),
+    ] = None,
+    tls: Tls = None,
+    insecure: Insecure = False,
+    config: ConfigFile = None,
+) -> None:
+    """Run the monitor: cluster membership and failure detection."""
+    from eaas.config import load_config
+    from eaas.net.listen_policy import guarded_port, monitor_secret
+
+    _begin("monitor")
+    settings: dict[str, Any] = {
+        "host": host,
+        "port": port,
+        "stop_members_on_exit": stop_members_on_exit,
+        "store": store,
+        "data_dir": data_dir,
+        "zookeeper_hosts": zookeeper_hosts,
+    }
+    cluster = load_config(config, security=_security(tls, insecure), monitor=settings)
+    loaded = cluster.monitor
+    own = guarded_port(cluster.security, "monitor", loaded.host)
+    secret = monitor_secret(cluster.security, loaded)
+    from monitor import run
+
+    run(loaded, _ready, own, secret)
+    _leave()
+
+
+def balancer(
+    join: Join,
+    servers: Annotated[
+        int | None, typer.Option(help="Expert servers to wait for before the first placement.")
+    ] = None,
+    redundancy: Annotated[int | None, typer.Option(help="Servers that hold each expert.")] = None,
+    host: Host = None,
+    port: Port = None,
+    tls: Tls = None,
+    insecure: Insecure = False,
+    config: ConfigFile = None,
+) -> None:
+    """Run the balancer: placement of the experts."""
+    from eaas.config import load_config
+    from eaas.net.listen_policy import guarded_port
+
+    _begin("balancer")
+    settings: dict[str, Any] = {
+        "host": host,
+        "port": port,
+        "expected_servers": servers,
+        "redundancy": redundancy,
+    }
+    cluster = load_config(config, security=_security(tls, insecure), balancer=settings)
+    loaded = cluster.balancer
+    own = guarded_port(cluster.security, "balancer", loaded.host)
+    from balancer.main import run
+
+    run(loaded, join, _ready, own, cluster.autoscaler.latency_target_ms)
+    _leave()
+
+
+def _member_id(given: str | None, role: str) -> str:
+    """The given id, or one made of host and pid. Raises ConfigError for an id that the contract forbids."""
+    from eaas.member_ids import check_id
+
+    member_id = f"{role}-{socket.gethostname()}-{os.getpid()}" if given is None else given
+    check_id(member_id, "--id")
+    return member_id

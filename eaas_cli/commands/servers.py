@@ -1,0 +1,190 @@
+"""`eaas scale` and `eaas drain`: the number of expert servers in a running cluster."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from eaas.counted import counted
+from eaas.errors import ClusterError, ConfigError
+from eaas_cli.commands.options import DEFAULT_ENDPOINT, Endpoint, KeyToShow, Tls
+from eaas_cli.endpoint import fetch_status, live_members
+from eaas_cli.local.running_clusters import up_at
+
+if TYPE_CHECKING:
+    from eaas.control_plane.balancer_client import BalancerClient
+    from eaas.net.tls import Identity
+
+__all__ = ["balancer_address", "monitor_addresses", "operator", "register"]
+
+_POLL_S = 0.2
+# Deadline per server that joins or leaves: experts are loaded.
+_SERVER_S = 300.0
+# Longest time without an answer: a busy endpoint may miss some polls.
+_SILENCE_S = 30.0
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("scale")(scale)
+    app.command("drain")(drain)
+
+
+def scale(
+    servers: Annotated[int, typer.Argument(help="Wanted number of expert servers.")],
+    endpoint: Endpoint = DEFAULT_ENDPOINT,
+    key_file: KeyToShow = None,
+    tls: Tls = None,
+) -> None:
+    """Start or stop expert servers under `eaas up`, one at a time; requests continue."""
+    from eaas.control_plane.balancer_client import BalancerClient
+
+    document = fetch_status(endpoint, key_file)
+    before = len(_servers(document))
+    with BalancerClient(balancer_address(document), operator(endpoint, document, tls)) as balancer:
+        request = balancer.scale(servers)
+
+        def is_scaled(now: dict[str, Any]) -> bool:
+            members = _servers(now)
+            # A server without experts counts: there may be more servers than replicas.
+            if len(members) == servers and all(m["state"] == "SERVING" for m in members):
+                return True
+            _check_request(balancer, request, servers)
+            return False
+
+        otherwise = f"there are not {counted(servers, 'server')}"
+        _wait(document, endpoint, key_file, is_scaled, otherwise, 1 + abs(servers - before))
+
+
+def _check_request(balancer: BalancerClient, request: int, servers: int) -> None:
+    """Raise ClusterError if the request was replaced or refused."""
+    try:
+        now = balancer.scale_state()
+    except ClusterError:
+        # Another balancer may take over; the launcher continues.
+        return
+    if now.wish > request:
+        raise ClusterError(
+            f"not {counted(servers, 'server')}: a later request asked for another number"
+        )
+    if now.wish == request and now.refusal:
+        raise ClusterError(f"not {counted(servers, 'server')}: {now.refusal}")
+
+
+def drain(
+    server: Annotated[
+        str, typer.Argument(help="Server id, as in `eaas status`.", show_default=False)
+    ],
+    endpoint: Endpoint = DEFAULT_ENDPOINT,
+    key_file: KeyToShow = None,
+    tls: Tls = None,
+) -> None:
+    """Remove an expert server: others load its experts, then it ends; requests continue."""
+    from eaas.control_plane.balancer_client import BalancerClient
+
+    document = fetch_status(endpoint, key_file)
+    with BalancerClient(balancer_address(document), operator(endpoint, document, tls)) as balancer:
+        balancer.drain(server)
+        fewest = balancer.scale_state().fewest
+    staying = [m for m in _servers(document) if m["state"] != "DRAINING" and m["id"] != server]
+    if len(staying) < fewest:
+        typer.echo(
+            f"note: {counted(len(staying), 'server')} cannot hold each expert on {fewest}, as "
+            "balancer.redundancy wants: start another one",
+            err=True,
+        )
+
+    def has_left(now: dict[str, Any]) -> bool:
+        return server not in {m["id"] for m in _servers(now)}
+
+    _wait(document, endpoint, key_file, has_left, f"{server} has not left", 1)
+
+
+def _servers(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """The live expert servers."""
+    return live_members(document, "expert-server")
+
+
+def balancer_address(document: dict[str, Any]) -> str:
+    """Address of the live balancer. Raises ClusterError if there is none."""
+    for member in live_members(document, "balancer"):
+        return str(member["address"])
+    raise ClusterError("no balancer lives in this cluster: start one with `eaas balancer --join`")
+
+
+def monitor_addresses(endpoint: str, document: dict[str, Any]) -> list[str]:
+    """Addresses of the live monitors in the status document. Raises ClusterError if there is none."""
+    found = [str(member["address"]) for member in live_members(document, "monitor")]
+    if not found:
+        raise ClusterError(
+            f"{endpoint}: this cluster has no live monitor: start one with `eaas monitor`"
+        )
+    return found
+
+
+def operator(endpoint: str, document: dict[str, Any], directory: Path | None) -> Identity | None:
+    """The operator's identity for calls to the cluster; None for a cluster without TLS.
+
+    Args:
+        endpoint: URL of the cluster's endpoint.
+        document: Its status.
+        directory: Directory of certificates (--tls), if given.
+
+    Raises:
+        ConfigError: The cluster has TLS and --tls is missing, or the other way round.
+    """
+    # Attention clients of former releases leave out `tls`.
+    has_tls = document.get("tls", directory is not None)
+    if not has_tls:
+        if directory is not None:
+            raise ConfigError(f"{endpoint}: this cluster has no TLS: leave out --tls {directory}")
+        return None
+    from eaas.net.authorisation import OPERATOR
+    from eaas.net.tls import CA_FILE, Identity
+
+    if directory is not None:
+        return Identity(directory, OPERATOR)
+    up = up_at(endpoint)
+    where = shlex.quote(up.tls_dir) if up is not None else "DIR"
+    raise ConfigError(
+        f"{endpoint}: this cluster asks for certificates: give --tls {where}, the directory with "
+        f"{CA_FILE}, {OPERATOR}.pem and {OPERATOR}.key"
+    )
+
+
+def _wait(
+    before: dict[str, Any],
+    endpoint: str,
+    key_file: Path | None,
+    is_done: Callable[[dict[str, Any]], bool],
+    otherwise: str,
+    servers: int,
+) -> None:
+    """Print state changes of servers until `is_done`. `before` is the status before the request."""
+    deadline = time.monotonic() + servers * _SERVER_S
+    printed: dict[str, str] = {m["id"]: m["state"] for m in before["members"]}
+    heard_at = time.monotonic()
+    while True:
+        try:
+            document = fetch_status(endpoint, key_file)
+        except ClusterError:
+            if time.monotonic() > heard_at + _SILENCE_S:
+                raise
+            time.sleep(_POLL_S)
+            continue
+        heard_at = time.monotonic()
+        for member in document["members"]:
+            name, state = member["id"], member["state"]
+            if member["role"] == "expert-server" and printed.get(name) != state:
+                typer.echo(f"{name}: {state}")
+                printed[name] = state
+        if is_done(document):
+            return
+        if time.monotonic() > deadline:
+            raise ClusterError(f"after {servers * _SERVER_S:.0f} s {otherwise}: see `eaas status`")
+        time.sleep(_POLL_S)

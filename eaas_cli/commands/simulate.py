@@ -1,0 +1,232 @@
+"""`eaas simulate ...`: the live code in simulated time, on a trace."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from eaas.errors import ConfigError, TrafficError
+from eaas_cli.commands.options import ConfigFile, Json
+from eaas_cli.commands.progress import progress_bar
+from eaas_cli.commands.simulate_caps import caps
+
+if TYPE_CHECKING:
+    from eaas.config import AutoscalerConfig
+    from simulator.autoscaling.savings import Comparison
+    from simulator.autoscaling.serving import ServerModel
+    from simulator.autoscaling.traffic import Traffic
+
+__all__ = ["register"]
+
+_PAPER_S = (600.0, 7200.0)
+
+simulate = typer.Typer(
+    help="Simulations: the live autoscaler and request scheduler, on a trace.",
+    no_args_is_help=True,
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    simulate.command("autoscale")(autoscale)
+    simulate.command("caps")(caps)
+    app.add_typer(simulate, name="simulate")
+
+
+def autoscale(
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace", help="Requests: an Azure trace (CSV) or a Mooncake trace (JSON lines)."
+        ),
+    ] = None,
+    paper: Annotated[
+        bool,
+        typer.Option(
+            "--paper",
+            help="Run the paper's setting instead: 8,192 requests on 64 servers, then 5,120. "
+            "Only --token-ms, --change-s, --config and --json apply to it.",
+        ),
+    ] = False,
+    fixed: Annotated[
+        str, typer.Option(help="Sizes of the fixed groups to compare with.", metavar="N,N,...")
+    ] = "8,16,32",
+    start: Annotated[
+        int | None,
+        typer.Option(min=1, help="Servers at the start.", show_default="the largest of --fixed"),
+    ] = None,
+    most: Annotated[
+        int | None,
+        typer.Option(
+            "--max-servers",
+            help="Maximum number of servers.",
+            show_default="the largest of --fixed",
+        ),
+    ] = None,
+    server_tokens_per_s: Annotated[
+        float | None,
+        typer.Option(
+            min=1e-3,
+            help="Tokens per second of one busy server.",
+            show_default="fits the largest of --fixed to the busiest minute",
+        ),
+    ] = None,
+    token_ms: Annotated[
+        float, typer.Option(min=1e-3, help="Milliseconds between two tokens while servers keep up.")
+    ] = 50.0,
+    prompt_tokens: Annotated[
+        int,
+        typer.Option(min=0, help="Prompt tokens of one step; 0: prompts are computed elsewhere."),
+    ] = 256,
+    change_s: Annotated[
+        float, typer.Option(min=0, help="Seconds that a server takes to join or to leave.")
+    ] = 10.0,
+    config: ConfigFile = None,
+    as_json: Json = False,
+) -> None:
+    """Compare the server-hours of an autoscaled group with groups of fixed sizes."""
+    from eaas.config import load_config
+    from eaas_cli.option_values import numbers, once
+    from simulator.autoscaling import savings
+    from simulator.autoscaling.serving import ServerModel
+    from simulator.autoscaling.traffic import read_traffic
+
+    if paper == (trace is not None):
+        raise ConfigError("give --trace FILE, or --paper in its place")
+    sizes = [savings.PAPER_SERVERS] if paper else [*once(numbers("--fixed", fixed))]
+    if paper:
+        start = most = server_tokens_per_s = None
+        prompt_tokens = 0
+    loaded = load_config(config, autoscaler={"max_servers": most or max(sizes)})
+    settings, token_s = loaded.autoscaler, token_ms / 1000
+    if settings.min_servers > settings.max_servers:
+        raise ConfigError(
+            f"autoscaler: min_servers {settings.min_servers} is above max_servers {settings.max_servers}"
+        )
+    with progress_bar() as bar:
+        task = bar.add_task("reading", total=1.0)
+        if trace is None:
+            traffic = savings.paper_traffic(token_s, *_PAPER_S)
+        else:
+            traffic = read_traffic(
+                trace, lambda line: bar.update(task, description=f"line {line:,}")
+            )
+        asked = savings.busiest_tokens_per_s(traffic, token_s, prompt_tokens)
+        if not asked:
+            raise TrafficError(f"{traffic.name}: no request asks these servers for a token")
+        if server_tokens_per_s is None:
+            server_tokens_per_s = savings.tokens_per_s_at_target(asked, max(sizes), settings)
+        model = ServerModel(server_tokens_per_s, token_s, prompt_tokens)
+        comparison = savings.compare(
+            traffic,
+            model,
+            settings,
+            sizes,
+            start=start or max(sizes),
+            fewest=loaded.balancer.redundancy,
+            change_s=change_s,
+            progress=lambda share: bar.update(task, description="replaying", completed=share),
+        )
+    if as_json:
+        typer.echo(json.dumps(_document(traffic, model, settings, asked, comparison)))
+    else:
+        _print(traffic, model, asked, comparison, sizes, paper)
+
+
+def _document(
+    traffic: Traffic,
+    model: ServerModel,
+    settings: AutoscalerConfig,
+    asked: float,
+    comparison: Comparison,
+) -> dict[str, Any]:
+    return {
+        "trace": {
+            "name": traffic.name,
+            "requests": traffic.requests,
+            "seconds": traffic.span_s,
+            "busiest_minute_tokens_per_s": asked,
+        },
+        "server": {
+            "tokens_per_s": model.tokens_per_s,
+            "token_ms": 1000 * model.token_s,
+            "prompt_tokens": model.prompt_tokens,
+        },
+        "autoscaler": settings.model_dump(),
+        "groups": comparison.rows(),
+        "servers_over_time": comparison.autoscaled.servers,
+    }
+
+
+def _print(
+    traffic: Traffic,
+    model: ServerModel,
+    asked: float,
+    comparison: Comparison,
+    sizes: Sequence[int],
+    paper: bool,
+) -> None:
+    from rich.table import Table
+
+    from eaas_cli.commands.console import table_console
+
+    table = Table(
+        title=f"{traffic.name}: {traffic.requests:,} requests in {traffic.span_s / 60:.0f} min",
+        title_justify="left",
+        box=None,
+    )
+    table.add_column("GROUP")
+    columns = ("SERVERS", "LAST", "HOURS", "SAVED", "AT END", "BUSY", "ms/TOKEN", "p99", "SLOWED")
+    for column in (*columns, "LEFT"):
+        table.add_column(column, justify="right")
+    for row in comparison.rows():
+        servers = row["servers"]
+        table.add_row(
+            row["group"],
+            f"{servers['fewest']}-{servers['most']}" if row["changes"] else str(servers["most"]),
+            str(servers["last"]),
+            f"{row['server_hours']:.2f}",
+            _share(row["saved_by_autoscaling"]),
+            _share(row["saved_at_end"]),
+            _share(row["utilization"]),
+            _ms(row["token_ms"]),
+            _ms(row["token_ms_p99"]),
+            _share(row["slowed_tokens"]),
+            str(row["unfinished_requests"]),
+        )
+    console = table_console()
+    console.print(table)
+    console.print(_legend(model, asked, max(sizes)), soft_wrap=True)
+    if paper:
+        console.print(_PAPER, soft_wrap=True)
+
+
+def _share(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.1f} %"
+
+
+def _ms(milliseconds: float) -> str:
+    return f"{milliseconds:,.0f}" if milliseconds >= 1000 else f"{milliseconds:.4g}"
+
+
+def _legend(model: ServerModel, asked: float, largest: int) -> str:
+    busy = asked / (largest * model.tokens_per_s)
+    return f"""
+HOURS: server-hours. SAVED: by autoscaling, against that group; AT END: by the number of servers at the end.
+SLOWED: tokens that came more than {model.token_s * 1000:g} ms after the one before: too few servers.
+p99: of the means of each interval. LEFT: requests that were not done at the end of the trace.
+A busy server computes {model.tokens_per_s:,.0f} tokens/s. The busiest minute needs {asked:,.0f} tokens/s
+and keeps {largest} servers {100 * busy:.0f} % busy.
+Assumptions: throughput is proportional to servers, the load is even, all requests slow down alike."""
+
+
+_PAPER = """
+The paper's figure (section 5.3: up to 37.5 %) is AT END: 40 servers of 64. It assumes:
+- 128 requests per server are the right load, at either rate;
+- throughput is proportional to servers (measured there from 32 to 64), and no expert needs more than 40;
+- attention shrinks with the experts: the paper counts all GPUs that decode; prompts are computed elsewhere;
+- the way down costs nothing. SAVED counts it: one window of waiting, then one server per minute."""

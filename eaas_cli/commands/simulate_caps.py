@@ -1,0 +1,99 @@
+"""`eaas simulate caps`: compare the strategies that choose which waiting requests run together."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from eaas.errors import ConfigError
+from eaas_cli.commands.options import Json
+from eaas_cli.commands.progress import progress
+
+__all__ = ["caps"]
+
+
+class _Pattern(StrEnum):
+    bursty = "bursty"
+    poisson = "poisson"
+    both = "both"
+
+
+def caps(
+    requests: Annotated[int, typer.Option(min=1, help="Requests of a run.")] = 3000,
+    seeds: Annotated[
+        str, typer.Option(metavar="N,...", help="One run for each.")
+    ] = "42,123,456,789",
+    rates: Annotated[
+        str, typer.Option(metavar="R,...", help="Requests per second.")
+    ] = "150,200,250,300",
+    pattern: Annotated[
+        _Pattern, typer.Option(help="Arrivals: bursts of one domain each, or independent.")
+    ] = _Pattern.both,
+    strategies: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,...", help="Strategies; fcfs is always included.", show_default="all"
+        ),
+    ] = None,
+    routing: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TRACE,...",
+            help="Recorded routing traces, one per domain.",
+            show_default="20 synthetic domains",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Directory for results.json and figures.", show_default=False
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare batch selection strategies under load, with the execution model of CAPS."""
+    from attention_client.scheduler import strategy, strategy_names
+    from eaas.cores import usable_cores
+    from eaas_cli.option_values import numbers, once, positive_numbers, words
+    from simulator.caps.draw import can_draw, draw_comparison
+    from simulator.caps.fit import DOMAINS
+    from simulator.caps.grid import compare
+    from simulator.caps.report import print_comparison
+    from simulator.caps.workload import RecordedDomains
+
+    names = strategy_names() if strategies is None else words(strategies)
+    for name in names:
+        strategy(name)  # raises before anything runs
+    seed_list = once(numbers("--seeds", seeds, least=0))
+    rate_list = once(positive_numbers("--rates", rates))
+    patterns = ("bursty", "poisson") if pattern is _Pattern.both else (pattern.value,)
+    traces = [word.strip() for word in routing.split(",")] if routing else None
+    if traces:
+        RecordedDomains.of(DOMAINS, [Path(path) for path in traces])  # raises before anything runs
+    if out is not None:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--out {out}: {error.strerror}") from error
+    with progress("simulating", len(patterns) * len(rate_list) * len(seed_list)) as done:
+        document = compare(
+            requests, seed_list, rate_list, patterns, names, usable_cores(), done, traces
+        )
+    if out is not None:
+        written = [out / "results.json"]
+        try:
+            written[0].write_text(json.dumps(document, indent=2) + "\n")
+            written += draw_comparison(document, out) if can_draw() else []
+        except OSError as error:
+            raise ConfigError(f"--out {out}: {error.strerror}") from error
+        if len(written) == 1:
+            typer.echo("no figures: pip install 'expert-as-a-service[bench]'", err=True)
+        typer.echo("wrote " + ", ".join(map(str, written)), err=True)
+    if as_json:
+        typer.echo(json.dumps(document))
+    else:
+        print_comparison(document)

@@ -1,0 +1,274 @@
+"""`eaas trace ...`: record, make and inspect routing traces, and replay placement policies over them."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from eaas.counted import counted
+from eaas_cli.commands.options import Json, Model
+from eaas_cli.commands.progress import progress_bar
+
+__all__ = ["register"]
+
+trace = typer.Typer(
+    help="Routing traces: tokens per expert, and placement policies replayed over them.",
+    no_args_is_help=True,
+)
+
+Source = Annotated[
+    Path, typer.Argument(metavar="TRACE", help="A .npz, .npy, .csv, or SGLang's .pt.")
+]
+Target = Annotated[Path, typer.Argument(metavar="FILE", help="A .npz, .npy or .csv to write.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.add_typer(trace, name="trace")
+
+
+@trace.command("record")
+def record(
+    target: Target,
+    model: Model,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Text file, one prompt per line.", show_default="8 built-in"
+        ),
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Prompts per batch.")] = 8,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer at most.")] = 32,
+    temperature: Annotated[
+        float, typer.Option(min=0, help="0: greedy; above 0: sampled with a fixed seed.")
+    ] = 0.0,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Cluster whose servers compute the experts.",
+            show_default="this process computes them",
+        ),
+    ] = None,
+) -> None:
+    """Run a checkpoint and count the experts that its routers choose."""
+    from eaas.checkpoint import precheck
+    from simulator.traces.file import check_target, write_trace
+
+    # Before the imports: transformers takes seconds, and a mistake should be named at once.
+    check_target(target)
+    precheck(model)
+    from simulator.traces.record import PROMPTS, read_prompts, record_trace
+
+    texts = PROMPTS if prompts is None else read_prompts(prompts)
+    with progress_bar() as bar:
+        task = bar.add_task("recording", total=1.0)
+        recorded = record_trace(
+            model,
+            texts,
+            batch=batch,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            endpoint=endpoint,
+            progress=lambda part: bar.update(task, completed=part),
+        )
+    write_trace(recorded, target)
+    _wrote(target, recorded.counts_ILE.shape)
+
+
+@trace.command("generate")
+def generate(
+    target: Target,
+    regime: Annotated[
+        str, typer.Option(help="Load over time: skewed, drift, flips or uniform.")
+    ] = "skewed",
+    iterations: Annotated[int, typer.Option(help="Forward passes.")] = 6144,
+    layers: Annotated[int, typer.Option(help="MoE layers.")] = 58,
+    experts: Annotated[int, typer.Option(help="Experts per layer.")] = 256,
+    tokens: Annotated[int, typer.Option(help="Tokens per batch.")] = 1024,
+    top_k: Annotated[int, typer.Option(help="Experts per token.")] = 8,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed makes the same trace.")] = 0,
+) -> None:
+    """Make a synthetic trace. skewed and flips are fitted to published figures of DeepSeek-R1."""
+    from simulator.traces import generate_trace, write_trace
+    from simulator.traces.file import check_target
+
+    check_target(target)
+    with progress_bar() as bar:
+        task = bar.add_task(regime, total=1.0)
+        made = generate_trace(
+            regime,
+            iterations=iterations,
+            layers=layers,
+            experts=experts,
+            tokens=tokens,
+            top_k=top_k,
+            seed=seed,
+            progress=lambda part: bar.update(task, completed=part),
+        )
+    write_trace(made, target)
+    _wrote(target, made.counts_ILE.shape)
+
+
+@trace.command("info")
+def info(
+    source: Source,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DATASET",
+            help="Compare with published figures: LmSys, WildChat, ShareGPT or Mix.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Also write the trace to this .npz, .npy or .csv.",
+            show_default=False,
+        ),
+    ] = None,
+    experts: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="TRACE is a .npy with the expert ids of each token (tokens, layers, top-k); each layer has "
+            "this many experts.",
+            show_default="TRACE holds counts",
+        ),
+    ] = None,
+    tokens: Annotated[
+        int, typer.Option(min=1, help="With --experts: tokens of one iteration.")
+    ] = 1024,
+    as_json: Json = False,
+) -> None:
+    """Show the size, the skew and the drift of a trace; convert it to another format."""
+    from simulator.traces.file import check_target, write_trace
+    from simulator.traces.published import published
+    from simulator.traces.readers import read_token_ids, read_trace
+    from simulator.traces.summary import summary
+
+    if against is not None:
+        published(against)
+    if out is not None:
+        check_target(out)
+    loaded = read_trace(source) if experts is None else read_token_ids(source, experts, tokens)
+    document = summary(loaded)
+    if against is not None:
+        from simulator.placement.calibration import deviations
+
+        with progress_bar() as bar:
+            task = bar.add_task(f"against {against}", total=1.0)
+            document["against"] = deviations(
+                loaded, against, progress=lambda part: bar.update(task, completed=part)
+            )
+    if out is not None:
+        write_trace(loaded, out)
+    if as_json:
+        typer.echo(json.dumps(document))
+        return
+    from eaas_cli.commands.trace_report import print_summary
+
+    print_summary(document)
+    if out is not None:
+        _wrote(out, loaded.counts_ILE.shape)
+
+
+@trace.command("compare")
+def compare(
+    source: Source,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Policy to replay; NAME+split lets clients split each batch anew. Repeatable.",
+            show_default="all, and fractional+split",
+        ),
+    ] = None,
+    servers: Annotated[
+        str, typer.Option(metavar="S,...", help="Numbers of servers to replay with.")
+    ] = "64",
+    interval: Annotated[
+        str, typer.Option(metavar="N,...", help="Iterations between plans.")
+    ] = "256,1024",
+    slots: Annotated[
+        int | None,
+        typer.Option(help="Replicas per layer.", show_default="experts + servers"),
+    ] = None,
+    planning: Annotated[
+        str,
+        typer.Option(
+            metavar="S",
+            help="Seconds that each plan counts as; 'measured' takes the time on this machine.",
+        ),
+    ] = "0.4",
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.png", help="Draw PAR over time.", show_default=False),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Replay placement policies over a trace: balance, moved replicas, planning time, score."""
+    from eaas_cli.bench.experts.plot import check_plot
+    from eaas_cli.option_values import numbers, once
+    from simulator.placement.compare import compare as run
+    from simulator.placement.planners import parse_name, usual_names
+    from simulator.traces.readers import read_trace
+
+    planning_s = _planning_s(planning)
+    counts = once(numbers("--servers", servers))
+    intervals = once(numbers("--interval", interval))
+    policies = once(policy or usual_names())
+    for name in policies:
+        parse_name(name)
+    if plot is not None:
+        check_plot(plot)
+
+    loaded = read_trace(source)
+    with progress_bar() as bar:
+        task = bar.add_task("", total=1.0)
+        comparison = run(
+            loaded,
+            policies,
+            servers=counts,
+            intervals=intervals,
+            slots=slots,
+            planning_s=planning_s,
+            progress=lambda what, part: bar.update(task, description=what, completed=part),
+        )
+    if plot is not None:
+        from simulator.placement.plot import draw_plot
+
+        draw_plot(comparison, plot)
+    if as_json:
+        typer.echo(json.dumps(comparison.document()))
+        return
+    from eaas_cli.commands.trace_report import print_comparison
+
+    print_comparison(comparison)
+
+
+def _planning_s(text: str) -> float | None:
+    from eaas.errors import ConfigError
+
+    if text == "measured":
+        return None
+    try:
+        given = float(text)
+    except ValueError:
+        given = -1.0
+    if not 0 <= given < math.inf:
+        raise ConfigError(f"--planning {text}: give seconds, at least 0, or 'measured'")
+    return given
+
+
+def _wrote(target: Path, shape: tuple[int, ...]) -> None:
+    iterations, layers, experts = shape
+    typer.echo(
+        f"wrote {target}: {counted(iterations, 'iteration')}, "
+        f"{counted(layers, 'layer')}, {counted(experts, 'expert')}"
+    )

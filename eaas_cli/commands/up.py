@@ -1,0 +1,250 @@
+"""`eaas up`: a cluster on this machine, until Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from eaas.config.environment import KEY_VARIABLE
+from eaas.counted import counted
+from eaas.errors import ClusterError, EaasError
+from eaas.log import print_line
+from eaas.open_files import prepare_open_files
+from eaas_cli.commands.client import page_address, status_table
+from eaas_cli.commands.options import ApiKeyFile, ConfigFile, Insecure, Model, Tls
+from eaas_cli.commands.servers import balancer_address
+from eaas_cli.endpoint import fetch_status, live_members
+from eaas_cli.local.process import program
+from eaas_cli.local.running_clusters import recorded
+
+if TYPE_CHECKING:
+    from eaas_cli.local import LocalCluster
+    from eaas_cli.local.interrupt import Interrupt
+    from eaas_cli.local.scaling import Scaler
+    from eaas_cli.local.supervision import Supervisor
+
+__all__ = ["register"]
+
+_REFRESH_S = 1.0
+# Interval while servers join or leave, one after another.
+_SCALING_S = 0.1
+# Deadline of a start without the loading of experts, which has its own.
+_START_S = 120.0
+# Open files: logs, sockets and pidfds of the children.
+_FILES = 128
+_FILES_PER_SERVER = 16
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("up")(up)
+
+
+def up(
+    model: Model,
+    servers: Annotated[int, typer.Option(min=1, help="Expert servers.")] = 3,
+    redundancy: Annotated[int, typer.Option(min=1, help="Servers that hold each expert.")] = 2,
+    transport: Annotated[
+        str | None,
+        typer.Option(help="Transport to the servers: shm, grpc or nixl.", show_default="shm"),
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address of the endpoint.", show_default="127.0.0.1")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port of the endpoint; 0: a free one.", show_default="8000")
+    ] = None,
+    kernel: Annotated[
+        str | None,
+        typer.Option(
+            help="Expert kernel: auto, native, packed, zentorch or reference.",
+            show_default="auto: the fastest here",
+        ),
+    ] = None,
+    quantization: Annotated[
+        str | None,
+        typer.Option(help="Weights in memory: none, int8 or int4.", show_default="none"),
+    ] = None,
+    api_key_file: ApiKeyFile = None,
+    tls: Tls = None,
+    insecure: Insecure = False,
+    config: ConfigFile = None,
+    log_dir: Annotated[
+        Path | None,
+        typer.Option(help="Directory to keep the processes' logs in.", show_default="not kept"),
+    ] = None,
+) -> None:
+    """Run a cluster on this machine: monitor, balancer, expert servers, attention client, endpoint.
+
+    Ctrl-C ends it.
+    """
+    from eaas.config import load_config
+    from eaas_cli.local import LocalCluster
+    from eaas_cli.local.interrupt import Interrupt, Interrupted
+
+    prepare_open_files("eaas up", _FILES + _FILES_PER_SERVER * servers)
+    with Interrupt() as interrupt:
+        settings = load_config(
+            config,
+            security={"tls_dir": tls and str(tls), "insecure": insecure or None},
+            attention_client={
+                "transport": transport,
+                "host": host,
+                "port": port,
+                "api_key_file": api_key_file,
+            },
+            expert_server={"kernel": kernel, "quantization": quantization},
+        )
+        cluster = LocalCluster(
+            model,
+            servers=servers,
+            redundancy=redundancy,
+            config=settings,
+            config_file=config,
+            log_dir=log_dir,
+            operator_page=True,
+        )
+        started, tls_dir = time.monotonic(), settings.security.tls_dir
+        try:
+            print_line(
+                f"starting {counted(servers, 'expert server')} and an attention client "
+                f"for {cluster.model} ..."
+            )
+            cluster.start(settings.balancer.apply_timeout_s + _START_S, interrupt=interrupt)
+            print_line(f"SERVING after {time.monotonic() - started:.1f} s")
+            with recorded(cluster.endpoint, str(Path(tls_dir).resolve()) if tls_dir else ""):
+                _greet(cluster)
+                _watch(cluster, interrupt)
+        except Interrupted:
+            # The terminal may be gone.
+            with contextlib.suppress(OSError):
+                print_line("stopping ...")
+        finally:
+            cluster.stop()
+
+
+def _greet(cluster: LocalCluster) -> None:
+    body = json.dumps(
+        {
+            "model": cluster.model.name,
+            "messages": [{"role": "user", "content": "Hello"}],
+            "max_tokens": 32,
+        }
+    )
+    file = _key_file(cluster)
+    status = [*program(), "status", "--endpoint", cluster.endpoint]
+    key = f'"${KEY_VARIABLE}"' if KEY_VARIABLE in os.environ else None
+    if file is not None:
+        status += ["--api-key-file", str(file.resolve())]
+        key = f'"$(grep -m 1 "^[^#]" {shlex.quote(str(file.resolve()))})"'
+    # Neither the screen nor a command line shows the key itself.
+    shown = f" -H @<(printf 'Authorization: Bearer %s' {key})" if key else ""
+    curl = f"curl -s{shown}"
+    print_line(f"""
+kernel:   {_kernels(cluster)}
+endpoint: {cluster.endpoint}/v1
+{_page(cluster)}status:   {shlex.join(status)}
+logs:     {cluster.log_dir or "not kept; --log-dir DIR (make up LOG_DIR=DIR) keeps them"}
+
+{curl} {cluster.endpoint}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}
+
+Try it: kill -9 an expert server's PID while it answers. Ctrl-C ends the cluster.
+""")
+
+
+def _page(cluster: LocalCluster) -> str:
+    if not cluster.config.attention_client.dashboard:
+        return ""
+    return f"page:     {page_address(cluster.endpoint)}\n"
+
+
+def _key_file(cluster: LocalCluster) -> Path | None:
+    file = cluster.config.attention_client.api_key_file
+    return Path(file) if file else None
+
+
+def _kernels(cluster: LocalCluster) -> str:
+    """The kernel of the expert servers; by server if they differ."""
+    servers: dict[str, list[str]] = {}
+    for child in cluster.children.values():
+        if child.kernel is not None:
+            servers.setdefault(child.kernel, []).append(child.name)
+    if len(servers) == 1:
+        return next(iter(servers))
+    return "; ".join(f"{', '.join(names)}: {kernel}" for kernel, names in servers.items())
+
+
+def _watch(cluster: LocalCluster, interrupt: Interrupt) -> None:
+    """Show the status until a signal: a live table on a terminal, else a line per event."""
+    from eaas_cli.local.scaling import Scaler, ScaleWatch
+    from eaas_cli.local.supervision import Supervisor
+
+    def balancer() -> str | None:
+        return _balancer_address(cluster)
+
+    scaler = Scaler(cluster, lambda: _started_by_hand(cluster), balancer)
+    supervisor = Supervisor(cluster)
+    watch = ScaleWatch(balancer, scaler.want, cluster.tls)
+    try:
+        if sys.stdout.isatty():
+            _watch_live(cluster, interrupt, supervisor, scaler)
+        while True:
+            for line in _step(supervisor, scaler):
+                print_line(line)
+            interrupt.wait(_SCALING_S if scaler.busy else _REFRESH_S)
+    finally:
+        watch.close()
+
+
+def _started_by_hand(cluster: LocalCluster) -> set[str]:
+    """Ids of live expert servers that others started. Raises ClusterError if the endpoint is silent."""
+    document = fetch_status(cluster.endpoint, _key_file(cluster))
+    servers = live_members(document, "expert-server")
+    return {server["id"] for server in servers if not cluster.has_started(server["pid"])}
+
+
+def _balancer_address(cluster: LocalCluster) -> str | None:
+    """Address of the live balancer, which may have been restarted by hand."""
+    try:
+        return balancer_address(fetch_status(cluster.endpoint, _key_file(cluster)))
+    except ClusterError:
+        return None
+
+
+def _step(supervisor: Supervisor, scaler: Scaler) -> list[str]:
+    """Scale and supervise once; return the lines to print."""
+    lines = []
+    if supervisor.can_start:
+        try:
+            lines = scaler.step()
+        except EaasError as error:
+            lines = [f"scaling stopped: {error}"]
+    # Last: the scaler reports servers that it stopped.
+    return lines + supervisor.step()
+
+
+def _watch_live(
+    cluster: LocalCluster, interrupt: Interrupt, supervisor: Supervisor, scaler: Scaler
+) -> None:
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(auto_refresh=False) as live:
+        while True:
+            try:
+                shown = status_table(fetch_status(cluster.endpoint, _key_file(cluster)))
+            except ClusterError as error:
+                shown = Text(str(error))
+            for line in _step(supervisor, scaler):
+                # Never wrapped: a line may be a command to paste.
+                live.console.print(line, soft_wrap=True, markup=False, highlight=False)
+            live.update(shown, refresh=True)
+            interrupt.wait(_SCALING_S if scaler.busy else _REFRESH_S)

@@ -1,0 +1,116 @@
+"""Write a demo model as an ordinary checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from eaas.checkpoint.quiet import quiet_transformers
+from eaas.errors import ConfigError
+from eaas.garbage_collection import collector_off
+from eaas_cli.demo_model.architectures import MAX_POSITIONS, DemoSizes, build_config
+from eaas_cli.demo_model.tokenizer import BOS_ID, EOS_ID, PAD_ID, build_tokenizer, word_ids
+
+__all__ = ["write_demo_model"]
+
+_MARK = "demo_model.json"
+
+
+def write_demo_model(
+    path: str | os.PathLike[str],
+    arch: str = "qwen3_moe",
+    *,
+    layers: int = 4,
+    hidden: int = 128,
+    experts: int = 16,
+    top_k: int = 4,
+    vocab: int = 1000,
+    seed: int = 0,
+    dtype: str = "float32",
+    max_shard_size: int | str = "1MB",
+) -> None:
+    """Write a small random checkpoint: config, safetensors shards, tokenizer, generation config.
+
+    The same arguments give the same bytes. The directory appears in one step and replaces an earlier demo
+    model.
+
+    Args:
+        path: New directory.
+        arch: One of `ARCHITECTURES`.
+        layers: Decoder layers; the first one of deepseek_v3 is dense.
+        hidden: Hidden size H, a multiple of 16.
+        experts: Logical experts per layer E.
+        top_k: Experts per token K.
+        vocab: Size of the embedding; the tokenizer has at most as many tokens.
+        seed: Seed of the weights.
+        dtype: "float32", "bfloat16" or "float16".
+        max_shard_size: Bytes of a shard, as `save_pretrained` takes it ("1MB").
+
+    Raises:
+        ConfigError: An argument is wrong, or the path holds something else.
+    """
+    sizes = DemoSizes(arch, layers, hidden, experts, top_k, vocab, seed, dtype)
+    target = Path(path)
+    _refuse_to_overwrite(target)
+
+    with ExitStack() as stack:
+        # Creating a model imports its modules.
+        stack.enter_context(collector_off())
+        import torch
+        from transformers import AutoModelForCausalLM, GenerationConfig
+
+        from eaas_cli.demo_model.weights import fill_weights
+
+        directory = stack.enter_context(_replacing(target))
+        stack.enter_context(quiet_transformers())
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        tokenizer = build_tokenizer(vocab, MAX_POSITIONS)
+        # Eager: step 2 runs in float64, which the grouped kernels do not support.
+        model = AutoModelForCausalLM.from_config(
+            build_config(sizes), dtype=torch.float32, experts_implementation="eager"
+        ).eval()
+        fill_weights(model, word_ids(tokenizer), seed)
+        model.generation_config = GenerationConfig(
+            do_sample=False, bos_token_id=BOS_ID, eos_token_id=EOS_ID, pad_token_id=PAD_ID
+        )
+        model.to(getattr(torch, dtype)).save_pretrained(directory, max_shard_size=max_shard_size)
+        tokenizer.save_pretrained(directory, save_jinja_files=False)
+        (directory / _MARK).write_text(json.dumps(sizes.to_dict(), indent=2) + "\n")
+
+
+def _refuse_to_overwrite(target: Path) -> None:
+    """Raise ConfigError unless the path is free, an empty directory or a demo model."""
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise ConfigError(f"path {target} is a file: choose another path")
+    if any(target.iterdir()) and not (target / _MARK).is_file():
+        raise ConfigError(
+            f"path {target} holds something other than a demo model: choose another path"
+        )
+
+
+@contextmanager
+def _replacing(target: Path) -> Iterator[Path]:
+    """A new directory that replaces the target at the end and is deleted on an error."""
+    target = target.absolute()
+    new = target.with_name(f".{target.name}.{os.getpid()}.new")
+    try:
+        new.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(f"path {target} cannot be written: {error}") from error
+    try:
+        yield new
+        if target.exists():
+            old = target.with_name(f".{target.name}.{os.getpid()}.old")
+            target.rename(old)
+            new.rename(target)
+            shutil.rmtree(old)
+        else:
+            new.rename(target)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)

@@ -1,0 +1,88 @@
+"""Calls to a cluster's HTTP endpoint, and their errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from eaas.errors import ClusterError
+from eaas.net.api_keys import authorization
+from eaas_cli.local.running_clusters import latest_up
+
+__all__ = [
+    "ANSWER_S",
+    "base_url",
+    "check",
+    "fetch_status",
+    "live_members",
+    "reason",
+    "unreachable_error",
+]
+
+ANSWER_S = 5.0
+"""Deadline of a call, seconds."""
+
+
+def fetch_status(endpoint: str, key_file: Path | None = None) -> dict[str, Any]:
+    """Fetch the status document of a cluster.
+
+    Args:
+        endpoint: Its URL.
+        key_file: File with the API key; None: the key of the environment, if any.
+
+    Raises:
+        ClusterError: The endpoint does not answer or refuses the key.
+        ConfigError: The file holds no key.
+    """
+    headers = authorization(key_file)
+    try:
+        url = f"{base_url(endpoint)}/eaas/v1/status"
+        response = httpx.get(url, headers=headers, timeout=ANSWER_S)
+        if response.status_code == httpx.codes.UNAUTHORIZED:
+            check(response)
+        response.raise_for_status()
+        document: dict[str, Any] = response.json()
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        raise ClusterError(unreachable_error(endpoint, error)) from error
+    return document
+
+
+def live_members(document: dict[str, Any], role: str) -> list[dict[str, Any]]:
+    """Members of a role in a status document that have not ended."""
+    members = document["members"]
+    return [m for m in members if m["role"] == role and m["state"] not in ("DEAD", "LEFT")]
+
+
+def check(response: httpx.Response) -> None:
+    """Raise ClusterError with the endpoint's reason if it refused."""
+    if response.is_error:
+        raise ClusterError(
+            f"the endpoint refused ({response.status_code}): {reason(response.json())}"
+        )
+
+
+def reason(document: dict[str, Any]) -> str:
+    """The message of an error document."""
+    error = document.get("error", document)
+    return str(error.get("message", error)) if isinstance(error, dict) else str(error)
+
+
+def base_url(endpoint: str) -> str:
+    """An endpoint's URL without `/v1`."""
+    return endpoint.rstrip("/").removesuffix("/v1")
+
+
+def unreachable_error(endpoint: str, error: Exception) -> str:
+    """Error text for an endpoint that does not answer."""
+    # The first line: httpx adds a second one with a link.
+    why = str(error).partition("\n")[0] or type(error).__name__
+    up = latest_up()
+    running = (
+        "no `eaas up` of yours runs" if up is None else f"your last `eaas up` is at {up.endpoint}"
+    )
+    return (
+        f"{endpoint}: no cluster answers there ({why}); {running}: start one, "
+        "or give --endpoint or EAAS_ENDPOINT"
+    )

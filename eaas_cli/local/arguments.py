@@ -1,0 +1,95 @@
+"""Arguments of each role's command in a local cluster, and checks of the launcher's own."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from pathlib import Path
+
+from eaas.config import ClusterConfig
+from eaas.errors import ConfigError, PortInUseError
+
+__all__ = [
+    "balancer_words",
+    "check_endpoint_port",
+    "client_words",
+    "make_log_dir",
+    "monitor_words",
+    "server_words",
+]
+
+
+def monitor_words(config: ClusterConfig) -> tuple[str, ...]:
+    """Arguments of the monitor, which stops the members when it ends."""
+    monitor = config.monitor
+    data = ("--data-dir", str(Path(monitor.data_dir).resolve())) if monitor.data_dir else ()
+    words = ("monitor", "--host", monitor.host, "--port", str(monitor.port))
+    return (*words, *data, "--stop-members-on-exit")
+
+
+def server_words(
+    config: ClusterConfig, name: str, monitor: str, model: Path | None, threads: int
+) -> tuple[str, ...]:
+    """Arguments of an expert server. Without a model, other servers send it the weights."""
+    server = config.expert_server
+    return (
+        *("expert-server", "--id", name),
+        *(("--model", str(model)) if model else ()),
+        *("--join", monitor, "--threads", str(threads)),
+        *("--kernel", server.kernel, "--quantization", server.quantization),
+    )
+
+
+def balancer_words(monitor: str, servers: int, redundancy: int) -> tuple[str, ...]:
+    """Arguments of the balancer."""
+    counts = ("--servers", str(servers), "--redundancy", str(redundancy))
+    return ("balancer", "--join", monitor, *counts)
+
+
+def client_words(
+    config: ClusterConfig, name: str, monitor: str, model: Path, *, operator_page: bool
+) -> tuple[str, ...]:
+    """Arguments of the attention client."""
+    client = config.attention_client
+    keys = ("--api-key-file", str(Path(client.api_key_file).resolve()))
+    return (
+        *("attention-client", "--id", name, "--model", str(model)),
+        *("--join", monitor, "--transport", client.transport),
+        *("--host", client.host, "--port", str(client.port)),
+        *(keys if client.api_key_file else ()),
+        *(("--operator-page",) if operator_page else ()),
+    )
+
+
+def make_log_dir(wanted: Path) -> None:
+    """Make the directory of the logs. Raises ConfigError."""
+    try:
+        wanted.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"--log-dir {wanted}: {error.strerror}; give another directory"
+        ) from error
+
+
+def check_endpoint_port(host: str, port: int) -> None:
+    """Check that the endpoint's address is free. Raises ConfigError or PortInUseError."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except socket.gaierror as error:
+        raise ConfigError(
+            f"--host {host}: {error.strerror}; give an address of this machine"
+        ) from error
+    with socket.socket(family, kind) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise ConfigError(
+                    f"--host {host}: {error.strerror}; give an address of this machine"
+                ) from error
+            raise PortInUseError(
+                f"{host}:{port}: {error.strerror}; choose another with --port, or stop what holds it"
+            ) from error

@@ -1,0 +1,324 @@
+"""Start, watch and end the processes of a cluster on this machine."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Self
+
+from eaas.checkpoint import precheck
+from eaas.config import ClusterConfig
+from eaas.cores import usable_cores
+from eaas.errors import ClusterError, ConfigError
+from eaas.net import server_records
+from eaas.net.listen_policy import guarded_keys, identity, only_here
+from eaas_cli.local.arguments import (
+    balancer_words,
+    check_endpoint_port,
+    client_words,
+    make_log_dir,
+    monitor_words,
+    server_words,
+)
+from eaas_cli.local.by_hand import find_started_by_hand
+from eaas_cli.local.fork_server import (
+    CLIENT_MODULES,
+    CONTROL_MODULES,
+    SERVER_MODULES,
+    ForkServer,
+    adopt_orphans,
+)
+from eaas_cli.local.interrupt import Interrupt
+from eaas_cli.local.process import ChildProcess, stop_all, wait_ready
+from eaas_cli.local.restart import keep_port, restart_line
+
+__all__ = ["LocalCluster"]
+
+_MONITOR_S = 30.0
+_END_S = 5.0
+_POLL_S = 0.05
+_SERVER = "expert-server-"
+_CLIENT, _MONITOR = "attention-client", "monitor"
+_OPERATOR = "operator"
+# Former pids of a name that its next process reports; leases of earlier ones are over.
+_ENDED_PIDS = 8
+
+
+class LocalCluster:
+    """Monitor, balancer, expert servers and one attention client, each a process on this machine.
+
+    The kernel ends the children with this process: nothing outlives a launcher that crashes.
+
+    Args:
+        model: Directory of a checkpoint.
+        servers: Expert servers.
+        redundancy: Servers that hold each expert.
+        config: The children get these of its settings: the monitor's address and directory; the endpoint's
+            host, port, transport and keys; the servers' threads, kernel and quantization; security.
+        config_file: All other settings; the children read the file.
+        log_dir: Directory of the children's logs; None: they are not kept.
+        attention_client: Start an attention client; False if the caller is the client.
+        operator_page: Show buttons that kill and start servers, if only this machine can connect.
+        fork_server: Forks the processes, and keeps running afterwards. None: the cluster starts its own.
+
+    Raises:
+        ConfigError: Fewer servers than the redundancy; an unusable log_dir or host; a listen address that
+            needs TLS or keys; unreadable certificates or keys.
+        CheckpointError: The files of the model cannot be served.
+        PortInUseError: The endpoint's port is taken.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        *,
+        servers: int = 3,
+        redundancy: int = 2,
+        config: ClusterConfig | None = None,
+        config_file: Path | None = None,
+        log_dir: Path | None = None,
+        attention_client: bool = True,
+        operator_page: bool = False,
+        fork_server: ForkServer | None = None,
+    ) -> None:
+        self.config = config or ClusterConfig()
+        if redundancy > servers:
+            raise ConfigError(
+                f"--redundancy {redundancy} needs as many servers, --servers is {servers}: "
+                f"give --servers {redundancy} or a lower --redundancy"
+            )
+        security, client = self.config.security, self.config.attention_client
+        # Draining servers needs the role of an operator.
+        self.tls = identity(security, _OPERATOR)
+        if self.tls is not None:
+            # Imported here: only TLS needs cryptography.
+            from eaas_cli.certificates import refuse_expired
+
+            refuse_expired(self.tls.directory)
+        precheck(model)
+        if attention_client:
+            check_endpoint_port(client.host, client.port)
+            guarded_keys(security, client.host, client.api_key_file)
+        self._with_client = attention_client
+        self._operator_page = operator_page and only_here(client.host)
+        self._fork_server = fork_server
+        self._owns_fork_server = fork_server is None
+        self.model = model.resolve()
+        self.servers = servers
+        self.redundancy = redundancy
+        self._config_flags = ["--config", str(config_file.resolve())] if config_file else []
+        if security.tls_dir:
+            self._config_flags += ["--tls", str(Path(security.tls_dir).resolve())]
+        if security.insecure:
+            self._config_flags += ["--insecure"]
+        if log_dir is not None:
+            make_log_dir(log_dir)
+        self.log_dir = log_dir
+        self.children: dict[str, ChildProcess] = {}
+        self._pids: set[int] = set()
+        # The last process of each name.
+        self._latest: dict[str, ChildProcess] = {}
+        self.monitor_address = ""
+        self.endpoint = ""
+
+    # -- start and stop -------------------------------------------------------------------------------
+
+    def start(self, timeout_s: float = 120.0, interrupt: Interrupt | None = None) -> None:
+        """Start all processes and wait until they serve. A failed start leaves no process behind.
+
+        Raises:
+            EaasError: A process failed (its message) or was not ready in time.
+            Interrupted: A signal came.
+        """
+        deadline = time.monotonic() + timeout_s
+        try:
+            if self._fork_server is None:
+                self.start_fork_server()
+            monitor = self._spawn(_MONITOR, *monitor_words(self.config))
+            wait_ready([monitor], _MONITOR_S, interrupt)
+            assert monitor.address is not None
+            self.monitor_address = monitor.address
+            monitor.arguments = keep_port(monitor.arguments, monitor.address)
+            wait_ready([self.fork_server], deadline - time.monotonic(), interrupt)
+            others = [self._spawn_server(i) for i in range(self.servers)]
+            address = self.monitor_address
+            words = balancer_words(address, self.servers, self.redundancy)
+            others.append(self._spawn("balancer", *words))
+            if self._with_client:
+                words = client_words(
+                    self.config, _CLIENT, address, self.model, operator_page=self._operator_page
+                )
+                others.append(self._spawn(_CLIENT, *words))
+            wait_ready(others, deadline - time.monotonic(), interrupt, needed=[monitor])
+            if self._with_client:
+                client = self.children[_CLIENT]
+                assert client.address is not None
+                self.endpoint = client.address
+                client.arguments = keep_port(client.arguments, client.address)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End every process: SIGTERM, then SIGKILL. Idempotent."""
+        # The client first: it finishes requests, which need the experts. The monitor last: it stops members
+        # that this launcher does not know.
+        self.find_started_by_hand()
+        stop_all(c for c in self.children.values() if c.name == _CLIENT)
+        others = [c for c in self.children.values() if c.name not in (_CLIENT, _MONITOR)]
+        stop_all(others, at_once=True)
+        stop_all(c for c in self.children.values() if c.name == _MONITOR)
+        server_records.prune()
+        if self._owns_fork_server and self._fork_server is not None:
+            self._fork_server.end()
+            self._fork_server = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def ended(self) -> list[ChildProcess]:
+        """Processes that have ended."""
+        return [child for child in self.children.values() if not child.running]
+
+    def has_started(self, pid: int) -> bool:
+        """Whether this cluster started the process; it may have ended."""
+        return pid in self._pids
+
+    def find_started_by_hand(self) -> list[ChildProcess]:
+        """Adopt processes that ended and that a person restarted with `restart_line`.
+
+        They belong to the cluster from now on and end with it.
+
+        Returns:
+            The newly adopted processes.
+        """
+        found: list[ChildProcess] = []
+        if not self.monitor_address:
+            # Before its port is known, the monitor's arguments match those of other clusters' monitors.
+            return found
+        for child in self.ended():
+            again = find_started_by_hand(child.name, child.arguments)
+            if again is not None:
+                child.reap(_END_S)
+                self._add(again)
+                found.append(again)
+        return found
+
+    def restart_line(self, child: ChildProcess) -> str:
+        """The shell command that starts a process again, in any directory."""
+        return restart_line(child.arguments)
+
+    def restart(self, name: str, timeout_s: float = 60.0) -> None:
+        """Restart a process that has ended, and wait until it serves."""
+        wait_ready([self.start_again(name)], timeout_s)
+
+    def start_again(self, name: str) -> ChildProcess:
+        """Restart a process that has ended; does not wait for it."""
+        old = self.children[name]
+        old.reap(_END_S)
+        return self._start(name, old.arguments)
+
+    @property
+    def fork_server(self) -> ForkServer:
+        """The fork server of a started cluster."""
+        assert self._fork_server is not None
+        return self._fork_server
+
+    def start_fork_server(self) -> None:
+        """Start the fork server, again if it has ended; does not wait for it."""
+        if self._fork_server is not None:
+            self._fork_server.reap(_END_S)
+        # To learn its children's exit codes when it ends.
+        adopt_orphans()
+        client = CLIENT_MODULES if self._with_client else ()
+        self._fork_server = ForkServer(CONTROL_MODULES + SERVER_MODULES + client)
+        self._owns_fork_server = True
+
+    # -- scaling ---------------------------------------------------------------------------------------
+
+    def scale(self, servers: int, timeout_s: float = 120.0) -> None:
+        """Start or drain servers, one at a time, until there are `servers`; waits for it.
+
+        Raises:
+            EaasError: A server cannot start or leave, or not in time.
+        """
+        # Imported here: `eaas --help` needs no gRPC.
+        from eaas_cli.local.scaling import Scaler
+
+        deadline = time.monotonic() + timeout_s
+        scaler = Scaler(self)
+        scaler.want(servers)
+        while scaler.busy:
+            scaler.step()
+            if time.monotonic() > deadline:
+                raise ClusterError(f"not {servers} servers after {timeout_s:.0f} s")
+            time.sleep(_POLL_S)
+
+    def running_servers(self) -> list[ChildProcess]:
+        """Running expert servers of this cluster, in the order of their numbers."""
+        servers = [c for c in self.children.values() if c.name.startswith(_SERVER) and c.running]
+        return sorted(servers, key=lambda child: int(child.name.removeprefix(_SERVER)))
+
+    def add_server(self, *, model: bool = True, others: Collection[str] = ()) -> ChildProcess:
+        """Start another expert server, with the lowest free number; does not wait for it.
+
+        Args:
+            model: Give it the checkpoint. False: other servers send the weights.
+            others: Names of live servers that this cluster did not start.
+        """
+        taken = {child.name for child in self.running_servers()} | set(others)
+        index = next(i for i in itertools.count() if f"{_SERVER}{i}" not in taken)
+        self.forget(f"{_SERVER}{index}")
+        return self._spawn_server(index, model=model)
+
+    def forget(self, name: str) -> None:
+        """Drop an ended process of this name, if any."""
+        child = self.children.pop(name, None)
+        if child is not None:
+            child.reap(_END_S)
+
+    # -- processes ------------------------------------------------------------------------------------
+
+    def _spawn(self, name: str, *arguments: str) -> ChildProcess:
+        return self._start(name, (*arguments, *self._config_flags))
+
+    def _start(self, name: str, arguments: Sequence[str]) -> ChildProcess:
+        return self._launch(name, arguments)
+
+    def _launch(
+        self, name: str, arguments: Sequence[str], module: str = "eaas_cli"
+    ) -> ChildProcess:
+        former = self._latest.get(name)
+        ended: tuple[int, ...] = ()
+        if former is not None and not former.running:
+            # Several: the monitor may know an earlier process if the last one ended before it registered.
+            ended = (*former.ended_pids, former.pid)[-_ENDED_PIDS:]
+        if self._fork_server is not None and not self._fork_server.running:
+            self.start_fork_server()
+        child = ChildProcess(
+            name,
+            arguments,
+            self.log_dir,
+            module,
+            fork_server=self._fork_server,
+            ended_pids=ended,
+        )
+        self._add(child)
+        return child
+
+    def _add(self, child: ChildProcess) -> None:
+        self.children[child.name] = self._latest[child.name] = child
+        self._pids.add(child.pid)
+
+    def _spawn_server(self, index: int, *, model: bool = True) -> ChildProcess:
+        name = f"{_SERVER}{index}"
+        checkpoint = self.model if model else None
+        threads = self.config.expert_server.threads or max(1, usable_cores() // self.servers)
+        words = server_words(self.config, name, self.monitor_address, checkpoint, threads)
+        return self._spawn(name, *words)

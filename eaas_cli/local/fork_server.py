@@ -1,0 +1,176 @@
+"""The fork server, seen by the launcher: it imports torch once and forks the roles."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import socket
+import subprocess
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from eaas.errors import ClusterError
+from eaas.launcher_pipe import ENDED_VARIABLE
+from eaas_cli.local.pidfd import UNKNOWN_CODE, PidfdProcess
+from eaas_cli.local.process import ChildProcess, stop_all
+
+__all__ = [
+    "CLIENT_MODULES",
+    "CONTROL_MODULES",
+    "SERVER_MODULES",
+    "ForkServer",
+    "Forked",
+    "adopt_orphans",
+]
+
+CONTROL_MODULES = ("eaas_cli.commands", "monitor.main", "balancer.main")
+"""Imports of a monitor and a balancer."""
+SERVER_MODULES = (
+    "expert_server.main",
+    "transformers.modeling_utils",
+    "transformers.modeling_layers",
+    "transformers.generation.utils",
+)
+"""Imports of an expert server, with those of the checkpoint's config."""
+CLIENT_MODULES = (
+    "attention_client.main",
+    "attention_client.serving.generation.batching",
+    "attention_client.serving.generation.sequential",
+)
+"""Imports of an attention client; a model needs one of the last two."""
+
+_ANSWER_BYTES = 1 << 12
+# Deadline of a fork or of an exit code.
+_ANSWER_S = 60.0
+# Deadline from its last message to its end.
+_END_S = 3.0
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans() -> None:
+    """Become the parent of a fork server's children when it ends, to learn their exit codes.
+
+    Applies to the whole process and all its descendants.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+class ForkServer(ChildProcess):
+    """A fork server. It starts at once; a fork takes milliseconds once it is ready.
+
+    Earlier requests wait for the current import. The fork server and its children end with the launcher; the
+    children survive the fork server.
+
+    Args:
+        modules: Modules to import, in this order.
+    """
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.settimeout(_ANSWER_S)
+        self._environment = dict(os.environ)
+        # One request at a time: answers have no ids.
+        self._lock = threading.Lock()
+        try:
+            super().__init__(
+                "fork-server",
+                [str(theirs.fileno()), *modules],
+                None,
+                module="eaas_cli.local.fork_server_process",
+                pass_fds=(theirs.fileno(),),
+            )
+        except BaseException:
+            self._control.close()
+            raise
+        finally:
+            theirs.close()
+
+    def fork(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        log_fd: int,
+        ready_fd: int,
+        ended_pids: Sequence[int] = (),
+    ) -> Forked:
+        """Start `python -m module arguments` with the descriptors and `ended_pids` (`ChildProcess`).
+
+        Raises:
+            ClusterError: The fork server has ended, or the system refuses the fork.
+        """
+        changed = {
+            name: os.environ.get(name)
+            for name in self._environment.keys() | os.environ.keys()
+            if self._environment.get(name) != os.environ.get(name)
+        }
+        changed[ENDED_VARIABLE] = " ".join(map(str, ended_pids))
+        request = {"module": module, "arguments": list(arguments), "environment": changed}
+        answer, fds = self._ask(request, (log_fd, ready_fd))
+        return Forked(self, answer["pid"], fds[0])
+
+    def exit_code(self, pid: int, pidfd: int) -> int:
+        """Exit code of a child that has ended; call it once. 255: unknown."""
+        try:
+            return int(self._ask({"reap": pid})[0]["code"])
+        except ClusterError:
+            return self._code_of_orphan(pidfd)
+
+    def _code_of_orphan(self, pidfd: int) -> int:
+        # After `adopt_orphans`, its children become this process's before its own end is visible.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(_END_S)
+        try:
+            ended = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+        except ChildProcessError:
+            return UNKNOWN_CODE
+        assert ended is not None
+        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+    def end(self) -> None:
+        """End it. Idempotent."""
+        stop_all([self])
+
+    def reap(self, timeout_s: float) -> bool:
+        """Wait for the end of the process; False on timeout."""
+        ended = super().reap(timeout_s)
+        if ended:
+            self._control.close()
+        return ended
+
+    def _ask(self, request: Any, fds: Sequence[int] = ()) -> tuple[Any, list[int]]:
+        with self._lock:
+            try:
+                socket.send_fds(self._control, [json.dumps(request).encode()], fds)
+                answer, returned, _, _ = socket.recv_fds(self._control, _ANSWER_BYTES, 1)
+            except (BrokenPipeError, ConnectionResetError):
+                answer = b""
+            except OSError as error:
+                self._control.close()
+                raise ClusterError(f"the fork server does not answer: {error}") from error
+            except BaseException:
+                # A late answer would be read as the next one. Closing the socket ends the process.
+                self._control.close()
+                raise
+        if not answer:
+            raise ClusterError(f"the fork server has ended; its last words: {self.last_words()}")
+        document = json.loads(answer)
+        if "error" in document:
+            raise ClusterError(f"the fork server {document['error']}")
+        return document, returned
+
+
+class Forked(PidfdProcess):
+    """A forked process; its pid is not reused until `returncode` is known."""
+
+    def __init__(self, fork_server: ForkServer, pid: int, pidfd: int) -> None:
+        super().__init__(pid, pidfd)
+        self._fork_server = fork_server
+
+    def exit_code(self) -> int:
+        """Exit code of the process, which has ended; call it once."""
+        return self._fork_server.exit_code(self.pid, self.pidfd)

@@ -1,0 +1,112 @@
+"""The fork server's process: imports modules once, then forks a process per request (ADR 0012)."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import socket
+import sys
+from typing import Any
+
+from eaas.launcher_pipe import READY_VARIABLE, announce, bind_to_launcher
+from eaas_cli.local.command_line import set_command_line
+
+__all__ = ["main"]
+
+_REQUEST_BYTES = 1 << 20
+
+
+class _InChild(Exception):
+    """Raised in a forked process, to leave the fork server's stack. Holds the request."""
+
+
+def main() -> None:
+    """Serve the launcher until it closes the socket; in a forked process, run the requested module."""
+    bind_to_launcher()
+    # Read when transformers is imported. Checkpoints are local: nothing is downloaded.
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    control = socket.socket(fileno=int(sys.argv[1]))
+    # Imports make hardly any garbage; collecting would take a quarter of the time.
+    gc.disable()
+    try:
+        for module in sys.argv[2:]:
+            importlib.import_module(module)
+            # A monitor need not wait for the other imports.
+            while select.select([control], [], [], 0)[0]:
+                _serve(control)
+        # The imports stay: a collector in a child would copy their pages.
+        gc.freeze()
+        gc.enable()
+        announce(ready="")
+        while True:
+            _serve(control)
+    except _InChild as child:
+        (request,) = child.args
+    # Outside the block, so that the child's errors do not show this exception as their context.
+    sys.argv[:] = [request["module"], *request["arguments"]]
+    runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+
+
+def _serve(control: socket.socket) -> None:
+    """Answer a request. Raises _InChild in a child; SystemExit when the launcher closes the socket."""
+    message, fds, _, _ = socket.recv_fds(control, _REQUEST_BYTES, 2)
+    if not message:
+        sys.exit()
+    request = json.loads(message)
+    if "reap" in request:
+        _, status = os.waitpid(request["reap"], 0)
+        answer: dict[str, object] = {"code": os.waitstatus_to_exitcode(status)}
+        control.send(json.dumps(answer).encode())
+        return
+    try:
+        pid = os.fork()
+    except OSError as error:
+        answer = {"error": f"cannot fork: {error.strerror}"}
+        control.send(json.dumps(answer).encode())
+    else:
+        if pid == 0:
+            control.close()
+            _become(request, *fds)
+            raise _InChild(request)
+        # Only a request reaps the child, so the pid is not reused before.
+        pidfd = os.pidfd_open(pid)
+        socket.send_fds(control, [json.dumps({"pid": pid}).encode()], [pidfd])
+        os.close(pidfd)
+    for fd in fds:
+        os.close(fd)
+
+
+def _become(request: Any, log_fd: int, ready_fd: int) -> None:
+    """Set up a forked process as `Popen` would."""
+    # Off while the fork server imports.
+    gc.enable()
+    os.setpgid(0, 0)
+    os.dup2(log_fd, 1)
+    os.dup2(log_fd, 2)
+    os.close(log_fd)
+    # The fork server's own pipe, if it is not ready yet.
+    os.close(int(os.environ[READY_VARIABLE]))
+    for name, value in request["environment"].items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    os.environ[READY_VARIABLE] = str(ready_fd)
+    # Python reseeds its own generator after a fork; torch's has a fixed seed anyway.
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    words = [sys.executable, "-m", request["module"], *request["arguments"]]
+    try:
+        set_command_line(words)
+    except OSError:
+        # People must find the process by its command line: execute it instead, which is slow.
+        os.set_inheritable(ready_fd, True)
+        os.execv(words[0], words)
+
+
+if __name__ == "__main__":
+    main()

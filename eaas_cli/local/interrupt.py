@@ -1,0 +1,47 @@
+"""Ctrl-C and termination signals as an event that a launcher waits for."""
+
+from __future__ import annotations
+
+import select
+import signal
+import time
+
+from eaas.shutdown import SignalLine
+
+__all__ = ["Interrupt", "Interrupted"]
+
+
+class Interrupted(Exception):
+    """A signal asked the process to end."""
+
+
+class Interrupt(SignalLine):
+    """Within `with Interrupt() as interrupt`, Ctrl-C, SIGTERM and SIGHUP end `interrupt.wait`.
+
+    A signal handler raises nothing: an exception could come between the start of a process and its record, or
+    during the shutdown.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        self._interrupted = False
+
+    @property
+    def fd(self) -> int:
+        """Readable when a signal may have come."""
+        return self._reader.fileno()
+
+    def check(self) -> None:
+        """Raise Interrupted if a signal has come."""
+        while not self._interrupted and select.select([self._reader], [], [], 0)[0]:
+            self._interrupted = self._reader.recv(1)[0] in self._signals
+        if self._interrupted:
+            raise Interrupted
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep. Raises Interrupted as soon as a signal comes."""
+        deadline = time.monotonic() + timeout_s
+        self.check()
+        while (left := deadline - time.monotonic()) > 0:
+            select.select([self._reader], [], [], left)
+            self.check()

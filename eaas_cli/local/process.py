@@ -1,0 +1,255 @@
+"""One process of a local cluster, seen by its launcher."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from eaas.errors import ClusterError, EaasError
+from eaas.launcher_pipe import ENDED_VARIABLE, LAUNCHER_VARIABLE, READY_VARIABLE
+from eaas_cli.local.interrupt import Interrupt
+from eaas_cli.local.pidfd import PidfdProcess
+
+if TYPE_CHECKING:
+    from eaas_cli.local.fork_server import ForkServer
+
+__all__ = ["ChildProcess", "how_it_ended", "program", "stop_all", "wait_ready"]
+
+_TAIL_BYTES = 4096
+# Grace period after SIGTERM; it passes up to three times: client, servers, monitor.
+_END_S = 3.0
+_POLL_S = 0.5
+
+
+def program() -> tuple[str, ...]:
+    """The words that run this installation's `eaas` from any directory."""
+    script = Path(sys.executable).with_name("eaas")
+    return (str(script),) if script.exists() else (sys.executable, "-m", "eaas_cli")
+
+
+def how_it_ended(code: int | None) -> str:
+    """Say how a process ended, from the exit code of `subprocess.Popen`."""
+    if code is not None and code < 0:
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"ended with code {code}"
+
+
+@functools.cache
+def _lifeline(_launcher: int) -> int:
+    """Read end of a pipe that closes when this process ends: only it holds the write end.
+
+    Cached per pid: a forked launcher needs its own pipe.
+    """
+    read_fd, _ = os.pipe()
+    return read_fd
+
+
+class ChildProcess:
+    """A process of a role. It starts at once; `stop_all` ends it.
+
+    Args:
+        name: Name of the member and of its log file.
+        arguments: Arguments of the `eaas` program; `cluster` fixes the port in them for a restart.
+        log_dir: Directory of the log. None: an unnamed temporary file.
+        module: Python module to run.
+        pass_fds: Descriptors that the child inherits, under the same numbers.
+        fork_server: Forks the process, which is fast. None: it is executed.
+        ended_pids: Former processes of this name that have ended.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        log_dir: Path | None,
+        module: str = "eaas_cli",
+        pass_fds: Sequence[int] = (),
+        fork_server: ForkServer | None = None,
+        ended_pids: Sequence[int] = (),
+    ) -> None:
+        self.name = name
+        self.ended_pids = tuple(ended_pids)
+        self.arguments = tuple(arguments)
+        # Closed by `reap`.
+        self._log: IO[bytes] = (
+            tempfile.TemporaryFile()  # noqa: SIM115
+            if log_dir is None
+            else (log_dir / f"{name}.log").open("ab+")
+        )
+        self.address: str | None = None
+        # An expert server's kernel.
+        self.kernel: str | None = None
+        self._failure: str | None = None
+        self._pending = b""
+        self.fd, write_fd = os.pipe()
+        os.set_blocking(self.fd, False)
+        self.process: subprocess.Popen[bytes] | PidfdProcess
+        try:
+            if fork_server is None:
+                self.process = self._execute(module, write_fd, pass_fds)
+            else:
+                fds = self._log.fileno(), write_fd
+                self.process = fork_server.fork(module, self.arguments, *fds, self.ended_pids)
+        except BaseException:
+            os.close(self.fd)
+            self._log.close()
+            raise
+        finally:
+            os.close(write_fd)
+
+    def _execute(
+        self, module: str, ready_fd: int, pass_fds: Sequence[int]
+    ) -> subprocess.Popen[bytes]:
+        lifeline = _lifeline(os.getpid())
+        return subprocess.Popen(
+            [sys.executable, "-m", module, *self.arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            env=os.environ
+            | {
+                READY_VARIABLE: str(ready_fd),
+                LAUNCHER_VARIABLE: str(lifeline),
+                ENDED_VARIABLE: " ".join(map(str, self.ended_pids)),
+            },
+            pass_fds=(ready_fd, lifeline, *pass_fds),
+            # A process group of its own: Ctrl-C reaches the launcher only, which ends the others.
+            process_group=0,
+        )
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self.process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the process runs."""
+        return self.process.poll() is None
+
+    def read(self) -> None:
+        """Read the child's announcements. Raises EaasError with the child's message if it failed."""
+        try:
+            while chunk := os.read(self.fd, 65_536):
+                self._pending += chunk
+        except BlockingIOError:
+            pass
+        *lines, self._pending = self._pending.split(b"\n")
+        for line in lines:
+            fact = json.loads(line)
+            self.address = fact.get("ready", self.address)
+            self.kernel = fact.get("kernel", self.kernel)
+            self._failure = fact.get("error", self._failure)
+        if self._failure is not None:
+            raise EaasError(self._failure)
+        if self.address is None and not self.running:
+            raise ClusterError(
+                f"{self.name} {how_it_ended(self.process.returncode)} before it was ready; "
+                f"its last words: {self.last_words()}"
+            )
+
+    def last_words(self) -> str:
+        """The last line of its log."""
+        size = os.fstat(self._log.fileno()).st_size
+        # pread: the child shares the file offset.
+        tail = os.pread(self._log.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES))
+        lines = tail.decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "(nothing)"
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, unless the process has ended."""
+        if self.running:
+            self.process.send_signal(number)
+
+    def reap(self, timeout_s: float) -> bool:
+        """Wait for the end of the process; False on timeout."""
+        try:
+            self.process.wait(max(0.0, timeout_s))
+        except subprocess.TimeoutExpired:
+            return False
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+            self._log.close()
+        return True
+
+
+def stop_all(children: Iterable[ChildProcess], *, at_once: bool = False) -> None:
+    """End processes: SIGTERM to all, then SIGKILL after a grace period. Idempotent.
+
+    Args:
+        children: The processes.
+        at_once: Expert servers leave without draining: they get a second signal.
+    """
+    ending = list(children)
+    deadline = time.monotonic() + _END_S
+    for child in ending:
+        child.signal(signal.SIGCONT)
+        if at_once:
+            # Two different signals: a pending one absorbs a second of the same number.
+            child.signal(signal.SIGINT)
+        child.signal(signal.SIGTERM)
+    for child in ending:
+        if not child.reap(deadline - time.monotonic()):
+            child.signal(signal.SIGKILL)
+            child.reap(_END_S)
+
+
+def wait_ready(
+    children: Iterable[ChildProcess],
+    timeout_s: float,
+    interrupt: Interrupt | None = None,
+    needed: Iterable[ChildProcess] = (),
+) -> None:
+    """Wait until every child has announced its address.
+
+    Args:
+        children: Processes to wait for.
+        timeout_s: Longest wait.
+        interrupt: Ends the wait early.
+        needed: Ready processes that the others depend on.
+
+    Raises:
+        EaasError: A child failed (its message), or a ready one has ended.
+        ClusterError: Timeout; names the processes that are not ready.
+        Interrupted: A signal came.
+    """
+    deadline = time.monotonic() + timeout_s
+    started = [*children, *needed]
+    waiting = {child for child in started if child.address is None}
+    with selectors.DefaultSelector() as selector:
+        for child in waiting:
+            selector.register(child.fd, selectors.EVENT_READ, child)
+        if interrupt is not None:
+            interrupt.check()
+            selector.register(interrupt.fd, selectors.EVENT_READ, interrupt)
+        while waiting:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                names = ", ".join(sorted(child.name for child in waiting))
+                raise ClusterError(f"not ready after {timeout_s:.0f} s: {names}")
+            for child in started:
+                if child not in waiting and not child.running:
+                    raise ClusterError(
+                        f"{child.name} {how_it_ended(child.process.returncode)} while others were "
+                        f"starting; its last words: {child.last_words()}"
+                    )
+            for key, _ in selector.select(min(left, _POLL_S)):
+                if isinstance(key.data, Interrupt):
+                    key.data.check()
+                    continue
+                child = key.data
+                child.read()
+                if child.address is not None:
+                    selector.unregister(child.fd)
+                    waiting.discard(child)

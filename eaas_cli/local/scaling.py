@@ -1,0 +1,201 @@
+"""Scaling of a local cluster: follow the wanted number of servers, one server at a time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from eaas.control_plane.balancer_calls import drain_server, refuse_scale
+from eaas.counted import counted
+from eaas.errors import ClusterError, EaasError
+from eaas.log import get_logger
+from eaas.net.async_channel import AsyncChannel
+from eaas.net.grpc_client import STREAM_SILENCE_S, Backoff, responses
+from eaas.rpc.v1 import balancer_pb2, balancer_pb2_grpc
+from eaas.types import Role
+from eaas_cli.local.process import stop_all
+
+if TYPE_CHECKING:
+    from eaas.net.tls import Identity
+    from eaas_cli.local.cluster import LocalCluster
+    from eaas_cli.local.process import ChildProcess
+
+__all__ = ["ScaleWatch", "Scaler"]
+
+_log = get_logger(__name__)
+_JOIN_S = 3.0
+
+
+class ScaleWatch:
+    """Watches the balancer's wanted number of servers, in a daemon thread.
+
+    Args:
+        balancer_address: Returns host:port of the live balancer; None while there is none.
+        on_wanted: Called on that thread with each new number and the id of the request.
+        tls: Identity of the caller; None: plain text.
+    """
+
+    def __init__(
+        self,
+        balancer_address: Callable[[], str | None],
+        on_wanted: Callable[[int, int], None],
+        tls: Identity | None = None,
+    ) -> None:
+        self._tls = tls
+        self._balancer_address = balancer_address
+        self._on_wanted = on_wanted
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self._call: Any = None
+        # A new stream must not repeat a request that was carried out.
+        self._known_wish = 0
+        self._thread = threading.Thread(target=self._follow, name="scale-watch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread. Idempotent."""
+        with self._lock:
+            self._closed.set()
+            if self._call is not None:
+                self._call.cancel()
+        self._thread.join(_JOIN_S)
+
+    def _follow(self) -> None:
+        backoff = Backoff()
+        while not self._closed.is_set():
+            address = self._balancer_address()
+            if address is not None:
+                with AsyncChannel(address, Role.BALANCER.value, self._tls) as channel:
+                    try:
+                        self._watch(balancer_pb2_grpc.BalancerServiceStub(channel), backoff)
+                    except (grpc.RpcError, TimeoutError) as error:
+                        _log.debug("lost the balancer, trying again: %s", error)
+            self._closed.wait(backoff.next_s())
+
+    def _watch(self, stub: Any, backoff: Backoff) -> None:
+        with self._lock:
+            if self._closed.is_set():
+                return
+            request = balancer_pb2.WatchScaleRequest(known_wish=self._known_wish)
+            self._call = stub.WatchScale(request)
+        for response in responses(self._call, STREAM_SILENCE_S):
+            backoff.reset()
+            self._known_wish = response.wish
+            if response.servers:
+                self._on_wanted(response.servers, response.wish)
+
+
+class Scaler:
+    """Brings a local cluster to the wanted number of servers, one at a time. One thread, except `want`.
+
+    A started server counts once it serves. A drained server leaves once its experts are on other servers.
+
+    Args:
+        cluster: The cluster.
+        others: Returns the names of live servers that the cluster did not start.
+        balancer_address: Returns host:port of the live balancer; by default that of the cluster's own.
+    """
+
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        others: Callable[[], Collection[str]] = lambda: (),
+        balancer_address: Callable[[], str | None] | None = None,
+    ) -> None:
+        self._cluster = cluster
+        self._others = others
+        self._balancer_address = balancer_address or (lambda: cluster.children["balancer"].address)
+        self._lock = threading.Lock()
+        self._wanted: int | None = None
+        self._wish = 0
+        self._starting: ChildProcess | None = None
+        self._ready_by = 0.0
+        self._leaving: ChildProcess | None = None
+
+    def want(self, servers: int, wish: int = 0) -> None:
+        """Set the wanted number. `wish`: id of the balancer's request; 0: nobody waits. Thread-safe."""
+        with self._lock:
+            self._wanted, self._wish = servers, wish
+
+    @property
+    def busy(self) -> bool:
+        """Whether scaling is under way."""
+        return bool(self._starting or self._leaving or self._wanted is not None)
+
+    def step(self) -> list[str]:
+        """Do the next step without waiting; return the lines to print.
+
+        Raises:
+            EaasError: A server cannot start or leave; the request is dropped.
+        """
+        try:
+            return self._step()
+        except EaasError as error:
+            self._starting = self._leaving = None
+            with self._lock:
+                self._wanted = None
+            self._refuse(str(error))
+            raise
+
+    def _refuse(self, reason: str) -> None:
+        """Report the failure to the balancer, which ends the waiting command."""
+        balancer = self._balancer_address() if self._wish else None
+        if balancer is None:
+            return
+        try:
+            refuse_scale(balancer, self._wish, reason, self._cluster.tls)
+        except ClusterError as error:
+            _log.debug("cannot report that scaling stopped: %s", error)
+
+    def _step(self) -> list[str]:
+        if child := self._starting:
+            child.read()
+            if child.address is None:
+                if time.monotonic() > self._ready_by:
+                    words = child.last_words()
+                    stop_all([child], at_once=True)
+                    raise ClusterError(
+                        f"{child.name} was not ready in time and was stopped; its last words: {words}"
+                    )
+                return []
+            self._starting = None
+            return [f"{child.name} (pid {child.pid}) serves"]
+        if child := self._leaving:
+            if child.running:
+                return []
+            self._leaving = None
+            self._cluster.forget(child.name)
+            return [f"{child.name} (pid {child.pid}) has left"]
+        wanted, running = self._wanted, self._cluster.running_servers()
+        if wanted is None:
+            return []
+        try:
+            others = self._others()
+        except ClusterError as error:
+            _log.debug("other servers are unknown, trying again: %s", error)
+            return []
+        own = wanted - len(others)
+        if own < 0:
+            raise ClusterError(
+                f"{counted(len(others), 'server')} started by hand: end one with `eaas drain`"
+            )
+        if len(running) < own:
+            self._starting = self._cluster.add_server(others=others)
+            self._ready_by = time.monotonic() + self._cluster.config.balancer.apply_timeout_s
+            return [f"{self._starting.name} (pid {self._starting.pid}) starts"]
+        if len(running) > own:
+            last, balancer = running[-1], self._balancer_address()
+            if balancer is None:
+                return []
+            drain_server(balancer, last.name, self._cluster.tls)
+            self._leaving = last
+            return [f"{last.name} (pid {last.pid}) leaves"]
+        # Another number may have come meanwhile.
+        with self._lock:
+            if self._wanted == wanted:
+                self._wanted = None
+        return []

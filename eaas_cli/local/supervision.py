@@ -1,0 +1,164 @@
+"""Supervision of a serving cluster: the launcher restarts the processes that it cannot do without."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from eaas.errors import ClusterError, EaasError
+from eaas_cli.local.process import how_it_ended
+from eaas_cli.local.restart import Restarts
+
+if TYPE_CHECKING:
+    from eaas_cli.local.cluster import LocalCluster
+    from eaas_cli.local.process import ChildProcess
+
+__all__ = ["Supervisor"]
+
+_MOST_FAILURES = 5
+
+
+class Supervisor:
+    """Watches a serving cluster. For one thread.
+
+    It restarts the attention client (the endpoint) and the fork server. It does not restart expert servers,
+    monitor and balancer: serving continues without them, and a person starts them with the printed command.
+    """
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self._cluster = cluster
+        # Pids whose end was reported.
+        self._reported: set[int] = set()
+        self._client = _Restarted(
+            lambda: cluster.children["attention-client"],
+            lambda: cluster.start_again("attention-client"),
+            "its running requests are lost",
+            _MOST_FAILURES,
+        )
+        self._fork_server = _Restarted(
+            lambda: cluster.fork_server,
+            cluster.start_fork_server,
+            "the processes that it forked continue",
+            None,
+        )
+
+    def step(self) -> list[str]:
+        """Do the next step without waiting; return the lines to print.
+
+        Raises:
+            ClusterError: The attention client ends again and again.
+        """
+        lines = [
+            f"{child.name} (pid {child.pid}) was started by hand; it ends with this cluster"
+            for child in self._cluster.find_started_by_hand()
+        ]
+        lines += self._fork_server.step()
+        if self.can_start:
+            # The client cannot register without a monitor.
+            monitor = self._cluster.children["monitor"]
+            lines += self._client.step("" if monitor.running else "the monitor")
+        return lines + self._ends()
+
+    @property
+    def can_start(self) -> bool:
+        """Whether the fork server is ready to start a process."""
+        return self._fork_server.serves
+
+    def _ends(self) -> list[str]:
+        """Report processes that ended and are not restarted, once each."""
+        ended = [
+            child
+            for child in self._cluster.ended()
+            if child.pid not in self._reported and child is not self._client.process
+        ]
+        self._reported.update(child.pid for child in ended)
+        return [
+            f"{child.name} (pid {child.pid}) has left"
+            if child.process.returncode == 0
+            else f"{child.name} (pid {child.pid}) ended; start it again with:\n"
+            f"  {self._cluster.restart_line(child)}\n"
+            for child in ended
+        ]
+
+
+class _Restarted:
+    """A process that is restarted when it ends.
+
+    Args:
+        process: Returns the current process.
+        start: Starts the next one; does not wait for it.
+        cost: Consequence of an end, for the report.
+        most: See `Restarts`.
+    """
+
+    def __init__(
+        self,
+        process: Callable[[], ChildProcess],
+        start: Callable[[], object],
+        cost: str,
+        most: int | None,
+    ) -> None:
+        self._current = process
+        self._start = start
+        self._cost = cost
+        self._restarts = Restarts(most)
+        # None while it starts; and None unless a restart is planned.
+        self._serves_since: float | None = time.monotonic()
+        self._starts_at: float | None = None
+
+    @property
+    def process(self) -> ChildProcess:
+        """The current process; it may have ended."""
+        return self._current()
+
+    @property
+    def serves(self) -> bool:
+        """Whether the process runs and is ready."""
+        return self._serves_since is not None and self.process.running
+
+    def step(self, missing: str = "") -> list[str]:
+        """Do the next step; return the lines to print. Raises ClusterError if it ends again and again.
+
+        Args:
+            missing: A dependency that does not run; empty: none.
+        """
+        process = self.process
+        if process.running:
+            return self._check_ready(process)
+        lines = []
+        if self._starts_at is None:
+            lines = [self._plan(process, missing)]
+        assert self._starts_at is not None
+        if not missing and time.monotonic() >= self._starts_at:
+            self._starts_at = None
+            self._start()
+        return lines
+
+    def _check_ready(self, process: ChildProcess) -> list[str]:
+        if self._serves_since is not None:
+            return []
+        try:
+            process.read()
+        except EaasError:
+            # The next step reports its end.
+            return []
+        if process.address is None:
+            return []
+        self._serves_since = time.monotonic()
+        return [f"{process.name} (pid {process.pid}) serves again"]
+
+    def _plan(self, process: ChildProcess, missing: str) -> str:
+        now = time.monotonic()
+        served_s = now - self._serves_since if self._serves_since is not None else 0.0
+        self._serves_since = None
+        pause_s = self._restarts.pause_s(served_s)
+        how = how_it_ended(process.process.returncode)
+        if pause_s is None:
+            raise ClusterError(
+                f"{process.name} (pid {process.pid}) {how}, again and again; "
+                f"its last words: {process.last_words()}"
+            )
+        self._starts_at = now + pause_s
+        when = f"once {missing} runs" if missing else "now" if pause_s == 0 else f"in {pause_s:g} s"
+        return f"{process.name} (pid {process.pid}) {how}; {self._cost}; it starts again {when}"

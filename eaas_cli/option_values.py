@@ -1,0 +1,55 @@
+"""Checked option values: an error names the option and the values that it takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TypeVar
+
+from eaas.errors import ConfigError
+
+__all__ = ["known", "numbers", "once", "positive_numbers", "words"]
+
+_T = TypeVar("_T")
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Split at commas; keep each word once."""
+    return once([word.strip() for word in text.split(",")])
+
+
+def numbers(option: str, text: str, least: int = 1) -> list[int]:
+    """Split whole numbers at commas. Raises ConfigError."""
+    try:
+        found = [int(word) for word in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) < least:
+        raise ConfigError(
+            f"{option} {text}: give whole numbers of at least {least}, with commas between"
+        )
+    return found
+
+
+def positive_numbers(option: str, text: str) -> list[float]:
+    """Split numbers above 0 at commas. Raises ConfigError."""
+    try:
+        found = [float(word) for word in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or not all(0 < value < math.inf for value in found):
+        raise ConfigError(f"{option} {text}: give numbers above 0, with commas between")
+    return found
+
+
+def known(option: str, names: Sequence[str], choices: Sequence[str]) -> tuple[str, ...]:
+    """Keep each name once. Raises ConfigError for a name that is not a choice."""
+    for name in names:
+        if name not in choices:
+            raise ConfigError(f"{option} {name}: give one of {', '.join(choices)}")
+    return once(names)
+
+
+def once(values: Sequence[_T]) -> tuple[_T, ...]:
+    """Keep each value once, in order of first appearance."""
+    return tuple(dict.fromkeys(values))

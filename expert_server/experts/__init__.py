@@ -1,0 +1,1 @@
+"""The experts that a server holds: loading, unloading, storage."""

@@ -1,0 +1,201 @@
+"""Placement calls: the balancer has this server load or unload experts.
+
+A placement takes two calls. Prepare loads this server's share in addition to the experts held; retire unloads
+all others, once no client uses an older placement. Requests are served throughout. A request for an expert
+that was just unloaded is answered STALE_PLACEMENT, and the client sends it elsewhere.
+
+The balancer sends the digests it knows of the experts' bytes. If one is missing, this server returns the
+digests it read and waits for the same call with all of them: a placement is in force here once every expert
+of the share has been compared.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
+
+import grpc
+
+from eaas.control_plane.expert_calls import MISMATCH_KEY
+from eaas.errors import CheckpointError, ExpertMismatchError
+from eaas.log import get_logger
+from eaas.rpc.v1 import common_pb2
+from eaas.rpc.v1 import expert_pb2 as pb
+from eaas.types import ModelShape
+from expert_server.experts.store import Digests, ExpertStore
+
+__all__ = ["PlacementHandler"]
+
+_log = get_logger(__name__)
+
+
+class PlacementHandler:
+    """The balancer's calls of `expert.proto`. Thread-safe.
+
+    Args:
+        store: Holds the weights.
+        shape: The model's shape.
+        on_prepared: Called with the epoch once a share is loaded.
+        on_retired: Called with the epoch once all other experts are unloaded.
+        is_limited: Whether the memory for experts is limited.
+        on_mismatch: Called before the reply if an expert's bytes differ from other servers'.
+    """
+
+    CALLS: ClassVar = ("PreparePlacement", "RetirePlacement", "ListExperts")
+
+    def __init__(
+        self,
+        store: ExpertStore,
+        shape: ModelShape,
+        on_prepared: Callable[[int], None],
+        on_retired: Callable[[int], None],
+        is_limited: bool = False,
+        on_mismatch: Callable[[ExpertMismatchError], None] = lambda _error: None,
+    ) -> None:
+        self._store = store
+        self._shape = shape
+        self._on_prepared = on_prepared
+        self._on_retired = on_retired
+        self._on_mismatch = on_mismatch
+        self._is_limited = is_limited
+        self._changing = threading.Lock()
+        self._epoch_lock = threading.Lock()
+        # The newest epoch received, possibly not loaded yet.
+        self._newest_epoch = 0
+        self._epoch = 0
+
+    @property
+    def epoch(self) -> int:
+        """The last epoch whose share is loaded."""
+        return self._epoch
+
+    def PreparePlacement(
+        self, request: pb.PreparePlacementRequest, context: grpc.ServicerContext
+    ) -> pb.PreparePlacementResponse:
+        """Load the experts placed here, in addition to those held."""
+        wanted = self._experts(request.layers, context)
+        digests, all_known = self._digests(request.layers, context)
+        in_order = dict.fromkeys((*request.layer_order, *wanted))
+        wanted = {layer: wanted[layer] for layer in in_order if layer in wanted}
+        epoch = request.epoch
+        # Before the lock: this ends the load of an older placement.
+        self._accept_epoch(epoch, context)
+        with self._changing:
+            self._refuse_older(epoch, context)
+            if self._is_limited and not self._epoch:
+                # Remains of placements abandoned before this server had a share. No client uses these
+                # experts, and the balancer does not count their memory.
+                self._keep(wanted)
+            try:
+                loaded = self._store.load(wanted, lambda: self._newest_epoch > epoch, digests)
+            except ExpertMismatchError as error:
+                self._on_mismatch(error)
+                context.set_trailing_metadata(((MISMATCH_KEY, "1"),))
+                context.abort(grpc.StatusCode.DATA_LOSS, str(error))
+            except CheckpointError as error:
+                _log.error("%s", error)
+                context.abort(grpc.StatusCode.DATA_LOSS, str(error))
+            if self._newest_epoch > epoch:
+                context.abort(
+                    grpc.StatusCode.ABORTED, f"epoch {self._newest_epoch} is newer than {epoch}"
+                )
+            if all_known:
+                self._epoch = epoch
+        _log.info("epoch %d: %d experts, %.1f MB read", epoch, self._store.count, loaded / 1e6)
+        if all_known:
+            self._on_prepared(epoch)
+        return pb.PreparePlacementResponse(
+            epoch=epoch,
+            experts=self._store.count,
+            bytes_loaded=loaded,
+            layers=self._holdings(wanted),
+            awaits_digests=not all_known,
+        )
+
+    def RetirePlacement(
+        self, request: pb.RetirePlacementRequest, context: grpc.ServicerContext
+    ) -> pb.RetirePlacementResponse:
+        """Unload all experts outside this server's share."""
+        kept = self._experts(request.layers, context)
+        with self._changing:
+            self._accept_epoch(request.epoch, context)
+            self._epoch = request.epoch
+            self._keep(kept)
+        _log.info("epoch %d: %d experts are kept", request.epoch, self._store.count)
+        self._on_retired(request.epoch)
+        return pb.RetirePlacementResponse(experts=self._store.count)
+
+    def _keep(self, kept: Mapping[int, Sequence[int]]) -> None:
+        held = self._store.held()
+        self._store.unload({layer: {*held[layer]} - {*kept.get(layer, ())} for layer in held})
+
+    def ListExperts(
+        self, request: pb.ListExpertsRequest, context: grpc.ServicerContext
+    ) -> pb.ListExpertsResponse:
+        """The experts held, and the newest epoch received, even if it is not loaded."""
+        held = self._store.held()
+        return pb.ListExpertsResponse(
+            epoch=self._newest_epoch,
+            layers=self._holdings(held),
+        )
+
+    def _holdings(self, experts: Mapping[int, Sequence[int]]) -> list[common_pb2.Holding]:
+        """These experts with their digests, layer by layer."""
+        return [
+            common_pb2.Holding(
+                experts=experts[layer],
+                digests=[self._store.digest(layer, expert) for expert in experts[layer]],
+            )
+            for layer in sorted(experts)
+        ]
+
+    def _digests(
+        self, layers: Sequence[common_pb2.Holding], context: grpc.ServicerContext
+    ) -> tuple[Digests, bool]:
+        """The digests that the balancer knows, and whether it knows all. A balancer of an older release sends
+        none, and none are compared.
+        """
+        if not any(holding.digests for holding in layers):
+            return {}, True
+        if any(len(holding.digests) != len(holding.experts) for holding in layers):
+            context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, "the numbers of digests and experts differ"
+            )
+        digests = {
+            (layer, expert): digest
+            for layer, holding in enumerate(layers)
+            for expert, digest in zip(holding.experts, holding.digests, strict=True)
+        }
+        known = {place: digest for place, digest in digests.items() if digest}
+        return known, len(known) == len(digests)
+
+    def _experts(
+        self, layers: Sequence[common_pb2.Holding], context: grpc.ServicerContext
+    ) -> dict[int, list[int]]:
+        """A request's experts: MoE layer -> logical experts."""
+        if len(layers) != self._shape.num_layers:
+            context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"{len(layers)} layers, the model has {self._shape.num_layers}",
+            )
+        wanted = {layer: list(holding.experts) for layer, holding in enumerate(layers)}
+        if any(e >= self._shape.num_experts for experts in wanted.values() for e in experts):
+            context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"expert ids must not exceed {self._shape.num_experts - 1}",
+            )
+        return wanted
+
+    def _accept_epoch(self, epoch: int, context: grpc.ServicerContext) -> None:
+        """Record an epoch; refuse it if a newer one was received."""
+        with self._epoch_lock:
+            self._newest_epoch = max(self._newest_epoch, epoch)
+        self._refuse_older(epoch, context)
+
+    def _refuse_older(self, epoch: int, context: grpc.ServicerContext) -> None:
+        if epoch < self._newest_epoch:
+            context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"epoch {epoch} is older than {self._newest_epoch}",
+            )

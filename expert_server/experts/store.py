@@ -1,0 +1,211 @@
+"""The experts that this server holds, in the kernel's layout."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from types import MappingProxyType
+
+from eaas.checkpoint.pieces import Pause, at_once
+from eaas.errors import CheckpointError, ExpertMismatchError
+from expert_server.experts.load_throttling import Batches, LoadThrottle
+from expert_server.kernels import ExpertKernel
+from expert_server.weights.background import compute_alone, step_back
+from expert_server.weights.memory import trim
+from expert_server.weights.sharing import Pace
+from expert_server.weights.weights import ExpertReader, ExpertWeights
+
+__all__ = ["Digests", "ExpertStore", "naming_expert"]
+
+Digests = Mapping[tuple[int, int], int]
+"""(MoE layer, logical expert) -> digest of its bytes."""
+
+# Packing leaves holes in malloc's memory: without trimming, 300 MB of weights take a quarter more.
+_TRIM_BYTES = 64 << 20
+
+
+class ExpertStore:
+    """Loads and unloads single replicas. The kernel computes meanwhile and never waits for a load.
+
+    Args:
+        reader: Reads the weights.
+        kernel: Owns the weights once loaded, in its layout.
+        bytes_per_s: Limit of the loading rate while replicas are held; 0: no limit.
+        batches: Loads are throttled in favour of these (see `load_throttling`); None: no throttling.
+    """
+
+    def __init__(
+        self,
+        reader: ExpertReader,
+        kernel: ExpertKernel,
+        bytes_per_s: int = 0,
+        batches: Batches | None = None,
+    ) -> None:
+        self._reader = reader
+        self._kernel = kernel
+        self._bytes_per_s = bytes_per_s
+        self._batches = batches
+        self._digests: dict[tuple[int, int], int] = {}
+        self._changing = threading.Lock()
+
+    @property
+    def count(self) -> int:
+        """Replicas held."""
+        return self._kernel.count
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the replicas held, in the kernel's layout."""
+        return self._kernel.bytes
+
+    def holds(self, layer: int, expert: int) -> bool:
+        """Whether the replica is held."""
+        return self._kernel.holds(layer, expert)
+
+    def held(self) -> dict[int, list[int]]:
+        """The experts held: MoE layer -> logical experts, for each layer."""
+        experts = range(self._reader.num_experts)
+        return {
+            layer: [expert for expert in experts if self.holds(layer, expert)]
+            for layer in range(len(self._reader.forms))
+        }
+
+    def digest(self, layer: int, expert: int) -> int:
+        """XXH3 of the bytes that a replica was read from; 0 if it is not held."""
+        return self._digests.get((layer, expert), 0)
+
+    def load(
+        self,
+        wanted: Mapping[int, Collection[int]],
+        is_given_up: Callable[[], bool] = lambda: False,
+        digests: Digests = MappingProxyType({}),
+    ) -> int:
+        """Load the missing ones of the wanted replicas, layer by layer.
+
+        Args:
+            wanted: MoE layer -> logical experts, in loading order.
+            is_given_up: Called after each expert; if true, loading stops.
+            digests: The known digests of the experts' bytes.
+
+        Returns:
+            Bytes of weights newly held.
+
+        Raises:
+            LookupError: The model has no such layer or expert; nothing is loaded.
+            MissingShardError, CorruptShardError: A tensor cannot be read; names the file and the tensor.
+            ExpertMismatchError: An expert's bytes have another digest; names the files and the tensors. The
+                expert is not held, even if it was before.
+            CheckpointError: A weight to be quantised is NaN or infinite; names the layer and the expert.
+
+        After an error, all other replicas stay.
+        """
+        self._check(wanted)
+        with self._changing:
+            # While experts are held, the kernel needs the cores: copying and packing use a single one. Before
+            # that, the load only gives way to other processes of the machine.
+            begin = compute_alone if self.count else step_back
+            with ThreadPoolExecutor(1, "load", begin) as thread:
+                return thread.submit(self._load, wanted, is_given_up, digests).result()
+
+    def _load(
+        self,
+        wanted: Mapping[int, Collection[int]],
+        is_given_up: Callable[[], bool],
+        digests: Digests,
+    ) -> int:
+        self._drop_mismatched(wanted, digests)
+        before = trimmed = self.bytes
+        pause = LoadThrottle(self._batches).wait if self._batches is not None else at_once
+        pace = Pace(self._bytes_per_s) if self._bytes_per_s and self.count else None
+        try:
+            for layer in wanted:
+                missing = {e for e in wanted[layer] if not self.holds(layer, e)}
+                differing = []
+                for expert, weights in self._reader.read(layer, missing, pause):
+                    if weights.digest != digests.get((layer, expert), weights.digest):
+                        differing.append(expert)
+                        continue
+                    self._hold(layer, expert, weights, pause)
+                    if pace is not None:
+                        pace.take(weights.nbytes)
+                    del weights  # A view of a chunk that the reader is about to reuse.
+                    if is_given_up():
+                        return self.bytes - before
+                    if self.bytes - trimmed >= _TRIM_BYTES:
+                        trimmed = self.bytes
+                        trim()
+                for expert in differing:
+                    self._load_from_others(layer, expert, pause, digests[layer, expert])
+        finally:
+            self._reader.release()
+        return self.bytes - before
+
+    def _hold(self, layer: int, expert: int, weights: ExpertWeights, pause: Pause) -> None:
+        with naming_expert(layer, expert):
+            self._kernel.load(layer, expert, weights, pause)
+        self._digests[layer, expert] = weights.digest
+
+    def _load_from_others(self, layer: int, expert: int, pause: Pause, digest: int) -> None:
+        """Read an expert whose digest differed from the other sources, one after another."""
+        for _ in self._reader.elsewhere():
+            for _, weights in self._reader.read(layer, [expert], pause):
+                if weights.digest == digest:
+                    self._hold(layer, expert, weights, pause)
+                    return
+        raise self._mismatch(layer, expert)
+
+    def _drop_mismatched(self, wanted: Mapping[int, Collection[int]], digests: Digests) -> None:
+        """Unload replicas with another digest. Raises ExpertMismatchError if there are any."""
+        mismatched = [
+            (layer, expert)
+            for layer, experts in wanted.items()
+            for expert in experts
+            if (held := self.digest(layer, expert)) and held != digests.get((layer, expert), held)
+        ]
+        for layer, expert in mismatched:
+            self._unload(layer, expert)
+        if mismatched:
+            raise self._mismatch(*mismatched[0])
+
+    def _mismatch(self, layer: int, expert: int) -> ExpertMismatchError:
+        return ExpertMismatchError(
+            f"{self._reader.place_of(layer, expert)} (layer {layer}, expert {expert}) differs from the "
+            "cluster's other replicas: copy the checkpoint again from a server that serves; if this copy is "
+            "the right one, start the whole cluster again with it"
+        )
+
+    def unload(self, unwanted: Mapping[int, Collection[int]]) -> None:
+        """Unload replicas, ignoring those that are not held."""
+        with self._changing:
+            before = self.bytes
+            for layer, experts in unwanted.items():
+                for expert in experts:
+                    self._unload(layer, expert)
+            if self.bytes < before:
+                trim()
+
+    def _unload(self, layer: int, expert: int) -> None:
+        self._kernel.unload(layer, expert)
+        self._digests.pop((layer, expert), None)
+
+    def _check(self, wanted: Mapping[int, Collection[int]]) -> None:
+        layers, num_experts = len(self._reader.forms), self._reader.num_experts
+        for layer, experts in wanted.items():
+            if not 0 <= layer < layers:
+                raise LookupError(f"layer {layer}: the model has MoE layers 0 to {layers - 1}")
+            for expert in experts:
+                if not 0 <= expert < num_experts:
+                    raise LookupError(
+                        f"layer {layer}: the model has experts 0 to {num_experts - 1}"
+                    )
+
+
+@contextmanager
+def naming_expert(layer: int, expert: int) -> Iterator[None]:
+    """Add the layer and the expert to a CheckpointError raised inside."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"layer {layer}, expert {expert}: {error}") from error

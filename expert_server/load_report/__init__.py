@@ -1,0 +1,1 @@
+"""An expert server's report to the balancer: load of its experts and links."""

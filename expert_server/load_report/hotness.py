@@ -1,0 +1,83 @@
+"""Tokens per expert on this server, for the balancer to read."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from eaas.rpc.v1 import common_pb2
+from eaas.rpc.v1 import expert_pb2 as pb
+from eaas.types import ModelShape
+from expert_server.load_report.links import read_carried
+
+__all__ = ["HotnessHandler"]
+
+
+class _Loop(Protocol):
+    """The loop's counters."""
+
+    busy_s: float
+    batches: int
+
+    @property
+    def requests(self) -> int: ...
+
+
+class _Store(Protocol):
+    """The store's sizes."""
+
+    @property
+    def count(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+
+
+class HotnessHandler:
+    """Serves `ReadHotness` of `expert.proto`. Thread-safe.
+
+    The kernel adds to the totals while they are read: each number is right as of some moment, and later
+    tokens are in the next answer.
+
+    Args:
+        shape: The model's shape.
+        loop: Its busy time, and whether requests were answered since the last call.
+        store: The size of replicas.
+
+    Attributes:
+        counts_LX: int64 (L, 1 + E), for the kernel to add to (see `ExpertKernel.count_into`).
+    """
+
+    CALLS: ClassVar = ("ReadHotness",)
+
+    def __init__(self, shape: ModelShape, loop: _Loop, store: _Store) -> None:
+        self.counts_LX: npt.NDArray[np.int64] = np.zeros(
+            (shape.num_layers, 1 + shape.num_experts), np.int64
+        )
+        self._loop = loop
+        self._store = store
+        self._boot_id = secrets.randbits(62) | 1
+
+    def ReadHotness(self, request: pb.ReadHotnessRequest, context: Any) -> pb.ReadHotnessResponse:
+        """The totals, if they have changed."""
+        # Before the counts: the next answer repeats tokens that come between the two, rather than omit them.
+        sequence, busy_s, batches = self._loop.requests, self._loop.busy_s, self._loop.batches
+        known = (request.boot_id, request.sequence) == (self._boot_id, sequence)
+        count = self._store.count
+        visits_L, tokens_LE = self.counts_LX[:, 0], self.counts_LX[:, 1:]
+        received, sent = read_carried()
+        return pb.ReadHotnessResponse(
+            boot_id=self._boot_id,
+            sequence=sequence,
+            layers=()
+            if known
+            else [common_pb2.LayerTokens(tokens=row) for row in tokens_LE.tolist()],
+            busy_s=busy_s,
+            batches=batches,
+            visits=int(visits_L.sum()),
+            expert_bytes=self._store.bytes // count if count else 0,
+            received_bytes=received,
+            sent_bytes=sent,
+        )

@@ -1,0 +1,1 @@
+"""The serving loop: poll, batch, compute, reply."""

@@ -1,0 +1,164 @@
+"""Policies for "does this batch wait for more requests?" (ADR 0008 explains the default).
+
+A connection is *present* from the admission of its request to the answer, and *silent* after that. No batch
+waits for a present connection, so a lone client never waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable
+from typing import Any, Literal
+
+from expert_server.loop.batching.batcher import Batcher, Policy, Queue, Wait
+from expert_server.loop.batching.learning import BatchCost, Companion
+
+__all__ = ["AllActive", "Immediate", "Window", "create_batcher"]
+
+
+def create_batcher(
+    mode: Literal["immediate", "window", "all"], window_s: float, num_layers: int
+) -> Batcher[Any, Any]:
+    """The batcher for the settings `expert_server.batching` and `batch_window_us`."""
+    policy: Policy[Any]
+    if mode == "immediate":
+        policy = Immediate()
+    elif mode == "window":
+        policy = Window(window_s, num_layers)
+    else:
+        policy = AllActive(window_s)
+    return Batcher(policy)
+
+
+class Immediate(Policy[Any]):
+    """Never waits: computes the requests that are there."""
+
+
+class _Presence(Policy[Any]):
+    """The connections' presence, for `Window` and `AllActive`."""
+
+    def __init__(self) -> None:
+        self._companions: dict[Any, Companion] = {}
+
+    def admitted(self, connection: Hashable, layer: int) -> None:
+        """See `Policy`."""
+        companion = self._companions.get(connection)
+        if companion is None:
+            companion = self._companions[connection] = Companion()
+        companion.wrote(layer)
+
+    def answered(self, connection: Hashable, now: float) -> None:
+        """See `Policy`."""
+        companion = self._companions.get(connection)
+        if companion is not None:
+            companion.was_answered(now)
+
+    def keep(self, connections: Collection[Hashable]) -> None:
+        """See `Policy`."""
+        for gone in self._companions.keys() - set(connections):
+            del self._companions[gone]
+
+
+class Window(_Presence):
+    """Waits if that is likely to pay, and never for long.
+
+    A wait of w seconds delays each of the n waiting requests by w. Each of the i connections that write
+    meanwhile would have missed this batch, and a batch of its own would have had its own fixed cost f (a
+    batch reads the weights once): it saves f - w. So the wait pays while
+
+        n w < i (f - w),  that is,  w < f i / (n + i)
+
+    f is learned (`BatchCost`); which connections are in time is learned by trying (`Companion`). Arrival
+    times cannot tell: a request written during a batch is seen after it, and on a server where waiting pays,
+    most requests are. Only silent connections count whose next request is likely to be for this layer. w
+    starts when the server could first have computed the batch, and never exceeds the window. No batch waits
+    while another layer has requests.
+
+    Args:
+        window_s: Longest wait of a batch.
+        num_layers: MoE layers of the model.
+    """
+
+    def __init__(self, window_s: float, num_layers: int) -> None:
+        super().__init__()
+        self._window_s = window_s
+        self._num_layers = num_layers
+        self._cost = BatchCost()
+        # The last batch considered, and the connections it still waits for.
+        self._queue: Queue[Any] | None = None
+        self._awaited: dict[Any, Companion] = {}
+
+    def admitted(self, connection: Hashable, layer: int) -> None:
+        """See `Policy`."""
+        super().admitted(connection, layer)
+        companion = self._awaited.pop(connection, None)
+        if companion is not None and self._queue is not None:
+            companion.tried(came=layer == self._queue.layer)
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        """See `Policy`."""
+        self._cost.observe(tokens, seconds)
+
+    def keep(self, connections: Collection[Hashable]) -> None:
+        """See `Policy`."""
+        super().keep(connections)
+        for gone in self._awaited.keys() - self._companions.keys():
+            del self._awaited[gone]
+
+    def wait(self, queue: Queue[Any], alone: bool, now: float) -> Wait[Any] | None:
+        """See `Policy`."""
+        if len(self._companions) < 2:
+            return None
+        # Step 1, once per batch: find the connections expected for this layer.
+        if queue is not self._queue:
+            self._queue, self._awaited = queue, self._expected(queue.layer)
+        # Step 2: as long as that pays, wait for them one after the other.
+        i, n = len(self._awaited), len(queue.requests)
+        longest = min(self._window_s, self._cost.fixed_s * i / (n + i))
+        if alone and now < queue.held_since + longest:
+            return Wait(next(iter(self._awaited)), queue.held_since + longest)
+        # Step 3: the connections that have not written by now were waited for in vain.
+        if alone and now > queue.held_since:
+            for companion in self._awaited.values():
+                companion.tried(came=False)
+        self._awaited = {}
+        return None
+
+    def _expected(self, layer: int) -> dict[Any, Companion]:
+        before = (layer - 1) % self._num_layers
+        return {
+            connection: companion
+            for connection, companion in self._companions.items()
+            if companion.silent_since is not None
+            and companion.layer == before
+            and companion.is_worth_a_try()
+        }
+
+
+class AllActive(_Presence):
+    """The paper's mode: waits until every active client has written, for any layer.
+
+    Then all requests are computed, layer by layer, without a further wait (a round). A connection is active
+    if it lives, has been answered, and has been silent for less than the window since then. So a connection
+    that is dead, idle, new or just gone delays the others at most once. No batch waits longer than the
+    window, which must exceed a client's pause between two calls.
+
+    Args:
+        window_s: Longest wait of a batch, and longest silence of an active connection.
+    """
+
+    def __init__(self, window_s: float) -> None:
+        super().__init__()
+        self._window_s = window_s
+        self._round_at = float("-inf")
+
+    def wait(self, queue: Queue[Any], alone: bool, now: float) -> Wait[Any] | None:
+        """See `Policy`."""
+        if queue.since > self._round_at:
+            for connection, companion in self._companions.items():
+                if companion.silent_since is None:
+                    continue
+                until = min(companion.silent_since, queue.held_since) + self._window_s
+                if now < until:
+                    return Wait(connection, until)
+            self._round_at = now
+        return None

@@ -1,0 +1,40 @@
+"""Added network latency, for experiments with distance.
+
+Each request is seen a fixed time after it was written. The server is not busy meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from expert_server.loop.replies import Request
+
+__all__ = ["AddedLatency"]
+
+
+class AddedLatency:
+    """A queue that delays each request by a fixed time.
+
+    Args:
+        seconds: The delay.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._requests: deque[Request] = deque()
+
+    def put(self, request: Request) -> None:
+        """Queue a request, written at its `admitted_at`."""
+        self._requests.append(request)
+
+    def arrived(self, now: float) -> list[Request]:
+        """Remove and return the requests whose delay is over, in order."""
+        arrived = []
+        while self._requests and self._requests[0].admitted_at + self._seconds <= now:
+            # The delay does not count as the server's time.
+            arrived.append(self._requests.popleft()._replace(admitted_at=now))
+        return arrived
+
+    def next_at(self) -> float | None:
+        """When the next delay is over, in monotonic seconds; None if the queue is empty."""
+        return self._requests[0].admitted_at + self._seconds if self._requests else None

@@ -1,0 +1,351 @@
+"""The expert server's loop: poll, admit, batch, group, compute, reply (EaaS section 3.3).
+
+It knows slots and nothing else: neither their clients nor their transports. It starts no exchange.
+
+    scan for WRITTEN slots ---> admit ---> decide ---> compute a layer's batch ---> scan again
+                                              |
+                                              +------> wait for a larger batch ---> scan again
+
+A slot is claimed from admission until its answer (`SlotTable` explains why no race is possible). Its grant
+may be revoked meanwhile: the request is then dropped, before or after it is computed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+
+from eaas.errors import SlotCorruptError, WrongRequestError
+from eaas.log import get_logger
+from eaas.types import ModelShape
+from eaas.wire import Arena, RequestHeader, SlotState
+from eaas.wire.slot import DAMAGED, DOORBELL, SlotLimits, Status, validate_request
+from expert_server.kernels import ExpertKernel
+from expert_server.loop.batching import Batcher, Compute, Wait, create_batcher
+from expert_server.loop.latency import AddedLatency
+from expert_server.loop.liveness import Liveness
+from expert_server.loop.replies import Replies, Request
+from expert_server.loop.tracing import BatchTraces
+from expert_server.loop.views import Scratch, TensorViews
+from expert_server.transports.slot_ownership import Grant, SlotTable
+
+__all__ = ["ServeLoop"]
+
+_log = get_logger(__name__)
+_WRITTEN = SlotState.WRITTEN.mask
+_NOTHING = 0
+_ARRIVAL_POLL_US = 200
+# Only bounds how late a stop is noticed; work wakes the loop at once.
+_IDLE_US = 1_000_000
+# How long data may lag behind its flag, on a transport that does not order them.
+_SETTLE_S = 1e-4
+
+
+class ServeLoop:
+    """Answers the requests in the slots, until stopped.
+
+    Args:
+        arena: The server's arena.
+        table: Slot ownership.
+        kernel: Computes one batch per call.
+        shape: The model's shape.
+        spin_us: Microseconds to poll before sleeping.
+        batching: See the setting `expert_server.batching`.
+        batch_window_s: Longest wait for a larger batch.
+        added_latency_s: Delay before each request is seen.
+        clock: Monotonic seconds.
+        traces: Spans of batches; None: no spans.
+
+    Attributes:
+        epoch: Of the placement; sent with STALE_PLACEMENT.
+        computed: Requests answered with a result.
+        refused: Requests answered with an error.
+        expired: Requests whose time budget ended before they were computed.
+        busy_s: Seconds spent on admitting and computing.
+        batches: Kernel calls that gave a result.
+        liveness: Whether the loop moves.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        table: SlotTable,
+        kernel: ExpertKernel,
+        shape: ModelShape,
+        spin_us: int,
+        batching: Literal["immediate", "window", "all"] = "immediate",
+        batch_window_s: float = 0.0,
+        added_latency_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+        traces: BatchTraces | None = None,
+    ) -> None:
+        self._arena = arena
+        self._buffer = arena.buffer
+        self._table = table
+        self._kernel = kernel
+        self._spin_us = spin_us
+        self._clock = clock
+        self._traces = traces
+        self._limits = SlotLimits(
+            arena.payload_capacity, arena.result_capacity, shape.hidden_size, shape.num_layers
+        )
+        self._batcher: Batcher[Grant, Request] = create_batcher(
+            batching, batch_window_s, shape.num_layers
+        )
+        self._on_the_way = AddedLatency(added_latency_s)
+        self._table_changes = table.changes
+        self._views = TensorViews(arena, shape.hidden_size)
+        self._scratch = Scratch()
+        self._replies = Replies(arena, self._views)
+        # A plain flag: a signal handler may set it, and a lock there could deadlock.
+        self._stopped = False
+        # Claimed slots. Their flags stay WRITTEN until they are answered.
+        self._admitted: set[int] = set()
+        # Cleared by a thread in `wait_idle`. The loop's check of it costs next to nothing.
+        self._idle = threading.Event()
+        self._idle.set()
+        self.epoch = 0
+        self.computed = 0
+        self.refused = 0
+        self.expired = 0
+        self.busy_s = 0.0
+        self.batches = 0
+        self.liveness = Liveness(clock())
+
+    @property
+    def requests(self) -> int:
+        """Requests answered so far, with a result or an error."""
+        return self.computed + self.refused + self.expired
+
+    @property
+    def in_flight(self) -> int:
+        """Requests admitted and not answered."""
+        return len(self._admitted)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request waits or is computed. Safe from any thread."""
+        # The flag is WRITTEN until the answer is there. A stopped loop may have no arena.
+        return not self._stopped and bool(self._arena.flags.scan(0, self._arena.slots, _WRITTEN))
+
+    def wait_idle(self, timeout_s: float) -> None:
+        """Return when no request waits or is computed, or at the timeout. One thread at a time."""
+        # In this order: a loop that became idle before the clear is not busy.
+        self._idle.clear()
+        if self.is_busy:
+            self._idle.wait(timeout_s)
+
+    def stop(self) -> None:
+        """Make `run` return after the present batch. Safe from any thread and from a signal handler."""
+        self._stopped = True
+        self._arena.flags.interrupt(DOORBELL)
+
+    def run(self) -> None:
+        """Serve until `stop`."""
+        flags = self._arena.flags
+        with torch.inference_mode():
+            while not self._stopped:
+                # Before the flag is checked: a later interrupt changes this count.
+                seen = flags.seq(DOORBELL)
+                if not self._stopped:
+                    self.step(seen)
+        # The arena's memory is freed with the last view of it.
+        self._views.clear()
+
+    def step(self, seen: int) -> None:
+        """Scan once, then compute a batch or wait.
+
+        Args:
+            seen: The doorbell's count, read before the caller checked its own reasons to end the wait
+                (`stop`).
+        """
+        arena, batcher = self._arena, self._batcher
+        turns_at = self._clock()
+        if batcher.is_empty and self._on_the_way.next_at() is None:
+            self.liveness.turns(turns_at + _IDLE_US * 1e-6)
+            if not self._idle.is_set() and not self.is_busy:
+                self._idle.set()
+            ready = arena.flags.wait(
+                0, arena.slots, _WRITTEN, DOORBELL, seen, self._spin_us, _IDLE_US
+            )
+            works_from = self._clock()
+        else:
+            self.liveness.turns(turns_at)
+            ready = arena.flags.scan(0, arena.slots, _WRITTEN)
+            works_from = turns_at
+        if self._table_changes != self._table.changes:
+            self._table_changes = self._table.changes
+            batcher.keep(self._table.grants())
+        if ready:
+            self._admit(ready)
+        now = self._clock()
+        for request in self._on_the_way.arrived(now):
+            batcher.admit(request, request.grant, request.header.layer, now)
+        decision = batcher.decide(now)
+        next_at = self._on_the_way.next_at()
+        if isinstance(decision, Compute):
+            self._answer(decision.layer)
+            self.busy_s += self._clock() - works_from
+        elif next_at is not None:
+            # The slots of delayed requests are WRITTEN, so no flag can end this wait: poll for new ones.
+            pause_us = min(int((next_at - now) * 1e6) + 1, _ARRIVAL_POLL_US)
+            arena.flags.wait(0, arena.slots, _NOTHING, DOORBELL, seen, self._spin_us, pause_us)
+        elif isinstance(decision, Wait):
+            grant, wait_us = decision.connection, int((decision.until - now) * 1e6) + 1
+            arena.flags.wait(
+                grant.first_slot, grant.slots, _WRITTEN, DOORBELL, seen, self._spin_us, wait_us
+            )
+
+    def serve(self, ready: list[int]) -> None:
+        """Answer these slots at once, one batch per layer, without a scan or a wait."""
+        self._admit(ready)
+        now = self._clock()
+        for request in self._on_the_way.arrived(now):
+            self._batcher.admit(request, request.grant, request.header.layer, now)
+        for layer in self._batcher.layers():
+            self._answer(layer)
+
+    # -- admit ----------------------------------------------------------------------------------------
+
+    def _admit(self, ready: list[int]) -> None:
+        """Claim the slots that are not claimed yet, and queue their requests."""
+        new = [slot for slot in ready if slot not in self._admitted]
+        if not new:
+            return
+        now = self._clock()
+        self._admitted.update(new)
+        settled = []
+        for slot, grant in zip(new, self._table.claim(new), strict=True):
+            request = self._accept(slot, grant, now)
+            if request is None:
+                settled.append(slot)
+            else:
+                self._on_the_way.put(request)
+        if settled:
+            self._release(settled)
+
+    def _accept(self, slot: int, grant: Grant | None, now: float) -> Request | None:
+        """The request in a claimed slot; None if there is none or it is refused."""
+        if grant is None:
+            self._arena.server_offline(slot)
+            return None
+        if self._arena.flags.load(slot) != SlotState.WRITTEN:
+            # Granted to another client between the scan and the claim; that client has written nothing yet.
+            return None
+        header, error = self._read(slot, grant)
+        if isinstance(error, SlotCorruptError):
+            # Perhaps the data lags behind its flag. Retry only once: other requests wait.
+            _settle()
+            header, error = self._read(slot, grant)
+        if error is not None:
+            _log.warning("slot %d of %s: %s", slot, grant.client_id, error)
+            # A wrong request is wrong on every server; the client sends a damaged one again.
+            if isinstance(error, WrongRequestError):
+                self._refuse(slot, grant, header, Status.INVALID_ARGUMENT)
+            else:
+                self._refuse(slot, grant, header, Status.INTERNAL, DAMAGED)
+            return None
+        views = self._views.tensors(slot, header)
+        return Request(slot, grant, header, views, now, now + header.budget_us * 1e-6)
+
+    def _read(
+        self, slot: int, grant: Grant
+    ) -> tuple[RequestHeader, SlotCorruptError | WrongRequestError | None]:
+        """The header in a slot, and the error that makes the request invalid."""
+        offset = self._arena.request_offset(slot)
+        header = RequestHeader.unpack_from(self._buffer, offset)
+        try:
+            validate_request(self._buffer, offset, header, self._limits, grant.generation)
+        except (SlotCorruptError, WrongRequestError) as error:
+            return header, error
+        return header, None
+
+    def _release(self, slots: list[int]) -> None:
+        self._admitted.difference_update(slots)
+        self._table.release(slots)
+
+    # -- compute --------------------------------------------------------------------------------------
+
+    def _answer(self, layer: int) -> None:
+        """Answer all requests of a layer: one batch for each width (K) and dtype."""
+        requests = self._batcher.take(layer)
+        began = self._clock()
+        tokens = 0
+        groups: dict[tuple[int, int], list[Request]] = {}
+        for request in requests:
+            header = request.header
+            if self._arena.flags.load(request.slot) != SlotState.WRITTEN:
+                continue  # Revoked meanwhile.
+            if began >= request.expires_at:
+                self.expired += 1
+                self._replies.error(request.slot, request.grant, header, Status.EXPIRED)
+                continue
+            groups.setdefault((header.top_k, header.dtype), []).append(request)
+            tokens += header.batch_size
+        for group in groups.values():
+            if self._traces is None:
+                self._compute(group)
+            else:
+                with self._traces.batch(group, began):
+                    self._compute(group)
+        self._release([request.slot for request in requests])
+        ended = self._clock()
+        if tokens:
+            self._batcher.computed(tokens, ended - began)
+            self.liveness.ended(tokens, ended - began)
+        for request in requests:
+            self._batcher.answered(request.grant, ended)
+
+    def _compute(self, group: list[Request]) -> None:
+        first = group[0]
+        layer = first.header.layer
+        self.liveness.begins(sum(request.header.batch_size for request in group), self._clock())
+        views = first.views
+        try:
+            if len(group) > 1:
+                views = self._scratch.gather([request.views for request in group], first.header)
+            out_TH = self._kernel(*views.tensors, layer)
+        except LookupError as error:
+            self._refuse_misplaced(group, error)
+            return
+        except (RuntimeError, ValueError, OSError, MemoryError) as error:
+            # Includes a batch too large for the free memory; smaller ones may still fit.
+            _log.exception("layer %d: %s", layer, error)
+            for request in group:
+                self._refuse(request.slot, request.grant, request.header, Status.INTERNAL)
+            return
+        self.batches += 1
+        rows_TH = out_TH.numpy()
+        now = self._clock()
+        start = 0
+        for request in group:
+            end = start + request.header.batch_size
+            self.computed += 1
+            self._replies.result(request, rows_TH[start:end], now)
+            start = end
+
+    def _refuse_misplaced(self, group: list[Request], error: LookupError) -> None:
+        """An expert is not here: refuse the request that asked for it, answer the others."""
+        if len(group) == 1:
+            request = group[0]
+            _log.info("slot %d: %s", request.slot, error)
+            self._refuse(
+                request.slot, request.grant, request.header, Status.STALE_PLACEMENT, self.epoch
+            )
+            return
+        for request in group:
+            self._compute([request])
+
+    def _refuse(
+        self, slot: int, grant: Grant, header: RequestHeader, status: Status, detail: int = 0
+    ) -> None:
+        self.refused += 1
+        self._replies.error(slot, grant, header, status, detail)
+
+
+def _settle() -> None:
+    time.sleep(_SETTLE_S)

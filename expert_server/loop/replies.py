@@ -1,0 +1,83 @@
+"""Write answers into slots."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from eaas.wire import Arena, RequestHeader, ResultHeader
+from eaas.wire.slot import CHECKSUM_FLAG, Status, seal
+from eaas.wire.views import SlotViews
+from expert_server.loop.views import PayloadViews
+from expert_server.transports.slot_ownership import Grant
+
+__all__ = ["Replies", "Request"]
+
+
+class Request(NamedTuple):
+    """An admitted request: its header is valid and its views are made.
+
+    Attributes:
+        slot: The slot that holds it.
+        grant: The slot's owner.
+        header: A copy; the slot's own header may change if the slot is revoked.
+        views: Its payload.
+        admitted_at: Monotonic seconds.
+        expires_at: When its time budget ends.
+    """
+
+    slot: int
+    grant: Grant
+    header: RequestHeader
+    views: PayloadViews
+    admitted_at: float
+    expires_at: float
+
+
+class Replies:
+    """Writes answers. The answer to a slot revoked meanwhile is dropped.
+
+    Args:
+        arena: The server's arena.
+        views: Views of its slots.
+    """
+
+    def __init__(self, arena: Arena, views: SlotViews) -> None:
+        self._arena = arena
+        self._buffer = arena.buffer
+        self._views = views
+
+    def result(self, request: Request, rows_TH: npt.NDArray[np.float32], now: float) -> None:
+        """Write a request's result."""
+        tokens, hidden = rows_TH.shape
+        np.copyto(self._views.result(request.slot, tokens), rows_TH)
+        answer = ResultHeader.of(
+            Status.OK,
+            generation=request.grant.generation,
+            request_id=request.header.request_id,
+            rows=tokens,
+            hidden_size=hidden,
+            # 0 means unknown.
+            service_us=max(1, int((now - request.admitted_at) * 1e6)),
+        )
+        self._finish(request.slot, request.grant, request.header, answer)
+
+    def error(
+        self, slot: int, grant: Grant, header: RequestHeader, status: Status, detail: int = 0
+    ) -> None:
+        """Write an error. The header may be an invalid one."""
+        answer = ResultHeader.of(
+            status, generation=grant.generation, request_id=header.request_id, detail=detail
+        )
+        self._finish(slot, grant, header, answer)
+
+    def _finish(self, slot: int, grant: Grant, header: RequestHeader, answer: ResultHeader) -> None:
+        offset = self._arena.result_offset(slot)
+        if header.flags & CHECKSUM_FLAG:
+            seal(self._buffer, offset, answer)
+        else:
+            answer.pack_into(self._buffer, offset)
+        if self._arena.server_done(slot):
+            self._arena.flags.ring(grant.reply_bell)

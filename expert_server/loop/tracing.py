@@ -1,0 +1,65 @@
+"""Spans of the batches that an expert server computes (OpenTelemetry), if one of their requests is traced.
+
+The request's header carries the context of the client's span (`eaas.wire.slot`). The batch is a child of the
+first traced request's span, and linked to the others'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from opentelemetry.trace import SpanKind
+
+from eaas.telemetry.tracing import Tracing, unpack
+from eaas.wire import Arena
+from eaas.wire.slot import read_trace
+from expert_server.loop.replies import Request
+
+__all__ = ["BatchTraces"]
+
+
+class BatchTraces:
+    """Batch spans of one server's loop.
+
+    Args:
+        tracing: Makes the spans.
+        arena: The server's arena.
+        server_id: Attribute of each span.
+    """
+
+    def __init__(self, tracing: Tracing, arena: Arena, server_id: str) -> None:
+        self._spans = tracing.children
+        self._arena = arena
+        self._server_id = server_id
+
+    @contextmanager
+    def batch(self, group: Sequence[Request], now: float) -> Iterator[None]:
+        """Trace the batch computed inside; `now` is the loop's clock."""
+        arena = self._arena
+        contexts = [
+            context
+            for request in group
+            if (data := read_trace(arena.buffer, arena.request_offset(request.slot)))
+            and (context := unpack(data)) is not None
+        ]
+        if not contexts:
+            yield
+            return
+        span = self._spans.start(
+            "server batch",
+            contexts[0],
+            {
+                "eaas.server": self._server_id,
+                "eaas.layer": group[0].header.layer,
+                "eaas.requests": len(group),
+                "eaas.tokens": sum(request.header.batch_size for request in group),
+                "eaas.waited_s": now - min(request.admitted_at for request in group),
+            },
+            SpanKind.SERVER,
+            contexts[1:],
+        )
+        try:
+            yield
+        finally:
+            span.end()

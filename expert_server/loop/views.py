@@ -1,0 +1,122 @@
+"""Tensor views of payloads, and scratch memory for batches of several requests.
+
+Letters: T tokens, H hidden size, K experts per token (top-k).
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from eaas.wire import Arena, RequestHeader
+from eaas.wire.header import REQUEST_HEADER_BYTES, WireDtype, payload_layout
+from eaas.wire.slot import request_views
+from eaas.wire.views import PayloadArrays, SlotViews
+
+__all__ = ["PayloadViews", "Scratch", "TensorViews"]
+
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+# Batch shapes whose views are kept. Beyond this number, all are dropped and made anew.
+_KEPT = 2048
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PayloadViews:
+    """The three sections of a payload, without a copy: `hidden` (T, H), ids and scores (T, K).
+
+    Attributes:
+        arrays: NumPy arrays, for copying; bfloat16 shows as uint16.
+        tensors: The same memory as tensors, for computing.
+    """
+
+    arrays: PayloadArrays
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+    @classmethod
+    def of(cls, arrays: PayloadArrays, dtype: WireDtype) -> PayloadViews:
+        """Tensors over the arrays' memory."""
+        x_TH, ids_TK, scores_TK = map(torch.from_numpy, arrays)
+        if dtype is WireDtype.BFLOAT16:
+            x_TH = x_TH.view(torch.bfloat16)
+        return cls(arrays, (x_TH, ids_TK, scores_TK))
+
+
+class TensorViews(SlotViews):
+    """Views of an arena's slots, with tensors of the same memory, for computing."""
+
+    def __init__(self, arena: Arena, hidden_size: int) -> None:
+        super().__init__(arena, hidden_size)
+        self._with_tensors: dict[tuple[int, int, int, int], PayloadViews] = {}
+
+    def tensors(self, slot: int, header: RequestHeader) -> PayloadViews:
+        """Views of a request that passed `validate_request`."""
+        key = (slot, header.batch_size, header.top_k, header.dtype)
+        views = self._with_tensors.get(key)
+        if views is None:
+            views = PayloadViews.of(self.payload(slot, header), WireDtype(header.dtype))
+            self._keep(self._with_tensors, key, views)
+        return views
+
+    def clear(self) -> None:
+        """Release the arena's memory."""
+        super().clear()
+        self._with_tensors.clear()
+
+
+class Scratch:
+    """Concatenates the payloads of a batch, in memory that is kept for the next one.
+
+    Attributes:
+        made: Number of view sets made so far.
+    """
+
+    def __init__(self) -> None:
+        self._memory: mmap.mmap | None = None
+        self._views: dict[tuple[int, int, int], PayloadViews] = {}
+        self.made = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held: one and a half times what the largest batch needed."""
+        return 0 if self._memory is None else len(self._memory)
+
+    def gather(self, payloads: Sequence[PayloadViews], like: RequestHeader) -> PayloadViews:
+        """Concatenate payloads.
+
+        Args:
+            payloads: Payloads of one H, K and dtype.
+            like: The header of one of them.
+
+        Returns:
+            Views of all T tokens, valid until the next call.
+        """
+        tokens = sum([len(payload.arrays[0]) for payload in payloads])
+        key = (tokens, like.top_k, like.dtype)
+        joint = self._views.get(key)
+        if joint is None:
+            joint = self._make(like._replace(batch_size=tokens))
+            if len(self._views) >= _KEPT:
+                self._views.clear()
+            self._views[key] = joint
+        for place, array in enumerate(joint.arrays):
+            np.concatenate([payload.arrays[place] for payload in payloads], out=array)
+        return joint
+
+    def _make(self, header: RequestHeader) -> PayloadViews:
+        self.made += 1
+        layout = payload_layout(
+            header.batch_size, header.hidden_size, header.top_k, WireDtype(header.dtype)
+        )
+        needed = REQUEST_HEADER_BYTES + layout.total
+        if self.nbytes < needed:
+            # The old memory is freed with its last view.
+            self._views.clear()
+            self._memory = None
+            self._memory = mmap.mmap(-1, needed + needed // 2, flags=_PRIVATE)
+        assert self._memory is not None
+        arrays = request_views(self._memory, 0, header)
+        return PayloadViews.of(arrays, WireDtype(header.dtype))

@@ -1,0 +1,1 @@
+"""The server's ends of the transports, and slot ownership."""

@@ -1,0 +1,236 @@
+"""Slot ownership.
+
+A client gets a contiguous run of slots and a generation. Every header it writes carries the generation, so
+bytes of a former owner never count as the new owner's. The service's threads and the loop share the table.
+A slot may be revoked at any moment, but a slot that the loop has claimed or a stream is copying is granted
+again only after they are done with it.
+
+Why the loop needs no lock while it works on a slot:
+
+    loop                                        service's thread
+    L1  sees WRITTEN                            S1  revoke: owner = none, flag = OFFLINE
+    L2  claim: busy, reads the owner            S2  grant, if not busy: flag = OFFLINE, generation,
+    L3  reads the flag again                        owner, flag = FREE
+    L4  reads the request, computes,            (L2, L5, S1 and S2 are one step each: under the lock)
+        writes the result, WRITTEN to DONE
+    L5  release: not busy
+
+Between L2 and L5 the slot cannot be granted (S2), so it has no other owner than at L2, and only that owner or
+the loop writes its bytes. If S1 and S2 came between L1 and L2, the owner is the new one: L3 finds FREE, and
+there is nothing to do, or WRITTEN, and the request is the new owner's. If S1 comes after L2, the flag is
+OFFLINE: L4's last step does not change it, and the answer is dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from eaas.types import Member
+from eaas.wire import Arena
+from eaas.wire.slot import reply_bell
+
+__all__ = ["Grant", "SlotTable", "last_gone"]
+
+
+def last_gone(former: Member | None, now: Member) -> int:
+    """The last incarnation of a client that is gone.
+
+    Args:
+        former: The client in the previous view; None if it was not there.
+        now: The client in the current view.
+    """
+    gone = now.incarnation if now.state.is_gone else now.incarnation - 1
+    if former is not None and (former.host, former.pid) != (now.host, now.pid):
+        # A monitor that lost its records may have given the next process a lower incarnation.
+        gone = max(gone, former.incarnation)
+    return gone
+
+
+@dataclass(frozen=True, eq=False)
+class Grant:
+    """A client's slots. Compared and hashed by identity: the loop hashes grants on every call."""
+
+    connection_id: str
+    client_id: str
+    client_incarnation: int
+    generation: int
+    first_slot: int
+    slots: int
+    granted_at: float
+
+    @property
+    def reply_bell(self) -> int:
+        """Doorbell that signals an answer in one of these slots."""
+        return reply_bell(self.first_slot)
+
+
+class SlotTable:
+    """Grants over one arena.
+
+    Args:
+        arena: The server's arena.
+
+    Attributes:
+        changes: Counts grants and revocations.
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._lock = threading.Lock()
+        self._grants: dict[str, Grant] = {}
+        self._owner: list[Grant | None] = [None] * arena.slots
+        self._busy = [False] * arena.slots
+        self._copying: Counter[int] = Counter()
+        self._generations = itertools.count(1)
+        self.changes = 0
+
+    def grant(self, client_id: str, client_incarnation: int, slots: int) -> Grant | None:
+        """Give a client a run of free slots; None if there is no such run.
+
+        A client has one connection. A client that connects again has lost the former one, and its
+        Disconnect may be lost too: so the slots of this incarnation and earlier ones are freed first.
+        A late request of an older incarnation keeps the newest incarnation's slots.
+        """
+        with self._lock:
+            former = [old for old in self._grants.values() if old.client_id == client_id]
+            latest = max((old.client_incarnation for old in former), default=0)
+            for old in former:
+                if old.client_incarnation <= client_incarnation or old.client_incarnation < latest:
+                    self._revoke(old)
+            first = self._free_run(slots)
+            if first is None:
+                return None
+            grant = Grant(
+                uuid.uuid4().hex,
+                client_id,
+                client_incarnation,
+                next(self._generations),
+                first,
+                slots,
+                time.monotonic(),
+            )
+            for slot in range(first, first + slots):
+                # In this order: a client that sees FREE sees the new generation, and the loop knows
+                # the owner before the owner can write.
+                self._arena.server_offline(slot)
+                self._arena.set_generation(slot, grant.generation)
+                self._owner[slot] = grant
+                self._arena.server_reclaim(slot)
+            self._grants[grant.connection_id] = grant
+            self.changes += 1
+            return grant
+
+    def revoke(self, connection_id: str) -> None:
+        """Take a connection's slots back. Idempotent."""
+        with self._lock:
+            grant = self._grants.get(connection_id)
+            if grant is not None:
+                self._revoke(grant)
+
+    def revoke_incarnations(self, client_id: str, up_to_incarnation: int) -> int:
+        """Free the slots of a client's incarnations up to this one. Returns the number of connections."""
+        return self._revoke_if(
+            lambda grant: (
+                grant.client_id == client_id and grant.client_incarnation <= up_to_incarnation
+            )
+        )
+
+    def revoke_unknown(self, incarnations: Mapping[str, int], older_than_s: float) -> int:
+        """Free the slots of clients that are not live members. Returns the number of connections.
+
+        Args:
+            incarnations: Incarnations of the live clients, by id.
+            older_than_s: Keep younger connections: a client may connect before this server knows of it.
+        """
+        before = time.monotonic() - older_than_s
+        return self._revoke_if(
+            lambda grant: (
+                incarnations.get(grant.client_id) != grant.client_incarnation
+                and grant.granted_at < before
+            )
+        )
+
+    def revoke_all(self) -> None:
+        """Free every slot."""
+        self._revoke_if(lambda _grant: True)
+
+    def get(self, connection_id: str) -> Grant | None:
+        """The grant of a connection, unless revoked."""
+        with self._lock:
+            return self._grants.get(connection_id)
+
+    def clients(self) -> set[str]:
+        """Ids of the clients that hold slots."""
+        with self._lock:
+            return {grant.client_id for grant in self._grants.values()}
+
+    def grants(self) -> list[Grant]:
+        """All grants."""
+        with self._lock:
+            return list(self._grants.values())
+
+    def claim(self, slots: Collection[int]) -> list[Grant | None]:
+        """Mark slots as in use by the loop, so that they are not granted.
+
+        Returns:
+            Their owners. Until `release` an owner may vanish, but cannot change to another.
+        """
+        with self._lock:
+            for slot in slots:
+                self._busy[slot] = True
+            return [self._owner[slot] for slot in slots]
+
+    def release(self, slots: Collection[int]) -> None:
+        """End the loop's use of slots."""
+        with self._lock:
+            for slot in slots:
+                self._busy[slot] = False
+
+    @contextlib.contextmanager
+    def copying(self, grant: Grant) -> Iterator[bool]:
+        """Keep a connection's slots from being granted while a stream copies into or out of them.
+
+        Yields whether the grant is valid. It may be revoked meanwhile: its flags then no longer change.
+        """
+        slots = range(grant.first_slot, grant.first_slot + grant.slots)
+        with self._lock:
+            valid = grant.connection_id in self._grants
+            if valid:
+                self._copying.update(slots)
+        try:
+            yield valid
+        finally:
+            if valid:
+                with self._lock:
+                    self._copying.subtract(slots)
+
+    def _free_run(self, slots: int) -> int | None:
+        run = 0
+        for slot, owner in enumerate(self._owner):
+            taken = owner is not None or self._busy[slot] or self._copying[slot] > 0
+            run = 0 if taken else run + 1
+            if run == slots:
+                return slot - slots + 1
+        return None
+
+    def _revoke_if(self, is_gone: Callable[[Grant], bool]) -> int:
+        with self._lock:
+            gone = [grant for grant in self._grants.values() if is_gone(grant)]
+            for grant in gone:
+                self._revoke(grant)
+            return len(gone)
+
+    def _revoke(self, grant: Grant) -> None:
+        for slot in range(grant.first_slot, grant.first_slot + grant.slots):
+            self._owner[slot] = None
+            self._arena.server_offline(slot)
+        del self._grants[grant.connection_id]
+        self.changes += 1
+        self._arena.flags.interrupt(grant.reply_bell)

@@ -1,0 +1,1 @@
+"""Weights of single experts: read from a checkpoint or from other servers."""

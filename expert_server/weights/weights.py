@@ -1,0 +1,356 @@
+"""Reads single experts of a checkpoint.
+
+Only the wanted experts' bytes are read from the shards. transformers' own conversion rules turn them into its
+layout, so every storage format that transformers can load can be served. L MoE layers, E logical experts, H
+hidden, I intermediate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import xxhash
+from torch import nn
+
+from eaas.checkpoint import Checkpoint, ExpertTensor
+from eaas.checkpoint.pieces import Pause, at_once
+from eaas.checkpoint.shard import TensorSlice, prefetch
+from eaas.errors import CorruptShardError, MissingShardError
+from expert_server.weights.memory import huge_memory
+
+__all__ = ["ExpertForm", "ExpertReader", "ExpertWeights"]
+
+# Bytes read at once: enough to hide the overhead of a chunk, little compared with a server's share.
+_CHUNK_BYTES = 16 << 20
+_NO_RULE = ""
+
+_Digests = Sequence[xxhash.xxh3_64]
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertWeights:
+    """One expert. Shapes are for the plain layout; `ExpertForm.is_transposed` swaps the two dimensions.
+
+    Attributes:
+        up: `gate_up_proj` (2I, H), or `up_proj` (I, H) for an expert without a gate.
+        down: `down_proj` (H, I).
+        up_bias: (2I) or (I), or None.
+        down_bias: (H), or None.
+        digest: XXH3 (64 bits) of the expert's bytes in the checkpoint; 0 if it was not read from one.
+    """
+
+    up: torch.Tensor
+    down: torch.Tensor
+    up_bias: torch.Tensor | None = None
+    down_bias: torch.Tensor | None = None
+    digest: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the tensors, bytes."""
+        tensors = (self.up, self.down, self.up_bias, self.down_bias)
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+    def to(self, dtype: torch.dtype) -> ExpertWeights:
+        """The same expert in another dtype; tensors of that dtype are shared."""
+        return self._each(lambda tensor: tensor.to(dtype))
+
+    def copy(self, dtype: torch.dtype) -> ExpertWeights:
+        """A copy of the expert in that dtype."""
+        return self._each(lambda tensor: tensor.to(dtype, copy=True))
+
+    def plain(self, form: ExpertForm) -> ExpertWeights:
+        """The weights as (out, in): up (2I, H) or (I, H), down (H, I). Views, not copies."""
+        if not form.is_transposed:
+            return self
+        return ExpertWeights(self.up.t(), self.down.t(), self.up_bias, self.down_bias, self.digest)
+
+    def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> ExpertWeights:
+        up_bias, down_bias = (
+            None if bias is None else change(bias) for bias in (self.up_bias, self.down_bias)
+        )
+        return ExpertWeights(change(self.up), change(self.down), up_bias, down_bias, self.digest)
+
+
+@dataclass(frozen=True)
+class ExpertForm:
+    """How the experts of one layer compute.
+
+    Attributes:
+        has_gate: Whether `up` holds gate and up.
+        is_transposed: Whether weights are (in, out) rather than (out, in).
+        activate: From the up product to the down product's input: the model's `_apply_gate` or `act_fn`.
+    """
+
+    has_gate: bool
+    is_transposed: bool
+    activate: Callable[[torch.Tensor], torch.Tensor]
+
+
+class ExpertReader:
+    """Reads single experts, in chunks of some megabytes. One thread at a time.
+
+    Args:
+        checkpoint: Source of the weights.
+        dtype: Of the weights returned; the checkpoint's own by default.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype | None = None) -> None:
+        from transformers.core_model_loading import WeightConverter
+
+        self.dtype: torch.dtype = dtype or getattr(torch, checkpoint.shape.dtype)
+        self._checkpoint = checkpoint
+        self._modules = list(checkpoint.expert_modules().values())
+        self.forms: tuple[ExpertForm, ...] = tuple(_form(module) for module in self._modules)
+        # MoE layer -> parameter -> pattern of the rule, if any -> tensors, expert by expert. Digests take an
+        # expert's bytes in this order.
+        self._sources: list[dict[str, dict[str, list[ExpertTensor]]]] = [{} for _ in self.forms]
+        for tensor in sorted(checkpoint.expert_tensors, key=lambda tensor: tensor.target):
+            parts = self._sources[tensor.layer].setdefault(tensor.target, {})
+            parts.setdefault(tensor.pattern or _NO_RULE, []).append(tensor)
+        self._buffers: dict[str, torch.Tensor] = {}
+        self._rules = {
+            pattern: rule
+            for rule in checkpoint.weight_mapping()
+            if isinstance(rule, WeightConverter)
+            for pattern in rule.source_patterns
+        }
+
+    @property
+    def num_experts(self) -> int:
+        """Logical experts of a layer."""
+        return self._checkpoint.shape.num_experts
+
+    def read(
+        self, layer: int, experts: Collection[int], pause: Pause = at_once
+    ) -> Iterator[tuple[int, ExpertWeights]]:
+        """Yield the experts' weights, in ascending order.
+
+        An expert is a view of a chunk whose memory is reused, so it is valid until the next step only. Copy
+        it, and drop the view.
+
+        Args:
+            layer: MoE layer.
+            experts: Logical experts.
+            pause: Called before each piece.
+
+        Raises:
+            MissingShardError, CorruptShardError: A tensor cannot be read; names the file and the tensor.
+        """
+        wanted = sorted(experts)
+        count = max(1, _CHUNK_BYTES // self._expert_bytes(layer))
+        self._prefetch(layer, wanted[:count], pause)
+        for start in range(0, len(wanted), count):
+            chunk = wanted[start : start + count]
+            digests = [xxhash.xxh3_64() for _ in chunk]
+            tensors = self._read_chunk(layer, chunk, pause, digests)
+            # The next chunk is read while this one is packed.
+            self._prefetch(layer, wanted[start + count : start + 2 * count], pause)
+            for place, expert in enumerate(chunk):
+                yield expert, self._weights(layer, tensors, place, digests[place].intdigest())
+            del tensors  # Its memory takes the next chunk.
+
+    def elsewhere(self) -> Iterable[object]:
+        """Iterate over the sources of the bytes (`Checkpoint.elsewhere`)."""
+        return self._checkpoint.elsewhere()
+
+    def place_of(self, layer: int, expert: int) -> str:
+        """The tensors that an expert is read from, and their files, as text."""
+        keys: dict[str, list[str]] = {}
+        for sources in self._sources[layer].values():
+            for tensors in sources.values():
+                key = tensors[0 if tensors[0].expert is None else expert].key
+                keys.setdefault(str(self._checkpoint.keys[key]), []).append(key)
+        return "; ".join(f"{shard}: tensor {' or '.join(of)}" for shard, of in keys.items())
+
+    def release(self) -> None:
+        """Close the shards and free the chunk's memory."""
+        self._checkpoint.release()
+        self._buffers.clear()
+
+    def _prefetch(self, layer: int, experts: list[int], pause: Pause) -> None:
+        """Start reading these experts."""
+        if not experts:
+            return
+        ahead = [
+            part
+            for sources in self._sources[layer].values()
+            for tensors in sources.values()
+            for part in self._parts(tensors, experts)
+        ]
+        prefetch(ahead, pause)
+
+    def _expert_bytes(self, layer: int) -> int:
+        """Size of one expert of a layer."""
+        parameters = self._modules[layer].parameters(recurse=False)
+        return self.dtype.itemsize * sum(p.shape[1:].numel() for p in parameters)
+
+    def _weights(
+        self, layer: int, tensors: Mapping[str, torch.Tensor], place: int, digest: int
+    ) -> ExpertWeights:
+        """The weights of one expert of a chunk."""
+        up = "gate_up_proj" if self.forms[layer].has_gate else "up_proj"
+        up_bias, down_bias = tensors.get(f"{up}_bias"), tensors.get("down_proj_bias")
+        return ExpertWeights(
+            up=tensors[up][place],
+            down=tensors["down_proj"][place],
+            up_bias=None if up_bias is None else up_bias[place],
+            down_bias=None if down_bias is None else down_bias[place],
+            digest=digest or 1,  # 0 means unknown
+        )
+
+    def _read_chunk(
+        self, layer: int, experts: list[int], pause: Pause, digests: _Digests
+    ) -> dict[str, torch.Tensor]:
+        """Read a chunk: parameter of the experts module -> its rows for these experts (ascending).
+
+        Each expert's bytes go into its digest.
+        """
+        module, name = self._modules[layer], self._checkpoint.shape.layer_names[layer]
+        wanted = {
+            parameter: torch.Size([len(experts), *full.shape[1:]])
+            for parameter, full in module.named_parameters(recurse=False)
+        }
+        found: dict[str, torch.Tensor] = {}
+        with _shrunk(module, wanted):
+            for target, sources in self._sources[layer].items():
+                found |= self._convert(target, sources, experts, pause, digests)
+        path = self._checkpoint.path
+        for parameter, shape in wanted.items():
+            full_name = f"{name}.{parameter}"
+            if full_name not in found:
+                raise MissingShardError(f"{path}: no file holds {full_name}: complete the download")
+            if found[full_name].shape != shape:
+                raise CorruptShardError(
+                    f"{path}: {full_name} is {tuple(found[full_name].shape)} where config.json says "
+                    f"{tuple(shape)}: fetch the checkpoint again"
+                )
+        return {parameter: found[f"{name}.{parameter}"] for parameter in wanted}
+
+    def _convert(
+        self,
+        target: str,
+        sources: Mapping[str, list[ExpertTensor]],
+        experts: list[int],
+        pause: Pause,
+        digests: _Digests,
+    ) -> dict[str, torch.Tensor]:
+        """Convert these experts' parts of a parameter's sources by transformers' rule: name -> tensor.
+
+        Takes the same steps as transformers' `convert_and_load_state_dict_in_model`, which would go through
+        the names of the whole model for each chunk.
+        """
+        from transformers.core_model_loading import SkipParameters
+        from transformers.utils.loading_report import LoadStateDictInfo
+
+        parts = {name: self._parts(tensors, experts) for name, tensors in sources.items()}
+        name = target.rpartition(".")[2]
+        rule = self._rules.get(next(iter(sources)))
+        if rule is None:
+            return {target: self._stack(name, list(parts.values()), pause, digests)}
+        if _only_stacks(rule) and _are_alike(parts):
+            in_order = [parts[pattern] for pattern in rule.source_patterns if pattern in parts]
+            return {target: self._stack(name, in_order, pause, digests)}
+        # The reader owns the rule, and `convert` empties what it collected.
+        rule.collected_tensors = {
+            pattern: [self._stack(pattern, [parts[pattern]], pause, digests)]
+            if tensors[0].expert is None
+            else [
+                self._whole(part, pause, digest)
+                for part, digest in zip(parts[pattern], digests, strict=True)
+            ]
+            for pattern, tensors in sources.items()
+        }
+        skeleton = self._checkpoint.skeleton
+        info = LoadStateDictInfo(set(), set(), set(), [], {}, set())
+        try:
+            found: dict[str, torch.Tensor] = rule.convert(
+                target, model=skeleton, config=skeleton.config, loading_info=info
+            )
+        except SkipParameters as error:
+            why = info.conversion_errors[target].strip().splitlines()[-1]
+            raise CorruptShardError(
+                f"{self._checkpoint.path}: {target} cannot be converted ({why}): "
+                "fetch the shards again"
+            ) from error
+        return found
+
+    def _parts(self, tensors: list[ExpertTensor], experts: list[int]) -> list[TensorSlice]:
+        """Each expert's tensor, or its row of the layer's tensor."""
+        if tensors[0].expert is None:
+            whole = self._checkpoint.slice(tensors[0].key)
+            return [whole.row(expert) for expert in experts]
+        return [self._checkpoint.slice(tensors[expert].key) for expert in experts]
+
+    def _whole(self, part: TensorSlice, pause: Pause, digest: xxhash.xxh3_64) -> torch.Tensor:
+        """Read a tensor into fresh memory."""
+        raw = torch.empty(part.nbytes, dtype=torch.uint8)
+        part.read_into(raw.numpy().data, pause, digest.update)
+        return raw.view(part.dtype).view(part.shape).to(self.dtype)
+
+    def _stack(
+        self, name: str, columns: list[list[TensorSlice]], pause: Pause, digests: _Digests
+    ) -> torch.Tensor:
+        """Stack experts along a new first dimension; an expert's parts lie one below the other.
+
+        Every part is read to its final place, in memory kept under this name for the next chunk: touching new
+        pages takes longer than reading into used ones.
+        """
+        first = [column[0] for column in columns]
+        size = len(columns[0]) * sum(part.nbytes for part in first)
+        if name not in self._buffers or len(self._buffers[name]) < size:
+            self._buffers[name] = huge_memory(size)
+        used = self._buffers[name][:size]
+        free = used.numpy().data
+        for row, digest in zip(zip(*columns, strict=True), digests, strict=True):
+            for part in row:
+                part.read_into(free[: part.nbytes], pause, digest.update)
+                free = free[part.nbytes :]
+        rest = first[0].shape if len(first) == 1 else (-1, *first[0].shape[1:])
+        return used.view(first[0].dtype).view(len(columns[0]), *rest).to(self.dtype)
+
+
+def _only_stacks(rule: Any) -> bool:
+    """Whether a rule only stacks experts and concatenates an expert's parts.
+
+    That is (I, H) and (I, H) of each expert to (E, 2I, H), as nearly all of transformers' rules do.
+    """
+    from transformers.core_model_loading import Concatenate, MergeModulelist
+
+    wanted = [(MergeModulelist, 0), (Concatenate, 1)][: len(rule.operations)]
+    return [(type(op), getattr(op, "dim", None)) for op in rule.operations] == wanted
+
+
+def _are_alike(parts: Mapping[str, list[TensorSlice]]) -> bool:
+    """Whether all parts have one dtype and differ in their first dimension at most."""
+    every = [part for column in parts.values() for part in column]
+    return len({(part.get_dtype(), part.shape[1:]) for part in every}) == 1 and all(
+        len({part.shape for part in column}) == 1 for column in parts.values()
+    )
+
+
+@contextmanager
+def _shrunk(module: nn.Module, shapes: Mapping[str, torch.Size]) -> Iterator[None]:
+    """Give the parameters the shapes of a chunk inside: some of transformers' rules read them."""
+    full = dict(module.named_parameters(recurse=False))
+    try:
+        for name, shape in shapes.items():
+            empty = torch.empty(shape, dtype=full[name].dtype, device="meta")
+            module.register_parameter(name, nn.Parameter(empty, requires_grad=False))
+        yield
+    finally:
+        for name, parameter in full.items():
+            module.register_parameter(name, parameter)
+
+
+def _form(module: Any) -> ExpertForm:
+    """The form of an experts module. `activate` keeps a reference to the module, which holds no weights."""
+    return ExpertForm(
+        has_gate=module.has_gate,
+        is_transposed=module.is_transposed,
+        activate=module._apply_gate if module.has_gate else module.act_fn,
+    )

@@ -1,0 +1,1 @@
+"""Failure detection: leases, suspicion, progress, clients' failure reports."""

@@ -1,0 +1,1 @@
+"""The live autoscaler on traffic traces."""

@@ -1,0 +1,1 @@
+"""Placement policies on a routing trace."""

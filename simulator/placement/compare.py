@@ -1,0 +1,116 @@
+"""Many replays over one trace, scored against one baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from eaas.errors import ConfigError
+from simulator.placement.planners import STATIC, parse_name
+from simulator.placement.replay import Replay, check_slots, replay
+from simulator.placement.score import BASELINE_INTERVAL, BASELINE_POLICY, score
+from simulator.placement.timeline import PLANNING_S
+from simulator.traces import Trace
+
+__all__ = ["Comparison", "compare"]
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Replays and their baselines.
+
+    Attributes:
+        replays: By servers, then by policy and interval, in the requested order.
+        baselines: Servers -> EPLB every 1,024 iterations with the same slots.
+    """
+
+    replays: tuple[Replay, ...]
+    baselines: dict[int, Replay]
+
+    def score(self, run: Replay) -> float:
+        """The competition's score of a replay."""
+        return score(run.time_s, self.baselines[run.servers].time_s)
+
+    def document(self) -> dict[str, list[dict[str, Any]]]:
+        """{"rows": [...]}, JSON values; plan_ms is the mean of the plans."""
+        return {
+            "rows": [
+                {
+                    "policy": run.policy,
+                    "servers": run.servers,
+                    "interval": run.interval,
+                    "par_mean": run.par_mean,
+                    "par_p99": run.par_p99,
+                    "transit": run.transit,
+                    "plan_ms": 1e3 * run.plan_s,
+                    "score": self.score(run),
+                }
+                for run in self.replays
+            ]
+        }
+
+
+def compare(
+    trace: Trace,
+    policies: Sequence[str],
+    *,
+    servers: Sequence[int],
+    intervals: Sequence[int],
+    slots: int | None = None,
+    planning_s: float | None = PLANNING_S,
+    progress: Callable[[str, float], None] = lambda _what, _part: None,
+) -> Comparison:
+    """Replay each policy with each number of servers at each interval.
+
+    Args:
+        trace: The load.
+        policies: See `replay`; `static` has no interval and is replayed once.
+        servers: Numbers of servers.
+        intervals: Iterations between plans.
+        slots: Replicas per layer; by default E + S.
+        planning_s: Assumed planning time; None: the measured one. See `replay`.
+
+        progress: Called with the name of the current replay and the part of all replays done.
+
+    Raises:
+        ConfigError: As `replay`, or no plan fits into the trace; raised before the first replay.
+    """
+    for policy in policies:
+        parse_name(policy)
+    if slots is not None:
+        for count in servers:
+            check_slots(slots, count, trace.experts)
+    for interval in intervals:
+        if interval >= trace.iterations:
+            raise ConfigError(
+                f"interval {interval}: the trace has only {trace.iterations} iterations: "
+                "give a smaller one"
+            )
+
+    jobs = [
+        (count, policy, interval)
+        for count in servers
+        for policy in policies
+        for interval in (intervals[:1] if policy == STATIC else intervals)
+    ]
+    baseline_jobs = [(count, BASELINE_POLICY, BASELINE_INTERVAL) for count in servers]
+    wanted = list(dict.fromkeys(jobs + baseline_jobs))
+    done: dict[tuple[int, str, int], Replay] = {}
+    for number, (count, policy, interval) in enumerate(wanted):
+
+        def tell(part: float, what: str = policy, at: int = number) -> None:
+            progress(what, (at + part) / len(wanted))
+
+        done[count, policy, interval] = replay(
+            trace,
+            policy,
+            servers=count,
+            interval=interval,
+            slots=slots,
+            planning_s=planning_s,
+            progress=tell,
+        )
+    return Comparison(
+        tuple(done[job] for job in jobs), {job[0]: done[job] for job in baseline_jobs}
+    )

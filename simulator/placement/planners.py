@@ -1,0 +1,123 @@
+"""Runs the policies of `balancer.policies` in a replay.
+
+With `+split` after a policy's name clients split each batch over the replicas (`balancer.policies.split`)
+instead of by the plan's shares.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+import balancer.policies
+from balancer.policies import DEFAULT_POLICY, FractionalBalancer, Plan, ScalpelBalancer
+from balancer.policies.registry import find
+from eaas.errors import ConfigError
+
+__all__ = [
+    "SPLIT",
+    "STATIC",
+    "Planner",
+    "first_layout",
+    "make_planner",
+    "parse_name",
+    "policy_names",
+]
+
+Holds = npt.NDArray[np.bool_]
+Shares = npt.NDArray[np.float64]
+
+# Contiguous experts, no replica, no plans: the reference for the others.
+STATIC = "static"
+SPLIT = "+split"
+
+
+class Planner(Protocol):
+    """Plans from the last iterations."""
+
+    def step(
+        self, counts_WLE: npt.NDArray[Any], load_LE: npt.NDArray[np.float64], current_LSE: Holds
+    ) -> Callable[[], Plan]:
+        """Prepare a plan; only the returned function's time counts as planning.
+
+        Args:
+            counts_WLE: Counts of the last W iterations.
+            load_LE: Their sum.
+            current_LSE: What the servers hold now.
+        """
+        ...
+
+
+# Policies with state replace their plain functions.
+_WITH_MEMORY: dict[str, type[ScalpelBalancer] | type[FractionalBalancer]] = {
+    "scalpel": ScalpelBalancer,
+    "fractional": FractionalBalancer,
+}
+
+
+class _PolicyPlanner:
+    """A policy by name; a plain one with a knob `window_WLE` also gets the counts."""
+
+    def __init__(self, policy: str, servers: int, slots: int) -> None:
+        self._policy, self._servers, self._slots = policy, servers, slots
+        self._step: Callable[[Any], Plan] | None = None
+        self._wants_window = "window_WLE" in inspect.signature(find(policy)).parameters
+
+    def step(
+        self, counts_WLE: npt.NDArray[Any], load_LE: npt.NDArray[np.float64], current_LSE: Holds
+    ) -> Callable[[], Plan]:
+        if self._policy in _WITH_MEMORY:
+            # From the first plan on the policy keeps its own state.
+            if self._step is None:
+                made = _WITH_MEMORY[self._policy]
+                self._step = made(self._servers, self._slots, current=current_LSE).step
+            return partial(self._step, counts_WLE)
+        knobs = {"window_WLE": counts_WLE} if self._wants_window else {}
+        return lambda: balancer.policies.plan(
+            self._policy, load_LE, self._servers, self._slots, current=current_LSE, **knobs
+        )
+
+
+def policy_names() -> tuple[str, ...]:
+    """Names that can be compared, without `+split`."""
+    return (STATIC, *balancer.policies.names())
+
+
+def usual_names() -> tuple[str, ...]:
+    """Names that are compared by default: all, and the default policy with `+split`."""
+    return (*policy_names(), DEFAULT_POLICY + SPLIT)
+
+
+def parse_name(name: str) -> tuple[str, bool]:
+    """Policy, and whether clients split each batch. Raises ConfigError for an unknown policy."""
+    policy = name.removesuffix(SPLIT)
+    if policy not in policy_names():
+        raise ConfigError(
+            f"policy {name}: give one of {', '.join(policy_names())}, {SPLIT} after it or not"
+        )
+    return policy, policy != name
+
+
+def make_planner(policy: str, servers: int, slots: int) -> Planner | None:
+    """The planner of a policy; None for `static`."""
+    if policy == STATIC:
+        return None
+    return _PolicyPlanner(policy, servers, slots)
+
+
+def first_layout(layers: int, servers: int, experts: int) -> tuple[Holds, Shares]:
+    """The initial layout: experts in the order of their ids, one replica each, evenly over servers.
+
+    Returns:
+        holds_LSE, shares_LSE.
+    """
+    holds_SE = np.zeros((servers, experts), np.bool_)
+    for server, block in enumerate(np.array_split(np.arange(experts), servers)):
+        holds_SE[server, block] = True
+    holds_LSE = np.repeat(holds_SE[None], layers, axis=0)
+    return holds_LSE, holds_LSE.astype(np.float64)

@@ -1,0 +1,195 @@
+"""Replays one policy over one trace.
+
+    PAR       peak-to-average ratio of the servers' loads of one layer in one iteration; 1.0 without load.
+              A server's load is the sum over its experts of count * share.
+    transit   replicas that servers load (the competition counts slots whose expert changes, see `slots`)
+    interval  see `timeline`
+
+Counts are used as they are (the competition's simulator takes 1 for 0).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from balancer.policies.measure import over_mean
+from balancer.policies.prices import EXPERT_BYTES
+from eaas.errors import ConfigError
+from simulator.placement.planners import Planner, first_layout, make_planner, parse_name
+from simulator.placement.score import modelled_time
+from simulator.placement.splitting import split_par
+from simulator.placement.timeline import PLANNING_S, Timeline
+from simulator.traces import Trace
+
+__all__ = ["Replay", "check_slots", "replay"]
+
+Holds = npt.NDArray[np.bool_]
+Float = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """The result of a replay.
+
+    Attributes:
+        policy: Its name, with `+split` if each batch was split.
+        servers: S.
+        slots: Replicas per layer.
+        interval: Iterations between plans.
+        par_IL: float32 (I, L): PAR of each iteration and layer.
+        transit: Loaded replicas, over all layers and plans.
+        plans: Number of plans.
+        plan_s: Mean measured planning time in seconds; 0.0 without plans.
+    """
+
+    policy: str
+    servers: int
+    slots: int
+    interval: int
+    par_IL: npt.NDArray[np.float32] = field(repr=False)
+    transit: int
+    plans: int
+    plan_s: float
+
+    @property
+    def par_mean(self) -> float:
+        """Mean over iterations and layers."""
+        return float(self.par_IL.mean(dtype=np.float64))
+
+    @property
+    def par_p99(self) -> float:
+        """99th percentile over iterations and layers."""
+        return float(np.percentile(self.par_IL, 99))
+
+    @property
+    def bytes_moved(self) -> int:
+        """Replicas loaded, in bytes of the competition's expert."""
+        return self.transit * EXPERT_BYTES
+
+    @property
+    def time_s(self) -> float:
+        """Modelled time; see `score`."""
+        return modelled_time(self.par_mean, self.transit)
+
+
+def replay(
+    trace: Trace,
+    policy: str,
+    *,
+    servers: int,
+    interval: int,
+    slots: int | None = None,
+    planning_s: float | None = PLANNING_S,
+    progress: Callable[[float], None] = lambda _part: None,
+    redeployed: Callable[[int, Holds, Float], None] = lambda _layer, _holds_SE, _load_E: None,
+    clock: Callable[[], float] = time.thread_time,
+    planner: Planner | None = None,
+) -> Replay:
+    """Replay a policy over a trace.
+
+    Args:
+        trace: The load.
+        policy: One of `planners.policy_names`, with or without `+split`.
+        servers: S.
+        interval: Iterations between plans.
+        slots: Replicas per layer; by default E + S, one redundant expert per server.
+        planning_s: Assumed planning time (see `timeline`), for the same replay on every machine; None: the
+            measured time, which is in `plan_s` in any case.
+        progress: Called with the part done, 0 to 1.
+        redeployed: Called for each layer that gets a plan: layer, its new holds, the planned load.
+        clock: Clock for planning time; by default this thread's processor time, which does not depend on
+            other load of the machine.
+        planner: Replaces the policy of that name.
+
+    Raises:
+        ConfigError: Unknown policy, servers or interval below 1, planning_s below 0, slots that do not
+            cover the experts or exceed the servers, or the policy refuses them.
+
+    Time O(I * L * S * E) multiplications in float32 (a matrix product for each layer and plan), plus the
+    policy's own; memory O(I * L) plus the trace.
+    """
+    slots = trace.experts + servers if slots is None else slots
+    for name, value, least in (
+        ("servers", servers, 1),
+        ("interval", interval, 1),
+    ):
+        if value < least:
+            raise ConfigError(f"{name} {value}: give at least {least}")
+    check_slots(slots, servers, trace.experts)
+    if planning_s is not None and not 0 <= planning_s < math.inf:
+        raise ConfigError(f"planning {planning_s}: give seconds, at least 0")
+    base, batch_split = policy, False
+    if planner is None:
+        base, batch_split = parse_name(policy)
+        planner = make_planner(base, servers, slots)
+    holds_LSE, shares_LSE = first_layout(trace.layers, servers, trace.experts)
+    par_IL = np.ones((trace.iterations, trace.layers), np.float32)
+    since_L = [0] * trace.layers
+
+    def serve(layer: int, until: int) -> None:
+        """Measure a layer with its current placement, up to an iteration."""
+        counts_IE = trace.counts_ILE[since_L[layer] : until, layer]
+        measure = split_par if batch_split else _par
+        par_IL[since_L[layer] : until, layer] = measure(counts_IE, shares_LSE[layer])
+        since_L[layer] = until
+
+    timeline = Timeline(interval, trace.iterations)
+    transit, plan_s = 0, []
+    while planner is not None and (done := timeline.next_plan) is not None:
+        counts_WLE = trace.counts_ILE[done - interval : done]
+        load_LE = counts_WLE.sum(axis=0, dtype=np.float64)
+        think = planner.step(counts_WLE, load_LE, holds_LSE.copy())
+        began = clock()
+        try:
+            plan = think()
+        except ValueError as error:
+            raise ConfigError(f"policy {policy} cannot plan this: {error}") from error
+        plan_s.append(clock() - began)
+        changed_L = (plan.holds_LSE != holds_LSE).any(axis=(1, 2))
+        ready, deployed = timeline.deploy(
+            done,
+            plan_s[-1] if planning_s is None else planning_s,
+            np.flatnonzero(changed_L).tolist(),
+        )
+        for layer in range(trace.layers):
+            at = deployed.get(layer) if changed_L[layer] else ready
+            if at is None or at > trace.iterations:
+                continue
+            serve(layer, at)
+            transit += int(np.count_nonzero(plan.holds_LSE[layer] > holds_LSE[layer]))
+            redeployed(layer, plan.holds_LSE[layer], load_LE[layer])
+            holds_LSE[layer], shares_LSE[layer] = plan.holds_LSE[layer], plan.shares_LSE[layer]
+        progress(done / trace.iterations)
+    for layer in range(trace.layers):
+        serve(layer, trace.iterations)
+    progress(1.0)
+    return Replay(
+        policy=policy,
+        servers=servers,
+        slots=slots,
+        interval=interval,
+        par_IL=par_IL,
+        transit=transit,
+        plans=len(plan_s),
+        plan_s=float(np.mean(plan_s)) if plan_s else 0.0,
+    )
+
+
+def check_slots(slots: int, servers: int, experts: int) -> None:
+    """Raise ConfigError if there are too few replicas per layer, or more than servers can hold."""
+    if slots < experts:
+        raise ConfigError(f"slots {slots}: give at least {experts}, one for each expert")
+    if slots > experts * servers:
+        raise ConfigError(f"slots {slots}: give at most {experts * servers}, all on each server")
+
+
+def _par(counts_IE: npt.NDArray[np.generic], shares_SE: Float) -> npt.NDArray[np.float32]:
+    """float32 (I): PAR of each iteration under fixed shares."""
+    load_IS = counts_IE.astype(np.float32) @ shares_SE.astype(np.float32).T
+    return over_mean(load_IS.max(axis=1), load_IS.mean(axis=1))

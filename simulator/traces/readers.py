@@ -1,0 +1,161 @@
+"""Reads traces of other programs: NumPy arrays, CSV, and dumps of SGLang's expert-distribution recorder.
+
+CSV has a header, which tells two forms apart:
+
+    iteration,layer,0,1,...,E-1        wide: a row for each iteration and layer
+    iteration,layer,expert,count       long: cells without a row are 0
+
+Numbers start at 0. Each iteration and layer needs a row: a missing one is an error, not a zero.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from eaas.errors import TraceError
+from simulator.routing import count_token_ids
+from simulator.traces.file import read_npz
+from simulator.traces.sglang import read_sglang
+from simulator.traces.trace import Trace, checked_counts
+
+__all__ = ["read_token_ids", "read_trace"]
+
+_LONG = ["iteration", "layer", "expert", "count"]
+# Far above any model's: one wrong number must not allocate all memory.
+_MOST_EXPERTS = 1 << 16
+
+
+def read_trace(path: str | os.PathLike[str]) -> Trace:
+    """Read a trace; the suffix selects the format: .npz, .npy, .csv or .pt (SGLang's).
+
+    Raises:
+        TraceError: The file is missing, of another format, or has holes, negatives or a wrong shape; the
+            message names the place.
+    """
+    source = Path(path)
+    if not source.is_file():
+        what = "is a directory" if source.is_dir() else "does not exist"
+        raise TraceError(f"{source} {what}: give the file of a trace")
+    readers = {".npz": read_npz, ".npy": _read_npy, ".csv": _read_csv, ".pt": read_sglang}
+    if source.suffix not in readers:
+        raise TraceError(f"{source}: only {', '.join(readers)} are read: convert it first")
+    return readers[source.suffix](source)
+
+
+def read_token_ids(path: str | os.PathLike[str], experts: int, tokens: int) -> Trace:
+    """Read a .npy with the ids of each token's experts, (tokens, layers, top-k), as a trace.
+
+    Args:
+        path: The file.
+        experts: Experts of a layer.
+        tokens: Tokens that count as one iteration.
+
+    Raises:
+        TraceError: The file is missing or no such array, or has an unknown id.
+    """
+    source = Path(path)
+    if source.suffix != ".npy":
+        raise TraceError(f"{source}: ids of each token's experts are read from .npy only")
+    try:
+        counts = count_token_ids(_load_npy(source), experts, tokens)
+    except ValueError as error:
+        raise TraceError(f"{source}: {error}") from error
+    notes = {"source": source.name, "tokens": tokens}
+    return Trace(checked_counts(counts, source, known=True), notes)
+
+
+def _read_npy(path: Path) -> Trace:
+    return Trace(checked_counts(_load_npy(path), path), {"source": path.name})
+
+
+def _load_npy(path: Path) -> npt.NDArray[Any]:
+    try:
+        values: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise TraceError(f"{path} is no NumPy array ({error}): save it with numpy.save") from error
+    return values
+
+
+def _read_csv(path: Path) -> Trace:
+    try:
+        with path.open(encoding="utf-8") as file:
+            header = [word.strip() for word in file.readline().rstrip("\n").split(",")]
+            if header[:2] != ["iteration", "layer"] or len(header) < 3:
+                raise TraceError(
+                    f"{path}: the header is not iteration,layer,0,1,... or {','.join(_LONG)}"
+                )
+            rows = np.loadtxt(file, delimiter=",", dtype=np.int64, ndmin=2)
+    except ValueError as error:
+        raise TraceError(f"{path}: {error}: give whole numbers, and none left out") from error
+    if rows.size == 0 or rows.shape[1] != len(header):
+        raise TraceError(f"{path}: has rows of {rows.shape[1]} numbers, the header {len(header)}")
+    counts = _from_long(rows, path) if header == _LONG else _from_wide(rows, path)
+    return Trace(checked_counts(counts, path, known=True), {"source": path.name})
+
+
+def _from_wide(rows: npt.NDArray[np.int64], path: Path) -> npt.NDArray[np.int64]:
+    iterations, layers = _extent(rows[:, :2], path)
+    counts = np.zeros((iterations * layers, rows.shape[1] - 2), np.int64)
+    place = rows[:, 0] * layers + rows[:, 1]
+    _check_rows(place, layers, path)
+    counts[place] = rows[:, 2:]
+    return counts.reshape(iterations, layers, -1)
+
+
+def _from_long(rows: npt.NDArray[np.int64], path: Path) -> npt.NDArray[np.int64]:
+    iterations, layers, experts = _extent(rows[:, :3], path)
+    if experts > _MOST_EXPERTS:
+        raise TraceError(
+            f"{path}: expert {experts - 1}: numbers above {_MOST_EXPERTS - 1} are taken for a mistake"
+        )
+    seen_IL = np.zeros((iterations, layers), np.bool_)
+    seen_IL[rows[:, 0], rows[:, 1]] = True
+    _check_holes(seen_IL, path)
+    counts = np.zeros(iterations * layers * experts, np.int64)
+    place = (rows[:, 0] * layers + rows[:, 1]) * experts + rows[:, 2]
+    first, repeats = np.unique(place, return_counts=True)
+    if (repeats > 1).any():
+        layer_place, expert = divmod(int(first[repeats.argmax()]), experts)
+        iteration, layer = divmod(layer_place, layers)
+        raise TraceError(
+            f"{path}: iteration {iteration}, layer {layer}, expert {expert} is there twice: "
+            "give each once"
+        )
+    counts[place] = rows[:, 3]
+    return counts.reshape(iterations, layers, experts)
+
+
+def _extent(places: npt.NDArray[np.int64], path: Path) -> list[int]:
+    """Sizes: one more than the highest number in each column."""
+    if places.min() < 0:
+        raise TraceError(f"{path}: {int(places.min())} is no number of a row: count from 0")
+    extent: list[int] = (places.max(axis=0) + 1).tolist()
+    # The size must match the number of rows: one row must not allocate all memory.
+    if np.prod([float(size) for size in extent[:2]]) > len(places):
+        raise TraceError(
+            f"{path}: {len(places)} rows for {extent[0]} iterations of {extent[1]} layers: "
+            "some are missing: give a row for each"
+        )
+    return extent
+
+
+def _check_rows(place: npt.NDArray[np.int64], layers: int, path: Path) -> None:
+    """Each (iteration, layer) has one row."""
+    rows_P = np.bincount(place)
+    if (rows_P > 1).any():
+        iteration, layer = divmod(int((rows_P > 1).argmax()), layers)
+        raise TraceError(
+            f"{path}: iteration {iteration}, layer {layer} is there twice: give each once"
+        )
+    _check_holes((rows_P > 0).reshape(-1, layers), path)
+
+
+def _check_holes(seen_IL: npt.NDArray[np.bool_], path: Path) -> None:
+    if not seen_IL.all():
+        iteration, layer = divmod(int((~seen_IL).argmax()), seen_IL.shape[1])
+        raise TraceError(f"{path}: iteration {iteration}, layer {layer} has no row: give each")

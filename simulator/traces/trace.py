@@ -1,0 +1,94 @@
+"""A trace: counts, and notes on their origin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from eaas.errors import TraceError
+from simulator.routing import are_token_ids
+
+__all__ = ["Counts", "Trace", "checked_counts"]
+
+Counts = npt.NDArray[np.unsignedinteger[Any]]
+_AXES = ("iteration", "layer", "expert")
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """Tokens of each iteration that went to each expert; made by `checked_counts` or a generator.
+
+    Attributes:
+        counts_ILE: Unsigned integers (I, L, E) of the smallest sufficient type.
+        notes: Its origin: plain JSON values.
+    """
+
+    counts_ILE: Counts
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def iterations(self) -> int:
+        """I."""
+        return int(self.counts_ILE.shape[0])
+
+    @property
+    def layers(self) -> int:
+        """L."""
+        return int(self.counts_ILE.shape[1])
+
+    @property
+    def experts(self) -> int:
+        """E."""
+        return int(self.counts_ILE.shape[2])
+
+
+def checked_counts(values: npt.NDArray[Any], source: object, *, known: bool = False) -> Counts:
+    """Check counts and convert them to a trace's type.
+
+    Args:
+        values: (I, L, E) of any number type.
+        source: The file that they come from, for messages.
+        known: The source defines the last axis as experts; otherwise values that look like the ids of tokens'
+            experts are refused.
+
+    Raises:
+        TraceError: Not three dimensions, an empty one, a value that is no count, or ids; the message names
+            the place.
+    """
+    if values.dtype.kind not in "iuf":
+        raise TraceError(f"{source}: holds {values.dtype}, give whole numbers")
+    if values.ndim != 3 or 0 in values.shape:
+        raise TraceError(
+            f"{source}: has the shape {values.shape}, give (iterations, layers, experts)"
+        )
+    if values.dtype.kind == "f":
+        _refuse(values, ~(values == np.floor(values)), "no whole number", source)
+    if values.dtype.kind != "u":
+        _refuse(values, values < 0, "negative", source)
+    if not known and are_token_ids(values):
+        first, layers, last = values.shape
+        raise TraceError(
+            f"{source}: the shape {values.shape} reads as {first} iterations of {layers} layers with {last} "
+            f"experts, but the values look like the ids of {last} experts for each of {first} tokens: turn "
+            "ids into counts with `eaas trace info FILE --experts E --out TRACE`, give counts as .csv"
+        )
+    peak = int(values.max())
+    if peak > np.iinfo(np.uint32).max:
+        _refuse(values, values == values.max(), "more than 4 bytes hold", source)
+    return np.ascontiguousarray(values, dtype=np.min_scalar_type(peak))
+
+
+def _refuse(
+    values: npt.NDArray[Any], wrong: npt.NDArray[np.bool_], what: str, source: object
+) -> None:
+    """Raise TraceError for the first wrong place, if there is one."""
+    if wrong.any():
+        place = np.unravel_index(int(wrong.argmax()), wrong.shape)
+        where = ", ".join(f"{axis} {i}" for axis, i in zip(_AXES, place, strict=True))
+        raise TraceError(
+            f"{source}: the count of {where} is {values[place]}, {what}: give counts of tokens"
+        )

@@ -1,0 +1,118 @@
+"""The dashboard's alerts: unreachable sources, uncovered experts, dead servers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attention_client.serving.dashboard.alerts import alerts
+from eaas.cluster_snapshot import ClusterSnapshot
+from eaas.cluster_snapshot.model import MemberSnapshot, Source
+from eaas.types import Member, MemberState, Placement, Role
+
+SERVING, DEAD = MemberState.SERVING, MemberState.DEAD
+
+
+def snapshot(
+    *states: MemberState, holds: Any = None, silence_s: float = 4.0, **fields: Any
+) -> ClusterSnapshot:
+    """Servers s0, s1, ... in these states, in a placement of two layers."""
+    servers = [f"s{i}" for i in range(len(states))]
+    holds_SE = np.ones((len(states), 4)) if holds is None else np.array(holds)
+    holds_LSE = np.stack([holds_SE] * 2).astype(np.bool_)
+    members = tuple(
+        MemberSnapshot(
+            Member(name, Role.EXPERT_SERVER, 7, "h", "h:1", state, incarnation=1), silence_s
+        )
+        for name, state in zip(servers, states, strict=True)
+    )
+    sources = {name: Source(name) for name in ("monitor", "balancer", "endpoint")}
+    placement = Placement(4, tuple(servers), holds_LSE, holds_LSE.astype(np.float32))
+    base = ClusterSnapshot(100.0, sources, members, placement=placement, dead_grace_s=30.0)
+    return replace(base, **fields)
+
+
+def text(shown: ClusterSnapshot) -> str:
+    return " ".join(" ".join(node.text for node in alerts(shown)).split())
+
+
+@pytest.mark.parametrize(
+    "state", [SERVING, MemberState.SUSPECT, MemberState.JOINING, MemberState.DRAINING]
+)
+def test_no_alert_without_a_problem(state: MemberState) -> None:
+    assert alerts(snapshot(SERVING, state)) == []
+    assert alerts(ClusterSnapshot()) == []
+
+
+@pytest.mark.parametrize("name", ["monitor", "balancer", "endpoint"])
+def test_an_unreachable_source(name: str) -> None:
+    sources = dict(snapshot(SERVING).sources) | {name: Source(name, 88.0, "connection refused")}
+    alert = text(snapshot(SERVING, sources=sources))
+    assert f"{name} unreachable since 12 s (connection refused)" in alert
+
+
+def test_the_first_uncovered_experts_are_named() -> None:
+    shown = snapshot(SERVING, holds=[[1, 0, 0, 0]])
+    assert "6 experts uncovered: no live replica of layer/expert 0/1, 0/2, 0/3, 1/1" in text(shown)
+    assert "1/3" in text(shown)
+    many = snapshot(SERVING, holds=[[0, 0, 0, 0]])
+    assert "8 experts uncovered" in text(many)
+    assert "1/2" not in text(many)
+
+
+def test_a_dead_server_with_its_loss_and_the_next_step() -> None:
+    shown = snapshot(SERVING, DEAD, SERVING, holds=[[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1]])
+    alert = text(shown)
+    assert "s1 is DEAD." in alert
+    assert (
+        "replicas of 6 experts, counted over all MoE layers: 4 have 1 live replica left, "
+        "2 have 2 live replicas left." in alert
+    )
+    assert "No expert is uncovered: requests continue." in alert
+    assert "unless it returns within 30 s" in alert
+    assert "eaas scale 3" in alert
+
+
+def test_uncovered_experts_of_a_dead_server_are_loaded_first() -> None:
+    alert = text(snapshot(SERVING, DEAD, holds=[[1, 1, 1, 0], [0, 0, 1, 1]]))
+    assert "2 have no live replica, 2 have 1 live replica left" in alert
+    assert "Requests that need an uncovered expert wait, and fail" in alert
+    assert "experts without a live replica come first" in alert
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"silence_s": 1.0}, "unless it returns within 30 s"),
+        ({"silence_s": 19.0}, "unless it returns within 20 s"),
+        ({"silence_s": 25.0}, "unless it returns within 10 s"),
+        ({"silence_s": 40.0}, "within their memory, now."),
+        ({"dead_grace_s": None}, "unless it returns soon"),
+    ],
+)
+def test_remaining_grace_period(fields: dict[str, Any], words: str) -> None:
+    assert words in text(snapshot(SERVING, DEAD, **fields))
+
+
+def test_without_a_balancer_nothing_is_next() -> None:
+    sources = dict(snapshot(SERVING).sources) | {"balancer": Source("balancer", 90.0, "gone")}
+    alert = text(snapshot(SERVING, DEAD, sources=sources))
+    assert "the balancer does not answer. Restart it first" in alert
+
+
+def test_a_dead_server_without_experts_is_a_mild_alert() -> None:
+    shown = snapshot(SERVING, SERVING)
+    dead = MemberSnapshot(Member("old", Role.EXPERT_SERVER, 7, "h", "h:1", DEAD), 90.0)
+    alert = alerts(replace(shown, members=(*shown.members, dead)))
+    assert "old is DEAD. Nothing is lost" in " ".join(alert[0].text.split())
+    assert alert[0].attributes["class"] == "alert mild"
+
+
+def test_many_dead_servers_are_one_alert() -> None:
+    shown = snapshot(*[SERVING] * 2, *[DEAD] * 9)
+    assert len(alerts(shown)) == 1
+    assert "s2, s3, s4, s5, s6, s7, … are DEAD" in text(shown)
+    assert "eaas scale 11" in text(shown)

@@ -1,0 +1,100 @@
+"""Buttons reach processes of the same launcher only."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from attention_client.serving.dashboard.operator import Operator, is_paused
+from eaas.cluster_snapshot import ClusterSnapshot
+from eaas.errors import ClusterError
+from eaas.launcher_pipe import LAUNCHER_VARIABLE
+from eaas.types import Member, MemberState, Role
+
+SLEEP = (sys.executable, "-c", "import time; time.sleep(100)")
+SERVER, HERE = Role.EXPERT_SERVER, socket.gethostname()
+
+
+def member(pid: int, role: Role = SERVER, host: str = HERE) -> Member:
+    return Member("s", role, pid, host, "", MemberState.SERVING)
+
+
+@pytest.fixture
+def lifeline(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """A launcher pipe, as all processes of a launcher have it."""
+    ours, theirs = os.pipe()
+    monkeypatch.setenv(LAUNCHER_VARIABLE, str(ours))
+    yield ours
+    os.close(ours)
+    os.close(theirs)
+
+
+@pytest.fixture
+def child(lifeline: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that the launcher did not start."""
+    with subprocess.Popen(SLEEP) as process:
+        yield process
+        process.kill()
+
+
+@pytest.fixture
+def sibling(lifeline: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that the launcher started."""
+    with subprocess.Popen(SLEEP, pass_fds=(lifeline,)) as process:
+        yield process
+        process.kill()
+
+
+def test_pause_resume_kill(sibling: subprocess.Popen[bytes]) -> None:
+    operator, server = Operator(), member(sibling.pid)
+    assert "is paused" in operator.pause(server)
+    os.waitid(os.P_PID, sibling.pid, os.WSTOPPED | os.WNOWAIT)
+    assert is_paused(sibling.pid)
+    operator.resume(server)
+    os.waitid(os.P_PID, sibling.pid, os.WCONTINUED | os.WNOWAIT)
+    assert not is_paused(sibling.pid)
+    assert "was killed" in operator.kill(server)
+    assert sibling.wait(10) == -signal.SIGKILL
+    with pytest.raises(ClusterError, match="No such process"):
+        operator.kill(server)
+
+
+def test_processes_of_others_get_no_signal(child: subprocess.Popen[bytes]) -> None:
+    with pytest.raises(ClusterError, match="started by hand"):
+        Operator().kill(member(child.pid))
+    assert child.poll() is None
+
+
+def test_other_roles_and_machines_get_no_signal(sibling: subprocess.Popen[bytes]) -> None:
+    for other, reason in (
+        (member(sibling.pid, Role.MONITOR), "not a live expert server"),
+        (member(sibling.pid, host="elsewhere"), "runs on elsewhere"),
+    ):
+        with pytest.raises(ClusterError, match=reason):
+            Operator().kill(other)
+    assert sibling.poll() is None
+
+
+@pytest.mark.parametrize("pid", [0, -1, 2**31, 2**64 - 1])
+def test_invalid_process_ids(pid: int) -> None:
+    assert not is_paused(pid)
+    with pytest.raises(ClusterError, match=rf"s \(pid {pid}\): (No such process|Invalid argument)"):
+        Operator().kill(member(pid))
+
+
+@pytest.mark.parametrize("servers", [None, 0, -1, float("nan"), float("inf")])
+def test_invalid_numbers_scale_nothing(servers: float | None) -> None:
+    with pytest.raises(ClusterError, match="enter the number of servers: 1 or more"):
+        Operator().scale(ClusterSnapshot(), servers)
+
+
+def test_actions_without_a_balancer_fail() -> None:
+    for act in (Operator().start_server, Operator().rebalance):
+        with pytest.raises(ClusterError, match="no balancer lives"):
+            act(ClusterSnapshot())

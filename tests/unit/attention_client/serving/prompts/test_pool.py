@@ -1,0 +1,199 @@
+"""Thread and worker read bodies in the same way; the worker starts and ends on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from attention_client.serving.errors import ApiError
+from attention_client.serving.prompts import worker_process
+from attention_client.serving.prompts.bodies import ChatRequest, CompletionRequest
+from attention_client.serving.prompts.pool import PromptPool
+from attention_client.serving.prompts.reader import ModelLimits, PromptReader
+from eaas_cli.demo_model.tokenizer import build_tokenizer
+
+LIMITS = ModelLimits(max_model_len=60_000, vocabulary=1000, tools=True)
+PATIENCE_S = 60.0
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"x": {"type": "string"}}}}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": "y"}'}}
+PADDING = {"metadata": "m" * 70_000}  # for the worker
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}] {{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<{{ c.function.name }}:{{ c.function.arguments.x }}>{% endfor %}"
+    "{% if m.content == 'refuse' %}{{ raise_exception('no such turn') }}{% endif %}"
+    "{% endfor %}{{ (tools or []) | tojson }}{{ mood }}{{ bos_token }}"
+)
+BODIES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "text": (CompletionRequest, {"prompt": "the quick brown fox", "max_tokens": 7, "top_p": 0.5}),
+    "unicode": (CompletionRequest, {"prompt": "ü\u0000\U0001f600 <s>", "stop": ["a", "b"]}),
+    "ids": (CompletionRequest, {"prompt": [[5, 999, 0]], "stream": True, "temperature": 1}),
+    "chat": (
+        ChatRequest,
+        {
+            "messages": [
+                {"role": "developer", "content": [{"type": "text", "text": t} for t in "ab"]},
+                {"role": "assistant", "tool_calls": [CALL]},
+                {"role": "tool", "tool_call_id": "1", "content": "done"},
+                {"role": "user", "content": "hi", "name": "me"},
+            ],
+            "tools": [TOOL],
+            "chat_template_kwargs": {"mood": "glad"},
+            "max_completion_tokens": 3,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        },
+    ),
+    "no tokens": (CompletionRequest, {"prompt": ""}),
+    "wrong token": (CompletionRequest, {"prompt": [1000]}),
+    "too many tokens": (CompletionRequest, {"prompt": [1] * 60_000}),
+    "too long": (CompletionRequest, {"prompt": "x" * 1_000_000}),
+    "unknown field": (CompletionRequest, {"prompt": "x", "y" * 5000: 1}),
+    "refused by the template": (ChatRequest, {"messages": [{"role": "user", "content": "refuse"}]}),
+    "reserved": (
+        ChatRequest,
+        {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"tokenize": 1}},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    tokenizer = build_tokenizer(600, 4096)
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+@pytest.fixture
+def use(tokenizer: Any) -> Callable[..., Any]:
+    """Runs a coroutine function with a new pool."""
+
+    def use(function: Callable[[PromptPool], Coroutine[Any, Any, Any]], idle_s: float = 60) -> Any:
+        async def whole() -> Any:
+            pool = PromptPool(tokenizer, LIMITS, idle_s)
+            try:
+                return await function(pool)
+            finally:
+                pool.close()
+
+        return asyncio.run(asyncio.wait_for(whole(), PATIENCE_S))
+
+    return use
+
+
+def outcome(read: Any) -> Any:
+    """The result of a read, in a form that can be compared."""
+    if isinstance(read, ApiError):
+        return read.status, read.body()
+    request, tokens = read
+    return request.settings(), tokens
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.02)
+
+
+def test_the_worker_reads_like_a_thread(tokenizer: Any, use: Callable[..., Any]) -> None:
+    reader = PromptReader(tokenizer, LIMITS)
+
+    async def both(pool: PromptPool) -> list[tuple[str, Any, Any]]:
+        compared = []
+        for name, (cls, fields) in BODIES.items():
+            body = json.dumps(fields).encode()
+            padded = json.dumps(fields | PADDING).encode()
+            here, there = [
+                outcome(read)
+                for read in await asyncio.gather(
+                    asyncio.to_thread(reader.read, cls, body),
+                    pool.read(cls, padded),
+                    return_exceptions=True,
+                )
+            ]
+            compared.append((name, here, there))
+        files = {Path(each.path).name for each in psutil.Process(pool.worker.pid).memory_maps()}
+        # torch would take seconds to start and hundreds of megabytes.
+        assert not {name for name in files if name.startswith("libtorch")}
+        return compared
+
+    refused = 0
+    for name, here, there in use(both):
+        if name == "too long":  # the worker refuses it before tokenizing
+            assert "at least" in there[1]["error"]["message"]
+            here[1]["error"].pop("message")
+            there[1]["error"].pop("message")
+        assert there == here, name
+        refused += here[0] == 400
+    assert refused == 7
+
+
+def test_bodies_that_wait_for_the_thread_start_the_worker(use: Callable[..., Any]) -> None:
+    body = json.dumps({"prompt": "a b " * 5000}).encode()
+
+    async def read(pool: PromptPool) -> list[Any]:
+        assert len((await pool.read(CompletionRequest, body))[1]) > 5000
+        assert pool.worker.pid is None
+        reads = [pool.read(CompletionRequest, body) for _ in range(4)]
+        tokens = [read[1] for read in await asyncio.gather(*reads)]
+        await until(lambda: pool.worker.ready)
+        return [*tokens, (await pool.read(CompletionRequest, body))[1]]
+
+    tokens = use(read)
+    assert tokens == [tokens[0]] * 5
+
+
+def test_an_idle_worker_ends_and_the_next_one_starts(use: Callable[..., Any]) -> None:
+    body = json.dumps({"prompt": "x"} | PADDING).encode()
+
+    async def read(pool: PromptPool) -> None:
+        for _ in range(2):
+            await pool.read(CompletionRequest, body)
+            pid = pool.worker.pid
+            assert pid is not None
+            await until(lambda pid=pid: not psutil.pid_exists(pid))  # type: ignore[misc]
+
+    use(read, idle_s=0.1)
+
+
+def test_a_worker_that_dies_or_hangs_fails_only_its_request(
+    use: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = json.dumps({"prompt": "x"} | PADDING).encode()
+
+    async def read(pool: PromptPool) -> None:
+        await pool.read(CompletionRequest, body)
+        assert pool.worker.pid is not None
+        os.kill(pool.worker.pid, signal.SIGKILL)
+        with pytest.raises(ApiError) as refused:
+            await pool.read(CompletionRequest, body)
+        assert refused.value.status == 503
+        await pool.read(CompletionRequest, body)
+        monkeypatch.setattr(worker_process, "_DEADLINE_S", 0.5)
+        os.kill(pool.worker.pid, signal.SIGSTOP)
+        with pytest.raises(ApiError, match=r"could not be read within 0\.5 s"):
+            await pool.read(CompletionRequest, body)
+        assert pool.worker.pid is None
+
+    use(read)
+
+
+def test_a_closed_pool_leaves_no_process(use: Callable[..., Any]) -> None:
+    body = json.dumps({"prompt": "x"} | PADDING).encode()
+
+    async def read(pool: PromptPool) -> int | None:
+        reading = asyncio.create_task(pool.read(CompletionRequest, body))
+        await until(lambda: pool.worker.pid is not None)
+        pid = pool.worker.pid
+        pool.close()
+        with pytest.raises(ApiError):
+            await reading
+        return pid
+
+    assert not psutil.pid_exists(use(read))

@@ -1,0 +1,160 @@
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from transformers.cli.serving.utils import _RESPONSE_TEMPLATE_FALLBACKS, ReasoningText
+from transformers.utils.chat_parsing import ResponseParser
+
+from attention_client.serving.errors import ApiError
+from attention_client.serving.generation.engine import Delivery, Work
+from attention_client.serving.generation.sampling import GREEDY
+from attention_client.serving.metrics.http import ServeMetrics
+from attention_client.serving.requests.generation import Call, Finish, Generation
+from byte_tokenizer import byte_tokenizer
+from eaas.errors import ExpertsUnavailableError
+
+END = 256
+QWEN = next(t for types, t in _RESPONSE_TEMPLATE_FALLBACKS.items() if "qwen3_moe" in types)
+
+
+TOKENIZER = byte_tokenizer("<|im_end|>", eos_token="<|im_end|>")
+
+
+class ScriptedEngine:
+    """Delivers a fixed list and records cancellations."""
+
+    capacity = None
+
+    def __init__(self, deliveries: list[Delivery]) -> None:
+        self.deliveries = deliveries
+        self.cancelled: list[str] = []
+
+    def submit(self, work: Work, deliver: Callable[[Delivery], None]) -> None:
+        for delivery in self.deliveries:
+            deliver(delivery)
+
+    def cancel(self, request_id: str) -> None:
+        self.cancelled.append(request_id)
+
+
+def one_by_one(tokens: list[int]) -> list[Delivery]:
+    return [Delivery([t], finished=i == len(tokens) - 1) for i, t in enumerate(tokens)]
+
+
+def generation(
+    deliveries: list[Delivery],
+    stops: tuple[str, ...] = (),
+    parser: Any = None,
+    min_tokens: int = 0,
+) -> tuple[Generation, ScriptedEngine, CollectorRegistry]:
+    engine, registry = ScriptedEngine(deliveries), CollectorRegistry()
+    work = Work("x-1", [1, 2, 3], 1000, (END,), GREEDY, min_tokens)
+    metrics = ServeMetrics(registry)
+    return Generation(engine, work, TOKENIZER, stops, parser, metrics), engine, registry
+
+
+def collect(it: Generation) -> list[Any]:
+    async def run() -> list[Any]:
+        return [piece async for piece in it.pieces()]
+
+    return asyncio.run(run())
+
+
+def ids(text: str) -> list[int]:
+    return list(TOKENIZER(text)["input_ids"])
+
+
+def test_an_end_token_ends_the_text_and_is_not_shown() -> None:
+    tokens = [*ids("héllo"), END]
+    it, engine, registry = generation(one_by_one(tokens))
+    *pieces, finish = collect(it)
+    assert "".join(pieces) == "héllo"
+    assert finish == Finish("stop", 3, len(tokens))
+    assert engine.cancelled == ["x-1"]  # no effect on a finished request
+    stop = {"finished_reason": "stop"}
+    assert registry.get_sample_value("eaas_request_success_total", stop) == 1
+    assert registry.get_sample_value("eaas_generation_tokens_total") == len(tokens)
+    for name, value in (("prompt", 3), ("generation", len(tokens))):
+        assert registry.get_sample_value(f"eaas_request_{name}_tokens_count") == 1
+        assert registry.get_sample_value(f"eaas_request_{name}_tokens_sum") == value
+
+
+def test_text_held_back_is_shown_at_the_end() -> None:
+    unfinished = ids("é")[:1]
+    it, *_ = generation(one_by_one([*ids("ab ST"), *unfinished]), stops=("STOP",))
+    *pieces, finish = collect(it)
+    assert "".join(pieces) == "ab ST\ufffd"
+    assert finish.reason == "length"
+
+
+def test_a_stop_string_ends_the_answer_within_a_delivery() -> None:
+    it, engine, _ = generation([Delivery(ids("ab STOP cd"))], stops=("STOP",))
+    assert collect(it) == ["ab ", Finish("stop", 3, len("ab STOP"))]
+    assert engine.cancelled == ["x-1"]
+
+
+@pytest.mark.parametrize(("min_tokens", "text"), [(0, "a"), (2, "a"), (3, "a;;b"), (6, "a;;b;;c")])
+def test_stop_strings_do_not_match_before_min_tokens(min_tokens: int, text: str) -> None:
+    it, *_ = generation(one_by_one(ids("a;;b;;c")), stops=(";;",), min_tokens=min_tokens)
+    *pieces, finish = collect(it)
+    assert "".join(pieces) == text
+    assert finish.completion_tokens > min_tokens
+    assert it.completion_tokens == finish.completion_tokens
+
+
+def test_parts_of_an_answer() -> None:
+    answer = (
+        "<think>hm</think>Look."
+        '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+        '<tool_call>{"name": "g", "arguments": {}}</tool_call>'
+    )
+    parser = ResponseParser(QWEN, prefix="<|im_start|>assistant\n", tools=None)
+    it, *_ = generation(one_by_one([*ids(answer), END]), parser=parser)
+    *pieces, finish = collect(it)
+    assert "".join(p for p in pieces if isinstance(p, ReasoningText)) == "hm"
+    text = [p for p in pieces if not isinstance(p, (ReasoningText, Call))]
+    assert "".join(text) == "Look."
+    calls = [p for p in pieces if isinstance(p, Call)]
+    assert [(c.index, c.name, json.loads(c.arguments)) for c in calls] == [
+        (0, "f", {"a": 1}),
+        (1, "g", {}),
+    ]
+    assert finish.reason == "tool_calls"
+
+
+@pytest.mark.parametrize("garbled", ["<tool_call>{no json}</tool_call> x", "<tool_call>{"])
+def test_a_garbled_tool_call_does_not_fail_the_answer(garbled: str) -> None:
+    parser = ResponseParser(QWEN, prefix="<|im_start|>assistant\n", tools=None)
+    it, *_ = generation(one_by_one([*ids(f"Look.{garbled}"), END]), parser=parser)
+    *pieces, finish = collect(it)
+    assert "".join(pieces).startswith("Look.")
+    assert finish.reason == "stop"
+
+
+def test_an_error_of_the_engine_is_raised() -> None:
+    error = ExpertsUnavailableError(1, [2], "gone")
+    failed = [Delivery(ids("a")), Delivery([], finished=True, error=error)]
+    it, _, registry = generation(failed)
+    with pytest.raises(ApiError, match="layer 1") as caught:
+        collect(it)
+    assert (caught.value.status, caught.value.type) == (503, "experts_unavailable")
+    labels = {"finished_reason": "error"}
+    assert registry.get_sample_value("eaas_request_success_total", labels) == 1
+
+
+def test_closing_the_iterator_cancels() -> None:
+    it, engine, registry = generation([Delivery(ids("a")), Delivery(ids("b"))])
+
+    async def run() -> None:
+        pieces = it.pieces()
+        assert await anext(pieces) == "a"
+        assert engine.cancelled == []
+        await pieces.aclose()  # type: ignore[attr-defined]
+
+    asyncio.run(run())
+    assert engine.cancelled == ["x-1"]
+    labels = {"finished_reason": "abort"}
+    assert registry.get_sample_value("eaas_request_success_total", labels) == 1

@@ -1,0 +1,150 @@
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attention_client.serving.errors import ApiError
+from attention_client.serving.prompts.bodies import ChatRequest, CompletionRequest, parse
+
+USER = {"role": "user", "content": "hi"}
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(st.characters()),  # lone surrogates too
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+FIELDS = st.sampled_from([*ChatRequest.model_fields, *CompletionRequest.model_fields])
+
+
+@given(st.dictionaries(FIELDS | st.text(max_size=5), JSON, max_size=5), st.booleans())
+def test_any_object_is_parsed_or_refused_with_a_reason(body: dict[str, Any], chat: bool) -> None:
+    try:
+        if chat:
+            parse(ChatRequest, {"messages": [USER]} | body)
+        else:
+            parse(CompletionRequest, {"prompt": "x"} | body)
+    except ApiError as error:
+        refusal = error
+    else:
+        return
+    assert refusal.status == 400
+    assert refusal.message
+    assert json.loads(bytes(refusal.response().body)) == refusal.body()
+    assert refusal.sse().count("\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": None}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [{"content": "hi"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0]"),
+        ({"messages": [{"role": "wizard", "content": "hi"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages[0].content",
+        ),
+        ({"temperature": "0.5"}, "temperature"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": 2.1}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"top_k": 1.5}, "top_k"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 1.0}, "max_tokens"),
+        ({"max_completion_tokens": -1}, "max_completion_tokens"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"seed": 2**63}, "seed"),
+        ({"stop": ""}, "stop"),
+        ({"stop": ["a", ""]}, "stop"),
+        ({"stop": ["a"] * 17}, "stop"),
+        ({"stop": ["a" * 1025]}, "stop"),
+        ({"stop": 5}, "stop"),
+        ({"stream": "yes"}, "stream"),
+        ({"n": 2}, "n"),
+        ({"n": True}, "n"),
+        ({"logprobs": True}, "logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"presence_penalty": 0.1}, "presence_penalty"),
+        ({"frequency_penalty": -0.1}, "frequency_penalty"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"functions": []}, "functions"),
+        ({"audio": {}}, "audio"),
+        ({"tempreature": 1}, "tempreature"),
+        ({"stream_options": {"include_usage": True}}, None),
+        ({"metadata": {"a": "\ud800"}}, None),
+    ],
+)
+def test_a_chat_request_is_refused_by_name(change: dict[str, Any], param: str | None) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse(ChatRequest, {"messages": [USER]} | change)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"temperature": 0, "top_p": 1, "top_k": -1, "n": 1, "seed": -5, "max_tokens": 3},
+        {"stop": "x"},
+        {"stop": ["x" * 1024] * 16},
+        {"stop": None, "temperature": None, "stream": None, "n": None, "tools": None},
+        {"presence_penalty": 0.0, "frequency_penalty": 0, "logit_bias": {}, "logprobs": False},
+        {"response_format": {"type": "text"}, "modalities": ["text"], "tool_choice": "auto"},
+        {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
+        {"stream": True, "stream_options": {"include_usage": True}},
+        {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+        {"messages": [{"role": "developer", "content": [{"type": "text", "text": "a"}]}]},
+        {
+            "messages": [
+                {
+                    "role": "assistant",
+                    "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}],
+                },
+                {"role": "tool", "tool_call_id": "1", "content": "x", "name": "f"},
+            ]
+        },
+    ],
+)
+def test_a_chat_request_is_accepted(change: dict[str, Any]) -> None:
+    parse(ChatRequest, {"messages": [USER]} | change)
+
+
+@pytest.mark.parametrize("prompt", ["x", "", [1, 2], ["x"], [[1, 2]]])
+def test_forms_of_one_prompt(prompt: Any) -> None:
+    one = prompt[0] if isinstance(prompt, list) and not isinstance(prompt[0], int) else prompt
+    assert parse(CompletionRequest, {"prompt": prompt}).prompt == one
+
+
+@pytest.mark.parametrize(
+    "prompt", [None, 5, [], [[]], ["a", "b"], [[1], [2]], [1, "a"], [True], [1.0], {"a": 1}]
+)
+def test_other_prompts_are_refused(prompt: Any) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse(CompletionRequest, {"prompt": prompt})
+    assert caught.value.param == "prompt"
+
+
+@pytest.mark.parametrize(
+    "change", [{"echo": True}, {"best_of": 2}, {"logprobs": 0}, {"suffix": "x"}, {"messages": []}]
+)
+def test_a_completion_request_is_refused_by_name(change: dict[str, Any]) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse(CompletionRequest, {"prompt": "x"} | change)
+    assert caught.value.param == next(iter(change))

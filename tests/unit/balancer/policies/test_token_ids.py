@@ -1,0 +1,122 @@
+"""Ids of tokens' experts are told from counts of tokens by expert."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from balancer.policies import FractionalBalancer, ScalpelBalancer, rebalance
+from eaas.errors import TraceError
+from eaas_cli.commands import app
+from simulator.routing import are_token_ids, count_token_ids
+from simulator.traces import read_trace
+
+
+def token_ids(
+    tokens: int, layers: int, top_k: int, experts: int, seed: int = 0, *, skewed: bool = True
+) -> Any:
+    """A router's choices: (tokens, layers, top-k), the best first."""
+    rng = np.random.default_rng(seed)
+    score_TLE = rng.gumbel(size=(tokens, layers, experts))
+    if skewed:
+        score_TLE += rng.normal(0, 2, (layers, experts))
+    return np.argsort(-score_TLE, axis=2)[:, :, :top_k]
+
+
+SHAPES = [
+    (2079, 32, 2, 8),
+    (300, 24, 2, 60),
+    (700, 8, 4, 16),
+    (1100, 1, 2, 8),
+    (1500, 1, 8, 128),
+    (50, 58, 8, 256),
+    (260, 16, 1, 16),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint8, np.int16])
+def test_ids_are_known_as_such(shape: tuple[int, int, int, int], dtype: Any) -> None:
+    assert are_token_ids(token_ids(*shape).astype(dtype))
+    assert are_token_ids(token_ids(*shape, seed=1, skewed=False).astype(dtype))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("tokens", [1, 7, 64])
+def test_counts_of_the_same_routing_are_counts(
+    shape: tuple[int, int, int, int], tokens: int
+) -> None:
+    counts_ILE = count_token_ids(token_ids(*shape), shape[3], tokens)
+    assert counts_ILE.sum() == shape[0] * shape[1] * shape[2]
+    assert not are_token_ids(counts_ILE)
+
+
+@pytest.mark.parametrize("experts", [4, 8, 16, 32])
+@pytest.mark.parametrize("peak", [3, 50, 900, 100_000])
+def test_counts_that_do_not_add_up_are_counts(experts: int, peak: int) -> None:
+    """Like those of engines that count padding, or drop tokens over an expert's capacity."""
+    rng = np.random.default_rng(peak)
+    assert not are_token_ids(rng.integers(0, peak, (2000, 12, experts)))
+    assert not are_token_ids(rng.poisson(peak, (2000, 12, experts)))
+    assert not are_token_ids(rng.integers(0, 900, (10, 4, experts)))
+
+
+def test_floats_are_never_ids() -> None:
+    assert not are_token_ids(token_ids(2079, 32, 2, 8).astype(np.float64))
+
+
+def test_a_file_of_ids_is_refused_and_can_be_converted(tmp_path: Path) -> None:
+    ids_TLK = token_ids(2079, 32, 2, 8)
+    source, target = tmp_path / "ids.npy", tmp_path / "x.npz"
+    np.save(source, ids_TLK)
+    with pytest.raises(TraceError) as caught:
+        read_trace(source)
+    told = str(caught.value)
+    for part in (str(source), "(2079, 32, 2)", "2 experts", "2079 tokens", "--experts", ".csv"):
+        assert part in told
+    for words in (["compare", source], ["info", source, "--out", target]):
+        done = CliRunner().invoke(app, ["trace", *map(str, words)])
+        assert isinstance(done.exception, TraceError)
+        assert "--experts" in str(done.exception)
+    words = ["info", source, "--out", target, "--experts", "8", "--tokens", "500"]
+    done = CliRunner().invoke(app, ["trace", *map(str, words)])
+    assert done.exit_code == 0, done.output
+    counts_ILE = read_trace(target).counts_ILE
+    assert counts_ILE.shape == (5, 32, 8)
+    for iteration, layer, expert in ((0, 0, 0), (3, 7, 5), (4, 31, 2)):
+        part = ids_TLK[500 * iteration : 500 * (iteration + 1), layer]
+        assert counts_ILE[iteration, layer, expert] == (part == expert).sum()
+
+
+def test_a_csv_says_itself_that_its_columns_are_experts(tmp_path: Path) -> None:
+    values = token_ids(300, 1, 2, 8)[:, 0]
+    path = tmp_path / "x.csv"
+    rows = [f"{i},0,{a},{b}" for i, (a, b) in enumerate(values)]
+    path.write_text("iteration,layer,0,1\n" + "\n".join(rows) + "\n")
+    assert read_trace(path).counts_ILE.shape == (300, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("experts", "tokens", "named"),
+    [(7, 10, "id 7, and 7 experts are 0 to 6"), (8, 0, "0 tokens")],
+)
+def test_ids_that_cannot_be_counted(experts: int, tokens: int, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        count_token_ids(token_ids(100, 2, 2, 8), experts, tokens)
+
+
+def test_policies_refuse_ids() -> None:
+    ids_TLK = token_ids(2079, 32, 2, 8)
+    for call in (
+        lambda ids: FractionalBalancer(2, 4).step(ids),
+        lambda ids: ScalpelBalancer(2, 4).step(ids),
+        lambda ids: rebalance(ids, 2, 0, state={}),
+    ):
+        with pytest.raises(ValueError, match=r"\(2079, 32, 2\).*ids of each token's.*floats"):
+            call(ids_TLK)
+    # Who says that they are loads is believed.
+    assert FractionalBalancer(2, 4).step(ids_TLK.astype(np.float32)).holds_LSE.shape == (32, 2, 2)

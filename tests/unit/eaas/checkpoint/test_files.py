@@ -1,0 +1,247 @@
+"""Validation of a checkpoint's files without torch."""
+
+import errno
+import io
+import json
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eaas.checkpoint import precheck
+from eaas.checkpoint.files import read_files
+from eaas.errors import (
+    CheckpointError,
+    CorruptShardError,
+    MissingShardError,
+    NotACheckpointError,
+    UnsupportedModelError,
+)
+
+CONFIG = {"model_type": "qwen3_moe"}
+
+
+def shard_bytes(tensors: dict[str, tuple[str, list[int], int]], data: bytes | None = None) -> bytes:
+    """A safetensors file of name -> (dtype, shape, bytes)."""
+    header, position = {}, 0
+    for name, (dtype, shape, nbytes) in tensors.items():
+        offsets = [position, position + nbytes]
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+        position += nbytes
+    return raw_shard(header, bytes(position) if data is None else data)
+
+
+def raw_shard(header: object, data: bytes) -> bytes:
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+GOOD = {"a": ("F32", [2, 3], 24), "b": ("BF16", [4], 8), "empty": ("F32", [0, 3], 0)}
+
+
+def write(path: Path, *, config: object = CONFIG, shard: bytes | None = None) -> Path:
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    (path / "model.safetensors").write_bytes(shard_bytes(GOOD) if shard is None else shard)
+    return path
+
+
+def write_sharded(path: Path, weight_map: dict[str, object] | None = None) -> Path:
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(CONFIG))
+    (path / "one.safetensors").write_bytes(shard_bytes({"a": GOOD["a"]}))
+    (path / "two.safetensors").write_bytes(shard_bytes({"b": GOOD["b"]}))
+    weight_map = weight_map or {"a": "one.safetensors", "b": "two.safetensors"}
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return path
+
+
+def refused(path: Path, error: type[CheckpointError], *words: str) -> None:
+    with pytest.raises(error) as caught:
+        precheck(path)
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in (str(path), *words):
+        assert word in message
+
+
+def test_complete_checkpoints_pass(tmp_path: Path) -> None:
+    precheck(write(tmp_path / "single"))
+    precheck(write_sharded(tmp_path / "sharded"))
+    precheck(str(write(tmp_path / "as a string")))
+
+
+def test_precheck_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
+    code = (
+        "import sys; from eaas.checkpoint import precheck; precheck(sys.argv[1]);"
+        "sys.exit(bool({'torch', 'transformers', 'safetensors'} & set(sys.modules)))"
+    )
+    command = [sys.executable, "-c", code, str(write(tmp_path / "x"))]
+    assert subprocess.run(command, timeout=60, check=False).returncode == 0
+
+
+def test_not_a_checkpoint(tmp_path: Path) -> None:
+    refused(tmp_path / "nowhere", NotACheckpointError, "does not exist", "local directory")
+    file = tmp_path / "file"
+    file.write_text("x")
+    refused(file, NotACheckpointError, "not a directory")
+    refused(tmp_path, NotACheckpointError, "config.json")
+    refused(write(tmp_path / "text", config="{"), NotACheckpointError, "config.json", "JSON")
+    refused(write(tmp_path / "list", config=[1]), NotACheckpointError, "model_type")
+    refused(write(tmp_path / "deep", config="[" * 100_000), NotACheckpointError, "config.json")
+
+
+def test_pickles_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    refused(tmp_path, NotACheckpointError, "model.safetensors")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
+    refused(tmp_path, NotACheckpointError, "pytorch_model.bin", "refused", "save_pretrained")
+
+
+def test_an_index_of_pickles_is_refused(tmp_path: Path) -> None:
+    path = write_sharded(tmp_path / "x", {"a": "one.bin"})
+    refused(path, NotACheckpointError, "one.bin", "only safetensors")
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_quantised(tmp_path: Path, nested: bool) -> None:
+    quantised = {"quantization_config": {"quant_method": "mxfp4"}}
+    config = CONFIG | ({"text_config": quantised} if nested else quantised)
+    refused(write(tmp_path / "x", config=config), UnsupportedModelError, "dequantise")
+
+
+def test_missing_shard(tmp_path: Path) -> None:
+    path = write_sharded(tmp_path / "x")
+    (path / "two.safetensors").unlink()
+    refused(path, MissingShardError, "two.safetensors")
+    (path / "model.safetensors.index.json").unlink()
+    refused(path, MissingShardError, "model.safetensors.index.json")
+
+
+def test_index_names_a_tensor_that_its_shard_lacks(tmp_path: Path) -> None:
+    path = write_sharded(tmp_path / "x", {"a": "one.safetensors", "c": "two.safetensors"})
+    refused(path, MissingShardError, "two.safetensors", "tensor c")
+
+
+@pytest.mark.parametrize("shard", ["../one.safetensors", "/etc/x.safetensors", "", 3])
+def test_index_may_not_lead_out_of_the_directory(tmp_path: Path, shard: object) -> None:
+    refused(write_sharded(tmp_path / "x", {"a": shard}), CorruptShardError, "index.json")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": []}', '{"weight_map": {}}'])
+def test_broken_index(tmp_path: Path, text: str) -> None:
+    path = write_sharded(tmp_path / "x")
+    (path / "model.safetensors.index.json").write_text(text)
+    refused(path, CorruptShardError, "model.safetensors.index.json")
+
+
+def test_truncated_shard_names_the_tensor(tmp_path: Path) -> None:
+    path = write(tmp_path / "x", shard=shard_bytes(GOOD)[:-3])
+    refused(path, CorruptShardError, "model.safetensors", "tensor b", "truncated")
+
+
+def test_trailing_bytes(tmp_path: Path) -> None:
+    refused(write(tmp_path / "x", shard=shard_bytes(GOOD) + b"x"), CorruptShardError, "1 bytes")
+
+
+@pytest.mark.parametrize("length", [0, 2**40, 2**64 - 1, 100_000_001])
+def test_bloated_header(tmp_path: Path, length: int) -> None:
+    shard = struct.pack("<Q", length) + shard_bytes(GOOD)[8:]
+    refused(write(tmp_path / "x", shard=shard), CorruptShardError, "model.safetensors", "header")
+
+
+@pytest.mark.parametrize("shard", [b"", b"1234567", raw_shard([1], b""), raw_shard("{", b"")])
+def test_no_header(tmp_path: Path, shard: bytes) -> None:
+    refused(write(tmp_path / "x", shard=shard), CorruptShardError, "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"dtype": "F32", "shape": [2], "data_offsets": [0]},
+        {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]},
+        {"dtype": "F33", "shape": [2], "data_offsets": [0, 8]},
+        {"dtype": "F32", "shape": [-2], "data_offsets": [8, 0]},
+        {"dtype": "F32", "shape": [2.0], "data_offsets": [0, 8]},
+        {"dtype": "F32", "shape": "2", "data_offsets": [0, 8]},
+        {"dtype": "F32", "shape": [2], "data_offsets": [1, 9]},
+        {"dtype": ["F32"], "shape": [2], "data_offsets": [0, 8]},
+        [],
+    ],
+)
+def test_inconsistent_header(tmp_path: Path, fields: object) -> None:
+    shard = raw_shard({"weight": fields}, bytes(9))
+    refused(write(tmp_path / "x", shard=shard), CorruptShardError, "tensor weight")
+
+
+def test_overlapping_tensors(tmp_path: Path) -> None:
+    entry = {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}
+    shard = raw_shard({"a": entry, "b": entry | {"data_offsets": [2, 6]}}, bytes(6))
+    refused(write(tmp_path / "x", shard=shard), CorruptShardError, "tensor b")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_a_damaged_shard_passes_only_if_its_header_reads_the_same(data: st.DataObject) -> None:
+    """Any changed byte or truncation gives a typed error, or a header that still fits the file."""
+    import tempfile
+
+    good = shard_bytes(GOOD)
+    with tempfile.TemporaryDirectory() as name:
+        at = data.draw(st.integers(0, len(good) - 1))
+        cut = data.draw(st.booleans())
+        byte = data.draw(st.integers(0, 255))
+        shard = good[:at] if cut else good[:at] + bytes([byte]) + good[at + 1 :]
+        path = write(Path(name) / "x", shard=shard)
+        try:
+            tensors = read_files(path).tensors
+        except CorruptShardError:
+            return
+        assert not cut
+        assert len(tensors) == len(GOOD)
+
+
+def test_digest_distinguishes_checkpoints(tmp_path: Path) -> None:
+    digest = read_files(write(tmp_path / "one")).digest(GOOD)
+    assert read_files(write(tmp_path / "same")).digest(GOOD) == digest
+    config = json.dumps(CONFIG, indent=4)
+    assert read_files(write(tmp_path / "spaces", config=config)).digest(GOOD) == digest
+    others = [
+        write(tmp_path / "config", config=CONFIG | {"top": 1}),
+        write(tmp_path / "name", shard=shard_bytes({"z": GOOD["a"]})),
+        write(tmp_path / "dtype", shard=shard_bytes(GOOD | {"b": ("F16", [4], 8)})),
+        write(tmp_path / "bytes", shard=shard_bytes(GOOD, data=bytes(31) + b"x")),
+    ]
+    digests = {(files := read_files(path)).digest(files.tensors) for path in others}
+    assert len(digests | {digest}) == 5
+    # Bytes of a tensor that is not looked at are told by other digests.
+    first, last = "a", "b"
+    others = [
+        write(tmp_path / f"x{i}", shard=shard_bytes(GOOD, data=bytes(31) + bytes([i])))
+        for i in (0, 1)
+    ]
+    assert len({read_files(path).digest([first]) for path in others}) == 1
+    assert len({read_files(path).digest([last]) for path in others}) == 2
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_an_unreadable_file(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = write(tmp_path / "model")
+    open_file = io.open
+
+    def refuse(file: Any, *arguments: Any, **words: Any) -> Any:
+        # Permissions do not stop root.
+        if Path(file).name == name:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
+        return open_file(file, *arguments, **words)
+
+    monkeypatch.setattr(io, "open", refuse)
+    with pytest.raises(CheckpointError, match=rf"{name}: Permission denied: .*chmod"):
+        precheck(checkpoint)

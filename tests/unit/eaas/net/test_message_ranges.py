@@ -1,0 +1,270 @@
+"""Every number and text in the protocol has a range; violations are refused by name."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import pytest
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message_factory import GetMessageClass
+
+from eaas.net.message_ranges import MOST_EPOCH, RANGES, Items, Number, Text
+from eaas.net.message_validation import check
+from eaas.rpc.v1 import balancer_pb2, common_pb2, expert_pb2, monitor_pb2
+
+FILES = (common_pb2, expert_pb2, monitor_pb2, balancer_pb2)
+MESSAGES = {
+    name: descriptor
+    for file in FILES
+    for name, descriptor in file.DESCRIPTOR.message_types_by_name.items()
+}
+_NUMBERS = {
+    FieldDescriptor.CPPTYPE_INT32,
+    FieldDescriptor.CPPTYPE_INT64,
+    FieldDescriptor.CPPTYPE_UINT32,
+    FieldDescriptor.CPPTYPE_UINT64,
+    FieldDescriptor.CPPTYPE_FLOAT,
+    FieldDescriptor.CPPTYPE_DOUBLE,
+}
+_FLOATS = {FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE}
+
+
+def fields(kind: type) -> list[Any]:
+    """(message, field, range) of each field with a range of a kind."""
+    found = []
+    for message, ranges in RANGES.items():
+        for name, wanted in ranges.items():
+            if isinstance(wanted, kind):
+                case = pytest.param(MESSAGES[message], name, wanted, id=f"{message}.{name}")
+                found.append(case)
+    return found
+
+
+def unstated(message: Descriptor, field: FieldDescriptor) -> str:
+    """The field if the table lacks it, else empty."""
+    stated = RANGES.get(message.name, {}).get(field.name)
+    inner = field.message_type
+    if inner is not None and inner.GetOptions().map_entry:
+        key, value = inner.fields_by_name["key"], inner.fields_by_name["value"]
+        whole = isinstance(stated, Items) and (stated.key is not None) == (
+            key.type == FieldDescriptor.TYPE_STRING
+        )
+        if whole and (stated.value is not None) == (value.cpp_type in _NUMBERS):
+            return ""
+    elif inner is not None:
+        if not field.is_repeated or isinstance(stated, Items):
+            return ""
+    elif field.cpp_type in _NUMBERS:
+        if isinstance(stated, Number):
+            return ""
+    elif field.type == FieldDescriptor.TYPE_STRING:
+        if isinstance(stated, Text):
+            return ""
+    else:
+        # Enums have the range that they state; booleans and bytes have none.
+        return ""
+    return f"{message.name}.{field.name}"
+
+
+def test_every_field_has_a_range() -> None:
+    lacking = [unstated(m, field) for m in MESSAGES.values() for field in m.fields]
+    # A repeated message that is limited by the size of a message alone would be named here.
+    assert [what for what in lacking if what] == []
+
+
+def test_the_table_has_no_unknown_fields() -> None:
+    for message, ranges in RANGES.items():
+        assert set(ranges) <= set(MESSAGES[message].fields_by_name), message
+
+
+def limits_of(field: FieldDescriptor) -> tuple[float, float]:
+    return {
+        FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
+        FieldDescriptor.CPPTYPE_INT64: (-(2**63), 2**63 - 1),
+        FieldDescriptor.CPPTYPE_UINT32: (0, 2**32 - 1),
+        FieldDescriptor.CPPTYPE_UINT64: (0, 2**64 - 1),
+        FieldDescriptor.CPPTYPE_FLOAT: (-1e38, 1e38),
+        FieldDescriptor.CPPTYPE_DOUBLE: (-1e308, 1e308),
+    }[field.cpp_type]
+
+
+def with_value(descriptor: Descriptor, name: str, value: Any) -> Any:
+    message = GetMessageClass(descriptor)()
+    for required, valid in _valid(descriptor).items():
+        setattr(message, required, valid)
+    if descriptor.fields_by_name[name].is_repeated:
+        getattr(message, name).append(value)
+    else:
+        setattr(message, name, value)
+    return message
+
+
+def _valid(descriptor: Descriptor) -> dict[str, Any]:
+    """Values for fields whose default is out of their range."""
+    found: dict[str, Any] = {}
+    for name, wanted in RANGES.get(descriptor.name, {}).items():
+        field = descriptor.fields_by_name[name]
+        if field.is_repeated or field.has_presence:
+            continue
+        if isinstance(wanted, Number) and not wanted.least <= 0 <= wanted.most:
+            found[name] = wanted.least
+        elif isinstance(wanted, Text) and wanted.form and not wanted.form.fullmatch(""):
+            found[name] = "a"
+    return found
+
+
+@pytest.mark.parametrize(("descriptor", "name", "wanted"), fields(Number))
+def test_a_number_out_of_range_is_refused_by_name(
+    descriptor: Descriptor, name: str, wanted: Number
+) -> None:
+    field = descriptor.fields_by_name[name]
+    least, most = limits_of(field)
+    is_float = field.cpp_type in _FLOATS
+    bad: list[float] = [math.nan, -math.inf] if is_float else []
+    if is_float and math.isfinite(wanted.most):
+        bad += [math.inf, 1e38]
+    step = max(1.0, abs(wanted.most)) if is_float else 1
+    beyond = (least, most, wanted.most + step, wanted.least - step)
+    bad += [v for v in beyond if least <= v <= most]
+    for value in [v for v in bad if not wanted.least <= v <= wanted.most]:
+        with pytest.raises(ValueError, match=rf"^{descriptor.name}\.{name} is .*: it can be "):
+            check(with_value(descriptor, name, value))
+    for value in (wanted.least, wanted.most):
+        if math.isfinite(value) and not is_float:
+            check(with_value(descriptor, name, value))
+
+
+@pytest.mark.parametrize(("descriptor", "name", "wanted"), fields(Text))
+def test_an_invalid_text_is_refused_by_name(
+    descriptor: Descriptor, name: str, wanted: Text
+) -> None:
+    with pytest.raises(ValueError, match=rf"^{descriptor.name}\.{name} "):
+        check(with_value(descriptor, name, "x" * (wanted.longest + 1)))
+    if wanted.form is not None:
+        with pytest.raises(ValueError, match=rf"^{descriptor.name}\.{name} is 'a\\x00b': it can"):
+            check(with_value(descriptor, name, "a\0b"))
+
+
+HOSTILE = [
+    "",
+    ".",
+    "..",
+    "-rf",
+    "a b",
+    "a/b",
+    "../a",
+    "a\n",
+    "a\0",
+    "ü",
+    "a\\",
+    "zz :href=location=/javascript:alert(1)/.source \\",
+    "<script>",
+    "x" * 256,
+    "\u0661",  # A digit, of another script.
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_invalid_ids(name: str) -> None:
+    for message in (
+        monitor_pb2.RegisterRequest(member=common_pb2.Member(id=name)),
+        monitor_pb2.HeartbeatRequest(id=name),
+        expert_pb2.ConnectRequest(client_id=name, slots=1, hidden_size=1),
+        balancer_pb2.PinExpertRequest(server_id=name),
+        balancer_pb2.DrainServerRequest(server_id=name),
+        balancer_pb2.ApplyRequest(
+            placement=common_pb2.Placement(servers=[common_pb2.ServerPlacement(server_id=name)])
+        ),
+        balancer_pb2.PlanRequest(without_servers=[name]),
+        balancer_pb2.PlanRequest(speeds={name: 1.0}),
+    ):
+        with pytest.raises(ValueError, match="it can"):
+            check(message)
+
+
+@pytest.mark.parametrize("name", ["a", "expert-server-0", "A.b_c-9", "_", ".a", "x" * 255])
+def test_valid_ids(name: str) -> None:
+    check(monitor_pb2.HeartbeatRequest(id=name))
+
+
+@pytest.mark.parametrize("name", ["a\0.safetensors", "../a", "a/b", "a\\b", "..", ""])
+def test_a_shard_is_a_plain_file_name(name: str) -> None:
+    with pytest.raises(ValueError, match=r"ReadShardRequest\.shard is .* without a directory"):
+        check(expert_pb2.ReadShardRequest(shard=name))
+
+
+@pytest.mark.parametrize(
+    "address", ["", "h:1", "127.0.0.1:50051", "[::1]:1", "[fe80::1%eth0]:22", "a-b.c_d:65535"]
+)
+def test_valid_addresses(address: str) -> None:
+    check(common_pb2.Member(id="a", address=address))
+
+
+@pytest.mark.parametrize(
+    "address", ["h", "h:", ":1", "unix:/run/docker.sock", "dns:///h:1", "h:1 ", "h:1\n", "h:123456"]
+)
+def test_invalid_addresses(address: str) -> None:
+    with pytest.raises(ValueError, match=r"Member\.address is .*HOST:PORT"):
+        check(common_pb2.Member(id="a", address=address))
+
+
+def test_a_refusal_names_the_path_of_the_field() -> None:
+    holding = common_pb2.Holding(experts=[1, 70_000])
+    request = expert_pb2.PreparePlacementRequest(epoch=1, layers=[common_pb2.Holding(), holding])
+    with pytest.raises(ValueError, match=r"layers\[1\]\.experts is 70000: it can be 0 to 65535$"):
+        check(request)
+
+
+def test_too_many_entries_are_refused() -> None:
+    request = monitor_pb2.RegisterRequest(
+        member=common_pb2.Member(id="a"), ended_pids=range(1, 300)
+    )
+    with pytest.raises(ValueError, match="ended_pids has 299 entries: it can have 256 at most"):
+        check(request)
+    request = balancer_pb2.SetPolicyRequest(knobs={f"k{i}": 0.0 for i in range(65)})
+    with pytest.raises(ValueError, match="knobs has 65 entries"):
+        check(request)
+    with pytest.raises(ValueError, match="knobs value is nan"):
+        check(balancer_pb2.SetPolicyRequest(knobs={"k": math.nan}))
+
+
+def test_unset_optional_fields_are_valid() -> None:
+    check(balancer_pb2.PlanRequest())
+    with pytest.raises(ValueError, match="redundancy is 0"):
+        check(balancer_pb2.PlanRequest(redundancy=0))
+
+
+def test_unknown_enum_values_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"HeartbeatRequest\.state is 99"):
+        check(monitor_pb2.HeartbeatRequest(id="a", state=99))  # type: ignore[arg-type]
+
+
+def test_epochs_beyond_the_limit_are_refused() -> None:
+    for epoch in (2**64 - 1, 2**63, MOST_EPOCH + 1):
+        with pytest.raises(ValueError, match=rf"epoch is {epoch}: it can be 0 to {MOST_EPOCH}"):
+            check(monitor_pb2.HeartbeatRequest(id="a", epoch=epoch))
+
+
+@pytest.mark.alone
+def test_checks_are_fast() -> None:
+    """Heartbeats arrive thousands of times per second, large placements rarely."""
+    beat = monitor_pb2.HeartbeatRequest(id="expert-server-0", incarnation=3, state=2, epoch=7)
+    assert best_s(lambda: [check(beat) for _ in range(1000)]) < 0.02
+    holding = common_pb2.Holding(experts=range(0, 256, 100), shares=[0.5] * 3)
+    server = common_pb2.ServerPlacement(server_id="s", layers=[holding] * 58)
+    placement = common_pb2.Placement(
+        epoch=1, num_layers=58, num_experts=256, servers=[server] * 320
+    )
+    assert best_s(lambda: check(placement)) < 0.5
+
+
+def best_s(work: Any) -> float:
+    found = []
+    for _ in range(5):
+        began = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - began)
+    print(f"{min(found):.4f} s")
+    return min(found)

@@ -1,0 +1,108 @@
+"""The checker: what is right passes, and each thing that is wrong is found, alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from eaas_cli.bench.stream import Answer
+from eaas_cli.chaos.check import check, excused, may_be_warm_up
+from eaas_cli.chaos.history import Asked, Census, History, Incident
+
+GONE = "experts_unavailable"
+RIGHT = Answer(10.0, 12.0, "a b c", 3, (10.5, 11.0, 12.0))
+FAILED = replace(RIGHT, text="a b", error="layer 1: no live replica of expert 2", error_type=GONE)
+PAIR = Incident("pair", "expert-server-0, expert-server-1", 11.0, 13.0, 14.0)
+KILL = replace(PAIR, kind="kill", target="expert-server-0")
+HELD = {"monitor": Census(1, 100 << 20, 20, 0), "expert-server-0": Census(2, 100 << 20, 14, 1)}
+
+
+def history(*answers: Answer | None, **changes: object) -> History:
+    asked = tuple(Asked(0, 10.0, answer) for answer in answers or (RIGHT,))
+    return replace(History(2, asked, ("a b c",), (KILL,), HELD, HELD, ()), **changes)
+
+
+def held(name: str, **changes: int) -> dict[str, Census]:
+    return HELD | {name: replace(HELD[name], **changes)}
+
+
+def test_a_correct_history_has_no_violation() -> None:
+    assert check(history(RIGHT, RIGHT)) == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "word"),
+    [
+        (history(None), "no end"),
+        (history(replace(RIGHT, text="a b d")), "wrong answer"),
+        (history(replace(RIGHT, text="a b")), "wrong answer"),
+        (history(replace(RIGHT, text="", error="ReadError()")), "without a type"),
+        (history(FAILED), "although a replica was alive"),
+        (
+            history(replace(FAILED, error_type="internal_error"), incidents=(PAIR,)),
+            "replica was alive",
+        ),
+        (history(replace(FAILED, text="a x"), incidents=(PAIR,)), "wrong text"),
+        (history(incidents=(replace(KILL, failure="it did not start"),)), "it did not start"),
+        (history(incidents=(replace(KILL, whole_s=math.inf),)), "not whole again"),
+        (history(after={"monitor": HELD["monitor"]}), "processes: monitor"),
+        (history(after=held("monitor", descriptors=21)), "21 descriptors, 20 before"),
+        (history(after=held("monitor", descriptors=19)), "19 descriptors, 20 before"),
+        (history(after=held("expert-server-0", segments=2)), "2 segments, 1 before"),
+        (history(after=held("monitor", resident_bytes=105 << 20)), "resident memory"),
+        (history(left_behind=("process 7",)), "left behind: process 7"),
+    ],
+)
+def test_a_violation_is_found(wrong: History, word: str) -> None:
+    (found,) = check(wrong)
+    assert word in found
+
+
+def test_an_error_is_excused_only_while_two_servers_are_lost() -> None:
+    assert check(history(FAILED, incidents=(PAIR,))) == []
+    asked = Asked(0, 10.0, FAILED)
+    assert excused(asked, history(incidents=(KILL, PAIR)))
+    assert not excused(asked, history(incidents=(KILL,)))
+    assert not excused(asked, history(incidents=(replace(PAIR, began_s=12.1),)))
+    past = replace(PAIR, began_s=5.0, mended_s=6.0, whole_s=9.9)
+    assert not excused(asked, history(incidents=(past,)))
+    assert not excused(asked, history(incidents=(PAIR,), redundancy=3))
+
+
+def test_memory_may_grow_within_its_bound() -> None:
+    assert check(history(after=held("monitor", resident_bytes=(100 << 20) + (3 << 20)))) == []
+    assert check(history(after=held("monitor", resident_bytes=10 << 20))) == []
+
+
+def grown(mib: int) -> dict[str, Census]:
+    return held("monitor", resident_bytes=HELD["monitor"].resident_bytes + (mib << 20))
+
+
+@pytest.mark.parametrize(
+    ("mib", "requests", "doubtful"),
+    [
+        *((1, 360, False), (4, 360, True), (12, 360, True), (20, 360, False)),
+        *((4, 1500, False), (5, 1500, True), (8, 1500, True), (9, 1500, False)),
+    ],
+)
+def test_growth_may_be_warm_up(mib: int, requests: int, doubtful: bool) -> None:
+    """Growth of 200 MiB by so many; by very much, or much in a long run, it is no warm-up."""
+    assert may_be_warm_up(HELD, grown(mib), requests) == doubtful
+
+
+# What the heap of an attention client did in 1,500 requests, and 20 KB a request beside it.
+@pytest.mark.parametrize(("leak_kb", "found"), [(0, False), (20, True)])
+def test_a_settling_heap_is_no_leak(leak_kb: int, found: bool) -> None:
+    between = grown(8)
+    after = grown(8 + 8 + (1500 * leak_kb >> 10))
+    violations = check(replace(history(after=after), between=between))
+    assert bool(violations) == found
+    assert all("does not settle" in violation for violation in violations)
+
+
+@pytest.mark.parametrize(("mib", "found"), [(5, False), (8, True)])
+def test_after_a_long_run_the_heap_has_settled(mib: int, found: bool) -> None:
+    long_run = history(*[RIGHT] * 3000, after=grown(5 + mib))
+    assert bool(check(replace(long_run, between=grown(5)))) == found

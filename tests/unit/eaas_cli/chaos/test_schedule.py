@@ -1,0 +1,70 @@
+"""Faults from a seed."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eaas_cli.chaos.schedule import CONTROL, KINDS, SERVERS, Fault, lane
+
+
+def first(count: int, seed: int, kinds: tuple[str, ...], servers: int = 4) -> list[Fault]:
+    return list(itertools.islice(lane(seed, "servers", kinds, servers), count))
+
+
+@given(st.integers(), st.sets(st.sampled_from(KINDS), min_size=1), st.integers(2, 9))
+def test_every_kind_comes_once_before_any_comes_again(
+    seed: int, kinds: set[str], servers: int
+) -> None:
+    faults = first(3 * len(kinds), seed, tuple(kinds), servers)
+    for turn in range(3):
+        part = faults[turn * len(kinds) : (turn + 1) * len(kinds)]
+        assert {fault.kind for fault in part} == kinds
+
+
+@given(st.integers(), st.integers(2, 9))
+def test_a_fault_hits_existing_servers(seed: int, servers: int) -> None:
+    for fault in first(2 * len(KINDS), seed, KINDS, servers):
+        met = {"pair": 2}.get(fault.kind, int(fault.kind in SERVERS))
+        assert len(set(fault.servers)) == len(fault.servers) == met
+        assert all(0 <= number < servers for number in fault.servers)
+        assert fault.calm_s > 0
+        assert fault.lasts_s >= 0
+
+
+def test_the_order_of_given_kinds_does_not_matter() -> None:
+    assert first(20, 5, SERVERS) == first(20, 5, tuple(reversed(SERVERS)))
+    assert first(20, 5, SERVERS) != first(20, 6, SERVERS)
+
+
+def test_lanes_of_a_seed_are_independent() -> None:
+    one, other = (
+        [f.calm_s for f in itertools.islice(lane(1, name, KINDS, 4), 9)] for name in ("a", "b")
+    )
+    assert one != other
+
+
+def test_no_kinds_give_no_faults() -> None:
+    assert first(5, 1, ()) == []
+
+
+@pytest.mark.parametrize("salt", ["1", "2"])
+def test_a_seed_draws_the_same_in_every_process(salt: str) -> None:
+    script = (
+        "import itertools; from eaas_cli.chaos.schedule import *;"
+        f"print([f.kind for f in itertools.islice(lane(3, 'servers', {SERVERS + CONTROL!r}, 4), 30)])"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", script],
+        env={"PYTHONHASHSEED": salt, "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout
+    assert told.strip() == str([fault.kind for fault in first(30, 3, KINDS)])

@@ -1,0 +1,466 @@
+"""`eaas bench experts`: its arithmetic, its options, and a small run from end to end."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from eaas.errors import ConfigError
+from eaas_cli.bench import machine
+from eaas_cli.bench.experts import Plan, bench_experts, layer, limits, make_plan, plot
+from eaas_cli.bench.experts.findings import Findings
+from eaas_cli.bench.experts.measure import Sample, affordable_rounds, in_turn
+from eaas_cli.bench.experts.plan import BUILT_IN, DTYPES, Shape
+from eaas_cli.bench.experts.report import print_report
+from eaas_cli.bench.experts.roofline import Speed, limit, stored_bytes
+from eaas_cli.bench.experts.rows import Cell, auto_row, kernel_row
+from eaas_cli.bench.experts.run import _Clock
+from eaas_cli.bench.experts.source import BASELINES, Batch, Batches, Source
+from eaas_cli.commands import app
+from expert_server.kernels.kernel import UnsupportedError
+from expert_server.kernels.registry import KERNEL_NAMES, create_kernel
+
+A, B = BUILT_IN
+TINY = Shape(64, 32, 4, 2)
+SPEED = Speed(read=25e9, multiply=1e12)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def cheap_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cheap limits; the figures are meaningless."""
+    monkeypatch.setattr(limits, "_SETTLE_S", 0.0)
+    monkeypatch.setattr(limits, "READ_BYTES", 4 << 20)
+    monkeypatch.setattr(limits, "_PRODUCTS", ((64, 64, 64),))
+
+
+def plan_of(**changes: Any) -> Plan:
+    asked: dict[str, Any] = {
+        "shapes": (),
+        "built_in": True,
+        "tokens": "1,8",
+        "dtypes": DTYPES,
+        "kernels": (),
+        "known_kernels": KERNEL_NAMES,
+        "rounds": 2,
+        "threads": 1,
+    }
+    return make_plan(**(asked | changes))
+
+
+# -- the limit ----------------------------------------------------------------------------------------
+
+
+def test_bytes_of_an_expert() -> None:
+    assert stored_bytes(A, "bfloat16") == 3 * 2048 * 768 * 2
+    assert stored_bytes(A, "float32") == 3 * 2048 * 768 * 4
+    # A scale for each output of gate, up and down.
+    assert stored_bytes(A, "int8") == 3 * 2048 * 768 + 4 * (768 + 768 + 2048)
+    # A scale for each 128 weights.
+    assert stored_bytes(A, "int4") == 3 * 2048 * 768 // 2 + 4 * 3 * 2048 * 768 // 128
+    # An incomplete group has a scale, too.
+    assert stored_bytes(Shape(130, 1, 1, 1), "int4") == 3 * 130 // 2 + 4 * (2 * 2 + 130)
+
+
+def test_decode_is_bound_by_memory_and_prefill_by_the_product() -> None:
+    decode = limit(A, "bfloat16", tokens=1, active=8, speed=SPEED)
+    assert decode.bound == "memory"
+    assert decode.seconds == pytest.approx(8 * 3 * 2048 * 768 * 2 / 25e9)
+    prefill = limit(A, "bfloat16", tokens=2048, active=128, speed=SPEED)
+    assert prefill.bound == "compute"
+    # Gate, up and down: a multiplication and an addition for each weight and pair.
+    assert prefill.seconds == pytest.approx(2048 * 8 * 2 * 3 * 2048 * 768 / 1e12)
+
+
+# -- options ------------------------------------------------------------------------------------------
+
+
+def test_a_shape_is_added_to_the_built_in_ones() -> None:
+    assert plan_of(shapes=["64,32,4,2"]).shapes == (A, B, TINY)
+    assert plan_of(shapes=["64,32,4,2", "64,32,4,2"], built_in=False).shapes == (TINY,)
+    assert plan_of(shapes=[str(B)], built_in=False).shapes == (B,)
+
+
+def test_tokens_are_sorted_and_measured_once() -> None:
+    assert plan_of(tokens="8,1,8").tokens == (1, 8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"shapes": ["64,32,4"]}, "--shape 64,32,4: give four numbers H,I,E,K"),
+        ({"shapes": ["64,32,4,x"]}, "--shape 64,32,4,x: give whole numbers"),
+        ({"shapes": ["64,0,4,2"]}, "--shape 64,0,4,2: give whole numbers of at least 1"),
+        ({"shapes": ["64,32,4,5"]}, "--shape 64,32,4,5: a token cannot go to 5 of 4 experts"),
+        ({"built_in": False}, "--no-builtin leaves nothing to measure: add a --shape"),
+        ({"tokens": ""}, "--tokens : give whole numbers"),
+        ({"tokens": "1,-8"}, "--tokens 1,-8: give whole numbers of at least 1"),
+        ({"dtypes": ["fp8"]}, "--dtype fp8: give one of bfloat16, float32, int8, int4"),
+        ({"kernels": ["fast"]}, "--kernel fast: give one of native, .*auto"),
+    ],
+)
+def test_a_wrong_option_is_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan_of(**changes)
+
+
+def test_the_plot_is_refused_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'expert-as-a-service\[bench\]'"):
+        plot.check_plot(tmp_path / "x.png")
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: object())
+    plot.check_plot(tmp_path / "x.png")
+    with pytest.raises(ConfigError, match=r"x\.jpg: give the name of a \.png file"):
+        plot.check_plot(tmp_path / "x.jpg")
+    with pytest.raises(ConfigError, match=r"there is no directory .*absent: make it first"):
+        plot.check_plot(tmp_path / "absent" / "x.png")
+
+
+# -- measuring ----------------------------------------------------------------------------------------
+
+
+class Meter:
+    """A machine that reads 1, 2, 3, ... bytes/s."""
+
+    def __init__(self, order: list[str]) -> None:
+        self.order, self.count = order, 0
+
+    def measure(self, multiply_s: float) -> Speed:
+        assert multiply_s == 0.5
+        self.order.append("meter")
+        self.count += 1
+        return Speed(self.count, 10 * self.count)
+
+
+def test_each_call_is_between_two_measurements_and_the_order_rotates() -> None:
+    order: list[str] = []
+
+    def compute(name: str) -> Callable[[Batch], torch.Tensor]:
+        return lambda batch: order.append(name) or batch.x_TH  # type: ignore[func-returns-value]
+
+    batches = Batches(TINY, torch.float32, 3)
+    samples = in_turn(
+        {name: compute(name) for name in "abc"},
+        (batches.get(3, seed) for seed in (1, 2)),
+        Meter(order),
+        multiply_s=0.5,
+    )
+    assert order[0] == "meter"
+    assert order[2::2] == ["meter"] * 6
+    assert order[1::2] == [*"abc", *"bca"]
+    assert [sample.speed.read for sample in samples["a"]] == [1.5, 6.5]
+    assert [sample.speed.multiply for sample in samples["b"]] == [25, 45]
+    assert all(len(of) == 2 and of[0].seconds > 0 for of in samples.values())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "round_s", "rounds"), [(5, 1, 5), (5, 12, 5), (5, 15, 4), (5, 99, 3), (2, 99, 2)]
+)
+def test_slow_rounds_are_fewer(wanted: int, round_s: float, rounds: int) -> None:
+    assert affordable_rounds(wanted, round_s, budget_s=60) == rounds
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(1, 9), st.integers(0, 99))
+def test_a_token_goes_to_distinct_experts(tokens: int, seed: int) -> None:
+    batches = Batches(TINY, torch.float32, 9)
+    batch = batches.get(tokens, seed)
+    assert batch.x_TH.shape == (tokens, 64)
+    assert all(len(set(ids)) == 2 and max(ids) < 4 for ids in batch.ids_TK.tolist())
+    assert torch.allclose(batch.scores_TK.sum(1), torch.ones(tokens))
+    largest = batches.get(9, seed)
+    assert torch.equal(batch.ids_TK, largest.ids_TK[:tokens])
+    assert torch.equal(batch.scores_TK, largest.scores_TK[:tokens])
+
+
+def test_another_seed_needs_other_experts() -> None:
+    batches = Batches(A, torch.float32, 1)
+    assert batches.get(1, 1).ids_TK.tolist() != batches.get(1, 2).ids_TK.tolist()
+
+
+@pytest.mark.parametrize("implementation", BASELINES)
+def test_transformers_computes_the_same_on_the_same_weights(implementation: str) -> None:
+    source = Source(TINY, torch.float32)
+    batch = Batches(TINY, torch.float32, 5).get(5, 0)
+    exact_TH = source.exact(batch)
+    assert exact_TH.dtype == torch.float64
+    assert torch.allclose(
+        source.compute(implementation, batch).double(), exact_TH, rtol=1e-4, atol=1e-5
+    )
+
+
+# -- rows ---------------------------------------------------------------------------------------------
+
+
+def samples_of(*seconds: float, active: int = 8) -> list[Sample]:
+    return [Sample(took, SPEED, active) for took in seconds]
+
+
+def test_a_row_has_the_medians_of_the_rounds() -> None:
+    least_s = 8 * 3 * 2048 * 768 * 2 / 25e9
+    ours = samples_of(2 * least_s, least_s, 4 * least_s)
+    # The ratios are 5, 2 and 3; the ratio of the medians would be 4.
+    eager = samples_of(10 * least_s, 2 * least_s, 12 * least_s)
+    cell = Cell(A, 1, {"eager": eager, "grouped_mm": ours, "batched_mm": None}, SPEED, 8)
+    row = kernel_row(cell, "bfloat16", "packed", ours, rel_error=0.00123456)
+    assert row["shape"] == "2048,768,128,8"
+    assert row["name"] == "A"
+    assert (row["dtype"], row["tokens"], row["kernel"]) == ("bfloat16", 1, "packed")
+    assert row["ms"] == pytest.approx(2e3 * least_s, rel=1e-3)
+    assert row["tokens_per_s"] == pytest.approx(1 / (2 * least_s), rel=1e-3)
+    assert row["roofline_fraction"] == 0.5
+    assert row["roofline_spread"] == [0.25, 1.0]
+    assert row["bound"] == "memory"
+    assert row["speedup"] == {"eager": 3.0, "grouped_mm": 1.0, "batched_mm": None}
+    assert row["baseline_ms"]["eager"] == pytest.approx(1e4 * least_s, rel=1e-3)
+    assert row["baseline_ms"]["batched_mm"] is None
+    assert (row["rel_error"], row["rounds"]) == (0.00123, 3)
+    assert auto_row(row) == row | {"kernel": "auto", "picked": "packed"}
+
+
+def test_a_limit_is_of_its_own_round() -> None:
+    slow, fast = Speed(10e9, 1e12), Speed(40e9, 1e12)
+    least_s = 3 * 2048 * 768 * 2 / 10e9
+    ours = [Sample(least_s, slow, 1), Sample(least_s / 4, fast, 1), Sample(least_s, slow, 1)]
+    row = kernel_row(Cell(A, 1, {}, SPEED, 1), "bfloat16", "packed", ours, 0.0)
+    assert row["roofline_spread"] == [1.0, 1.0]
+
+
+def test_all_kernels_of_a_cell_have_the_same_bound() -> None:
+    """Even if the products were slow at its moment."""
+    cell = Cell(A, 1, {}, SPEED, 8)
+    ours = [Sample(1.0, Speed(25e9, 1e6), 8)]
+    assert kernel_row(cell, "bfloat16", "packed", ours, 0.0)["bound"] == "memory"
+
+
+# -- the run ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("cheap_limits")
+def test_a_small_run() -> None:
+    arguments = ["--no-builtin", "--shape", "64,32,4,2", "--tokens", "1,8", "--rounds", "3"]
+    kernels = ["--kernel", "reference", "--kernel", "auto"]
+    dtypes = ["--dtype", "bfloat16", "--dtype", "float32"]
+    command = ["bench", "experts", *arguments, *kernels, *dtypes, "--threads", "1", "--json"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert set(document) == {"machine", "rounds", "rows", "auto", "skipped"}
+    cells = {(row["dtype"], row["tokens"], row["kernel"]) for row in document["rows"]}
+    assert cells == {
+        (dtype, tokens, kernel)
+        for dtype in ("bfloat16", "float32")
+        for tokens in (1, 8)
+        for kernel in ("reference", "auto")
+    }
+    for row in document["rows"]:
+        assert row["shape"] == "64,32,4,2"
+        assert row["rounds"] == 3
+        assert row["ms_spread"][0] <= row["ms"] <= row["ms_spread"][1]
+        assert row["tokens_per_s"] == pytest.approx(1e3 * row["tokens"] / row["ms"], rel=2e-3)
+        assert row["bound"] in ("memory", "compute")
+        # Medians of fractions lie between the fractions of the rounds, which are limits over times.
+        low, high = row["roofline_spread"]
+        assert 0 < low <= row["roofline_fraction"] <= high
+        assert set(row["speedup"]) == {"eager", "grouped_mm", "batched_mm"}
+        assert all(ratio > 0 for ratio in row["speedup"].values())
+        assert 0 < row["rel_error"] < (1e-2 if row["dtype"] == "bfloat16" else 1e-5)
+    picks = {entry["dtype"]: entry["picked"] for entry in document["auto"]}
+    for row in document["rows"]:
+        assert row["kernel"] != "auto" or row["picked"] == picks[row["dtype"]]
+    machine = document["machine"]
+    assert machine["threads"] == 1
+    assert set(machine["gemm_tflops"]) == {"bfloat16", "float32"}
+    for measured in (machine["read_gb_per_s"], *machine["gemm_tflops"].values()):
+        assert 0 < measured["least"] <= measured["median"] <= measured["most"]
+    # A measurement before and after each of the calls, at each of two batch sizes, for two dtypes.
+    assert machine["read_gb_per_s"]["measurements"] >= 4 * 3 * (1 + len(BASELINES))
+
+
+@pytest.mark.usefixtures("cheap_limits")
+def test_one_round_is_its_own_median(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = plan_of(
+        shapes=["64,32,4,2"], built_in=False, dtypes=["float32"], kernels=["reference"], rounds=1
+    )
+    said: list[str] = []
+    document = bench_experts(plan, said.append)
+    for row in document["rows"]:
+        assert row["roofline_fraction"] == pytest.approx(row["roofline_ms"] / row["ms"], rel=2e-3)
+        for name, ratio in row["speedup"].items():
+            assert ratio == pytest.approx(row["baseline_ms"][name] / row["ms"], rel=2e-3)
+    assert any("T=8" in line for line in said)
+    assert capsys.readouterr().out == ""
+    document["machine"]["busy_cores_elsewhere"] = 0.0
+    print_report(document)
+    report = capsys.readouterr().out
+    assert "idle machine" not in report
+    assert "H,I,E,K = 64,32,4,2" in report
+    assert report.count("reference") == len(document["rows"])
+    document["machine"]["busy_cores_elsewhere"] = 1.5
+    print_report(document)
+    assert "Other processes kept 1.5 cores busy" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("cheap_limits")
+def test_a_skipped_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from eaas_cli.bench.experts import cell, entrants
+
+    def create(name: str, *arguments: Any) -> Any:
+        if name == "packed":
+            raise UnsupportedError("no such CPU")
+        return create_kernel(name, *arguments)
+
+    monkeypatch.setattr(entrants, "create_kernel", create)
+    monkeypatch.setattr(cell, "MOST_COPIED_BYTES", 0)
+    plan = plan_of(
+        shapes=["64,32,4,2"],
+        built_in=False,
+        tokens="8",
+        dtypes=["float32"],
+        kernels=["reference", "packed"],
+        rounds=1,
+    )
+    document = bench_experts(plan, lambda _line: None)
+    assert [row["kernel"] for row in document["rows"]] == ["reference"]
+    assert document["rows"][0]["speedup"]["batched_mm"] is None
+    base = {"shape": "64,32,4,2", "dtype": "float32"}
+    copies = "it would copy 0.0 GB of weights in each call"
+    assert document["skipped"] == [
+        base | {"what": "packed", "reason": "no such CPU"},
+        base | {"what": "batched_mm", "reason": copies, "tokens": 8},
+    ]
+    with pytest.raises(ConfigError, match="nothing could be measured: packed: no such CPU"):
+        bench_experts(plan_of(built_in=True, kernels=["packed"]), lambda _line: None)
+
+
+@pytest.mark.usefixtures("cheap_limits")
+def test_a_layer_larger_than_memory_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer, "available_bytes", lambda: 1 << 30)
+    findings = Findings(lambda _line: None)
+    plan = plan_of(kernels=["reference"])
+    read, multiply = limits.ReadLimit(1), limits.MultiplyLimit(torch.bfloat16)
+    layer.bench_layer(A, ["bfloat16"], plan, limits.Limits(read, multiply), findings)
+    assert findings.rows == []
+    assert [entry["what"] for entry in findings.skipped] == ["reference"]
+    assert "GB of memory, and 1.1 GB are free: name fewer" in findings.skipped[0]["reason"]
+
+
+@pytest.mark.usefixtures("cheap_limits")
+def test_kernels_are_closed_when_a_run_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    from expert_server.kernels.reference import ReferenceKernel
+
+    closed: list[str] = []
+    monkeypatch.setattr(ReferenceKernel, "close", lambda kernel: closed.append(kernel.name))
+
+    def interrupted(*_arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(layer, "bench_cell", interrupted)
+    plan = plan_of(shapes=["64,32,4,2"], built_in=False, kernels=["reference"], dtypes=["float32"])
+    with pytest.raises(KeyboardInterrupt):
+        bench_experts(plan, lambda _line: None)
+    # The oracle in float64 needs no closing: it has no threads.
+    assert closed == ["reference"]
+
+
+@pytest.mark.usefixtures("cheap_limits")
+def test_the_plot(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plan = plan_of(
+        shapes=["64,32,4,2"], built_in=False, dtypes=["float32"], kernels=["reference"], rounds=1
+    )
+    document = bench_experts(plan, lambda _line: None)
+    plot.draw_plot(document, tmp_path / "x.png")
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+    assert "matplotlib.pyplot" not in sys.modules
+
+
+# -- the machine --------------------------------------------------------------------------------------
+
+
+def test_the_machine_is_described() -> None:
+    assert machine.processor()
+    assert machine.available_bytes() > 1 << 20
+    assert machine.busy_core_seconds() > time.process_time()
+
+
+@pytest.fixture
+def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A fake /proc."""
+    monkeypatch.setattr(machine, "_PROC", tmp_path)
+    return tmp_path
+
+
+def test_available_memory(proc: Path) -> None:
+    (proc / "meminfo").write_text("MemTotal:  8000 kB\nMemFree:  10 kB\nMemAvailable:  3000 kB\n")
+    assert machine.available_bytes() == 3000 * 1024
+    (proc / "meminfo").write_text("MemTotal:  8000 kB\n")
+    with pytest.raises(OSError, match="no MemAvailable"):
+        machine.available_bytes()
+
+
+def test_busy_time_is_all_but_idle_and_waiting(proc: Path) -> None:
+    # user nice system idle iowait irq softirq steal guest guest_nice, and then each core.
+    (proc / "stat").write_text(
+        "cpu  1 20 300 4000 50000 600000 7000000 80000000 900000000 0\ncpu0 9 9 9 9 9 9 9 9 9 9\n"
+    )
+    ticks = 1 + 20 + 300 + 600000 + 7000000 + 80000000
+    assert machine.busy_core_seconds() == ticks / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.parametrize(
+    ("all_cores", "own", "elsewhere"), [(19.0, 6.0, 1.3), (6.0, 6.0, 0.0), (5.9, 6.0, 0.0)]
+)
+def test_cores_that_others_keep_busy(all_cores: float, own: float, elsewhere: float) -> None:
+    began = _Clock(wall=100.0, all_cores=7000.0, own=30.0)
+    ended = _Clock(wall=110.0, all_cores=7000.0 + all_cores, own=30.0 + own)
+    assert ended.busy_elsewhere_since(began) == pytest.approx(elsewhere)
+
+
+@pytest.mark.parametrize(
+    ("field", "flags", "sets"),
+    [
+        ("flags\t\t", "fpu amx_int8 avx2 sse avx512f", ["avx2", "avx512f", "amx_int8"]),
+        ("Features\t", "fp asimd i8mm", ["asimd", "i8mm"]),
+        ("other", "avx2", []),
+    ],
+)
+def test_instruction_sets(proc: Path, field: str, flags: str, sets: list[str]) -> None:
+    core = f"processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\n{field}: {flags}\n\n"
+    (proc / "cpuinfo").write_text(2 * core)
+    assert machine.instruction_sets() == sets
+    assert machine.processor() == "Some CPU @ 2 GHz"
+
+
+def test_the_last_level_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_CPUS", tmp_path)
+    assert machine.last_level_cache_bytes() == 0
+    caches = [(1, "48K"), (1, "32K"), (3, "36864K"), (2, "2M")]
+    for index, (level, size) in enumerate(caches):
+        folder = tmp_path / "cpu0" / "cache" / f"index{index}"
+        folder.mkdir(parents=True)
+        (folder / "level").write_text(f"{level}\n")
+        (folder / "size").write_text(f"{size}\n")
+    assert machine.last_level_cache_bytes() == 36 << 20
+    (folder / "level").write_text("4\n")
+    assert machine.last_level_cache_bytes() == 2 << 20

@@ -1,0 +1,86 @@
+"""One streamed completion, with and without errors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import httpx
+import pytest
+
+from eaas_cli.bench.stream import Answer, ask
+
+
+def event(**fields: object) -> str:
+    return f"data: {json.dumps(fields)}\n\n"
+
+
+def piece(text: str, **more: object) -> str:
+    return event(choices=[{"text": text}], **more)
+
+
+END = piece("", usage={"completion_tokens": 3}) + "data: [DONE]\n\n"
+GONE = {"message": "layer 1: no live replica", "type": "experts_unavailable"}
+
+
+def answer(handler: object) -> Answer:
+    async def run() -> Answer:
+        transport = httpx.MockTransport(handler)  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=transport) as client:
+            return await ask(client, "http://x", {"prompt": [1]})
+
+    return asyncio.run(run())
+
+
+def of(text: str, status: int = 200) -> Answer:
+    return answer(lambda request: httpx.Response(status, text=text))
+
+
+def test_an_answer() -> None:
+    asked: list[bytes] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        asked.append(request.content)
+        assert request.url == "http://x/v1/completions"
+        return httpx.Response(200, text=piece("a ") + piece("") + piece("b") + END)
+
+    found = answer(handle)
+    assert (found.text, found.tokens, found.error, found.error_type) == ("a b", 3, "", "")
+    assert len(found.stamps_s) == 2
+    assert found.sent_s <= found.stamps_s[0] <= found.ended_s
+    assert json.loads(asked[0]) == {
+        "prompt": [1],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "error", "kind"),
+    [
+        (json.dumps({"error": GONE}), 503, "status 503: layer 1: no live replica", GONE["type"]),
+        (piece("a") + event(error=GONE) + piece("b"), 200, GONE["message"], GONE["type"]),
+        ("<html>", 502, "status 502: <html>", ""),
+        ('{"error": "odd"}', 500, "status 500: odd", ""),
+        (piece("a") + piece("b"), 200, "the stream ended before its answer", ""),
+        ("", 200, "the stream ended before its answer", ""),
+    ],
+)
+def test_an_error_is_returned_and_not_raised(text: str, status: int, error: str, kind: str) -> None:
+    found = of(text, status)
+    assert (found.error, found.error_type) == (error, kind)
+
+
+def test_a_connection_that_breaks_has_no_type() -> None:
+    def handle(request: httpx.Request) -> httpx.Response:
+        raise httpx.ReadError("gone")
+
+    found = answer(handle)
+    assert found.error == "ReadError('gone')"
+    assert found.error_type == ""
+
+
+def test_a_stall_is_the_longest_time_between_pieces() -> None:
+    stamps = (1.0, 1.5, 4.0, 4.1)
+    assert Answer(0.0, 5.0, "", 4, stamps).stall_s == 2.5
+    assert Answer(0.0, 5.0, "", 1, (1.0,)).stall_s == 0.0

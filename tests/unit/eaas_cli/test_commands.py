@@ -1,0 +1,169 @@
+"""The command line is a public interface: its options are frozen here, and `--help` is cheap."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import eaas
+from cli_options import OPTIONS
+from eaas.errors import ConfigError
+from eaas_cli.commands import app, placement
+from eaas_cli.endpoint import unreachable_error
+from eaas_cli.local.restart import restart_line
+
+ROOT = Path(__file__).parents[3]
+
+
+def commands(group: Any, prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            found |= commands(command, f"{prefix}{name} ")
+        elif not command.hidden:
+            found[prefix + name] = command
+    return found
+
+
+COMMANDS = commands(typer.main.get_command(app))
+
+
+def test_every_command_is_frozen() -> None:
+    assert COMMANDS.keys() == OPTIONS.keys()
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options(name: str) -> None:
+    parameters = {p.opts[0]: p.default for p in COMMANDS[name].params}
+    assert parameters == OPTIONS[name]
+
+
+def test_version() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.stdout.strip()) == (0, eaas.__version__)
+
+
+def test_help_needs_neither_torch_nor_transformers() -> None:
+    code = """
+import contextlib, io, json, sys
+from eaas_cli.commands import app, placement
+for words in json.load(sys.stdin):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        try:
+            app([*words, "--help"])
+        except SystemExit as end:
+            assert not end.code, words
+    assert "Usage" in out.getvalue(), words
+import eaas_cli.local
+print(json.dumps(sorted({"torch", "transformers", "grpc"} & set(sys.modules))))
+"""
+    words = [[], *(name.split() for name in OPTIONS)]
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input=json.dumps(words),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["up"], "--model"),
+        (["up", "--model", "x", "--servers", "0"], "--servers"),
+        (["up", "--model", "x", "--nonsense"], "--nonsense"),
+        (["generate", "hi", "--max-tokens", "0"], "--max-tokens"),
+        (["expert-server", "--model", "x"], "--join"),
+        (["nonsense"], "nonsense"),
+    ],
+)
+def test_a_wrong_call_names_the_option(arguments: list[str], named: str) -> None:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert named in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("former", "successor"),
+    [
+        ("bench dispatch --rounds 1", "now `python -m benchmarks.dispatch`, in a clone"),
+        ("bench select", "gone; docs/performance.md"),
+        ("simulate policy --strategy fcfs", "now `python -m benchmarks.caps judge`"),
+        ("simulate validate", "now `python -m benchmarks.validate`"),
+        ("trace convert a.npz b.csv", "now `eaas trace info TRACE --out FILE`"),
+    ],
+)
+def test_a_former_command_names_its_successor(former: str, successor: str) -> None:
+    result = CliRunner().invoke(app, former.split())
+    assert isinstance(result.exception, ConfigError)
+    name = " ".join(former.split()[:2])
+    assert str(result.exception).startswith(f"`eaas {name}` is {successor}")
+
+
+@pytest.mark.parametrize(
+    ("knobs", "why"),
+    [
+        (["k"], "--knob k: give NAME=VALUE"),
+        (["=1"], "--knob =1: give NAME=VALUE"),
+        (["k=two"], "--knob k=two: give NAME=VALUE"),
+        (["k=nan"], "--knob k=nan: give NAME=VALUE"),
+        (["k=1", "k=2"], "--knob k is given twice"),
+    ],
+)
+def test_a_knob_is_a_name_and_a_number(knobs: list[str], why: str) -> None:
+    arguments = [word for knob in knobs for word in ("--knob", knob)]
+    result = CliRunner().invoke(app, ["policy", "scalpel", *arguments])
+    assert isinstance(result.exception, ConfigError)
+    assert str(result.exception).startswith(why)
+
+
+def test_a_policy_is_set_with_its_knobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Balancer:
+        def __enter__(self) -> Balancer:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def set_policy(self, name: str, knobs: dict[str, float]) -> str:
+            assert (name, knobs) == ("scalpel", {"k": 1.5, "budget": 3.0})
+            return "spread"
+
+    monkeypatch.setattr(placement, "_balancer", lambda *_: Balancer())
+    words = ["policy", "scalpel", "--knob", "k=1.5", "--knob", "budget=3"]
+    assert CliRunner().invoke(app, words).stdout == "policy set to scalpel (was spread)\n"
+    told = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
+    assert told == {"policy": "scalpel", "knobs": {"k": 1.5, "budget": 3.0}, "before": "spread"}
+
+
+def test_an_unreachable_endpoint_is_one_line() -> None:
+    response = httpx.Response(404, request=httpx.Request("GET", "http://x/eaas/v1/status"))
+    with pytest.raises(httpx.HTTPStatusError) as caught:
+        response.raise_for_status()
+    assert "\n" in str(caught.value)
+    message = unreachable_error("http://x", caught.value)
+    assert "\n" not in message
+    assert "404" in message
+    assert "ReadTimeout" in unreachable_error("http://x", httpx.ReadTimeout(""))
+
+
+def test_the_restart_line_can_be_pasted() -> None:
+    arguments = ("expert-server", "--model", "it's $HOME/a model")
+    line = restart_line(arguments)
+    echoed = subprocess.run(
+        ["bash", "-c", f"printf '%s\\n' {line}"], capture_output=True, text=True, check=True
+    )
+    assert echoed.stdout.splitlines()[-3:] == [*arguments]

@@ -1,0 +1,50 @@
+"""Sentences of `eaas plan` and `eaas history`, for all numbers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from eaas.counted import counted
+from eaas.rpc.v1 import balancer_pb2 as pb
+from eaas_cli.commands.placement import _line, _moves
+
+
+def moves(loads: int, unloads: int) -> list[pb.Move]:
+    return [pb.Move(unload=i >= loads) for i in range(loads + unloads)]
+
+
+@pytest.mark.parametrize(
+    ("loads", "unloads", "gain", "payback_s", "line"),
+    [
+        (0, 0, 0.0, math.inf, "nothing would move"),
+        (1, 0, 0.0, math.inf, "1 load (2.0 MB); no gain"),
+        (2, 1, 0.0, math.inf, "2 loads (4.0 MB) and 1 unload; no gain"),
+        (1, 2, 0.5, 3.0, "1 load (2.0 MB) and 2 unloads; gain 0.500, paid back after 3.0 s"),
+        (0, 1, 0.1, 0.0, "0 loads (0.0 MB) and 1 unload; gain 0.100, paid back after 0.0 s"),
+    ],
+)
+def test_moves_of_a_plan(
+    loads: int, unloads: int, gain: float, payback_s: float, line: str
+) -> None:
+    answer = pb.PlanResponse(
+        transit=loads,
+        bytes=loads * 2_000_000,
+        moves=moves(loads, unloads),
+        gain=gain,
+        payback_s=payback_s,
+    )
+    assert _moves(answer) == line
+
+
+def test_an_unfinished_phase_has_no_time() -> None:
+    entry = pb.HistoryEntry(number=3, trigger="manual", reason="why", epoch_before=1, epoch=2)
+    assert _line(entry).endswith("epoch 1 -> 2, plan 0.00 s, prepare -, retire -")
+
+
+def test_one_is_singular() -> None:
+    assert [counted(n, "server") for n in (0, 1, 2, 1000)] == [
+        *("0 servers", "1 server", "2 servers", "1,000 servers"),
+    ]
+    assert counted(2, "copy", "copies") == "2 copies"

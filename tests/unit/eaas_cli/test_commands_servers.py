@@ -1,0 +1,126 @@
+"""`eaas scale` waits for the requested number of servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import eaas.control_plane.balancer_client
+from eaas.errors import ClusterError
+from eaas.rpc.v1 import balancer_pb2 as pb
+from eaas_cli.commands import servers
+
+
+def status(*states: str) -> dict[str, Any]:
+    balancer = {"id": "b", "role": "balancer", "state": "SERVING", "address": "h:1", "experts": 0}
+    members = [
+        {"id": f"s{i}", "role": "expert-server", "state": state, "address": "h:2", "experts": 0}
+        for i, state in enumerate(states)
+    ]
+    return {"members": [balancer, *members]}
+
+
+class Balancer:
+    """Accepts requests and returns a given state."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.state = pb.GetScaleResponse(wish=7)
+
+    def __enter__(self) -> Balancer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to close."""
+
+    def scale(self, servers: int) -> int:
+        self.asked.append(servers)
+        return 7
+
+    def scale_state(self) -> pb.GetScaleResponse:
+        return self.state
+
+
+@pytest.fixture
+def balancer(monkeypatch: pytest.MonkeyPatch) -> Balancer:
+    made = Balancer()
+    monkeypatch.setattr(eaas.control_plane.balancer_client, "BalancerClient", lambda *_: made)
+    monkeypatch.setattr(servers, "_POLL_S", 0.0)
+    return made
+
+
+def show(monkeypatch: pytest.MonkeyPatch, *documents: dict[str, Any] | None) -> Iterator[Any]:
+    left = iter(documents)
+
+    def fetch(endpoint: str, _key_file: object) -> dict[str, Any]:
+        document = next(left)
+        if document is None:
+            raise ClusterError("nobody answers")
+        return document
+
+    monkeypatch.setattr(servers, "fetch_status", fetch)
+    return left
+
+
+def test_scale_accepts_servers_without_experts_and_survives_a_failed_poll(
+    monkeypatch: pytest.MonkeyPatch, balancer: Balancer
+) -> None:
+    left = show(
+        monkeypatch,
+        status("SERVING"),
+        None,
+        status("SERVING", "JOINING"),
+        None,
+        status("SERVING", "SERVING"),
+    )
+    servers.scale(2, "http://e")
+    assert balancer.asked == [2]
+    assert next(left, "all were looked at") == "all were looked at"
+
+
+def test_scale_ends_when_the_endpoint_stays_silent(
+    monkeypatch: pytest.MonkeyPatch, balancer: Balancer
+) -> None:
+    monkeypatch.setattr(servers, "_SILENCE_S", 0.0)
+    show(monkeypatch, status("SERVING"), None, None)
+    with pytest.raises(ClusterError, match="nobody answers"):
+        servers.scale(2, "http://e")
+
+
+def test_every_server_that_joins_or_leaves_is_named(
+    monkeypatch: pytest.MonkeyPatch, balancer: Balancer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also one that joined between two polls."""
+    show(
+        monkeypatch,
+        status("SERVING"),
+        status("SERVING", "SERVING"),
+        status("SERVING", "SERVING", "JOINING"),
+        status("SERVING", "SERVING", "SERVING"),
+    )
+    servers.scale(3, "http://e")
+    assert capsys.readouterr().out == "s1: SERVING\ns2: JOINING\ns2: SERVING\n"
+
+
+def test_a_refusal_of_the_launcher_ends_the_wait(
+    monkeypatch: pytest.MonkeyPatch, balancer: Balancer
+) -> None:
+    balancer.state.refusal = "2 servers started by hand: end one with `eaas drain`"
+    show(monkeypatch, *[status("SERVING", "SERVING")] * 3)
+    with pytest.raises(ClusterError, match="not 1 server: 2 servers started by hand"):
+        servers.scale(1, "http://e")
+
+
+def test_an_older_refusal_is_ignored(monkeypatch: pytest.MonkeyPatch, balancer: Balancer) -> None:
+    balancer.state = pb.GetScaleResponse(wish=6, refusal="an old one")
+    show(monkeypatch, status("SERVING"), status("SERVING"), status("SERVING", "SERVING"))
+    servers.scale(2, "http://e")
+
+
+def test_a_later_request_ends_the_wait(monkeypatch: pytest.MonkeyPatch, balancer: Balancer) -> None:
+    balancer.state = pb.GetScaleResponse(wish=8)
+    show(monkeypatch, *[status("SERVING")] * 3)
+    with pytest.raises(ClusterError, match="a later request asked for another number"):
+        servers.scale(2, "http://e")

@@ -1,0 +1,82 @@
+"""Signals that end a launcher's waits."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from eaas_cli.local.interrupt import Interrupt, Interrupted
+from eaas_cli.local.process import ChildProcess, stop_all, wait_ready
+
+SILENT = "import time; time.sleep(600)"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_every_wait_from_then_on(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with Interrupt() as interrupt:
+        interrupt.wait(0.01)
+        timer = threading.Timer(0.1, os.kill, (os.getpid(), number))
+        timer.start()
+        with pytest.raises(Interrupted):
+            interrupt.wait(60)
+        timer.join()
+        for _ in range(2):
+            with pytest.raises(Interrupted):
+                interrupt.wait(60)
+            with pytest.raises(Interrupted):
+                interrupt.check()
+    assert signal.getsignal(number) is before
+
+
+def test_a_signal_at_any_moment_is_not_missed() -> None:
+    for _ in range(200):
+        with Interrupt() as interrupt:
+            killer = threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGHUP))
+            killer.start()
+            with pytest.raises(Interrupted):
+                interrupt.wait(60)
+            killer.join()
+
+
+def test_a_thousand_signals_are_one() -> None:
+    with Interrupt() as interrupt:
+        for _ in range(1000):
+            os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(Interrupted):
+            interrupt.check()
+
+
+def test_other_signals_do_not_shorten_a_wait() -> None:
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+        with Interrupt() as interrupt:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            started = time.monotonic()
+            interrupt.wait(0.2)
+            assert time.monotonic() - started >= 0.2
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("moment_s", [0.0, 0.3])
+def test_a_signal_ends_the_wait_for_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment_s: float
+) -> None:
+    (tmp_path / "silent.py").write_text(SILENT)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with Interrupt() as interrupt:
+        child = ChildProcess("silent", (), None, module="silent")
+        try:
+            timer = threading.Timer(moment_s, os.kill, (os.getpid(), signal.SIGTERM))
+            timer.start()
+            with pytest.raises(Interrupted):
+                wait_ready([child], 60, interrupt)
+            timer.join()
+        finally:
+            stop_all([child])

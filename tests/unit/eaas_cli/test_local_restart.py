@@ -1,0 +1,203 @@
+"""Restarts of a local cluster's processes, by the launcher and by hand."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from eaas.errors import ClusterError
+from eaas_cli.local import LocalCluster, cluster, supervision
+from eaas_cli.local.by_hand import find_started_by_hand
+from eaas_cli.local.process import program, wait_ready
+from eaas_cli.local.restart import Restarts, keep_port, restart_line
+
+
+def test_restart_pauses_grow_until_restarts_stop() -> None:
+    restarts = Restarts(5)
+    pauses_s = [restarts.pause_s(0.0) for _ in range(6)]
+    assert pauses_s == [0.0, 0.5, 1.0, 2.0, 4.0, None]
+
+
+def test_a_served_time_resets_the_failures() -> None:
+    restarts = Restarts(5)
+    assert [restarts.pause_s(served_s) for served_s in (0, 0, 3600, 0)] == [0.0, 0.5, 0.0, 0.5]
+
+
+def test_pauses_are_bounded_without_a_limit_of_failures() -> None:
+    restarts = Restarts(None)
+    assert [restarts.pause_s(0.0) for _ in range(30)][-1] == 8.0
+
+
+def test_a_restart_keeps_the_port() -> None:
+    arguments = ("monitor", "--host", "::1", "--port", "0", "--insecure")
+    kept = keep_port(arguments, "[::1]:4711")
+    assert kept == ("monitor", "--host", "::1", "--port", "4711", "--insecure")
+
+
+def test_a_restart_line_has_the_environments_settings(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Settings of this role only, and no key."""
+    monkeypatch.setenv("EAAS_MONITOR__LEASE_S", "3")
+    monkeypatch.setenv("eaas_telemetry", '{"traces": true}')
+    monkeypatch.setenv("EAAS_BALANCER__STEP_S", "2")
+    monkeypatch.setenv("EAAS_API_KEY", "secret")
+    words = shlex.split(restart_line(("monitor", "--port", "1")))
+    assert words[0] == "env"
+    assert set(words[1:3]) == {"EAAS_MONITOR__LEASE_S=3", 'eaas_telemetry={"traces": true}'}
+    assert tuple(words[3:]) == (*program(), "monitor", "--port", "1")
+
+
+def test_a_process_started_by_hand_has_the_same_arguments(tmp_path: Path) -> None:
+    script = tmp_path / "eaas"
+    script.write_text("import time\ntime.sleep(60)\n")
+    arguments = ("expert-server", "--id", "it's", "--join", "127.0.0.1:1")
+    with subprocess.Popen([sys.executable, str(script), *arguments]) as process:
+        try:
+            assert find_started_by_hand("a", arguments[:3]) is None
+            assert find_started_by_hand("a", (*arguments, "--threads", "1")) is None
+            assert find_started_by_hand("a", ("expert-server", *arguments)) is None
+            found = find_started_by_hand("a", arguments)
+            assert found is not None
+            assert (found.pid, found.running) == (process.pid, True)
+            assert not found.reap(0)
+            found.signal(signal.SIGKILL)
+            assert found.reap(10)
+            assert not found.running
+        finally:
+            process.kill()
+    assert find_started_by_hand("a", arguments) is None
+
+
+class _Process:
+    """A child that is ready or has failed."""
+
+    def __init__(self, name: str, code: int | None) -> None:
+        self.name, self.pid, self.process = name, 1, SimpleNamespace(returncode=code)
+        self.running = code is None
+        self.address: str | None = "somewhere" if code is None else None
+
+    def read(self) -> None:
+        pass
+
+    def last_words(self) -> str:
+        return "no room"
+
+
+class _Cluster:
+    """A cluster whose client fails again and again."""
+
+    def __init__(self) -> None:
+        self.fork_server = _Process("fork-server", None)
+        self.children: dict[str, Any] = {
+            name: _Process(name, None) for name in ("attention-client", "monitor")
+        }
+        self.starts = 0
+
+    def fail(self) -> None:
+        self.children["attention-client"] = _Process("attention-client", 2)
+
+    def find_started_by_hand(self) -> list[Any]:
+        return []
+
+    def ended(self) -> list[Any]:
+        return [c for c in self.children.values() if not c.running]
+
+    def restart_line(self, child: _Process) -> str:
+        return f"eaas {child.name}"
+
+    def start_fork_server(self) -> None:
+        self.fork_server = _Process("fork-server", None)
+
+    def start_again(self, name: str) -> None:
+        self.starts += 1
+        self.children[name] = _Process(name, 2)
+
+
+def test_a_failed_start_ignores_other_clusters_monitors(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Before its port is known, a monitor has the same arguments as those of other clusters."""
+    monkeypatch.setattr(cluster, "precheck", lambda _model: None)
+    asked: list[str] = []
+    monkeypatch.setattr(
+        cluster, "find_started_by_hand", lambda name, _arguments: asked.append(name)
+    )
+    local = LocalCluster(tmp_path, attention_client=False)
+    local.children["monitor"] = SimpleNamespace(name="monitor", arguments=(), running=False)  # type: ignore[assignment]
+    assert local.find_started_by_hand() == []
+    assert asked == []
+    local.monitor_address = "127.0.0.1:1"
+    assert local.find_started_by_hand() == []
+    assert asked == ["monitor"]
+
+
+def test_a_client_that_fails_again_and_again_ends_the_cluster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr(supervision.time, "monotonic", lambda: now_s[0])
+    cluster: Any = _Cluster()
+    supervisor = supervision.Supervisor(cluster)
+    assert supervisor.step() == []
+    cluster.fail()
+    (line,) = supervisor.step()
+    assert line == (
+        "attention-client (pid 1) ended with code 2; its running requests are lost; it starts again now"
+    )
+    while cluster.starts < 5:
+        now_s[0] += 10.0
+        supervisor.step()
+    with pytest.raises(ClusterError, match=r"again and again; its last words: no room"):
+        supervisor.step()
+
+
+def test_a_client_waits_for_the_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster: Any = _Cluster()
+    supervisor = supervision.Supervisor(cluster)
+    cluster.fail()
+    cluster.fork_server = _Process("fork-server", -9)
+    (line,) = supervisor.step()
+    assert "fork-server (pid 1) was ended by SIGKILL; the processes that it forked continue" in line
+    assert (supervisor.can_start, cluster.starts) == (False, 0)
+    assert supervisor.step()[0] == "fork-server (pid 1) serves again"
+    assert cluster.starts == 1
+
+
+def test_a_client_waits_for_the_monitor() -> None:
+    """A missing monitor does not count as a failure of the client."""
+    cluster: Any = _Cluster()
+    supervisor = supervision.Supervisor(cluster)
+    cluster.fail()
+    cluster.children["monitor"] = _Process("monitor", -9)
+    first, second = supervisor.step()
+    assert first.endswith("it starts again once the monitor runs")
+    assert second.endswith("ended; start it again with:\n  eaas monitor\n")
+    assert supervisor.step() == []
+    cluster.children["monitor"] = _Process("monitor", None)
+    supervisor.step()
+    assert cluster.starts == 1
+
+
+@pytest.mark.parametrize("needed", [False, True])
+def test_a_start_ends_when_a_needed_process_has_ended(needed: bool) -> None:
+    ours, theirs = os.pipe()
+    try:
+        starting: Any = _Process("attention-client", None)
+        starting.address, starting.fd = None, ours
+        ended: Any = _Process("balancer", -9)
+        ended.address = "somewhere"
+        both = ([starting], [ended]) if needed else ([starting, ended], [])
+        with pytest.raises(ClusterError, match="balancer was ended by SIGKILL while others were"):
+            wait_ready(both[0], 60.0, needed=both[1])
+    finally:
+        os.close(ours)
+        os.close(theirs)

@@ -1,0 +1,192 @@
+"""Each figure of `eaas top`, from a snapshot with different values."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from eaas.cluster_snapshot import ClusterSnapshot
+from eaas.cluster_snapshot.counters import Counters, Rates
+from eaas.cluster_snapshot.model import Event, Load, MemberSnapshot, Source
+from eaas.types import Member, MemberState, Placement, Role
+from eaas_cli.commands.top_view import COLUMNS, document, frame
+
+URL = "http://127.0.0.1:8000"
+
+
+def member(
+    name: str,
+    state: MemberState = MemberState.SERVING,
+    role: Role = Role.EXPERT_SERVER,
+    lease_age_s: float = 0.4,
+    utilisation: float | None = None,
+    **fields: Any,
+) -> MemberSnapshot:
+    made = Member(name, role, 7, "here", "here:1", state, incarnation=2, **fields)
+    return MemberSnapshot(made, lease_age_s, utilisation)
+
+
+def placement(*nowhere: tuple[int, int]) -> Placement:
+    """Each expert on both servers, except the uncovered (layer, expert) pairs."""
+    holds_LSE = np.ones((2, 2, 4), np.bool_)
+    for layer, expert in nowhere:
+        holds_LSE[layer, :, expert] = False
+    return Placement(5, ("a", "b"), holds_LSE, holds_LSE.astype(np.float32))
+
+
+def source(name: str, silent_since: float | None = None) -> Source:
+    return Source(name, silent_since, "" if silent_since is None else "no answer in time")
+
+
+FACTS = ClusterSnapshot(
+    at=100.0,
+    sources=MappingProxyType({n: source(n) for n in ("monitor", "balancer", "endpoint")}),
+    members=(
+        member("client", role=Role.ATTENTION_CLIENT, in_flight=3),
+        member("a", experts=8, utilisation=0.25, in_flight=1),
+        member("b", MemberState.SUSPECT, experts=6, utilisation=0.75, lease_age_s=1.7),
+    ),
+    placement=placement(),
+    load=Load(("a", "b"), np.array([[10.0, 30.0], [20.0, 20.0]]), np.ones(2), np.array([1.5, 1.0])),
+    par=1.25,
+    bound=1.0,
+    counters=Counters(running=3.0, waiting=4.0),
+    rates=Rates(123.4, 0.045, 0.0125),
+    events=(Event(95.0, "suspected", "b", "is SUSPECT"),),
+)
+
+
+def lines(snapshot: ClusterSnapshot, height: int = 40, **how: Any) -> list[str]:
+    out = io.StringIO()
+    Console(file=out, width=COLUMNS).print(frame(URL, snapshot, height, **how))
+    assert "\x1b" not in out.getvalue()
+    return out.getvalue().splitlines()
+
+
+def row(found: list[str], first: str) -> list[str]:
+    (line,) = [line for line in found if line.split()[:1] == [first]]
+    return line.split()
+
+
+def test_the_head() -> None:
+    found = lines(FACTS)
+    assert found[0] == f"{URL}   epoch 5   experts: at least 2 live"
+    assert found[1] == "tokens/s 123.4   TTFT 45 ms   ITL 12 ms   running 3   waiting 4"
+    assert found[2] == "PAR 1.25   bound 1.00   gap 1.25"
+    quiet = lines(replace(FACTS, rates=Rates(), par=None, counters=None))
+    assert quiet[1] == "tokens/s -   TTFT -   ITL -   running -   waiting -"
+    # No number that nobody has told.
+    assert lines(replace(FACTS, placement=None))[0].endswith("experts: not known yet")
+    assert quiet[2] == "PAR -   bound 1.00   gap -"
+
+
+def test_the_head_shows_problems() -> None:
+    silent = MappingProxyType({**FACTS.sources, "balancer": source("balancer", 88.0)})
+    found = lines(replace(FACTS, placement=placement((1, 2), (1, 3)), sources=silent))
+    assert found[0].endswith("experts: 2 uncovered (first 1/2)")
+    assert found[2].endswith("balancer unreachable since 12 s")
+
+
+def test_members() -> None:
+    found = lines(FACTS)
+    assert row(found, "MEMBER")[1:] == [
+        "STATE",
+        "LIFE",
+        "EXPERTS",
+        "BUSY",
+        "LOAD",
+        "FLIGHT",
+        "HEARD",
+    ]
+    assert row(found, "client")[1:] == ["SERVING", "2", "3", "0.4", "s"]
+    # 30 and 50 tokens; the mean is 40.
+    a, b = (next(line for line in found if line.startswith(name)).split() for name in ("a ", "b "))
+    assert a[1:] == ["SERVING", "2", "8", "25%", "0.75", "1", "0.4", "s"]
+    assert b[1:] == ["SUSPECT", "2", "6", "75%", "1.25", "0", "1.7", "s"]
+    dead = lines(replace(FACTS, members=(member("gone", MemberState.DEAD),), load=None))
+    assert row(dead, "gone")[1:] == ["DEAD", "2", "0", "-", "-", "0", "-"]
+
+
+def test_loads_by_layer() -> None:
+    found = lines(FACTS)
+    at = next(i for i, line in enumerate(found) if line.startswith("LOAD BY LAYER"))
+    # a has half the mean of layer 0 and the mean of layer 1; full is twice the mean.
+    assert found[at + 1].split() == ["a", "▃▅"]
+    assert found[at + 2].split() == ["b", "▇▅"]
+    plain = lines(FACTS, ascii_only=True)
+    assert plain[at + 1].split() == ["a", ":="]
+    assert all(line.isascii() for line in plain)
+    slow_b = replace(FACTS.load, speeds_S=np.array([1.0, 0.25]))  # type: ignore[type-var]
+    assert lines(replace(FACTS, load=slow_b))[at + 2].split() == ["b", "█▇"]
+
+
+def test_events() -> None:
+    found = lines(FACTS)
+    assert found[-2:] == ["EVENTS", "  5 s ago  b is SUSPECT"]
+    assert lines(replace(FACTS, events=()))[-1] == "none yet"
+
+
+def big() -> ClusterSnapshot:
+    """64 servers, 60 layers; one is dead, one has most of the load."""
+    names = tuple(f"expert-server-{i:02d}" for i in range(64))
+    tokens_LS = np.ones((60, 64))
+    tokens_LS[:, 17] = 3.0
+    states = {3: MemberState.DEAD}
+    return replace(
+        FACTS,
+        members=tuple(member(n, states.get(i, MemberState.SERVING)) for i, n in enumerate(names)),
+        load=Load(names, tokens_LS, np.ones(64), np.full(60, 2.9)),
+        events=tuple(Event(90.0, "joined", n, "joined") for n in names),
+    )
+
+
+@pytest.mark.parametrize("height", [24, 40, 80])
+def test_a_large_cluster_fits_a_small_terminal(height: int) -> None:
+    found = lines(big(), height)
+    assert len(found) <= height
+    assert max(map(len, found)) <= COLUMNS
+    shown = {name for line in found for name in re.findall(r"^expert-server-\d\d", line)}
+    # Those that need a look are there.
+    assert {"expert-server-03", "expert-server-17"} <= shown
+    members = [line for line in found if re.match(r"expert-server-\d\d +[A-Z]", line)]
+    assert f"and {64 - len(members)} more" in found
+    assert any("layers a bar" in line for line in found)
+
+
+def test_states_have_colours_in_a_terminal() -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=COLUMNS, force_terminal=True, color_system="standard")
+    console.print(frame(URL, replace(FACTS, members=(member("x", MemberState.DEAD),)), 40))
+    assert "\x1b[31mDEAD" in out.getvalue()
+
+
+def test_the_json_document() -> None:
+    told = json.loads(json.dumps(document(URL, replace(FACTS, placement=placement((1, 3))))))
+    assert told["endpoint"] == URL
+    assert told["epoch"] == 5
+    assert told["coverage"] == {"uncovered": [[1, 3]], "min_replicas": 0}
+    assert told["requests"] == {"running": 3.0, "waiting": 4.0}
+    assert told["rates"] == {"tokens_per_s": 123.4, "ttft_s": 0.045, "itl_s": 0.0125}
+    assert told["balance"] == {"par": 1.25, "bound": 1.0, "gap": 1.25}
+    assert told["load"] == {"servers": ["a", "b"], "tokens": [[10.0, 30.0], [20.0, 20.0]]}
+    assert [(m["id"], m["state"], m["utilisation"]) for m in told["members"]] == [
+        ("client", "SERVING", None),
+        ("a", "SERVING", 0.25),
+        ("b", "SUSPECT", 0.75),
+    ]
+    assert told["sources"]["monitor"] == {"silent_s": None, "why": ""}
+    (event,) = told["events"]
+    assert event == {
+        "ago_s": 5.0,
+        "kind": "suspected",
+        "subject": "b",
+        "text": "is SUSPECT",
+    }

@@ -1,0 +1,145 @@
+"""A stalled loop is noticed; a long batch is not a stall."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from expert_server.loop.liveness import Liveness, Watchdog
+
+PATIENCE_S, MOST_S = 1.6, 10.0
+
+
+class World:
+    """A watchdog that checks when the test calls it."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.liveness = Liveness(self.now)
+        self.changes: list[float] = []
+        self.watchdog = Watchdog(
+            self.liveness, lambda: self.changes.append(self.watchdog.stalled_s), lambda: self.now
+        )
+
+    def look_for(self, seconds: float) -> None:
+        for _ in range(round(seconds / 0.1)):
+            self.now += 0.1
+            self.watchdog.check()
+
+    def batch(self, tokens: int, seconds: float) -> None:
+        self.liveness.begins(tokens, self.now)
+        self.liveness.ended(tokens, seconds)
+        self.liveness.turns(self.now)
+
+
+def test_a_loop_that_turns_has_not_stalled() -> None:
+    world = World()
+    for _ in range(100):
+        world.liveness.turns(world.now)
+        world.look_for(0.5)
+    assert world.changes == []
+
+
+def test_sleeping_is_not_a_stall() -> None:
+    world = World()
+    world.liveness.turns(world.now + 5.0)
+    world.look_for(5.0 + PATIENCE_S - 0.15)
+    assert world.changes == []
+    world.look_for(0.4)
+    assert len(world.changes) == 1
+
+
+def test_a_stalled_batch_and_its_end_are_noticed() -> None:
+    world = World()
+    world.batch(4, 0.002)
+    world.liveness.begins(4, world.now)
+    world.look_for(PATIENCE_S - 0.15)
+    assert world.changes == []
+    world.look_for(0.3)
+    assert PATIENCE_S <= world.changes[0] < PATIENCE_S + 0.2
+    world.look_for(5.0)
+    assert world.watchdog.stalled_s > 5.0
+    world.liveness.turns(world.now)
+    world.look_for(0.1)
+    assert world.changes[1:] == [0.0]
+
+
+def test_patience_grows_with_the_tokens() -> None:
+    world = World()
+    # Decoding takes 5 ms per token: 200 tokens take at most a second, and may take four.
+    for _ in range(50):
+        world.batch(1, 0.005)
+    world.liveness.begins(200, world.now)
+    world.look_for(3.9)
+    assert world.changes == []
+    world.look_for(0.3)
+    assert len(world.changes) == 1
+
+
+def test_patience_is_bounded() -> None:
+    world = World()
+    world.batch(1, 1.0)
+    world.liveness.begins(4096, world.now)
+    world.look_for(MOST_S - 0.15)
+    assert world.changes == []
+    world.look_for(0.3)
+    assert len(world.changes) == 1
+
+
+def test_the_first_batch_has_the_longest_patience() -> None:
+    world = World()
+    world.liveness.begins(1, world.now)
+    world.look_for(MOST_S - 0.15)
+    assert world.changes == []
+    world.look_for(0.3)
+    assert len(world.changes) == 1
+
+
+def test_one_slow_batch_is_forgotten() -> None:
+    world = World()
+    world.batch(1, 2.0)
+    for _ in range(400):
+        world.batch(1, 0.001)
+    world.liveness.begins(1, world.now)
+    world.look_for(PATIENCE_S + 0.2)
+    assert len(world.changes) == 1
+
+
+def test_a_suspended_process_is_not_stalled() -> None:
+    world = World()
+    world.batch(1, 0.001)
+    world.watchdog.check()
+    world.now += 30.0
+    world.watchdog.check()
+    world.look_for(PATIENCE_S - 0.15)
+    assert world.changes == []
+    world.look_for(0.3)
+    assert len(world.changes) == 1
+
+
+def test_the_watchdog_thread_checks_and_ends() -> None:
+    liveness = Liveness(time.monotonic())
+    stalled = threading.Event()
+    watchdog = Watchdog(liveness, stalled.set)
+    liveness.ended(1, 0.001)
+    watchdog.start()
+    try:
+        assert stalled.wait(30)
+    finally:
+        watchdog.close()
+    watchdog.close()
+    assert watchdog.stalled_s >= PATIENCE_S
+
+
+def test_the_loop_notes_its_batches(bench) -> None:
+    stalled: list[bool] = []
+    bench.kernel.on_call = lambda: stalled.append(
+        bench.loop.liveness.stalled_s(bench.now + 2.0, 0.0) > 0
+    )
+    grant = bench.grant("a")
+    for _ in range(3):
+        slot = bench.write(grant, 3)
+        bench.step()
+        bench.take(grant, slot)
+    # No cost is known for the first; the others would be overdue.
+    assert stalled == [False, True, True]

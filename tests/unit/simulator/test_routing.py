@@ -1,0 +1,273 @@
+"""Routing arithmetic: the guide's worked numbers, scalar versions, and invariants."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from simulator.routing import (
+    allocate_replicas,
+    balancedness,
+    combine,
+    drop_over_capacity,
+    expert_capacity,
+    pack_longest_first,
+    redundancy_bytes,
+    replica_loads,
+    route_grouped,
+    route_topk,
+    softmax,
+    spill_over_capacity,
+    straggler_time,
+)
+
+logits = hnp.arrays(
+    np.float64,
+    st.tuples(st.integers(1, 6), st.integers(2, 9)),
+    elements=st.floats(-50, 50, width=16),
+)
+
+
+# -- gating -----------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(logits, st.data())
+def test_topk_is_what_a_loop_over_tokens_finds(logits_TE: Any, data: st.DataObject) -> None:
+    experts = logits_TE.shape[1]
+    top_k = data.draw(st.integers(1, experts))
+    ids_TK, weights_TK = route_topk(logits_TE, top_k)
+    _, raw_TK = route_topk(logits_TE, top_k, renormalize=False)
+    for gates, ids, weights, raw in zip(
+        softmax(logits_TE), ids_TK, weights_TK, raw_TK, strict=True
+    ):
+        order = sorted(range(experts), key=lambda i: (-gates[i], i))[:top_k]
+        assert ids.tolist() == order
+        assert raw == pytest.approx(gates[order])
+        assert weights == pytest.approx(gates[order] / sum(gates[order]))
+        assert weights.sum() == pytest.approx(1.0)
+        assert (np.diff(weights) <= 1e-12).all()
+
+
+def test_topk_at_its_ends() -> None:
+    logits_TE = np.random.default_rng(0).normal(size=(32, 8))
+    ids, weights = route_topk(logits_TE, 1)
+    assert (ids[:, 0] == logits_TE.argmax(1)).all()
+    assert weights == pytest.approx(1.0)
+    _, raw = route_topk(logits_TE, 2, renormalize=False)
+    assert (raw.sum(1) < 1 - 1e-9).all()
+    ids, weights = route_topk(logits_TE, 8)
+    full = np.zeros_like(logits_TE)
+    np.put_along_axis(full, ids, weights, axis=1)
+    assert full == pytest.approx(softmax(logits_TE))
+    ids, weights = route_topk(np.zeros((3, 6)), 3)
+    assert ids.tolist() == [[0, 1, 2]] * 3
+    assert weights == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("top_k", [0, 5])
+def test_topk_of_too_few_or_too_many(top_k: int) -> None:
+    with pytest.raises(ValueError, match="top_k"):
+        route_topk(np.zeros((1, 4)), top_k)
+
+
+def test_renormalised_results_stay_between_the_experts() -> None:
+    rng = np.random.default_rng(1)
+    rows_ETH = rng.normal(size=(8, 5, 4))
+    ids, weights = route_topk(rng.normal(size=(5, 8)), 3)
+    out_TH = combine(rows_ETH, ids, weights)
+    for token in range(5):
+        picked = rows_ETH[ids[token], token]
+        assert out_TH[token] == pytest.approx(weights[token] @ picked)
+        assert (out_TH[token] >= picked.min(0) - 1e-9).all()
+        assert (out_TH[token] <= picked.max(0) + 1e-9).all()
+
+
+def test_the_bias_chooses_and_does_not_weigh() -> None:
+    logits_TE = np.array([[2.0, 1.0, 0.0, -1.0]])
+    ids, weights = route_grouped(logits_TE, [0, 0, 0, 9], 2, scale=2.5)
+    assert ids.tolist() == [[3, 0]]
+    affinity = 1 / (1 + np.exp(-np.array([-1.0, 2.0])))
+    assert weights[0] == pytest.approx(2.5 * affinity / affinity.sum())
+    _, raw = route_grouped(logits_TE, [0, 0, 0, 9], 2, renormalize=False)
+    assert raw[0] == pytest.approx(affinity)
+
+
+def test_a_token_keeps_to_its_best_groups() -> None:
+    # Group 0 has the best single expert; 1 and 2 have the better pairs.
+    logits_TE = np.array([[3.0, -9.0, 2.0, 2.0, 1.9, 1.9]])
+    ids, _ = route_grouped(logits_TE, np.zeros(6), 3, groups=3, top_groups=2)
+    assert ids.tolist() == [[2, 3, 4]]
+    everywhere, _ = route_grouped(logits_TE, np.zeros(6), 3, groups=3, top_groups=3)
+    assert everywhere.tolist() == [[0, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("named", "wrong"),
+    [
+        ("groups", {"groups": 4}),
+        ("top_groups", {"groups": 3, "top_groups": 4}),
+        ("top_k", {"groups": 3, "top_groups": 1}),
+    ],
+)
+def test_groups_that_cannot_be(named: str, wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=f"^{named}:"):
+        route_grouped(np.zeros((1, 6)), np.zeros(6), 3, **wrong)
+
+
+# -- capacity ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tokens", "top_k", "experts", "factor", "capacity"),
+    [
+        (1024, 2, 8, 1.25, 320),
+        (1024, 2, 8, 1.0, 256),
+        (1024, 1, 4, 1.5, 384),
+        (1000, 1, 8, 1.2, 150),
+        (7, 1, 2, 0, 0),
+    ],
+)
+def test_capacity(tokens: int, top_k: int, experts: int, factor: float, capacity: int) -> None:
+    assert expert_capacity(tokens, top_k, experts, factor) == capacity
+
+
+@pytest.mark.parametrize(("experts", "factor"), [(0, 1.0), (4, -0.1), (4, float("nan"))])
+def test_capacity_of_nonsense(experts: int, factor: float) -> None:
+    with pytest.raises(ValueError, match=r"^(experts|factor):"):
+        expert_capacity(8, 1, experts, factor)
+
+
+def test_only_the_hot_expert_drops() -> None:
+    rng = np.random.default_rng(1)
+    ids = np.concatenate([np.zeros(900, int), rng.integers(1, 8, size=100)])
+    rng.shuffle(ids)
+    kept = drop_over_capacity(ids, 8, 300)
+    assert (~kept).sum() == 600
+    assert (ids[~kept] == 0).all()
+    assert np.flatnonzero(kept & (ids == 0)).max() < np.flatnonzero(~kept).max()
+
+
+@settings(deadline=None)
+@given(
+    hnp.arrays(
+        np.int64, st.tuples(st.integers(0, 30), st.integers(1, 3)), elements=st.integers(0, 4)
+    ),
+    st.integers(0, 12),
+)
+def test_drop_is_what_a_loop_over_places_finds(ids_TK: Any, capacity: int) -> None:
+    kept = drop_over_capacity(ids_TK, 5, capacity)
+    seen = [0] * 5
+    for expert, is_kept in zip(ids_TK.ravel().tolist(), kept.ravel().tolist(), strict=True):
+        assert is_kept == (seen[expert] < capacity)
+        seen[expert] += is_kept
+    # More room never drops more.
+    assert (kept <= drop_over_capacity(ids_TK, 5, capacity + 1)).all()
+
+
+@settings(deadline=None)
+@given(
+    hnp.arrays(
+        np.int64, st.tuples(st.integers(0, 30), st.integers(1, 3)), elements=st.integers(0, 4)
+    ),
+    st.integers(0, 12),
+)
+def test_spill_keeps_limits_and_drops_only_what_has_no_room(choices_TC: Any, capacity: int) -> None:
+    expert_T = spill_over_capacity(choices_TC, 5, capacity)
+    counts = np.bincount(expert_T[expert_T >= 0], minlength=5)
+    assert (counts <= capacity).all()
+    first = drop_over_capacity(choices_TC[:, 0], 5, capacity)
+    assert (expert_T[first] == choices_TC[first, 0]).all()
+    for expert, choices in zip(expert_T.tolist(), choices_TC.tolist(), strict=True):
+        if expert < 0:
+            assert (counts[choices] == capacity).all()
+        else:
+            assert expert in choices
+
+
+def test_spill_takes_the_second_choice() -> None:
+    choices = [[0, 1], [0, 1], [0, 1], [1, 0]]
+    assert spill_over_capacity(choices, 2, 2).tolist() == [0, 0, 1, 1]
+    assert spill_over_capacity(choices, 2, 1).tolist() == [0, -1, -1, 1]
+
+
+# -- balance ----------------------------------------------------------------------------------------
+
+
+def test_one_hot_expert_pins_the_layer() -> None:
+    load = [1.0] * 99 + [50.0]
+    assert straggler_time(load) == 50.0
+    assert balancedness(load) < 0.03
+    assert balancedness([10, 10, 10, 10]) == 1.0
+    assert balancedness([100, 1, 1, 1]) < 0.3
+    assert balancedness([0, 0]) == 1.0
+    assert straggler_time([8, 2], [4, 1]) == 2.0
+
+
+def test_a_replica_of_the_hot_expert_halves_the_straggler() -> None:
+    load = [90.0, 10.0, 10.0, 10.0]
+    assert straggler_time(pack_longest_first(load, 4)) == 90.0
+    replicas = allocate_replicas(load, 5)
+    assert replicas.tolist() == [2, 1, 1, 1]
+    after = pack_longest_first(replica_loads(load, replicas), 4)
+    assert straggler_time(after) == 45.0
+    assert after.sum() == sum(load)
+
+
+def best_maximum(load_R: Any, servers: int) -> float:
+    return min(
+        np.bincount(places, weights=load_R, minlength=servers).max()
+        for places in product(range(servers), repeat=len(load_R))
+    )
+
+
+def test_a_seventh_slot_makes_it_worse() -> None:
+    load = [90.0, 10.0, 10.0, 10.0]
+    six, seven = (replica_loads(load, allocate_replicas(load, slots)) for slots in (6, 7))
+    assert best_maximum(six, 4) == pytest.approx(30.0)
+    assert best_maximum(seven, 4) == pytest.approx(32.5)
+
+
+@settings(deadline=None)
+@given(
+    hnp.arrays(np.float64, st.integers(3, 6), elements=st.integers(1, 12)),
+    st.integers(2, 3),
+)
+def test_longest_first_is_within_four_thirds(load_R: Any, servers: int) -> None:
+    best = best_maximum(load_R, servers)
+    assert best - 1e-9 <= pack_longest_first(load_R, servers).max() <= 4 / 3 * best + 1e-9
+
+
+@settings(deadline=None)
+@given(
+    hnp.arrays(np.float64, st.integers(1, 8), elements=st.floats(0.0, 100.0)), st.integers(0, 12)
+)
+def test_replicas_go_to_the_highest_load_each(load_E: Any, spare: int) -> None:
+    expected = np.ones(len(load_E), np.int64)
+    for _ in range(spare):
+        expected[np.argmax(load_E / expected)] += 1
+    assert (allocate_replicas(load_E, len(load_E) + spare) == expected).all()
+
+
+def test_replicas_that_cannot_be() -> None:
+    with pytest.raises(ValueError, match=r"^slots:"):
+        allocate_replicas([1, 2, 3], 2)
+    with pytest.raises(ValueError, match=r"^replicas_E: expert 1"):
+        replica_loads([1, 2], [1, 0])
+
+
+@settings(deadline=None)
+@given(hnp.arrays(np.float64, st.integers(1, 19), elements=st.floats(0.1, 9.0)))
+def test_balancedness_knows_no_scale(load_S: Any) -> None:
+    assert 0 < balancedness(load_S) <= 1 + 1e-12
+    assert balancedness(load_S) == pytest.approx(balancedness(load_S * 7.3))
+
+
+def test_a_redundant_expert_of_deepseek_v3_costs_2_4_gib_a_server() -> None:
+    assert redundancy_bytes(58, 3 * 7168 * 2048, 1) / 2**30 == pytest.approx(2.4, abs=0.03)

@@ -1,0 +1,53 @@
+"""What the core and a layer call import, in a process of their own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import importlib, json, os, sys
+before = dict(os.environ)
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+tops = sorted({name.partition(".")[0] for name in sys.modules})
+print(json.dumps([tops, os.environ == before]))
+"""
+CORE = [
+    "eaas",
+    "eaas.checkpoint",
+    "eaas.cluster_snapshot",
+    "eaas.config",
+    "eaas.control_plane.balancer_client",
+    "eaas.membership.session",
+    "eaas.net.grpc_server",
+]
+
+
+@pytest.mark.parametrize(
+    ("modules", "absent"),
+    [
+        (CORE, {"torch", "transformers", "nicegui", "typer", "rich", "httpx", "attention_client"}),
+        (
+            ["attention_client.cluster"],
+            {"transformers", "nicegui", "typer", "rich", "httpx", "fastapi"},
+        ),
+        (["monitor.main", "balancer.main"], {"torch", "transformers", "nicegui", "typer"}),
+    ],
+)
+def test_imports_are_few_and_leave_the_environment_alone(
+    modules: list[str], absent: set[str]
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *modules],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    imported, unchanged = json.loads(done.stdout)
+    assert not absent & set(imported)
+    assert unchanged
