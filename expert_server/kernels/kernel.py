@@ -165,12 +165,6 @@ class ExpertKernel(abc.ABC):
         self._packed.clear()
         self._bytes = 0
 
-    def _count(self, layer: int, experts: list[int], ends: list[int]) -> None:
-        """Count the rows of distinct experts, which are consecutive (see `Rows`)."""
-        if self._counts_LX is not None and experts:
-            self._counts_LX[layer, 0] += len(experts)
-            self._counts_LX[layer, np.add(experts, 1)] += np.diff(ends, prepend=0)
-
     def _put(self, layer: int, expert: int, packed: Sized) -> None:
         self.unload(layer, expert)
         self._packed[layer, expert] = packed

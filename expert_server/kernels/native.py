@@ -157,12 +157,6 @@ class NativeKernel(ExpertKernel):
 
     def _put(self, layer: int, expert: int, packed: Sized) -> None:
         assert isinstance(packed, PackedExpert)
-        for other, held in self._layers.get(layer, {}).items():
-            if packed.size != held.size:
-                raise ValueError(
-                    f"layer {layer}: expert {expert} has (hidden, intermediate) {packed.size}, "
-                    f"expert {other} has {held.size}"
-                )
         super()._put(layer, expert, packed)
         self._layers.setdefault(layer, {})[expert] = packed
         self._publish(layer)

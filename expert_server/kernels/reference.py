@@ -52,7 +52,8 @@ class ReferenceKernel(ExpertKernel):
             if weights is None:
                 raise self._not_held(layer, expert)
             k_N, token_N = torch.where(ids_KT == expert)
-            self._count(layer, [expert], [len(token_N)])
+            if self._counts_LX is not None:
+                self._counts_LX[layer, [0, 1 + expert]] += 1, len(token_N)
             y_NH = expert_forward(x_TH[token_N], weights, form)
             out_TH.index_add_(0, token_N, y_NH.to(sum_dtype) * scores_TK[token_N, k_N, None])
         return out_TH

@@ -24,9 +24,7 @@ __all__ = ["ROWS", "ExpertSizes", "Trial", "TrialBatch", "replica_bytes"]
 
 # From decode to prefill.
 ROWS = (1, 8, 64)
-# As many experts as fit, but at least two: a model's experts do not all fit in the caches.
-_EXPERTS_BYTES = 96 << 20
-_MAX_EXPERTS = 8
+_MAX_EXPERTS = 2
 # A prime, so that rows and columns differ although the numbers repeat.
 _NUMBERS = 1_000_003
 
@@ -70,13 +68,10 @@ class TrialBatch:
     scores_TK: torch.Tensor
     exact_TH: torch.Tensor  # float64
 
-    def compute(self, kernel: ExpertKernel) -> torch.Tensor:
-        """The kernel's result; float32 (T, H)."""
-        return kernel(self.x_TH, self.ids_TK, self.scores_TK, 0)
-
     def error(self, kernel: ExpertKernel) -> float:
         """||out - exact|| / ||exact|| of the kernel's result; NaN if that has a NaN."""
-        difference_TH = self.compute(kernel).double() - self.exact_TH
+        out_TH = kernel(self.x_TH, self.ids_TK, self.scores_TK, 0)
+        difference_TH = out_TH.double() - self.exact_TH
         return float(difference_TH.norm() / self.exact_TH.norm())
 
 
@@ -96,9 +91,7 @@ class Trial:
     @property
     def count(self) -> int:
         """Number of experts: 0 to count - 1 of layer 0."""
-        weights = (2 + self._form.has_gate) * self._sizes.hidden * self._sizes.intermediate
-        fitting = _EXPERTS_BYTES // (weights * self._spec.dtype.itemsize)
-        return min(self._sizes.num_experts, max(2, min(_MAX_EXPERTS, fitting)))
+        return min(self._sizes.num_experts, _MAX_EXPERTS)
 
     @cached_property
     def experts(self) -> list[ExpertWeights]:

@@ -133,9 +133,12 @@ def test_the_watchdog_thread_checks_and_ends() -> None:
 
 def test_the_loop_notes_its_batches(bench) -> None:
     stalled: list[bool] = []
-    bench.kernel.on_call = lambda: stalled.append(
-        bench.loop.liveness.stalled_s(bench.now + 2.0, 0.0) > 0
-    )
+
+    def check() -> None:
+        still_s, patience_s = bench.loop.liveness.still(bench.now + 2.0, 0.0)
+        stalled.append(still_s >= patience_s)
+
+    bench.kernel.on_call = check
     grant = bench.grant("a")
     for _ in range(3):
         slot = bench.write(grant, 3)
