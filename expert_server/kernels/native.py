@@ -108,21 +108,15 @@ class NativeKernel(ExpertKernel):
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._out = self._out_TH = torch.empty(0)
 
-    def __call__(
-        self,
-        x_TH: torch.Tensor,
-        expert_ids_TK: torch.Tensor,
-        scores_TK: torch.Tensor,
-        layer: int,
+    def compute(
+        self, x_TH: torch.Tensor, ids_TK: torch.Tensor, scores_TK: torch.Tensor, layer: int
     ) -> torch.Tensor:
-        """See `ExpertKernel`. One caller at a time."""
-        form = self._form(layer)
-        self._check_shapes(x_TH, expert_ids_TK, scores_TK)
+        """See `ExpertKernel`."""
         table = self._tables.get(layer, _NO_EXPERTS)
-        (tokens, hidden), top_k = x_TH.shape, expert_ids_TK.shape[1]
+        (tokens, hidden), top_k = x_TH.shape, ids_TK.shape[1]
         if not table.memory:
             # I is unknown: either no expert is requested, or the first id is missing.
-            asked = expert_ids_TK[expert_ids_TK != -1]
+            asked = ids_TK[ids_TK != -1]
             if len(asked):
                 raise self._not_held(layer, int(asked[0]))
             return torch.zeros(tokens, hidden)
@@ -130,9 +124,9 @@ class NativeKernel(ExpertKernel):
             raise ValueError(f"x {tuple(x_TH.shape)}: the experts' hidden size is {table.size[0]}")
         # Other dtypes are rare, and even a torch call that does nothing takes 20 us.
         x_TH = _contiguous(x_TH, torch.bfloat16, torch.float32)
-        ids_TK = _contiguous(expert_ids_TK, torch.int32, torch.int64)
+        ids_TK = _contiguous(ids_TK, torch.int32, torch.int64)
         scores_TK = _contiguous(scores_TK, torch.float32)
-        activation = self._activations[form]
+        activation = self._activations[self.forms[layer]]
         size = (*table.size, tokens, top_k, len(table.experts))
         self._reserve(_native.scratch_bytes(self._kind, self.spec.threads, *size), tokens, hidden)
         missing = _native.run(

@@ -31,21 +31,16 @@ class ReferenceKernel(ExpertKernel):
         return weights.copy(self.spec.dtype)
 
     @torch.inference_mode()
-    def __call__(
-        self,
-        x_TH: torch.Tensor,
-        expert_ids_TK: torch.Tensor,
-        scores_TK: torch.Tensor,
-        layer: int,
+    def compute(
+        self, x_TH: torch.Tensor, ids_TK: torch.Tensor, scores_TK: torch.Tensor, layer: int
     ) -> torch.Tensor:
         """See `ExpertKernel`. The sum is float32, or float64 if that is the dtype."""
-        form = self._form(layer)
-        self._check_shapes(x_TH, expert_ids_TK, scores_TK)
+        form = self.forms[layer]
         sum_dtype = torch.promote_types(self.spec.dtype, torch.float32)
         out_TH = torch.zeros(x_TH.shape, dtype=sum_dtype)
-        ids_KT = expert_ids_TK.T
+        ids_KT = ids_TK.T
         # Group shrink: only experts with tokens; ascending, so that the order of the sum is fixed.
-        for expert in torch.unique(expert_ids_TK).tolist():
+        for expert in torch.unique(ids_TK).tolist():
             if expert == -1:
                 continue
             weights = self._packed.get((layer, expert))

@@ -11,16 +11,13 @@
  */
 #include "native.h"
 
+#ifdef __x86_64__
+#include <immintrin.h>
 #include <string.h>
 
 #define INLINE static inline __attribute__((always_inline))
 /* Prefetch distance: the hardware prefetcher stops at each 4 KiB page. */
 #define AHEAD_BYTES 4096
-#define PORTABLE_ROWS 4
-
-#ifdef __x86_64__
-#include <immintrin.h>
-
 #define VNNI __attribute__((target("avx512f,avx512bw,avx512vnni")))
 #define AMX __attribute__((target("avx512f,avx512bw,avx512vnni,amx-tile,amx-int8")))
 
@@ -133,7 +130,7 @@ static Segment first_segment(const char *x, size_t x_stride, const char *w, size
 /* Sets the segment that begins at input `at`; its x, w and number are those of the last one, or the first. */
 static void enter(Segment *s, Format weights, int at, int k) {
     s->k = k - at < segment_inputs(weights) ? k - at : segment_inputs(weights);
-    s->w_bytes = (size_t)s->k * PANEL / (weights == INT4 ? 2 : 1);
+    s->w_bytes = (size_t)(s->k / inputs_per_line(weights)) * LINE_BYTES;
     s->is_first = at == 0;
     s->is_last = at + s->k == k;
 }
@@ -288,18 +285,4 @@ GEMM_VNNI(gemm_vnni_int8, INT8)
 GEMM_VNNI(gemm_vnni_int4, INT4)
 GEMM_AMX(gemm_amx_int8, INT8, gemm_vnni_int8)
 GEMM_AMX(gemm_amx_int4, INT4, gemm_vnni_int4)
-
-#define TARGET __attribute__((target("avx2,fma")))
-#define NAME(what) what##_avx2
-#define VECTOR_BYTES 32
-#define gemm_int8_avx2 gemm_avx2_int8
-#define gemm_int4_avx2 gemm_avx2_int4
-#include "gemm_int_portable.h"
 #endif
-
-#define TARGET
-#define NAME(what) what##_plain
-#define VECTOR_BYTES 16
-#define gemm_int8_plain gemm_plain_int8
-#define gemm_int4_plain gemm_plain_int4
-#include "gemm_int_portable.h"

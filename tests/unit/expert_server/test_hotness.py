@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from expert_server.kernels.choose import KERNELS
 from torch.nn import functional
 
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.types import ModelShape
 from expert_server.kernels import KernelSpec
+from expert_server.kernels.choose import KERNELS
 from expert_server.load_report.hotness import HotnessHandler, carried
 from expert_server.weights.weights import ExpertForm, ExpertWeights
 

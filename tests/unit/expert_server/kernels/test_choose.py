@@ -274,7 +274,11 @@ def test_sizes_come_from_the_model(checkpoint: Checkpoint) -> None:
     assert sizes_of(checkpoint) == ExpertSizes(48, 24, 3, 2, has_bias=is_gpt_oss)
 
 
-@pytest.mark.parametrize("spec", [FLOAT32, BFLOAT16, INT8], ids=["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize(
+    "spec",
+    [FLOAT32, BFLOAT16, KernelSpec(torch.bfloat16, Quantization.INT8)],
+    ids=["float32", "bfloat16", "int8"],
+)
 def test_native_serves(checkpoint: Checkpoint, spec: KernelSpec) -> None:
     choice = choose_kernel(ExpertReader(checkpoint).forms, spec, sizes_of(checkpoint))
     assert (choice.kernel.name, choice.passed_over) == ("native", {})

@@ -95,14 +95,6 @@ def candidates() -> Iterator[Candidate]:
         yield Candidate(dtype)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 each_kernel = pytest.mark.parametrize("candidate", list(candidates()), ids=str)
 each_native = pytest.mark.parametrize(
     "candidate", [candidate for candidate in candidates() if candidate.isa], ids=str

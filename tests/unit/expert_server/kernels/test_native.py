@@ -113,17 +113,6 @@ for dtype in (np.int32, np.int64):
 """
 
 
-def test_experts_of_a_layer_have_one_size() -> None:
-    """A refused one leaves nothing behind."""
-    kernel = NativeKernel(FORMS, KernelSpec(torch.float32))
-    kernel.load(0, 0, ExpertWeights(torch.ones(2, 3), torch.ones(3, 2)))
-    with pytest.raises(ValueError, match=r"layer 0: expert 1 .*\(4, 2\), expert 0 has \(3, 2\)"):
-        kernel.load(0, 1, ExpertWeights(torch.ones(2, 4), torch.ones(4, 2)))
-    assert kernel.count == 1
-    kernel.load(0, 1, ExpertWeights(torch.ones(2, 3), torch.ones(3, 2)))
-    kernel.close()
-
-
 def test_ids_that_change_during_a_call_do_not_crash() -> None:
     """The ids are in memory that a client can write."""
     done = subprocess.run(
