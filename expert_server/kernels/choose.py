@@ -12,7 +12,7 @@ from eaas.log import get_logger
 from expert_server.kernels.kernel import ExpertKernel, KernelSpec, Quantization, UnsupportedError
 from expert_server.kernels.native import NativeKernel
 from expert_server.kernels.reference import ReferenceKernel
-from expert_server.kernels.trial import ExpertSizes, Trial
+from expert_server.kernels.trial import ExpertSizes, trial_error
 from expert_server.weights.weights import ExpertForm
 
 __all__ = ["KERNELS", "Choice", "ExpertSizes", "choose_kernel"]
@@ -85,12 +85,7 @@ def _try_out(
         kernel = KERNELS[name](forms, spec)
         if name == "reference":
             return kernel
-        trial = Trial(forms[0], spec, sizes)
-        for expert, weights in enumerate(trial.experts):
-            kernel.load(0, expert, weights)
-        errors = [batch.error(kernel) for batch in trial.batches]
-        for expert in range(trial.count):
-            kernel.unload(0, expert)
+        found = trial_error(kernel, forms[0], spec, sizes)
     except Exception as error:
         if kernel is not None:
             kernel.close()
@@ -100,11 +95,10 @@ def _try_out(
         _log.warning("kernel %s fails on this machine", name, exc_info=True)
         raise UnsupportedError(f"it fails: {' '.join(str(error).split())}") from error
     bound = _BFLOAT16_BOUND if spec.dtype is torch.bfloat16 else _BOUND
-    wrong = [error for error in errors if not error <= bound]  # NaN is not
-    if not wrong:
+    if found <= bound:  # NaN is not
         return kernel
     kernel.close()
-    what = f"its results are wrong: relative error {wrong[0]:.1e}, more than {bound:.0e}"
+    what = f"its results are wrong: relative error {found:.1e}, more than {bound:.0e}"
     _log.warning("kernel %s: %s", name, what)
     raise UnsupportedError(what)
 
