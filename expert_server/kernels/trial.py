@@ -85,8 +85,8 @@ def trial_error(
         oracle.unload(0, expert)
     errors = []
     parts = (torch.split(tensor, tokens) for tensor in (x_TH, ids_TK, scores_TK, exact_TH))
-    for *batch, exact in zip(*parts, strict=True):
-        errors.append((kernel(*batch, 0).double() - exact).norm() / exact.norm())
+    for x, ids, scores, exact in zip(*parts, strict=True):
+        errors.append((kernel(x, ids, scores, 0).double() - exact).norm() / exact.norm())
     for expert in range(count):
         kernel.unload(0, expert)
     return float(torch.stack(errors).max())
