@@ -13,7 +13,6 @@
 
 #ifdef __x86_64__
 #include <immintrin.h>
-#include <string.h>
 
 #define INLINE static inline __attribute__((always_inline))
 /* Prefetch distance: the hardware prefetcher stops at each 4 KiB page. */
@@ -169,20 +168,8 @@ INLINE void vnni(const Format weights, const char *x, size_t x_stride, int m, co
 }
 
 /* Tiles 0-3 are sums (panel 0: high, low, panel 1: high, low), 4 and 5 highs and lows of x, 6 and 7 weights. */
-AMX static void configure(int rows) {
-    struct {
-        uint8_t palette, start_row, reserved[14];
-        uint16_t bytes_per_row[16];
-        uint8_t rows[16];
-    } config;
-    memset(&config, 0, sizeof config);
-    config.palette = 1;
-    for (int t = 0; t < 8; t++) {
-        config.bytes_per_row[t] = LINE_BYTES;
-        config.rows[t] = (uint8_t)(t < 6 ? rows : TILE_ROWS);
-    }
-    __asm__ volatile("" ::"m"(config)); /* See gemm_amx.c. */
-    _tile_loadconfig(&config);
+static void configure(uint8_t rows) {
+    amx_configure((const uint8_t[8]){rows, rows, rows, rows, rows, rows, TILE_ROWS, TILE_ROWS});
 }
 
 /* All tiles' rows by one or two panels; `w` are bytes (of int4: unpacked), c is written from row `from` on. */
@@ -239,7 +226,7 @@ AMX INLINE void amx(const Format weights, const char *x, size_t x_stride, int m,
     char bytes[PANELS][INT4_SEGMENT * PANEL] __attribute__((aligned(LINE_BYTES)));
     /* All tiles have one height; the last one overlaps the one before. */
     const int height = (m + (m + TILE_ROWS - 1) / TILE_ROWS - 1) / ((m + TILE_ROWS - 1) / TILE_ROWS);
-    configure(height);
+    configure((uint8_t)height);
     for (int p = 0; p < panels; p += PANELS) {
         const int width = panels - p < PANELS ? panels - p : PANELS;
         Segment s = first_segment(x, x_stride, w + (size_t)p * panel_bytes, panel_bytes, k, c + p * PANEL, ldc);

@@ -134,13 +134,6 @@ def test_a_broken_kernel_refuses_its_batch_and_the_loop_goes_on(bench, error: Ex
     assert (bench.rows(other) == 8).all()
 
 
-def test_nan_stays_with_its_client(bench) -> None:
-    slots = [bench.write(bench.grant("a"), np.nan), bench.write(bench.grant("b"), 2)]
-    bench.serve(*slots)
-    assert np.isnan(bench.rows(slots[0])).all()
-    assert (bench.rows(slots[1]) == 8).all()
-
-
 @pytest.mark.parametrize(
     ("lie", "status"),
     [
@@ -296,17 +289,6 @@ def test_a_request_that_is_revoked_before_its_turn_is_not_computed(bench) -> Non
     assert bench.arena.flags.load(slot) == SlotState.OFFLINE
     assert (bench.loop.in_flight, bench.loop.requests) == (0, 1)
     assert bench.grant("c", 4).first_slot == 2
-
-
-def test_answers_are_counted(bench) -> None:
-    grants = [bench.grant(name) for name in "abc"]
-    bench.serve(
-        bench.write(grants[0], 2), bench.write(grants[1], 2, EXPERTS), bench.write(grants[2], 13)
-    )
-    bench.rewrite(bench.write(grants[1], 2, slot=3), magic=0)
-    bench.serve(3)
-    loop = bench.loop
-    assert (loop.computed, loop.refused, loop.expired, loop.requests) == (2, 2, 0, 4)
 
 
 @pytest.fixture
