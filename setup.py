@@ -156,7 +156,6 @@ setup(
             depends=[
                 "expert_server/kernels/native/native.h",
                 "expert_server/kernels/native/gemm_portable.h",
-                "expert_server/kernels/native/gemm_int_portable.h",
             ],
             extra_compile_args=[
                 *("-O3", "-std=gnu11", "-pthread", "-fvisibility=hidden"),

@@ -220,9 +220,9 @@ class ExpertServerConfig(_Section):
     threads: int = Field(
         0, ge=0, description="Torch threads; 0 divides the cores among the servers."
     )
-    kernel: Literal["auto", "native", "packed", "zentorch", "reference"] = Field(
+    kernel: Literal["auto", "native", "reference"] = Field(
         "auto",
-        description="Compute kernel; auto measures the kernels at the start and picks a fast one.",
+        description="Compute kernel; auto takes reference only if native cannot serve the model.",
     )
     quantization: Literal["none", "int8", "int4"] = Field(
         "none", description="Weight-only quantisation; activations keep at least 15 bits."

@@ -95,7 +95,7 @@ def experts(
     kernel: Annotated[
         list[str] | None,
         typer.Option(
-            help="native, packed, zentorch, reference or auto. Repeatable.",
+            help="native, reference or auto. Repeatable.",
             show_default="all that work here; reference only if auto picks it",
         ),
     ] = None,
@@ -120,7 +120,7 @@ def experts(
         from eaas_cli.bench.experts.plan import DTYPES
         from eaas_cli.bench.experts.plot import check_plot, draw_plot
         from eaas_cli.bench.experts.report import print_report
-        from expert_server.kernels.registry import KERNEL_NAMES
+        from expert_server.kernels.choose import KERNELS
 
     end_on_sigterm()
     plan = make_plan(
@@ -129,7 +129,7 @@ def experts(
         tokens=tokens,
         dtypes=dtype or DTYPES,
         kernels=kernel or (),
-        known_kernels=KERNEL_NAMES,
+        known_kernels=tuple(KERNELS),
         rounds=rounds,
         threads=threads or usable_cores(),
     )

@@ -105,7 +105,7 @@ def expert_server(
     port: Port = None,
     threads: Threads = None,
     kernel: Annotated[
-        str | None, typer.Option(help="Expert kernel: auto, native, packed, zentorch or reference.")
+        str | None, typer.Option(help="Expert kernel: auto, native or reference.")
     ] = None,
     quantization: Annotated[
         str | None, typer.Option(help="Weights in memory: none, int8 or int4.")

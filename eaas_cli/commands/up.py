@@ -65,7 +65,7 @@ def up(
     kernel: Annotated[
         str | None,
         typer.Option(
-            help="Expert kernel: auto, native, packed, zentorch or reference.",
+            help="Expert kernel: auto, native or reference.",
             show_default="auto: the fastest here",
         ),
     ] = None,

@@ -10,8 +10,9 @@ from types import MappingProxyType
 
 from eaas.checkpoint.pieces import Pause, at_once
 from eaas.errors import CheckpointError, ExpertMismatchError
-from expert_server.experts.load_throttling import Batches, LoadThrottle
+from expert_server.experts.load_throttling import LoadThrottle
 from expert_server.kernels import ExpertKernel
+from expert_server.loop.loop import ServeLoop
 from expert_server.weights.background import compute_alone, step_back
 from expert_server.weights.memory import trim
 from expert_server.weights.sharing import Pace
@@ -33,7 +34,7 @@ class ExpertStore:
         reader: Reads the weights.
         kernel: Owns the weights once loaded, in its layout.
         bytes_per_s: Limit of the loading rate while replicas are held; 0: no limit.
-        batches: Loads are throttled in favour of these (see `load_throttling`); None: no throttling.
+        loop: Loads are throttled in favour of its batches (see `load_throttling`); None: no throttling.
     """
 
     def __init__(
@@ -41,12 +42,12 @@ class ExpertStore:
         reader: ExpertReader,
         kernel: ExpertKernel,
         bytes_per_s: int = 0,
-        batches: Batches | None = None,
+        loop: ServeLoop | None = None,
     ) -> None:
         self._reader = reader
         self._kernel = kernel
         self._bytes_per_s = bytes_per_s
-        self._batches = batches
+        self._loop = loop
         self._digests: dict[tuple[int, int], int] = {}
         self._changing = threading.Lock()
 
@@ -93,7 +94,6 @@ class ExpertStore:
             Bytes of weights newly held.
 
         Raises:
-            LookupError: The model has no such layer or expert; nothing is loaded.
             MissingShardError, CorruptShardError: A tensor cannot be read; names the file and the tensor.
             ExpertMismatchError: An expert's bytes have another digest; names the files and the tensors. The
                 expert is not held, even if it was before.
@@ -101,7 +101,6 @@ class ExpertStore:
 
         After an error, all other replicas stay.
         """
-        self._check(wanted)
         with self._changing:
             # While experts are held, the kernel needs the cores: copying and packing use a single one. Before
             # that, the load only gives way to other processes of the machine.
@@ -117,7 +116,7 @@ class ExpertStore:
     ) -> int:
         self._drop_mismatched(wanted, digests)
         before = trimmed = self.bytes
-        pause = LoadThrottle(self._batches).wait if self._batches is not None else at_once
+        pause = LoadThrottle(self._loop).wait if self._loop is not None else at_once
         pace = Pace(self._bytes_per_s) if self._bytes_per_s and self.count else None
         try:
             for layer in wanted:
@@ -189,17 +188,6 @@ class ExpertStore:
     def _unload(self, layer: int, expert: int) -> None:
         self._kernel.unload(layer, expert)
         self._digests.pop((layer, expert), None)
-
-    def _check(self, wanted: Mapping[int, Collection[int]]) -> None:
-        layers, num_experts = len(self._reader.forms), self._reader.num_experts
-        for layer, experts in wanted.items():
-            if not 0 <= layer < layers:
-                raise LookupError(f"layer {layer}: the model has MoE layers 0 to {layers - 1}")
-            for expert in experts:
-                if not 0 <= expert < num_experts:
-                    raise LookupError(
-                        f"layer {layer}: the model has experts 0 to {num_experts - 1}"
-                    )
 
 
 @contextmanager

@@ -137,7 +137,6 @@ class ExpertKernel(abc.ABC):
             CheckpointError: A weight to be quantised is NaN or infinite.
         """
 
-    @abc.abstractmethod
     def __call__(
         self,
         x_TH: torch.Tensor,
@@ -147,7 +146,7 @@ class ExpertKernel(abc.ABC):
     ) -> torch.Tensor:
         """Weighted sum of the chosen experts' outputs, float32 (T, H).
 
-        The result may be in scratch memory: it is valid until the next call.
+        One caller at a time. The result may be in scratch memory: it is valid until the next call.
 
         Args:
             x_TH: Hidden states, any float dtype; T may be 0.
@@ -159,26 +158,8 @@ class ExpertKernel(abc.ABC):
             LookupError: An expert is not held; names the layer and the expert.
             ValueError: The shapes do not match.
         """
-
-    def close(self) -> None:
-        """Free threads and memory. Idempotent; a closed kernel cannot compute."""
-        self._packed.clear()
-        self._bytes = 0
-
-    def _count(self, layer: int, experts: list[int], ends: list[int]) -> None:
-        """Count the rows of distinct experts, which are consecutive (see `Rows`)."""
-        if self._counts_LX is not None and experts:
-            self._counts_LX[layer, 0] += len(experts)
-            self._counts_LX[layer, np.add(experts, 1)] += np.diff(ends, prepend=0)
-
-    def _put(self, layer: int, expert: int, packed: Sized) -> None:
-        self.unload(layer, expert)
-        self._packed[layer, expert] = packed
-        self._bytes += packed.nbytes
-
-    def _check_shapes(
-        self, x_TH: torch.Tensor, expert_ids_TK: torch.Tensor, scores_TK: torch.Tensor
-    ) -> None:
+        if not 0 <= layer < len(self.forms):
+            raise LookupError(f"layer {layer}: the model has MoE layers 0 to {len(self.forms) - 1}")
         if not (
             x_TH.dim() == expert_ids_TK.dim() == 2
             and len(x_TH) == len(expert_ids_TK)
@@ -188,11 +169,23 @@ class ExpertKernel(abc.ABC):
                 f"x {tuple(x_TH.shape)}, ids {tuple(expert_ids_TK.shape)}, "
                 f"scores {tuple(scores_TK.shape)}: want (T, H), (T, K), (T, K)"
             )
+        return self.compute(x_TH, expert_ids_TK, scores_TK, layer)
 
-    def _form(self, layer: int) -> ExpertForm:
-        if not 0 <= layer < len(self.forms):
-            raise LookupError(f"layer {layer}: the model has MoE layers 0 to {len(self.forms) - 1}")
-        return self.forms[layer]
+    @abc.abstractmethod
+    def compute(
+        self, x_TH: torch.Tensor, ids_TK: torch.Tensor, scores_TK: torch.Tensor, layer: int
+    ) -> torch.Tensor:
+        """A call whose layer and shapes are checked."""
+
+    def close(self) -> None:
+        """Free threads and memory. Idempotent; a closed kernel cannot compute."""
+        self._packed.clear()
+        self._bytes = 0
+
+    def _put(self, layer: int, expert: int, packed: Sized) -> None:
+        self.unload(layer, expert)
+        self._packed[layer, expert] = packed
+        self._bytes += packed.nbytes
 
     @staticmethod
     def _not_held(layer: int, expert: int) -> LookupError:

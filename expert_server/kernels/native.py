@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from eaas.checkpoint.pieces import Pause, at_once, pieces
+from eaas.checkpoint.pieces import Pause
 from expert_server.kernels import _native
 from expert_server.kernels.activation import Activation, recognise
 from expert_server.kernels.kernel import (
@@ -26,37 +26,16 @@ from expert_server.kernels.kernel import (
     Sized,
     UnsupportedError,
 )
-from expert_server.kernels.quantized_panels import pack_quantized, panel_bytes, rows_of_piece
+from expert_server.kernels.panels import PackedExpert, pack_expert
 from expert_server.weights.memory import huge_memory
 from expert_server.weights.weights import ExpertForm, ExpertWeights
 
 __all__ = ["NativeKernel", "available_isas"]
 
-_PANEL, _PACK_K = 16, 32
 _FORMATS = {torch.float32: 0, torch.bfloat16: 1}
 _QUANTIZED = {Quantization.INT8: 2, Quantization.INT4: 3}
 # Mirrors `Expert` in native.h.
 _EXPERT = np.dtype([("up", "u8"), ("down", "u8"), ("up_bias", "u8"), ("down_bias", "u8")])
-
-
-@dataclass(frozen=True, eq=False)
-class PackedExpert:
-    """One expert in panels, in one block of memory.
-
-    Attributes:
-        memory: The block, uint8.
-        addresses: Of up, down, up_bias, down_bias; 0 if absent.
-        size: (H, I).
-    """
-
-    memory: torch.Tensor
-    addresses: tuple[int, int, int, int]
-    size: tuple[int, int]
-
-    @property
-    def nbytes(self) -> int:
-        """Memory in bytes."""
-        return self.memory.nbytes
 
 
 class NativeKernel(ExpertKernel):
@@ -108,21 +87,15 @@ class NativeKernel(ExpertKernel):
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._out = self._out_TH = torch.empty(0)
 
-    def __call__(
-        self,
-        x_TH: torch.Tensor,
-        expert_ids_TK: torch.Tensor,
-        scores_TK: torch.Tensor,
-        layer: int,
+    def compute(
+        self, x_TH: torch.Tensor, ids_TK: torch.Tensor, scores_TK: torch.Tensor, layer: int
     ) -> torch.Tensor:
-        """See `ExpertKernel`. One caller at a time."""
-        form = self._form(layer)
-        self._check_shapes(x_TH, expert_ids_TK, scores_TK)
+        """See `ExpertKernel`."""
         table = self._tables.get(layer, _NO_EXPERTS)
-        (tokens, hidden), top_k = x_TH.shape, expert_ids_TK.shape[1]
+        (tokens, hidden), top_k = x_TH.shape, ids_TK.shape[1]
         if not table.memory:
             # I is unknown: either no expert is requested, or the first id is missing.
-            asked = expert_ids_TK[expert_ids_TK != -1]
+            asked = ids_TK[ids_TK != -1]
             if len(asked):
                 raise self._not_held(layer, int(asked[0]))
             return torch.zeros(tokens, hidden)
@@ -130,9 +103,9 @@ class NativeKernel(ExpertKernel):
             raise ValueError(f"x {tuple(x_TH.shape)}: the experts' hidden size is {table.size[0]}")
         # Other dtypes are rare, and even a torch call that does nothing takes 20 us.
         x_TH = _contiguous(x_TH, torch.bfloat16, torch.float32)
-        ids_TK = _contiguous(expert_ids_TK, torch.int32, torch.int64)
+        ids_TK = _contiguous(ids_TK, torch.int32, torch.int64)
         scores_TK = _contiguous(scores_TK, torch.float32)
-        activation = self._activations[form]
+        activation = self._activations[self.forms[layer]]
         size = (*table.size, tokens, top_k, len(table.experts))
         self._reserve(_native.scratch_bytes(self._kind, self.spec.threads, *size), tokens, hidden)
         missing = _native.run(
@@ -157,12 +130,6 @@ class NativeKernel(ExpertKernel):
 
     def _put(self, layer: int, expert: int, packed: Sized) -> None:
         assert isinstance(packed, PackedExpert)
-        for other, held in self._layers.get(layer, {}).items():
-            if packed.size != held.size:
-                raise ValueError(
-                    f"layer {layer}: expert {expert} has (hidden, intermediate) {packed.size}, "
-                    f"expert {other} has {held.size}"
-                )
         super()._put(layer, expert, packed)
         self._layers.setdefault(layer, {})[expert] = packed
         self._publish(layer)
@@ -219,103 +186,6 @@ def available_isas(spec: KernelSpec) -> list[str]:
 
 def _weights_format(spec: KernelSpec) -> int:
     return _QUANTIZED.get(spec.quantization, _FORMATS[spec.dtype])
-
-
-def pack_expert(
-    weights: ExpertWeights, activation: Activation, spec: KernelSpec, pause: Pause = at_once
-) -> PackedExpert:
-    """Pack an expert of the plain (out, in) layout into panels (see `native/native.h`).
-
-    Args:
-        weights: up (2I, H) or (I, H), down (H, I).
-        activation: Defines how gate and up lie in `up`.
-        spec: dtype (float32 or bfloat16) and quantization of the panels.
-        pause: Called before each piece.
-
-    Raises:
-        CheckpointError: A weight to be quantised is NaN or infinite.
-    """
-    hidden, intermediate = weights.down.shape
-    parts = _gate_and_up(weights.up, activation)
-    bias_parts = () if weights.up_bias is None else _gate_and_up(weights.up_bias, activation)
-    sizes = [
-        len(parts) * _matrix_bytes(intermediate, hidden, spec),
-        _matrix_bytes(hidden, intermediate, spec),
-        len(bias_parts) * _padded(intermediate, _PANEL) * 4,
-        0 if weights.down_bias is None else _padded(hidden, _PANEL) * 4,
-    ]
-    memory = huge_memory(sum(sizes))
-    blocks = torch.split(memory, sizes)
-    for matrices, block in ((parts, blocks[0]), ((weights.down,), blocks[1])):
-        if spec.quantization is Quantization.NONE:
-            _pack_matrix(matrices, block.view(spec.dtype), pause)
-        else:
-            pack_quantized(matrices, spec.quantization, block, pause)
-    if bias_parts:
-        _pack_bias(bias_parts, blocks[2].view(torch.float32))
-    if weights.down_bias is not None:
-        _pack_bias((weights.down_bias,), blocks[3].view(torch.float32))
-    up, down, up_bias, down_bias = (block.data_ptr() if len(block) else 0 for block in blocks)
-    return PackedExpert(memory, (up, down, up_bias, down_bias), (hidden, intermediate))
-
-
-def _gate_and_up(up: torch.Tensor, activation: Activation) -> tuple[torch.Tensor, ...]:
-    """(2I, ...) -> gate (I, ...), up (I, ...); without a gate only up."""
-    if not activation.has_gate:
-        return (up,)
-    if activation.is_interleaved:
-        return up[::2], up[1::2]
-    gate, up = up.chunk(2)
-    return gate, up
-
-
-def _matrix_bytes(n: int, k: int, spec: KernelSpec) -> int:
-    if spec.quantization is Quantization.NONE:
-        return _padded(n, _PANEL) * _padded(k, _PACK_K) * spec.dtype.itemsize
-    return _padded(n, _PANEL) // _PANEL * panel_bytes(k, spec.quantization)
-
-
-def _pack_matrix(parts: tuple[torch.Tensor, ...], out: torch.Tensor, pause: Pause) -> None:
-    """Pack matrices (n, k) into alternating panels: [n / 16][part][k / v][16][v], v = 4 bytes' worth.
-
-    The padding is not written: `out` is zeros.
-    """
-    n, k = parts[0].shape
-    pair = 4 // out.itemsize
-    # In words of 4 bytes: a pair of bfloat16 moves as one.
-    panel_words = _padded(k, _PACK_K) // pair * _PANEL
-    some = rows_of_piece(k * out.itemsize)
-    for place, part in enumerate(parts):
-        for begin, end in pieces(n, some):
-            pause()
-            rows = part[begin:end].to(out.dtype)
-            if k % pair:
-                rows = torch.nn.functional.pad(rows, (0, 1))
-            # Rows may be strided, as in an interleaved matrix; their values may not.
-            if rows.stride(1) != 1 or rows.stride(0) % pair:
-                rows = rows.contiguous()
-            panel = begin // _PANEL * len(parts) + place
-            _native.pack(
-                rows.data_ptr(),
-                rows.stride(0) // pair,
-                end - begin,
-                rows.shape[1] // pair,
-                out.data_ptr() + 4 * panel * panel_words,
-                len(parts) * panel_words,
-            )
-
-
-def _pack_bias(parts: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
-    """Pack vectors (n) like their matrices' panels."""
-    panels = out.view(-1, len(parts), _PANEL)
-    for place, part in enumerate(parts):
-        whole = torch.zeros(len(panels) * _PANEL)
-        whole[: len(part)] = part
-        panels[:, place] = whole.view(-1, _PANEL)
-
-
-def _padded(value: int, unit: int) -> int:
-    return -(-value // unit) * unit
 
 
 def _contiguous(values: torch.Tensor, *dtypes: torch.dtype) -> torch.Tensor:

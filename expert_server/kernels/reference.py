@@ -31,28 +31,24 @@ class ReferenceKernel(ExpertKernel):
         return weights.copy(self.spec.dtype)
 
     @torch.inference_mode()
-    def __call__(
-        self,
-        x_TH: torch.Tensor,
-        expert_ids_TK: torch.Tensor,
-        scores_TK: torch.Tensor,
-        layer: int,
+    def compute(
+        self, x_TH: torch.Tensor, ids_TK: torch.Tensor, scores_TK: torch.Tensor, layer: int
     ) -> torch.Tensor:
         """See `ExpertKernel`. The sum is float32, or float64 if that is the dtype."""
-        form = self._form(layer)
-        self._check_shapes(x_TH, expert_ids_TK, scores_TK)
+        form = self.forms[layer]
         sum_dtype = torch.promote_types(self.spec.dtype, torch.float32)
         out_TH = torch.zeros(x_TH.shape, dtype=sum_dtype)
-        ids_KT = expert_ids_TK.T
+        ids_KT = ids_TK.T
         # Group shrink: only experts with tokens; ascending, so that the order of the sum is fixed.
-        for expert in torch.unique(expert_ids_TK).tolist():
+        for expert in torch.unique(ids_TK).tolist():
             if expert == -1:
                 continue
             weights = self._packed.get((layer, expert))
             if weights is None:
                 raise self._not_held(layer, expert)
             k_N, token_N = torch.where(ids_KT == expert)
-            self._count(layer, [expert], [len(token_N)])
+            if self._counts_LX is not None:
+                self._counts_LX[layer, [0, 1 + expert]] += 1, len(token_N)
             y_NH = expert_forward(x_TH[token_N], weights, form)
             out_TH.index_add_(0, token_N, y_NH.to(sum_dtype) * scores_TK[token_N, k_N, None])
         return out_TH

@@ -1,13 +1,12 @@
-"""Trial experts with random weights, and batches with known results.
+"""Trial experts with random weights: whether a kernel is right, and how much memory an expert takes.
 
-T tokens, K top-k, H hidden, I intermediate, E experts; "rows" are the tokens of one expert.
+T tokens, K top-k, H hidden, I intermediate.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,13 +19,11 @@ from expert_server.weights.weights import ExpertForm, ExpertWeights
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["ROWS", "ExpertSizes", "Trial", "TrialBatch", "replica_bytes"]
+__all__ = ["ExpertSizes", "replica_bytes", "trial_error"]
 
-# From decode to prefill.
-ROWS = (1, 8, 64)
-# As many experts as fit, but at least two: a model's experts do not all fit in the caches.
-_EXPERTS_BYTES = 96 << 20
-_MAX_EXPERTS = 8
+# Trial experts, and the tokens of each: from decode to prefill.
+_EXPERTS = 2
+_ROWS = (1, 8, 64)
 # A prime, so that rows and columns differ although the numbers repeat.
 _NUMBERS = 1_000_003
 
@@ -58,110 +55,82 @@ class ExpertSizes:
         return cls(hidden, intermediate, num_experts, top_k, "down_proj_bias" in shapes)
 
 
-@dataclass(frozen=True, eq=False)
-class TrialBatch:
-    """Tokens for the experts of layer 0, about equally many rows for each.
+def trial_error(
+    kernel: ExpertKernel, form: ExpertForm, spec: KernelSpec, sizes: ExpertSizes
+) -> float:
+    """Largest relative error, ||out - exact|| / ||exact||, of an empty kernel's results for layer 0.
 
-    Every column of the ids has some -1, as on a server that holds only some experts.
+    `exact` is the reference in float64, with the weights after quantisation. NaN if a result has a NaN.
     """
-
-    x_TH: torch.Tensor
-    ids_TK: torch.Tensor
-    scores_TK: torch.Tensor
-    exact_TH: torch.Tensor  # float64
-
-    def compute(self, kernel: ExpertKernel) -> torch.Tensor:
-        """The kernel's result; float32 (T, H)."""
-        return kernel(self.x_TH, self.ids_TK, self.scores_TK, 0)
-
-    def error(self, kernel: ExpertKernel) -> float:
-        """||out - exact|| / ||exact|| of the kernel's result; NaN if that has a NaN."""
-        difference_TH = self.compute(kernel).double() - self.exact_TH
-        return float(difference_TH.norm() / self.exact_TH.norm())
-
-
-class Trial:
-    """Input for trying kernels; created lazily, the same in every process.
-
-    Args:
-        form: How the experts compute.
-        spec: The kernel's.
-        sizes: The model's. Only a few experts are made, but in full size.
-    """
-
-    def __init__(self, form: ExpertForm, spec: KernelSpec, sizes: ExpertSizes) -> None:
-        self._form, self._spec, self._sizes = form, spec, sizes
-        self._rng = torch.Generator().manual_seed(0)
-
-    @property
-    def count(self) -> int:
-        """Number of experts: 0 to count - 1 of layer 0."""
-        weights = (2 + self._form.has_gate) * self._sizes.hidden * self._sizes.intermediate
-        fitting = _EXPERTS_BYTES // (weights * self._spec.dtype.itemsize)
-        return min(self._sizes.num_experts, max(2, min(_MAX_EXPERTS, fitting)))
-
-    @cached_property
-    def experts(self) -> list[ExpertWeights]:
-        """Weights that keep activations near 1."""
-        hidden, intermediate = self._sizes.hidden, self._sizes.intermediate
-        up = intermediate * (1 + self._form.has_gate)
-        has_bias = self._sizes.has_bias
-        return [
-            ExpertWeights(
-                self._matrix(up, hidden),
-                self._matrix(hidden, intermediate),
-                self._random(up) if has_bias else None,
-                self._random(hidden) if has_bias else None,
-            )
-            for _ in range(self.count)
-        ]
-
-    @cached_property
-    def batches(self) -> list[TrialBatch]:
-        """One for each of ROWS."""
-        width = 1 + min(self.count, self._sizes.top_k)
-        tokens = [math.ceil(rows * (self.count + 1) / width) for rows in ROWS]
-        x_TH = self._random(sum(tokens), self._sizes.hidden)
-        # -1, 0, 1, ..., count - 1, -1, 0, ...: no expert comes twice in a token.
-        ids_TK = torch.arange(sum(tokens) * width, dtype=torch.int32) % (self.count + 1) - 1
-        ids_TK = ids_TK.view(-1, width)
-        scores_TK = torch.rand(ids_TK.shape, generator=self._rng)
-        exact_TH = torch.zeros(x_TH.shape, dtype=torch.float64)
-        oracle = ReferenceKernel([self._form], KernelSpec(torch.float64))
-        for expert, weights in enumerate(self.experts):
-            # One at a time: a large expert takes much memory in float64.
-            oracle.load(0, expert, self._kept(weights))
-            exact_TH += oracle(x_TH, ids_TK.where(ids_TK == expert, -1), scores_TK, 0)
-            oracle.unload(0, expert)
-        whole = (x_TH, ids_TK, scores_TK, exact_TH)
-        parts = zip(*(torch.split(tensor, tokens) for tensor in whole), strict=True)
-        return [TrialBatch(*part) for part in parts]
-
-    def _kept(self, weights: ExpertWeights) -> ExpertWeights:
-        """The weights after quantisation, if any."""
-        if self._spec.quantization is Quantization.NONE:
-            return weights
-        return fake_quantize(weights.to(torch.float32), self._form, self._spec.quantization)
-
-    def _matrix(self, outputs: int, inputs: int) -> torch.Tensor:
-        shape = (inputs, outputs) if self._form.is_transposed else (outputs, inputs)
-        return self._random(*shape).div_(math.sqrt(inputs))
-
-    def _random(self, *shape: int) -> torch.Tensor:
-        """Random numbers of variance 1. A large tensor repeats them, since drawing all takes long."""
-        numbers = torch.empty(min(_NUMBERS, math.prod(shape))).uniform_(
-            -math.sqrt(3), math.sqrt(3), generator=self._rng
-        )
-        repeats = -(-math.prod(shape) // len(numbers))
-        return numbers.to(self._spec.dtype).repeat(repeats)[: math.prod(shape)].view(shape)
+    random = _Random(spec.dtype)
+    count = min(_EXPERTS, sizes.num_experts)
+    width = 1 + min(count, sizes.top_k)
+    tokens = [math.ceil(rows * (count + 1) / width) for rows in _ROWS]
+    # -1, 0, 1, -1, 0, ...: no expert comes twice in a token, and every column has some -1, as on a server
+    # that holds only some experts.
+    ids_TK = torch.arange(sum(tokens) * width, dtype=torch.int32) % (count + 1) - 1
+    ids_TK = ids_TK.view(-1, width)
+    x_TH = random.tensor(len(ids_TK), sizes.hidden)
+    scores_TK = torch.rand(ids_TK.shape, generator=random.rng)
+    exact_TH = torch.zeros(x_TH.shape, dtype=torch.float64)
+    oracle = ReferenceKernel([form], KernelSpec(torch.float64))
+    for expert in range(count):
+        weights = random.expert(form, sizes)
+        kernel.load(0, expert, weights)
+        if spec.quantization is not Quantization.NONE:
+            weights = fake_quantize(weights.to(torch.float32), form, spec.quantization)
+        # One at a time: a large expert takes much memory in float64.
+        oracle.load(0, expert, weights)
+        exact_TH += oracle(x_TH, ids_TK.where(ids_TK == expert, -1), scores_TK, 0)
+        oracle.unload(0, expert)
+    errors = []
+    parts = (torch.split(tensor, tokens) for tensor in (x_TH, ids_TK, scores_TK, exact_TH))
+    for x, ids, scores, exact in zip(*parts, strict=True):
+        errors.append((kernel(x, ids, scores, 0).double() - exact).norm() / exact.norm())
+    for expert in range(count):
+        kernel.unload(0, expert)
+    return float(torch.stack(errors).max())
 
 
 def replica_bytes(
     kernel: ExpertKernel, form: ExpertForm, spec: KernelSpec, sizes: ExpertSizes
 ) -> int:
     """Memory that an empty kernel takes for one expert, measured by loading one."""
-    (weights,) = Trial(form, spec, replace(sizes, num_experts=1)).experts
-    kernel.load(0, 0, weights)
+    kernel.load(0, 0, _Random(spec.dtype).expert(form, sizes))
     taken = kernel.bytes
     kernel.unload(0, 0)
     return taken
+
+
+class _Random:
+    """Random numbers of variance 1, the same in every process."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self.rng = torch.Generator().manual_seed(0)
+
+    def tensor(self, *shape: int) -> torch.Tensor:
+        """A large tensor repeats its numbers, since drawing all takes long."""
+        numbers = torch.empty(min(_NUMBERS, math.prod(shape))).uniform_(
+            -math.sqrt(3), math.sqrt(3), generator=self.rng
+        )
+        repeats = -(-math.prod(shape) // len(numbers))
+        return numbers.to(self._dtype).repeat(repeats)[: math.prod(shape)].view(shape)
+
+    def expert(self, form: ExpertForm, sizes: ExpertSizes) -> ExpertWeights:
+        """Weights that keep activations near 1."""
+        hidden, intermediate = sizes.hidden, sizes.intermediate
+        up = intermediate * (1 + form.has_gate)
+        up_bias, down_bias = (
+            self.tensor(width) if sizes.has_bias else None for width in (up, hidden)
+        )
+        return ExpertWeights(
+            self._matrix(up, hidden, form),
+            self._matrix(hidden, intermediate, form),
+            up_bias,
+            down_bias,
+        )
+
+    def _matrix(self, outputs: int, inputs: int, form: ExpertForm) -> torch.Tensor:
+        shape = (inputs, outputs) if form.is_transposed else (outputs, inputs)
+        return self.tensor(*shape).div_(math.sqrt(inputs))

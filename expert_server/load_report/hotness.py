@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any, ClassVar, Protocol
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,28 +12,15 @@ import numpy.typing as npt
 from eaas.rpc.v1 import common_pb2
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.types import ModelShape
-from expert_server.load_report.links import read_carried
+from expert_server.experts.store import ExpertStore
+from expert_server.loop.loop import ServeLoop
 
-__all__ = ["HotnessHandler"]
+__all__ = ["HotnessHandler", "carried"]
 
-
-class _Loop(Protocol):
-    """The loop's counters."""
-
-    busy_s: float
-    batches: int
-
-    @property
-    def requests(self) -> int: ...
-
-
-class _Store(Protocol):
-    """The store's sizes."""
-
-    @property
-    def count(self) -> int: ...
-    @property
-    def bytes(self) -> int: ...
+_INTERFACES = Path("/proc/net/dev")  # proc_net_dev(5)
+_LOOPBACK = "lo"
+# Columns after an interface's name.
+_RECEIVED, _SENT = 0, 8
 
 
 class HotnessHandler:
@@ -52,7 +40,7 @@ class HotnessHandler:
 
     CALLS: ClassVar = ("ReadHotness",)
 
-    def __init__(self, shape: ModelShape, loop: _Loop, store: _Store) -> None:
+    def __init__(self, shape: ModelShape, loop: ServeLoop, store: ExpertStore) -> None:
         self.counts_LX: npt.NDArray[np.int64] = np.zeros(
             (shape.num_layers, 1 + shape.num_experts), np.int64
         )
@@ -67,7 +55,7 @@ class HotnessHandler:
         known = (request.boot_id, request.sequence) == (self._boot_id, sequence)
         count = self._store.count
         visits_L, tokens_LE = self.counts_LX[:, 0], self.counts_LX[:, 1:]
-        received, sent = read_carried()
+        received, sent = carried(_INTERFACES.read_text())
         return pb.ReadHotnessResponse(
             boot_id=self._boot_id,
             sequence=sequence,
@@ -81,3 +69,16 @@ class HotnessHandler:
             received_bytes=received,
             sent_bytes=sent,
         )
+
+
+def carried(table: str) -> tuple[int, int]:
+    """Bytes received and sent by all network interfaces of /proc/net/dev except the loopback."""
+    received = sent = 0
+    # Skip two heading lines.
+    for line in table.splitlines()[2:]:
+        name, _, rest = line.partition(":")
+        if name.strip() != _LOOPBACK:
+            columns = rest.split()
+            received += int(columns[_RECEIVED])
+            sent += int(columns[_SENT])
+    return received, sent

@@ -60,28 +60,13 @@ class Liveness:
         known = self._s_per_token or 0.0
         self._s_per_token = max(seconds / tokens, _DECAY * known)
 
-    def stalled_s(self, now: float, awake_from: float) -> float:
-        """For how long the loop has been stalled; 0 if it is not.
+    def still(self, now: float, awake_from: float) -> tuple[float, float]:
+        """For how long the loop has not moved, and for how long it may, in seconds.
 
         Args:
             now: Monotonic seconds.
             awake_from: The process was suspended until then.
         """
-        still_s, patience_s = self._still(now, awake_from)
-        return still_s if still_s >= patience_s else 0.0
-
-    def patience_left_s(self, now: float, awake_from: float) -> float:
-        """Seconds until the loop counts as stalled; 0 or less if it does already.
-
-        Args:
-            now: Monotonic seconds.
-            awake_from: The process was suspended until then.
-        """
-        still_s, patience_s = self._still(now, awake_from)
-        return patience_s - still_s
-
-    def _still(self, now: float, awake_from: float) -> tuple[float, float]:
-        """For how long it has not moved, and for how long it may."""
         since, tokens = self._doing
         return now - max(since, awake_from), self._patience_s(tokens)
 
@@ -116,6 +101,8 @@ class Watchdog:
         self._clock = clock
         self.stalled_s = 0.0
         self._checked_at = self._awake_from = clock()
+        # Until the loop counts as stalled, as of the last check.
+        self._left_s = 0.0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
@@ -135,7 +122,9 @@ class Watchdog:
         if now - self._checked_at > _SUSPENDED_S:
             self._awake_from = now
         self._checked_at = now
-        before, self.stalled_s = self.stalled_s, self._liveness.stalled_s(now, self._awake_from)
+        still_s, patience_s = self._liveness.still(now, self._awake_from)
+        self._left_s = patience_s - still_s
+        before, self.stalled_s = self.stalled_s, still_s if still_s >= patience_s else 0.0
         if bool(before) == bool(self.stalled_s):
             return
         if self.stalled_s:
@@ -148,5 +137,4 @@ class Watchdog:
         pause_s = 0.0
         while not self._over.wait(pause_s):
             self.check()
-            left_s = self._liveness.patience_left_s(self._clock(), self._awake_from)
-            pause_s = min(max(_MIN_PAUSE_S, left_s), _MAX_PAUSE_S)
+            pause_s = min(max(_MIN_PAUSE_S, self._left_s), _MAX_PAUSE_S)

@@ -96,13 +96,16 @@ class ExpertReader:
 
     Args:
         checkpoint: Source of the weights.
-        dtype: Of the weights returned; the checkpoint's own by default.
+
+    Attributes:
+        dtype: Of the weights returned: the checkpoint's.
+        forms: How the experts of each MoE layer compute.
     """
 
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, checkpoint: Checkpoint) -> None:
         from transformers.core_model_loading import WeightConverter
 
-        self.dtype: torch.dtype = dtype or getattr(torch, checkpoint.shape.dtype)
+        self.dtype: torch.dtype = getattr(torch, checkpoint.shape.dtype)
         self._checkpoint = checkpoint
         self._modules = list(checkpoint.expert_modules().values())
         self.forms: tuple[ExpertForm, ...] = tuple(_form(module) for module in self._modules)

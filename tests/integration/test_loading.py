@@ -29,8 +29,8 @@ from eaas.wire.header import Status, WireDtype, payload_layout, result_length
 from eaas.wire.slot import DOORBELL, request_views
 from eaas_cli.demo_model.architectures import DemoSizes, build_config
 from expert_server.experts.store import ExpertStore
-from expert_server.kernels.kernel import KernelSpec, UnsupportedError
-from expert_server.kernels.registry import create_kernel
+from expert_server.kernels.choose import KERNELS
+from expert_server.kernels.kernel import KernelSpec
 from expert_server.loop.loop import ServeLoop
 from expert_server.main import _SWITCH_S
 from expert_server.transports.slot_ownership import SlotTable
@@ -41,8 +41,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 TOKENS, TOP_K = 4, 2
 # 150 MB.
 EXPERTS = 48
-# Not zentorch: it keeps copies that cannot be measured from outside.
-KERNELS = ("reference", "packed", "native")
 # Garbage collection during the imports would take a third of a child's time.
 WITHOUT_COLLECTOR = """
 import gc, runpy, sys
@@ -100,7 +98,7 @@ def child(*arguments: object, **options: Any) -> subprocess.Popen[bytes]:
 def memory(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, dict[str, float]]:
-    """Load the experts (in one layer at worst); per kernel the memory it took, or why it cannot."""
+    """Load the experts (in one layer at worst); per kernel the memory it took."""
     architecture, layers = request.param
     path = tmp_path_factory.mktemp("memory")
     write_experts(path, architecture, layers, experts=EXPERTS // layers, hidden=1024)
@@ -112,8 +110,6 @@ def memory(
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_memory_while_loading(memory: dict[str, Any], kernel: str) -> None:
-    if "unsupported" in memory[kernel]:
-        pytest.skip(memory[kernel]["unsupported"])
     packed = memory[kernel]["packed"]
     assert packed > 0.9 * EXPERTS * 3 * 1024 * 512 * 2
     assert memory[kernel]["peak"] < 1.3 * packed
@@ -124,13 +120,9 @@ def measure_memory(path: Path) -> None:
     """Child: print what each kernel's loading adds to the resident memory, mapped files included."""
     torch.set_num_threads(1)
     found = {}
-    for name in KERNELS:
+    for name, kind in KERNELS.items():
         reader = ExpertReader(Checkpoint.open(path))
-        try:
-            kernel = create_kernel(name, reader.forms, KernelSpec(reader.dtype))
-        except UnsupportedError as error:
-            found[name] = {"unsupported": str(error)}
-            continue
+        kernel = kind(reader.forms, KernelSpec(reader.dtype))
         store = ExpertStore(reader, kernel)
         # Memory that malloc keeps from the last kernel must not hide what this one takes.
         gc.collect()
@@ -249,7 +241,7 @@ def serve(path: Path) -> None:
     checkpoint = Checkpoint.open(path)
     shape = checkpoint.shape
     reader = ExpertReader(checkpoint)
-    kernel = create_kernel("reference", reader.forms, KernelSpec(reader.dtype))
+    kernel = KERNELS["reference"](reader.forms, KernelSpec(reader.dtype))
     store = ExpertStore(reader, kernel)
     store.load({0: [0]})
     payload = payload_layout(TOKENS, shape.hidden_size, TOP_K, WireDtype.FLOAT32).total

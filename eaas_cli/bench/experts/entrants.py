@@ -9,9 +9,8 @@ import torch
 from eaas.errors import ConfigError
 from eaas_cli.bench.experts.findings import Findings
 from eaas_cli.bench.experts.plan import AUTO, Plan, Shape, compute_dtype
-from expert_server.kernels.choose import ExpertSizes, choose_kernel
+from expert_server.kernels.choose import KERNELS, ExpertSizes, choose_kernel
 from expert_server.kernels.kernel import ExpertKernel, KernelSpec, Quantization, UnsupportedError
-from expert_server.kernels.registry import KERNEL_NAMES, create_kernel
 from expert_server.weights.weights import ExpertForm
 
 __all__ = ["Entrants", "find_entrants"]
@@ -53,16 +52,16 @@ def find_entrants(
     """
     quantization = Quantization(dtype) if dtype.startswith("int") else Quantization.NONE
     spec = KernelSpec(getattr(torch, compute_dtype(dtype)), quantization, plan.threads)
-    shown = {name for name in plan.kernels if name != AUTO} or set(KERNEL_NAMES) - {"reference"}
+    shown = {name for name in plan.kernels if name != AUTO} or KERNELS.keys() - {"reference"}
     picked = None
     if AUTO in plan.kernels or not plan.kernels:
         findings.say(f"{shape} {dtype}: auto tries the kernels")
         picked = _pick(shape, dtype, form, spec, findings)
     kernels = {}
-    for name in KERNEL_NAMES:
+    for name in KERNELS:
         if name in shown or name == picked:
             try:
-                kernels[name] = create_kernel(name, [form], spec)
+                kernels[name] = KERNELS[name]([form], spec)
             except UnsupportedError as error:
                 findings.skip(shape, dtype, name, str(error))
     return Entrants(kernels, frozenset(shown), picked)
@@ -83,10 +82,6 @@ def _pick(
             "shape": str(shape),
             "dtype": dtype,
             "picked": choice.kernel.name,
-            "ms": {
-                name: [round(1e3 * s, 3) for s in seconds]
-                for name, seconds in choice.seconds.items()
-            },
             "passed_over": dict(choice.passed_over),
         }
     )

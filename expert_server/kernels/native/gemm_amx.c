@@ -24,28 +24,28 @@ bool amx_works(void) {
            syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
 }
 
-typedef struct {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t bytes_per_row[16];
-    uint8_t rows[16];
-} TileConfig;
-
-/* Tiles 0-3 are sums, 4 and 5 rows of x (the upper and the lower 16), 6 and 7 weights. `rows`: of x, 1 to 32.
- * With at most 16 rows all four sums are of the upper rows. */
-AMX static void configure(int rows) {
-    const int upper = rows < ROWS ? rows : ROWS, lower = rows > ROWS ? rows - ROWS : upper;
-    TileConfig config;
+AMX void amx_configure(const uint8_t rows[8]) {
+    struct {
+        uint8_t palette, start_row, reserved[14];
+        uint16_t bytes_per_row[16];
+        uint8_t rows[16];
+    } config;
     memset(&config, 0, sizeof config);
     config.palette = 1;
     for (int t = 0; t < 8; t++) {
         config.bytes_per_row[t] = LINE_BYTES;
-        config.rows[t] = ROWS;
+        config.rows[t] = rows[t];
     }
-    config.rows[0] = config.rows[1] = config.rows[4] = (uint8_t)upper;
-    config.rows[2] = config.rows[3] = config.rows[5] = (uint8_t)lower;
     /* GCC's intrinsic declares only the first 8 bytes as read, so stores to the rest would be dropped. */
     __asm__ volatile("" ::"m"(config));
     _tile_loadconfig(&config);
+}
+
+/* Tiles 0-3 are sums, 4 and 5 rows of x (the upper and the lower 16), 6 and 7 weights. `rows`: of x, 1 to 32.
+ * With at most 16 rows all four sums are of the upper rows. */
+static void configure(int rows) {
+    const uint8_t upper = rows < ROWS ? rows : ROWS, lower = rows > ROWS ? rows - ROWS : upper;
+    amx_configure((const uint8_t[8]){upper, upper, lower, lower, upper, lower, ROWS, ROWS});
 }
 
 AMX static inline void fetch_tile(const char *at) {

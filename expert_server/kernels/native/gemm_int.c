@@ -11,16 +11,12 @@
  */
 #include "native.h"
 
-#include <string.h>
+#ifdef __x86_64__
+#include <immintrin.h>
 
 #define INLINE static inline __attribute__((always_inline))
 /* Prefetch distance: the hardware prefetcher stops at each 4 KiB page. */
 #define AHEAD_BYTES 4096
-#define PORTABLE_ROWS 4
-
-#ifdef __x86_64__
-#include <immintrin.h>
-
 #define VNNI __attribute__((target("avx512f,avx512bw,avx512vnni")))
 #define AMX __attribute__((target("avx512f,avx512bw,avx512vnni,amx-tile,amx-int8")))
 
@@ -133,7 +129,7 @@ static Segment first_segment(const char *x, size_t x_stride, const char *w, size
 /* Sets the segment that begins at input `at`; its x, w and number are those of the last one, or the first. */
 static void enter(Segment *s, Format weights, int at, int k) {
     s->k = k - at < segment_inputs(weights) ? k - at : segment_inputs(weights);
-    s->w_bytes = (size_t)s->k * PANEL / (weights == INT4 ? 2 : 1);
+    s->w_bytes = (size_t)(s->k / inputs_per_line(weights)) * LINE_BYTES;
     s->is_first = at == 0;
     s->is_last = at + s->k == k;
 }
@@ -172,20 +168,8 @@ INLINE void vnni(const Format weights, const char *x, size_t x_stride, int m, co
 }
 
 /* Tiles 0-3 are sums (panel 0: high, low, panel 1: high, low), 4 and 5 highs and lows of x, 6 and 7 weights. */
-AMX static void configure(int rows) {
-    struct {
-        uint8_t palette, start_row, reserved[14];
-        uint16_t bytes_per_row[16];
-        uint8_t rows[16];
-    } config;
-    memset(&config, 0, sizeof config);
-    config.palette = 1;
-    for (int t = 0; t < 8; t++) {
-        config.bytes_per_row[t] = LINE_BYTES;
-        config.rows[t] = (uint8_t)(t < 6 ? rows : TILE_ROWS);
-    }
-    __asm__ volatile("" ::"m"(config)); /* See gemm_amx.c. */
-    _tile_loadconfig(&config);
+static void configure(uint8_t rows) {
+    amx_configure((const uint8_t[8]){rows, rows, rows, rows, rows, rows, TILE_ROWS, TILE_ROWS});
 }
 
 /* All tiles' rows by one or two panels; `w` are bytes (of int4: unpacked), c is written from row `from` on. */
@@ -242,7 +226,7 @@ AMX INLINE void amx(const Format weights, const char *x, size_t x_stride, int m,
     char bytes[PANELS][INT4_SEGMENT * PANEL] __attribute__((aligned(LINE_BYTES)));
     /* All tiles have one height; the last one overlaps the one before. */
     const int height = (m + (m + TILE_ROWS - 1) / TILE_ROWS - 1) / ((m + TILE_ROWS - 1) / TILE_ROWS);
-    configure(height);
+    configure((uint8_t)height);
     for (int p = 0; p < panels; p += PANELS) {
         const int width = panels - p < PANELS ? panels - p : PANELS;
         Segment s = first_segment(x, x_stride, w + (size_t)p * panel_bytes, panel_bytes, k, c + p * PANEL, ldc);
@@ -288,18 +272,4 @@ GEMM_VNNI(gemm_vnni_int8, INT8)
 GEMM_VNNI(gemm_vnni_int4, INT4)
 GEMM_AMX(gemm_amx_int8, INT8, gemm_vnni_int8)
 GEMM_AMX(gemm_amx_int4, INT4, gemm_vnni_int4)
-
-#define TARGET __attribute__((target("avx2,fma")))
-#define NAME(what) what##_avx2
-#define VECTOR_BYTES 32
-#define gemm_int8_avx2 gemm_avx2_int8
-#define gemm_int4_avx2 gemm_avx2_int4
-#include "gemm_int_portable.h"
 #endif
-
-#define TARGET
-#define NAME(what) what##_plain
-#define VECTOR_BYTES 16
-#define gemm_int8_plain gemm_plain_int8
-#define gemm_int4_plain gemm_plain_int4
-#include "gemm_int_portable.h"

@@ -67,6 +67,8 @@ static inline size_t format_bytes(Format format) { return format == BFLOAT16 ? 2
 #define INT4_SEGMENT 128
 #define INT8_SEGMENT 1024
 
+/* Inputs of a line of packed weights: 1, 2, 4 or 8. */
+static inline int inputs_per_line(Format weights) { return 1 << weights; }
 static inline bool is_integer(Format weights) { return weights == INT8 || weights == INT4; }
 static inline int segment_inputs(Format weights) { return weights == INT4 ? INT4_SEGMENT : INT8_SEGMENT; }
 
@@ -78,20 +80,21 @@ static inline int padded_k(Format weights, int k) {
 
 /* k: padded. */
 static inline size_t panel_bytes_of(Format weights, int k) {
-    if (!is_integer(weights)) return (size_t)k * PANEL * format_bytes(weights);
-    const int segment = segment_inputs(weights);
-    return (size_t)k * PANEL / (weights == INT4 ? 2 : 1) + (size_t)((k + segment - 1) / segment) * LINE_BYTES;
+    const int segment = segment_inputs(weights), scales = is_integer(weights) ? (k + segment - 1) / segment : 0;
+    return (size_t)(k / inputs_per_line(weights) + scales) * LINE_BYTES;
 }
 
 Gemm gemm_amx_bf16, gemm_amx_bf16_few, gemm_avx512_bf16, gemm_avx512_f32;
 /* gemm_amx_bf16 leaves up to this many rows to gemm_amx_bf16_few. */
 #define AMX_FEW_ROWS 4
 bool amx_works(void), avx512_bf16_works(void), avx512_works(void);
-Gemm gemm_avx2_bf16, gemm_avx2_f32, gemm_plain_bf16, gemm_plain_f32;
-bool avx2_works(void), plain_works(void);
+/* Configures the eight tiles: rows of LINE_BYTES. */
+void amx_configure(const uint8_t rows[8]);
 Gemm gemm_amx_int8, gemm_amx_int4, gemm_vnni_int8, gemm_vnni_int4;
 bool amx_int8_works(void), vnni_works(void);
-Gemm gemm_avx2_int8, gemm_avx2_int4, gemm_plain_int8, gemm_plain_int4;
+Gemm gemm_f32_avx2, gemm_bf16_avx2, gemm_int8_avx2, gemm_int4_avx2;
+Gemm gemm_f32_plain, gemm_bf16_plain, gemm_int8_plain, gemm_int4_plain;
+bool avx2_works(void), plain_works(void);
 
 /* -- rows of 15 bits (split.c) ------------------------------------------------------------------------------ */
 

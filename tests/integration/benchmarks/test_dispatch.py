@@ -118,7 +118,7 @@ def test_the_document(document: dict[str, Any]) -> None:
     assert load_generators["ratio"] == pytest.approx(
         load_generators["p99_us"] / load_generators["p50_us"], rel=1e-3
     )
-    assert real["kernel"].startswith(("native", "packed", "zentorch", "reference"))
+    assert real["kernel"].startswith(("native", "reference"))
     assert real["calls"] == 2 * layer._CALLS
     assert min(real["in_process_ms"], real["through_server_ms"], real["ratio"]) > 0
     assert document["machine"]["cores"] == usable_cores()

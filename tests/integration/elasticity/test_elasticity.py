@@ -39,7 +39,7 @@ def by_hand(
 ) -> ChildProcess:
     """Start a server as an operator does; without a fork server in a new interpreter."""
     arguments = ["expert-server", "--id", name, "--join", cluster.monitor_address]
-    arguments += ["--kernel", "packed", *options]
+    arguments += ["--kernel", "native", *options]
     child = ChildProcess(name, arguments, tmp_path, fork_server=fork_server)
     cleanup.callback(child.reap, 10)
     cleanup.callback(child.signal, signal.SIGKILL)

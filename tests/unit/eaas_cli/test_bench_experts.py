@@ -28,8 +28,8 @@ from eaas_cli.bench.experts.rows import Cell, auto_row, kernel_row
 from eaas_cli.bench.experts.run import _Clock
 from eaas_cli.bench.experts.source import BASELINES, Batch, Batches, Source
 from eaas_cli.commands import app
+from expert_server.kernels.choose import KERNELS
 from expert_server.kernels.kernel import UnsupportedError
-from expert_server.kernels.registry import KERNEL_NAMES, create_kernel
 
 A, B = BUILT_IN
 TINY = Shape(64, 32, 4, 2)
@@ -59,7 +59,7 @@ def plan_of(**changes: Any) -> Plan:
         "tokens": "1,8",
         "dtypes": DTYPES,
         "kernels": (),
-        "known_kernels": KERNEL_NAMES,
+        "known_kernels": tuple(KERNELS),
         "rounds": 2,
         "threads": 1,
     }
@@ -222,10 +222,10 @@ def test_a_row_has_the_medians_of_the_rounds() -> None:
     # The ratios are 5, 2 and 3; the ratio of the medians would be 4.
     eager = samples_of(10 * least_s, 2 * least_s, 12 * least_s)
     cell = Cell(A, 1, {"eager": eager, "grouped_mm": ours, "batched_mm": None}, SPEED, 8)
-    row = kernel_row(cell, "bfloat16", "packed", ours, rel_error=0.00123456)
+    row = kernel_row(cell, "bfloat16", "native", ours, rel_error=0.00123456)
     assert row["shape"] == "2048,768,128,8"
     assert row["name"] == "A"
-    assert (row["dtype"], row["tokens"], row["kernel"]) == ("bfloat16", 1, "packed")
+    assert (row["dtype"], row["tokens"], row["kernel"]) == ("bfloat16", 1, "native")
     assert row["ms"] == pytest.approx(2e3 * least_s, rel=1e-3)
     assert row["tokens_per_s"] == pytest.approx(1 / (2 * least_s), rel=1e-3)
     assert row["roofline_fraction"] == 0.5
@@ -235,14 +235,14 @@ def test_a_row_has_the_medians_of_the_rounds() -> None:
     assert row["baseline_ms"]["eager"] == pytest.approx(1e4 * least_s, rel=1e-3)
     assert row["baseline_ms"]["batched_mm"] is None
     assert (row["rel_error"], row["rounds"]) == (0.00123, 3)
-    assert auto_row(row) == row | {"kernel": "auto", "picked": "packed"}
+    assert auto_row(row) == row | {"kernel": "auto", "picked": "native"}
 
 
 def test_a_limit_is_of_its_own_round() -> None:
     slow, fast = Speed(10e9, 1e12), Speed(40e9, 1e12)
     least_s = 3 * 2048 * 768 * 2 / 10e9
     ours = [Sample(least_s, slow, 1), Sample(least_s / 4, fast, 1), Sample(least_s, slow, 1)]
-    row = kernel_row(Cell(A, 1, {}, SPEED, 1), "bfloat16", "packed", ours, 0.0)
+    row = kernel_row(Cell(A, 1, {}, SPEED, 1), "bfloat16", "native", ours, 0.0)
     assert row["roofline_spread"] == [1.0, 1.0]
 
 
@@ -250,7 +250,7 @@ def test_all_kernels_of_a_cell_have_the_same_bound() -> None:
     """Even if the products were slow at its moment."""
     cell = Cell(A, 1, {}, SPEED, 8)
     ours = [Sample(1.0, Speed(25e9, 1e6), 8)]
-    assert kernel_row(cell, "bfloat16", "packed", ours, 0.0)["bound"] == "memory"
+    assert kernel_row(cell, "bfloat16", "native", ours, 0.0)["bound"] == "memory"
 
 
 # -- the run ------------------------------------------------------------------------------------------
@@ -323,21 +323,19 @@ def test_one_round_is_its_own_median(capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.usefixtures("cheap_limits")
 def test_a_skipped_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from eaas_cli.bench.experts import cell, entrants
+    from eaas_cli.bench.experts import cell
 
-    def create(name: str, *arguments: Any) -> Any:
-        if name == "packed":
-            raise UnsupportedError("no such CPU")
-        return create_kernel(name, *arguments)
+    def refuse(*_arguments: Any) -> Any:
+        raise UnsupportedError("no such CPU")
 
-    monkeypatch.setattr(entrants, "create_kernel", create)
+    monkeypatch.setitem(KERNELS, "native", refuse)
     monkeypatch.setattr(cell, "MOST_COPIED_BYTES", 0)
     plan = plan_of(
         shapes=["64,32,4,2"],
         built_in=False,
         tokens="8",
         dtypes=["float32"],
-        kernels=["reference", "packed"],
+        kernels=["reference", "native"],
         rounds=1,
     )
     document = bench_experts(plan, lambda _line: None)
@@ -346,11 +344,11 @@ def test_a_skipped_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     base = {"shape": "64,32,4,2", "dtype": "float32"}
     copies = "it would copy 0.0 GB of weights in each call"
     assert document["skipped"] == [
-        base | {"what": "packed", "reason": "no such CPU"},
+        base | {"what": "native", "reason": "no such CPU"},
         base | {"what": "batched_mm", "reason": copies, "tokens": 8},
     ]
-    with pytest.raises(ConfigError, match="nothing could be measured: packed: no such CPU"):
-        bench_experts(plan_of(built_in=True, kernels=["packed"]), lambda _line: None)
+    with pytest.raises(ConfigError, match="nothing could be measured: native: no such CPU"):
+        bench_experts(plan_of(built_in=True, kernels=["native"]), lambda _line: None)
 
 
 @pytest.mark.usefixtures("cheap_limits")

@@ -41,8 +41,8 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return write
 
 
-def digests_of(checkpoint: Checkpoint, dtype: torch.dtype | None = None) -> Digests:
-    reader = ExpertReader(checkpoint, dtype)
+def digests_of(checkpoint: Checkpoint) -> Digests:
+    reader = ExpertReader(checkpoint)
     found = {
         (layer, expert): weights.digest
         for layer in range(checkpoint.shape.num_layers)
@@ -86,11 +86,11 @@ def test_each_bit_of_an_expert_changes_its_digest_only(
 
 
 @pytest.mark.parametrize("arch", ["qwen3_moe", "gpt_oss"])
-def test_digests_do_not_depend_on_shards_and_dtypes(arch: str, demo: Callable[..., Path]) -> None:
+def test_digests_do_not_depend_on_shards(arch: str, demo: Callable[..., Path]) -> None:
     whole, cut = Checkpoint.open(demo(arch)), Checkpoint.open(demo(arch, "20KB"))
     assert len(set(cut.keys.values())) > 3
     assert len(set(whole.keys.values())) == 1
-    assert digests_of(whole) == digests_of(cut) == digests_of(whole, torch.float64)
+    assert digests_of(whole) == digests_of(cut)
     assert whole.shape == cut.shape
 
 

@@ -3,57 +3,22 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import grpc
 import pytest
 
-from eaas.net.grpc_client import channel
-from eaas.net.grpc_server import Service, serve
 from eaas.rpc.v1 import expert_pb2 as pb
-from eaas.rpc.v1 import expert_pb2_grpc
-from eaas.types import ModelShape
-from eaas.wire import Arena, RequestHeader, SlotState
-from eaas.wire.header import WireDtype
-from expert_server.experts.placements import PlacementHandler
-from expert_server.load_report.hotness import HotnessHandler
-from expert_server.service import SERVICE, ExpertService, add_expert_service
-from expert_server.transports.slot_ownership import Grant, SlotTable
-from expert_server.weights.sharing import CheckpointSharer
-
-SHAPE = ModelShape("tiny", 4, 8, 2, ("layer.0",), "float32", "digest")
+from eaas.wire import RequestHeader, SlotState
+from endpoint_box import EndpointBox, header_of
+from expert_server.transports.slot_ownership import Grant
+from waiting import eventually
 
 
-def eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-
-
-class Endpoint:
+class Endpoint(EndpointBox):
     def __init__(self) -> None:
-        self.arena = Arena.create_local(4, 512, 512, 1)
-        self.table = SlotTable(self.arena)
-        service = ExpertService(
-            self.arena,
-            self.table,
-            SHAPE,
-            PlacementHandler(None, SHAPE, print, print),
-            CheckpointSharer(None, 1),
-            HotnessHandler(SHAPE, None, None),
-            lambda: None,
-        )
-        self.server = serve([Service(SERVICE, add_expert_service, service)], "127.0.0.1", 0)
-        self.channel = channel(self.server.address)
-        self.stub = expert_pb2_grpc.ExpertServiceStub(self.channel)
+        super().__init__()
         self.go = threading.Event()
-
-    def grant(self) -> Grant:
-        grant = self.table.grant("client", 1, 2)
-        assert grant is not None
-        return grant
 
     def stream(self, grant: Grant, *frames: pb.ExchangeRequest):
         """Hello and frames; half-closed once `go` is set."""
@@ -65,9 +30,6 @@ class Endpoint:
 
         return self.stub.Exchange(requests(), timeout=20)
 
-    def state(self, slot: int) -> int:
-        return self.arena.flags.load(slot)
-
 
 @pytest.fixture
 def endpoint() -> Iterator[Endpoint]:
@@ -76,21 +38,11 @@ def endpoint() -> Iterator[Endpoint]:
     endpoint.go.set()
     endpoint.channel.close()
     eventually(lambda: "exchange" not in [t.name for t in threading.enumerate()])
-    endpoint.server.stop(0)
+    endpoint.close()
 
 
 def frame(grant: Grant, slot: int = 0, tokens: int = 1) -> pb.ExchangeRequest:
-    header = RequestHeader.of(
-        dtype=WireDtype.FLOAT32,
-        generation=grant.generation,
-        request_id=1,
-        epoch=1,
-        budget_us=1,
-        layer=0,
-        batch_size=tokens,
-        hidden_size=8,
-        top_k=2,
-    )
+    header = header_of(grant.generation, tokens)
     data = bytearray(header.end)
     header.pack_into(data, 0)
     return pb.ExchangeRequest(slot=slot, data=bytes(data))

@@ -12,18 +12,24 @@ from torch.nn import functional
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.types import ModelShape
 from expert_server.kernels import KernelSpec
-from expert_server.kernels.registry import create_kernel
-from expert_server.load_report.hotness import HotnessHandler
+from expert_server.kernels.choose import KERNELS
+from expert_server.load_report.hotness import HotnessHandler, carried
 from expert_server.weights.weights import ExpertForm, ExpertWeights
 
 E, H, K, INNER = 8, 32, 3, 48
+INTERFACES = """Inter-| Receive            | Transmit
+ face |bytes packets and six more|bytes packets and so on
+    lo: 9999 41 0 0 0 0 0 0 9999 41 0 0 0 0 0 0
+  eth0:1000 7 0 0 0 0 0 0 300 5 0 0 0 0 0 0
+  ib0: 50 1 0 0 0 0 0 0 7 1 0 0 0 0 0 0
+"""
 FORM = ExpertForm(False, False, functional.gelu)
 SHAPE = ModelShape("tiny", E, H, K, ("l0", "l1"), "float32", "digest")
 
 
-@pytest.mark.parametrize("name", ["reference", "packed", "native"])
+@pytest.mark.parametrize("name", KERNELS)
 def test_every_kernel_counts_its_experts_tokens(name: str) -> None:
-    kernel = create_kernel(name, [FORM, FORM], KernelSpec(torch.float32))
+    kernel = KERNELS[name]([FORM, FORM], KernelSpec(torch.float32))
     dice = torch.Generator().manual_seed(1)
     try:
         for layer in (0, 1):
@@ -78,3 +84,8 @@ def test_unchanged_totals_are_not_sent_again() -> None:
     answer = other.ReadHotness(pb.ReadHotnessRequest(boot_id=first.boot_id, sequence=1), None)
     assert answer.layers, "another process with the same sequence"
     assert answer.expert_bytes == 0
+
+
+def test_carried_bytes_are_those_of_all_interfaces_but_the_loopback() -> None:
+    assert carried(INTERFACES) == (1050, 307)
+    assert carried("\n".join(INTERFACES.splitlines()[:3])) == (0, 0)

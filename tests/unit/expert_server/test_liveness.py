@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 
+import pytest
+
 from expert_server.loop.liveness import Liveness, Watchdog
 
 PATIENCE_S, MOST_S = 1.6, 10.0
@@ -64,44 +66,26 @@ def test_a_stalled_batch_and_its_end_are_noticed() -> None:
     assert world.changes[1:] == [0.0]
 
 
-def test_patience_grows_with_the_tokens() -> None:
+@pytest.mark.parametrize(
+    ("before", "tokens", "patience_s"),
+    [
+        # Decoding takes 5 ms per token: 200 tokens take at most a second, and may take four.
+        ([0.005] * 50, 200, 4.0),
+        ([1.0], 4096, MOST_S),
+        ([], 1, MOST_S),
+        # One slow batch is forgotten.
+        ([2.0] + [0.001] * 400, 1, PATIENCE_S),
+    ],
+    ids=["grows with the tokens", "bounded", "first batch", "slow batch"],
+)
+def test_the_patience_with_a_batch(before: list[float], tokens: int, patience_s: float) -> None:
     world = World()
-    # Decoding takes 5 ms per token: 200 tokens take at most a second, and may take four.
-    for _ in range(50):
-        world.batch(1, 0.005)
-    world.liveness.begins(200, world.now)
-    world.look_for(3.9)
+    for seconds in before:
+        world.batch(1, seconds)
+    world.liveness.begins(tokens, world.now)
+    world.look_for(patience_s - 0.15)
     assert world.changes == []
     world.look_for(0.3)
-    assert len(world.changes) == 1
-
-
-def test_patience_is_bounded() -> None:
-    world = World()
-    world.batch(1, 1.0)
-    world.liveness.begins(4096, world.now)
-    world.look_for(MOST_S - 0.15)
-    assert world.changes == []
-    world.look_for(0.3)
-    assert len(world.changes) == 1
-
-
-def test_the_first_batch_has_the_longest_patience() -> None:
-    world = World()
-    world.liveness.begins(1, world.now)
-    world.look_for(MOST_S - 0.15)
-    assert world.changes == []
-    world.look_for(0.3)
-    assert len(world.changes) == 1
-
-
-def test_one_slow_batch_is_forgotten() -> None:
-    world = World()
-    world.batch(1, 2.0)
-    for _ in range(400):
-        world.batch(1, 0.001)
-    world.liveness.begins(1, world.now)
-    world.look_for(PATIENCE_S + 0.2)
     assert len(world.changes) == 1
 
 
@@ -133,9 +117,12 @@ def test_the_watchdog_thread_checks_and_ends() -> None:
 
 def test_the_loop_notes_its_batches(bench) -> None:
     stalled: list[bool] = []
-    bench.kernel.on_call = lambda: stalled.append(
-        bench.loop.liveness.stalled_s(bench.now + 2.0, 0.0) > 0
-    )
+
+    def check() -> None:
+        still_s, patience_s = bench.loop.liveness.still(bench.now + 2.0, 0.0)
+        stalled.append(still_s >= patience_s)
+
+    bench.kernel.on_call = check
     grant = bench.grant("a")
     for _ in range(3):
         slot = bench.write(grant, 3)

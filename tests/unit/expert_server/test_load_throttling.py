@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expert_server.experts.load_throttling import LoadThrottle, ThrottlePolicy
+from expert_server.experts.load_throttling import LoadThrottle
 
 
 class World:
@@ -90,15 +90,8 @@ def test_an_idle_server_loads_without_pauses(seconds: list[float]) -> None:
 
 
 def test_the_end_of_a_batch_shortens_the_pause() -> None:
-    policy = ThrottlePolicy()
-    policy.worked(0.25, 5.0)
-    assert policy.pause_s(is_busy=False, now=5.0) == 0
-    assert policy.pause_s(is_busy=True, now=5.0) == 2.5
-    assert policy.pause_s(is_busy=False, now=5.125) == 0.125
-    assert policy.pause_s(is_busy=False, now=5.25) == 0
-    assert policy.pause_s(is_busy=True, now=7.5) == 0
-    policy.worked(0.25, 8.0)
-    assert policy.pause_s(is_busy=False, now=8.0) == 0, "no batch for half a second"
+    world = World([(0.25, 0.375)])
+    assert [began for began, _ in world.pieces([0.25, 0.75, 0.25])] == [0.0, 0.5, 1.25]
 
 
 def test_waiting_for_a_disk_needs_no_pause() -> None:

@@ -134,13 +134,6 @@ def test_a_broken_kernel_refuses_its_batch_and_the_loop_goes_on(bench, error: Ex
     assert (bench.rows(other) == 8).all()
 
 
-def test_nan_stays_with_its_client(bench) -> None:
-    slots = [bench.write(bench.grant("a"), np.nan), bench.write(bench.grant("b"), 2)]
-    bench.serve(*slots)
-    assert np.isnan(bench.rows(slots[0])).all()
-    assert (bench.rows(slots[1]) == 8).all()
-
-
 @pytest.mark.parametrize(
     ("lie", "status"),
     [
@@ -298,62 +291,46 @@ def test_a_request_that_is_revoked_before_its_turn_is_not_computed(bench) -> Non
     assert bench.grant("c", 4).first_slot == 2
 
 
-def test_answers_are_counted(bench) -> None:
-    grants = [bench.grant(name) for name in "abc"]
-    bench.serve(
-        bench.write(grants[0], 2), bench.write(grants[1], 2, EXPERTS), bench.write(grants[2], 13)
-    )
-    bench.rewrite(bench.write(grants[1], 2, slot=3), magic=0)
-    bench.serve(3)
-    loop = bench.loop
-    assert (loop.computed, loop.refused, loop.expired, loop.requests) == (2, 2, 0, 4)
-
-
-def test_a_batch_waits_at_most_for_the_window(benches) -> None:
+@pytest.fixture
+def waiting(benches):
+    """A bench whose next batch waits for the client "b": "a" has written again, for layer 1."""
     bench = benches("all", window_s=60.0)
-    a, b = bench.grant("a"), bench.grant("b")
+    a, bench.b = bench.grant("a"), bench.grant("b")
     bench.write(a, 2)
-    bench.write(b, 3)
+    bench.write(bench.b, 3)
     bench.step()
     bench.write(a, 2, slot=a.first_slot + 1, layer=1)
-    late = threading.Timer(0.05, lambda: bench.write(b, 3, slot=b.first_slot + 1, layer=1))
+    return bench
+
+
+def test_a_batch_waits_at_most_for_the_window(waiting) -> None:
+    slot = waiting.b.first_slot + 1
+    late = threading.Timer(0.05, lambda: waiting.write(waiting.b, 3, slot=slot, layer=1))
     late.start()
     began = time.monotonic()
-    bench.step()
+    waiting.step()
     assert 0.04 < time.monotonic() - began < 30
     late.join()
-    bench.step()
-    assert bench.kernel.batches == [(0, 4), (1, 4)]
+    waiting.step()
+    assert waiting.kernel.batches == [(0, 4), (1, 4)]
 
 
-def test_no_wait_for_a_gone_client(benches) -> None:
-    bench = benches("all", window_s=60.0)
-    a, b = bench.grant("a"), bench.grant("b")
-    bench.write(a, 2)
-    bench.write(b, 3)
-    bench.step()
-    bench.table.revoke(b.connection_id)
-    bench.write(a, 2, slot=a.first_slot + 1, layer=1)
-    bench.step()
-    assert bench.kernel.batches == [(0, 4), (1, 2)]
+def test_no_wait_for_a_gone_client(waiting) -> None:
+    waiting.table.revoke(waiting.b.connection_id)
+    waiting.step()
+    assert waiting.kernel.batches == [(0, 4), (1, 2)]
 
 
-def test_stop_ends_a_batchs_wait(benches) -> None:
-    bench = benches("all", window_s=60.0)
-    a, b = bench.grant("a"), bench.grant("b")
-    bench.write(a, 2)
-    bench.write(b, 3)
-    bench.step()
-    bench.write(a, 2, slot=a.first_slot + 1, layer=1)
-    bench.now += 0.001
-    thread = threading.Thread(target=bench.loop.run)
+def test_stop_ends_a_batchs_wait(waiting) -> None:
+    waiting.now += 0.001
+    thread = threading.Thread(target=waiting.loop.run)
     thread.start()
-    while bench.loop.in_flight == 0:
+    while waiting.loop.in_flight == 0:
         time.sleep(0.001)
-    bench.loop.stop()
+    waiting.loop.stop()
     thread.join(10)
     assert not thread.is_alive()
-    assert bench.kernel.batches == [(0, 4)]
+    assert waiting.kernel.batches == [(0, 4)]
 
 
 def test_a_warm_loop_allocates_nothing(benches) -> None:

@@ -27,14 +27,6 @@ from expert_server.transports.slot_ownership import SlotTable
 from expert_server.weights.weights import ExpertReader, ExpertWeights
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("demo") / "x"
@@ -64,15 +56,12 @@ def test_float16_is_computed_exactly() -> None:
     assert torch.equal(numbers.to(dtype).half(), numbers)
 
 
-def test_a_plain_kernel(reader: ExpertReader) -> None:
-    assert _describe(kernel(reader, KernelSpec(torch.float32)), reader) == "reference (float32)"
-
-
-def test_instructions_and_another_dtype_are_named(reader: ExpertReader) -> None:
+def test_the_kernel_line_names_instructions_and_another_dtype(reader: ExpertReader) -> None:
     class Native(ReferenceKernel):
         name = "native"
         isa = "amx"
 
+    assert _describe(kernel(reader, KernelSpec(torch.float32)), reader) == "reference (float32)"
     line = _describe(Native(reader.forms, KernelSpec(torch.bfloat16)), reader)
     assert line == "native (bfloat16 for float32, amx)"
 

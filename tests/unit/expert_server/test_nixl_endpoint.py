@@ -5,67 +5,24 @@ from __future__ import annotations
 import mmap
 import queue
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import grpc
 import pytest
 
-from eaas.net.grpc_client import channel
-from eaas.net.grpc_server import Service, serve
 from eaas.one_sided import Agent, nixl_version, why_not
 from eaas.one_sided.slots import READY, SlotMemory, pack_note
 from eaas.rpc.v1 import expert_pb2 as pb
-from eaas.rpc.v1 import expert_pb2_grpc
-from eaas.types import ModelShape
-from eaas.wire import Arena, RequestHeader, ResultHeader, SlotState
-from eaas.wire.header import WireDtype
+from eaas.wire import RequestHeader, ResultHeader, SlotState
 from eaas.wire.slot import Status
-from expert_server.experts.placements import PlacementHandler
-from expert_server.load_report.hotness import HotnessHandler
-from expert_server.service import SERVICE, ExpertService, add_expert_service
+from endpoint_box import EndpointBox as Endpoint
+from endpoint_box import header_of
 from expert_server.transports import nixl_endpoint
-from expert_server.transports.slot_ownership import Grant, SlotTable
-from expert_server.weights.sharing import CheckpointSharer
+from expert_server.transports.slot_ownership import Grant
+from waiting import eventually
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "there")
-SHAPE = ModelShape("tiny", 4, 8, 2, ("layer.0",), "float32", "digest")
 SLOT = 4096
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-
-
-class Endpoint:
-    def __init__(self) -> None:
-        self.arena = Arena.create_local(4, 512, 512, time.monotonic_ns())
-        self.table = SlotTable(self.arena)
-        self.service = ExpertService(
-            self.arena,
-            self.table,
-            SHAPE,
-            PlacementHandler(None, SHAPE, print, print),
-            CheckpointSharer(None, 1),
-            HotnessHandler(SHAPE, None, None),
-            lambda: None,
-        )
-        self.server = serve([Service(SERVICE, add_expert_service, self.service)], "127.0.0.1", 0)
-        self.channel = channel(self.server.address)
-        self.stub = expert_pb2_grpc.ExpertServiceStub(self.channel)
-
-    def grant(self, slots: int = 2, client: str = "client") -> Grant:
-        grant = self.table.grant(client, 1, slots)
-        assert grant is not None
-        return grant
-
-    def state(self, slot: int) -> int:
-        return self.arena.flags.load(slot)
-
-    def leave(self, grant: Grant) -> None:
-        self.stub.Disconnect(pb.DisconnectRequest(connection_id=grant.connection_id))
 
 
 class Peer:
@@ -108,17 +65,7 @@ class Peer:
         return note
 
     def ask(self, slot: int, tokens: int = 1, length: int | None = None) -> None:
-        header = RequestHeader.of(
-            dtype=WireDtype.FLOAT32,
-            generation=self.grant.generation,
-            request_id=1,
-            epoch=1,
-            budget_us=1,
-            layer=0,
-            batch_size=tokens,
-            hidden_size=8,
-            top_k=2,
-        )
+        header = header_of(self.grant.generation, tokens)
         header.pack_into(self.memory, slot * SLOT)
         length = header.end if length is None else length
         self.agent.write(
@@ -144,9 +91,11 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
     monkeypatch.setattr(nixl_endpoint, "GRACE_S", 0.5)
     endpoint = Endpoint()
     yield endpoint
-    endpoint.channel.close()
-    endpoint.service.close()
-    endpoint.server.stop(0)
+    endpoint.close()
+
+
+def leave(endpoint: Endpoint, grant: Grant) -> None:
+    endpoint.stub.Disconnect(pb.DisconnectRequest(connection_id=grant.connection_id))
 
 
 def test_an_unknown_connection(endpoint: Endpoint) -> None:
@@ -185,7 +134,7 @@ def test_a_request_and_its_result(endpoint: Endpoint) -> None:
     assert peer.next_note() == pack_note(1, result.end)
     assert ResultHeader.unpack_from(peer.memory, SLOT + SLOT // 2) == result
     assert endpoint.state(1) == SlotState.FREE
-    endpoint.leave(grant)
+    leave(endpoint, grant)
     assert peer.end() == grpc.StatusCode.FAILED_PRECONDITION
 
 
@@ -232,7 +181,7 @@ def test_slots_of_a_leaving_client_are_free_at_once(
     grant = endpoint.grant(slots=4)
     peer = Peer(endpoint, grant)
     peer.join()
-    endpoint.leave(grant)
+    leave(endpoint, grant)
     assert endpoint.table.grant("other", 1, 4) is not None
     peer.end()
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from eaas.wire import Arena, RequestHeader
 from eaas.wire.slot import WireDtype, payload_layout, request_views, result_length
+from endpoint_box import header_of
 from expert_server.loop import views as views_module
 from expert_server.loop.views import PayloadViews, Scratch, TensorViews
 
@@ -17,17 +18,7 @@ HIDDEN, TOKENS, TOP_K = 4, 6, 2
 
 
 def header(tokens: int, top_k: int = TOP_K, dtype: WireDtype = WireDtype.FLOAT32) -> RequestHeader:
-    return RequestHeader.of(
-        dtype=dtype,
-        generation=1,
-        request_id=1,
-        epoch=1,
-        budget_us=1,
-        layer=0,
-        batch_size=tokens,
-        hidden_size=HIDDEN,
-        top_k=top_k,
-    )
+    return header_of(1, tokens, HIDDEN, top_k, dtype)
 
 
 @pytest.fixture

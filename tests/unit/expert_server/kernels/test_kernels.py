@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from expert_server.kernels import ExpertKernel, KernelSpec, ReferenceKernel
-from expert_server.kernels.kernel import Quantization, UnsupportedError
-from expert_server.kernels.registry import KERNEL_NAMES, create_kernel
+from expert_server.kernels.kernel import Quantization
+from expert_server.kernels.native import NativeKernel, available_isas
 from expert_server.weights.weights import ExpertForm, ExpertWeights
 
 BOUND = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
@@ -62,16 +62,15 @@ FORMS = {
 
 @dataclass(frozen=True)
 class Candidate:
-    """A kernel to be tested; `isa` only for the compiled one, which has several inside."""
+    """A kernel to be tested: the compiled one with one of its instruction sets, or the reference."""
 
-    name: str
     dtype: torch.dtype
-    isa: str | None = None
+    isa: str = ""
     quantization: Quantization = Quantization.NONE
 
     def __str__(self) -> str:
         weights = self.quantization if self.is_quantized else str(self.dtype)[6:]
-        return "-".join(filter(None, (self.name, weights, self.isa)))
+        return f"{weights}-{self.isa or 'reference'}"
 
     @property
     def is_quantized(self) -> bool:
@@ -83,37 +82,17 @@ class Candidate:
 
     def create(self, form: ExpertForm, threads: int) -> ExpertKernel:
         spec = KernelSpec(self.dtype, self.quantization, threads)
-        if self.isa is None:
-            return create_kernel(self.name, [form], spec)
-        from expert_server.kernels.native import NativeKernel
-
-        return NativeKernel([form], spec, self.isa)
+        return NativeKernel([form], spec, self.isa) if self.isa else ReferenceKernel([form], spec)
 
 
 def candidates() -> Iterator[Candidate]:
-    from expert_server.kernels.native import available_isas
-
     for quantization in (Quantization.INT8, Quantization.INT4):
         for isa in available_isas(KernelSpec(torch.float32, quantization)):
-            yield Candidate("native", torch.float32, isa, quantization)
+            yield Candidate(torch.float32, isa, quantization)
     for dtype in BOUND:
         for isa in available_isas(KernelSpec(dtype)):
-            yield Candidate("native", dtype, isa)
-        for name in KERNEL_NAMES:
-            try:
-                create_kernel(name, [FORMS["swiglu"]], KernelSpec(dtype)).close()
-            except UnsupportedError:
-                continue
-            if name != "native":
-                yield Candidate(name, dtype)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+            yield Candidate(dtype, isa)
+        yield Candidate(dtype)
 
 
 each_kernel = pytest.mark.parametrize("candidate", list(candidates()), ids=str)
@@ -272,7 +251,7 @@ def test_a_token_alone_and_in_a_batch(candidate: Candidate, data: st.DataObject)
     order = torch.randperm(tokens, generator=torch.Generator().manual_seed(tokens))
     shuffled_TH = both.kernel(x_TH[order], ids_TK[order], scores_TK[order], 0).clone()
     both.kernel.close()
-    if candidate.name == "native":
+    if candidate.isa:
         assert torch.equal(alone_1H, out_TH[one])
         assert torch.equal(shuffled_TH, out_TH[order])
     bound = candidate.bound

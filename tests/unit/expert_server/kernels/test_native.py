@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from expert_server.kernels import KernelSpec, Quantization, _native, quantized_panels
+from expert_server.kernels import KernelSpec, Quantization, _native, panels
 from expert_server.kernels.activation import Activation, ActivationKind
-from expert_server.kernels.native import NativeKernel, pack_expert
+from expert_server.kernels.native import NativeKernel
+from expert_server.kernels.panels import pack_expert
 from expert_server.weights.weights import ExpertForm, ExpertWeights
 
 FORMS = [ExpertForm(False, False, functional.relu)]
@@ -45,7 +46,7 @@ def test_packing_in_pieces_gives_the_same_bytes(
     packed = []
     for piece in (1 << 30, 4096):
         pause = mock.Mock()
-        with mock.patch.object(quantized_panels, "PIECE_BYTES", piece):
+        with mock.patch.object(panels, "PIECE_BYTES", piece):
             one = pack_expert(weights, activation, spec, pause)
         packed.append((one.memory, pause.call_count))
     (whole, least), (pieces, count) = packed
@@ -113,17 +114,6 @@ for dtype in (np.int32, np.int64):
 """
 
 
-def test_experts_of_a_layer_have_one_size() -> None:
-    """A refused one leaves nothing behind."""
-    kernel = NativeKernel(FORMS, KernelSpec(torch.float32))
-    kernel.load(0, 0, ExpertWeights(torch.ones(2, 3), torch.ones(3, 2)))
-    with pytest.raises(ValueError, match=r"layer 0: expert 1 .*\(4, 2\), expert 0 has \(3, 2\)"):
-        kernel.load(0, 1, ExpertWeights(torch.ones(2, 4), torch.ones(4, 2)))
-    assert kernel.count == 1
-    kernel.load(0, 1, ExpertWeights(torch.ones(2, 3), torch.ones(3, 2)))
-    kernel.close()
-
-
 def test_ids_that_change_during_a_call_do_not_crash() -> None:
     """The ids are in memory that a client can write."""
     done = subprocess.run(
@@ -142,11 +132,11 @@ def test_ids_that_change_during_a_call_do_not_crash() -> None:
 def test_pack_rows_into_panels(n: int, words: int, gap: int, panel_gap: int, seed: int) -> None:
     """Strided rows, and interleaved panels; the last panel's padding is not written."""
     rows = np.random.default_rng(seed).integers(1, 1 << 31, (n, words + gap), np.int32)
-    panels = -(-n // 16)
-    out = np.zeros((panels, words + panel_gap, 16), np.int32)
+    count = -(-n // 16)
+    out = np.zeros((count, words + panel_gap, 16), np.int32)
     _native.pack(rows.ctypes.data, words + gap, n, words, out.ctypes.data, 16 * (words + panel_gap))
-    padded = np.zeros((16 * panels, words), np.int32)
+    padded = np.zeros((16 * count, words), np.int32)
     padded[:n] = rows[:, :words]
-    wanted = padded.reshape(panels, 16, words).transpose(0, 2, 1)
+    wanted = padded.reshape(count, 16, words).transpose(0, 2, 1)
     assert np.array_equal(out[:, :words], wanted)
     assert not out[:, words:].any()
