@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from types import MappingProxyType
 
@@ -104,25 +104,34 @@ class ExpertStore:
         with self._changing:
             # While experts are held, the kernel needs the cores: copying and packing use a single one. Before
             # that, the load only gives way to other processes of the machine.
-            begin = compute_alone if self.count else step_back
-            with ThreadPoolExecutor(1, "load", begin) as thread:
-                return thread.submit(self._load, wanted, is_given_up, digests).result()
+            if self.count:
+                with ThreadPoolExecutor(1, "load", compute_alone) as thread:
+                    return thread.submit(self._load, wanted, is_given_up, digests).result()
+            with (
+                ThreadPoolExecutor(1, "load", step_back) as thread,
+                ThreadPoolExecutor(1, "read", step_back) as ahead,
+            ):
+                return thread.submit(self._load, wanted, is_given_up, digests, ahead).result()
 
     def _load(
         self,
         wanted: Mapping[int, Collection[int]],
         is_given_up: Callable[[], bool],
         digests: Digests,
+        ahead: Executor | None = None,
     ) -> int:
         self._drop_mismatched(wanted, digests)
         before = trimmed = self.bytes
-        pause = LoadThrottle(self._loop).wait if self._loop is not None else at_once
+        # Nothing is read ahead unless no batch needs the cores.
+        pause = (
+            at_once if self._loop is None or ahead is not None else LoadThrottle(self._loop).wait
+        )
         pace = Pace(self._bytes_per_s) if self._bytes_per_s and self.count else None
         try:
             for layer in wanted:
                 missing = {e for e in wanted[layer] if not self.holds(layer, e)}
                 differing = []
-                for expert, weights in self._reader.read(layer, missing, pause):
+                for expert, weights in self._reader.read(layer, missing, pause, ahead):
                     if weights.digest != digests.get((layer, expert), weights.digest):
                         differing.append(expert)
                         continue

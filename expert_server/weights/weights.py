@@ -7,9 +7,12 @@ hidden, I intermediate.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -29,6 +32,8 @@ _CHUNK_BYTES = 16 << 20
 _NO_RULE = ""
 
 _Digests = Sequence[xxhash.xxh3_64]
+_Chunk = tuple[Mapping[str, torch.Tensor], _Digests]
+"""Parameter of the experts module -> rows of the chunk's experts, and the digest of each expert."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +120,8 @@ class ExpertReader:
         for tensor in sorted(checkpoint.expert_tensors, key=lambda tensor: tensor.target):
             parts = self._sources[tensor.layer].setdefault(tensor.target, {})
             parts.setdefault(tensor.pattern or _NO_RULE, []).append(tensor)
-        self._buffers: dict[str, torch.Tensor] = {}
+        # Memory of the last two chunks, the newer one first. Only a read ahead needs both.
+        self._buffers: list[dict[str, torch.Tensor]] = [{}, {}]
         self._rules = {
             pattern: rule
             for rule in checkpoint.weight_mapping()
@@ -129,7 +135,11 @@ class ExpertReader:
         return self._checkpoint.shape.num_experts
 
     def read(
-        self, layer: int, experts: Collection[int], pause: Pause = at_once
+        self,
+        layer: int,
+        experts: Collection[int],
+        pause: Pause = at_once,
+        ahead: Executor | None = None,
     ) -> Iterator[tuple[int, ExpertWeights]]:
         """Yield the experts' weights, in ascending order.
 
@@ -140,22 +150,37 @@ class ExpertReader:
             layer: MoE layer.
             experts: Logical experts.
             pause: Called before each piece.
+            ahead: Reads and digests a chunk while the caller packs the one before. None: the caller's thread
+                does both, in turn.
 
         Raises:
             MissingShardError, CorruptShardError: A tensor cannot be read; names the file and the tensor.
         """
         wanted = sorted(experts)
         count = max(1, _CHUNK_BYTES // self._expert_bytes(layer))
-        self._prefetch(layer, wanted[:count], pause)
-        for start in range(0, len(wanted), count):
-            chunk = wanted[start : start + count]
-            digests = [xxhash.xxh3_64() for _ in chunk]
-            tensors = self._read_chunk(layer, chunk, pause, digests)
-            # The next chunk is read while this one is packed.
-            self._prefetch(layer, wanted[start + count : start + 2 * count], pause)
-            for place, expert in enumerate(chunk):
-                yield expert, self._weights(layer, tensors, place, digests[place].intdigest())
-            del tensors  # Its memory takes the next chunk.
+        none: list[int] = []
+        chunks = [wanted[start : start + count] for start in range(0, len(wanted), count)]
+        if ahead is None:
+            self._prefetch(layer, wanted[:count], pause)
+            for chunk, following in zip_longest(chunks, chunks[1:], fillvalue=none):
+                read = self._read_chunk(layer, chunk, pause)
+                # The system reads the next chunk while this one is packed.
+                self._prefetch(layer, following, pause)
+                yield from self._experts(layer, chunk, *read)
+                del read  # Its memory takes the next chunk.
+            return
+        readings = deque[Future[_Chunk]](
+            ahead.submit(self._read_other, layer, c, pause) for c in chunks[:1]
+        )
+        try:
+            for chunk, following in zip_longest(chunks, chunks[1:], fillvalue=none):
+                read = readings.popleft().result()
+                if following:
+                    readings.append(ahead.submit(self._read_other, layer, following, pause))
+                yield from self._experts(layer, chunk, *read)
+        finally:
+            # Its buffer must not be filled any more when the next layer is read.
+            wait(readings)
 
     def elsewhere(self) -> Iterable[object]:
         """Iterate over the sources of the bytes (`Checkpoint.elsewhere`)."""
@@ -173,7 +198,7 @@ class ExpertReader:
     def release(self) -> None:
         """Close the shards and free the chunk's memory."""
         self._checkpoint.release()
-        self._buffers.clear()
+        self._buffers = [{}, {}]
 
     def _prefetch(self, layer: int, experts: list[int], pause: Pause) -> None:
         """Start reading these experts."""
@@ -192,27 +217,35 @@ class ExpertReader:
         parameters = self._modules[layer].parameters(recurse=False)
         return self.dtype.itemsize * sum(p.shape[1:].numel() for p in parameters)
 
-    def _weights(
-        self, layer: int, tensors: Mapping[str, torch.Tensor], place: int, digest: int
-    ) -> ExpertWeights:
-        """The weights of one expert of a chunk."""
+    def _experts(
+        self, layer: int, chunk: list[int], tensors: Mapping[str, torch.Tensor], digests: _Digests
+    ) -> Iterator[tuple[int, ExpertWeights]]:
+        """Yield the experts of a chunk that was read."""
         up = "gate_up_proj" if self.forms[layer].has_gate else "up_proj"
         up_bias, down_bias = tensors.get(f"{up}_bias"), tensors.get("down_proj_bias")
-        return ExpertWeights(
-            up=tensors[up][place],
-            down=tensors["down_proj"][place],
-            up_bias=None if up_bias is None else up_bias[place],
-            down_bias=None if down_bias is None else down_bias[place],
-            digest=digest or 1,  # 0 means unknown
-        )
+        for place, expert in enumerate(chunk):
+            yield (
+                expert,
+                ExpertWeights(
+                    up=tensors[up][place],
+                    down=tensors["down_proj"][place],
+                    up_bias=None if up_bias is None else up_bias[place],
+                    down_bias=None if down_bias is None else down_bias[place],
+                    digest=digests[place].intdigest() or 1,  # 0 means unknown
+                ),
+            )
 
-    def _read_chunk(
-        self, layer: int, experts: list[int], pause: Pause, digests: _Digests
-    ) -> dict[str, torch.Tensor]:
+    def _read_other(self, layer: int, experts: list[int], pause: Pause) -> _Chunk:
+        """Read a chunk, and leave the memory of the one before alone."""
+        self._buffers.reverse()
+        return self._read_chunk(layer, experts, pause)
+
+    def _read_chunk(self, layer: int, experts: list[int], pause: Pause) -> _Chunk:
         """Read a chunk: parameter of the experts module -> its rows for these experts (ascending).
 
         Each expert's bytes go into its digest.
         """
+        digests = [xxhash.xxh3_64() for _ in experts]
         module, name = self._modules[layer], self._checkpoint.shape.layer_names[layer]
         wanted = {
             parameter: torch.Size([len(experts), *full.shape[1:]])
@@ -232,7 +265,7 @@ class ExpertReader:
                     f"{path}: {full_name} is {tuple(found[full_name].shape)} where config.json says "
                     f"{tuple(shape)}: fetch the checkpoint again"
                 )
-        return {parameter: found[f"{name}.{parameter}"] for parameter in wanted}
+        return {parameter: found[f"{name}.{parameter}"] for parameter in wanted}, digests
 
     def _convert(
         self,
@@ -305,9 +338,10 @@ class ExpertReader:
         """
         first = [column[0] for column in columns]
         size = len(columns[0]) * sum(part.nbytes for part in first)
-        if name not in self._buffers or len(self._buffers[name]) < size:
-            self._buffers[name] = huge_memory(size)
-        used = self._buffers[name][:size]
+        buffers = self._buffers[0]
+        if name not in buffers or len(buffers[name]) < size:
+            buffers[name] = huge_memory(size)
+        used = buffers[name][:size]
         free = used.numpy().data
         for row, digest in zip(zip(*columns, strict=True), digests, strict=True):
             for part in row:

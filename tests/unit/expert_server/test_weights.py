@@ -1,7 +1,9 @@
 """The reader gives the same experts in chunks or at once, by transformers' rules or by direct reads."""
 
 import gc
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -159,11 +161,45 @@ def test_rules_that_do_more_than_stack(
         assert torch.equal(found[expert][0], whole[expert])
 
 
+def test_an_expert_stays_whole_while_the_next_ones_are_read(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = Checkpoint.open(path)
+    expected = [read(checkpoint, layer=n) for n in range(checkpoint.shape.num_layers)]
+    monkeypatch.setattr(weights_module, "_CHUNK_BYTES", 1)
+    reader = ExpertReader(checkpoint)
+    with ThreadPoolExecutor(1) as ahead:
+        for layer in range(len(expected)):
+            found = {}
+            for expert, weights in reader.read(layer, WANTED, ahead=ahead):
+                ahead.submit(int).result()  # All that was to be read by now has been.
+                found[expert] = tensors(weights.copy(reader.dtype))
+            assert_same(found, expected[layer])
+
+
+def test_reading_ahead_ends_with_the_reader_and_says_what_failed(
+    qwen: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights_module, "_CHUNK_BYTES", 1)
+    reader = ExpertReader(Checkpoint.open(qwen))
+    with ThreadPoolExecutor(1) as ahead:
+        first = reader.read(0, WANTED, ahead=ahead)
+        next(first)
+        first.close()  # type: ignore[attr-defined]
+        reader.release()
+        for shard in qwen.glob("*.safetensors"):
+            os.truncate(shard, shard.stat().st_size - 1000)
+        with pytest.raises(CorruptShardError, match="safetensors"):
+            list(reader.read(1, range(8), ahead=ahead))
+
+
 def test_nothing_is_left_open_or_kept_after_release(qwen: Path) -> None:
     def state() -> tuple[int, int]:
         gc.collect()
         shards = [e for e in Path("/proc/self/fd").iterdir() if e.resolve().parent == qwen]
-        return len(shards), sum(buffer.nbytes for buffer in reader._buffers.values())
+        return len(shards), sum(
+            buffer.nbytes for buffers in reader._buffers for buffer in buffers.values()
+        )
 
     reader = ExpertReader(Checkpoint.open(qwen))
     for _ in reader.read(0, WANTED):
