@@ -34,6 +34,7 @@ __all__ = ["NativeKernel", "available_isas"]
 
 _FORMATS = {torch.float32: 0, torch.bfloat16: 1}
 _QUANTIZED = {Quantization.INT8: 2, Quantization.INT4: 3}
+_SPLIT = 4  # Rows of integers, 15 bits a value.
 # Mirrors `Expert` in native.h.
 _EXPERT = np.dtype([("up", "u8"), ("down", "u8"), ("up_bias", "u8"), ("down_bias", "u8")])
 
@@ -58,7 +59,13 @@ class NativeKernel(ExpertKernel):
             )
         self._activations = {form: _known(form) for form in forms}
         wanted = _weights_format(spec)
-        kinds = [kind for kind in _native.kinds() if kind[2] == wanted and isa in (None, kind[1])]
+        # 15 bits of an activation are more than bfloat16 has, and less than float32: on request only.
+        refused = _SPLIT if spec.dtype is torch.float32 and isa is None else None
+        kinds = [
+            kind
+            for kind in _native.kinds()
+            if kind[2] == wanted and kind[3] != refused and isa in (None, kind[1])
+        ]
         if not kinds:
             raise UnsupportedError(f"this CPU has no {isa}")
         self._kind, self.isa, _, _ = kinds[0]

@@ -214,6 +214,16 @@ def test_no_kernel_supports_the_quantisation(install: Install) -> None:
     assert choose_kernel([FORM], INT8, SIZES, "reference").kernel.name == "reference"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("quantization", [Quantization.INT8, Quantization.INT4])
+def test_the_compiled_kernel_serves_quantised_weights_of_each_dtype(
+    dtype: torch.dtype, quantization: Quantization
+) -> None:
+    kernel = choose_kernel([FORM], KernelSpec(dtype, quantization), SIZES).kernel
+    assert kernel.name == "native"
+    kernel.close()
+
+
 # -- the trial -----------------------------------------------------------------------------------------
 
 
