@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from eaas.errors import SlotCorruptError, WrongRequestError
 from eaas.wire import RequestHeader, ResultHeader, slot
+from eaas.wire.header import MAGIC, payload_layout
 from eaas.wire.slot import (
     CHECKSUM_FLAG,
-    MAGIC,
     REQUEST_HEADER_BYTES,
     RESULT_HEADER_BYTES,
     VERSION,
@@ -20,7 +20,6 @@ from eaas.wire.slot import (
     Status,
     WireDtype,
     max_tokens,
-    payload_layout,
     request_views,
     result_view,
     seal,
