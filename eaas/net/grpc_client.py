@@ -10,7 +10,7 @@ import queue
 import random
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 from grpc._channel import _SingleThreadedRendezvous
@@ -72,51 +72,36 @@ _FULL_S = 0.5
 _BLOCKING_OPTIONS = (("SingleThreadedUnaryStream", 1),)
 
 
-class _CallDetails(NamedTuple):
-    method: str
-    timeout: float | None
-    metadata: Any
-    credentials: Any
-    wait_for_ready: bool | None
-    compression: Any
-
-
 class _Caller(
     grpc.UnaryUnaryClientInterceptor,  # type: ignore[misc]
     grpc.UnaryStreamClientInterceptor,  # type: ignore[misc]
     grpc.StreamStreamClientInterceptor,  # type: ignore[misc]
 ):
-    """Adds the default deadline to unary calls and the server's secret to all calls."""
+    """Adds the default deadline to unary calls and the server's secret to all calls.
+
+    The details are a named tuple in gRPC's implementation (grpcio 1.85).
+    """
 
     def __init__(self, address: str | None, timeout_s: float) -> None:
         self._address = address
         self._timeout_s = timeout_s
 
-    def _with_proof(self, details: Any, timeout: float | None) -> _CallDetails:
-        return _CallDetails(
-            details.method,
-            timeout,
-            (*(details.metadata or ()), *proof(self._address)),
-            details.credentials,
-            details.wait_for_ready,
-            details.compression,
-        )
+    def _completed(self, details: Any, timeout_s: float | None) -> Any:
+        metadata = (*(details.metadata or ()), *proof(self._address))
+        return details._replace(timeout=timeout_s, metadata=metadata)
 
     def intercept_unary_unary(
         self, continuation: Callable[[Any, Any], Any], details: Any, request: Any
     ) -> Any:
         timeout_s = self._timeout_s if details.timeout is None else details.timeout
-        return continuation(self._with_proof(details, timeout_s), request)
+        return continuation(self._completed(details, timeout_s), request)
 
     def intercept_unary_stream(
         self, continuation: Callable[[Any, Any], Any], details: Any, request: Any
     ) -> Any:
-        return continuation(self._with_proof(details, details.timeout), request)
+        return continuation(self._completed(details, details.timeout), request)
 
-    def intercept_stream_stream(
-        self, continuation: Callable[[Any, Any], Any], details: Any, requests: Any
-    ) -> Any:
-        return continuation(self._with_proof(details, details.timeout), requests)
+    intercept_stream_stream = intercept_unary_stream
 
 
 def channel(
