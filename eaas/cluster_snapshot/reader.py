@@ -13,7 +13,7 @@ import numpy as np
 
 from eaas.cluster_snapshot.counters import Counters
 from eaas.cluster_snapshot.fold import SnapshotFold
-from eaas.cluster_snapshot.model import Answer, ClusterSnapshot, Decision, Load, Reading
+from eaas.cluster_snapshot.model import ClusterSnapshot, Decision, Load, Reading
 from eaas.errors import EaasError
 from eaas.net.grpc_client import channel
 from eaas.net.tls import Identity
@@ -98,23 +98,23 @@ class SnapshotReader:
         try:
             members = self._ask_members(_ASK_S)
         except (EaasError, grpc.RpcError) as error:
-            return {"monitor": Answer(_why(error))}
+            return {"monitor": _why(error)}
         if members is None:
-            return {"monitor": Answer("no answer in time")}
+            return {"monitor": "no answer in time"}
         return {"members": tuple(members)}
 
     def _endpoint(self) -> dict[str, Any]:
         try:
             return {"counters": self._ask_counters(_ASK_S)}
         except (EaasError, OSError) as error:
-            return {"endpoint": Answer(_why(error))}
+            return {"endpoint": _why(error)}
 
     def _balancer(self) -> dict[str, Any]:
         address = self._balancer_at
         if not address:
             # Known from the second reading on.
             why = "the cluster has none" if self._fold.snapshot.members else ""
-            return {"balancer": Answer(why)}
+            return {"balancer": why}
         stub = self._stub(address)
         found: dict[str, Any] = {}
         try:
@@ -133,9 +133,9 @@ class SnapshotReader:
                 self._planned_of = newest
                 found["bound"] = self._bound(stub)
         except grpc.RpcError as error:
-            return {"balancer": Answer(_why(error)), **found}
+            return {"balancer": _why(error), **found}
         except ValueError as error:
-            return {"balancer": Answer(f"invalid answer: {error}"), **found}
+            return {"balancer": f"invalid answer: {error}", **found}
         return found
 
     def _placement(self, stub: Any) -> dict[str, Any]:

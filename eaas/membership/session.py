@@ -355,7 +355,17 @@ class MemberSession:
         def heartbeat() -> pb.HeartbeatRequest:
             nonlocal sent
             report = self._report()
-            request = self._heartbeat(report)
+            request = pb.HeartbeatRequest(
+                id=self._member.id,
+                incarnation=self._incarnation,
+                state=report.state.number,
+                progress=report.progress,
+                in_flight=report.in_flight,
+                experts=report.experts,
+                epoch=report.epoch,
+                stalled_s=report.stalled_s,
+                busy_s=report.busy_s,
+            )
             if report.reach is not None and report.reach != sent:
                 sent = report.reach
                 request.reach.CopyFrom(ServerReach.to_proto(sent))
@@ -389,19 +399,6 @@ class MemberSession:
             # A full inbox shows life anyway.
             with contextlib.suppress(queue.Full):
                 watched[1].put_nowait(pb.WatchResponse(still_at_revision=revision))
-
-    def _heartbeat(self, report: Report) -> pb.HeartbeatRequest:
-        return pb.HeartbeatRequest(
-            id=self._member.id,
-            incarnation=self._incarnation,
-            state=report.state.number,
-            progress=report.progress,
-            in_flight=report.in_flight,
-            experts=report.experts,
-            epoch=report.epoch,
-            stalled_s=report.stalled_s,
-            busy_s=report.busy_s,
-        )
 
     # -- the view ------------------------------------------------------------------------------
 
