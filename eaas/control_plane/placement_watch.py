@@ -9,8 +9,8 @@ from typing import Any
 import grpc
 
 from eaas.log import get_logger
-from eaas.net.async_channel import AsyncChannel
-from eaas.net.grpc_client import STREAM_SILENCE_S, Backoff, responses
+from eaas.net.async_channel import AsyncChannel, responses
+from eaas.net.grpc_client import Backoff
 from eaas.net.tls import Identity
 from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.rpc.v1 import balancer_pb2_grpc
@@ -83,7 +83,7 @@ class PlacementWatch:
             if self._closed.is_set():
                 return
             self._call = stub.WatchPlacement(pb.WatchPlacementRequest(known_epoch=self._epoch))
-        for response in responses(self._call, STREAM_SILENCE_S):
+        for response in responses(self._call):
             backoff.reset()
             # An outdated balancer may send an old epoch.
             if not response.HasField("placement") or response.placement.epoch <= self._epoch:

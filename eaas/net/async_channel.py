@@ -15,18 +15,21 @@ from typing import Any, Self
 
 import grpc
 
-from eaas.net.grpc_client import UNARY_TIMEOUT_S, channel_options
+from eaas.net.grpc_client import STREAM_SILENCE_S, UNARY_TIMEOUT_S, channel_options
 from eaas.net.grpc_failure import CallFailure
 from eaas.net.grpc_loop import grpc_loop, run_on_loop
 from eaas.net.grpc_secret import proof
 from eaas.net.tls import Identity
 
-__all__ = ["AsyncChannel"]
+__all__ = ["AsyncChannel", "Responses", "responses"]
 
 # To create or close a channel, which does not wait for the peer.
 _LOCAL_S = 5.0
 # In addition to the call's own deadline.
 _SLACK_S = 5.0
+# Limit of unread messages of a stream; a faster sender has to wait, and is let on after this time.
+_MOST_WAITING = 256
+_FULL_S = 0.05
 
 
 class AsyncChannel:
@@ -114,7 +117,7 @@ class AsyncChannel:
 
 
 class Responses:
-    """A response stream for one reader; any thread may cancel it.
+    """A response stream for one reader; any thread may cancel it or add to it.
 
     Iteration raises `grpc.RpcError` if the stream breaks or is cancelled.
 
@@ -134,11 +137,22 @@ class Responses:
         """End the stream. Idempotent."""
         grpc_loop().call_soon_threadsafe(self._stop)
 
+    def add(self, message: Any) -> None:
+        """Let the reader find a message as if the peer had sent it."""
+        self._inbox.put((message, False))
+
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
-        item, is_end = self._inbox.get()
+        return self.next()
+
+    def next(self, silence_s: float | None = None) -> Any:
+        """The next message, like `__next__`. Raises TimeoutError if none comes within `silence_s`."""
+        try:
+            item, is_end = self._inbox.get(timeout=silence_s)
+        except queue.Empty:
+            raise TimeoutError(f"nothing heard for {silence_s:g} s") from None
         if not is_end:
             return item
         self._inbox.put((item, True))
@@ -164,6 +178,8 @@ class Responses:
                 target=_send, args=(call, requests), name="grpc-requests", daemon=True
             ).start()
         async for message in call:
+            while self._inbox.qsize() >= _MOST_WAITING:
+                await asyncio.sleep(_FULL_S)
             self._inbox.put((message, False))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
@@ -172,6 +188,24 @@ class Responses:
         if isinstance(error, grpc.aio.AioRpcError):
             error = CallFailure.of(error)
         self._inbox.put((error, True))
+
+
+def responses(call: Responses, silence_s: float = STREAM_SILENCE_S) -> Iterator[Any]:
+    """Iterate over a response stream; the call is cancelled when the iteration ends.
+
+    Raises:
+        TimeoutError: No message for `silence_s` seconds, connecting included.
+        grpc.RpcError: The stream broke.
+    """
+    try:
+        while True:
+            try:
+                message = call.next(silence_s)
+            except StopIteration:
+                return
+            yield message
+    finally:
+        call.cancel()
 
 
 def _send(call: Any, requests: Iterator[Any]) -> None:

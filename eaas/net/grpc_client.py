@@ -1,15 +1,13 @@
 """gRPC channels between processes; every call ends.
 
 Unary calls have a default deadline. Streams have none: the sender sends a sign of life at least every
-`STREAM_SIGN_S`, and `responses` ends a silent stream.
+`STREAM_SIGN_S`, and `async_channel.responses` ends a silent stream.
 """
 
 from __future__ import annotations
 
-import queue
 import random
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -20,7 +18,6 @@ from eaas.net.tls import Identity, server_name
 
 __all__ = [
     "MESSAGE_BYTES",
-    "MOST_WAITING",
     "STREAM_SIGN_S",
     "STREAM_SILENCE_S",
     "UNARY_TIMEOUT_S",
@@ -28,14 +25,10 @@ __all__ = [
     "channel",
     "channel_options",
     "leave",
-    "responses",
 ]
 
 MESSAGE_BYTES = 64 << 20
 """Limit of one message, in both directions."""
-
-MOST_WAITING = 256
-"""Limit of unread messages of a stream; a faster sender has to wait."""
 
 UNARY_TIMEOUT_S = 5.0
 """Default deadline of a unary call."""
@@ -66,8 +59,6 @@ _OPTIONS = (
     # Despite its name, the timeout of one attempt to connect.
     ("grpc.min_reconnect_backoff_ms", 2_000),
 )
-# Poll interval for a reader that has gone while the inbox is full.
-_FULL_S = 0.5
 # Response streams wait in C instead of waking Python ten times a second.
 _BLOCKING_OPTIONS = (("SingleThreadedUnaryStream", 1),)
 
@@ -145,61 +136,6 @@ def leave(call: Any) -> None:
     # There is no public API for this (grpcio 1.85). After a cancel the events arrive at once.
     while isinstance(call, _SingleThreadedRendezvous) and call._state.due:
         call._consume_next_event()
-
-
-def responses(
-    call: Any,
-    silence_s: float = STREAM_SILENCE_S,
-    inbox: queue.Queue[Any] | None = None,
-) -> Iterator[Any]:
-    """Iterate over a response stream; the call is cancelled when the iteration ends.
-
-    Args:
-        call: The stream.
-        silence_s: Longest silence.
-        inbox: Queue of the messages. Others may add items, which end the silence. By default a new queue of
-            `MOST_WAITING` items.
-
-    Raises:
-        TimeoutError: No message for `silence_s` seconds, connecting included.
-        grpc.RpcError: The stream broke.
-    """
-    messages: queue.Queue[Any] = queue.Queue(MOST_WAITING) if inbox is None else inbox
-    end, over = object(), threading.Event()
-
-    def put(item: Any) -> None:
-        while not over.is_set():
-            try:
-                return messages.put(item, timeout=_FULL_S)
-            except queue.Full:
-                continue
-
-    def pump() -> None:
-        # gRPC's iterator has no timeout, so a thread waits for it.
-        try:
-            for message in call:
-                put(message)
-        except grpc.RpcError as error:
-            put(error)
-        else:
-            put(end)
-        leave(call)
-
-    threading.Thread(target=pump, name="grpc-responses", daemon=True).start()
-    try:
-        while True:
-            try:
-                item = messages.get(timeout=silence_s)
-            except queue.Empty:
-                raise TimeoutError(f"nothing heard for {silence_s:g} s") from None
-            if item is end:
-                return
-            if isinstance(item, grpc.RpcError):
-                raise item
-            yield item
-    finally:
-        over.set()
-        call.cancel()
 
 
 # Separate: waiting threads must not consume random numbers that others have seeded.

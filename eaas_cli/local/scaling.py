@@ -13,8 +13,8 @@ from eaas.control_plane.balancer_calls import drain_server, refuse_scale
 from eaas.counted import counted
 from eaas.errors import ClusterError, EaasError
 from eaas.log import get_logger
-from eaas.net.async_channel import AsyncChannel
-from eaas.net.grpc_client import STREAM_SILENCE_S, Backoff, responses
+from eaas.net.async_channel import AsyncChannel, responses
+from eaas.net.grpc_client import Backoff
 from eaas.rpc.v1 import balancer_pb2, balancer_pb2_grpc
 from eaas.types import Role
 from eaas_cli.local.process import stop_all
@@ -82,7 +82,7 @@ class ScaleWatch:
                 return
             request = balancer_pb2.WatchScaleRequest(known_wish=self._known_wish)
             self._call = stub.WatchScale(request)
-        for response in responses(self._call, STREAM_SILENCE_S):
+        for response in responses(self._call):
             backoff.reset()
             self._known_wish = response.wish
             if response.servers:

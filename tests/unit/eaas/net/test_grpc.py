@@ -16,8 +16,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from eaas.errors import ConfigError, PortInUseError
-from eaas.net.async_channel import AsyncChannel
-from eaas.net.grpc_client import Backoff, channel, leave, responses
+from eaas.net.async_channel import AsyncChannel, responses
+from eaas.net.grpc_client import Backoff, channel, leave
 from eaas.net.grpc_server import RunningServer, Service, join_host_port, serve
 from eaas.open_files import free_files
 from eaas.rpc.v1 import balancer_pb2, balancer_pb2_grpc
@@ -225,17 +225,13 @@ def watch(opened: Any, known_epoch: int = 0) -> Any:
     return stub.WatchPlacement(balancer_pb2.WatchPlacementRequest(known_epoch=known_epoch))
 
 
-@each_channel
-def test_responses_end_with_the_stream(connect: Connect, server: RunningServer) -> None:
-    with connect(server.address) as opened:
+def test_responses_end_with_the_stream(server: RunningServer) -> None:
+    with AsyncChannel(server.address) as opened:
         assert [r.epoch for r in responses(watch(opened, known_epoch=99))] == [1, 2]
 
 
-@each_channel
-def test_a_silent_stream_is_cancelled(
-    connect: Connect, server: RunningServer, answers: Answers
-) -> None:
-    with connect(server.address) as opened:
+def test_a_silent_stream_is_cancelled(server: RunningServer, answers: Answers) -> None:
+    with AsyncChannel(server.address) as opened:
         stream = responses(watch(opened), silence_s=0.3)
         assert [next(stream).epoch, next(stream).epoch] == [1, 2]
         with pytest.raises(TimeoutError, match=r"nothing heard for 0\.3 s"):
@@ -243,11 +239,8 @@ def test_a_silent_stream_is_cancelled(
         assert answers.over.wait(5)
 
 
-@each_channel
-def test_a_reader_that_leaves_ends_the_stream(
-    connect: Connect, server: RunningServer, answers: Answers
-) -> None:
-    with connect(server.address) as opened:
+def test_a_reader_that_leaves_ends_the_stream(server: RunningServer, answers: Answers) -> None:
+    with AsyncChannel(server.address) as opened:
         stream = responses(watch(opened))
         assert next(stream).epoch == 1
         stream.close()
@@ -270,8 +263,15 @@ def left_by_its_reader(opened: Any) -> None:
     stream.close()
 
 
-@each_channel
-@pytest.mark.parametrize("left", [left_in_the_middle, left_unread, left_by_its_reader])
+@pytest.mark.parametrize(
+    ("connect", "left"),
+    [
+        (channel, left_in_the_middle),
+        (channel, left_unread),
+        (AsyncChannel, left_unread),
+        (AsyncChannel, left_by_its_reader),
+    ],
+)
 def test_a_left_stream_is_freed(
     connect: Connect, server: RunningServer, left: Callable[[Any], None]
 ) -> None:
@@ -289,10 +289,9 @@ def test_a_left_stream_is_freed(
         assert process.memory_info().rss - before < streams * 10_000
 
 
-@each_channel
-def test_a_broken_stream_is_an_rpc_error(connect: Connect, answers: Answers) -> None:
+def test_a_broken_stream_is_an_rpc_error(answers: Answers) -> None:
     running = start(answers)
-    with connect(running.address) as opened:
+    with AsyncChannel(running.address) as opened:
         stream = responses(watch(opened))
         assert next(stream).epoch == 1
         running.stop(0)
