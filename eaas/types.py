@@ -262,13 +262,6 @@ class Placement:
         if self.holds_LSE.shape[1] != len(self.servers):
             raise ValueError(f"{len(self.servers)} servers, holds_LSE {self.holds_LSE.shape}")
 
-    def experts_of(self, server_id: str) -> tuple[tuple[int, ...], ...]:
-        """The experts that a server holds, by layer (all empty for a server without a placement)."""
-        if server_id not in self.servers:
-            return tuple(() for _ in range(self.holds_LSE.shape[0]))
-        holds_LE = self.holds_LSE[:, self.servers.index(server_id)]
-        return tuple(tuple(np.flatnonzero(holds_E).tolist()) for holds_E in holds_LE)
-
     def holdings_of(self, server_id: str) -> list[pb.Holding]:
         """A server's part of the protobuf message, by layer (all empty for a server without a placement)."""
         num_layers = self.holds_LSE.shape[0]

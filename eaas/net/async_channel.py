@@ -39,20 +39,10 @@ class AsyncChannel:
     both `grpc.RpcError` and `grpc.Call`.
 
     Args:
-        address: host:port of the peer ("[::1]:50051" for IPv6).
-        peer: Role required in the peer's certificate; needed with TLS.
-        tls: Identity of the caller; None means plain text, with the secret of this user's cluster.
-        timeout_s: Default deadline of unary calls.
+        address, peer, tls: See `eaas.net.grpc_client.channel`.
     """
 
-    def __init__(
-        self,
-        address: str,
-        peer: str | None = None,
-        tls: Identity | None = None,
-        timeout_s: float = UNARY_TIMEOUT_S,
-    ) -> None:
-        self._timeout_s = timeout_s
+    def __init__(self, address: str, peer: str | None = None, tls: Identity | None = None) -> None:
         self._address = None if tls else address
         options = channel_options(peer, tls)
 
@@ -67,19 +57,18 @@ class AsyncChannel:
         """A method with one request and one response (arguments: `grpc.Channel.unary_unary`)."""
         method = self._channel.unary_unary(*args, **kwargs)
 
-        def call(request: Any, timeout: float | None = None) -> Any:
-            timeout_s = self._timeout_s if timeout is None else timeout
+        def call(request: Any, timeout: float = UNARY_TIMEOUT_S) -> Any:
             shown = proof(self._address)
 
             async def ask() -> Any:
                 try:
-                    return await method(request, timeout=timeout_s, metadata=shown)
+                    return await method(request, timeout=timeout, metadata=shown)
                 except grpc.aio.AioRpcError as error:
                     raise CallFailure.of(error) from None
                 except asyncio.CancelledError:
                     raise CallFailure.cancelled() from None
 
-            return run_on_loop(ask(), timeout_s + _SLACK_S)
+            return run_on_loop(ask(), timeout + _SLACK_S)
 
         return call
 

@@ -73,9 +73,8 @@ class _Caller(
     The details are a named tuple in gRPC's implementation (grpcio 1.85).
     """
 
-    def __init__(self, address: str | None, timeout_s: float) -> None:
+    def __init__(self, address: str | None) -> None:
         self._address = address
-        self._timeout_s = timeout_s
 
     def _completed(self, details: Any, timeout_s: float | None) -> Any:
         metadata = (*(details.metadata or ()), *proof(self._address))
@@ -84,7 +83,7 @@ class _Caller(
     def intercept_unary_unary(
         self, continuation: Callable[[Any, Any], Any], details: Any, request: Any
     ) -> Any:
-        timeout_s = self._timeout_s if details.timeout is None else details.timeout
+        timeout_s = UNARY_TIMEOUT_S if details.timeout is None else details.timeout
         return continuation(self._completed(details, timeout_s), request)
 
     def intercept_unary_stream(
@@ -95,26 +94,20 @@ class _Caller(
     intercept_stream_stream = intercept_unary_stream
 
 
-def channel(
-    address: str,
-    peer: str | None = None,
-    tls: Identity | None = None,
-    timeout_s: float = UNARY_TIMEOUT_S,
-) -> grpc.Channel:
+def channel(address: str, peer: str | None = None, tls: Identity | None = None) -> grpc.Channel:
     """Create a channel; it connects at the first call and reconnects as needed.
 
     Args:
         address: host:port of the peer ("[::1]:50051" for IPv6).
         peer: Role required in the peer's certificate; needed with TLS.
         tls: Identity of the caller; None means plain text, with the secret of this user's cluster.
-        timeout_s: Default deadline of unary calls.
     """
     options = (*channel_options(peer, tls), *_BLOCKING_OPTIONS)
     if tls is None:
         opened = grpc.insecure_channel(address, options=options)
     else:
         opened = grpc.secure_channel(address, tls.channel_credentials(), options=options)
-    return grpc.intercept_channel(opened, _Caller(None if tls else address, timeout_s))
+    return grpc.intercept_channel(opened, _Caller(None if tls else address))
 
 
 def channel_options(peer: str | None, tls: Identity | None) -> tuple[tuple[str, Any], ...]:

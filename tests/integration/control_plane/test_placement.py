@@ -89,7 +89,7 @@ def test_from_nothing_to_a_placement_and_back_from_a_loss(
     assert [p.epoch for p in placements] == [1, 2]
     assert placements[1].servers == ("s1", "s2", "s3")
     for server in (first, second, third):
-        share = list(placements[1].experts_of(server_id(server)))
+        share = [tuple(h.experts) for h in placements[1].holdings_of(server_id(server))]
         eventually(lambda s=server, share=share: [tuple(sorted(h)) for h in s.held] == share)
     counts = [server.experts for server in (first, second, third)]
     assert sum(counts) == 2 * 3 * 8

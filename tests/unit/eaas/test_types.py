@@ -85,15 +85,6 @@ def test_placements_round_trip(placement: Placement) -> None:
 
 
 @given(placements())
-def test_experts_of_a_server(placement: Placement) -> None:
-    for s, server in enumerate(placement.servers):
-        for layer, experts in enumerate(placement.experts_of(server)):
-            expected = [e for e, held in enumerate(placement.holds_LSE[layer, s]) if held]
-            assert list(experts) == expected
-    assert placement.experts_of("another") == ((),) * placement.holds_LSE.shape[0]
-
-
-@given(placements())
 def test_holdings_are_a_servers_part_of_the_message(placement: Placement) -> None:
     message = placement.to_proto()
     for server_id in placement.servers:
