@@ -96,13 +96,6 @@ def test_holdings_are_a_servers_part_of_the_message(placement: Placement) -> Non
     )
 
 
-def test_every_role_and_state_has_a_number() -> None:
-    assert {Role.from_number(role.number) for role in Role} == set(Role)
-    assert {MemberState.from_number(state.number) for state in MemberState} == set(MemberState)
-    assert len({role.number for role in Role}) == len(Role)
-    assert len({state.number for state in MemberState}) == len(MemberState)
-
-
 @pytest.mark.parametrize("number", [0, 99])
 def test_unknown_numbers(number: int) -> None:
     with pytest.raises(ValueError, match=r"(?i)unknown|enum"):
