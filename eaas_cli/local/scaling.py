@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
-from eaas.control_plane.balancer_calls import drain_server, refuse_scale
+from eaas.control_plane.balancer_client import BalancerClient
 from eaas.control_plane.balancer_watch import BalancerWatch
 from eaas.counted import counted
 from eaas.errors import ClusterError, EaasError
@@ -112,7 +112,8 @@ class Scaler:
         if balancer is None:
             return
         try:
-            refuse_scale(balancer, self._wish, reason, self._cluster.tls)
+            with BalancerClient(balancer, self._cluster.tls) as client:
+                client.refuse_scale(self._wish, reason)
         except ClusterError as error:
             _log.debug("cannot report that scaling stopped: %s", error)
 
@@ -156,7 +157,8 @@ class Scaler:
             last, balancer = running[-1], self._balancer_address()
             if balancer is None:
                 return []
-            drain_server(balancer, last.name, self._cluster.tls)
+            with BalancerClient(balancer, self._cluster.tls) as client:
+                client.drain(last.name)
             self._leaving = last
             return [f"{last.name} (pid {last.pid}) leaves"]
         # Another number may have come meanwhile.
