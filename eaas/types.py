@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import cast
 
 import numpy as np
@@ -193,30 +193,21 @@ class Member:
     def from_proto(cls, message: pb.Member) -> Member:
         """Convert from the protobuf message. Raises ValueError for an unknown role or state."""
         return cls(
-            id=message.id,
+            **{name: getattr(message, name) for name in _AS_SENT},
             role=Role.from_number(message.role),
-            pid=message.pid,
-            host=message.host,
-            address=message.address,
             state=MemberState.from_number(message.state),
-            incarnation=message.incarnation,
-            experts=message.experts,
-            in_flight=message.in_flight,
             model=_shape_of(message.model.SerializeToString())
             if message.HasField("model")
             else None,
-            progress=message.progress,
             # Unset means average speed.
             speed=message.speed or 1.0,
-            memory_bytes=message.memory_bytes,
-            expert_bytes=message.expert_bytes,
-            node=message.node,
             transports=tuple(message.transports),
-            silence_s=message.silence_s,
-            epoch=message.epoch,
-            busy_s=message.busy_s,
             reach=ServerReach.from_proto(message.reach) if message.HasField("reach") else None,
         )
+
+
+_CONVERTED = ("role", "state", "model", "speed", "transports", "reach")
+_AS_SENT = tuple(f.name for f in fields(Member) if f.name not in _CONVERTED)
 
 
 # All members of a cluster serve one model, so that thousands of members can share one object.

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from typing import Any
 
 import grpc
@@ -204,20 +205,8 @@ def _load_of(hotness: pb.GetHotnessResponse) -> Load:
 
 
 def _decision_of(entry: pb.HistoryEntry) -> Decision:
-    return Decision(
-        number=entry.number,
-        unix_ms=entry.unix_ms,
-        trigger=entry.trigger,
-        policy=entry.policy,
-        verdict=_VERDICTS.get(entry.verdict, "nothing"),
-        reason=entry.reason,
-        par_now=entry.par_now,
-        par_then=entry.par_then,
-        bound=entry.bound,
-        transit=entry.transit,
-        epoch=entry.epoch,
-        given_up=entry.given_up,
-    )
+    as_sent = {f.name: getattr(entry, f.name) for f in fields(Decision) if f.name != "verdict"}
+    return Decision(**as_sent, verdict=_VERDICTS.get(entry.verdict, "nothing"))
 
 
 def _why(error: Exception) -> str:
