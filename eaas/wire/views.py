@@ -29,6 +29,9 @@ class SlotViews:
     Args:
         arena: The arena.
         hidden_size: H.
+
+    Attributes:
+        made: Number of sets of views made so far.
     """
 
     def __init__(self, arena: Arena, hidden_size: int) -> None:
@@ -36,6 +39,7 @@ class SlotViews:
         self._hidden_size = hidden_size
         self._payloads: dict[tuple[int, int, int, int], PayloadArrays] = {}
         self._results: dict[tuple[int, int], npt.NDArray[np.float32]] = {}
+        self.made = 0
 
     def payload(self, slot: int, header: RequestHeader) -> PayloadArrays:
         """Views of a validated request, or of an own one."""
@@ -66,3 +70,4 @@ class SlotViews:
         if len(cached) >= _MOST_CACHED:
             cached.clear()
         cached[key] = views
+        self.made += 1
