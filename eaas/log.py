@@ -48,7 +48,7 @@ def get_logger(name: str) -> logging.Logger:
     return logging.getLogger(name)
 
 
-def configure_logging(role: str, level: str = "INFO") -> None:
+def configure_logging(role: str) -> None:
     """Log to standard error, with the role in each line. Called by each role's main."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
@@ -57,7 +57,7 @@ def configure_logging(role: str, level: str = "INFO") -> None:
     handler.addFilter(_Flood())
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(level)
+    root.setLevel(logging.INFO)
 
 
 def print_line(line: str, file: TextIO | None = None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import cast
 
 import numpy as np
@@ -193,30 +193,21 @@ class Member:
     def from_proto(cls, message: pb.Member) -> Member:
         """Convert from the protobuf message. Raises ValueError for an unknown role or state."""
         return cls(
-            id=message.id,
+            **{name: getattr(message, name) for name in _AS_SENT},
             role=Role.from_number(message.role),
-            pid=message.pid,
-            host=message.host,
-            address=message.address,
             state=MemberState.from_number(message.state),
-            incarnation=message.incarnation,
-            experts=message.experts,
-            in_flight=message.in_flight,
             model=_shape_of(message.model.SerializeToString())
             if message.HasField("model")
             else None,
-            progress=message.progress,
             # Unset means average speed.
             speed=message.speed or 1.0,
-            memory_bytes=message.memory_bytes,
-            expert_bytes=message.expert_bytes,
-            node=message.node,
             transports=tuple(message.transports),
-            silence_s=message.silence_s,
-            epoch=message.epoch,
-            busy_s=message.busy_s,
             reach=ServerReach.from_proto(message.reach) if message.HasField("reach") else None,
         )
+
+
+_CONVERTED = ("role", "state", "model", "speed", "transports", "reach")
+_AS_SENT = tuple(f.name for f in fields(Member) if f.name not in _CONVERTED)
 
 
 # All members of a cluster serve one model, so that thousands of members can share one object.
@@ -261,13 +252,6 @@ class Placement:
             )
         if self.holds_LSE.shape[1] != len(self.servers):
             raise ValueError(f"{len(self.servers)} servers, holds_LSE {self.holds_LSE.shape}")
-
-    def experts_of(self, server_id: str) -> tuple[tuple[int, ...], ...]:
-        """The experts that a server holds, by layer (all empty for a server without a placement)."""
-        if server_id not in self.servers:
-            return tuple(() for _ in range(self.holds_LSE.shape[0]))
-        holds_LE = self.holds_LSE[:, self.servers.index(server_id)]
-        return tuple(tuple(np.flatnonzero(holds_E).tolist()) for holds_E in holds_LE)
 
     def holdings_of(self, server_id: str) -> list[pb.Holding]:
         """A server's part of the protobuf message, by layer (all empty for a server without a placement)."""

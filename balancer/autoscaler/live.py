@@ -18,7 +18,7 @@ from balancer.autoscaler.core import Autoscaler, Reading
 from balancer.autoscaler.meters import LatencyMeter, Utilizations
 from balancer.autoscaler.token_times import token_times
 from eaas.config import AutoscalerConfig
-from eaas.control_plane.balancer_calls import scale_servers
+from eaas.control_plane.balancer_client import BalancerClient
 from eaas.errors import ClusterError, ConfigError
 from eaas.membership.monitors import Monitors, ask_members
 from eaas.net.grpc_client import channel
@@ -83,7 +83,8 @@ class LiveAutoscaler:
             return str(decision)
         if self._dry_run:
             return f"{decision} (nothing is done: this is a dry run)"
-        scale_servers(balancer, decision.servers, self._tls)
+        with BalancerClient(balancer, self._tls) as client:
+            client.scale(decision.servers)
         self._autoscaler.changed(decision, self._clock())
         return str(decision)
 

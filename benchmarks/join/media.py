@@ -8,7 +8,7 @@ from pathlib import Path
 
 import grpc
 
-from eaas.net.grpc_client import channel, responses
+from eaas.net.grpc_client import channel
 from eaas_cli.local.process import ChildProcess, stop_all, wait_ready
 
 __all__ = ["CHUNK_BYTES", "METHOD", "disk_rate", "evict", "loopback_rate"]
@@ -19,6 +19,7 @@ CHUNK_BYTES = 2 << 20
 
 _READ_BYTES = 16 << 20
 _START_S = 60.0
+_READ_S = 600.0
 
 
 def evict(directory: Path) -> None:
@@ -58,7 +59,7 @@ def loopback_rate(most_bytes: int) -> float:
         with channel(child.address or "") as stub:
             grpc.channel_ready_future(stub).result(_START_S)
             started = time.monotonic()
-            done = sum(len(chunk) for chunk in responses(stub.unary_stream(METHOD)(b"")))
+            done = sum(map(len, stub.unary_stream(METHOD)(b"", timeout=_READ_S)))
             return done / (time.monotonic() - started)
     finally:
         stop_all([child])

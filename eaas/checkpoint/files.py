@@ -29,7 +29,7 @@ from eaas.errors import (
     UnsupportedModelError,
 )
 
-__all__ = ["CheckpointFiles", "TensorEntry", "precheck", "read_files"]
+__all__ = ["CheckpointFiles", "ShardHeader", "TensorEntry", "precheck", "read_files", "read_header"]
 
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
@@ -66,16 +66,35 @@ class TensorEntry:
 
 
 @dataclass(frozen=True)
+class ShardHeader:
+    """The valid header of a shard.
+
+    Attributes:
+        tensors: Tensor name -> entry.
+        nbytes: Bytes before the data.
+        file_bytes: Size of the file.
+        digest: SHA-256 of the bytes before the data.
+    """
+
+    tensors: Mapping[str, TensorEntry]
+    nbytes: int
+    file_bytes: int
+    digest: bytes
+
+
+@dataclass(frozen=True)
 class CheckpointFiles:
     """A complete and valid checkpoint.
 
     Attributes:
         config: Content of config.json.
+        headers: Shard -> header.
         tensors: Tensor name -> entry, for all shards.
     """
 
     path: Path
     config: Mapping[str, Any]
+    headers: Mapping[Path, ShardHeader]
     tensors: Mapping[str, TensorEntry]
 
     def digest(self, sampled: Collection[str]) -> str:
@@ -135,18 +154,19 @@ def read_files(path: str | os.PathLike[str]) -> CheckpointFiles:
 def _read_files(directory: Path) -> CheckpointFiles:
     config = _read_config(directory)
     weight_map = _read_index(directory)
+    headers: dict[Path, ShardHeader] = {}
     tensors: dict[str, TensorEntry] = {}
     for shard in sorted(set(weight_map.values())) if weight_map else [SINGLE]:
-        header = _read_header(directory / shard)
-        wanted = {name for name, of in weight_map.items() if of == shard} or header.keys()
+        header = headers[directory / shard] = read_header(directory / shard)
+        wanted = {name for name, of in weight_map.items() if of == shard} or header.tensors.keys()
         for name in sorted(wanted):
-            if name not in header:
+            if name not in header.tensors:
                 raise MissingShardError(
                     f"{directory / shard} lacks tensor {name}, which {INDEX} places there: "
                     "complete the download"
                 )
-            tensors[name] = header[name]
-    return CheckpointFiles(directory, config, tensors)
+            tensors[name] = header.tensors[name]
+    return CheckpointFiles(directory, config, headers, tensors)
 
 
 def _read_config(directory: Path) -> dict[str, Any]:
@@ -219,8 +239,13 @@ def _no_safetensors(directory: Path) -> NotACheckpointError | MissingShardError:
     return NotACheckpointError(f"{directory} has no {SINGLE} and no {INDEX}: complete the download")
 
 
-def _read_header(shard: Path) -> dict[str, TensorEntry]:
-    """The tensors of a shard, after checking that its header matches the file."""
+def read_header(shard: Path) -> ShardHeader:
+    """Read the header of a shard, and check that it matches the file.
+
+    Raises:
+        CorruptShardError: It does not.
+        OSError: The file cannot be read.
+    """
 
     def corrupt(what: str) -> CorruptShardError:
         return CorruptShardError(f"{shard}: {what}: download the shard again")
@@ -229,11 +254,13 @@ def _read_header(shard: Path) -> dict[str, TensorEntry]:
         size = os.fstat(file.fileno()).st_size
         if size < 8:
             raise corrupt(f"{size} bytes are not a safetensors file")
-        (length,) = struct.unpack("<Q", file.read(8))
+        prefix = file.read(8)
+        (length,) = struct.unpack("<Q", prefix)
         if length > min(_MAX_HEADER_BYTES, size - 8):
             raise corrupt(f"header of {length} bytes in a file of {size}")
         try:
-            header = json.loads(file.read(length))
+            text = file.read(length)
+            header = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise corrupt(f"header is not JSON ({error})") from error
     if not isinstance(header, dict):
@@ -267,4 +294,4 @@ def _read_header(shard: Path) -> dict[str, TensorEntry]:
         position = end
     if position != data_bytes:
         raise corrupt(f"{data_bytes - position} bytes belong to no tensor")
-    return entries
+    return ShardHeader(entries, 8 + length, size, hashlib.sha256(prefix + text).digest())

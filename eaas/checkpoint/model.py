@@ -16,9 +16,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eaas.checkpoint.files import CheckpointFiles, read_files
+from eaas.checkpoint.files import CheckpointFiles, ShardHeader, read_files
 from eaas.checkpoint.quiet import quiet_transformers
-from eaas.checkpoint.shard import Shard, ShardHeader, TensorSlice
+from eaas.checkpoint.shard import Shard, TensorSlice
 from eaas.errors import (
     CorruptShardError,
     DenseModelError,
@@ -68,7 +68,7 @@ class Checkpoint:
         config: transformers' config.
         skeleton: The model on the meta device, without weights.
         shape: Properties that the cluster must agree on. H is the width of an expert's input.
-        open_shard: Opens a shard, with its header if known; replaced if the bytes are on another machine.
+        open_shard: Opens a shard with a known header; replaced if the bytes are on another machine.
         elsewhere: Iterates over remote sources; tensors are read from the current one. Empty for local files.
     """
 
@@ -79,11 +79,10 @@ class Checkpoint:
         self.config = config
         self.skeleton = skeleton
         self.shape = shape
-        self.open_shard: Callable[[Path, ShardHeader | None], Shard] = Shard
+        self.open_shard: Callable[[Path, ShardHeader], Shard] = Shard
         self.elsewhere: Callable[[], Iterable[object]] = tuple
         self._files = files
         self._shards: dict[Path, Shard] = {}
-        self._headers: dict[Path, ShardHeader] = {}
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], digest: str = "") -> Checkpoint:
@@ -168,10 +167,8 @@ class Checkpoint:
         path = self.keys[key]
         try:
             if path not in self._shards:
-                self._shards[path] = self.open_shard(path, self._headers.get(path))
-            shard = self._shards[path]
-            self._headers[path] = shard.header
-            return shard.slice(key)
+                self._shards[path] = self.open_shard(path, self._files.headers[path])
+            return self._shards[path].slice(key)
         except FileNotFoundError as error:
             raise MissingShardError(f"{path} (tensor {key}) is missing: restore it") from error
         except (OSError, ValueError, KeyError, TypeError) as error:

@@ -7,25 +7,23 @@ if the file shrinks. A read copies the bytes to their destination without the GI
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import struct
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from eaas.checkpoint.files import ShardHeader
 from eaas.checkpoint.pieces import Look, Pause, at_once, pieces, unseen
 from eaas.errors import CorruptShardError, UnsupportedModelError
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Shard", "ShardHeader", "TensorSlice", "prefetch"]
+__all__ = ["Shard", "TensorSlice", "prefetch"]
 
-_LENGTH = struct.Struct("<Q")
 _TORCH_DTYPES = {
     "BOOL": "bool",
     "U8": "uint8",
@@ -49,48 +47,34 @@ _TORCH_DTYPES = {
 }
 
 
-@dataclass(frozen=True)
-class ShardHeader:
-    """A parsed shard header.
-
-    Attributes:
-        digest: SHA-256 of the header's bytes.
-        tensors: Tensor name -> dtype, shape and data_offsets, as in the file.
-        data_begin: Offset of the data in the file.
-        file_bytes: Size of the file.
-    """
-
-    digest: bytes
-    tensors: Mapping[str, Any]
-    data_begin: int
-    file_bytes: int
-
-
 class Shard:
     """A safetensors file, open until the last reference to it or its slices is gone.
 
     Args:
         path: The file.
-        known: A header parsed earlier. It is parsed again only if it has changed: with thousands of tensors,
-            json holds the GIL for milliseconds.
+        header: Its header.
 
     Raises:
         OSError: The file cannot be opened or read.
-        ValueError: It is not a complete safetensors file.
+        ValueError: It has changed since its header was read.
     """
 
-    def __init__(self, path: Path, known: ShardHeader | None = None) -> None:
+    def __init__(self, path: Path, header: ShardHeader) -> None:
         self.path = path
+        self.header = header
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._fd)
-        self.header = self._read_header(known)
+        # Not parsed again: with thousands of tensors json holds the GIL for milliseconds.
+        begin = bytearray(header.nbytes)
+        self.read_into(memoryview(begin), 0)
+        file_bytes = os.fstat(self._fd).st_size
+        if file_bytes != header.file_bytes or hashlib.sha256(begin).digest() != header.digest:
+            raise ValueError("it has changed since the checkpoint was opened")
 
     def slice(self, key: str) -> TensorSlice:
         """A tensor that is read on demand. Raises KeyError for an unknown name."""
-        fields = self.header.tensors[key]
-        begin, end = fields["data_offsets"]
-        offset = self.header.data_begin + begin
-        return TensorSlice(self, key, tuple(fields["shape"]), offset, end - begin)
+        entry = self.header.tensors[key]
+        return TensorSlice(self, key, entry.shape, entry.offset, entry.nbytes)
 
     def read_into(
         self, buffer: memoryview, offset: int, pause: Pause = at_once, look: Look = unseen
@@ -115,28 +99,6 @@ class Shard:
             for begin, end in pieces(count):
                 pause()
                 os.posix_fadvise(self._fd, offset + begin, end - begin, os.POSIX_FADV_WILLNEED)
-
-    def _read_header(self, known: ShardHeader | None) -> ShardHeader:
-        file_bytes = os.fstat(self._fd).st_size
-        (length,) = _LENGTH.unpack(self._read(_LENGTH.size, 0, file_bytes))
-        text = self._read(length, _LENGTH.size, file_bytes)
-        digest = hashlib.sha256(text).digest()
-        if known is None or known.digest != digest:
-            tensors = json.loads(text)
-            tensors.pop("__metadata__", None)
-            begin = _LENGTH.size + length
-            end = begin + max((t["data_offsets"][1] for t in tensors.values()), default=0)
-            known = ShardHeader(digest, tensors, begin, end)
-        if known.file_bytes != file_bytes:
-            raise ValueError(f"{file_bytes} bytes, the header says {known.file_bytes}")
-        return known
-
-    def _read(self, count: int, offset: int, file_bytes: int) -> bytearray:
-        if offset + count > file_bytes:
-            raise ValueError(f"{count} bytes at {offset} of {file_bytes}")
-        data = bytearray(count)
-        self.read_into(memoryview(data), offset)
-        return data
 
 
 @dataclass(frozen=True)
@@ -178,7 +140,7 @@ class TensorSlice:
 
     def get_dtype(self) -> str:
         """safetensors' name of the dtype."""
-        return str(self.shard.header.tensors[self.key]["dtype"])
+        return self.shard.header.tensors[self.key].dtype
 
     def row(self, index: int) -> TensorSlice:
         """One row of the first dimension, without that dimension."""

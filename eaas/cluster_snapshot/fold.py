@@ -10,14 +10,7 @@ from types import MappingProxyType
 
 from eaas.cluster_snapshot.counters import Counters, Rates, rates
 from eaas.cluster_snapshot.events import between
-from eaas.cluster_snapshot.model import (
-    Answer,
-    ClusterSnapshot,
-    MemberSnapshot,
-    Point,
-    Reading,
-    Source,
-)
+from eaas.cluster_snapshot.model import ClusterSnapshot, MemberSnapshot, Point, Reading, Source
 from eaas.membership.reachability import unreachable
 from eaas.types import Member
 
@@ -53,7 +46,7 @@ class SnapshotFold:
         placement = reading.placement or before.placement
         load = reading.load or before.load
         bound = reading.bound if reading.bound is not None else before.bound
-        par = load.par if load is not None and reading.balancer.reached else None
+        par = load.par if load is not None and not reading.balancer else None
         pace = self._rates(now, reading.counters)
         self._curve.append(Point(now, par, bound if par is not None else None, pace))
         snapshot = ClusterSnapshot(
@@ -121,18 +114,10 @@ def _sort_key(member: Member) -> tuple[str, list[tuple[int, str]], str]:
 
 
 def _sources(before: Mapping[str, Source], reading: Reading) -> Mapping[str, Source]:
-    answers: dict[str, Answer] = {
-        "monitor": reading.monitor,
-        "balancer": reading.balancer,
-        "endpoint": reading.endpoint,
-    }
-    return MappingProxyType(
-        {name: _source(before.get(name), name, a, reading.at) for name, a in answers.items()}
-    )
-
-
-def _source(before: Source | None, name: str, answer: Answer, now: float) -> Source:
-    if answer.reached:
-        return Source(name)
-    since = before.silent_since if before is not None else None
-    return Source(name, now if since is None else since, answer.why)
+    sources = {}
+    for name in ("monitor", "balancer", "endpoint"):
+        why = getattr(reading, name)
+        since = before[name].silent_since if name in before else None
+        since = reading.at if since is None else since
+        sources[name] = Source(name, since, why) if why else Source(name)
+    return MappingProxyType(sources)

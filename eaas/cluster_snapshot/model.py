@@ -15,7 +15,6 @@ from eaas.membership.reachability import ANSWERING, fewest_replicas
 from eaas.types import Member, Placement, Role
 
 __all__ = [
-    "Answer",
     "ClusterSnapshot",
     "Decision",
     "Event",
@@ -81,33 +80,21 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """Whether a source answered, and if not, why."""
-
-    why: str = ""
-
-    @property
-    def reached(self) -> bool:
-        """Whether the source answered."""
-        return not self.why
-
-
-@dataclass(frozen=True)
 class Reading:
     """One reading of the cluster. None means not requested, or no answer.
 
     Attributes:
         at: Monotonic seconds.
-        monitor, balancer, endpoint: Status of each source.
+        monitor, balancer, endpoint: Why the source did not answer; empty if it did.
         placement: None, too, if it has not changed.
         dead_grace_s: Seconds for which the balancer waits for a dead server's return.
         bound: Lower bound of the mean PAR of any placement, from the balancer's last plan.
     """
 
     at: float
-    monitor: Answer = Answer()
-    balancer: Answer = Answer()
-    endpoint: Answer = Answer()
+    monitor: str = ""
+    balancer: str = ""
+    endpoint: str = ""
     members: tuple[Member, ...] | None = None
     placement: Placement | None = None
     dead_grace_s: float | None = None

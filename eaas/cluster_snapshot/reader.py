@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from typing import Any
 
 import grpc
@@ -13,7 +14,7 @@ import numpy as np
 
 from eaas.cluster_snapshot.counters import Counters
 from eaas.cluster_snapshot.fold import SnapshotFold
-from eaas.cluster_snapshot.model import Answer, ClusterSnapshot, Decision, Load, Reading
+from eaas.cluster_snapshot.model import ClusterSnapshot, Decision, Load, Reading
 from eaas.errors import EaasError
 from eaas.net.grpc_client import channel
 from eaas.net.tls import Identity
@@ -98,23 +99,23 @@ class SnapshotReader:
         try:
             members = self._ask_members(_ASK_S)
         except (EaasError, grpc.RpcError) as error:
-            return {"monitor": Answer(_why(error))}
+            return {"monitor": _why(error)}
         if members is None:
-            return {"monitor": Answer("no answer in time")}
+            return {"monitor": "no answer in time"}
         return {"members": tuple(members)}
 
     def _endpoint(self) -> dict[str, Any]:
         try:
             return {"counters": self._ask_counters(_ASK_S)}
         except (EaasError, OSError) as error:
-            return {"endpoint": Answer(_why(error))}
+            return {"endpoint": _why(error)}
 
     def _balancer(self) -> dict[str, Any]:
         address = self._balancer_at
         if not address:
             # Known from the second reading on.
             why = "the cluster has none" if self._fold.snapshot.members else ""
-            return {"balancer": Answer(why)}
+            return {"balancer": why}
         stub = self._stub(address)
         found: dict[str, Any] = {}
         try:
@@ -133,9 +134,9 @@ class SnapshotReader:
                 self._planned_of = newest
                 found["bound"] = self._bound(stub)
         except grpc.RpcError as error:
-            return {"balancer": Answer(_why(error)), **found}
+            return {"balancer": _why(error), **found}
         except ValueError as error:
-            return {"balancer": Answer(f"invalid answer: {error}"), **found}
+            return {"balancer": f"invalid answer: {error}", **found}
         return found
 
     def _placement(self, stub: Any) -> dict[str, Any]:
@@ -204,20 +205,8 @@ def _load_of(hotness: pb.GetHotnessResponse) -> Load:
 
 
 def _decision_of(entry: pb.HistoryEntry) -> Decision:
-    return Decision(
-        number=entry.number,
-        unix_ms=entry.unix_ms,
-        trigger=entry.trigger,
-        policy=entry.policy,
-        verdict=_VERDICTS.get(entry.verdict, "nothing"),
-        reason=entry.reason,
-        par_now=entry.par_now,
-        par_then=entry.par_then,
-        bound=entry.bound,
-        transit=entry.transit,
-        epoch=entry.epoch,
-        given_up=entry.given_up,
-    )
+    as_sent = {f.name: getattr(entry, f.name) for f in fields(Decision) if f.name != "verdict"}
+    return Decision(**as_sent, verdict=_VERDICTS.get(entry.verdict, "nothing"))
 
 
 def _why(error: Exception) -> str:

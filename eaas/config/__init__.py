@@ -10,6 +10,7 @@ from eaas.config.settings import (
     MonitorConfig,
     SchedulerConfig,
     SecurityConfig,
+    TelemetryConfig,
     load_config,
 )
 
@@ -23,5 +24,6 @@ __all__ = [
     "MonitorConfig",
     "SchedulerConfig",
     "SecurityConfig",
+    "TelemetryConfig",
     "load_config",
 ]

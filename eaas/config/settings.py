@@ -11,14 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -29,7 +22,6 @@ from pydantic_settings import (
 
 from eaas.config.environment import ENDPOINT_VARIABLE, KEY_VARIABLE
 from eaas.config.explanations import BETWEEN, PREFIX, explain, variable
-from eaas.config.telemetry import TelemetryConfig
 from eaas.errors import ConfigError
 
 __all__ = [
@@ -42,6 +34,7 @@ __all__ = [
     "MonitorConfig",
     "SchedulerConfig",
     "SecurityConfig",
+    "TelemetryConfig",
     "load_config",
 ]
 
@@ -120,10 +113,7 @@ class BalancerConfig(_Section):
     )
     redundancy: int = Field(2, ge=1, description="Number of servers that hold each expert.")
     max_servers: int = Field(
-        64,
-        ge=1,
-        le=16_384,
-        description="Upper limit of expert servers for every scaling request.",
+        64, ge=1, le=16_384, description="Upper limit of expert servers for every scaling request."
     )
     apply_timeout_s: Seconds = Field(
         300.0, description="Longest time for a server to load its experts."
@@ -145,8 +135,7 @@ class BalancerConfig(_Section):
         description="Extra replicas per layer for load balancing, in addition to redundancy.",
     )
     step_s: Seconds = Field(
-        1.0,
-        description="Interval between load readings; each reading is one step of the window.",
+        1.0, description="Interval between load readings; each reading is one step of the window."
     )
     window_size: int = Field(
         120, ge=2, le=100_000, description="Steps of load history used for a plan."
@@ -190,10 +179,7 @@ class AutoscalerConfig(_Section):
     """The autoscaler (`eaas autoscale`): number of expert servers."""
 
     target_utilization: float = Field(
-        0.6,
-        ge=0.05,
-        le=0.8,
-        description="Target share of time that servers are busy.",
+        0.6, ge=0.05, le=0.8, description="Target share of time that servers are busy."
     )
     latency_target_ms: float = Field(
         0.0,
@@ -231,20 +217,14 @@ class ExpertServerConfig(_Section):
         16, ge=2, le=4096, description="Number of slots in the arena, for all clients."
     )
     slot_tokens: int = Field(
-        256,
-        ge=1,
-        le=65_536,
-        description="Tokens per slot; larger batches are split.",
+        256, ge=1, le=65_536, description="Tokens per slot; larger batches are split."
     )
     batching: Literal["immediate", "window", "all"] = Field(
         "window",
         description="What a batch waits for: nothing (immediate), likely requests (window), all clients.",
     )
     batch_window_us: int = Field(
-        1000,
-        ge=0,
-        le=1_000_000,
-        description="Longest wait of a batch, in microseconds.",
+        1000, ge=0, le=1_000_000, description="Longest wait of a batch, in microseconds."
     )
     memory_bytes: int = Field(
         0,
@@ -294,10 +274,7 @@ class SchedulerConfig(_Section):
         description="Upper limit of requests that run together, and size of each chosen group.",
     )
     window_size: int = Field(
-        128,
-        ge=1,
-        le=4096,
-        description="Number of oldest waiting requests to choose from.",
+        128, ge=1, le=4096, description="Number of oldest waiting requests to choose from."
     )
     record: str = Field(
         "",
@@ -319,8 +296,7 @@ class AttentionClientConfig(_Section):
     host: str = Field("127.0.0.1", description="Address of the HTTP endpoint.")
     port: Port = Field(8000, description="Port of the HTTP endpoint; 0 picks a free port.")
     api_key_file: str = Field(
-        "",
-        description="File with one API key per line. Empty: the key in EAAS_API_KEY, or no key.",
+        "", description="File with one API key per line. Empty: the key in EAAS_API_KEY, or no key."
     )
     allowed_hosts: list[str] = Field(
         [],
@@ -342,14 +318,10 @@ class AttentionClientConfig(_Section):
         "least_loaded", description="Choice of a replica for each token and expert."
     )
     overlap: Annotated[Literal["auto", "on", "off"], BeforeValidator(_on_off)] = Field(
-        "auto",
-        description="Double-batch overlap of two micro-batches; auto: where it is faster.",
+        "auto", description="Double-batch overlap of two micro-batches; auto: where it is faster."
     )
     hedge_share: float = Field(
-        0.05,
-        ge=0,
-        le=1,
-        description="Upper limit of hedged requests, as a share of all requests.",
+        0.05, ge=0, le=1, description="Upper limit of hedged requests, as a share of all requests."
     )
     checksum: bool = Field(False, description="Verify a checksum of every slot in both directions.")
     layer_timeout_s: Seconds = Field(
@@ -364,6 +336,20 @@ class AttentionClientConfig(_Section):
     max_batch_tokens: int = Field(256, ge=1, description="Tokens per engine step.")
     scheduler: SchedulerConfig = Field(
         SchedulerConfig(), description="Choice of the waiting requests that run together."
+    )
+
+
+class TelemetryConfig(_Section):
+    """Request traces of attention clients and expert servers."""
+
+    traces: bool = Field(
+        False, description="Send traces of sampled requests to a collector (docs/metrics.md)."
+    )
+    sampling: float = Field(0.01, ge=0, le=1, description="Share of requests that are traced.")
+    endpoint: str = Field(
+        "http://127.0.0.1:4317",
+        pattern=r"^https?://[^/\s]+$",
+        description="OTLP collector (gRPC); http means plain text, https means TLS.",
     )
 
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 import grpc
 
-from eaas.control_plane.balancer_calls import MOST_NUMBER
 from eaas.errors import ClusterError
 from eaas.net.grpc_client import Backoff, channel
 from eaas.net.tls import Identity
@@ -18,11 +16,17 @@ from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.rpc.v1 import balancer_pb2_grpc, common_pb2
 from eaas.types import Placement, Role
 
-__all__ = ["BalancerClient"]
+__all__ = ["MOST_NUMBER", "BalancerClient"]
+
+MOST_NUMBER = 2**31 - 1
+"""Largest number of servers, layers or experts in a call; the balancer has lower limits."""
 
 _CALL_S = 10.0
 # Planning at full size takes seconds.
 _PLAN_S = 60.0
+# A refusal is only a message for people, who also see the launcher's log.
+_REFUSAL_S = 2.0
+_LONGEST_REASON = 4096
 _ATTEMPTS = 3
 # A retry is safe: it has the request id of the first attempt.
 _AGAIN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
@@ -31,8 +35,9 @@ _AGAIN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 class BalancerClient:
     """Client of one balancer. Thread-safe; close it, or use it as a context manager.
 
-    Failed calls are retried with the same request id, so that nothing happens twice. Every method raises
-    ClusterError if the balancer refuses (with its message) or cannot be reached.
+    Failed calls are retried with the same request id, so that nothing happens twice; `drain`, `scale` and
+    `refuse_scale` are not, since launchers call them, which have other work. Every method raises ClusterError
+    if the balancer refuses (with its message) or cannot be reached.
 
     Args:
         address: host:port of the balancer.
@@ -47,12 +52,7 @@ class BalancerClient:
     def __enter__(self) -> BalancerClient:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -130,12 +130,22 @@ class BalancerClient:
 
     def drain(self, server_id: str) -> None:
         """Make a server leave after its experts have moved."""
-        self._call("DrainServer", pb.DrainServerRequest(server_id=server_id))
+        self._call("DrainServer", pb.DrainServerRequest(server_id=server_id), attempts=1)
 
     def scale(self, servers: int) -> int:
         """Make a launcher start or stop servers until there are this many. Returns the request's id."""
         request = pb.ScaleRequest(servers=min(max(0, servers), MOST_NUMBER))
-        return int(self._call("Scale", request).wish)
+        return int(self._call("Scale", request, attempts=1).wish)
+
+    def refuse_scale(self, wish: int, reason: str) -> None:
+        """Report that a launcher cannot provide the number of servers.
+
+        Args:
+            wish: Id of the request, from `WatchScale`.
+            reason: Message for the callers of `Scale`.
+        """
+        request = pb.RefuseScaleRequest(wish=wish, reason=reason[:_LONGEST_REASON])
+        self._call("RefuseScale", request, _REFUSAL_S, attempts=1)
 
     def scale_state(self) -> pb.GetScaleResponse:
         """Limits of the number of servers, and the result of the last request."""
@@ -156,9 +166,11 @@ class BalancerClient:
         request = getattr(pb, f"{name}Request")(request_id=secrets.token_hex(16), **fields)
         return self._call(name, request, timeout_s)
 
-    def _call(self, name: str, request: Any, timeout_s: float = _CALL_S) -> Any:
+    def _call(
+        self, name: str, request: Any, timeout_s: float = _CALL_S, attempts: int = _ATTEMPTS
+    ) -> Any:
         backoff = Backoff()
-        for left in range(_ATTEMPTS - 1, -1, -1):
+        for left in range(attempts - 1, -1, -1):
             try:
                 return getattr(self._stub, name)(request, timeout=timeout_s)
             except grpc.RpcError as error:

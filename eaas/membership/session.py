@@ -23,7 +23,8 @@ from eaas.log import get_logger
 from eaas.member_ids import check_id
 from eaas.membership.cluster_view import MembershipFold, MembershipView
 from eaas.membership.monitors import MonitorConnection, Monitors, tls_hint
-from eaas.net.grpc_client import MOST_WAITING, STREAM_SIGN_S, Backoff, responses
+from eaas.net.async_channel import Responses, responses
+from eaas.net.grpc_client import STREAM_SIGN_S, Backoff
 from eaas.net.message_validation import check
 from eaas.net.tls import Identity
 from eaas.rpc.v1 import monitor_pb2 as pb
@@ -120,8 +121,8 @@ class MemberSession:
         self._calls_lock = threading.Lock()
         # The running streams and their monitors.
         self._calls: dict[Any, MonitorConnection] = {}
-        # The monitor with a working watch stream, and the inbox of that stream.
-        self._watched: tuple[MonitorConnection, queue.Queue[pb.WatchResponse]] | None = None
+        # The monitor with a working watch stream, and that stream.
+        self._watched: tuple[MonitorConnection, Responses] | None = None
         self._monitors = Monitors(monitor_address, tls)
         try:
             self._register_first(register_timeout_s)
@@ -355,7 +356,17 @@ class MemberSession:
         def heartbeat() -> pb.HeartbeatRequest:
             nonlocal sent
             report = self._report()
-            request = self._heartbeat(report)
+            request = pb.HeartbeatRequest(
+                id=self._member.id,
+                incarnation=self._incarnation,
+                state=report.state.number,
+                progress=report.progress,
+                in_flight=report.in_flight,
+                experts=report.experts,
+                epoch=report.epoch,
+                stalled_s=report.stalled_s,
+                busy_s=report.busy_s,
+            )
             if report.reach is not None and report.reach != sent:
                 sent = report.reach
                 request.reach.CopyFrom(ServerReach.to_proto(sent))
@@ -386,22 +397,7 @@ class MemberSession:
         """Count an answer with the view's revision as a sign of life."""
         watched = self._watched
         if watched is not None and watched[0] is monitor and revision == self.view.revision:
-            # A full inbox shows life anyway.
-            with contextlib.suppress(queue.Full):
-                watched[1].put_nowait(pb.WatchResponse(still_at_revision=revision))
-
-    def _heartbeat(self, report: Report) -> pb.HeartbeatRequest:
-        return pb.HeartbeatRequest(
-            id=self._member.id,
-            incarnation=self._incarnation,
-            state=report.state.number,
-            progress=report.progress,
-            in_flight=report.in_flight,
-            experts=report.experts,
-            epoch=report.epoch,
-            stalled_s=report.stalled_s,
-            busy_s=report.busy_s,
-        )
+            watched[1].add(pb.WatchResponse(still_at_revision=revision))
 
     # -- the view ------------------------------------------------------------------------------
 
@@ -411,14 +407,13 @@ class MemberSession:
         logged = ""
         while not self._closed.is_set():
             monitor = self._monitors.now
-            inbox: queue.Queue[pb.WatchResponse] = queue.Queue(MOST_WAITING)
             position = self._fold.position
             # Rarer heartbeats would not end the stream's silence in time.
             position.heartbeats_tell = self._heartbeat_s <= STREAM_SIGN_S
             try:
                 with self._tracked(monitor, monitor.stub.Watch(position)) as call:
-                    for response in responses(call, inbox=inbox):
-                        self._watched = monitor, inbox
+                    for response in responses(call):
+                        self._watched = monitor, call
                         backoff.reset()
                         if response.WhichOneof("kind") == "stopping":
                             if self._on_stopping and not was_stopping:

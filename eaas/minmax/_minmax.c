@@ -96,9 +96,10 @@ lay_out(Placement *p)
     return true;
 }
 
-/* Fullness of the fullest server under the best split of a batch. */
+/* Fullness of the fullest server under the best split of a batch. With a backlog, servers below it are levelled, too.
+ */
 static double
-level_batch(Placement *p, const double *load_E, bool all_levels)
+level_batch(Placement *p, const double *load_E)
 {
     Flow *flow = &p->flow;
     for (int32_t s = 0; s < flow->servers; s++) {
@@ -109,7 +110,7 @@ level_batch(Placement *p, const double *load_E, bool all_levels)
         }
         flow->load_S[s] = load;
     }
-    return flow_level(flow, EXACT, all_levels);
+    return flow_level(flow, EXACT, p->backlog_S != NULL);
 }
 
 /* Check that all values are finite and at least `least`, or above it if `above`. */
@@ -136,44 +137,41 @@ check_sizes(Py_ssize_t servers, Py_ssize_t experts)
     return true;
 }
 
-enum { SHARES, SPEEDS, BACKLOG, LOADS, OUT, ARRAYS };
+enum { LOADS, SHARES, SPEEDS, BACKLOG, LEVELS, OUT, ARRAYS };
 
-static void
-finish(Placement *p, Array *arrays)
-{
-    free(p->block);
-    free(p->first_S);
-    close_arrays(arrays, ARRAYS);
-}
+typedef struct {
+    PyObject *load, *shares, *speeds, *backlog, *levels, *out; /* backlog and out: arrays or None */
+    Py_ssize_t batches;
+} Arguments;
 
 static bool
-open_placement(Placement *p, Array *arrays, PyObject *shares, PyObject *speeds, PyObject *backlog)
+open_all(Array *arrays, Placement *p, const Arguments *given)
 {
-    if (!check_sizes(p->servers, p->experts) ||
-        !open_array(&arrays[SHARES], shares, "shares", p->servers * p->experts, sizeof(double), false) ||
-        !open_array(&arrays[SPEEDS], speeds, "speeds", p->servers, sizeof(double), false) ||
-        (backlog != Py_None &&
-         !open_array(&arrays[BACKLOG], backlog, "backlog", p->servers, sizeof(double), false))) {
+    if (!check_sizes(p->servers, p->experts)) {
+        return false;
+    }
+    if (given->batches < 0 || given->batches > PY_SSIZE_T_MAX / 8 / p->experts) {
+        PyErr_SetString(PyExc_ValueError, "batches out of range");
+        return false;
+    }
+    Py_ssize_t servers = p->servers, loads = given->batches * p->experts, shares = servers * p->experts;
+    Py_ssize_t size = sizeof(double);
+    if (!open_array(&arrays[LOADS], given->load, "load", loads, size, false) ||
+        !open_array(&arrays[SHARES], given->shares, "shares", shares, size, false) ||
+        !open_array(&arrays[SPEEDS], given->speeds, "speeds", servers, size, false) ||
+        !open_array(&arrays[LEVELS], given->levels, "levels", given->batches, size, true) ||
+        (given->backlog != Py_None &&
+         !open_array(&arrays[BACKLOG], given->backlog, "backlog", servers, size, false)) ||
+        (given->out != Py_None && !open_array(&arrays[OUT], given->out, "out", shares, size, true))) {
         return false;
     }
     p->shares_SE = arrays[SHARES].view.buf;
     p->speed_S = arrays[SPEEDS].view.buf;
     p->backlog_S = arrays[BACKLOG].open ? arrays[BACKLOG].view.buf : NULL;
-    return check_range(p->speed_S, p->servers, "speeds", true) &&
-           (p->backlog_S == NULL || check_range(p->backlog_S, p->servers, "backlog", false));
+    return check_range(arrays[LOADS].view.buf, loads, "load", false) &&
+           check_range(p->speed_S, servers, "speeds", true) &&
+           (p->backlog_S == NULL || check_range(p->backlog_S, servers, "backlog", false));
 }
-
-static PyObject *
-why_not(const Placement *p)
-{
-    if (p->infinite) {
-        PyErr_SetString(PyExc_ValueError, "shares must be finite");
-        return NULL;
-    }
-    return PyErr_NoMemory();
-}
-
-/* ---- split ------------------------------------------------------------------------------------------------ */
 
 static void
 write_shares(const Placement *p, const double *load_E, double *out_SE)
@@ -188,73 +186,47 @@ write_shares(const Placement *p, const double *load_E, double *out_SE)
 }
 
 static PyObject *
-minmax_split(PyObject *self, PyObject *args)
-{
-    (void)self;
-    PyObject *load, *shares, *speeds, *backlog, *out;
-    Placement p = {0};
-    if (!PyArg_ParseTuple(args, "OOnnOOO:split", &load, &shares, &p.servers, &p.experts, &speeds, &backlog, &out)) {
-        return NULL;
-    }
-    Array arrays[ARRAYS] = {0};
-    PyObject *answer = NULL;
-    if (open_placement(&p, arrays, shares, speeds, backlog) &&
-        open_array(&arrays[LOADS], load, "load", p.experts, sizeof(double), false) &&
-        open_array(&arrays[OUT], out, "out", p.servers * p.experts, sizeof(double), true) &&
-        check_range(arrays[LOADS].view.buf, p.experts, "load", false)) {
-        const double *load_E = arrays[LOADS].view.buf;
-        if (lay_out(&p)) {
-            double level = level_batch(&p, load_E, p.backlog_S != NULL);
-            write_shares(&p, load_E, arrays[OUT].view.buf);
-            answer = PyFloat_FromDouble(level);
-        } else {
-            answer = why_not(&p);
-        }
-    }
-    finish(&p, arrays);
-    return answer;
-}
-
-/* ---- levels ----------------------------------------------------------------------------------------------- */
-
-static PyObject *
 minmax_levels(PyObject *self, PyObject *args)
 {
     (void)self;
-    PyObject *load, *shares, *speeds, *out;
+    Arguments given;
     Placement p = {0};
-    Py_ssize_t batches;
-    if (!PyArg_ParseTuple(args, "OnOnnOO:levels", &load, &batches, &shares, &p.servers, &p.experts, &speeds, &out)) {
+    if (!PyArg_ParseTuple(args, "OnOnnOOOO:levels", &given.load, &given.batches, &given.shares, &p.servers,
+                          &p.experts, &given.speeds, &given.backlog, &given.levels, &given.out)) {
         return NULL;
     }
     Array arrays[ARRAYS] = {0};
     PyObject *answer = NULL;
-    if (open_placement(&p, arrays, shares, speeds, Py_None)) {
-        if (batches < 0 || batches > PY_SSIZE_T_MAX / 8 / p.experts) {
-            PyErr_SetString(PyExc_ValueError, "batches out of range");
-        } else if (open_array(&arrays[LOADS], load, "load", batches * p.experts, sizeof(double), false) &&
-                   open_array(&arrays[OUT], out, "out", batches, sizeof(double), true) &&
-                   check_range(arrays[LOADS].view.buf, batches * p.experts, "load", false)) {
-            const double *load_BE = arrays[LOADS].view.buf;
-            double *out_B = arrays[OUT].view.buf;
-            bool fits;
-            Py_BEGIN_ALLOW_THREADS;
-            fits = lay_out(&p);
-            for (Py_ssize_t b = 0; fits && b < batches; b++) {
-                out_B[b] = level_batch(&p, load_BE + b * p.experts, false);
-            }
-            Py_END_ALLOW_THREADS;
-            answer = fits ? Py_NewRef(Py_None) : why_not(&p);
+    if (open_all(arrays, &p, &given)) {
+        const double *load_BE = arrays[LOADS].view.buf;
+        double *level_B = arrays[LEVELS].view.buf;
+        bool fits;
+        Py_BEGIN_ALLOW_THREADS;
+        fits = lay_out(&p);
+        for (Py_ssize_t b = 0; fits && b < given.batches; b++) {
+            level_B[b] = level_batch(&p, load_BE + b * p.experts);
+        }
+        if (fits && given.batches > 0 && arrays[OUT].open) {
+            write_shares(&p, load_BE + (given.batches - 1) * p.experts, arrays[OUT].view.buf);
+        }
+        Py_END_ALLOW_THREADS;
+        if (fits) {
+            answer = Py_NewRef(Py_None);
+        } else if (p.infinite) {
+            PyErr_SetString(PyExc_ValueError, "shares must be finite");
+        } else {
+            PyErr_NoMemory();
         }
     }
-    finish(&p, arrays);
+    free(p.block);
+    free(p.first_S);
+    close_arrays(arrays, ARRAYS);
     return answer;
 }
 
 /* ---- the module ------------------------------------------------------------------------------------------- */
 
 static PyMethodDef methods[] = {
-    {"split", minmax_split, METH_VARARGS, NULL},
     {"levels", minmax_levels, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -23,9 +23,9 @@ def split_of(
     servers, experts = shares.shape
     load = _floats("load_E", load_E, (experts,))
     backlog = None if backlog_S is None else _floats("backlog_S", backlog_S, (servers,))
-    out_SE = np.empty_like(shares)
-    level = _minmax.split(load, shares, servers, experts, speeds, backlog, out_SE)
-    return out_SE, level
+    out_SE, level_B = np.empty_like(shares), np.empty(1)
+    _minmax.levels(load, 1, shares, servers, experts, speeds, backlog, level_B, out_SE)
+    return out_SE, float(level_B[0])
 
 
 def levels_of(
@@ -37,7 +37,7 @@ def levels_of(
     batches = len(np.asarray(load_BE))
     load = _floats("load_BE", load_BE, (batches, experts))
     level_B = np.empty(batches)
-    _minmax.levels(load, batches, shares, servers, experts, speeds, level_B)
+    _minmax.levels(load, batches, shares, servers, experts, speeds, None, level_B, None)
     return level_B
 
 

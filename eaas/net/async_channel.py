@@ -15,18 +15,21 @@ from typing import Any, Self
 
 import grpc
 
-from eaas.net.grpc_client import UNARY_TIMEOUT_S, channel_options
+from eaas.net.grpc_client import STREAM_SILENCE_S, UNARY_TIMEOUT_S, channel_options
 from eaas.net.grpc_failure import CallFailure
 from eaas.net.grpc_loop import grpc_loop, run_on_loop
 from eaas.net.grpc_secret import proof
 from eaas.net.tls import Identity
 
-__all__ = ["AsyncChannel"]
+__all__ = ["AsyncChannel", "Responses", "responses"]
 
 # To create or close a channel, which does not wait for the peer.
 _LOCAL_S = 5.0
 # In addition to the call's own deadline.
 _SLACK_S = 5.0
+# Limit of unread messages of a stream; a faster sender has to wait, and is let on after this time.
+_MOST_WAITING = 256
+_FULL_S = 0.05
 
 
 class AsyncChannel:
@@ -36,20 +39,10 @@ class AsyncChannel:
     both `grpc.RpcError` and `grpc.Call`.
 
     Args:
-        address: host:port of the peer ("[::1]:50051" for IPv6).
-        peer: Role required in the peer's certificate; needed with TLS.
-        tls: Identity of the caller; None means plain text, with the secret of this user's cluster.
-        timeout_s: Default deadline of unary calls.
+        address, peer, tls: See `eaas.net.grpc_client.channel`.
     """
 
-    def __init__(
-        self,
-        address: str,
-        peer: str | None = None,
-        tls: Identity | None = None,
-        timeout_s: float = UNARY_TIMEOUT_S,
-    ) -> None:
-        self._timeout_s = timeout_s
+    def __init__(self, address: str, peer: str | None = None, tls: Identity | None = None) -> None:
         self._address = None if tls else address
         options = channel_options(peer, tls)
 
@@ -64,19 +57,18 @@ class AsyncChannel:
         """A method with one request and one response (arguments: `grpc.Channel.unary_unary`)."""
         method = self._channel.unary_unary(*args, **kwargs)
 
-        def call(request: Any, timeout: float | None = None) -> Any:
-            timeout_s = self._timeout_s if timeout is None else timeout
+        def call(request: Any, timeout: float = UNARY_TIMEOUT_S) -> Any:
             shown = proof(self._address)
 
             async def ask() -> Any:
                 try:
-                    return await method(request, timeout=timeout_s, metadata=shown)
+                    return await method(request, timeout=timeout, metadata=shown)
                 except grpc.aio.AioRpcError as error:
                     raise CallFailure.of(error) from None
                 except asyncio.CancelledError:
                     raise CallFailure.cancelled() from None
 
-            return run_on_loop(ask(), timeout_s + _SLACK_S)
+            return run_on_loop(ask(), timeout + _SLACK_S)
 
         return call
 
@@ -114,7 +106,7 @@ class AsyncChannel:
 
 
 class Responses:
-    """A response stream for one reader; any thread may cancel it.
+    """A response stream for one reader; any thread may cancel it or add to it.
 
     Iteration raises `grpc.RpcError` if the stream breaks or is cancelled.
 
@@ -134,11 +126,22 @@ class Responses:
         """End the stream. Idempotent."""
         grpc_loop().call_soon_threadsafe(self._stop)
 
+    def add(self, message: Any) -> None:
+        """Let the reader find a message as if the peer had sent it."""
+        self._inbox.put((message, False))
+
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
-        item, is_end = self._inbox.get()
+        return self.next()
+
+    def next(self, silence_s: float | None = None) -> Any:
+        """The next message, like `__next__`. Raises TimeoutError if none comes within `silence_s`."""
+        try:
+            item, is_end = self._inbox.get(timeout=silence_s)
+        except queue.Empty:
+            raise TimeoutError(f"nothing heard for {silence_s:g} s") from None
         if not is_end:
             return item
         self._inbox.put((item, True))
@@ -164,6 +167,8 @@ class Responses:
                 target=_send, args=(call, requests), name="grpc-requests", daemon=True
             ).start()
         async for message in call:
+            while self._inbox.qsize() >= _MOST_WAITING:
+                await asyncio.sleep(_FULL_S)
             self._inbox.put((message, False))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
@@ -172,6 +177,24 @@ class Responses:
         if isinstance(error, grpc.aio.AioRpcError):
             error = CallFailure.of(error)
         self._inbox.put((error, True))
+
+
+def responses(call: Responses, silence_s: float = STREAM_SILENCE_S) -> Iterator[Any]:
+    """Iterate over a response stream; the call is cancelled when the iteration ends.
+
+    Raises:
+        TimeoutError: No message for `silence_s` seconds, connecting included.
+        grpc.RpcError: The stream broke.
+    """
+    try:
+        while True:
+            try:
+                message = call.next(silence_s)
+            except StopIteration:
+                return
+            yield message
+    finally:
+        call.cancel()
 
 
 def _send(call: Any, requests: Iterator[Any]) -> None:

@@ -11,13 +11,19 @@ from typing import Any
 
 import grpc
 
-__all__ = ["OPERATOR", "RoleGuard", "role_of", "role_uri"]
+__all__ = ["OPERATOR", "RoleGuard", "role_of", "role_uri", "served_by"]
 
 OPERATOR = "operator"
 """The role of people and their programs."""
 
 _SCHEME = "eaas://"
-_KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+
+
+def served_by(handler: grpc.RpcMethodHandler) -> tuple[str, Callable[[Any, Any], Any]]:
+    """Kind of a method ("unary_stream") and the function that serves it."""
+    sides = (handler.request_streaming, handler.response_streaming)
+    kind = "_".join("stream" if streams else "unary" for streams in sides)
+    return kind, getattr(handler, kind)
 
 
 def role_uri(role: str) -> str:
@@ -53,8 +59,7 @@ class RoleGuard(grpc.ServerInterceptor):  # type: ignore[misc]
         roles = self._allowed.get(details.method)
         if handler is None or roles is None:
             return handler
-        kind = next(kind for kind in _KINDS if getattr(handler, kind))
-        serve = getattr(handler, kind)
+        kind, serve = served_by(handler)
 
         def guarded(request: Any, context: Any) -> Any:
             role = role_of(context)

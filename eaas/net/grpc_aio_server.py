@@ -29,7 +29,7 @@ class RunningAioServer:
     Any thread except that of `loop` may call its methods.
 
     Attributes:
-        address: host:port for clients; the machine's host name if the server listens on all interfaces.
+        address: See `eaas.net.grpc_server.RunningServer`.
         loop: Runs the handlers.
     """
 
@@ -76,16 +76,8 @@ def serve_aio(
     Args:
         service: Full name ("eaas.rpc.v1.MonitorService").
         add: Adds the service's handlers (coroutines) to a server.
-        host: Name or address to listen on; "0.0.0.0" or "::" means all interfaces.
-        port: 0 picks a free port.
         max_calls: Concurrent calls, running streams included. More are refused with RESOURCE_EXHAUSTED.
-        message_bytes: Larger messages are refused with RESOURCE_EXHAUSTED.
         streams: Concurrent calls per connection; more wait at the client.
-        credentials: For TLS; None means plain text.
-        secret: Required from callers; None means no check.
-
-    Raises:
-        PortInUseError, ConfigError: See `eaas.net.grpc_server.serve`.
     """
 
     async def start() -> RunningAioServer:

@@ -1,16 +1,14 @@
 """gRPC channels between processes; every call ends.
 
 Unary calls have a default deadline. Streams have none: the sender sends a sign of life at least every
-`STREAM_SIGN_S`, and `responses` ends a silent stream.
+`STREAM_SIGN_S`, and `async_channel.responses` ends a silent stream.
 """
 
 from __future__ import annotations
 
-import queue
 import random
-import threading
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import grpc
 from grpc._channel import _SingleThreadedRendezvous
@@ -20,7 +18,6 @@ from eaas.net.tls import Identity, server_name
 
 __all__ = [
     "MESSAGE_BYTES",
-    "MOST_WAITING",
     "STREAM_SIGN_S",
     "STREAM_SILENCE_S",
     "UNARY_TIMEOUT_S",
@@ -28,14 +25,10 @@ __all__ = [
     "channel",
     "channel_options",
     "leave",
-    "responses",
 ]
 
 MESSAGE_BYTES = 64 << 20
 """Limit of one message, in both directions."""
-
-MOST_WAITING = 256
-"""Limit of unread messages of a stream; a faster sender has to wait."""
 
 UNARY_TIMEOUT_S = 5.0
 """Default deadline of a unary call."""
@@ -66,19 +59,8 @@ _OPTIONS = (
     # Despite its name, the timeout of one attempt to connect.
     ("grpc.min_reconnect_backoff_ms", 2_000),
 )
-# Poll interval for a reader that has gone while the inbox is full.
-_FULL_S = 0.5
 # Response streams wait in C instead of waking Python ten times a second.
 _BLOCKING_OPTIONS = (("SingleThreadedUnaryStream", 1),)
-
-
-class _CallDetails(NamedTuple):
-    method: str
-    timeout: float | None
-    metadata: Any
-    credentials: Any
-    wait_for_ready: bool | None
-    compression: Any
 
 
 class _Caller(
@@ -86,59 +68,46 @@ class _Caller(
     grpc.UnaryStreamClientInterceptor,  # type: ignore[misc]
     grpc.StreamStreamClientInterceptor,  # type: ignore[misc]
 ):
-    """Adds the default deadline to unary calls and the server's secret to all calls."""
+    """Adds the default deadline to unary calls and the server's secret to all calls.
 
-    def __init__(self, address: str | None, timeout_s: float) -> None:
+    The details are a named tuple in gRPC's implementation (grpcio 1.85).
+    """
+
+    def __init__(self, address: str | None) -> None:
         self._address = address
-        self._timeout_s = timeout_s
 
-    def _with_proof(self, details: Any, timeout: float | None) -> _CallDetails:
-        return _CallDetails(
-            details.method,
-            timeout,
-            (*(details.metadata or ()), *proof(self._address)),
-            details.credentials,
-            details.wait_for_ready,
-            details.compression,
-        )
+    def _completed(self, details: Any, timeout_s: float | None) -> Any:
+        metadata = (*(details.metadata or ()), *proof(self._address))
+        return details._replace(timeout=timeout_s, metadata=metadata)
 
     def intercept_unary_unary(
         self, continuation: Callable[[Any, Any], Any], details: Any, request: Any
     ) -> Any:
-        timeout_s = self._timeout_s if details.timeout is None else details.timeout
-        return continuation(self._with_proof(details, timeout_s), request)
+        timeout_s = UNARY_TIMEOUT_S if details.timeout is None else details.timeout
+        return continuation(self._completed(details, timeout_s), request)
 
     def intercept_unary_stream(
         self, continuation: Callable[[Any, Any], Any], details: Any, request: Any
     ) -> Any:
-        return continuation(self._with_proof(details, details.timeout), request)
+        return continuation(self._completed(details, details.timeout), request)
 
-    def intercept_stream_stream(
-        self, continuation: Callable[[Any, Any], Any], details: Any, requests: Any
-    ) -> Any:
-        return continuation(self._with_proof(details, details.timeout), requests)
+    intercept_stream_stream = intercept_unary_stream
 
 
-def channel(
-    address: str,
-    peer: str | None = None,
-    tls: Identity | None = None,
-    timeout_s: float = UNARY_TIMEOUT_S,
-) -> grpc.Channel:
+def channel(address: str, peer: str | None = None, tls: Identity | None = None) -> grpc.Channel:
     """Create a channel; it connects at the first call and reconnects as needed.
 
     Args:
         address: host:port of the peer ("[::1]:50051" for IPv6).
         peer: Role required in the peer's certificate; needed with TLS.
         tls: Identity of the caller; None means plain text, with the secret of this user's cluster.
-        timeout_s: Default deadline of unary calls.
     """
     options = (*channel_options(peer, tls), *_BLOCKING_OPTIONS)
     if tls is None:
         opened = grpc.insecure_channel(address, options=options)
     else:
         opened = grpc.secure_channel(address, tls.channel_credentials(), options=options)
-    return grpc.intercept_channel(opened, _Caller(None if tls else address, timeout_s))
+    return grpc.intercept_channel(opened, _Caller(None if tls else address))
 
 
 def channel_options(peer: str | None, tls: Identity | None) -> tuple[tuple[str, Any], ...]:
@@ -160,61 +129,6 @@ def leave(call: Any) -> None:
     # There is no public API for this (grpcio 1.85). After a cancel the events arrive at once.
     while isinstance(call, _SingleThreadedRendezvous) and call._state.due:
         call._consume_next_event()
-
-
-def responses(
-    call: Any,
-    silence_s: float = STREAM_SILENCE_S,
-    inbox: queue.Queue[Any] | None = None,
-) -> Iterator[Any]:
-    """Iterate over a response stream; the call is cancelled when the iteration ends.
-
-    Args:
-        call: The stream.
-        silence_s: Longest silence.
-        inbox: Queue of the messages. Others may add items, which end the silence. By default a new queue of
-            `MOST_WAITING` items.
-
-    Raises:
-        TimeoutError: No message for `silence_s` seconds, connecting included.
-        grpc.RpcError: The stream broke.
-    """
-    messages: queue.Queue[Any] = queue.Queue(MOST_WAITING) if inbox is None else inbox
-    end, over = object(), threading.Event()
-
-    def put(item: Any) -> None:
-        while not over.is_set():
-            try:
-                return messages.put(item, timeout=_FULL_S)
-            except queue.Full:
-                continue
-
-    def pump() -> None:
-        # gRPC's iterator has no timeout, so a thread waits for it.
-        try:
-            for message in call:
-                put(message)
-        except grpc.RpcError as error:
-            put(error)
-        else:
-            put(end)
-        leave(call)
-
-    threading.Thread(target=pump, name="grpc-responses", daemon=True).start()
-    try:
-        while True:
-            try:
-                item = messages.get(timeout=silence_s)
-            except queue.Empty:
-                raise TimeoutError(f"nothing heard for {silence_s:g} s") from None
-            if item is end:
-                return
-            if isinstance(item, grpc.RpcError):
-                raise item
-            yield item
-    finally:
-        over.set()
-        call.cancel()
 
 
 # Separate: waiting threads must not consume random numbers that others have seeded.

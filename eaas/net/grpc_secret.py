@@ -70,11 +70,7 @@ class _Check:
 
 
 class SecretGuard(grpc.ServerInterceptor):  # type: ignore[misc]
-    """Refuses calls without the secret, with UNAUTHENTICATED.
-
-    Args:
-        secret: The cluster's.
-    """
+    """Refuses calls without the cluster's secret, with UNAUTHENTICATED."""
 
     def __init__(self, secret: str) -> None:
         self._check = _Check(secret)
@@ -87,11 +83,7 @@ class SecretGuard(grpc.ServerInterceptor):  # type: ignore[misc]
 
 
 class AioSecretGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """`SecretGuard` for servers of grpc.aio.
-
-    Args:
-        secret: The cluster's.
-    """
+    """`SecretGuard` for servers of grpc.aio."""
 
     def __init__(self, secret: str) -> None:
         self._check = _Check(secret)

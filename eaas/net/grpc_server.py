@@ -190,18 +190,10 @@ def add_port(
     *,
     keep: bool = False,
 ) -> str:
-    """Bind a gRPC server to a port; return host:port for clients (see `RunningServer.address`).
+    """Bind a gRPC server to a port; return host:port for clients. Raises the errors of `serve`.
 
-    Args:
-        server: To bind; its guard checks the secret.
-        host: See `serve`.
-        port: See `serve`.
-        credentials: See `serve`.
-        secret: Published for this user's other processes; None removes the record of an earlier process.
-        keep: See `eaas.net.server_records.ServerRecord`.
-
-    Raises:
-        PortInUseError, ConfigError: See `serve`.
+    The secret is published for this user's other processes (`keep`: see `server_records.ServerRecord`). None
+    removes the record of an earlier process.
     """
     listen_host = _listen_host(host, port)
     try:
@@ -211,7 +203,9 @@ def add_port(
         else:
             bound = server.add_secure_port(where, credentials)
     except RuntimeError as error:
-        raise _bind_error(listen_host, host, port) from error
+        # gRPC gives no cause, but a plain bind does. If that succeeds, the port was in use a moment ago.
+        code = _try_bind(listen_host, port) or errno.EADDRINUSE
+        raise _refusal(code, host, port) from error
     address = join_host_port(host_to_tell(listen_host), bound)
     if secret is None:
         server_records.withdraw(address)
@@ -254,11 +248,6 @@ def _listen_host(host: str, port: int) -> str:
         ) from error
     addresses = sorted(found, key=lambda entry: entry[0] != socket.AF_INET)
     return str(addresses[0][4][0])
-
-
-def _bind_error(listen_host: str, host: str, port: int) -> Exception:
-    # gRPC gives no cause, but a plain bind does. If that succeeds, the port was in use a moment ago.
-    return _refusal(_try_bind(listen_host, port) or errno.EADDRINUSE, host, port)
 
 
 def _try_bind(listen_host: str, port: int) -> int:

@@ -6,12 +6,12 @@ answers whose numbers they use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from eaas.net.message_ranges import RANGES, Items, Number, Range, Text
+from eaas.net.message_ranges import Items, Number, Range, Text, range_of
 
 __all__ = ["check"]
 
@@ -53,11 +53,10 @@ def _checker(descriptor: Descriptor) -> _Checker:
 
 def _compile(descriptor: Descriptor) -> _Checker:
     ours = descriptor.file.package == _PACKAGE
-    ranges = RANGES.get(descriptor.name, {}) if ours else {}
     numbers: list[tuple[str, float, float]] = []
     others: list[Callable[[Any], None]] = []
     for field in descriptor.fields:
-        wanted = ranges.get(field.name)
+        wanted = range_of(descriptor.name, field.name) if ours else None
         plain = not field.is_repeated and not field.has_presence
         if plain and isinstance(wanted, Number):
             numbers.append((field.name, wanted.least, wanted.most))
@@ -81,36 +80,29 @@ def _refusal(name: str, value: object, least: float, most: float) -> _OutOfRange
 
 
 def _field_checker(field: FieldDescriptor, wanted: Range | None) -> _Checker | None:
-    if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        return _map_checker(field.name, wanted) if isinstance(wanted, Items) else None
-    if field.message_type is not None:
+    name, inner = field.name, field.message_type
+    if inner is not None and inner.GetOptions().map_entry:
+        return _map_checker(name, wanted) if isinstance(wanted, Items) else None
+    if inner is not None:
         most = wanted.most if isinstance(wanted, Items) else None
-        return _messages_checker(field, _checker(field.message_type), most)
+        return _messages_checker(field, _checker(inner), most)
     if field.enum_type is not None:
-        return _enum_checker(field.name, frozenset(field.enum_type.values_by_number))
+        return _enum_checker(name, frozenset(field.enum_type.values_by_number))
     if wanted is None or isinstance(wanted, Items):
         return None
-    name, has_presence = field.name, field.has_presence
-    values: Callable[[Any], Iterable[Any]]
-    if field.is_repeated:
-        most = wanted.items
+    one, most_items = _value_checker(name, wanted), wanted.items
 
-        def values(message: Any) -> Iterable[Any]:
-            found = getattr(message, name)
-            _check_count(name, len(found), most)
-            return found  # type: ignore[no-any-return]
-    else:
-
-        def values(message: Any) -> Iterable[Any]:
-            return () if has_presence and not message.HasField(name) else (getattr(message, name),)
-
-    one = _value_checker(name, wanted)
-
-    def checker(message: Any) -> None:
-        for value in values(message):
+    def check_all(message: Any) -> None:
+        found = getattr(message, name)
+        _check_count(name, len(found), most_items)
+        for value in found:
             one(value)
 
-    return checker
+    def check_single(message: Any) -> None:
+        if not field.has_presence or message.HasField(name):
+            one(getattr(message, name))
+
+    return check_all if field.is_repeated else check_single
 
 
 def _value_checker(name: str, wanted: Number | Text) -> Callable[[Any], None]:
@@ -150,17 +142,17 @@ def _enum_checker(name: str, known: frozenset[int]) -> _Checker:
 
 
 def _map_checker(name: str, wanted: Items) -> _Checker:
-    key = _value_checker(f"{name} key", wanted.key) if wanted.key else None
-    value = _value_checker(f"{name} value", wanted.value) if wanted.value else None
+    assert wanted.key is not None
+    assert wanted.value is not None
+    key = _value_checker(f"{name} key", wanted.key)
+    value = _value_checker(f"{name} value", wanted.value)
 
     def checker(message: Any) -> None:
         entries = getattr(message, name)
         _check_count(name, len(entries), wanted.most)
         for entry in entries:
-            if key is not None:
-                key(entry)
-            if value is not None:
-                value(entries[entry])
+            key(entry)
+            value(entries[entry])
 
     return checker
 

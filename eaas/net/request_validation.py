@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from eaas.net.authorisation import served_by
 from eaas.net.message_validation import check
 from eaas.wire.frame import EXCHANGE
 
@@ -56,11 +57,7 @@ class RequestGuard(grpc.ServerInterceptor):  # type: ignore[misc]
         # A handler without a deserializer takes bytes. `Exchange` validates its frames while copying them.
         if handler is None or handler.request_deserializer is None or details.method == EXCHANGE:
             return handler
-        kind = "_".join(
-            "stream" if streams else "unary"
-            for streams in (handler.request_streaming, handler.response_streaming)
-        )
-        serve = getattr(handler, kind)
+        kind, serve = served_by(handler)
 
         def one(request: Any, context: Any) -> Any:
             _refuse(request, context)

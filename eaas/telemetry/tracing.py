@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from opentelemetry.trace import SpanContext, TraceFlags
 
-from eaas.config.telemetry import TelemetryConfig
+from eaas.config import TelemetryConfig
 from eaas.errors import ConfigError
 from eaas.log import get_logger
 

@@ -311,13 +311,28 @@ check_range(Py_ssize_t first, Py_ssize_t count, Py_ssize_t limit, const char *wh
 }
 
 static bool
-parse_index(PyObject *object, Py_ssize_t limit, const char *what, Py_ssize_t *index)
+parse_size(PyObject *object, Py_ssize_t *size)
 {
-    *index = PyNumber_AsSsize_t(object, PyExc_IndexError);
-    if (*index == -1 && PyErr_Occurred()) {
-        return false;
-    }
-    return check_range(*index, 1, limit, what);
+    *size = PyNumber_AsSsize_t(object, PyExc_IndexError);
+    return *size != -1 || !PyErr_Occurred();
+}
+
+/* Find a flag or a bell; NULL with an exception set. */
+
+static FlagLine *
+flag_at(const Flags *self, PyObject *index)
+{
+    Py_ssize_t i;
+    bool found = is_open(self) && parse_size(index, &i) && check_range(i, 1, self->count, "flag");
+    return found ? &self->flags[i] : NULL;
+}
+
+static BellLine *
+bell_at(const Flags *self, PyObject *index)
+{
+    Py_ssize_t i;
+    bool found = is_open(self) && parse_size(index, &i) && check_range(i, 1, self->bell_count, "bell");
+    return found ? &self->bells[i] : NULL;
 }
 
 static bool
@@ -338,54 +353,47 @@ parse_limited(PyObject *object, long long limit, const char *what, uint32_t *num
 /* -- methods -- */
 
 static PyObject *
-flags_load(Flags *self, PyObject *const *args, Py_ssize_t nargs)
+flags_load(Flags *self, PyObject *index)
 {
-    Py_ssize_t i;
-    if (!is_open(self) || !check_arity("load", nargs, 1) || !parse_index(args[0], self->count, "flag", &i)) {
-        return NULL;
-    }
-    return PyLong_FromUnsignedLong(__atomic_load_n(&self->flags[i].value, __ATOMIC_ACQUIRE));
+    FlagLine *flag = flag_at(self, index);
+    return flag == NULL ? NULL : PyLong_FromUnsignedLong(__atomic_load_n(&flag->value, __ATOMIC_ACQUIRE));
 }
 
 static PyObject *
 flags_exchange(Flags *self, PyObject *const *args, Py_ssize_t nargs)
 {
-    Py_ssize_t i;
+    FlagLine *flag;
     uint32_t value;
-    if (!is_open(self) || !check_arity("exchange", nargs, 2) ||
-        !parse_index(args[0], self->count, "flag", &i) ||
+    if (!check_arity("exchange", nargs, 2) || (flag = flag_at(self, args[0])) == NULL ||
         !parse_limited(args[1], MAX_VALUE, "a flag's value", &value)) {
         return NULL;
     }
-    return PyLong_FromUnsignedLong(__atomic_exchange_n(&self->flags[i].value, value, __ATOMIC_SEQ_CST));
+    return PyLong_FromUnsignedLong(__atomic_exchange_n(&flag->value, value, __ATOMIC_SEQ_CST));
 }
 
 static PyObject *
 flags_compare_exchange(Flags *self, PyObject *const *args, Py_ssize_t nargs)
 {
-    Py_ssize_t i;
+    FlagLine *flag;
     uint32_t expected;
     uint32_t value;
-    if (!is_open(self) || !check_arity("compare_exchange", nargs, 3) ||
-        !parse_index(args[0], self->count, "flag", &i) ||
+    if (!check_arity("compare_exchange", nargs, 3) || (flag = flag_at(self, args[0])) == NULL ||
         !parse_limited(args[1], MAX_VALUE, "a flag's value", &expected) ||
         !parse_limited(args[2], MAX_VALUE, "a flag's value", &value)) {
         return NULL;
     }
-    bool swapped = __atomic_compare_exchange_n(&self->flags[i].value, &expected, value, false,
-                                               __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+    bool swapped = __atomic_compare_exchange_n(&flag->value, &expected, value, false, __ATOMIC_ACQ_REL,
+                                               __ATOMIC_ACQUIRE);
     return PyBool_FromLong(swapped);
 }
 
 static PyObject *
-flags_ring(Flags *self, PyObject *const *args, Py_ssize_t nargs)
+flags_ring(Flags *self, PyObject *index)
 {
-    Py_ssize_t i;
-    if (!is_open(self) || !check_arity("ring", nargs, 1) ||
-        !parse_index(args[0], self->bell_count, "bell", &i)) {
+    BellLine *bell = bell_at(self, index);
+    if (bell == NULL) {
         return NULL;
     }
-    BellLine *bell = &self->bells[i];
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
     if (__atomic_load_n(&bell->sleepers, __ATOMIC_RELAXED) != 0) {
         bump_and_wake(bell);
@@ -394,26 +402,21 @@ flags_ring(Flags *self, PyObject *const *args, Py_ssize_t nargs)
 }
 
 static PyObject *
-flags_interrupt(Flags *self, PyObject *const *args, Py_ssize_t nargs)
+flags_interrupt(Flags *self, PyObject *index)
 {
-    Py_ssize_t i;
-    if (!is_open(self) || !check_arity("interrupt", nargs, 1) ||
-        !parse_index(args[0], self->bell_count, "bell", &i)) {
+    BellLine *bell = bell_at(self, index);
+    if (bell == NULL) {
         return NULL;
     }
-    bump_and_wake(&self->bells[i]);
+    bump_and_wake(bell);
     Py_RETURN_NONE;
 }
 
 static PyObject *
-flags_seq(Flags *self, PyObject *const *args, Py_ssize_t nargs)
+flags_seq(Flags *self, PyObject *index)
 {
-    Py_ssize_t i;
-    if (!is_open(self) || !check_arity("seq", nargs, 1) ||
-        !parse_index(args[0], self->bell_count, "bell", &i)) {
-        return NULL;
-    }
-    return PyLong_FromUnsignedLong(__atomic_load_n(&self->bells[i].seq, __ATOMIC_ACQUIRE));
+    BellLine *bell = bell_at(self, index);
+    return bell == NULL ? NULL : PyLong_FromUnsignedLong(__atomic_load_n(&bell->seq, __ATOMIC_ACQUIRE));
 }
 
 static PyObject *
@@ -441,19 +444,11 @@ list_ready(const Flags *self, Py_ssize_t first, Py_ssize_t count, uint32_t mask)
 static PyObject *
 flags_scan(Flags *self, PyObject *const *args, Py_ssize_t nargs)
 {
+    Py_ssize_t first;
+    Py_ssize_t count;
     uint32_t mask;
-    if (!is_open(self) || !check_arity("scan", nargs, 3)) {
-        return NULL;
-    }
-    Py_ssize_t first = PyNumber_AsSsize_t(args[0], PyExc_IndexError);
-    if (first == -1 && PyErr_Occurred()) {
-        return NULL;
-    }
-    Py_ssize_t count = PyNumber_AsSsize_t(args[1], PyExc_IndexError);
-    if (count == -1 && PyErr_Occurred()) {
-        return NULL;
-    }
-    if (!check_range(first, count, self->count, "flags") ||
+    if (!is_open(self) || !check_arity("scan", nargs, 3) || !parse_size(args[0], &first) ||
+        !parse_size(args[1], &count) || !check_range(first, count, self->count, "flags") ||
         !parse_limited(args[2], UINT32_MAX, "a mask", &mask)) {
         return NULL;
     }
@@ -497,10 +492,8 @@ learn_wait(Flags *self, uint64_t waited_ns, uint64_t spin_ns)
 }
 
 static PyObject *
-flags_wait(Flags *self, PyObject *args, PyObject *kwargs)
+flags_wait(Flags *self, PyObject *args)
 {
-    static char *names[] = {"first",    "count",   "mask",       "bell",
-                            "seen_seq", "spin_us", "timeout_us", NULL};
     Py_ssize_t first;
     Py_ssize_t count;
     PyObject *mask_object;
@@ -510,8 +503,8 @@ flags_wait(Flags *self, PyObject *args, PyObject *kwargs)
     long long timeout_us;
     uint32_t mask;
     if (!is_open(self) ||
-        !PyArg_ParseTupleAndKeywords(args, kwargs, "nnOnLLL:wait", names, &first, &count, &mask_object, &bell,
-                                     &seen_seq, &spin_us, &timeout_us) ||
+        !PyArg_ParseTuple(args, "nnOnLLL:wait", &first, &count, &mask_object, &bell, &seen_seq, &spin_us,
+                          &timeout_us) ||
         !check_range(first, count, self->count, "flags") ||
         !check_range(bell, 1, self->bell_count, "bell") ||
         !parse_limited(mask_object, UINT32_MAX, "a mask", &mask)) {
@@ -578,18 +571,18 @@ flags_release(Flags *self, PyObject *Py_UNUSED(ignored))
 #define FAST(function) ((PyCFunction)(void (*)(void))(function))
 
 static PyMethodDef flags_methods[] = {
-    {"load", FAST(flags_load), METH_FASTCALL, "load(i) -> int: the flag's value (acquire)"},
+    {"load", (PyCFunction)flags_load, METH_O, "load(i) -> int: the flag's value (acquire)"},
     {"exchange", FAST(flags_exchange), METH_FASTCALL, "exchange(i, value) -> int: set it, return the old value"},
     {"compare_exchange", FAST(flags_compare_exchange), METH_FASTCALL,
      "compare_exchange(i, expect, value) -> bool: set it if it is `expect` (release)"},
-    {"ring", FAST(flags_ring), METH_FASTCALL, "ring(bell): wake sleepers, after setting a flag"},
-    {"interrupt", FAST(flags_interrupt), METH_FASTCALL, "interrupt(bell): wake all, and change seq"},
-    {"seq", FAST(flags_seq), METH_FASTCALL, "seq(bell) -> int: changes with each interrupt"},
+    {"ring", (PyCFunction)flags_ring, METH_O, "ring(bell): wake sleepers, after setting a flag"},
+    {"interrupt", (PyCFunction)flags_interrupt, METH_O, "interrupt(bell): wake all, and change seq"},
+    {"seq", (PyCFunction)flags_seq, METH_O, "seq(bell) -> int: changes with each interrupt"},
     {"scan", FAST(flags_scan), METH_FASTCALL, "scan(first, count, mask) -> list of ready indices"},
-    {"wait", FAST(flags_wait), METH_VARARGS | METH_KEYWORDS,
+    {"wait", (PyCFunction)flags_wait, METH_VARARGS,
      "wait(first, count, mask, bell, seen_seq, spin_us, timeout_us) -> list of ready indices"},
-    {"fence", FAST(flags_fence), METH_NOARGS, "fence(): acquire fence"},
-    {"release", FAST(flags_release), METH_NOARGS, "release(): drop the buffer"},
+    {"fence", (PyCFunction)flags_fence, METH_NOARGS, "fence(): acquire fence"},
+    {"release", (PyCFunction)flags_release, METH_NOARGS, "release(): drop the buffer"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -53,6 +53,7 @@ class Flags:
         seen_seq: int,
         spin_us: int,
         timeout_us: int,
+        /,
     ) -> list[int]:
         """Wait until `scan(first, count, mask)` is not empty and return it.
 

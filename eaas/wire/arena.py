@@ -24,8 +24,14 @@ from pathlib import Path
 
 from eaas.errors import ConnectionLostError, SharedMemoryError
 from eaas.wire._flags import Flags
-from eaas.wire.header import MAGIC, REQUEST_HEADER_BYTES, RESULT_HEADER_BYTES, VERSION, align
-from eaas.wire.states import TRANSITIONS, Action, SlotState
+from eaas.wire.header import (
+    MAGIC,
+    REQUEST_HEADER_BYTES,
+    RESULT_HEADER_BYTES,
+    VERSION,
+    SlotState,
+    align,
+)
 
 __all__ = ["SPIN_US", "Arena", "arena_bytes"]
 
@@ -39,17 +45,8 @@ _HEADER = struct.Struct("<IHxxI4xQQQ24x")
 _LINE_BYTES = 64
 _WORD = struct.Struct("<I")
 
-# Transitions with one source state, as (source, target) of a compare-and-exchange.
-_MOVES: dict[Action, tuple[SlotState, SlotState]] = {
-    action: (source, target)
-    for (source, action), target in TRANSITIONS.items()
-    if action is not Action.SERVER_OFFLINE
-}
-# Constants, because hashing an enum runs Python code.
-_CLIENT_WRITE_DONE = _MOVES[Action.CLIENT_WRITE_DONE]
-_CLIENT_FREE = _MOVES[Action.CLIENT_FREE]
-_SERVER_DONE = _MOVES[Action.SERVER_DONE]
-_SERVER_RECLAIM = _MOVES[Action.SERVER_RECLAIM]
+# Not looked up in each call: attributes of an enum run Python code.
+_FREE, _WRITTEN, _DONE, _OFFLINE = SlotState
 
 
 def _request_stride(payload_capacity: int) -> int:
@@ -202,8 +199,7 @@ class Arena:
         """Generation of the current or last connection of slot i.
 
         Earlier reads of the slot happen before this read: if the generation still matches, their data belongs
-            to
-        this connection. (The reader's side of a sequence lock.)
+        to this connection. (The reader's side of a sequence lock.)
         """
         self._check_slot(i)
         self.flags.fence()
@@ -223,23 +219,23 @@ class Arena:
 
     def client_write_done(self, i: int) -> bool:
         """FREE to WRITTEN, with release order: a reader of the flag sees all earlier writes."""
-        return self.flags.compare_exchange(i, *_CLIENT_WRITE_DONE)
+        return self.flags.compare_exchange(i, _FREE, _WRITTEN)
 
     def client_free(self, i: int) -> bool:
         """DONE to FREE: the result has been read."""
-        return self.flags.compare_exchange(i, *_CLIENT_FREE)
+        return self.flags.compare_exchange(i, _DONE, _FREE)
 
     def server_done(self, i: int) -> bool:
         """WRITTEN to DONE, with release order: a reader of the flag sees all earlier writes."""
-        return self.flags.compare_exchange(i, *_SERVER_DONE)
+        return self.flags.compare_exchange(i, _WRITTEN, _DONE)
 
     def server_offline(self, i: int) -> bool:
         """Any state, even an invalid one, to OFFLINE; False if it was OFFLINE already."""
-        return self.flags.exchange(i, SlotState.OFFLINE) != SlotState.OFFLINE
+        return self.flags.exchange(i, _OFFLINE) != _OFFLINE
 
     def server_reclaim(self, i: int) -> bool:
         """OFFLINE to FREE: the slot has a new connection and generation."""
-        return self.flags.compare_exchange(i, *_SERVER_RECLAIM)
+        return self.flags.compare_exchange(i, _OFFLINE, _FREE)
 
 
 def _write_header(

@@ -27,6 +27,7 @@ __all__ = [
     "PayloadLayout",
     "RequestHeader",
     "ResultHeader",
+    "SlotState",
     "Status",
     "WireDtype",
     "align",
@@ -58,6 +59,20 @@ _FLOAT32_BYTES = 4
 def align(length: int) -> int:
     """Round up to a multiple of 64 bytes."""
     return -(-length // _ALIGNMENT) * _ALIGNMENT
+
+
+class SlotState(enum.IntEnum):
+    """Value of a slot's flag."""
+
+    FREE = 0
+    WRITTEN = 1
+    DONE = 2
+    OFFLINE = 3
+
+    @property
+    def mask(self) -> int:
+        """Mask of this state for `Flags.scan` and `Flags.wait`."""
+        return 1 << self
 
 
 class Status(enum.IntEnum):

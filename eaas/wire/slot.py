@@ -34,13 +34,13 @@ Request header                                 Result header
 
 The flag of a slot is on a separate 64-byte line (see `eaas.wire.arena`):
 
-    state     | value | transition by                | action              | to
+    state     | value | transition by                | method of `Arena`   | to
     ----------+-------+------------------------------+---------------------+---------
-    FREE      | 0     | the client has a request     | CLIENT_WRITE_DONE   | WRITTEN
-    WRITTEN   | 1     | the server wrote the result  | SERVER_DONE         | DONE
-    DONE      | 2     | the client read the result   | CLIENT_FREE         | FREE
-    any       |       | the server: client is gone   | SERVER_OFFLINE      | OFFLINE
-    OFFLINE   | 3     | the server: a new connection | SERVER_RECLAIM      | FREE
+    FREE      | 0     | the client has a request     | client_write_done   | WRITTEN
+    WRITTEN   | 1     | the server wrote the result  | server_done         | DONE
+    DONE      | 2     | the client read the result   | client_free         | FREE
+    any       |       | the server: client is gone   | server_offline      | OFFLINE
+    OFFLINE   | 3     | the server: a new connection | server_reclaim      | FREE
 
 Results are always float32: partial sums of several servers are added in float32, so that the division of a
 token's experts among replicas does not change a bfloat16 result.
@@ -80,17 +80,15 @@ from eaas.wire.header import (
     TRACE_BYTES,
     TRACE_OFFSET,
     VERSION,
-    PayloadLayout,
     RequestHeader,
     ResultHeader,
+    SlotState,
     Status,
     WireDtype,
-    align,
     max_tokens,
     payload_layout,
     result_length,
 )
-from eaas.wire.states import TRANSITIONS, Action, SlotState, next_state
 
 if TYPE_CHECKING:
     from mmap import mmap
@@ -101,23 +99,16 @@ __all__ = [
     "CHECKSUM_FLAG",
     "DAMAGED",
     "DOORBELL",
-    "MAGIC",
     "REQUEST_HEADER_BYTES",
     "RESULT_HEADER_BYTES",
-    "TRANSITIONS",
     "VERSION",
-    "Action",
-    "PayloadLayout",
     "RequestHeader",
     "ResultHeader",
     "SlotLimits",
     "SlotState",
     "Status",
     "WireDtype",
-    "align",
     "max_tokens",
-    "next_state",
-    "payload_layout",
     "read_trace",
     "reply_bell",
     "request_views",

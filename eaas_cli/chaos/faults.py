@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from eaas.control_plane.balancer_calls import drain_server
 from eaas.control_plane.balancer_client import BalancerClient
 from eaas.errors import ClusterError, EaasError
 from eaas.types import Placement
@@ -179,7 +178,8 @@ class Faults:
         while child.running:
             try:
                 if not asked:
-                    drain_server(str(self._child("balancer").address), child.name)
+                    with BalancerClient(str(self._child("balancer").address)) as balancer:
+                        balancer.drain(child.name)
                     asked = True
             except ClusterError:
                 # The balancer is down, or does not know yet which servers are back.

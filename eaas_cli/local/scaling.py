@@ -7,16 +7,12 @@ import time
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
-import grpc
-
-from eaas.control_plane.balancer_calls import drain_server, refuse_scale
+from eaas.control_plane.balancer_client import BalancerClient
+from eaas.control_plane.balancer_watch import BalancerWatch
 from eaas.counted import counted
 from eaas.errors import ClusterError, EaasError
 from eaas.log import get_logger
-from eaas.net.async_channel import AsyncChannel
-from eaas.net.grpc_client import STREAM_SILENCE_S, Backoff, responses
-from eaas.rpc.v1 import balancer_pb2, balancer_pb2_grpc
-from eaas.types import Role
+from eaas.rpc.v1 import balancer_pb2
 from eaas_cli.local.process import stop_all
 
 if TYPE_CHECKING:
@@ -27,10 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["ScaleWatch", "Scaler"]
 
 _log = get_logger(__name__)
-_JOIN_S = 3.0
 
 
-class ScaleWatch:
+class ScaleWatch(BalancerWatch):
     """Watches the balancer's wanted number of servers, in a daemon thread.
 
     Args:
@@ -45,48 +40,18 @@ class ScaleWatch:
         on_wanted: Callable[[int, int], None],
         tls: Identity | None = None,
     ) -> None:
-        self._tls = tls
-        self._balancer_address = balancer_address
         self._on_wanted = on_wanted
-        self._closed = threading.Event()
-        self._lock = threading.Lock()
-        self._call: Any = None
         # A new stream must not repeat a request that was carried out.
         self._known_wish = 0
-        self._thread = threading.Thread(target=self._follow, name="scale-watch", daemon=True)
-        self._thread.start()
+        super().__init__(balancer_address, self._numbers, self._wanted, tls, "scale-watch")
 
-    def close(self) -> None:
-        """End the thread. Idempotent."""
-        with self._lock:
-            self._closed.set()
-            if self._call is not None:
-                self._call.cancel()
-        self._thread.join(_JOIN_S)
+    def _numbers(self, stub: Any) -> Any:
+        return stub.WatchScale(balancer_pb2.WatchScaleRequest(known_wish=self._known_wish))
 
-    def _follow(self) -> None:
-        backoff = Backoff()
-        while not self._closed.is_set():
-            address = self._balancer_address()
-            if address is not None:
-                with AsyncChannel(address, Role.BALANCER.value, self._tls) as channel:
-                    try:
-                        self._watch(balancer_pb2_grpc.BalancerServiceStub(channel), backoff)
-                    except (grpc.RpcError, TimeoutError) as error:
-                        _log.debug("lost the balancer, trying again: %s", error)
-            self._closed.wait(backoff.next_s())
-
-    def _watch(self, stub: Any, backoff: Backoff) -> None:
-        with self._lock:
-            if self._closed.is_set():
-                return
-            request = balancer_pb2.WatchScaleRequest(known_wish=self._known_wish)
-            self._call = stub.WatchScale(request)
-        for response in responses(self._call, STREAM_SILENCE_S):
-            backoff.reset()
-            self._known_wish = response.wish
-            if response.servers:
-                self._on_wanted(response.servers, response.wish)
+    def _wanted(self, response: balancer_pb2.WatchScaleResponse) -> None:
+        self._known_wish = response.wish
+        if response.servers:
+            self._on_wanted(response.servers, response.wish)
 
 
 class Scaler:
@@ -147,7 +112,8 @@ class Scaler:
         if balancer is None:
             return
         try:
-            refuse_scale(balancer, self._wish, reason, self._cluster.tls)
+            with BalancerClient(balancer, self._cluster.tls) as client:
+                client.refuse_scale(self._wish, reason)
         except ClusterError as error:
             _log.debug("cannot report that scaling stopped: %s", error)
 
@@ -191,7 +157,8 @@ class Scaler:
             last, balancer = running[-1], self._balancer_address()
             if balancer is None:
                 return []
-            drain_server(balancer, last.name, self._cluster.tls)
+            with BalancerClient(balancer, self._cluster.tls) as client:
+                client.drain(last.name)
             self._leaving = last
             return [f"{last.name} (pid {last.pid}) leaves"]
         # Another number may have come meanwhile.

@@ -14,9 +14,9 @@ import grpc
 import xxhash
 
 from eaas.checkpoint import Checkpoint
-from eaas.checkpoint.files import CONFIG, INDEX
+from eaas.checkpoint.files import CONFIG, INDEX, ShardHeader
 from eaas.checkpoint.pieces import Look, Pause, at_once, pieces, unseen
-from eaas.checkpoint.shard import Shard, ShardHeader
+from eaas.checkpoint.shard import Shard
 from eaas.errors import ClusterError, CorruptShardError
 from eaas.log import get_logger
 from eaas.membership.monitors import Monitors, ask_members
@@ -275,8 +275,7 @@ def checkpoint_of_peers(reader: PeerReader, addresses: Sequence[str]) -> Checkpo
             except OSError as error:
                 raise CorruptShardError(f"{shard}: its header cannot be read: {error}") from error
         checkpoint = Checkpoint.open(directory, described.model_digest)
-        headers = {path: Shard(path).header for path in set(checkpoint.keys.values())}
-    checkpoint.open_shard = lambda path, known: _PeerShard(path, headers[path], reader)
+    checkpoint.open_shard = lambda path, header: _PeerShard(path, header, reader)
     checkpoint.elsewhere = reader.each_first
     return checkpoint
 

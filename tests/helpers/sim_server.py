@@ -129,7 +129,7 @@ class ServerProcess(Process):
         if isinstance(call, Inspect):
             return self.store.holds_LE(), self.placements.ListExperts(None, Context()).epoch
         placement = call.placement
-        layers = [common_pb2.Holding(experts=e) for e in placement.experts_of(self.id)]
+        layers = [common_pb2.Holding(experts=h.experts) for h in placement.holdings_of(self.id)]
         if isinstance(call, Prepare):
             request = pb.PreparePlacementRequest(epoch=placement.epoch, layers=layers)
             self.newest_epoch = max(self.newest_epoch, placement.epoch)

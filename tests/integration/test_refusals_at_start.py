@@ -14,7 +14,8 @@ import pytest
 
 from eaas.config import MonitorConfig
 from eaas.wire.arena import arena_bytes
-from eaas.wire.slot import WireDtype, payload_layout, result_length
+from eaas.wire.header import payload_layout, result_length
+from eaas.wire.slot import WireDtype
 from monitor.main import Monitor
 
 pytestmark = pytest.mark.integration

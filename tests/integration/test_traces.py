@@ -22,7 +22,7 @@ from attention_client.connections.messages import LayerInput
 from attention_client.dispatch import dispatch_policy
 from attention_client.layer_call.call import ClusterView, Dispatcher, LayerCall
 from attention_client.telemetry.tracing import RequestTraces
-from eaas.config.telemetry import TelemetryConfig
+from eaas.config import TelemetryConfig
 from eaas.errors import ConfigError, ExpertsUnavailableError
 from eaas.telemetry import Tracing, start_tracing
 from eaas.types import Placement

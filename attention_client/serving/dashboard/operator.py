@@ -10,8 +10,7 @@ from pathlib import Path
 
 from eaas.cluster_snapshot import ClusterSnapshot
 from eaas.cluster_snapshot.events import moved
-from eaas.control_plane.balancer_calls import MOST_NUMBER, scale_servers
-from eaas.control_plane.balancer_client import BalancerClient
+from eaas.control_plane.balancer_client import MOST_NUMBER, BalancerClient
 from eaas.counted import counted
 from eaas.errors import ClusterError
 from eaas.launcher_pipe import has_same_launcher
@@ -65,7 +64,8 @@ class Operator:
         if servers is None or not 1 <= servers <= MOST_NUMBER:
             raise ClusterError("enter the number of servers: 1 or more")
         servers = int(servers)
-        scale_servers(_balancer(snapshot), servers, self._tls)
+        with BalancerClient(_balancer(snapshot), self._tls) as client:
+            client.scale(servers)
         return f"Scaling to {counted(servers, 'expert server')}."
 
     def start_server(self, snapshot: ClusterSnapshot) -> str:

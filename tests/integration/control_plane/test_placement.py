@@ -23,7 +23,7 @@ from control_plane import (
     port_of,
 )
 from eaas.config import BalancerConfig
-from eaas.control_plane.balancer_calls import scale_servers
+from eaas.control_plane.balancer_client import BalancerClient
 from eaas.control_plane.placement_watch import PlacementWatch
 from eaas.errors import ClusterError, ConfigError, PortInUseError
 from eaas.net.grpc_client import channel
@@ -89,7 +89,7 @@ def test_from_nothing_to_a_placement_and_back_from_a_loss(
     assert [p.epoch for p in placements] == [1, 2]
     assert placements[1].servers == ("s1", "s2", "s3")
     for server in (first, second, third):
-        share = list(placements[1].experts_of(server_id(server)))
+        share = [tuple(h.experts) for h in placements[1].holdings_of(server_id(server))]
         eventually(lambda s=server, share=share: [tuple(sorted(h)) for h in s.held] == share)
     counts = [server.experts for server in (first, second, third)]
     assert sum(counts) == 2 * 3 * 8
@@ -136,21 +136,22 @@ def test_the_wanted_number_of_servers_reaches_the_launcher(
     cleanup: ExitStack,
 ) -> None:
     balancer = start_balancer(start_monitor().address)
+    client = cleanup.enter_context(BalancerClient(balancer.address))
     with pytest.raises(ClusterError, match="nobody starts servers for this cluster"):
-        scale_servers(balancer.address, 3)
+        client.scale(3)
     wanted: list[int] = []
     watch = ScaleWatch(lambda: balancer.address, lambda servers, _wish: wanted.append(servers))
     cleanup.callback(watch.close)
 
     def accepted() -> bool:
         with contextlib.suppress(ClusterError):
-            scale_servers(balancer.address, 3)
+            client.scale(3)
             return True
         return False
 
     eventually(accepted)
     eventually(lambda: wanted == [3])
-    scale_servers(balancer.address, 5)
+    client.scale(5)
     eventually(lambda: wanted == [3, 5])
     watch.close()
     # A launcher that connects later gets the last number.

@@ -145,7 +145,7 @@ def test_row_11_a_balancer_killed_mid_push(
         assert {server.epoch for server in three(client)} == {new}
         assert client.cluster.placement is old, "the new placement must not be published"
         for server in three(client):
-            share = [set(experts) for experts in old.experts_of(server.id)]
+            share = [set(h.experts) for h in old.holdings_of(server.id)]
             assert all(s <= h for s, h in zip(share, held_by(server), strict=True)), server.id
         client.more_rounds(2)
         assert not client.cluster.uncovered()

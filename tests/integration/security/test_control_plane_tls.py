@@ -11,7 +11,6 @@ from balancer.autoscaler.live import LiveAutoscaler
 from balancer.main import Balancer
 from control_plane import DRAINING, FakeExpertServer, eventually
 from eaas.config import AutoscalerConfig, BalancerConfig, MonitorConfig
-from eaas.control_plane.balancer_calls import drain_server, scale_servers
 from eaas.control_plane.balancer_client import BalancerClient
 from eaas.control_plane.placement_watch import PlacementWatch
 from eaas.errors import ClusterError
@@ -60,12 +59,16 @@ def test_from_an_operators_call_to_the_servers(tmp_path: Path, cleanup: ExitStac
         assert client.placement() is not None
         with pytest.raises(ClusterError, match="is for operator, not for expert-server"):
             client.unpin(0, 1, "s2")
-    with pytest.raises(ClusterError, match="nobody starts servers"):
-        scale_servers(balancer.address, 3, operator)
-    with pytest.raises(ClusterError, match="does not leave"):
-        drain_server(balancer.address, "s1", Identity(directory, "attention-client"))
+    with (
+        BalancerClient(balancer.address, Identity(directory, "attention-client")) as client,
+        pytest.raises(ClusterError, match="not for attention-client"),
+    ):
+        client.drain("s1")
     assert servers["s1"].state is not DRAINING
-    drain_server(balancer.address, "s1", operator)
+    with BalancerClient(balancer.address, operator) as client:
+        with pytest.raises(ClusterError, match="nobody starts servers"):
+            client.scale(3)
+        client.drain("s1")
     eventually(lambda: servers["s1"].state is DRAINING)
     eventually(lambda: not servers["s1"].experts)
     autoscaler = LiveAutoscaler(AutoscalerConfig(), monitor.address, dry_run=True, tls=operator)

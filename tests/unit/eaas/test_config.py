@@ -8,7 +8,6 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from eaas.config import ClusterConfig, load_config
 from eaas.config.explanations import REMOVED, variable
@@ -21,10 +20,6 @@ SECTIONS = tuple(ClusterConfig.model_fields)
 @pytest.fixture
 def cluster_yaml(tmp_path: Path) -> Path:
     return tmp_path / "cluster.yaml"
-
-
-def test_defaults() -> None:
-    assert load_config().model_dump() == ClusterConfig().model_dump()
 
 
 def test_command_line_over_environment_over_file(
@@ -64,11 +59,6 @@ def test_every_field_has_a_description() -> None:
             assert field.description, f"{section}.{name}"
 
 
-def test_settings_are_frozen() -> None:
-    with pytest.raises(ValidationError):
-        load_config().monitor.port = 1  # type: ignore[misc]
-
-
 @pytest.mark.parametrize(
     ("text", "named"),
     [
@@ -86,10 +76,11 @@ def test_settings_are_frozen() -> None:
         ("- 1", "YAML"),
         ("monitor", "YAML"),
         ("\x01", "YAML"),
+        ("\udcff\udcfe", "YAML"),
     ],
 )
 def test_a_wrong_file(cluster_yaml: Path, text: str, named: str) -> None:
-    cluster_yaml.write_text(text)
+    cluster_yaml.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(ConfigError) as caught:
         load_config(cluster_yaml)
     message = str(caught.value)
@@ -115,12 +106,6 @@ def test_a_removed_setting_names_the_fixed_value(
     with pytest.raises(ConfigError) as caught:
         load_config()
     assert str(caught.value) == f"{environment}: {name} = '1': {told}"
-
-
-def test_a_binary_file(cluster_yaml: Path) -> None:
-    cluster_yaml.write_bytes(b"\xff\xfe\xfa")
-    with pytest.raises(ConfigError, match="YAML"):
-        load_config(cluster_yaml)
 
 
 def test_an_empty_file_means_defaults(cluster_yaml: Path) -> None:

@@ -83,18 +83,6 @@ def test_an_error_of_any_file_names_the_limit(
     assert "generation_config.json" not in said
 
 
-def test_other_errors_are_unchanged(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail() -> None:
-        raise CheckpointError("config.json: no such file")
-
-    monkeypatch.setattr(cli, "app", fail)
-    with pytest.raises(SystemExit):
-        cli.main()
-    assert capsys.readouterr().err == "eaas: error: config.json: no such file\n"
-
-
 def test_errors_of_libraries() -> None:
     told = shortage_of_files(RuntimeError("I/O error: Too many open files (os error 24)"))
     assert told is not None

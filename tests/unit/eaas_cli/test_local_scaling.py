@@ -10,10 +10,11 @@ import pytest
 
 from balancer.service import BalancerService
 from eaas.config import BalancerConfig, ClusterConfig
+from eaas.control_plane.balancer_client import BalancerClient
 from eaas.errors import ClusterError
 from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas_cli.commands import up
-from eaas_cli.local import LocalCluster, scaling
+from eaas_cli.local import LocalCluster
 from eaas_cli.local.scaling import Scaler
 
 
@@ -209,10 +210,10 @@ def test_a_refusal_belongs_to_its_request() -> None:
 
 def test_the_balancer_learns_why_scaling_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(scaling, "refuse_scale", lambda *call: told.append(call))
+    monkeypatch.setattr(BalancerClient, "refuse_scale", lambda *call: told.append(call[1:]))
     scaler = Scaler(Cluster(), lambda: ("a", "b"), lambda: "h:1")  # type: ignore[arg-type]
     scaler.want(1, wish=5)
     with pytest.raises(ClusterError, match="2 servers started by hand"):
         scaler.step()
-    assert told == [("h:1", 5, "2 servers started by hand: end one with `eaas drain`", None)]
+    assert told == [(5, "2 servers started by hand: end one with `eaas drain`")]
     assert not scaler.busy

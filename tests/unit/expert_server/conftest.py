@@ -10,14 +10,13 @@ import torch
 
 from eaas.types import ModelShape
 from eaas.wire import Arena, RequestHeader, ResultHeader, SlotState
+from eaas.wire.header import payload_layout, result_length
 from eaas.wire.slot import (
     CHECKSUM_FLAG,
     DOORBELL,
     Status,
     WireDtype,
-    payload_layout,
     request_views,
-    result_length,
     result_view,
     seal,
     validate_result,

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eaas.wire import Arena, RequestHeader
-from eaas.wire.slot import WireDtype, payload_layout, request_views, result_length
+from eaas.wire.header import payload_layout, result_length
+from eaas.wire.slot import WireDtype, request_views
 from endpoint_box import header_of
 from expert_server.loop import views as views_module
 from expert_server.loop.views import PayloadViews, Scratch, TensorViews

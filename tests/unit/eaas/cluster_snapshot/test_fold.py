@@ -10,7 +10,7 @@ import pytest
 
 from eaas.cluster_snapshot.counters import Counters, Rates, rates, read_counters
 from eaas.cluster_snapshot.fold import SnapshotFold
-from eaas.cluster_snapshot.model import Answer, ClusterSnapshot, Decision, Load, Reading
+from eaas.cluster_snapshot.model import ClusterSnapshot, Decision, Load, Reading
 from eaas.types import Member, MemberState, Placement, Role
 
 SERVING, SUSPECT, DEAD = MemberState.SERVING, MemberState.SUSPECT, MemberState.DEAD
@@ -111,7 +111,7 @@ def test_lease_ages_grow_while_the_monitor_is_silent(
     fold: SnapshotFold,
 ) -> None:
     fold.take(Reading(11.0, members=(server("a", silence_s=0.5), server("b"))))
-    silent = Answer("no answer in time")
+    silent = "no answer in time"
     fold.take(Reading(12.0, monitor=silent))
     snapshot = fold.take(Reading(14.0, monitor=silent))
     assert [m.lease_age_s for m in snapshot.members] == [3.5, 3.0]
@@ -126,7 +126,7 @@ def test_par_bound_and_gap_need_a_balancer(fold: SnapshotFold) -> None:
     snapshot = fold.take(Reading(11.0, load=load(1.5), bound=1.2))
     assert (snapshot.par, snapshot.bound) == (1.5, 1.2)
     assert snapshot.gap == pytest.approx(1.25)
-    snapshot = fold.take(Reading(12.0, balancer=Answer("away")))
+    snapshot = fold.take(Reading(12.0, balancer="away"))
     assert snapshot.par is None
     assert snapshot.gap is None
     assert snapshot.load is not None
@@ -184,7 +184,7 @@ def test_rates_of_ten_seconds_survive_a_restart() -> None:
         expected = 100 / min(second, 10) if 5 <= second < 15 else 0.0
         assert snapshot.rates.tokens_per_s == pytest.approx(expected), second
     assert rates(Counters(tokens=9), Counters(tokens=1), 1.0) == Rates()
-    assert fold.take(Reading(20.0, endpoint=Answer("refused"))).rates == Rates()
+    assert fold.take(Reading(20.0, endpoint="refused")).rates == Rates()
 
 
 def test_rates_and_curves_start_again_after_a_pause() -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from eaas.cluster_snapshot.events import between
 from eaas.cluster_snapshot.fold import SnapshotFold
-from eaas.cluster_snapshot.model import Answer, ClusterSnapshot, MemberSnapshot, Reading
+from eaas.cluster_snapshot.model import ClusterSnapshot, MemberSnapshot, Reading
 from eaas.membership.reachability import fewest_replicas, unreachable
 from eaas.types import Member, MemberState, Placement, Role, ServerReach
 from eaas_cli.commands.client import status_table
@@ -77,7 +77,7 @@ def test_snapshots_and_events_show_it() -> None:
     fold = SnapshotFold()
 
     def look(at: float, *members: Member) -> ClusterSnapshot:
-        return fold.take(Reading(at, members=members, placement=PLACEMENT, balancer=Answer()))
+        return fold.take(Reading(at, members=members, placement=PLACEMENT))
 
     lost = client("lost", *to("a", "b"), CUT)
     before = look(1.0, *SERVERS, client("lost", *to("a", "b", "c")))

@@ -35,12 +35,15 @@ class Stream:
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.cancelled = threading.Event()
 
+    def next(self, silence_s: float | None = None) -> Any:
+        item = self.inbox.get(timeout=silence_s)
+        if isinstance(item, Exception):
+            raise item
+        return item
+
     def __iter__(self) -> Iterator[Any]:
         while True:
-            item = self.inbox.get()
-            if isinstance(item, Exception):
-                raise item
-            yield item
+            yield self.next()
 
     def cancel(self) -> None:
         self.cancelled.set()

@@ -75,7 +75,8 @@ def code_of(reading: Callable[[], object]) -> grpc.StatusCode:
 
 
 def test_requests_and_the_end_arrive_in_order(channel: AsyncChannel) -> None:
-    sent = [str(number).encode() for number in range(200)]
+    # More than may wait unread.
+    sent = [str(number).encode() for number in range(1000)]
     assert list(channel.stream_stream(ECHO)(iter(sent))) == sent
 
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -105,6 +106,16 @@ def test_a_wild_flag_can_be_taken_offline() -> None:
     assert arena.server_offline(0)
     assert not arena.server_offline(0)
     assert arena.server_reclaim(0)
+    arena.close()
+
+
+def test_the_generation_is_read_after_the_fence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another core, weakly ordered, stores another one meanwhile."""
+    arena = Arena.create_local(1, 64, 64, 1)
+    flags = SimpleNamespace(fence=lambda: arena.set_generation(0, 2))
+    with monkeypatch.context() as patch:
+        patch.setattr(arena, "flags", flags)
+        assert arena.generation(0) == 2
     arena.close()
 
 

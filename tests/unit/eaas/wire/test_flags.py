@@ -105,13 +105,6 @@ def test_wait_refuses_invalid_arguments(flags: Flags, arguments: tuple[int, int,
         flags.wait(0, 1, mask, 0, seen_seq, 0, timeout_us)
 
 
-def test_wrong_number_of_arguments(flags: Flags) -> None:
-    with pytest.raises(TypeError):
-        flags.load()  # type: ignore[call-arg]
-    with pytest.raises(TypeError):
-        flags.compare_exchange(0, 1)  # type: ignore[call-arg]
-
-
 def test_exchange_and_compare_exchange(flags: Flags) -> None:
     assert flags.exchange(1, 31) == 0
     assert flags.exchange(1, 2) == 31
@@ -306,11 +299,3 @@ def test_release_under_a_waiting_thread_keeps_the_buffer_until_it_left(spin_us: 
     thread.join(10)
     assert errors == ["the flags were released"]
     memory.close()
-
-
-def test_keywords_of_wait(flags: Flags) -> None:
-    flags.exchange(0, 1)
-    ready = flags.wait(
-        first=0, count=1, mask=2, bell=0, seen_seq=-1, spin_us=20, timeout_us=WAIT_FOR_EVER_US
-    )
-    assert ready == [0]

@@ -1,4 +1,4 @@
-"""The frame codec against the generated classes."""
+"""The codecs of frames and chunks against the generated classes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from eaas.rpc.v1 import expert_pb2 as pb
+from eaas.wire.chunk import decode_chunk, encode_chunk
 from eaas.wire.frame import REQUEST_FRAMES, RESPONSE_FRAMES, FrameCodec, paste
 
 SLOTS = st.integers(0, 2**32 - 1)
@@ -75,3 +76,25 @@ def test_paste_writes_only_its_range(data: bytes, offset: int) -> None:
     buffer = bytearray(b"\xee" * (offset + len(data) + 9))
     paste(buffer, offset, memoryview(data))
     assert buffer == b"\xee" * offset + data + b"\xee" * 9
+
+
+@given(
+    offset=st.integers(0, 2**64 - 1), data=st.binary(max_size=300), digest=st.binary(max_size=20)
+)
+@example(offset=0, data=b"x" * 16_384, digest=b"")
+@example(offset=128, data=b"", digest=bytes(16))
+def test_a_chunk_equals_the_generated_message(offset: int, data: bytes, digest: bytes) -> None:
+    message = pb.ReadShardResponse(offset=offset, data=data, digest=digest)
+    encoded = encode_chunk(offset, data, digest)
+    assert encoded == message.SerializeToString()
+    assert decode_chunk(encoded) == (offset, data, digest)
+
+
+def test_data_of_a_chunk_is_a_view_of_the_message() -> None:
+    message = encode_chunk(1, b"payload")
+    assert decode_chunk(message).data.obj is message
+
+
+def test_an_invalid_chunk_is_refused() -> None:
+    with pytest.raises(ValueError, match="of 5 bytes"):
+        decode_chunk(b"\x12\x05four")
