@@ -66,7 +66,6 @@ class MonitorService:
         lease_s: Seconds of silence after which all members know of a death.
         heartbeat_s: The members' heartbeat interval.
         loop: Runs the contract's methods.
-        clock: Monotonic seconds.
         store: Keeps the membership; None: nothing is kept.
         on_lost: Called once, from a separate thread, when the store fails.
     """
@@ -76,16 +75,14 @@ class MonitorService:
         lease_s: float,
         heartbeat_s: float,
         loop: asyncio.AbstractEventLoop,
-        clock: Callable[[], float] = time.monotonic,
         store: Store | None = None,
         on_lost: Callable[[str], None] = _log.error,
     ) -> None:
         self._lease_s = lease_s
         self._heartbeat_s = heartbeat_s
-        self._clock = clock
         kept = store.kept.without_monitors() if store is not None else None
         self._life = kept.life if kept is not None else new_life()
-        self._registry = Registry(_SILENCE_SHARE * lease_s, heartbeat_s, clock(), kept)
+        self._registry = Registry(_SILENCE_SHARE * lease_s, heartbeat_s, time.monotonic(), kept)
         self._hold_reason: str | None = None
         lock = threading.RLock()
         # Held while the registry is used, never over an `await`; notified when watchers leave.
@@ -115,7 +112,7 @@ class MonitorService:
     def register_self(self, member: Member) -> None:
         """Register this monitor as a member; `tick` is its heartbeat."""
         with self._changed:
-            incarnation, events = self._registry.register(member, 0, self._clock())
+            incarnation, events = self._registry.register(member, 0, time.monotonic())
             self._own = replace(member, incarnation=incarnation)
             self._own_id = member.id
             self._publish(events)
@@ -126,7 +123,7 @@ class MonitorService:
         Call it in the loop, so that a gap between two ticks is a time in which no heartbeat was heard.
         """
         with self._changed:
-            now = self._clock()
+            now = time.monotonic()
             if self._own is not None:
                 own = self._own
                 self._registry.heartbeat(own.id, own.incarnation, now, state=own.state)
@@ -165,7 +162,7 @@ class MonitorService:
     def _others_live(self) -> bool:
         return any(
             member.id != self._own_id and not member.state.is_gone
-            for member in self._registry.members(self._clock())
+            for member in self._registry.members(time.monotonic())
         )
 
     def _publish(self, events: Sequence[MemberEvent]) -> None:
@@ -190,7 +187,7 @@ class MonitorService:
 
     def _require_lead(self) -> None:
         """Refuse calls once another monitor may lead; a process that was suspended learns of it here."""
-        if self._over or (self._store is not None and self._clock() >= self._store.leads_until):
+        if self._over or (self._store is not None and time.monotonic() >= self._store.leads_until):
             raise Refused(grpc.StatusCode.UNAVAILABLE, "this monitor no longer leads")
 
     def _require_own(self, certified: str | None, member_id: str) -> None:
@@ -241,7 +238,7 @@ class MonitorService:
                     incarnation, events = self._registry.register(
                         member,
                         request.previous_incarnation,
-                        self._clock(),
+                        time.monotonic(),
                         request.ended_pids,
                     )
                 self._publish(events)
@@ -275,7 +272,7 @@ class MonitorService:
                 events = self._registry.heartbeat(
                     request.id,
                     request.incarnation,
-                    self._clock(),
+                    time.monotonic(),
                     state=MemberState.from_number(request.state),
                     progress=request.progress,
                     in_flight=request.in_flight,
@@ -322,7 +319,7 @@ class MonitorService:
                 self._require_own(role_of(context), request.id)
                 reason = request.reason[:LONGEST_TEXT]
                 events = self._registry.deregister(
-                    request.id, request.incarnation, reason, self._clock()
+                    request.id, request.incarnation, reason, time.monotonic()
                 )
                 self._publish(events)
                 revision = self._registry.revision
@@ -345,7 +342,7 @@ class MonitorService:
                             (s.server_id, s.server_incarnation, _totals_of(s))
                             for s in request.servers
                         ),
-                        self._clock(),
+                        time.monotonic(),
                     )
                 self._publish(events)
         return pb.ReportOutcomeResponse()
@@ -432,7 +429,7 @@ class MonitorService:
 
     def _take_snapshot(self, knows_left: bool) -> tuple[int, bytes]:
         """The revision, and a snapshot of all members with their present loads. The lock is held."""
-        now, revision = self._clock(), self._registry.revision
+        now, revision = time.monotonic(), self._registry.revision
         made_at, known, message = self._snapshots.get(knows_left, _NO_SNAPSHOT)
         if known != revision or now - made_at > _SNAPSHOT_AGE_S:
             members = [message_of(member, knows_left) for member in self._registry.members(now)]

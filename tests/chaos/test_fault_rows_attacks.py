@@ -13,6 +13,7 @@ import psutil
 import pytest
 import torch
 
+from chaos_world import ChaosWorld
 from eaas.net.grpc_client import channel
 from eaas.net.grpc_secret import proof
 from eaas.net.grpc_server import METADATA_BYTES
@@ -32,7 +33,7 @@ PATIENCE_S = 30.0
 
 @pytest.mark.alone
 def test_row_34_honest_clients_under_attack(
-    checkpoint: Callable[..., Path], start_cluster: Callable[..., Any], join: Callable[..., Any]
+    checkpoint: Callable[..., Path], start_cluster: Callable[..., Any], chaos: ChaosWorld
 ) -> None:
     """Row 34: rapid reset, thousands of streams, slow readers, huge metadata: caps hold; honest p99 at most
     2 times; memory bounded.
@@ -40,7 +41,7 @@ def test_row_34_honest_clients_under_attack(
     cluster = start_cluster(checkpoint(), servers=1, redundancy=1, attention_client=False)
     server = cluster.children["expert-server-0"]
     process = psutil.Process(server.pid)
-    client = join(cluster, 1, transport="grpc")
+    client = chaos.join(cluster, 1, transport="grpc")
     expected_TH = client.layer()
 
     def window() -> float:

@@ -18,6 +18,7 @@ import httpx
 import numpy as np
 import pytest
 
+from chaos_world import ChaosWorld, Client
 from eaas_cli.chaos.child import VARIABLE
 from eaas_cli.endpoint import fetch_status
 from eaas_cli.local.fork_server import ForkServer
@@ -159,12 +160,7 @@ def test_row_40_a_server_that_the_client_cannot_attach_gets_no_experts(
 
 
 def test_row_40_a_client_that_is_cut_off_gets_replicas_and_the_other_keeps_its_own(
-    checkpoint: Callable[..., Path],
-    faulty_cluster: Callable[..., Any],
-    join: Callable[..., Any],
-    through_proxies: Callable[..., Any],
-    calling: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
+    chaos: ChaosWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Row 40: two clients, one is cut from a server: both get every answer, nothing moves for the one that is
     well; a short cut moves nothing; when the server is reached again the replicas go.
@@ -172,13 +168,13 @@ def test_row_40_a_client_that_is_cut_off_gets_replicas_and_the_other_keeps_its_o
     monkeypatch.setenv("EAAS_BALANCER__DEAD_GRACE_S", str(GRACE_S))
     # A busy machine must not make a client DEAD.
     monkeypatch.setenv("EAAS_MONITOR__LEASE_S", "4")
-    cluster = faulty_cluster(checkpoint(), servers=3, redundancy=2)
-    well = join(cluster, 3, transport="grpc")
+    cluster = chaos.start(servers=3, redundancy=2)
+    well = chaos.join(cluster, 3, transport="grpc")
     address = str(cluster.children["expert-server-2"].address)
-    with through_proxies() as proxies:
-        cut = join(cluster, 3, transport="grpc")
+    with chaos.through_proxies() as proxies:
+        cut = chaos.join(cluster, 3, transport="grpc")
         before, first = well.cluster.placement, well.cluster.view().connections[2]
-        with calling(well, cut):
+        with chaos.calling(well, cut):
             # A short cut: the connection ends and another is opened, perhaps before anybody looks.
             lost = cut.cluster.view().connections[2]
             proxies[address].heal()
@@ -208,11 +204,11 @@ def test_row_40_a_client_that_is_cut_off_gets_replicas_and_the_other_keeps_its_o
         assert well.cluster.view().connections[2] is first
 
 
-def connected(client: Any) -> set[str]:
+def connected(client: Client) -> set[str]:
     view = client.cluster.view()
     return {s for s, usable in zip(view.placement.servers, view.usable_S(), strict=True) if usable}
 
 
-def newer(client: Any, before: Any) -> Any:
+def newer(client: Client, before: Any) -> Any:
     now = client.cluster.placement
     return now if now.epoch > before.epoch else None

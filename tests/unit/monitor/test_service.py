@@ -115,7 +115,7 @@ def register(service: MonitorService, message: Any) -> Call:
 def service() -> MonitorService:
     loop = asyncio.new_event_loop()
     loop.close()
-    return MonitorService(LEASE_S, HEARTBEAT_S, loop, time.monotonic)
+    return MonitorService(LEASE_S, HEARTBEAT_S, loop)
 
 
 def test_a_bug_of_the_monitor_is_not_reported_as_the_callers(
