@@ -17,15 +17,19 @@ from typing import Any
 import grpc
 import numpy as np
 
-from eaas.membership.session import MemberSession, MembershipView, Report
+from balancer.main import Balancer
+from eaas.config import BalancerConfig, MonitorConfig
+from eaas.membership.session import PROTOCOL_VERSION, MemberSession, MembershipView, Report
 from eaas.net.grpc_server import RunningServer, Service, serve
 from eaas.net.tls import Identity
 from eaas.rpc.v1 import (
     common_pb2,
     expert_pb2,
     expert_pb2_grpc,
+    monitor_pb2,
 )
 from eaas.types import Member, MemberState, ModelShape, Role
+from monitor.main import Monitor
 from waiting import eventually
 
 __all__ = [
@@ -38,10 +42,12 @@ __all__ = [
     "SHAPE",
     "FakeExpertServer",
     "Observer",
+    "Plane",
     "eventually",
     "has_state",
     "monitor_process",
     "port_of",
+    "registration",
     "start_process",
 ]
 
@@ -241,6 +247,46 @@ class FakeExpertServer:
     def close(self, deregister: bool = True) -> None:
         self.session.close(deregister)
         self.server.stop(0)
+
+
+class Plane:
+    """Starts monitors, balancers and members that end with the test."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.stack = stack
+
+    def monitor(self, tls: Identity | None = None, **fields: Any) -> Monitor:
+        monitor = Monitor(MonitorConfig(**fields), tls=tls)
+        self.stack.callback(monitor.stop)
+        return monitor
+
+    def balancer(self, address: str, latency_target_ms: float = 0.0, **fields: Any) -> Balancer:
+        config = BalancerConfig(**({"expected_servers": 2, "redundancy": 2} | fields))
+        balancer = Balancer(
+            config, address, on_stopping=lambda: None, latency_target_ms=latency_target_ms
+        )
+        self.stack.callback(balancer.stop)
+        return balancer
+
+    def server(self, address: str, name: str, **options: Any) -> FakeExpertServer:
+        server = FakeExpertServer(address, name, **options)
+        self.stack.callback(server.close)
+        return server
+
+    def observe(self, address: str, member_id: str = "observer", **options: Any) -> Observer:
+        observer = Observer(address, member_id, **options)
+        self.stack.callback(observer.session.close)
+        return observer
+
+
+def registration(
+    name: str, role: Role = Role.BALANCER, **fields: Any
+) -> monitor_pb2.RegisterRequest:
+    """A request to register a member that serves."""
+    member = Member(name, role, 1, "h", "h:1", SERVING)
+    return monitor_pb2.RegisterRequest(
+        **({"member": member.to_proto(), "protocol_version": PROTOCOL_VERSION} | fields)
+    )
 
 
 def port_of(address: str) -> int:

@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import grpc
 import pytest
 
-from eaas.config import MonitorConfig
-from eaas.membership.session import PROTOCOL_VERSION
+from control_plane import Plane, registration
 from eaas.net.grpc_client import channel
 from eaas.rpc.v1 import monitor_pb2, monitor_pb2_grpc
-from eaas.types import Member, MemberState, Role
-from monitor.main import Monitor
+from eaas.types import Role
 
 pytestmark = pytest.mark.integration
 
-# Long, since nobody here sends heartbeats.
-LEASE_S = 60.0
-
 
 @pytest.fixture
-def stub() -> Iterator[monitor_pb2_grpc.MonitorServiceStub]:
-    monitor = Monitor(MonitorConfig(lease_s=LEASE_S))
-    with channel(monitor.address) as opened:
-        stub = monitor_pb2_grpc.MonitorServiceStub(opened)
-        for name, role in (("server", Role.EXPERT_SERVER), ("client", Role.ATTENTION_CLIENT)):
-            member = Member(name, role, 1, "here", "", MemberState.SERVING)
-            stub.Register(
-                monitor_pb2.RegisterRequest(
-                    member=member.to_proto(), protocol_version=PROTOCOL_VERSION
-                )
-            )
-        yield stub
-    monitor.stop()
+def stub(plane: Plane) -> monitor_pb2_grpc.MonitorServiceStub:
+    # Nobody here sends heartbeats.
+    line = plane.stack.enter_context(channel(plane.monitor(lease_s=60.0).address))
+    stub = monitor_pb2_grpc.MonitorServiceStub(line)
+    for name, role in (("server", Role.EXPERT_SERVER), ("client", Role.ATTENTION_CLIENT)):
+        stub.Register(registration(name, role))
+    return stub
 
 
 @pytest.fixture

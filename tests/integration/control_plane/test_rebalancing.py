@@ -13,14 +13,13 @@ import numpy as np
 import pytest
 
 from balancer.main import Balancer
-from control_plane import SERVING, FakeExpertServer, eventually, port_of
+from control_plane import SERVING, Plane, eventually, port_of
 from eaas.control_plane.balancer_client import BalancerClient
 from eaas.errors import ClusterError
 from eaas.net.grpc_client import channel
 from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.rpc.v1 import balancer_pb2_grpc, common_pb2
 from eaas.types import Placement
-from monitor.main import Monitor
 from rebalancing_box import HOT, NAMES, Box, E, L
 
 pytestmark = pytest.mark.integration
@@ -97,17 +96,13 @@ def test_what_cannot_be_planned(box: Box, arguments: dict[str, Any], why: str) -
         box.client.plan(**arguments)
 
 
-def test_without_a_load_there_is_no_plan(
-    start_monitor: Callable[..., Monitor],
-    start_balancer: Callable[..., Balancer],
-    start_server: Callable[..., FakeExpertServer],
-) -> None:
-    address = start_monitor().address
-    with BalancerClient(start_balancer(address, step_s=0.1).address) as client:
+def test_without_a_load_there_is_no_plan(plane: Plane) -> None:
+    address = plane.monitor().address
+    with BalancerClient(plane.balancer(address, step_s=0.1).address) as client:
         with pytest.raises(ClusterError, match="there is no placement yet"):
             client.plan("fractional")
         for name in ("s1", "s2"):
-            start_server(address, name)
+            plane.server(address, name)
         eventually(lambda: client.placement() is not None)
         with pytest.raises(ClusterError, match="no load has been seen yet"):
             client.rebalance("fractional")
@@ -246,17 +241,14 @@ def test_what_is_seen(box: Box) -> None:
 
 
 def test_what_was_wanted_and_said_survives_balancer_and_monitor(
-    start_monitor: Callable[..., Monitor],
-    start_balancer: Callable[..., Balancer],
-    start_server: Callable[..., FakeExpertServer],
-    tmp_path: Path,
+    plane: Plane, tmp_path: Path
 ) -> None:
     """A balancer dies without a goodbye; then the monitor is restarted, and a balancer after it."""
     settings = {"expected_servers": 4, "redundancy": 1, "num_redundant_experts": 4, "step_s": 0.1}
-    monitor = start_monitor(data_dir=str(tmp_path))
+    monitor = plane.monitor(data_dir=str(tmp_path))
     port = port_of(monitor.address)
-    balancer = start_balancer(monitor.address, **settings)
-    servers = [start_server(monitor.address, name) for name in NAMES]
+    balancer = plane.balancer(monitor.address, **settings)
+    servers = [plane.server(monitor.address, name) for name in NAMES]
     with channel(balancer.address) as line:
         stub = balancer_pb2_grpc.BalancerServiceStub(line)
         eventually(lambda: stub.GetPlacement(pb.GetPlacementRequest()).placement.epoch == 1)
@@ -277,7 +269,7 @@ def test_what_was_wanted_and_said_survives_balancer_and_monitor(
     def goes_on(address: str, life: int) -> None:
         loads = [len(server.requests) for server in servers]
         held = [[set(h) for h in server.held] for server in servers]
-        again = start_balancer(address, **settings)
+        again = plane.balancer(address, **settings)
         with BalancerClient(again.address) as client:
             eventually(lambda: client.placement() is not None)
             eventually(lambda: again.rebalancer.snapshot().at_rest)
@@ -310,6 +302,6 @@ def test_what_was_wanted_and_said_survives_balancer_and_monitor(
     crash(balancer)
     goes_on(monitor.address, 2)
     monitor.stop()
-    restarted = start_monitor(data_dir=str(tmp_path), port=port)
+    restarted = plane.monitor(data_dir=str(tmp_path), port=port)
     eventually(lambda: all(s.session.view.members["s1"].state is SERVING for s in servers))
     goes_on(restarted.address, 3)

@@ -19,11 +19,19 @@ import grpc
 import pytest
 from kazoo.client import KazooClient
 
-from control_plane import SERVING, Observer, eventually, has_state, monitor_process, port_of
+from control_plane import (
+    SERVING,
+    Observer,
+    Plane,
+    eventually,
+    has_state,
+    monitor_process,
+    port_of,
+    registration,
+)
 from eaas.config import MonitorConfig
 from eaas.errors import ClusterError, ConfigError, StoreError
 from eaas.membership.monitors import LEADER_KEY
-from eaas.membership.session import PROTOCOL_VERSION
 from eaas.net.grpc_client import channel
 from eaas.rpc.v1 import monitor_pb2 as pb
 from eaas.rpc.v1 import monitor_pb2_grpc
@@ -80,19 +88,12 @@ def connect(zookeeper: ZooKeeperBox) -> Iterator[Callable[[], KazooClient]]:
         client.close()
 
 
-def register(stub: Any, name: str) -> pb.RegisterResponse:
-    member = Member(name, Role.BALANCER, 1, "h", "", SERVING)
-    return stub.Register(
-        pb.RegisterRequest(member=member.to_proto(), protocol_version=PROTOCOL_VERSION),
-        timeout=CALL_S,
-    )
-
-
 def refusal(address: str) -> grpc.RpcError | None:
     """What a monitor answers who would register; None: it takes them."""
     with channel(address) as line:
         try:
-            register(monitor_pb2_grpc.MonitorServiceStub(line), "visitor")
+            stub = monitor_pb2_grpc.MonitorServiceStub(line)
+            stub.Register(registration("visitor"), timeout=CALL_S)
         except grpc.RpcError as error:
             return error
     return None
@@ -208,14 +209,10 @@ def test_no_zookeeper_is_an_error_that_names_it(
         Monitor(MonitorConfig(**wrong))
 
 
-def test_one_leads_and_the_other_names_it(
-    start_monitor: Callable[..., Monitor],
-    observe: Callable[..., Observer],
-    settings: dict[str, Any],
-) -> None:
-    first = start_monitor(**settings)
+def test_one_leads_and_the_other_names_it(plane: Plane, settings: dict[str, Any]) -> None:
+    first = plane.monitor(**settings)
     eventually(lambda: first._service)
-    second = start_monitor(**settings)
+    second = plane.monitor(**settings)
 
     def named() -> bool:
         error = refusal(second.address)
@@ -224,7 +221,7 @@ def test_one_leads_and_the_other_names_it(
         return (LEADER_KEY, first.address) in error.trailing_metadata()
 
     eventually(named)
-    member = observe(f"{second.address},{first.address}", "member")
+    member = plane.observe(f"{second.address},{first.address}", "member")
     member.wait(has_state("member", SERVING))
     with pytest.raises(ClusterError, match=f"the one at {first.address} leads: give both"):
         Observer(second.address, "lost", register_timeout_s=0.5)
@@ -239,13 +236,11 @@ def test_one_leads_and_the_other_names_it(
 
 
 @pytest.mark.nightly
-def test_a_killed_leader_is_followed_by_the_other(
-    cleanup: ExitStack, observe: Callable[..., Observer], settings: dict[str, Any]
-) -> None:
-    leader, one = monitor_process(cleanup, **settings)
+def test_a_killed_leader_is_followed_by_the_other(plane: Plane, settings: dict[str, Any]) -> None:
+    leader, one = monitor_process(plane.stack, **settings)
     eventually(lambda: refusal(one) is None)
-    _, other = monitor_process(cleanup, **settings)
-    load_generators = [observe(f"{one},{other}", f"m{i}", pid=100 + i) for i in range(8)]
+    _, other = monitor_process(plane.stack, **settings)
+    load_generators = [plane.observe(f"{one},{other}", f"m{i}", pid=100 + i) for i in range(8)]
     for member in load_generators:
         member.wait(lambda v: sum(m.state is SERVING for m in v.members.values()) >= 9)
     positions = [member.session._fold.position for member in load_generators]
@@ -301,7 +296,7 @@ class Visitors:
                 name = f"{port_of(self.address)}-{number}"
                 began = time.monotonic()
                 try:
-                    answer = register(stub, name)
+                    answer = stub.Register(registration(name), timeout=CALL_S)
                 except grpc.RpcError:
                     continue
                 self.accepted.append(Accepted(began, time.monotonic(), self.address, name, answer))
@@ -400,14 +395,11 @@ def test_without_zookeeper_nobody_leads_and_with_it_one_does(
 
 
 def test_a_lost_connection_is_no_lost_member(
-    start_monitor: Callable[..., Monitor],
-    observe: Callable[..., Observer],
-    settings: dict[str, Any],
-    connect: Callable[[], KazooClient],
+    plane: Plane, settings: dict[str, Any], connect: Callable[[], KazooClient]
 ) -> None:
-    monitor = start_monitor(**settings)
+    monitor = plane.monitor(**settings)
     eventually(lambda: monitor._service)
-    member = observe(monitor.address, "member")
+    member = plane.observe(monitor.address, "member")
     member.wait(has_state("member", SERVING))
     former = monitor._service
     assert monitor._candidate is not None
