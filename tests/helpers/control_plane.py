@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ __all__ = [
     "SERVING",
     "SHAPE",
     "FakeExpertServer",
+    "MetricsServer",
     "Observer",
     "Plane",
     "eventually",
@@ -249,6 +251,28 @@ class FakeExpertServer:
         self.server.stop(0)
 
 
+class MetricsServer:
+    """An HTTP server that answers every request with what `read` returns."""
+
+    def __init__(self, read: Callable[[], bytes]) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(read())
+
+            def log_message(self, *_: Any) -> None:
+                """No log."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"127.0.0.1:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
 class Plane:
     """Starts monitors, balancers and members that end with the test."""
 
@@ -277,6 +301,12 @@ class Plane:
         observer = Observer(address, member_id, **options)
         self.stack.callback(observer.session.close)
         return observer
+
+    def client(self, address: str, endpoint: str) -> None:
+        """Register an attention client that serves HTTP at `endpoint`."""
+        member = Member("client", Role.ATTENTION_CLIENT, os.getpid(), "here", endpoint, SERVING)
+        session = MemberSession(address, member, report=lambda: Report(SERVING))
+        self.stack.callback(session.close)
 
 
 def registration(

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import threading
 import time
-from contextlib import ExitStack
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -14,48 +10,15 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from attention_client.serving.metrics.http import ServeMetrics
 from balancer.autoscaler.live import LiveAutoscaler
-from control_plane import SERVING, Plane, eventually
+from control_plane import SERVING, MetricsServer, Plane, eventually
 from eaas.config import AutoscalerConfig
 from eaas.errors import ClusterError, ConfigError
-from eaas.membership.session import MemberSession, Report
-from eaas.types import Member, Role
 from eaas_cli.chaos.cluster import free_port
 from eaas_cli.local.scaling import ScaleWatch
 
 pytestmark = pytest.mark.integration
 
 BUSY, IDLE = 0.95, 0.0
-
-
-class Endpoint:
-    """A client's HTTP endpoint that serves metrics only."""
-
-    def __init__(self, monitor_address: str) -> None:
-        registry = CollectorRegistry()
-        self.metrics = ServeMetrics(registry)
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.send_response(200)
-                self.end_headers()
-                self.wfile.write(generate_latest(registry))
-
-            def log_message(self, *args: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
-        address = f"127.0.0.1:{self._server.server_address[1]}"
-        self._session = MemberSession(
-            monitor_address,
-            Member("client", Role.ATTENTION_CLIENT, os.getpid(), "here", address, SERVING),
-            report=lambda: Report(SERVING),
-        )
-
-    def close(self) -> None:
-        self._session.close()
-        self._server.shutdown()
-        self._server.server_close()
 
 
 class Cluster:
@@ -141,21 +104,22 @@ def test_a_dry_run_explains_itself_and_does_nothing(cluster: Cluster) -> None:
     assert cluster.wanted == []
 
 
-def test_latency_comes_from_the_endpoints(cluster: Cluster, cleanup: ExitStack) -> None:
-    endpoint = Endpoint(cluster.address)
-    cleanup.callback(endpoint.close)
+def test_latency_comes_from_the_endpoints(cluster: Cluster, plane: Plane) -> None:
+    registry = CollectorRegistry()
+    latency = ServeMetrics(registry).inter_token_latency
+    endpoint = MetricsServer(lambda: generate_latest(registry))
+    plane.client(cluster.address, endpoint.address)
     autoscaler = cluster.autoscaler(dry_run=True, latency_target_ms=50)
     cluster.work(0.6)
-    endpoint.metrics.inter_token_latency.observe(10.0)
+    latency.observe(10.0)
     assert "a token" not in autoscaler.look()
     time.sleep(0.5)
     for seconds in (0.05, 0.07, 0.09):
-        endpoint.metrics.inter_token_latency.observe(seconds)
+        latency.observe(seconds)
     line = autoscaler.look()
     assert "70 ms a token; a token takes longer than 50 ms" in line
     # An endpoint that does not answer is left out.
-    endpoint._server.shutdown()
-    endpoint._server.server_close()
+    endpoint.close()
     assert "a token" not in autoscaler.look()
 
 

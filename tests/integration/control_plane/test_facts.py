@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import numpy as np
 import pytest
 
-from control_plane import Plane, eventually
+from control_plane import MetricsServer, Plane, eventually
 from eaas.cluster_snapshot import SnapshotReader
 from eaas.cluster_snapshot.remote import remote_reader
 from eaas.types import MemberState, Role
@@ -18,24 +16,11 @@ from rebalancing_box import NAMES, Box
 pytestmark = pytest.mark.integration
 
 
-class _Metrics(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b"eaas_generation_tokens_total 41.0\n")
-
-    def log_message(self, format: str, *args: object) -> None:
-        """No log."""
-
-
 @pytest.fixture
 def endpoint() -> Iterator[str]:
-    with HTTPServer(("127.0.0.1", 0), _Metrics) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    server = MetricsServer(lambda: b"eaas_generation_tokens_total 41.0\n")
+    yield f"http://{server.address}"
+    server.close()
 
 
 def test_a_snapshot_of_a_healthy_cluster(box: Box, endpoint: str) -> None:

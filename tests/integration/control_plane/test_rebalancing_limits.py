@@ -3,43 +3,30 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable
-from contextlib import ExitStack
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
-from control_plane import SERVING, Plane, eventually
+from control_plane import MetricsServer, Plane, eventually
 from eaas.control_plane.balancer_client import BalancerClient
 from eaas.errors import ClusterError, ConfigError
-from eaas.membership.session import MemberSession, Report
-from eaas.types import Member, Role
 from rebalancing_box import HOT, NAMES, Box, E, L
 
 pytestmark = pytest.mark.integration
 
 
-class Endpoint(BaseHTTPRequestHandler):
-    """Tells that each token took 40 ms, and that there is one more at each look."""
+TOKENS = itertools.count(1)
 
-    tokens: ClassVar = itertools.count(1)
 
-    def do_GET(self) -> None:
-        n = next(self.tokens)
-        name = "eaas_inter_token_latency_seconds"
-        body = f"# TYPE {name} histogram\n{name}_sum {0.04 * n}\n{name}_count {n}\n".encode()
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        pass
+def metrics() -> bytes:
+    """Each token took 40 ms, and there is one more at each look."""
+    n, name = next(TOKENS), "eaas_inter_token_latency_seconds"
+    return f"# TYPE {name} histogram\n{name}_sum {0.04 * n}\n{name}_count {n}\n".encode()
 
 
 def test_live_knobs_follow_what_is_seen_and_say_so(
-    start_box: Callable[..., Box], cleanup: ExitStack
+    start_box: Callable[..., Box], plane: Plane
 ) -> None:
     box = start_box(
         policy="scalpel",
@@ -47,16 +34,9 @@ def test_live_knobs_follow_what_is_seen_and_say_so(
         latency_target_ms=40.0,
         link_bytes_per_s=1_000_000,
     )
-    website = cleanup.enter_context(HTTPServer(("127.0.0.1", 0), Endpoint))
-    thread = threading.Thread(target=website.serve_forever)
-    thread.start()
-    cleanup.callback(thread.join)
-    cleanup.callback(website.shutdown)
-    member = Member(
-        "client", Role.ATTENTION_CLIENT, 1, "here", f"127.0.0.1:{website.server_port}", SERVING
-    )
-    session = MemberSession(box.monitor, member, report=lambda: Report(SERVING))
-    cleanup.callback(session.close)
+    endpoint = MetricsServer(metrics)
+    plane.stack.callback(endpoint.close)
+    plane.client(box.monitor, endpoint.address)
     settings = lambda: box.balancer.rebalancer.settings  # noqa: E731
 
     def busy_link() -> bool:
