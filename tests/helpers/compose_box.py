@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from typing import Any
 
 import httpx
 
+from service_box import free_port
 from waiting import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -55,9 +55,7 @@ class Compose:
     """
 
     def __init__(self, *files: str, model: Path | None = None) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self.project = f"eaas-test-{os.getpid()}-{port}"
         self.endpoint = f"http://127.0.0.1:{port}"
         self._files = [word for name in files for word in ("-f", name)]

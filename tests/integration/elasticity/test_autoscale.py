@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -17,6 +16,7 @@ import pytest
 
 from eaas_cli.local import LocalCluster
 from eaas_cli.local.scaling import Scaler, ScaleWatch
+from waiting import eventually
 
 pytestmark = [
     pytest.mark.integration,
@@ -53,13 +53,10 @@ class Launcher:
 
     def wait_for(self, servers: int) -> None:
         """Wait until exactly so many servers live, and all serve."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not self._serve(servers):
-            assert time.monotonic() < deadline, f"not {servers} servers"
-            self._scaler.step()
-            time.sleep(0.05)
+        eventually(lambda: self._serve(servers), PATIENCE_S, f"{servers} servers")
 
     def _serve(self, servers: int) -> bool:
+        self._scaler.step()
         url = f"{self._cluster.endpoint}/eaas/v1/status"
         members = httpx.get(url, timeout=10).json()["members"]
         alive = [
