@@ -7,18 +7,17 @@ import os
 import shutil
 import signal
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
 from chaos_world import ChaosWorld, Client
+from completions import Load
 from eaas_cli.chaos.child import VARIABLE
 from eaas_cli.endpoint import fetch_status
 from eaas_cli.local.fork_server import ForkServer
@@ -81,47 +80,6 @@ def stranger(
         yield start
 
 
-class Asking:
-    """Sequential requests to an endpoint while the context lasts."""
-
-    def __init__(self, endpoint: str) -> None:
-        self._body = {"model": "m", "prompt": "hello", "max_tokens": 8, "temperature": 0}
-        self._endpoint = endpoint
-        self.expected = self.answer()
-        self.right = 0
-        self.failures: list[str] = []
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def answer(self) -> str:
-        name = httpx.get(f"{self._endpoint}/v1/models").json()["data"][0]["id"]
-        answer = httpx.post(
-            f"{self._endpoint}/v1/completions", json=self._body | {"model": name}, timeout=30
-        )
-        answer.raise_for_status()
-        return str(answer.json()["choices"][0]["text"])
-
-    def _run(self) -> None:
-        while not self._over.is_set():
-            try:
-                text = self.answer()
-            except httpx.HTTPError as error:
-                self.failures.append(str(error))
-                continue
-            if text == self.expected:
-                self.right += 1
-            else:
-                self.failures.append(f"another answer: {text!r}")
-
-    def __enter__(self) -> Asking:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-
 def test_row_40_a_server_that_the_client_cannot_attach_gets_no_experts(
     for_all: Path,
     stranger: Callable[[str], ChildProcess],
@@ -149,14 +107,12 @@ def test_row_40_a_server_that_the_client_cannot_attach_gets_no_experts(
     assert len(said) == 1
     assert client in said[0]
     assert why in said[0]
-    with Asking(cluster.endpoint) as asking:
+    with Load(cluster.endpoint, ["hello"], 8).running():
         cluster.children["expert-server-1"].signal(signal.SIGKILL)
         time.sleep(ASKED_S)
         eventually(lambda: fetch_status(cluster.endpoint)["coverage"]["min_replicas"] >= 1)
         assert row()["experts"] == 0
         assert row()["state"] == "JOINING"
-    assert not asking.failures
-    assert asking.right > 3
 
 
 def test_row_40_a_client_that_is_cut_off_gets_replicas_and_the_other_keeps_its_own(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -225,14 +223,3 @@ def test_growing_and_shrinking_leaves_nothing_behind(elastic: Callable[..., Any]
     gone = client.cluster.session.view.members["expert-server-3"]
     assert gone.state is MemberState.LEFT
     assert gone.incarnation == 2 + CYCLES
-
-
-def test_a_command_without_a_cluster_is_refused_in_one_line() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "eaas_cli", "scale", "4", "--endpoint", "http://127.0.0.1:9"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 2
-    assert "no cluster answers there" in done.stderr
