@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import grpc
@@ -19,10 +19,9 @@ import numpy as np
 import pytest
 
 from chaos_world import ChaosWorld, Client
+from control_plane import held_by
 from eaas.control_plane.balancer_client import BalancerClient
 from eaas.errors import ClusterError
-from eaas.net.grpc_client import channel
-from eaas.rpc.v1 import expert_pb2, expert_pb2_grpc
 from eaas.types import Placement
 
 ROUNDS = int(os.environ.get("KILL_MOMENTS", "3"))
@@ -56,7 +55,6 @@ class Truth:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._seen: dict[int, bytes] = {}
-        self._channels: dict[str, grpc.Channel] = {}
         self.uncovered: list[Any] = []
         self.mixed: list[int] = []
         self.checks = 0
@@ -77,23 +75,11 @@ class Truth:
 
     def held(self) -> dict[str, np.ndarray]:
         """Held experts, bool (L, E), of each server that answers."""
-        shape = self._client.shape
         found = {}
         for name, member in self._client.cluster.session.view.members.items():
-            if name not in SERVERS:
-                continue
-            line = self._channels.get(member.address) or channel(member.address)
-            self._channels[member.address] = line
-            try:
-                answer = expert_pb2_grpc.ExpertServiceStub(line).ListExperts(
-                    expert_pb2.ListExpertsRequest(), timeout=1.0
-                )
-            except grpc.RpcError:
-                continue
-            held_LE = np.zeros((shape.num_layers, shape.num_experts), bool)
-            for layer, holding in enumerate(answer.layers):
-                held_LE[layer, list(holding.experts)] = True
-            found[name] = held_LE
+            if name in SERVERS:
+                with suppress(grpc.RpcError):
+                    found[name] = held_by(member)
         return found
 
     @contextmanager
@@ -105,8 +91,6 @@ class Truth:
         finally:
             self._over.set()
             thread.join()
-            for line in self._channels.values():
-                line.close()
 
     def _watch(self) -> None:
         while not self._over.wait(0.05):

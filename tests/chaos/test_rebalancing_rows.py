@@ -18,6 +18,7 @@ import pytest
 
 from attention_client.connections.connection import Connection
 from chaos_world import ChaosWorld, Client, same
+from control_plane import held_by
 from eaas.control_plane.balancer_client import BalancerClient
 from eaas.errors import ClusterError
 from eaas.net.grpc_client import channel
@@ -41,18 +42,6 @@ def turned(now: Placement) -> Placement:
     """Every expert moved to the next server, so that everything must be loaded."""
     holds_LSE = np.roll(now.holds_LSE, 1, axis=1)
     return Placement(0, now.servers, holds_LSE, holds_LSE.astype(np.float32))
-
-
-def held_by(server: Member) -> np.ndarray:
-    """Held experts that the server reports, bool (L, E)."""
-    with channel(server.address) as line:
-        stub = expert_pb2_grpc.ExpertServiceStub(line)
-        answer = stub.ListExperts(expert_pb2.ListExpertsRequest(), timeout=10)
-    assert server.model is not None
-    holds_LE = np.zeros((len(answer.layers), server.model.num_experts), bool)
-    for layer, holding in enumerate(answer.layers):
-        holds_LE[layer, list(holding.experts)] = True
-    return holds_LE
 
 
 def servers_of(client: Client) -> dict[str, Member]:

@@ -21,6 +21,7 @@ import numpy as np
 from balancer.main import Balancer
 from eaas.config import BalancerConfig, MonitorConfig
 from eaas.membership.session import PROTOCOL_VERSION, MemberSession, MembershipView, Report
+from eaas.net.grpc_client import channel
 from eaas.net.grpc_server import RunningServer, Service, serve
 from eaas.net.tls import Identity
 from eaas.rpc.v1 import (
@@ -47,6 +48,7 @@ __all__ = [
     "Plane",
     "eventually",
     "has_state",
+    "held_by",
     "monitor_process",
     "port_of",
     "registration",
@@ -317,6 +319,18 @@ def registration(
     return monitor_pb2.RegisterRequest(
         **({"member": member.to_proto(), "protocol_version": PROTOCOL_VERSION} | fields)
     )
+
+
+def held_by(server: Member) -> np.ndarray:
+    """Experts that a live server reports to hold, bool (L, E). Raises grpc.RpcError."""
+    with channel(server.address) as line:
+        stub = expert_pb2_grpc.ExpertServiceStub(line)
+        answer = stub.ListExperts(expert_pb2.ListExpertsRequest(), timeout=10)
+    assert server.model is not None
+    holds_LE = np.zeros((len(answer.layers), server.model.num_experts), bool)
+    for layer, holding in enumerate(answer.layers):
+        holds_LE[layer, list(holding.experts)] = True
+    return holds_LE
 
 
 def port_of(address: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import signal
 import threading
 import time
 from contextlib import ExitStack
@@ -165,14 +164,3 @@ def test_a_monitor_that_cannot_write_ends(plane: Plane, tmp_path: Path) -> None:
     eventually(lambda: failures)
     assert f"{tmp_path}/monitor.db cannot be written" in failures[0]
     assert told["a"].state is SERVING
-
-
-def test_sigterm_keeps_what_was_known(tmp_path: Path, cleanup: ExitStack) -> None:
-    process, address = monitor_process(cleanup, data_dir=str(tmp_path))
-    known = Observer(address, "known")
-    known.session.close(deregister=False)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(CALL_S) == 0
-    _, address = monitor_process(cleanup, data_dir=str(tmp_path))
-    word = first_response(address, pb.WatchRequest())
-    assert "known" in {m.id for m in word.snapshot.members}

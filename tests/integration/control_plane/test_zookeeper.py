@@ -49,8 +49,6 @@ pytestmark = [
 ]
 SESSION_S = 2.0
 CALL_S = 3.0
-# For a takeover on a busy machine; the test prints the figures.
-MARGIN_S = 20.0
 TAKEOVERS = int(os.environ.get("KILL_MOMENTS", "1"))
 
 
@@ -233,37 +231,6 @@ def test_one_leads_and_the_other_names_it(plane: Plane, settings: dict[str, Any]
     print(f"handed over in {time.monotonic() - began:.2f} s")
     assert member.session.incarnation == 1
     assert member.session.view.members["monitor"].incarnation == 2
-
-
-@pytest.mark.nightly
-def test_a_killed_leader_is_followed_by_the_other(plane: Plane, settings: dict[str, Any]) -> None:
-    leader, one = monitor_process(plane.stack, **settings)
-    eventually(lambda: refusal(one) is None)
-    _, other = monitor_process(plane.stack, **settings)
-    load_generators = [plane.observe(f"{one},{other}", f"m{i}", pid=100 + i) for i in range(8)]
-    for member in load_generators:
-        member.wait(lambda v: sum(m.state is SERVING for m in v.members.values()) >= 9)
-    positions = [member.session._fold.position for member in load_generators]
-    began = time.monotonic()
-    leader.kill()
-    for member in load_generators:
-        member.wait(lambda v: v.members["monitor"].address == other)
-        assert member.session.wait_for(
-            lambda v: v.age_s(time.monotonic()) < 1.0, SESSION_S + MARGIN_S
-        )
-    took = time.monotonic() - began
-    print(f"takeover in {took:.2f} s, of which the session's end {SESSION_S:g} s")
-    assert took < SESSION_S + MARGIN_S
-    eventually(lambda: all(m.silence_s < 1.5 for i, m in members(other).items() if i[1:].isdigit()))
-    for member, before in zip(load_generators, positions, strict=True):
-        # The same history continues; no member died or became a new incarnation.
-        assert member.session._fold.position.life == before.life
-        assert member.session._fold.position.from_revision > before.from_revision
-        assert (member.session.incarnation, member.incarnations) == (1, [])
-        states = [
-            v.members[f"m{i}"].state for v in member.views for i in range(8) if f"m{i}" in v.members
-        ]
-        assert MemberState.DEAD not in states
 
 
 @dataclass(frozen=True)
