@@ -166,26 +166,6 @@ def test_a_server_of_another_model_gets_nothing(
     assert any("odd gets no experts" in line and "digest-b" in line for line in caplog.messages)
 
 
-def test_placements_outlive_the_balancer(plane: Plane) -> None:
-    address = plane.monitor().address
-    observer = plane.observe(address)
-    watch, placements = follow(observer, plane.stack)
-    first = Balancer(
-        BalancerConfig(expected_servers=2, redundancy=1), address, on_stopping=lambda: None
-    )
-    servers = [plane.server(address, name) for name in ("s1", "s2")]
-    eventually(lambda: placements)
-    first.stop()
-    observer.wait(has_state("balancer", LEFT))
-    assert watch.epoch == 1
-    # Another incarnation: it asks the servers for their epoch and continues above it.
-    plane.balancer(address, redundancy=1)
-    eventually(lambda: len(placements) == 2)
-    assert placements[1].epoch == 1001
-    assert (placements[1].holds_LSE == placements[0].holds_LSE).all()
-    assert [server.epoch for server in servers] == [1001, 1001]
-
-
 def test_a_server_that_hangs_does_not_keep_the_balancer_from_ending(plane: Plane) -> None:
     address = plane.monitor().address
     server = plane.server(address, "s1")

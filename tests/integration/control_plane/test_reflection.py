@@ -79,6 +79,9 @@ def test_the_api_from_end_to_end(stranger: Stranger) -> None:
     assert "grpc.health.v1.Health" in stranger.services
     call = stranger.call
 
+    seen = call("GetHotness")
+    assert [s.server_id for s in seen.servers] == ["s1", "s2", "s3"]
+    assert seen.layers[0].tokens[0] > 10 * seen.layers[0].tokens[1]
     plan = call("Plan", policy="fractional", more_servers=1)
     assert len(plan.placement.servers) == 4
     assert stranger.refusal("Apply", plan_id=plan.plan_id) is grpc.StatusCode.FAILED_PRECONDITION
