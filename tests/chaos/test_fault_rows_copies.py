@@ -53,10 +53,7 @@ def assert_right(client: Client, expected: list[torch.Tensor]) -> None:
 
 @pytest.mark.parametrize("arch", ["qwen3_moe", pytest.param("gpt_oss", marks=pytest.mark.nightly)])
 def test_row_39_a_damaged_copy_joins_a_cluster_that_serves(
-    chaos: ChaosWorld,
-    arch: str,
-    checkpoint: Callable[..., Path],
-    tmp_path: Path,
+    chaos: ChaosWorld, arch: str, checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
     """Row 39: a server on a damaged copy of the checkpoint joins: refused before SERVING, the file and the
     tensor named; other servers serve.
@@ -99,9 +96,7 @@ def test_row_39_one_bit_after_a_server_and_the_balancer_were_lost(
 
 @pytest.mark.parametrize("place", [0, pytest.param(2, marks=pytest.mark.nightly)])
 def test_row_39_a_damaged_copy_among_the_servers_of_a_cold_start(
-    chaos: ChaosWorld,
-    place: int,
-    tmp_path: Path,
+    chaos: ChaosWorld, place: int, tmp_path: Path
 ) -> None:
     """Row 39: at a cold start nothing is known: the copy that the others contradict is refused."""
     model = chaos.model

@@ -96,9 +96,7 @@ def test_row_11_a_balancer_killed_in_a_rebalance(
 
 
 def test_row_12_two_balancers(
-    chaos: ChaosWorld,
-    api: Callable[[str], BalancerClient],
-    tmp_path: Path,
+    chaos: ChaosWorld, api: Callable[[str], BalancerClient], tmp_path: Path
 ) -> None:
     """Row 12: two balancers, one with a stale epoch: servers refuse the stale one
     (FAILED_PRECONDITION); one winner.
@@ -157,9 +155,7 @@ def try_to_apply(balancer: BalancerClient, placement: Placement) -> None:
 
 
 def test_row_22_a_stale_placement(
-    chaos: ChaosWorld,
-    api: Callable[[str], BalancerClient],
-    monkeypatch: pytest.MonkeyPatch,
+    chaos: ChaosWorld, api: Callable[[str], BalancerClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Row 22: unknown layer or expert, stale placement: FAILED_PRECONDITION with the current epoch; one
     refresh, one retry. On the data path the status is STALE_PLACEMENT.

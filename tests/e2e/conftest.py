@@ -192,9 +192,7 @@ def home(tmp_path: Path) -> Iterator[Home]:
 
 
 @pytest.fixture(scope="module")
-def start_up(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Callable[..., Up]]:
+def start_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Up]]:
     """Start `eaas up`; the module ends what still runs."""
     started: list[Up] = []
 

@@ -67,9 +67,7 @@ class Launcher:
 
 
 def test_servers_come_with_load_and_go_without(
-    checkpoint: Callable[..., Path],
-    start_cluster: Callable[..., LocalCluster],
-    tmp_path: Path,
+    checkpoint: Callable[..., Path], start_cluster: Callable[..., LocalCluster], tmp_path: Path
 ) -> None:
     cluster = start_cluster(checkpoint("qwen3_moe"), servers=2)
     config, said = tmp_path / "cluster.yaml", tmp_path / "said.txt"

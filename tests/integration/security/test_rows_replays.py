@@ -98,9 +98,7 @@ def test_row_25_an_older_placement_that_is_sent_again(
     assert (store.loads, store.unloads, handler.epoch) == (loads, unloads, 5)
 
 
-def test_row_25_an_operators_word_counts_once(
-    open_to: Callable[[Service], grpc.Channel],
-) -> None:
+def test_row_25_an_operators_word_counts_once(open_to: Callable[[Service], grpc.Channel]) -> None:
     """Row 25: a request replayed or doubled: control path: refused. With its id it is answered as before,
     and has no second effect; another request with that id is refused.
     """

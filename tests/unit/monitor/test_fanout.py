@@ -96,9 +96,7 @@ class _Reader:
             _Reader.under_way -= 1
 
 
-def test_snapshot_sends_are_limited_and_time_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_snapshot_sends_are_limited_and_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_SNAPSHOTS", 3)
     monkeypatch.setattr(module, "_SNAPSHOT_S", 0.5)
     stopped = [_Reader(LONG_S) for _ in range(3)]

@@ -57,9 +57,7 @@ def member(member_id: str, role: Role = Role.EXPERT_SERVER) -> Member:
 
 
 @pytest.mark.parametrize("heartbeats_tell", [False, True])
-def test_a_watcher_waits_until_the_first_snapshot_is_stored(
-    heartbeats_tell: bool,
-) -> None:
+def test_a_watcher_waits_until_the_first_snapshot_is_stored(heartbeats_tell: bool) -> None:
     store, call = SlowStore(), Call()
 
     async def scenario() -> None:

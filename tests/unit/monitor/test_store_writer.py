@@ -305,9 +305,7 @@ def test_a_failed_write_is_reported_once(error: Exception, told: str) -> None:
     assert lost == [told]
 
 
-def test_close_does_not_wait_for_a_stuck_store(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_close_does_not_wait_for_a_stuck_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("monitor.store_writer._CLOSE_S", 0.05)
     store = SlowStore()
     with journal(store, []) as (registry, running, changed):
