@@ -54,21 +54,21 @@ class Refused(Exception):
 
 def require_small(member: common_pb2.Member) -> None:
     """Refuse a member too large for stores and snapshots."""
-    size = member.ByteSize()
-    if size > _MOST_MEMBER_BYTES:
-        why = f"a member has {_MOST_MEMBER_BYTES} bytes at most, this one {size}"
-        raise Refused(grpc.StatusCode.INVALID_ARGUMENT, why)
+    _require_size("member", member, _MOST_MEMBER_BYTES)
 
 
 def reach_of(request: monitor_pb2.HeartbeatRequest) -> tuple[ServerReach, ...] | None:
     """The reach in a heartbeat, or None. Refuses one that is too large."""
     if not request.HasField("reach"):
         return None
-    size = request.reach.ByteSize()
-    if size > _MOST_REACH_BYTES:
-        why = f"a reach has {_MOST_REACH_BYTES} bytes at most, this one {size}"
-        raise Refused(grpc.StatusCode.INVALID_ARGUMENT, why)
+    _require_size("reach", request.reach, _MOST_REACH_BYTES)
     return ServerReach.from_proto(request.reach)
+
+
+def _require_size(what: str, message: Any, most_bytes: int) -> None:
+    if (size := message.ByteSize()) > most_bytes:
+        why = f"a {what} has {most_bytes} bytes at most, this one {size}"
+        raise Refused(grpc.StatusCode.INVALID_ARGUMENT, why)
 
 
 def require_valid(request: Any) -> None:

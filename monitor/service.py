@@ -27,7 +27,6 @@ from monitor.refusal import (
     Refused,
     bad_arguments,
     reach_of,
-    refusals,
     require_role,
     require_small,
     require_valid,
@@ -55,9 +54,9 @@ _STORE_S = 1.5
 class MonitorService:
     """Serves the contract's MonitorService, from its creation until `end`.
 
-    The contract's methods are coroutines of one loop, thousands at a time; none of them blocks. The owner's
-    methods are for other threads, except `tick`, which runs in the loop. A lock, held for short times only,
-    guards their shared state.
+    The contract's methods are coroutines of one loop, thousands at a time; none of them blocks. They raise
+    what `monitor.refusal.refusals` turns into statuses. The owner's methods are for other threads, except
+    `tick`, which runs in the loop. A lock, held for short times only, guards their shared state.
 
     Nothing is announced that a crash of this process would undo: registrations and deregistrations are
     answered, and events sent to watchers, once they are stored. Heartbeats wait for nothing.
@@ -66,7 +65,6 @@ class MonitorService:
         lease_s: Seconds of silence after which all members know of a death.
         heartbeat_s: The members' heartbeat interval.
         loop: Runs the contract's methods.
-        clock: Monotonic seconds.
         store: Keeps the membership; None: nothing is kept.
         on_lost: Called once, from a separate thread, when the store fails.
     """
@@ -76,16 +74,14 @@ class MonitorService:
         lease_s: float,
         heartbeat_s: float,
         loop: asyncio.AbstractEventLoop,
-        clock: Callable[[], float] = time.monotonic,
         store: Store | None = None,
         on_lost: Callable[[str], None] = _log.error,
     ) -> None:
         self._lease_s = lease_s
         self._heartbeat_s = heartbeat_s
-        self._clock = clock
         kept = store.kept.without_monitors() if store is not None else None
         self._life = kept.life if kept is not None else new_life()
-        self._registry = Registry(_SILENCE_SHARE * lease_s, heartbeat_s, clock(), kept)
+        self._registry = Registry(_SILENCE_SHARE * lease_s, heartbeat_s, time.monotonic(), kept)
         self._hold_reason: str | None = None
         lock = threading.RLock()
         # Held while the registry is used, never over an `await`; notified when watchers leave.
@@ -115,7 +111,7 @@ class MonitorService:
     def register_self(self, member: Member) -> None:
         """Register this monitor as a member; `tick` is its heartbeat."""
         with self._changed:
-            incarnation, events = self._registry.register(member, 0, self._clock())
+            incarnation, events = self._registry.register(member, 0, time.monotonic())
             self._own = replace(member, incarnation=incarnation)
             self._own_id = member.id
             self._publish(events)
@@ -126,7 +122,7 @@ class MonitorService:
         Call it in the loop, so that a gap between two ticks is a time in which no heartbeat was heard.
         """
         with self._changed:
-            now = self._clock()
+            now = time.monotonic()
             if self._own is not None:
                 own = self._own
                 self._registry.heartbeat(own.id, own.incarnation, now, state=own.state)
@@ -165,7 +161,7 @@ class MonitorService:
     def _others_live(self) -> bool:
         return any(
             member.id != self._own_id and not member.state.is_gone
-            for member in self._registry.members(self._clock())
+            for member in self._registry.members(time.monotonic())
         )
 
     def _publish(self, events: Sequence[MemberEvent]) -> None:
@@ -190,7 +186,7 @@ class MonitorService:
 
     def _require_lead(self) -> None:
         """Refuse calls once another monitor may lead; a process that was suspended learns of it here."""
-        if self._over or (self._store is not None and self._clock() >= self._store.leads_until):
+        if self._over or (self._store is not None and time.monotonic() >= self._store.leads_until):
             raise Refused(grpc.StatusCode.UNAVAILABLE, "this monitor no longer leads")
 
     def _require_own(self, certified: str | None, member_id: str) -> None:
@@ -218,35 +214,34 @@ class MonitorService:
 
     async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterResponse:
         """Begin or continue an incarnation (errors: `monitor.proto`)."""
-        async with refusals(context):
-            refusal = versions.refusal(
-                versions.CONTROL_PLANE,
-                request.protocol_version,
-                "the control plane",
-                request.member.id,
-                "this monitor",
-            )
-            if refusal is not None:
-                raise Refused(grpc.StatusCode.FAILED_PRECONDITION, *refusal)
-            self._require_lead()
-            if request.member.id == self._own_id:
-                raise IdTakenError(f"{request.member.id} is this monitor: give another id")
-            require_small(request.member)
+        refusal = versions.refusal(
+            versions.CONTROL_PLANE,
+            request.protocol_version,
+            "the control plane",
+            request.member.id,
+            "this monitor",
+        )
+        if refusal is not None:
+            raise Refused(grpc.StatusCode.FAILED_PRECONDITION, *refusal)
+        self._require_lead()
+        if request.member.id == self._own_id:
+            raise IdTakenError(f"{request.member.id} is this monitor: give another id")
+        require_small(request.member)
+        with bad_arguments():
+            member = Member.from_proto(request.member)
+        require_role(role_of(context), member.role)
+        with self._changed:
+            self._require_own(role_of(context), member.id)
             with bad_arguments():
-                member = Member.from_proto(request.member)
-            require_role(role_of(context), member.role)
-            with self._changed:
-                self._require_own(role_of(context), member.id)
-                with bad_arguments():
-                    incarnation, events = self._registry.register(
-                        member,
-                        request.previous_incarnation,
-                        self._clock(),
-                        request.ended_pids,
-                    )
-                self._publish(events)
-                revision = self._registry.revision
-            await self._wait_stored(revision)
+                incarnation, events = self._registry.register(
+                    member,
+                    request.previous_incarnation,
+                    time.monotonic(),
+                    request.ended_pids,
+                )
+            self._publish(events)
+            revision = self._registry.revision
+        await self._wait_stored(revision)
         return pb.RegisterResponse(
             incarnation=incarnation,
             lease_s=self._lease_s,
@@ -256,11 +251,10 @@ class MonitorService:
 
     async def Heartbeat(self, _requests: Any, context: Any) -> None:
         """Renew leases. The end of a stream means nothing: the lease decides."""
-        async with refusals(context):
-            certified = role_of(context)
-            while (request := await context.read()) is not grpc.aio.EOF:
-                require_valid(request)
-                await context.write(self._on_heartbeat(request, certified))
+        certified = role_of(context)
+        while (request := await context.read()) is not grpc.aio.EOF:
+            require_valid(request)
+            await context.write(self._on_heartbeat(request, certified))
 
     def _on_heartbeat(self, request: pb.HeartbeatRequest, certified: str | None) -> bytes:
         """Process a heartbeat; returns the serialized reply."""
@@ -275,7 +269,7 @@ class MonitorService:
                 events = self._registry.heartbeat(
                     request.id,
                     request.incarnation,
-                    self._clock(),
+                    time.monotonic(),
                     state=MemberState.from_number(request.state),
                     progress=request.progress,
                     in_flight=request.in_flight,
@@ -299,10 +293,9 @@ class MonitorService:
         with self._changed:
             self._watchers += 1
         try:
-            async with refusals(context):
-                # Revisions are 0 or more: for -1 the registry asks for a snapshot.
-                seen = request.from_revision if request.life == self._life else -1
-                await self._send_all(seen, request, context)
+            # Revisions are 0 or more: for -1 the registry asks for a snapshot.
+            seen = request.from_revision if request.life == self._life else -1
+            await self._send_all(seen, request, context)
         finally:
             with self._changed:
                 self._watchers -= 1
@@ -312,74 +305,65 @@ class MonitorService:
         self, request: pb.DeregisterRequest, context: Any
     ) -> pb.DeregisterResponse:
         """End an incarnation as LEFT."""
-        async with refusals(context):
-            if request.id == self._own_id:
-                raise Refused(
-                    grpc.StatusCode.INVALID_ARGUMENT, "the monitor cannot be deregistered"
-                )
-            self._require_lead()
-            with self._changed:
-                self._require_own(role_of(context), request.id)
-                reason = request.reason[:LONGEST_TEXT]
-                events = self._registry.deregister(
-                    request.id, request.incarnation, reason, self._clock()
-                )
-                self._publish(events)
-                revision = self._registry.revision
-            await self._wait_stored(revision)
+        if request.id == self._own_id:
+            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "the monitor cannot be deregistered")
+        self._require_lead()
+        with self._changed:
+            self._require_own(role_of(context), request.id)
+            reason = request.reason[:LONGEST_TEXT]
+            events = self._registry.deregister(
+                request.id, request.incarnation, reason, time.monotonic()
+            )
+            self._publish(events)
+            revision = self._registry.revision
+        await self._wait_stored(revision)
         return pb.DeregisterResponse()
 
     async def ReportOutcome(
         self, request: pb.ReportOutcomeRequest, context: Any
     ) -> pb.ReportOutcomeResponse:
         """Record the outcomes of a client's requests (errors: `monitor.proto`)."""
-        async with refusals(context):
-            require_role(role_of(context), Role.ATTENTION_CLIENT)
-            self._require_lead()
-            with self._changed:
-                with bad_arguments():
-                    events = self._registry.report_outcomes(
-                        request.client_id,
-                        request.client_incarnation,
-                        (
-                            (s.server_id, s.server_incarnation, _totals_of(s))
-                            for s in request.servers
-                        ),
-                        self._clock(),
-                    )
-                self._publish(events)
+        require_role(role_of(context), Role.ATTENTION_CLIENT)
+        self._require_lead()
+        with self._changed:
+            with bad_arguments():
+                events = self._registry.report_outcomes(
+                    request.client_id,
+                    request.client_incarnation,
+                    ((s.server_id, s.server_incarnation, _totals_of(s)) for s in request.servers),
+                    time.monotonic(),
+                )
+            self._publish(events)
         return pb.ReportOutcomeResponse()
 
     async def KeepRecord(
         self, request: pb.KeepRecordRequest, context: Any
     ) -> pb.KeepRecordResponse:
         """Keep a balancer's record (errors: `monitor.proto`)."""
-        async with refusals(context):
-            require_role(role_of(context), Role.BALANCER)
-            self._require_lead()
-            with self._changed:
-                member = self._registry.require(request.id, request.incarnation)
-                if member.role is not Role.BALANCER or len(request.data) > MOST_BYTES:
-                    raise Refused(
-                        grpc.StatusCode.INVALID_ARGUMENT,
-                        f"records are for balancers, and have {MOST_BYTES} bytes at most",
-                    )
-                try:
-                    kept = self._records.keep(request)
-                except StaleRecordError as error:
-                    raise Refused(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
-                if self._writer is not None:
-                    self._writer.wake()
-            await self._wait_stored(0, kept)
+        require_role(role_of(context), Role.BALANCER)
+        self._require_lead()
+        with self._changed:
+            member = self._registry.require(request.id, request.incarnation)
+            if member.role is not Role.BALANCER or len(request.data) > MOST_BYTES:
+                raise Refused(
+                    grpc.StatusCode.INVALID_ARGUMENT,
+                    f"records are for balancers, and have {MOST_BYTES} bytes at most",
+                )
+            try:
+                kept = self._records.keep(request)
+            except StaleRecordError as error:
+                raise Refused(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
+            if self._writer is not None:
+                self._writer.wake()
+        await self._wait_stored(0, kept)
         return pb.KeepRecordResponse()
 
     async def GetRecord(self, request: pb.GetRecordRequest, context: Any) -> pb.GetRecordResponse:
         """Return a member's record."""
-        async with refusals(context):
-            require_role(role_of(context), Role.BALANCER)
-            self._require_lead()
-            with self._changed:
-                record = self._records.get(request.id)
+        require_role(role_of(context), Role.BALANCER)
+        self._require_lead()
+        with self._changed:
+            record = self._records.get(request.id)
         if record is None:
             return pb.GetRecordResponse()
         return pb.GetRecordResponse(
@@ -432,7 +416,7 @@ class MonitorService:
 
     def _take_snapshot(self, knows_left: bool) -> tuple[int, bytes]:
         """The revision, and a snapshot of all members with their present loads. The lock is held."""
-        now, revision = self._clock(), self._registry.revision
+        now, revision = time.monotonic(), self._registry.revision
         made_at, known, message = self._snapshots.get(knows_left, _NO_SNAPSHOT)
         if known != revision or now - made_at > _SNAPSHOT_AGE_S:
             members = [message_of(member, knows_left) for member in self._registry.members(now)]

@@ -26,8 +26,9 @@ from __future__ import annotations
 import math
 from array import array
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import NormalDist
+from typing import NamedTuple
 
 __all__ = ["PHI", "WINDOW", "Arrivals", "Detector", "Silence"]
 
@@ -48,6 +49,7 @@ _LEAST_DEVIATION_SHARE = 0.05
 _MIN_MEMBERS = 3
 
 
+@dataclass(slots=True, eq=False)
 class Arrivals:
     """Heartbeat arrivals of one incarnation.
 
@@ -55,44 +57,27 @@ class Arrivals:
         heard_at: Monotonic seconds of the last heartbeat.
         patience_s: Silence after which the member is late.
         unusual_s: Silence after which the member counts for the self-isolation check.
-        late: It was found late, and has not been heard since.
         remote: It is heard over the network (the monitor itself is not).
+        late: It was found late, and has not been heard since.
     """
 
-    __slots__ = (
-        "_intervals",
-        "_next",
-        "_squares",
-        "_sum",
-        "heard_at",
-        "late",
-        "patience_s",
-        "remote",
-        "unusual_s",
-    )
-
-    def __init__(self, now: float, patience_s: float, unusual_s: float, remote: bool) -> None:
-        self.heard_at = now
-        self.patience_s = patience_s
-        self.unusual_s = unusual_s
-        self.late = False
-        self.remote = remote
-        # A ring of integer microseconds and its sums: integers do not drift.
-        self._intervals = array("q")
-        self._next = 0
-        self._sum = 0
-        self._squares = 0
+    heard_at: float
+    patience_s: float
+    unusual_s: float
+    remote: bool
+    late: bool = False
+    # The last intervals and their sums, in integer microseconds: integers do not drift.
+    _intervals: array[int] = field(default_factory=lambda: array("q"))
+    _sum: int = 0
+    _squares: int = 0
 
     def add(self, interval_us: int) -> tuple[float, float] | None:
         """Add an interval. Returns mean and deviation in seconds once there are enough."""
-        if len(self._intervals) < WINDOW:
-            self._intervals.append(interval_us)
-        else:
-            oldest = self._intervals[self._next]
+        if len(self._intervals) == WINDOW:
+            oldest = self._intervals.pop(0)
             self._sum -= oldest
             self._squares -= oldest * oldest
-            self._intervals[self._next] = interval_us
-            self._next = (self._next + 1) % WINDOW
+        self._intervals.append(interval_us)
         self._sum += interval_us
         self._squares += interval_us * interval_us
         count = len(self._intervals)
@@ -102,8 +87,7 @@ class Arrivals:
         return self._sum / count * 1e-6, deviation * 1e-6
 
 
-@dataclass(frozen=True)
-class Silence:
+class Silence(NamedTuple):
     """Findings of a tick.
 
     Attributes:

@@ -23,28 +23,29 @@ __all__ = ["EmbeddedStore"]
 _FILE = "monitor.db"
 # Version of these tables; SQLite keeps it in the file's head.
 _SCHEMA = 1
-_HISTORY = """
+_TABLES = (
+    """
 CREATE TABLE history (
     only INTEGER PRIMARY KEY CHECK (only = 1),
     life INTEGER NOT NULL,
     revision INTEGER NOT NULL,
     forgotten_incarnation INTEGER NOT NULL
 )
-"""
-_MEMBERS = """
+""",
+    """
 CREATE TABLE members (
     id TEXT PRIMARY KEY,
     revision INTEGER NOT NULL,
     event BLOB NOT NULL -- eaas.rpc.v1.MemberEvent
 )
-"""
-# Earlier releases ignore this table.
-_RECORDS = """
-CREATE TABLE IF NOT EXISTS records (
+""",
+    """
+CREATE TABLE records (
     id TEXT PRIMARY KEY,
     record BLOB NOT NULL -- eaas.rpc.v1.KeepRecordRequest
 )
-"""
+""",
+)
 
 
 class EmbeddedStore:
@@ -104,7 +105,6 @@ class EmbeddedStore:
             )
         if version == 0:
             return self._begin()
-        self._file.execute(_RECORDS)
         (verdict,) = self._file.execute("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             raise self._damaged(verdict)
@@ -114,9 +114,8 @@ class EmbeddedStore:
 
     def _begin(self) -> Kept:
         kept = Kept(life=new_life())
-        self._file.execute(_HISTORY)
-        self._file.execute(_MEMBERS)
-        self._file.execute(_RECORDS)
+        for table in _TABLES:
+            self._file.execute(table)
         self._file.execute("INSERT INTO history VALUES (1, ?, 0, 0)", (kept.life,))
         self._file.execute(f"PRAGMA user_version = {_SCHEMA}")
         self._file.execute("COMMIT")

@@ -63,6 +63,11 @@ class ZooKeeperStore:
     Raises:
         StoreError: The stored state is damaged or of a newer version.
         StoreLostError: Another monitor took the lead meanwhile, or ZooKeeper does not answer.
+
+    Attributes:
+        kept: See `Store`.
+        leads_until: See `Store`.
+        epoch: Number of times a monitor has taken the lead.
     """
 
     def __init__(self, client: KazooClient, root: str, session_s: float) -> None:
@@ -74,7 +79,7 @@ class ZooKeeperStore:
         self._records = f"{root}/monitor/records"
         self._session_s = session_s
         # The first request may take a whole session.
-        self._leads_until = time.monotonic() + session_s
+        self.leads_until = time.monotonic() + session_s
         try:
             self._wait(client.ensure_path_async(self._members))
             self._wait(client.ensure_path_async(self._records))
@@ -85,16 +90,6 @@ class ZooKeeperStore:
                 f"ZooKeeper's {root}/monitor is damaged ({error}): delete that path, or give another "
                 "monitor.zookeeper_root; live members register again and keep their incarnations"
             ) from error
-
-    @property
-    def leads_until(self) -> float:
-        """Monotonic seconds until which no other monitor can lead."""
-        return self._leads_until
-
-    @property
-    def epoch(self) -> int:
-        """Number of times a monitor has taken the lead."""
-        return self._epoch
 
     def _take_the_lead(self) -> None:
         if self._wait(self._client.exists_async(self._state)) is None:
@@ -107,7 +102,7 @@ class ZooKeeperStore:
                 f"ZooKeeper's {self._state} was written by a newer version (schema {state['schema']}, "
                 f"this one knows {_SCHEMA}): start that version, or give another monitor.zookeeper_root"
             )
-        self._epoch: int = state["epoch"] + 1
+        self.epoch: int = state["epoch"] + 1
         self._history = Kept(state["life"], state["revision"], state["forgotten_incarnation"])
         self._version = stat.version
         self._commit(self._history, [])
@@ -175,7 +170,7 @@ class ZooKeeperStore:
             began = time.monotonic()
             transaction = self._client.transaction()
             transaction.set_data(
-                self._state, self._state_bytes(history, self._epoch), version=self._version
+                self._state, self._state_bytes(history, self.epoch), version=self._version
             )
             for verb, path, data in operations:
                 if verb == "set":
@@ -196,12 +191,12 @@ class ZooKeeperStore:
             self._heard(began)
 
     def _heard(self, asked_at: float) -> None:
-        self._leads_until = asked_at + _LEAD_SHARE * self._session_s
+        self.leads_until = asked_at + _LEAD_SHARE * self._session_s
 
     def _wait(self, answer: Any) -> Any:
         """ZooKeeper's answer. Raises StoreLostError if it takes longer than the lead lasts."""
         try:
-            return answer.get(timeout=max(0.0, self._leads_until - time.monotonic()))
+            return answer.get(timeout=max(0.0, self.leads_until - time.monotonic()))
         except TROUBLE as error:
             raise StoreLostError(f"ZooKeeper does not answer: {error!r}") from error
 

@@ -18,6 +18,7 @@ from eaas_cli.chaos import run_chaos
 from eaas_cli.chaos.run import Settings
 from eaas_cli.local.fork_server import ForkServer
 from eaas_cli.local.interrupt import Interrupt
+from waiting import eventually
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 
@@ -75,10 +76,7 @@ def test_ctrl_c_leaves_nothing_behind(when: str, tmp_path: Path) -> None:
     ) as run:
         assert run.stderr is not None
         process = psutil.Process(run.pid)
-        deadline = time.monotonic() + 60
-        while not process.children(recursive=True):
-            assert time.monotonic() < deadline, "it does not start"
-            time.sleep(0.05)
+        eventually(lambda: process.children(recursive=True), what="its start")
         if when == "a fault":
             assert run.stderr.readline() == "warming up ...\n"
             # The first faults, which the command does not announce.

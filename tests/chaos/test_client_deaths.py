@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
+from chaos_world import ChaosWorld, Client
 from eaas.types import MemberState
-from lone_process import LoneClient
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 SERVING, SUSPECT, DEAD = MemberState.SERVING, MemberState.SUSPECT, MemberState.DEAD
@@ -21,22 +18,14 @@ W_S, NEWS_S = 2.0, 6.0
 
 
 @pytest.mark.parametrize("transport", ["shm", "grpc"])
-def test_row_13_a_client_killed_while_it_holds_slots(
-    checkpoint: Callable[..., Path],
-    faulty_cluster: Callable[..., Any],
-    throttles: Callable[[str], Any],
-    join: Callable[..., Any],
-    watch_members: Callable[..., Any],
-    lone_client: Callable[..., LoneClient],
-    transport: str,
-) -> None:
+def test_row_13_a_client_killed_while_it_holds_slots(chaos: ChaosWorld, transport: str) -> None:
     """Row 13: a client dies holding slots: flag 3 and reclaimed within W, generation + 1."""
-    cluster = faulty_cluster(checkpoint(), servers=1, redundancy=1, options=("--slots", "4"))
-    throttle = throttles(SERVER)
+    cluster = chaos.start(servers=1, redundancy=1, options=("--slots", "4"))
+    throttle = chaos.throttle(SERVER)
     throttle.hang()
-    log = watch_members(cluster)
-    lone = lone_client(cluster, transport, "at-once")
-    waiting = join(cluster, 0)
+    log = chaos.watch(cluster)
+    lone = chaos.lone_client(cluster, transport, "at-once")
+    waiting = chaos.join(cluster, 0)
     # One request is computed, two wait in their slots, and no slot is free for another client.
     waiting.until(lambda: throttle.computing)
     lone.wait_for("asked")
@@ -57,38 +46,31 @@ def test_row_13_a_client_killed_while_it_holds_slots(
     waiting.until(lambda: in_flight(waiting) == 0)
 
 
-def in_flight(client: Any) -> int:
+def in_flight(client: Client) -> int:
     """Requests in flight at the server, as it reports to the monitor."""
     return client.cluster.session.ask_members(5.0)[SERVER].in_flight
 
 
 @pytest.mark.parametrize("transport", ["shm", pytest.param("grpc", marks=pytest.mark.nightly)])
 def test_a_client_that_slept_for_longer_than_its_lease_goes_on(
-    checkpoint: Callable[..., Path],
-    faulty_cluster: Callable[..., Any],
-    join: Callable[..., Any],
-    watch_members: Callable[..., Any],
-    calling: Callable[..., Any],
-    lone_client: Callable[..., LoneClient],
-    transport: str,
+    chaos: ChaosWorld, transport: str
 ) -> None:
     """Its slots belong to others by then: it writes into none of them and gets new ones."""
-    cluster = faulty_cluster(checkpoint(), servers=2, redundancy=2, options=("--slots", "8"))
-    log = watch_members(cluster)
-    lone = lone_client(cluster, transport, "on-and-on")
-    first = join(cluster, 2, transport=transport)
+    cluster = chaos.start(servers=2, redundancy=2, options=("--slots", "8"))
+    log = chaos.watch(cluster)
+    lone = chaos.lone_client(cluster, transport, "on-and-on")
+    first = chaos.join(cluster, 2, transport=transport)
     first.until(lambda: lone.answers > 20)
-    with calling(first):
+    with chaos.calling(first):
         lone.signal(signal.SIGSTOP)
         first.until(lambda: log.first_time(LONE, 1, DEAD))
         # The server has slots for two clients, so these are the sleeper's former slots.
-        second = join(cluster, 2, transport=transport)
-        with calling(second) as calls:
-            second.until(lambda: len(calls.seconds) > 20)
+        second = chaos.join(cluster, 2, transport=transport)
+        with chaos.calling(second) as calls:
+            calls.wait_more(20)
             lone.signal(signal.SIGCONT)
             first.until(lambda: log.first_time(LONE, 2, SERVING))
-            made = len(calls.seconds)
-            second.until(lambda: len(calls.seconds) > made + 50)
+            calls.wait_more(50)
         second.cluster.close()
         answers = lone.answers
         first.until(lambda: lone.answers > answers + 20)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -16,6 +14,7 @@ import pytest
 import torch
 
 from attention_client.layer_call import call as layer_call
+from chaos_world import ChaosWorld, Client, same
 from eaas.net.grpc_client import channel
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.rpc.v1 import expert_pb2_grpc
@@ -28,11 +27,6 @@ LEASE_S = 2.0
 # The monitor's check every eighth of a lease, and the delay of the news on a busy machine.
 NEWS_S = LEASE_S / 8 + 1.0
 ROUNDS = int(os.environ.get("KILL_MOMENTS", "2"))
-
-
-def same(out_TH: torch.Tensor, expected_TH: torch.Tensor) -> bool:
-    """Equal up to fp32 rounding: a replica groups the experts differently."""
-    return torch.allclose(out_TH, expected_TH, rtol=1e-4, atol=1e-5)
 
 
 @pytest.fixture
@@ -64,32 +58,27 @@ def once(combined: list[np.ndarray]) -> bool:
 @pytest.mark.alone
 @pytest.mark.timeout(240 + 30 * ROUNDS)
 def test_row_1_a_server_killed_in_the_middle_of_a_batch(
-    checkpoint: Callable[..., Path],
-    faulty_cluster: Callable[..., Any],
-    throttles: Callable[[str], Any],
-    join: Callable[..., Any],
-    watch_members: Callable[..., Any],
-    combined: list[np.ndarray],
+    chaos: ChaosWorld, combined: list[np.ndarray]
 ) -> None:
     """Row 1: SIGKILL an expert server mid-batch, replicas exist: the same layer call is answered by a
     replica within its deadline; DEAD within W; each token combined once.
     """
-    cluster = faulty_cluster(checkpoint())
-    client = join(cluster)
-    log = watch_members(cluster)
+    cluster = chaos.start()
+    client = chaos.join(cluster)
+    log = chaos.watch(cluster)
     expected_TH = client.layer(16)
     for server in SERVERS:
-        throttles(server).slow(0.02)
+        chaos.throttle(server).slow(0.02)
     for _ in range(3):
         assert same(client.layer(16), expected_TH)
     incarnations = dict.fromkeys(SERVERS, 1)
     with ThreadPoolExecutor(1) as pool:
         for _ in range(ROUNDS):
-            client.until(lambda: not computing(throttles))
+            client.until(lambda: not computing(chaos))
             combined.clear()
             began = time.monotonic()
             call = pool.submit(client.layer, 16)
-            victim = client.until(lambda: computing(throttles))[0]
+            victim = client.until(lambda: computing(chaos))[0]
             os.kill(cluster.children[victim].pid, signal.SIGKILL)
             killed_at = time.monotonic()
             assert same(call.result(timeout=60), expected_TH)
@@ -99,40 +88,33 @@ def test_row_1_a_server_killed_in_the_middle_of_a_batch(
             killed = (victim, incarnations[victim])
             dead_at = client.until(lambda k=killed: log.first_time(*k, DEAD))
             assert dead_at - killed_at < LEASE_S + NEWS_S
-            throttles(victim).reset()
-            throttles(victim).slow(0.02)
+            chaos.throttle(victim).reset()
+            chaos.throttle(victim).slow(0.02)
             cluster.restart(victim)
             incarnations[victim] += 1
             client.wait(3)
             assert same(client.layer(16), expected_TH)
 
 
-def computing(throttles: Callable[[str], Any]) -> list[str]:
+def computing(chaos: ChaosWorld) -> list[str]:
     """The servers in the middle of a batch."""
-    return [server for server in SERVERS if throttles(server).computing]
+    return [server for server in SERVERS if chaos.throttle(server).computing]
 
 
 @pytest.mark.alone
-def test_row_3_a_server_that_stops_and_wakes(
-    checkpoint: Callable[..., Path],
-    faulty_cluster: Callable[..., Any],
-    throttles: Callable[[str], Any],
-    join: Callable[..., Any],
-    watch_members: Callable[..., Any],
-    calling: Callable[..., Any],
-) -> None:
+def test_row_3_a_server_that_stops_and_wakes(chaos: ChaosWorld) -> None:
     """Row 3: SIGSTOP a server 5 s, then SIGCONT (gray failure): the hedge or failover wins within the
     layer's budget; SUSPECT then DEAD; on waking it finds its lease gone, drops its queue and
     re-registers as a new incarnation.
     """
-    cluster = faulty_cluster(checkpoint())
-    client = join(cluster)
-    log = watch_members(cluster)
+    cluster = chaos.start()
+    client = chaos.join(cluster)
+    log = chaos.watch(cluster)
     victim = SERVERS[0]
     process = cluster.children[victim].process
     for server in SERVERS:
-        throttles(server).slow(0.001)
-    with calling(client) as calls:
+        chaos.throttle(server).slow(0.001)
+    with chaos.calling(client) as calls:
         client.until(lambda: len(calls.seconds) > 50)
         before = len(calls.seconds)
         process.send_signal(signal.SIGSTOP)
@@ -142,33 +124,27 @@ def test_row_3_a_server_that_stops_and_wakes(
         process.send_signal(signal.SIGCONT)
         client.until(lambda: log.first_time(victim, 2, SERVING))
         client.wait(3)
-        batches = throttles(victim).batches[1]
-        client.until(lambda: throttles(victim).batches[1] > batches + 5)
+        batches = chaos.throttle(victim).batches[1]
+        client.until(lambda: chaos.throttle(victim).batches[1] > batches + 5)
     # One attempt plus the replica's answer: neither the 5 s of the stop nor the 10 s of the layer.
     assert max(calls.seconds) < 2.0
     assert log.states(victim)[:2] == [SUSPECT, DEAD]
     assert log.states(victim)[-1] is SERVING
 
 
-def test_row_3_a_server_that_wakes_drops_its_queue(
-    checkpoint: Callable[..., Path],
-    faulty_cluster: Callable[..., Any],
-    throttles: Callable[[str], Any],
-    join: Callable[..., Any],
-    watch_members: Callable[..., Any],
-) -> None:
+def test_row_3_a_server_that_wakes_drops_its_queue(chaos: ChaosWorld) -> None:
     """Row 3: SIGSTOP a server, then SIGCONT: on waking it finds its lease gone, drops its queue and
     re-registers as a new incarnation. Requests that were queued behind the current batch are never computed.
     """
-    cluster = faulty_cluster(checkpoint(), servers=2, redundancy=2)
-    client = join(cluster, 2, hedge_share=0.0, dispatch="round_robin")
-    log = watch_members(cluster)
+    cluster = chaos.start(servers=2, redundancy=2)
+    client = chaos.join(cluster, 2, hedge_share=0.0, dispatch="round_robin")
+    log = chaos.watch(cluster)
     expected = [client.layer(layer=layer) for layer in range(3)]
     victim = SERVERS[0]
-    process, throttle = cluster.children[victim].process, throttles(victim)
+    process, throttle = cluster.children[victim].process, chaos.throttle(victim)
     throttle.hang()
     began = throttle.batches[0]
-    connection = next(c for c in client.cluster.view().connections if c.server_id == victim)
+    connection = client.connection(victim)
     with ThreadPoolExecutor(3) as pool:
         calls = [pool.submit(client.layer, layer=layer) for layer in range(3)]
         client.until(lambda: throttle.computing)
@@ -190,44 +166,39 @@ def test_row_3_a_server_that_wakes_drops_its_queue(
 
 
 @pytest.mark.alone
-def test_row_4_a_server_ten_times_slower(
-    checkpoint: Callable[..., Path],
-    faulty_cluster: Callable[..., Any],
-    throttles: Callable[[str], Any],
-    join: Callable[..., Any],
-) -> None:
+def test_row_4_a_server_ten_times_slower(chaos: ChaosWorld) -> None:
     """Row 4: a server 10 times slower: p99 of a layer call at most 2 times the base; hedges at most 5 %
     of requests; it is weighted down or ejected under a cap on ejections.
     """
-    cluster = faulty_cluster(checkpoint())
-    client = join(cluster)
+    cluster = chaos.start()
+    client = chaos.join(cluster)
     # Per expert. A call takes about three times as long, well above the scheduler's noise.
     base_s = 0.003
     for server in SERVERS:
-        throttles(server).slow(base_s)
+        chaos.throttle(server).slow(base_s)
     timed(client, 200)
-    before = asked_so_far(throttles)
+    before = asked_so_far(chaos)
     base = timed(client, 500)
-    usual = asked_so_far(throttles) - before
-    before = asked_so_far(throttles)
-    throttles(SERVERS[0]).slow(10 * base_s)
+    usual = asked_so_far(chaos) - before
+    before = asked_so_far(chaos)
+    chaos.throttle(SERVERS[0]).slow(10 * base_s)
     slow = timed(client, 1000)
-    asked = asked_so_far(throttles) - before
+    asked = asked_so_far(chaos) - before
     seen = (
         f"ms: base p50 {q(base, 50):.1f}, p99 {q(base, 99):.1f}; one slow p50 {q(slow, 50):.1f}, "
-        f"p99 {q(slow, 99):.1f}; requests {usual}, {asked}; hedges {hedges(client):.0f}"
+        f"p99 {q(slow, 99):.1f}; requests {usual}, {asked}; hedges {client.hedges():.0f}"
     )
     assert q(slow, 99) <= 2 * q(base, 99), seen
-    assert hedges(client) <= 0.05 * requests(client), seen
+    assert client.hedges() <= 0.05 * requests(client), seen
     # The slow server gets less than half of its former share; no other server is ejected.
     assert asked[0] / len(slow) < 0.5 * usual[0] / len(base), seen
     ejections = client.cluster._dispatcher.ejections
     assert not any(ejections.out(server, time.monotonic()) for server in SERVERS[1:]), seen
 
 
-def asked_so_far(throttles: Callable[[str], Any]) -> np.ndarray:
+def asked_so_far(chaos: ChaosWorld) -> np.ndarray:
     """Batches that each server began."""
-    return np.array([throttles(server).batches[0] for server in SERVERS])
+    return np.array([chaos.throttle(server).batches[0] for server in SERVERS])
 
 
 def q(seconds: list[float], percent: float) -> float:
@@ -235,7 +206,7 @@ def q(seconds: list[float], percent: float) -> float:
     return float(np.percentile(seconds, percent)) * 1e3
 
 
-def timed(client: Any, calls: int) -> list[float]:
+def timed(client: Client, calls: int) -> list[float]:
     """Make sequential calls; their durations in seconds."""
     seconds = []
     for seed in range(calls):
@@ -245,78 +216,57 @@ def timed(client: Any, calls: int) -> list[float]:
     return seconds
 
 
-def requests(client: Any) -> int:
+def requests(client: Client) -> int:
     """Requests that have ended."""
     return sum(s.answered + s.timed_out + s.hedged_away for s in client.metrics.outcomes.read())
 
 
-def hedges(client: Any) -> float:
-    """Hedges sent."""
-    return sum(client.count("eaas_hedges_total", outcome=o) for o in ("won", "lost", "failed"))
-
-
-def test_row_7_replies_that_get_lost(
-    checkpoint: Callable[..., Path],
-    faulty_cluster: Callable[..., Any],
-    throttles: Callable[[str], Any],
-    join: Callable[..., Any],
-    through_proxies: Callable[..., Any],
-    combined: list[np.ndarray],
-) -> None:
+def test_row_7_replies_that_get_lost(chaos: ChaosWorld, combined: list[np.ndarray]) -> None:
     """Row 7: replies lost one way: retried elsewhere; nothing counted twice."""
-    cluster = faulty_cluster(checkpoint())
-    with through_proxies() as proxies:
+    cluster = chaos.start()
+    with chaos.through_proxies() as proxies:
         # Round robin asks the victim however fast it is.
-        client = join(cluster, transport="grpc", dispatch="round_robin")
+        client = chaos.join(cluster, transport="grpc", dispatch="round_robin")
     expected = [client.layer(seed=seed) for seed in range(20)]
     assert once(combined)
     victim = SERVERS[0]
     proxy = proxies[cluster.children[victim].address]
     proxy.cut(down=True)
-    computed = throttles(victim).batches[1]
+    computed = chaos.throttle(victim).batches[1]
     for seed, expected_TH in enumerate(expected):
         assert same(client.layer(seed=seed), expected_TH)
     assert once(combined)
-    client.until(lambda: throttles(victim).batches[1] > computed)
+    client.until(lambda: chaos.throttle(victim).batches[1] > computed)
     client.until(lambda: proxy.lost["down"])
-    elsewhere = client.count("eaas_hedges_total", outcome="won") + client.count(
-        "eaas_failovers_total", reason="timeout"
-    )
-    assert elsewhere > 0
+    assert client.count("eaas_hedges_total", outcome="won") + client.failovers("timeout") > 0
 
 
 def test_row_14_a_server_restarts_on_the_same_address(
-    checkpoint: Callable[..., Path],
-    faulty_cluster: Callable[..., Any],
-    throttles: Callable[[str], Any],
-    join: Callable[..., Any],
-    watch_members: Callable[..., Any],
-    combined: list[np.ndarray],
-    free_port: int,
+    chaos: ChaosWorld, combined: list[np.ndarray], free_port: int
 ) -> None:
     """Row 14: a server restarts on the same address: new incarnation; clients re-attach; old replies
     dropped.
     """
     victim = SERVERS[0]
-    cluster = faulty_cluster(checkpoint(), ports={victim: free_port})
-    log = watch_members(cluster)
+    cluster = chaos.start(ports={victim: free_port})
+    log = chaos.watch(cluster)
     address = cluster.children[victim].address
     for incarnation, transport in enumerate(("shm", "grpc"), start=1):
-        client = join(cluster, transport=transport, dispatch="round_robin")
+        client = chaos.join(cluster, transport=transport, dispatch="round_robin")
         expected_TH = client.layer(16)
-        old = connection_to(client, victim)
-        throttles(victim).hang()
+        old = client.connection(victim)
+        chaos.throttle(victim).hang()
         with ThreadPoolExecutor(1) as pool:
             call = pool.submit(client.layer, 16)
-            client.until(lambda: throttles(victim).computing)
+            client.until(lambda: chaos.throttle(victim).computing)
             os.kill(cluster.children[victim].pid, signal.SIGKILL)
             assert same(call.result(timeout=60), expected_TH)
-        throttles(victim).reset()
+        chaos.throttle(victim).reset()
         cluster.restart(victim)
         assert cluster.children[victim].address == address
         client.until(lambda i=incarnation: log.first_time(victim, i + 1, SERVING))
         client.wait(3)
-        new = connection_to(client, victim)
+        new = client.connection(victim)
         assert (old.incarnation, new.incarnation) == (incarnation, incarnation + 1)
         assert old.lost_reason is not None
         # A late answer of the former incarnation reaches nobody: the client's slots are in another arena.
@@ -327,35 +277,27 @@ def test_row_14_a_server_restarts_on_the_same_address(
             with pytest.raises(grpc.RpcError):
                 list(late)
         combined.clear()
-        before = throttles(victim).batches[1]
+        before = chaos.throttle(victim).batches[1]
 
-        def is_asked(client: Any = client, right_TH: Any = expected_TH, than: int = before) -> bool:
-            return same(client.layer(16), right_TH) and throttles(victim).batches[1] > than
+        def is_asked(
+            client: Client = client, right_TH: Any = expected_TH, than: int = before
+        ) -> bool:
+            return same(client.layer(16), right_TH) and chaos.throttle(victim).batches[1] > than
 
         client.until(is_asked)
         assert once(combined)
         client.cluster.close()
 
 
-def connection_to(client: Any, server: str) -> Any:
-    return next(c for c in client.cluster.view().connections if c.server_id == server)
-
-
 def test_row_23_a_batch_larger_than_a_slot_is_split(
-    checkpoint: Callable[..., Path],
-    faulty_cluster: Callable[..., Any],
-    join: Callable[..., Any],
-    combined: list[np.ndarray],
+    chaos: ChaosWorld, combined: list[np.ndarray]
 ) -> None:
     """Row 23: a batch larger than a slot: the client splits it."""
-    cluster = faulty_cluster(checkpoint(), servers=2, redundancy=2, options=("--slot-tokens", "4"))
+    cluster = chaos.start(servers=2, redundancy=2, options=("--slot-tokens", "4"))
     tokens = 50
     for transport in ("shm", "grpc"):
-        client = join(cluster, 2, transport=transport)
-        dice = torch.Generator().manual_seed(3)
-        x_TH = torch.randn(tokens, client.shape.hidden_size, generator=dice)
-        ids_TK = torch.rand(tokens, client.shape.num_experts, generator=dice).argsort(dim=1)[:, :2]
-        scores_TK = torch.rand(tokens, 2, generator=dice)
+        client = chaos.join(cluster, 2, transport=transport)
+        x_TH, ids_TK, scores_TK = client.draw(tokens, seed=3)
         call = client.cluster.layer_call
         # Pieces that fit a slot, one after another.
         expected = [

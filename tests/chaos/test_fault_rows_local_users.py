@@ -100,9 +100,7 @@ def as_another(program: str, *arguments: str) -> subprocess.Popen[str]:
 
 @needs_root
 def test_row_43_another_user_of_the_machine_is_refused(
-    checkpoint: Callable[..., Path],
-    start_cluster: Callable[..., Any],
-    settings: Callable[..., Any],
+    checkpoint: Callable[..., Path], start_cluster: Callable[..., Any], settings: Callable[..., Any]
 ) -> None:
     cluster = start_cluster(
         checkpoint(), servers=1, redundancy=1, operator_page=True, config=settings()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from chaos_world import ChaosWorld, Client
 from eaas.net.grpc_client import channel
 from eaas.types import MemberState
 from eaas_cli.local import LocalCluster
@@ -38,38 +38,31 @@ def reasons(log: Any, member_id: str) -> list[str]:
     return [reason for _, reason in log.changes(member_id)]
 
 
-def view_age_s(client: Any) -> float:
+def view_age_s(client: Client) -> float:
     """The stale-view metric."""
     return client.metrics.registry.get_sample_value("eaas_view_age_seconds")
 
 
-def connections(client: Any) -> list[tuple[str, int]]:
+def connections(client: Client) -> list[tuple[str, int]]:
     """Servers and incarnations that the client is connected to."""
     return [(c.server_id, c.incarnation) for c in client.cluster.view().connections if c]
 
 
 @pytest.mark.alone
-def test_row_5_a_wedged_loop_behind_a_live_heartbeat(
-    checkpoint: Callable[..., Path],
-    faulty_cluster: Callable[..., Any],
-    throttles: Callable[[str], Any],
-    join: Callable[..., Any],
-    watch_members: Callable[..., Any],
-    calling: Callable[..., Any],
-) -> None:
+def test_row_5_a_wedged_loop_behind_a_live_heartbeat(chaos: ChaosWorld) -> None:
     """Row 5: its compute loop wedged, its heartbeat thread alive: the heartbeat carries a progress
     counter; NOT_SERVING within W.
     """
-    cluster = faulty_cluster(checkpoint())
-    client = join(cluster, dispatch="round_robin")
-    log = watch_members(cluster)
+    cluster = chaos.start()
+    client = chaos.join(cluster, dispatch="round_robin")
+    log = chaos.watch(cluster)
     stuck = SERVERS[0]
     address = cluster.children[stuck].address
-    with calling(client):
-        client.until(lambda: throttles(stuck).batches[1] > 20)
+    with chaos.calling(client):
+        client.until(lambda: chaos.throttle(stuck).batches[1] > 20)
         assert health(address) == "SERVING"
-        throttles(stuck).hang()
-        client.until(lambda: throttles(stuck).computing)
+        chaos.throttle(stuck).hang()
+        client.until(lambda: chaos.throttle(stuck).computing)
         began = time.monotonic()
         client.until(lambda: health(address) == "NOT_SERVING")
         assert time.monotonic() - began < W_S + NEWS_S
@@ -81,30 +74,24 @@ def test_row_5_a_wedged_loop_behind_a_live_heartbeat(
         # SUSPECT keeps it out of new placements; a wedged loop alone never makes it DEAD.
         time.sleep(1.5 * LEASE_S)
         assert log.states(stuck) == [SUSPECT]
-        throttles(stuck).slow(0.0)
+        chaos.throttle(stuck).slow(0.0)
         client.until(lambda: log.states(stuck) == [SUSPECT, SERVING])
         client.until(lambda: health(address) == "SERVING")
     assert reasons(log, stuck)[-1] in ("its work moves again", "its clients get answers again")
     assert [log.states(server) for server in SERVERS[1:]] == [[], []]
 
 
-def test_row_5_a_long_batch_is_not_a_wedged_loop(
-    checkpoint: Callable[..., Path],
-    faulty_cluster: Callable[..., Any],
-    throttles: Callable[[str], Any],
-    join: Callable[..., Any],
-    watch_members: Callable[..., Any],
-) -> None:
+def test_row_5_a_long_batch_is_not_a_wedged_loop(chaos: ChaosWorld) -> None:
     """Row 5: its compute loop wedged, its heartbeat thread alive. A batch of three seconds is not a wedged
     loop if small batches have shown that it takes as long.
     """
-    cluster = faulty_cluster(checkpoint(), servers=1, redundancy=1)
-    client = join(cluster, 1, attempt_timeout_s=20.0, layer_timeout_s=60.0, hedge_share=0.0)
+    cluster = chaos.start(servers=1, redundancy=1)
+    client = chaos.join(cluster, 1, attempt_timeout_s=20.0, layer_timeout_s=60.0, hedge_share=0.0)
     for _ in range(3):
         client.layer(1)
-    log = watch_members(cluster)
+    log = chaos.watch(cluster)
     # Two experts for one token take 0.8 s, so 64 tokens with all eight experts may take several seconds.
-    throttles(SERVERS[0]).slow(0.4)
+    chaos.throttle(SERVERS[0]).slow(0.4)
     client.layer(1)
     began = time.monotonic()
     client.layer(64)
@@ -113,27 +100,20 @@ def test_row_5_a_long_batch_is_not_a_wedged_loop(
     assert health(cluster.children[SERVERS[0]].address) == "SERVING"
 
 
-def test_row_8_a_server_cut_from_the_monitor_only(
-    checkpoint: Callable[..., Path],
-    faulty_cluster: Callable[..., Any],
-    throttles: Callable[[str], Any],
-    join: Callable[..., Any],
-    watch_members: Callable[..., Any],
-    calling: Callable[..., Any],
-) -> None:
+def test_row_8_a_server_cut_from_the_monitor_only(chaos: ChaosWorld) -> None:
     """Row 8: server cut from the monitor only: its traffic flows on; no new placements on it."""
     cut_off = SERVERS[0]
-    cluster = faulty_cluster(checkpoint(), servers=2, redundancy=2, proxied=(cut_off,))
-    client = join(cluster, 2, dispatch="round_robin")
-    log = watch_members(cluster)
+    cluster = chaos.start(servers=2, redundancy=2, proxied=(cut_off,))
+    client = chaos.join(cluster, 2, dispatch="round_robin")
+    log = chaos.watch(cluster)
     epoch = client.cluster.placement.epoch
-    with calling(client):
+    with chaos.calling(client):
         time.sleep(0.5)
         cluster.proxies[cut_off].cut(up=True, down=True)
         client.until(lambda: log.first_time(cut_off, 1, DEAD))
-        batches = throttles(cut_off).batches[1]
+        batches = chaos.throttle(cut_off).batches[1]
         time.sleep(LEASE_S)
-        assert throttles(cut_off).batches[1] > batches + 20, "its traffic flows on"
+        assert chaos.throttle(cut_off).batches[1] > batches + 20, "its traffic flows on"
         assert client.cluster.placement.epoch == epoch, "no server joined or left yet"
         # A server that joins triggers a new placement.
         cluster.add_server()
@@ -142,8 +122,8 @@ def test_row_8_a_server_cut_from_the_monitor_only(
         # After the cut it returns as a new incarnation, since its lease had expired.
         cluster.proxies[cut_off].heal()
         client.until(lambda: (cut_off, 2) in connections(client))
-        batches = throttles(cut_off).batches[1]
-        client.until(lambda: throttles(cut_off).batches[1] > batches + 20)
+        batches = chaos.throttle(cut_off).batches[1]
+        client.until(lambda: chaos.throttle(cut_off).batches[1] > batches + 20)
     # The other server's experts change with the placements; its state does not.
     assert set(log.states(SERVERS[1])) <= {SERVING}
 
@@ -155,34 +135,24 @@ def held(placement: Any, server: str) -> int:
     return int(np.count_nonzero(placement.holds_LSE[:, placement.servers.index(server)]))
 
 
-def test_row_9_the_monitor_is_down(
-    checkpoint: Callable[..., Path],
-    faulty_cluster: Callable[..., Any],
-    join: Callable[..., Any],
-    watch_members: Callable[..., Any],
-    calling: Callable[..., Any],
-    free_port: int,
-    tmp_path: Path,
-) -> None:
+def test_row_9_the_monitor_is_down(chaos: ChaosWorld, free_port: int) -> None:
     """Row 9: monitor down 60 s: 0 failed calls; a stale-view metric rises; no flapping when it is back.
 
     Down for three leases here: no timer of members and clients (lease, stream silence, backoff) is longer
     than 2 s, so 60 s would show nothing more.
     """
-    settings = tmp_path / "cluster.yaml"
-    settings.write_text(f"monitor:\n  port: {free_port}\n")
-    cluster = faulty_cluster(checkpoint(), servers=2, redundancy=2, config_file=settings)
-    client = join(cluster, 2, dispatch="round_robin")
+    cluster = chaos.start(servers=2, redundancy=2, settings={"monitor": {"port": free_port}})
+    client = chaos.join(cluster, 2, dispatch="round_robin")
     before = connections(client)
     assert len(before) == 2
-    with calling(client):
+    with chaos.calling(client):
         client.until(lambda: view_age_s(client) < 1.5)
         cluster.children["monitor"].signal(signal.SIGKILL)
         time.sleep(3 * LEASE_S)
         assert view_age_s(client) > 2 * LEASE_S
         assert connections(client) == before
         LocalCluster.restart(cluster, "monitor")
-        log = watch_members(cluster)
+        log = chaos.watch(cluster)
         client.until(lambda: view_age_s(client) < 1.0)
         client.until(lambda: set(SERVERS[:2]) <= set(client.cluster.session.ask_members(5.0) or ()))
         # A false death would come after one lease and one check.
@@ -195,22 +165,16 @@ def test_row_9_the_monitor_is_down(
 
 
 def test_row_9_the_monitor_and_the_balancer_are_down(
-    checkpoint: Callable[..., Path],
-    faulty_cluster: Callable[..., Any],
-    join: Callable[..., Any],
-    calling: Callable[..., Any],
-    free_port: int,
-    tmp_path: Path,
+    chaos: ChaosWorld, free_port: int, tmp_path: Path
 ) -> None:
     """Row 9: monitor down: 0 failed calls; a stale-view metric rises; no flapping when it is back. The
     balancer is down as well; afterwards both streams go on: a server that joins is seen and gets experts.
     """
-    settings = tmp_path / "cluster.yaml"
-    settings.write_text(f"monitor:\n  port: {free_port}\n  data_dir: {tmp_path / 'monitor'}\n")
-    cluster = faulty_cluster(checkpoint(), servers=2, redundancy=2, config_file=settings)
-    client = join(cluster, 2, dispatch="round_robin")
+    monitor = {"port": free_port, "data_dir": str(tmp_path / "monitor")}
+    cluster = chaos.start(servers=2, redundancy=2, settings={"monitor": monitor})
+    client = chaos.join(cluster, 2, dispatch="round_robin")
     before, epoch = connections(client), client.cluster.placement.epoch
-    with calling(client):
+    with chaos.calling(client):
         client.until(lambda: view_age_s(client) < 1.5)
         for name in ("balancer", "monitor"):
             cluster.children[name].signal(signal.SIGKILL)
@@ -231,19 +195,13 @@ def test_row_9_the_monitor_and_the_balancer_are_down(
         assert client.cluster.placement.epoch > epoch
 
 
-def test_row_10_a_monitor_that_was_paused(
-    checkpoint: Callable[..., Path],
-    faulty_cluster: Callable[..., Any],
-    join: Callable[..., Any],
-    watch_members: Callable[..., Any],
-    calling: Callable[..., Any],
-) -> None:
+def test_row_10_a_monitor_that_was_paused(chaos: ChaosWorld) -> None:
     """Row 10: monitor paused 10 s: on waking it declares no healthy member dead."""
-    cluster = faulty_cluster(checkpoint(), servers=2, redundancy=2)
-    client = join(cluster, 2, dispatch="round_robin")
-    log = watch_members(cluster)
+    cluster = chaos.start(servers=2, redundancy=2)
+    client = chaos.join(cluster, 2, dispatch="round_robin")
+    log = chaos.watch(cluster)
     before = connections(client)
-    with calling(client):
+    with chaos.calling(client):
         client.until(lambda: view_age_s(client) < 1.5)
         cluster.children["monitor"].signal(signal.SIGSTOP)
         # Five leases.

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
+from chaos_world import ChaosWorld, Client, same
 from eaas.errors import EaasError, ExpertsUnavailableError
 
 pytestmark = [pytest.mark.chaos, pytest.mark.alone, pytest.mark.timeout(300)]
 
 SERVERS = tuple(f"expert-server-{i}" for i in range(3))
 REASONS = ("lost", "timeout", "refused", "corrupt")
-
-
-def same(out_TH: torch.Tensor, expected_TH: torch.Tensor) -> bool:
-    return torch.allclose(out_TH, expected_TH, rtol=1e-4, atol=1e-5)
 
 
 class Callers:
@@ -50,7 +44,7 @@ class Callers:
         for worker in workers:
             worker.join()
 
-    def _work(self, client: Any) -> None:
+    def _work(self, client: Client) -> None:
         while not self._over.is_set():
             try:
                 right = same(client.layer(4), self._expected_TH)
@@ -63,23 +57,18 @@ class Callers:
                 self.wrong += not right
 
 
-def test_row_24_ten_times_overload(
-    checkpoint: Callable[..., Path],
-    faulty_cluster: Callable[..., Any],
-    throttles: Callable[[str], Any],
-    join: Callable[..., Any],
-) -> None:
+def test_row_24_ten_times_overload(chaos: ChaosWorld) -> None:
     """Row 24: 10 times overload: bounded queues, push-back, goodput at least 80 % of the peak, retries at
     most 10 %.
 
     Four clients own all slots of each server. The peak goodput is the better of one call at a time for each
     client and of one call for each slot; the overload is ten calls at a time for each client.
     """
-    cluster = faulty_cluster(checkpoint())
-    clients = [join(cluster, layer_timeout_s=3.0) for _ in range(4)]
+    cluster = chaos.start()
+    clients = [chaos.join(cluster, layer_timeout_s=3.0) for _ in range(4)]
     slots = clients[0].cluster.config.slots
     for server in SERVERS:
-        throttles(server).slow(0.01)
+        chaos.throttle(server).slow(0.01)
     Callers(clients, len(clients) * slots, 1.0)  # Budgets are learned.
     seconds = 2.0
     peak = max(
@@ -97,7 +86,7 @@ def test_row_24_ten_times_overload(
     assert all(isinstance(error, ExpertsUnavailableError) for error in over.errors)
     assert again <= 0.1 * sent, (again, sent)
     for server in SERVERS:
-        throttles(server).reset()
+        chaos.throttle(server).reset()
     after = Callers(clients, len(clients), 0.5)
     assert after.right > 5, "the cluster must recover after the overload"
     assert not after.errors
@@ -111,8 +100,4 @@ def sums(clients: list[Any]) -> tuple[float, float]:
         for server in client.metrics.outcomes.read()
         for kind in ("answered", "timed_out", "lost", "refused", "failed", "corrupt", "hedged_away")
     )
-    again = sum(c.count("eaas_failovers_total", reason=r) for c in clients for r in REASONS)
-    hedged = sum(
-        c.count("eaas_hedges_total", outcome=o) for c in clients for o in ("won", "lost", "failed")
-    )
-    return answered, again + hedged
+    return answered, sum(c.failovers(*REASONS) + c.hedges() for c in clients)

@@ -7,17 +7,17 @@ import os
 import shutil
 import signal
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
+from chaos_world import ChaosWorld, Client
+from completions import Load
 from eaas_cli.chaos.child import VARIABLE
 from eaas_cli.endpoint import fetch_status
 from eaas_cli.local.fork_server import ForkServer
@@ -80,47 +80,6 @@ def stranger(
         yield start
 
 
-class Asking:
-    """Sequential requests to an endpoint while the context lasts."""
-
-    def __init__(self, endpoint: str) -> None:
-        self._body = {"model": "m", "prompt": "hello", "max_tokens": 8, "temperature": 0}
-        self._endpoint = endpoint
-        self.expected = self.answer()
-        self.right = 0
-        self.failures: list[str] = []
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def answer(self) -> str:
-        name = httpx.get(f"{self._endpoint}/v1/models").json()["data"][0]["id"]
-        answer = httpx.post(
-            f"{self._endpoint}/v1/completions", json=self._body | {"model": name}, timeout=30
-        )
-        answer.raise_for_status()
-        return str(answer.json()["choices"][0]["text"])
-
-    def _run(self) -> None:
-        while not self._over.is_set():
-            try:
-                text = self.answer()
-            except httpx.HTTPError as error:
-                self.failures.append(str(error))
-                continue
-            if text == self.expected:
-                self.right += 1
-            else:
-                self.failures.append(f"another answer: {text!r}")
-
-    def __enter__(self) -> Asking:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-
 def test_row_40_a_server_that_the_client_cannot_attach_gets_no_experts(
     for_all: Path,
     stranger: Callable[[str], ChildProcess],
@@ -148,23 +107,16 @@ def test_row_40_a_server_that_the_client_cannot_attach_gets_no_experts(
     assert len(said) == 1
     assert client in said[0]
     assert why in said[0]
-    with Asking(cluster.endpoint) as asking:
+    with Load(cluster.endpoint, ["hello"], 8).running():
         cluster.children["expert-server-1"].signal(signal.SIGKILL)
         time.sleep(ASKED_S)
         eventually(lambda: fetch_status(cluster.endpoint)["coverage"]["min_replicas"] >= 1)
         assert row()["experts"] == 0
         assert row()["state"] == "JOINING"
-    assert not asking.failures
-    assert asking.right > 3
 
 
 def test_row_40_a_client_that_is_cut_off_gets_replicas_and_the_other_keeps_its_own(
-    checkpoint: Callable[..., Path],
-    faulty_cluster: Callable[..., Any],
-    join: Callable[..., Any],
-    through_proxies: Callable[..., Any],
-    calling: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
+    chaos: ChaosWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Row 40: two clients, one is cut from a server: both get every answer, nothing moves for the one that is
     well; a short cut moves nothing; when the server is reached again the replicas go.
@@ -172,13 +124,13 @@ def test_row_40_a_client_that_is_cut_off_gets_replicas_and_the_other_keeps_its_o
     monkeypatch.setenv("EAAS_BALANCER__DEAD_GRACE_S", str(GRACE_S))
     # A busy machine must not make a client DEAD.
     monkeypatch.setenv("EAAS_MONITOR__LEASE_S", "4")
-    cluster = faulty_cluster(checkpoint(), servers=3, redundancy=2)
-    well = join(cluster, 3, transport="grpc")
+    cluster = chaos.start(servers=3, redundancy=2)
+    well = chaos.join(cluster, 3, transport="grpc")
     address = str(cluster.children["expert-server-2"].address)
-    with through_proxies() as proxies:
-        cut = join(cluster, 3, transport="grpc")
+    with chaos.through_proxies() as proxies:
+        cut = chaos.join(cluster, 3, transport="grpc")
         before, first = well.cluster.placement, well.cluster.view().connections[2]
-        with calling(well, cut):
+        with chaos.calling(well, cut):
             # A short cut: the connection ends and another is opened, perhaps before anybody looks.
             lost = cut.cluster.view().connections[2]
             proxies[address].heal()
@@ -208,11 +160,11 @@ def test_row_40_a_client_that_is_cut_off_gets_replicas_and_the_other_keeps_its_o
         assert well.cluster.view().connections[2] is first
 
 
-def connected(client: Any) -> set[str]:
+def connected(client: Client) -> set[str]:
     view = client.cluster.view()
     return {s for s, usable in zip(view.placement.servers, view.usable_S(), strict=True) if usable}
 
 
-def newer(client: Any, before: Any) -> Any:
+def newer(client: Client, before: Any) -> Any:
     now = client.cluster.placement
     return now if now.epoch > before.epoch else None

@@ -13,6 +13,7 @@ import grpc
 import pytest
 import torch
 
+from chaos_world import ChaosWorld, same
 from eaas.checkpoint import Checkpoint
 from eaas.errors import EaasError, WrongRequestError
 from eaas.net.grpc_client import channel
@@ -21,7 +22,7 @@ from eaas.rpc.v1 import expert_pb2_grpc
 from eaas.versions import SLOTS
 from eaas_cli.local import LocalCluster
 from eaas_cli.local.fork_server import ForkServer
-from eaas_cli.local.process import ChildProcess, stop_all, wait_ready
+from eaas_cli.local.process import wait_ready
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
 
@@ -39,16 +40,12 @@ def cluster(checkpoint: Callable[..., Path], fork_server: ForkServer) -> Iterato
 
 @pytest.mark.parametrize("transport", ["shm", "grpc"])
 def test_row_20_nan_or_inf_in_one_token(
-    cluster: LocalCluster, join: Callable[..., Any], transport: str
+    cluster: LocalCluster, transport: str, chaos: ChaosWorld
 ) -> None:
     """Row 20: NaN or Inf in one token: stays in that row; batch neighbours unchanged; counted."""
     # One server gets all requests, so that the order of summation does not change.
-    client = join(cluster, 2, transport=transport, dispatch="weights")
-    dice = torch.Generator().manual_seed(4)
-    x_TH = torch.randn(16, client.shape.hidden_size, generator=dice)
-    order_TE = torch.rand(16, client.shape.num_experts, generator=dice).argsort(dim=1)
-    ids_TK = order_TE[:, : client.shape.top_k]
-    scores_TK = torch.rand(16, client.shape.top_k, generator=dice)
+    client = chaos.join(cluster, 2, transport=transport, dispatch="weights")
+    x_TH, ids_TK, scores_TK = client.draw(16, seed=4)
 
     def call(x_TH: torch.Tensor) -> torch.Tensor:
         out_TH: torch.Tensor = client.cluster.layer_call(0, x_TH, ids_TK, scores_TK, None)
@@ -65,20 +62,17 @@ def test_row_20_nan_or_inf_in_one_token(
         assert torch.equal(out_TH[others], whole_TH[others])
         assert client.count("eaas_nonfinite_rows_total") == count
     assert torch.equal(call(x_TH), whole_TH)
-    assert client.count("eaas_failovers_total", reason="refused") == 0
+    assert client.failovers("refused") == 0
 
 
 @pytest.mark.parametrize("transport", ["shm", "grpc"])
 def test_row_21_wrong_hidden_size_or_dtype(
-    cluster: LocalCluster,
-    join: Callable[..., Any],
-    transport: str,
-    monkeypatch: pytest.MonkeyPatch,
+    cluster: LocalCluster, transport: str, monkeypatch: pytest.MonkeyPatch, chaos: ChaosWorld
 ) -> None:
     """Row 21: wrong hidden size or dtype: INVALID_ARGUMENT; not retried; not held against the server."""
     from attention_client.connections import connection as connection_module
 
-    client = join(cluster, 2, transport=transport)
+    client = chaos.join(cluster, 2, transport=transport)
     expected_TH = client.layer()
     # Refused by the client, before anything is sent.
     narrow_TH = torch.zeros(4, client.shape.hidden_size // 2)
@@ -108,10 +102,9 @@ def test_row_21_wrong_hidden_size_or_dtype(
         assert 1 <= len(sent) <= 2
     for reason in ("slow", "failures"):
         assert client.count("eaas_ejections_total", reason=reason) == 0
-    for reason in ("refused", "timeout", "corrupt", "lost"):
-        assert client.count("eaas_failovers_total", reason=reason) == 0
+    assert client.failovers("refused", "timeout", "corrupt", "lost") == 0
     assert client.cluster.view().usable_S().all()
-    assert torch.allclose(client.layer(), expected_TH, rtol=1e-4, atol=1e-5)
+    assert same(client.layer(), expected_TH)
 
 
 def test_row_21_a_client_of_another_hidden_size_is_not_connected(cluster: LocalCluster) -> None:
@@ -179,29 +172,24 @@ def _pickled(model: Path) -> None:
 )
 def test_row_26_a_checkpoint_that_is_damaged_is_refused_before_serving(
     cluster: LocalCluster,
-    join: Callable[..., Any],
-    fork_server: ForkServer,
     tmp_path: Path,
     damage: Callable[[Path], None],
     named: str,
+    chaos: ChaosWorld,
 ) -> None:
     """Row 26: shard corrupted, truncated or with a bloated header; a pickle file: refused before SERVING,
     the file and tensor named; other experts serve.
     """
-    client = join(cluster, 2)
+    client = chaos.join(cluster, 2)
     expected_TH = client.layer()
     model = Path(shutil.copytree(cluster.model, tmp_path / "damaged"))
     damage(model)
-    words = ["expert-server", "--id", "damaged", "--join", cluster.monitor_address]
-    child = ChildProcess("damaged", [*words, "--model", str(model)], None, fork_server=fork_server)
-    try:
-        with pytest.raises(EaasError, match=named) as caught:
-            wait_ready([child], PATIENCE_S)
-        assert "\n" not in str(caught.value)
-        assert str(model) in str(caught.value)
-        assert child.reap(PATIENCE_S)
-        assert child.process.returncode == 2
-    finally:
-        stop_all([child], at_once=True)
+    child = chaos.by_hand(cluster, "damaged", model)
+    with pytest.raises(EaasError, match=named) as caught:
+        wait_ready([child], PATIENCE_S)
+    assert "\n" not in str(caught.value)
+    assert str(model) in str(caught.value)
+    assert child.reap(PATIENCE_S)
+    assert child.process.returncode == 2
     assert "damaged" not in client.cluster.session.view.members
     assert torch.equal(client.layer(), expected_TH)

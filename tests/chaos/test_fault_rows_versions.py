@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from chaos_world import ChaosWorld
 from eaas import versions
 from eaas.errors import EaasError
 from eaas.types import MemberState
@@ -34,20 +33,12 @@ def speaking(monkeypatch: pytest.MonkeyPatch, spoken: versions.Versions) -> None
 
 
 def test_row_30_releases_with_other_versions_in_a_rolling_upgrade(
-    checkpoint: Callable[..., Path],
-    faulty_cluster: Callable[..., Any],
-    throttles: Callable[[str], Any],
-    join: Callable[..., Any],
-    calling: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-    free_port: int,
-    tmp_path: Path,
+    chaos: ChaosWorld, monkeypatch: pytest.MonkeyPatch, free_port: int, tmp_path: Path
 ) -> None:
     """Row 30: rolling upgrade N / N+1: negotiated, 0 failed calls. One process after another."""
-    settings = tmp_path / "cluster.yaml"
-    settings.write_text(f"monitor:\n  port: {free_port}\n  data_dir: {tmp_path / 'monitor'}\n")
-    cluster = faulty_cluster(checkpoint(), config_file=settings)
-    old = join(cluster, dispatch="round_robin")
+    monitor = {"port": free_port, "data_dir": str(tmp_path / "monitor")}
+    cluster = chaos.start(settings={"monitor": monitor})
+    old = chaos.join(cluster, dispatch="round_robin")
 
     def upgrade(name: str, how: signal.Signals) -> None:
         child = cluster.children[name]
@@ -56,10 +47,10 @@ def test_row_30_releases_with_other_versions_in_a_rolling_upgrade(
         cluster.restart(name)
 
     def serves(name: str) -> None:
-        batches = throttles(name).batches[1]
-        old.until(lambda: throttles(name).batches[1] > batches + 5)
+        batches = chaos.throttle(name).batches[1]
+        old.until(lambda: chaos.throttle(name).batches[1] > batches + 5)
 
-    with calling(old) as calls:
+    with chaos.calling(old) as calls:
         with monkeypatch.context() as patch:
             patch.setenv("SPOKEN_VERSIONS", f"{NEXT.oldest}-{NEXT.newest}")
             # First a server of the next release with this release's monitor and client.
@@ -75,30 +66,23 @@ def test_row_30_releases_with_other_versions_in_a_rolling_upgrade(
         # A client of the next release next to the old one.
         with monkeypatch.context() as patch:
             speaking(patch, NEXT)
-            new = join(cluster)
-        before = len(calls.seconds)
-        with calling(new):
-            old.until(lambda: len(calls.seconds) > before + 20)
+            new = chaos.join(cluster)
+        with chaos.calling(new):
+            calls.wait_more(20)
     members = {m.id: m for m in old.cluster.session.ask_members(5.0).values()}
     assert all(members[name].state is MemberState.SERVING for name in SERVERS)
     assert [members[name].incarnation for name in SERVERS] == [2, 2, 2]
 
 
 def test_row_30_an_unknown_major_version_is_refused_at_the_handshake(
-    checkpoint: Callable[..., Path],
-    faulty_cluster: Callable[..., Any],
-    join: Callable[..., Any],
-    calling: Callable[..., Any],
-    fork_server: ForkServer,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    chaos: ChaosWorld, fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Row 30: unknown major version: refused at the handshake."""
-    cluster = faulty_cluster(checkpoint(), servers=2, redundancy=2)
-    client = join(cluster, 2)
+    cluster = chaos.start(servers=2, redundancy=2)
+    client = chaos.join(cluster, 2)
     server = cluster.children[SERVERS[0]]
     arguments = ["late-server" if word == SERVERS[0] else word for word in server.arguments]
-    with calling(client):
+    with chaos.calling(client):
         with monkeypatch.context() as patch:
             patch.setenv("SPOKEN_VERSIONS", f"{UNKNOWN.oldest}-{UNKNOWN.newest}")
             late = ChildProcess(
@@ -112,7 +96,7 @@ def test_row_30_an_unknown_major_version_is_refused_at_the_handshake(
         # A client with another slot version: it becomes a member but is granted no slots.
         with monkeypatch.context() as patch:
             patch.setattr(versions, "SLOTS", UNKNOWN)
-            refused = join(cluster, 0).cluster
+            refused = chaos.join(cluster, 0).cluster
             why = f"in version {UNKNOWN.newest} of the slots, this server speaks version {NOW}"
             client.until(lambda: why in refused.missing())
             refused.close()

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 import attention_client
 from attention_client.connections.connection import Connection
 from attention_client.connections.messages import Ticket
+from decoding import cluster_of, eager, generate, prompts
 from eaas.config import AttentionClientConfig
 from eaas.one_sided import why_not
 from eaas_cli.local import LocalCluster
@@ -45,53 +46,41 @@ CASES = [
 ]
 
 
-def prompts(batch: int) -> dict[str, torch.Tensor]:
-    ids_BT = torch.randint(20, 250, (batch, 12), generator=torch.Generator().manual_seed(5))
-    return {"input_ids": ids_BT, "attention_mask": torch.ones_like(ids_BT)}
-
-
 def kill(cluster: LocalCluster, name: str) -> None:
     os.kill(cluster.children[name].pid, signal.SIGKILL)
 
 
-def generate(model: PreTrainedModel, batch: int) -> torch.Tensor:
-    return model.generate(**prompts(batch), max_new_tokens=40, do_sample=False)
+def answer(model: PreTrainedModel) -> torch.Tensor:
+    return generate(model, prompts(4), tokens=40)
 
 
 @pytest.mark.parametrize(("served", "transport"), CASES, indirect=["served"])
 def test_any_server_at_any_moment(served: tuple[Path, LocalCluster], transport: str) -> None:
     path, cluster = served
-    batch = 4
-    expected = generate(
-        AutoModelForCausalLM.from_pretrained(path, experts_implementation="eager").eval(), batch
-    )
+    expected = answer(eager(path))
     model = attention_client.load(
         path, cluster.monitor_address, config=AttentionClientConfig(transport=transport)
     )
     started = time.monotonic()
-    assert torch.equal(generate(model, batch), expected)
+    assert torch.equal(answer(model), expected)
     usual_s = time.monotonic() - started
     dice = random.Random(f"{path.name} {transport}")
     for _ in range(MOMENTS):
         victim = f"expert-server-{dice.randrange(cluster.servers)}"
         timer = threading.Timer(dice.uniform(0, usual_s), kill, (cluster, victim))
         timer.start()
-        tokens = generate(model, batch)
+        tokens = answer(model)
         timer.join()
         assert torch.equal(tokens, expected), f"{victim} killed"
-        assert torch.equal(generate(model, batch), expected), "with one server fewer"
+        assert torch.equal(answer(model), expected), "with one server fewer"
         cluster.restart(victim)
         wait_connected(model, cluster.servers)
-        assert torch.equal(generate(model, batch), expected), "with the server back"
+        assert torch.equal(answer(model), expected), "with the server back"
 
 
 def wait_connected(model: PreTrainedModel, servers: int) -> None:
     joined = cluster_of(model)
     eventually(lambda: joined.view().usable_S().sum() == servers, what="the reconnection")
-
-
-def cluster_of(model: PreTrainedModel) -> attention_client.Cluster:
-    return next(m._eaas_cluster for m in model.modules() if hasattr(m, "_eaas_cluster"))
 
 
 @pytest.mark.alone
@@ -123,12 +112,12 @@ def test_latency_of_the_call_that_met_it(
             took_s.append(time.monotonic() - started)
 
     joined.layer_call = timed  # type: ignore[method-assign]
-    expected = generate(model, 4)
+    expected = answer(model)
     base_s = sorted(took_s)[len(took_s) // 2]
     os.kill(cluster.children["monitor"].pid, signal.SIGSTOP)
     took_s.clear()
     struck = strike_server_of_request(joined, cluster, blow, request=20)
-    assert torch.equal(generate(model, 4), expected)
+    assert torch.equal(answer(model), expected)
     assert struck
     assert failovers(joined) > 0, "no call met the struck server"
     assert max(took_s) - base_s < ADDED_LATENCY_S

@@ -6,10 +6,10 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from chaos_world import ChaosWorld
 from eaas.types import MemberState
 from eaas_cli.local import LocalCluster
 from eaas_cli.local.fork_server import ForkServer
@@ -78,10 +78,8 @@ def cluster(
         yield cluster
 
 
-def test_the_leading_monitor_is_killed_under_load(
-    cluster: TwoMonitors, join: Callable[..., Any], calling: Callable[..., Any]
-) -> None:
-    client, second = join(cluster, servers=2), join(cluster, servers=2)
+def test_the_leading_monitor_is_killed_under_load(cluster: TwoMonitors, chaos: ChaosWorld) -> None:
+    client, second = chaos.join(cluster, servers=2), chaos.join(cluster, servers=2)
     session = client.cluster.session
     servers = ("expert-server-0", "expert-server-1")
 
@@ -96,8 +94,8 @@ def test_the_leading_monitor_is_killed_under_load(
     assert set(before) >= {*servers, "balancer"}
     killed = leader()
     (other,) = set(MONITORS) - {killed}
-    with calling(client, second) as calls:
-        client.until(lambda: len(calls.seconds) > 20)
+    with chaos.calling(client, second) as calls:
+        calls.wait_more(20)
         began = time.monotonic()
         cluster.children[killed].signal(signal.SIGKILL)
         client.until(lambda: leader() == other and session.view.age_s(time.monotonic()) < 1.0)
@@ -110,8 +108,7 @@ def test_the_leading_monitor_is_killed_under_load(
                 if name in (*servers, "balancer")
             )
         )
-        made = len(calls.seconds)
-        client.until(lambda: len(calls.seconds) > made + 20)
+        calls.wait_more(20)
     print(
         f"takeover in {took:.2f} s (session {SESSION_S:g} s); {len(calls.seconds)} calls, none failed, "
         f"the longest {max(calls.seconds):.3f} s"
@@ -133,21 +130,17 @@ def test_the_leading_monitor_is_killed_under_load(
 
 @pytest.mark.nightly
 def test_zookeeper_is_away_for_a_while(
-    cluster: TwoMonitors,
-    zookeeper: ZooKeeperBox,
-    join: Callable[..., Any],
-    calling: Callable[..., Any],
+    cluster: TwoMonitors, zookeeper: ZooKeeperBox, chaos: ChaosWorld
 ) -> None:
-    client = join(cluster, servers=2)
+    client = chaos.join(cluster, servers=2)
     session = client.cluster.session
     before = {n: m.incarnation for n, m in session.view.members.items() if n != "monitor"}
-    with calling(client) as calls:
+    with chaos.calling(client) as calls:
         zookeeper.pause()
         client.until(lambda: session.view.age_s(time.monotonic()) > 3 * SESSION_S)
         zookeeper.resume()
         client.until(lambda: session.view.age_s(time.monotonic()) < 1.0)
-        made = len(calls.seconds)
-        client.until(lambda: len(calls.seconds) > made + 20)
+        calls.wait_more(20)
     members = session.ask_members(5.0) or {}
     assert {n: members[n].incarnation for n in before} == before
     # The client itself, which has no model, never leaves JOINING.

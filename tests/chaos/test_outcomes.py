@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
+from chaos_world import ChaosWorld
 from eaas.types import MemberState
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
@@ -17,21 +15,18 @@ SERVING, SUSPECT, DEAD = MemberState.SERVING, MemberState.SUSPECT, MemberState.D
 
 @pytest.mark.nightly
 def test_a_server_that_answers_nobody_is_suspect_though_its_heartbeat_lives(
-    checkpoint: Callable[..., Path],
-    faulty_cluster: Callable[..., Any],
-    join: Callable[..., Any],
-    watch_members: Callable[..., Any],
-    calling: Callable[..., Any],
-    through_proxies: Callable[..., Any],
+    chaos: ChaosWorld,
 ) -> None:
-    cluster = faulty_cluster(checkpoint(), servers=2, redundancy=2)
-    with through_proxies() as proxies:
+    cluster = chaos.start(servers=2, redundancy=2)
+    with chaos.through_proxies() as proxies:
         # Round robin: each client asks each server however fast it is.
-        clients = [join(cluster, 2, transport="grpc", dispatch="round_robin") for _ in range(3)]
-        log = watch_members(cluster)
+        clients = [
+            chaos.join(cluster, 2, transport="grpc", dispatch="round_robin") for _ in range(3)
+        ]
+        log = chaos.watch(cluster)
         mute = "expert-server-1"
         proxy = proxies[cluster.children[mute].address]
-        with calling(*clients):
+        with chaos.calling(*clients):
             time.sleep(1.0)
             proxy.cut(down=True)
             clients[0].until(lambda: log.states(mute) == [SUSPECT])
@@ -47,56 +42,36 @@ def test_a_server_that_answers_nobody_is_suspect_though_its_heartbeat_lives(
 
 
 @pytest.mark.nightly
-def test_a_late_answer_to_a_client_that_is_idle_now_makes_nobody_suspect(
-    checkpoint: Callable[..., Path],
-    faulty_cluster: Callable[..., Any],
-    throttles: Callable[[str], Any],
-    join: Callable[..., Any],
-    watch_members: Callable[..., Any],
-) -> None:
-    cluster = faulty_cluster(checkpoint(), servers=2, redundancy=2)
-    client = join(cluster, 2, dispatch="round_robin", hedge_share=0.0)
+def test_a_late_answer_to_a_client_that_is_idle_now_makes_nobody_suspect(chaos: ChaosWorld) -> None:
+    cluster = chaos.start(servers=2, redundancy=2)
+    client = chaos.join(cluster, 2, dispatch="round_robin", hedge_share=0.0)
     client.layer()
-    log = watch_members(cluster)
+    log = chaos.watch(cluster)
     late = "expert-server-1"
-    throttles(late).hang()
+    chaos.throttle(late).hang()
     client.layer()
-    assert failures_of(client, late) == 1
-    throttles(late).slow(0.0)
-    client.until(lambda: failures_of(client, late) == 0)
+    assert client.failures_of(late) == 1
+    chaos.throttle(late).slow(0.0)
+    client.until(lambda: client.failures_of(late) == 0)
     time.sleep(4.0)
     assert log.states(late) == []
 
 
-def test_row_6_one_client_without_answers_makes_no_server_suspect(
-    checkpoint: Callable[..., Path],
-    faulty_cluster: Callable[..., Any],
-    join: Callable[..., Any],
-    watch_members: Callable[..., Any],
-    calling: Callable[..., Any],
-    through_proxies: Callable[..., Any],
-) -> None:
+def test_row_6_one_client_without_answers_makes_no_server_suspect(chaos: ChaosWorld) -> None:
     """Row 6: client and one server cut from each other, both reach the monitor: that client reroutes;
     the server stays healthy for the others.
     """
-    cluster = faulty_cluster(checkpoint(), servers=2, redundancy=2)
-    with through_proxies() as proxies:
-        cut_off = join(cluster, 2, transport="grpc", dispatch="round_robin")
-    other = join(cluster, 2, dispatch="round_robin")
-    log = watch_members(cluster)
+    cluster = chaos.start(servers=2, redundancy=2)
+    with chaos.through_proxies() as proxies:
+        cut_off = chaos.join(cluster, 2, transport="grpc", dispatch="round_robin")
+    other = chaos.join(cluster, 2, dispatch="round_robin")
+    log = chaos.watch(cluster)
     server = "expert-server-0"
-    with calling(cut_off, other):
+    with chaos.calling(cut_off, other):
         time.sleep(0.5)
         proxies[cluster.children[server].address].cut(up=True, down=True)
-        cut_off.until(lambda: failures_of(cut_off, server) > 0)
+        cut_off.until(lambda: cut_off.failures_of(server) > 0)
         time.sleep(4.0)
-    assert failures_of(cut_off, server) > 0
-    assert failures_of(other, server) == 0
+    assert cut_off.failures_of(server) > 0
+    assert other.failures_of(server) == 0
     assert log.states(server) == []
-
-
-def failures_of(client: Any, server: str) -> int:
-    """Failures since the server's last answer."""
-    return sum(
-        s.failures_since_answer for s in client.metrics.outcomes.read() if s.server_id == server
-    )

@@ -10,22 +10,19 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 
-from eaas.config import load_config
+from chaos_world import ChaosWorld, Client
+from control_plane import held_by
 from eaas.control_plane.balancer_client import BalancerClient
 from eaas.errors import ClusterError
-from eaas.net.grpc_client import channel
-from eaas.rpc.v1 import expert_pb2, expert_pb2_grpc
 from eaas.types import Placement
-from lone_process import LoneClient
 
 ROUNDS = int(os.environ.get("KILL_MOMENTS", "3"))
 SEED = int(os.environ.get("KILL_SEED", "7"))
@@ -55,10 +52,9 @@ class Truth:
         checks: Number of checks.
     """
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Client) -> None:
         self._client = client
         self._seen: dict[int, bytes] = {}
-        self._channels: dict[str, grpc.Channel] = {}
         self.uncovered: list[Any] = []
         self.mixed: list[int] = []
         self.checks = 0
@@ -79,23 +75,11 @@ class Truth:
 
     def held(self) -> dict[str, np.ndarray]:
         """Held experts, bool (L, E), of each server that answers."""
-        shape = self._client.shape
         found = {}
         for name, member in self._client.cluster.session.view.members.items():
-            if name not in SERVERS:
-                continue
-            line = self._channels.get(member.address) or channel(member.address)
-            self._channels[member.address] = line
-            try:
-                answer = expert_pb2_grpc.ExpertServiceStub(line).ListExperts(
-                    expert_pb2.ListExpertsRequest(), timeout=1.0
-                )
-            except grpc.RpcError:
-                continue
-            held_LE = np.zeros((shape.num_layers, shape.num_experts), bool)
-            for layer, holding in enumerate(answer.layers):
-                held_LE[layer, list(holding.experts)] = True
-            found[name] = held_LE
+            if name in SERVERS:
+                with suppress(grpc.RpcError):
+                    found[name] = held_by(member)
         return found
 
     @contextmanager
@@ -107,8 +91,6 @@ class Truth:
         finally:
             self._over.set()
             thread.join()
-            for line in self._channels.values():
-                line.close()
 
     def _watch(self) -> None:
         while not self._over.wait(0.05):
@@ -121,28 +103,16 @@ class Truth:
             self.uncovered += self._client.cluster.uncovered()
 
 
-def test_any_process_may_die_in_a_rebalance(
-    checkpoint: Callable[..., Path],
-    faulty_cluster: Callable[..., Any],
-    join: Callable[..., Any],
-    calling: Callable[..., Any],
-    lone_client: Callable[..., LoneClient],
-    throttles: Callable[[str], Any],
-    tmp_path: Path,
-) -> None:
+def test_any_process_may_die_in_a_rebalance(chaos: ChaosWorld) -> None:
     """No expert uncovered that has a live copy, no two placements of one epoch, no failed request."""
-    config = tmp_path / "cluster.yaml"
     # Loading a share takes about half a second.
-    config.write_text("expert_server: {load_bytes_per_s: 800000}\n")
-    cluster = faulty_cluster(
-        checkpoint(), redundancy=2, config_file=config, config=load_config(config)
-    )
-    client = join(cluster)
-    other = lone_client(cluster, "shm", "on-and-on")
+    cluster = chaos.start(settings={"expert_server": {"load_bytes_per_s": 800_000}})
+    client = chaos.join(cluster)
+    other = chaos.lone_client(cluster, "shm", "on-and-on")
     dice = np.random.default_rng(SEED)
     truth = Truth(client)
     died: Counter[str] = Counter()
-    with calling(client) as calls, truth.watched():
+    with chaos.calling(client) as calls, truth.watched():
         for number in range(ROUNDS):
             # Half of the victims are servers.
             victim = VICTIMS[int(dice.integers(len(VICTIMS)))]
@@ -160,10 +130,10 @@ def test_any_process_may_die_in_a_rebalance(
                     os.kill(cluster.children[victim].pid, signal.SIGKILL)
             died[f"{victim.rstrip('-012')}, {phase}"] += 1
             if victim == "client":
-                other = lone_client(cluster, "shm", "on-and-on")
+                other = chaos.lone_client(cluster, "shm", "on-and-on")
             else:
                 if victim != "balancer":
-                    throttles(victim).reset()
+                    chaos.throttle(victim).reset()
                 cluster.restart(victim)
             client.wait(3)
             with BalancerClient(str(cluster.children["balancer"].address)) as balancer:
@@ -175,8 +145,7 @@ def test_any_process_may_die_in_a_rebalance(
             for name, held_LE in truth.held().items():
                 assert (held_LE == placement.holds_LSE[:, placement.servers.index(name)]).all()
             assert not truth.uncovered
-            done = len(calls.seconds)
-            client.until(lambda d=done: len(calls.seconds) > d + 5)
+            calls.wait_more(5)
             print(f"{number + 1}: {victim}, {phase}, epoch {placement.epoch}", flush=True)
         assert other.running, other.last_words()
     print(f"{dict(died)}; {len(calls.seconds)} calls, {truth.checks} checks, {truth.epochs} epochs")

@@ -15,10 +15,10 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-import torch
 
 from attention_client.connections.connection import Connection
-from eaas.config import load_config
+from chaos_world import ChaosWorld, Client, same
+from control_plane import held_by
 from eaas.control_plane.balancer_client import BalancerClient
 from eaas.errors import ClusterError
 from eaas.net.grpc_client import channel
@@ -33,25 +33,6 @@ ROUNDS = int(os.environ.get("KILL_MOMENTS", "2"))
 
 
 @pytest.fixture
-def start(
-    checkpoint: Callable[..., Path],
-    faulty_cluster: Callable[..., Any],
-    tmp_path: Path,
-) -> Callable[..., Any]:
-    """Start a cluster with one replica of each expert and, if wanted, slow loads."""
-
-    def begin(load_bytes_per_s: int = 0) -> Any:
-        config = tmp_path / "cluster.yaml"
-        lines = ["monitor: {}"]
-        lines.append(f"expert_server: {{load_bytes_per_s: {load_bytes_per_s}}}")
-        config.write_text("\n".join(lines))
-        loaded = load_config(config)
-        return faulty_cluster(checkpoint(), redundancy=1, config_file=config, config=loaded)
-
-    return begin
-
-
-@pytest.fixture
 def api() -> Iterator[Callable[[str], BalancerClient]]:
     with ExitStack() as stack:
         yield lambda address: stack.enter_context(BalancerClient(address))
@@ -63,37 +44,23 @@ def turned(now: Placement) -> Placement:
     return Placement(0, now.servers, holds_LSE, holds_LSE.astype(np.float32))
 
 
-def held_by(server: Member) -> np.ndarray:
-    """Held experts that the server reports, bool (L, E)."""
-    with channel(server.address) as line:
-        stub = expert_pb2_grpc.ExpertServiceStub(line)
-        answer = stub.ListExperts(expert_pb2.ListExpertsRequest(), timeout=10)
-    assert server.model is not None
-    holds_LE = np.zeros((len(answer.layers), server.model.num_experts), bool)
-    for layer, holding in enumerate(answer.layers):
-        holds_LE[layer, list(holding.experts)] = True
-    return holds_LE
-
-
-def servers_of(client: Any) -> dict[str, Member]:
+def servers_of(client: Client) -> dict[str, Member]:
     return {m.id: m for m in client.cluster.session.view.live(Role.EXPERT_SERVER)}
 
 
 @pytest.mark.timeout(300 + 60 * ROUNDS)
 def test_row_11_a_balancer_killed_in_a_rebalance(
-    start: Callable[..., Any],
-    join: Callable[..., Any],
-    calling: Callable[..., Any],
-    api: Callable[[str], BalancerClient],
+    chaos: ChaosWorld, api: Callable[[str], BalancerClient]
 ) -> None:
     """Row 11: balancer killed mid-push: every server holds all of the old epoch or all of the new; no
     expert uncovered. The next balancer completes the wanted placement, whatever the moment of the kill.
     """
     # Loading a share of 8 experts takes about a second.
-    cluster = start(load_bytes_per_s=400_000)
-    client = join(cluster)
+    settings = {"expert_server": {"load_bytes_per_s": 400_000}}
+    cluster = chaos.start(redundancy=1, settings=settings)
+    client = chaos.join(cluster)
     dice = np.random.default_rng(1)
-    with calling(client):
+    with chaos.calling(client):
         for _ in range(ROUNDS):
             balancer = api(cluster.children["balancer"].address)
             old = balancer.placement()
@@ -129,20 +96,16 @@ def test_row_11_a_balancer_killed_in_a_rebalance(
 
 
 def test_row_12_two_balancers(
-    start: Callable[..., Any],
-    join: Callable[..., Any],
-    calling: Callable[..., Any],
-    api: Callable[[str], BalancerClient],
-    tmp_path: Path,
+    chaos: ChaosWorld, api: Callable[[str], BalancerClient], tmp_path: Path
 ) -> None:
     """Row 12: two balancers, one with a stale epoch: servers refuse the stale one
     (FAILED_PRECONDITION); one winner.
     """
-    cluster = start()
-    client = join(cluster)
+    cluster = chaos.start(redundancy=1)
+    client = chaos.join(cluster)
     old = cluster.children["balancer"]
     first = client.cluster.placement
-    with ExitStack() as cleanup, calling(client):
+    with ExitStack() as cleanup, chaos.calling(client):
         os.kill(old.pid, signal.SIGSTOP)
         cleanup.callback(old.signal, signal.SIGCONT)
         gone = client.cluster.session.wait_for(
@@ -192,16 +155,13 @@ def try_to_apply(balancer: BalancerClient, placement: Placement) -> None:
 
 
 def test_row_22_a_stale_placement(
-    start: Callable[..., Any],
-    join: Callable[..., Any],
-    api: Callable[[str], BalancerClient],
-    monkeypatch: pytest.MonkeyPatch,
+    chaos: ChaosWorld, api: Callable[[str], BalancerClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Row 22: unknown layer or expert, stale placement: FAILED_PRECONDITION with the current epoch; one
     refresh, one retry. On the data path the status is STALE_PLACEMENT.
     """
-    cluster = start()
-    behind, other = join(cluster), join(cluster)
+    cluster = chaos.start(redundancy=1)
+    behind, other = chaos.join(cluster), chaos.join(cluster)
     balancer = api(cluster.children["balancer"].address)
     expected_TH = other.layer()
     first = behind.cluster.placement
@@ -211,7 +171,7 @@ def test_row_22_a_stale_placement(
     behind.cluster._placements._on_placement = held.append
     balancer.apply_placement(turned(first))
     # Within its grace period, servers keep what it follows.
-    assert torch.allclose(behind.layer(), expected_TH, rtol=1e-4, atol=1e-5)
+    assert same(behind.layer(), expected_TH)
     behind.until(lambda: balancer.history(1)[0].retire_s > 0)
     assert behind.cluster.placement is first
     behind.until(lambda: held)
@@ -229,7 +189,7 @@ def test_row_22_a_stale_placement(
     refreshed.start()
     out_TH = behind.layer()
     refreshed.join()
-    assert torch.allclose(out_TH, expected_TH, rtol=1e-4, atol=1e-5)
+    assert same(out_TH, expected_TH)
     epoch = held[-1].epoch
     stale = [detail for status, detail in answers if status is Status.STALE_PLACEMENT]
     assert stale
@@ -238,7 +198,7 @@ def test_row_22_a_stale_placement(
     right = [i for i, (status, _) in enumerate(answers) if status is Status.OK]
     assert right == list(range(len(answers) - len(right), len(answers)))
     answers.clear()
-    assert torch.allclose(behind.layer(), expected_TH, rtol=1e-4, atol=1e-5)
+    assert same(behind.layer(), expected_TH)
     assert {status for status, _ in answers} == {Status.OK}
     with pytest.raises(ClusterError, match="layer 99, expert 0: the model has 3 MoE layers"):
         balancer.pin(99, 0, SERVERS[0])

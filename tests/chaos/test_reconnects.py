@@ -9,10 +9,10 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from chaos_world import ChaosWorld
 from eaas_cli.local import LocalCluster
 from waiting import eventually
 
@@ -25,17 +25,16 @@ ROUNDS = int(os.environ.get("KILL_MOMENTS", "3"))
 def test_a_server_that_returns_is_connected_to_each_time(
     checkpoint: Callable[..., Path],
     start_cluster: Callable[..., LocalCluster],
-    join: Callable[..., Any],
-    calling: Callable[..., Any],
     transport: str,
+    chaos: ChaosWorld,
 ) -> None:
     """Also if it is killed again before, while or just after the client connects to it."""
     cluster = start_cluster(checkpoint(), attention_client=False)
-    client = join(cluster, cluster.servers, transport=transport)
+    client = chaos.join(cluster, cluster.servers, transport=transport)
     client.layer()
     descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
     dice = random.Random(5)
-    with calling(client):
+    with chaos.calling(client):
         for _ in range(ROUNDS):
             victim = f"expert-server-{dice.randrange(cluster.servers)}"
             for _ in range(dice.choice((1, 1, 2))):

@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from browser import chromium, open_page
-from compose_box import PATIENCE_S, ROOT, Compose, Load, why_not
+from completions import Load
+from compose_box import PATIENCE_S, PROMPTS, ROOT, TOKENS, Compose, why_not
 from waiting import eventually
 
 pytestmark = [
@@ -26,12 +27,7 @@ pytestmark = [
 
 until = functools.partial(eventually, patience_s=PATIENCE_S)
 
-SERVICES = {
-    "attention-client": 1,
-    "balancer": 1,
-    "expert-server": 3,
-    "monitor": 1,
-}
+SERVICES = {"attention-client": 1, "balancer": 1, "expert-server": 3, "monitor": 1}
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +82,7 @@ def compose(engine: None, model: Path) -> Iterator[Compose]:
 
 @pytest.fixture
 def load(compose: Compose) -> Load:
-    return Load(compose.endpoint)
+    return Load(compose.endpoint, PROMPTS, TOKENS)
 
 
 def test_everything_is_healthy(compose: Compose) -> None:
@@ -240,7 +236,7 @@ def test_shared_memory(model: Path) -> None:
         # Each arena is mapped by its server and by the client.
         assert len(set(arenas)) == 3
         assert all(arenas.count(arena) >= 2 for arena in arenas)
-        load = Load(compose.endpoint)
+        load = Load(compose.endpoint, PROMPTS, TOKENS)
         with load.running():
             victim = compose.containers("expert-server")[0]
             compose.docker("kill", victim)

@@ -19,6 +19,8 @@ import httpx
 import openai
 import pytest
 
+from waiting import eventually
+
 # Test modules share fixtures: pytest's importlib mode cannot import siblings.
 ROOT = Path(__file__).parents[2]
 EAAS = (sys.executable, "-m", "eaas_cli")
@@ -63,6 +65,11 @@ class Home:
         while (left := self.processes() or self.files()) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not left
+
+    def kill_all(self) -> None:
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def files(self) -> list[str]:
         """Directories, sockets and shared-memory files of ours."""
@@ -158,12 +165,7 @@ class Up:
             start_new_session=True,
         )
 
-    def until(self, condition: Callable[[], Any], timeout_s: float = 60.0) -> None:
-        """Wait for a condition."""
-        deadline = time.monotonic() + timeout_s
-        while not condition():
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+    until = staticmethod(eventually)
 
     def signal(self, number: signal.Signals) -> None:
         """Signal the process group, as a terminal does."""
@@ -171,9 +173,7 @@ class Up:
 
     def end(self) -> None:
         """End all processes."""
-        for pid in self.home.processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        self.home.kill_all()
         self.process.wait(10)
 
 
@@ -188,15 +188,11 @@ def home(tmp_path: Path) -> Iterator[Home]:
     """A temporary directory for commands."""
     home = Home(tmp_path / "home")
     yield home
-    for pid in home.processes():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    home.kill_all()
 
 
 @pytest.fixture(scope="module")
-def start_up(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Callable[..., Up]]:
+def start_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Up]]:
     """Start `eaas up`; the module ends what still runs."""
     started: list[Up] = []
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,8 @@ import yaml
 from eaas_cli.local.fork_server import ForkServer
 from eaas_cli.local.process import ChildProcess, stop_all
 from prometheus_box import PrometheusBox, missing
+from service_box import free_port
+from waiting import eventually
 
 pytestmark = [
     pytest.mark.chaos,
@@ -29,14 +29,6 @@ pytestmark = [
 FILES = Path(__file__).parents[2] / "deploy/prometheus"
 
 
-def until(wanted: Callable[[], Any], timeout_s: float = 60.0) -> Any:
-    deadline = time.monotonic() + timeout_s
-    while not (found := wanted()):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    return found
-
-
 def in_seconds(text: str) -> str:
     """The rules, with shorter durations and rate windows."""
     text = re.sub(r"^( +for:) \d+[sm]$", r"\1 1s", text, flags=re.MULTILINE)
@@ -45,8 +37,7 @@ def in_seconds(text: str) -> str:
 
 @pytest.fixture
 def up(checkpoint: Callable[..., Path], start_up: Callable[..., Any], tmp_path: Path) -> Any:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     config = tmp_path / "cluster.yaml"
     config.write_text(yaml.safe_dump({"balancer": {"metrics_port": port}}))
     running = start_up(checkpoint("qwen3_moe"), "--config", str(config))
@@ -114,46 +105,46 @@ def test_alerts_fire_on_kills_and_resolve(
         return prometheus.value(query) == wanted
 
     generate(up)
-    until(lambda: scraped('count(up{job=~"eaas.*"} == 1)', 2))
-    until(lambda: scraped("sum(eaas_expert_server_up)", 3))
-    until(lambda: scraped("eaas_generation_tokens_total", 30))
-    until(lambda: scraped("vllm:generation_tokens_total", 30))
+    eventually(lambda: scraped('count(up{job=~"eaas.*"} == 1)', 2))
+    eventually(lambda: scraped("sum(eaas_expert_server_up)", 3))
+    eventually(lambda: scraped("eaas_generation_tokens_total", 30))
+    eventually(lambda: scraped("vllm:generation_tokens_total", 30))
 
     def par() -> float:
         generate(up)
         return prometheus.value("avg(eaas_balancer_par)") or 0.0
 
-    until(lambda: par() >= 1.0)
+    eventually(lambda: par() >= 1.0)
     assert scraped("eaas_min_replicas", 2)
     # What fired before the first scrape is over. PAR is that of a tiny model, for few tokens.
-    until(lambda: prometheus.firing().keys() <= {"EaasParHigh"})
+    eventually(lambda: prometheus.firing().keys() <= {"EaasParHigh"})
 
     # One of three: everything is served on, with a replica fewer.
     first = kill(up, "expert-server-1")
-    dead = until(lambda: prometheus.firing().get("EaasServerDead"))
+    dead = eventually(lambda: prometheus.firing().get("EaasServerDead"))
     assert dead["server"] == "expert-server-1"
     assert dead["severity"] == "warning"
-    until(lambda: scraped("eaas_min_replicas", 1))
+    eventually(lambda: scraped("eaas_min_replicas", 1))
     assert "EaasExpertUncovered" not in prometheus.firing()
     started(first)
-    until(lambda: "EaasServerDead" not in prometheus.firing())
+    eventually(lambda: "EaasServerDead" not in prometheus.firing())
 
     # All three: of two, the third would load at once what only they held.
-    until(lambda: scraped("eaas_min_replicas", 2) and all_serve(up))
+    eventually(lambda: scraped("eaas_min_replicas", 2) and all_serve(up))
     returns = [kill(up, f"expert-server-{i}") for i in range(3)]
-    uncovered = until(lambda: prometheus.firing().get("EaasExpertUncovered"))
+    uncovered = eventually(lambda: prometheus.firing().get("EaasExpertUncovered"))
     assert uncovered["severity"] == "critical"
     for arguments in returns:
         started(arguments)
     resolved = {"EaasExpertUncovered", "EaasServerDead"}
-    until(lambda: not resolved & prometheus.firing().keys())
+    eventually(lambda: not resolved & prometheus.firing().keys())
     assert "EaasViewStale" not in prometheus.firing()
 
     os.kill(up.member("monitor")["pid"], signal.SIGKILL)
-    until(lambda: "EaasViewStale" in prometheus.firing())
+    eventually(lambda: "EaasViewStale" in prometheus.firing())
 
     # Last, the endpoint itself.
     client = up.status()["members"]
     (pid,) = [m["pid"] for m in client if m["role"] == "attention-client"]
     os.kill(pid, signal.SIGKILL)
-    until(lambda: "EaasEndpointDown" in prometheus.firing())
+    eventually(lambda: "EaasEndpointDown" in prometheus.firing())

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
@@ -192,22 +191,6 @@ def test_a_request_for_another_host_is_refused(up: Any) -> None:
         # A forwarded port.
         answer = httpx.get(f"{up.endpoint}{path}", headers={"Host": "localhost:18080"}, timeout=60)
         assert answer.status_code == 200
-
-
-def test_openai_client(up: Any) -> None:
-    asked: dict[str, Any] = {
-        "model": "it's a demo",
-        "messages": [{"role": "user", "content": "Hello"}],
-        "max_tokens": 16,
-        "temperature": 0,
-    }
-    with openai.OpenAI(base_url=f"{up.endpoint}/v1", api_key="none") as client:
-        whole = client.chat.completions.create(**asked).choices[0].message.content
-        with client.chat.completions.create(**asked, stream=True) as chunks:
-            parts = [choice.delta.content or "" for chunk in chunks for choice in chunk.choices]
-    assert whole
-    assert "".join(parts) == whole
-    assert len(parts) > 4
 
 
 @pytest.mark.parametrize(

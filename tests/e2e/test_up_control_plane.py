@@ -64,15 +64,8 @@ def test_scale_and_drain(
         assert servers() == {"expert-server-1", "expert-server-2"}
         # The launcher counts servers that others started, under any name.
         monitor = next(m for m in up.status()["members"] if m["role"] == "monitor")["address"]
-        arguments = [
-            "expert-server",
-            "--id",
-            "by-hand",
-            "--join",
-            monitor,
-            "--model",
-            str(shell_model),
-        ]
+        words = ("expert-server", "--id", "by-hand", "--join", monitor)
+        arguments = (*words, "--model", str(shell_model))
         by_hand = ChildProcess("by-hand", arguments, None, fork_server=fork_server)
         try:
             wait_ready([by_hand], 60)

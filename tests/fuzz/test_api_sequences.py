@@ -19,15 +19,12 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from balancer.main import Balancer
 from balancer.policies.registry import find
-from control_plane import SHAPE, FakeExpertServer, eventually
-from eaas.config import BalancerConfig, MonitorConfig
+from control_plane import SHAPE, Plane, eventually, registration
 from eaas.membership.session import PROTOCOL_VERSION
 from eaas.net.grpc_client import channel
 from eaas.rpc.v1 import balancer_pb2, balancer_pb2_grpc, monitor_pb2, monitor_pb2_grpc
 from eaas.types import Member, MemberState, Placement, Role
-from monitor.main import Monitor
 from proto_strategies import messages
 
 pytestmark = pytest.mark.integration
@@ -109,10 +106,7 @@ def monitor_machine(address: str, cleanup: ExitStack) -> type[RuleBasedStateMach
 
         @rule(member_id=st.sampled_from(("a", "b")), role=st.sampled_from(list(Role)))
         def register_rightly(self, member_id: str, role: Role) -> None:
-            member = Member(member_id, role, 7, "here", "h:1", MemberState.SERVING)
-            request = monitor_pb2.RegisterRequest(
-                member=member.to_proto(), protocol_version=PROTOCOL_VERSION
-            )
+            request = registration(member_id, role)
             code, answer, why = outcome(lambda: stub.Register(request, timeout=CALL_S))
             assert code in (Code.OK, Code.ALREADY_EXISTS), why
             if code is Code.OK:
@@ -139,8 +133,7 @@ def monitor_machine(address: str, cleanup: ExitStack) -> type[RuleBasedStateMach
 def test_any_calls_at_a_monitor(
     cleanup: ExitStack, budget: Callable[..., hypothesis.settings]
 ) -> None:
-    monitor = Monitor(MonitorConfig(lease_s=60.0))
-    cleanup.callback(monitor.stop)
+    monitor = Plane(cleanup).monitor(lease_s=60.0)
     run_state_machine_as_test(monitor_machine(monitor.address, cleanup), settings=budget(12, 30))
 
 
@@ -225,18 +218,11 @@ def balancer_machine(address: str, cleanup: ExitStack) -> type[RuleBasedStateMac
 def test_any_calls_at_a_balancer(
     cleanup: ExitStack, budget: Callable[..., hypothesis.settings]
 ) -> None:
-    monitor = Monitor(MonitorConfig())
-    cleanup.callback(monitor.stop)
-    config = BalancerConfig(
-        expected_servers=3, redundancy=1, num_redundant_experts=3, step_s=0.1, step_interval=10**6
-    )
-    balancer = Balancer(config, monitor.address, on_stopping=lambda: None)
-    cleanup.callback(balancer.stop)
-    servers: list[FakeExpertServer] = []
-    for name in NAMES:
-        server = FakeExpertServer(monitor.address, name)
-        cleanup.callback(server.close)
-        servers.append(server)
+    plane = Plane(cleanup)
+    monitor = plane.monitor()
+    settings = {"expected_servers": 3, "redundancy": 1, "num_redundant_experts": 3}
+    balancer = plane.balancer(monitor.address, step_s=0.1, step_interval=10**6, **settings)
+    servers = [plane.server(monitor.address, name) for name in NAMES]
     with channel(balancer.address) as line:
         stub = balancer_pb2_grpc.BalancerServiceStub(line)
         eventually(lambda: stub.GetPlacement(balancer_pb2.GetPlacementRequest()).placement.epoch)

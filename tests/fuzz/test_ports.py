@@ -108,9 +108,7 @@ def attacks(descriptor: Descriptor, dice: random.Random) -> Iterator[bytes]:
 
 @pytest.fixture(scope="module")
 def cluster(
-    checkpoint: Callable[..., Path],
-    fork_server: Any,
-    tmp_path_factory: pytest.TempPathFactory,
+    checkpoint: Callable[..., Path], fork_server: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LocalCluster]:
     logs = tmp_path_factory.mktemp("logs")
     with LocalCluster(

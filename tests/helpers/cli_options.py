@@ -2,281 +2,71 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 __all__ = ["OPTIONS"]
 
-EXPERT_SERVER = {
-    "--model": None,
-    "--join": None,
-    "--id": None,
-    "--host": None,
-    "--port": None,
-    "--threads": None,
-    "--kernel": None,
-    "--quantization": None,
-    "--slots": None,
-    "--slot-tokens": None,
-    "--tls": None,
-    "--insecure": False,
-    "--config": None,
-}
-OPTIONS: dict[str, dict[str, Any]] = {
-    "up": {
-        "--model": None,
-        "--servers": 3,
-        "--redundancy": 2,
-        "--transport": None,
-        "--host": None,
-        "--port": None,
-        "--kernel": None,
-        "--quantization": None,
-        "--api-key-file": None,
-        "--tls": None,
-        "--insecure": False,
-        "--config": None,
-        "--log-dir": None,
-    },
-    "status": {"--endpoint": "http://127.0.0.1:8000", "--api-key-file": None, "--json": False},
-    "top": {
-        "--endpoint": "http://127.0.0.1:8000",
-        "--once": False,
-        "--api-key-file": None,
-        "--tls": None,
-        "--json": False,
-    },
-    "generate": {
-        "prompt": None,
-        "--endpoint": "http://127.0.0.1:8000",
-        "--max-tokens": 64,
-        "--temperature": None,
-        "--api-key-file": None,
-        "--json": False,
-    },
-    "scale": {
-        "servers": None,
-        "--endpoint": "http://127.0.0.1:8000",
-        "--api-key-file": None,
-        "--tls": None,
-    },
-    "drain": {
-        "server": None,
-        "--endpoint": "http://127.0.0.1:8000",
-        "--api-key-file": None,
-        "--tls": None,
-    },
-    "plan": {
-        "--policy": None,
-        "--more-servers": 0,
-        "--without": None,
-        "--redundancy": None,
-        "--redundant-experts": None,
-        "--endpoint": "http://127.0.0.1:8000",
-        "--api-key-file": None,
-        "--tls": None,
-        "--json": False,
-    },
-    "rebalance": {
-        "--policy": None,
-        "--force": False,
-        "--endpoint": "http://127.0.0.1:8000",
-        "--api-key-file": None,
-        "--tls": None,
-        "--json": False,
-    },
-    "pin": {
-        "layer": None,
-        "expert": None,
-        "server": None,
-        "--endpoint": "http://127.0.0.1:8000",
-        "--api-key-file": None,
-        "--tls": None,
-    },
-    "unpin": {
-        "layer": None,
-        "expert": None,
-        "server": None,
-        "--endpoint": "http://127.0.0.1:8000",
-        "--api-key-file": None,
-        "--tls": None,
-    },
-    "history": {
-        "--limit": 20,
-        "--endpoint": "http://127.0.0.1:8000",
-        "--api-key-file": None,
-        "--tls": None,
-        "--json": False,
-    },
-    "policy": {
-        "name": None,
-        "--knob": None,
-        "--endpoint": "http://127.0.0.1:8000",
-        "--api-key-file": None,
-        "--tls": None,
-        "--json": False,
-    },
-    "autoscale": {
-        "--endpoint": "http://127.0.0.1:8000",
-        "--join": None,
-        "--min-servers": None,
-        "--max-servers": None,
-        "--dry-run": False,
-        "--api-key-file": None,
-        "--tls": None,
-        "--config": None,
-    },
-    "certs": {"directory": None, "--days": 30, "--san": None, "--renew": False},
-    "demo-model": {
-        "directory": None,
-        "--arch": "qwen3_moe",
-        "--layers": 4,
-        "--hidden": 128,
-        "--experts": 16,
-        "--top-k": 4,
-        "--seed": 0,
-        "--dtype": "float32",
-    },
-    "bench serve": {
-        "--model": None,
-        "--servers": 3,
-        "--redundancy": 2,
-        "--transport": "shm",
-        "--requests": 16,
-        "--concurrency": 4,
-        "--prompt-tokens": 32,
-        "--max-tokens": 64,
-        "--rounds": 3,
-        "--baseline": "transformers",
-        "--json": False,
-    },
-    "bench experts": {
-        "--shape": None,
-        "--builtin": True,
-        "--tokens": "1,8,64,512,2048",
-        "--dtype": None,
-        "--kernel": None,
-        "--rounds": 5,
-        "--threads": None,
-        "--plot": None,
-        "--json": False,
-    },
-    "simulate caps": {
-        "--requests": 3000,
-        "--seeds": "42,123,456,789",
-        "--rates": "150,200,250,300",
-        "--pattern": "both",
-        "--strategies": None,
-        "--routing": None,
-        "--out": None,
-        "--json": False,
-    },
-    "chaos run": {
-        "--seed": 1,
-        "--minutes": 1.0,
-        "--faults": "",
-        "--model": None,
-        "--servers": 4,
-        "--redundancy": 2,
-        "--transport": "shm",
-        "--rate": 4.0,
-        "--max-tokens": 24,
-        "--history": None,
-        "--json": False,
-    },
-    "simulate autoscale": {
-        "--trace": None,
-        "--paper": False,
-        "--fixed": "8,16,32",
-        "--start": None,
-        "--max-servers": None,
-        "--server-tokens-per-s": None,
-        "--token-ms": 50.0,
-        "--prompt-tokens": 256,
-        "--change-s": 10.0,
-        "--config": None,
-        "--json": False,
-    },
-    "trace record": {
-        "target": None,
-        "--model": None,
-        "--prompts": None,
-        "--batch": 8,
-        "--max-tokens": 32,
-        "--temperature": 0.0,
-        "--endpoint": None,
-    },
-    "trace generate": {
-        "target": None,
-        "--regime": "skewed",
-        "--iterations": 6144,
-        "--layers": 58,
-        "--experts": 256,
-        "--tokens": 1024,
-        "--top-k": 8,
-        "--seed": 0,
-    },
-    "trace info": {
-        "source": None,
-        "--against": None,
-        "--out": None,
-        "--experts": None,
-        "--tokens": 1024,
-        "--json": False,
-    },
-    "trace compare": {
-        "source": None,
-        "--policy": None,
-        "--servers": "64",
-        "--interval": "256,1024",
-        "--slots": None,
-        "--planning": "0.4",
-        "--plot": None,
-        "--json": False,
-    },
-    "knobs train": {
-        "traces": None,
-        "--held-out": None,
-        "--servers": 64,
-        "--interval": 256,
-        "--epochs": 12,
-        "--transit-weight": None,
-        "--seed": 0,
-        "--json": False,
-    },
-    "expert-server": EXPERT_SERVER,
-    "attention-client": {
-        "--model": None,
-        "--join": None,
-        "--id": None,
-        "--host": None,
-        "--port": None,
-        "--transport": None,
-        "--threads": None,
-        "--api-key-file": None,
-        "--operator-page": None,
-        "--tls": None,
-        "--insecure": False,
-        "--config": None,
-    },
-    "monitor": {
-        "--host": None,
-        "--port": None,
-        "--stop-members-on-exit": None,
-        "--store": None,
-        "--data-dir": None,
-        "--zookeeper-hosts": None,
-        "--tls": None,
-        "--insecure": False,
-        "--config": None,
-    },
-    "balancer": {
-        "--join": None,
-        "--servers": None,
-        "--redundancy": None,
-        "--host": None,
-        "--port": None,
-        "--tls": None,
-        "--insecure": False,
-        "--config": None,
-    },
-}
+# COMMAND: OPTION=DEFAULT as JSON (a string without quotes, unless it would be a number); no default: None.
+_TEXT = """\
+up: --model --servers=3 --redundancy=2 --transport --host --port --kernel --quantization
+    --api-key-file --tls --insecure=false --config --log-dir
+status: --endpoint=URL --api-key-file --json=false
+top: --endpoint=URL --once=false --api-key-file --tls --json=false
+generate: prompt --endpoint=URL --max-tokens=64 --temperature --api-key-file --json=false
+scale: servers --endpoint=URL --api-key-file --tls
+drain: server --endpoint=URL --api-key-file --tls
+plan: --policy --more-servers=0 --without --redundancy --redundant-experts --endpoint=URL
+    --api-key-file --tls --json=false
+rebalance: --policy --force=false --endpoint=URL --api-key-file --tls --json=false
+pin: layer expert server --endpoint=URL --api-key-file --tls
+unpin: layer expert server --endpoint=URL --api-key-file --tls
+history: --limit=20 --endpoint=URL --api-key-file --tls --json=false
+policy: name --knob --endpoint=URL --api-key-file --tls --json=false
+autoscale: --endpoint=URL --join --min-servers --max-servers --dry-run=false --api-key-file --tls
+    --config
+certs: directory --days=30 --san --renew=false
+demo-model: directory --arch=qwen3_moe --layers=4 --hidden=128 --experts=16 --top-k=4 --seed=0
+    --dtype=float32
+bench serve: --model --servers=3 --redundancy=2 --transport=shm --requests=16 --concurrency=4
+    --prompt-tokens=32 --max-tokens=64 --rounds=3 --baseline=transformers --json=false
+bench experts: --shape --builtin=true --tokens=1,8,64,512,2048 --dtype --kernel --rounds=5 --threads
+    --plot --json=false
+simulate caps: --requests=3000 --seeds=42,123,456,789 --rates=150,200,250,300 --pattern=both
+    --strategies --routing --out --json=false
+chaos run: --seed=1 --minutes=1.0 --faults= --model --servers=4 --redundancy=2 --transport=shm
+    --rate=4.0 --max-tokens=24 --history --json=false
+simulate autoscale: --trace --paper=false --fixed=8,16,32 --start --max-servers
+    --server-tokens-per-s --token-ms=50.0 --prompt-tokens=256 --change-s=10.0 --config --json=false
+trace record: target --model --prompts --batch=8 --max-tokens=32 --temperature=0.0 --endpoint
+trace generate: target --regime=skewed --iterations=6144 --layers=58 --experts=256 --tokens=1024
+    --top-k=8 --seed=0
+trace info: source --against --out --experts --tokens=1024 --json=false
+trace compare: source --policy --servers="64" --interval=256,1024 --slots --planning="0.4" --plot
+    --json=false
+knobs train: traces --held-out --servers=64 --interval=256 --epochs=12 --transit-weight --seed=0
+    --json=false
+expert-server: --model --join --id --host --port --threads --kernel --quantization --slots
+    --slot-tokens --tls --insecure=false --config
+attention-client: --model --join --id --host --port --transport --threads --api-key-file
+    --operator-page --tls --insecure=false --config
+monitor: --host --port --stop-members-on-exit --store --data-dir --zookeeper-hosts --tls
+    --insecure=false --config
+balancer: --join --servers --redundancy --host --port --tls --insecure=false --config
+""".replace("=URL", "=http://127.0.0.1:8000")
+
+
+def _default(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _options(text: str) -> dict[str, Any]:
+    words = (word.partition("=") for word in text.split())
+    return {name: _default(default) if equals else None for name, equals, default in words}
+
+
+_COMMANDS = (line.partition(":") for line in _TEXT.replace("\n    ", " ").splitlines())
+OPTIONS = {command: _options(options) for command, _, options in _COMMANDS}

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
-import socket
 import subprocess
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from waiting import eventually
+from service_box import free_port
 
 ROOT = Path(__file__).parents[2]
 # Includes the first build of the image on a busy machine.
@@ -55,9 +51,7 @@ class Compose:
     """
 
     def __init__(self, *files: str, model: Path | None = None) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self.project = f"eaas-test-{os.getpid()}-{port}"
         self.endpoint = f"http://127.0.0.1:{port}"
         self._files = [word for name in files for word in ("-f", name)]
@@ -132,58 +126,3 @@ class Compose:
         return [
             line for kind in kinds for line in self.docker(*kind, "-q", "-f", mark).splitlines()
         ]
-
-
-class Load:
-    """Greedy completions in several threads; each must equal its first answer.
-
-    Only a float32 model promises that: in bf16, near ties depend on which servers compute.
-    """
-
-    def __init__(self, endpoint: str) -> None:
-        self._endpoint = endpoint
-        self._right = {prompt: self._ask(prompt) for prompt in PROMPTS}
-        self._over = threading.Event()
-        self._counting = threading.Lock()
-        self.answers = 0
-        self.failures: list[str] = []
-
-    def _ask(self, prompt: str) -> str:
-        body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
-        answer = httpx.post(f"{self._endpoint}/v1/completions", json=body, timeout=120)
-        text: str = answer.raise_for_status().json()["choices"][0]["text"]
-        return text
-
-    def _ask_on(self, prompt: str) -> None:
-        while not self._over.is_set():
-            failure = None
-            try:
-                if self._ask(prompt) != self._right[prompt]:
-                    failure = f"another answer to {prompt!r}"
-            except httpx.HTTPError as error:
-                failure = f"{prompt!r}: {error!r}"
-            with self._counting:
-                self.answers += 1
-                if failure is not None:
-                    self.failures.append(failure)
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Requests run during the context; none may fail."""
-        threads = [threading.Thread(target=self._ask_on, args=(prompt,)) for prompt in PROMPTS]
-        for thread in threads:
-            thread.start()
-        try:
-            self.some_more()
-            yield
-            self.some_more()
-        finally:
-            self._over.set()
-            for thread in threads:
-                thread.join()
-        assert not self.failures, self.failures
-
-    def some_more(self) -> None:
-        """Wait until each thread has had another answer or two."""
-        wanted = self.answers + 2 * len(PROMPTS)
-        eventually(lambda: self.answers >= wanted, PATIENCE_S)

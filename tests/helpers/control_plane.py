@@ -11,21 +11,27 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 
-from eaas.membership.session import MemberSession, MembershipView, Report
+from balancer.main import Balancer
+from eaas.config import BalancerConfig, MonitorConfig
+from eaas.membership.session import PROTOCOL_VERSION, MemberSession, MembershipView, Report
+from eaas.net.grpc_client import channel
 from eaas.net.grpc_server import RunningServer, Service, serve
 from eaas.net.tls import Identity
 from eaas.rpc.v1 import (
     common_pb2,
     expert_pb2,
     expert_pb2_grpc,
+    monitor_pb2,
 )
 from eaas.types import Member, MemberState, ModelShape, Role
+from monitor.main import Monitor
 from waiting import eventually
 
 __all__ = [
@@ -37,11 +43,15 @@ __all__ = [
     "SERVING",
     "SHAPE",
     "FakeExpertServer",
+    "MetricsServer",
     "Observer",
+    "Plane",
     "eventually",
     "has_state",
+    "held_by",
     "monitor_process",
     "port_of",
+    "registration",
     "start_process",
 ]
 
@@ -241,6 +251,86 @@ class FakeExpertServer:
     def close(self, deregister: bool = True) -> None:
         self.session.close(deregister)
         self.server.stop(0)
+
+
+class MetricsServer:
+    """An HTTP server that answers every request with what `read` returns."""
+
+    def __init__(self, read: Callable[[], bytes]) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(read())
+
+            def log_message(self, *_: Any) -> None:
+                """No log."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"127.0.0.1:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class Plane:
+    """Starts monitors, balancers and members that end with the test."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.stack = stack
+
+    def monitor(self, tls: Identity | None = None, **fields: Any) -> Monitor:
+        monitor = Monitor(MonitorConfig(**fields), tls=tls)
+        self.stack.callback(monitor.stop)
+        return monitor
+
+    def balancer(self, address: str, latency_target_ms: float = 0.0, **fields: Any) -> Balancer:
+        config = BalancerConfig(**({"expected_servers": 2, "redundancy": 2} | fields))
+        balancer = Balancer(
+            config, address, on_stopping=lambda: None, latency_target_ms=latency_target_ms
+        )
+        self.stack.callback(balancer.stop)
+        return balancer
+
+    def server(self, address: str, name: str, **options: Any) -> FakeExpertServer:
+        server = FakeExpertServer(address, name, **options)
+        self.stack.callback(server.close)
+        return server
+
+    def observe(self, address: str, member_id: str = "observer", **options: Any) -> Observer:
+        observer = Observer(address, member_id, **options)
+        self.stack.callback(observer.session.close)
+        return observer
+
+    def client(self, address: str, endpoint: str) -> None:
+        """Register an attention client that serves HTTP at `endpoint`."""
+        member = Member("client", Role.ATTENTION_CLIENT, os.getpid(), "here", endpoint, SERVING)
+        session = MemberSession(address, member, report=lambda: Report(SERVING))
+        self.stack.callback(session.close)
+
+
+def registration(
+    name: str, role: Role = Role.BALANCER, **fields: Any
+) -> monitor_pb2.RegisterRequest:
+    """A request to register a member that serves."""
+    member = Member(name, role, 1, "h", "h:1", SERVING)
+    return monitor_pb2.RegisterRequest(
+        **({"member": member.to_proto(), "protocol_version": PROTOCOL_VERSION} | fields)
+    )
+
+
+def held_by(server: Member) -> np.ndarray:
+    """Experts that a live server reports to hold, bool (L, E). Raises grpc.RpcError."""
+    with channel(server.address) as line:
+        stub = expert_pb2_grpc.ExpertServiceStub(line)
+        answer = stub.ListExperts(expert_pb2.ListExpertsRequest(), timeout=10)
+    assert server.model is not None
+    holds_LE = np.zeros((len(answer.layers), server.model.num_experts), bool)
+    for layer, holding in enumerate(answer.layers):
+        holds_LE[layer, list(holding.experts)] = True
+    return holds_LE
 
 
 def port_of(address: str) -> int:

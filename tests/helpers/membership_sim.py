@@ -113,6 +113,19 @@ def _comparable(m: Member) -> Member:
     return replace(m, silence_s=0.0, in_flight=0, progress=0)
 
 
+def _once_awake(act: Callable[..., None]) -> Callable[..., None]:
+    """Of the monitor: it acts when it is neither paused nor down."""
+
+    def later(sim: Simulation, *arguments: Any) -> None:
+        for begin, end in (*sim.plan.pauses, *sim.plan.downs):
+            if begin <= sim.now < end:
+                sim._at(end + sim.dice.uniform(0, 0.002), later, sim, *arguments)
+                return
+        act(sim, *arguments)
+
+    return later
+
+
 class Simulation:
     """Runs one schedule. `run` checks the general invariants, the caller the others.
 
@@ -173,10 +186,8 @@ class Simulation:
         self.registry = Registry(LEASE_S, HEARTBEAT_S, self.now, kept.without_monitors())
         self._begin()
 
+    @_once_awake
     def _tick(self) -> None:
-        if (wakes_at := self._wakes_at()) is not None:
-            self._at(wakes_at + self.dice.uniform(0, 0.002), self._tick)
-            return
         incarnation = self._monitor_incarnation
         self._note(
             self.registry.heartbeat("monitor", incarnation, self.now, state=MemberState.SERVING)
@@ -187,12 +198,6 @@ class Simulation:
         if self.dice.random() < 0.05:
             self._watcher.catch_up(self.registry, self.now)
             self._watcher.check(self.registry, self.now)
-
-    def _wakes_at(self) -> float | None:
-        for begin, end in (*self.plan.pauses, *self.plan.downs):
-            if begin <= self.now < end:
-                return end
-        return None
 
     def _note(self, events: list[MemberEvent]) -> None:
         for event in events:
@@ -259,10 +264,8 @@ class Simulation:
         if process.alive:
             self._message(process, self._take_register)
 
+    @_once_awake
     def _take_register(self, process: Process) -> None:
-        if (wakes_at := self._wakes_at()) is not None:
-            self._at(wakes_at + self.dice.uniform(0, 0.002), self._take_register, process)
-            return
         member = Member(process.id, Role.EXPERT_SERVER, process.pid, "h", "", MemberState.SERVING)
         try:
             incarnation, events = self.registry.register(
@@ -301,10 +304,8 @@ class Simulation:
         if process.alive:
             self._message(process, self._take_heartbeat)
 
+    @_once_awake
     def _take_heartbeat(self, process: Process) -> None:
-        if (wakes_at := self._wakes_at()) is not None:
-            self._at(wakes_at + self.dice.uniform(0, 0.002), self._take_heartbeat, process)
-            return
         try:
             events = self.registry.heartbeat(
                 process.id, process.incarnation, self.now, state=MemberState.SERVING

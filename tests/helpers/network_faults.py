@@ -1,4 +1,4 @@
-"""Lossy networks: a proxy, and the network namespaces of `eaas_cli.chaos`."""
+"""A lossy network: a proxy."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from eaas.net import server_records
-from eaas_cli.chaos.network import Namespace
 
-__all__ = ["PATIENCE_S", "Namespace", "Proxy"]
+__all__ = ["PATIENCE_S", "Proxy"]
 
 PATIENCE_S = 40.0
 

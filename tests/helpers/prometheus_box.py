@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import shutil
-import socket
-import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-__all__ = ["PrometheusBox", "missing"]
+from service_box import ServiceBox, free_port
 
-_START_S = 60.0
+__all__ = ["PrometheusBox", "missing"]
 
 
 def missing() -> str | None:
@@ -23,7 +20,7 @@ def missing() -> str | None:
     return None
 
 
-class PrometheusBox:
+class PrometheusBox(ServiceBox):
     """A Prometheus server that runs until `stop`.
 
     Args:
@@ -32,40 +29,24 @@ class PrometheusBox:
     """
 
     def __init__(self, directory: Path, config: Path) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         directory.mkdir()
-        self._log = (directory / "log").open("wb")
-        self.process = subprocess.Popen(
+        self._http = httpx.Client(
+            base_url=f"http://127.0.0.1:{port}", timeout=10.0, trust_env=False
+        )
+        super().__init__(
+            directory / "log",
             [
                 *("prometheus", f"--config.file={config}", f"--storage.tsdb.path={directory}/data"),
                 f"--web.listen-address=127.0.0.1:{port}",
             ],
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-            process_group=0,
         )
-        self._http = httpx.Client(
-            base_url=f"http://127.0.0.1:{port}", timeout=10.0, trust_env=False
-        )
-        try:
-            self._wait(directory / "log")
-        except BaseException:
-            self.stop()
-            raise
 
-    def _wait(self, log: Path) -> None:
-        deadline = time.monotonic() + _START_S
-        while True:
-            assert self.process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            try:
-                if self._http.get("/-/ready").status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
-            time.sleep(0.05)
+    def is_ready(self) -> bool:
+        try:
+            return self._http.get("/-/ready").status_code == 200
+        except httpx.TransportError:
+            return False
 
     def firing(self) -> dict[str, dict[str, str]]:
         """Labels of the firing alerts, by name; the first if several have one name."""
@@ -77,15 +58,12 @@ class PrometheusBox:
 
     def value(self, query: str) -> float | None:
         """Value of the first series of an instant query, or None."""
-        response = self._http.get("/api/v1/query", params={"query": query})
-        result = response.raise_for_status().json()["data"]["result"]
+        result = self._get("/api/v1/query", query=query)["result"]
         return float(result[0]["value"][1]) if result else None
 
-    def _get(self, path: str) -> Any:
-        return self._http.get(path).raise_for_status().json()["data"]
+    def _get(self, path: str, **parameters: str) -> Any:
+        return self._http.get(path, params=parameters).raise_for_status().json()["data"]
 
     def stop(self) -> None:
         self._http.close()
-        self.process.kill()
-        self.process.wait()
-        self._log.close()
+        super().stop()

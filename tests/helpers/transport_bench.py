@@ -41,6 +41,7 @@ from expert_server.loop.tracing import BatchTraces
 from expert_server.service import SERVICE, ExpertService, add_expert_service
 from expert_server.transports.slot_ownership import SlotTable
 from expert_server.weights.sharing import CheckpointSharer
+from waiting import eventually
 
 HIDDEN, TOP_K, EXPERTS, SLOT_TOKENS, SLOTS = 8, 2, 4, 16, 64
 SHAPE = ModelShape("tiny", EXPERTS, HIDDEN, TOP_K, ("layer.0", "layer.1"), "float32", "digest")
@@ -168,13 +169,6 @@ class Client:
 
     def late_answers(self) -> float:
         return float(self.metrics.late_answers._value.get())
-
-
-def eventually(condition: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
-    deadline = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def threads(*names: str) -> list[str]:

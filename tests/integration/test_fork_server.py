@@ -174,29 +174,25 @@ for _ in range(2):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT])
-def test_a_signal_is_an_exit_code(bare: ForkServer, number: signal.Signals) -> None:
-    child = ChildProcess("monitor", ["monitor"], None, fork_server=bare)
-    wait_ready([child], 30)
-    assert child.running
-    assert not child.reap(0.05)
-    os.kill(child.pid, number)
-    assert child.reap(30)
-    assert not child.running
-    assert child.process.returncode == -number
+def test_a_signal_is_an_exit_code(monitor: ChildProcess, number: signal.Signals) -> None:
+    assert monitor.running
+    assert not monitor.reap(0.05)
+    os.kill(monitor.pid, number)
+    assert monitor.reap(30)
+    assert not monitor.running
+    assert monitor.process.returncode == -number
     # No signal is sent to a process that may have the number by now.
-    child.signal(signal.SIGKILL)
-    assert not lives(child.pid)
+    monitor.signal(signal.SIGKILL)
+    assert not lives(monitor.pid)
 
 
-def test_a_killed_process_keeps_its_number_until_it_is_polled(bare: ForkServer) -> None:
-    child = ChildProcess("monitor", ["monitor"], None, fork_server=bare)
-    wait_ready([child], 30)
-    os.kill(child.pid, signal.SIGKILL)
-    eventually(lambda: field(child.pid, "State")[0] == "Z")
+def test_a_killed_process_keeps_its_number_until_it_is_polled(monitor: ChildProcess) -> None:
+    os.kill(monitor.pid, signal.SIGKILL)
+    eventually(lambda: field(monitor.pid, "State")[0] == "Z")
     # Its first thread may end before its last one.
-    eventually(lambda: not child.running)
-    assert not Path(f"/proc/{child.pid}").exists()
-    assert child.reap(0)
+    eventually(lambda: not monitor.running)
+    assert not Path(f"/proc/{monitor.pid}").exists()
+    assert monitor.reap(0)
 
 
 def test_a_cluster_whose_server_is_stopped_killed_and_started_again(

@@ -15,9 +15,10 @@ from typing import Literal
 import httpx
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 import attention_client
+from decoding import cluster_of, eager, generate, ragged
 from eaas.config import AttentionClientConfig, load_config
 from eaas.errors import ExpertsUnavailableError
 from eaas_cli.local import LocalCluster
@@ -29,31 +30,16 @@ NEW_TOKENS = 24
 KILLS = int(os.environ.get("KILL_MOMENTS", "2"))
 
 
-def ragged(batch: int = 8, longest: int = 17) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(batch)
-    ids_BT = torch.randint(20, 250, (batch, longest), generator=generator)
-    mask_BT = torch.ones_like(ids_BT)
-    for row in range(batch):
-        mask_BT[row, : (7 * row) % longest] = 0
-    return {"input_ids": ids_BT, "attention_mask": mask_BT}
-
-
-def generate(model: PreTrainedModel) -> torch.Tensor:
-    return model.generate(**ragged(), max_new_tokens=NEW_TOKENS, do_sample=False)
-
-
-def eager(path: Path) -> torch.Tensor:
-    model = AutoModelForCausalLM.from_pretrained(path, experts_implementation="eager")
-    return generate(model.eval())
-
-
 def load(
     path: Path, cluster: LocalCluster, overlap: Literal["auto", "on", "off"], **settings: object
 ) -> tuple[PreTrainedModel, attention_client.Cluster]:
     config = AttentionClientConfig(overlap=overlap, **settings)
     model = attention_client.load(path, cluster.monitor_address, config=config)
-    joined = next(m._eaas_cluster for m in model.modules() if hasattr(m, "_eaas_cluster"))
-    return model, joined
+    return model, cluster_of(model)
+
+
+def answer(model: PreTrainedModel) -> torch.Tensor:
+    return generate(model, ragged(8), NEW_TOKENS)
 
 
 def slots_in_use(joined: attention_client.Cluster) -> int:
@@ -67,9 +53,9 @@ def test_tokens_and_kills(
     path = checkpoint("qwen3_moe")
     cluster = start_cluster(path, attention_client=False)
     model, joined = load(path, cluster, "on")
-    expected = eager(path)
+    expected = answer(eager(path))
     started = time.monotonic()
-    assert torch.equal(generate(model), expected)
+    assert torch.equal(answer(model), expected)
     usual_s = time.monotonic() - started
     dice = random.Random(3)
     for _ in range(KILLS):
@@ -77,7 +63,7 @@ def test_tokens_and_kills(
         pid = cluster.children[victim].pid
         blow = threading.Timer(dice.uniform(0, usual_s), os.kill, (pid, signal.SIGKILL))
         blow.start()
-        assert torch.equal(generate(model), expected), f"{victim} killed"
+        assert torch.equal(answer(model), expected), f"{victim} killed"
         blow.join()
         cluster.restart(victim)
         eventually(lambda: joined.view().usable_S().sum() == cluster.servers)
@@ -93,13 +79,13 @@ def test_no_replica_left(
     path = checkpoint("qwen3_moe")
     cluster = start_cluster(path, attention_client=False, servers=2, redundancy=1)
     model, joined = load(path, cluster, "on", layer_timeout_s=1.0)
-    expected = generate(model)
+    expected = answer(model)
     os.kill(cluster.children["expert-server-1"].pid, signal.SIGKILL)
     with pytest.raises(ExpertsUnavailableError, match="no live replica of expert"):
-        generate(model)
+        answer(model)
     cluster.restart("expert-server-1")
     joined.wait_until_covered(30.0)
-    assert torch.equal(generate(model), expected), "it goes on when the server is back"
+    assert torch.equal(answer(model), expected), "it goes on when the server is back"
     assert slots_in_use(joined) == 0
 
 

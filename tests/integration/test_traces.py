@@ -243,9 +243,7 @@ def test_the_engine_knows_whose_forward_pass_it_is(kind: str) -> None:
     assert {parent_of(layer) for layer in layers} == {id_of(request)}
 
 
-def test_off_is_the_default_and_a_missing_package_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_off_is_the_default_and_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert start_tracing(TelemetryConfig(), "attention-client", "a") is None
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(ConfigError, match=r"pip install 'expert-as-a-service\[otel\]'"):

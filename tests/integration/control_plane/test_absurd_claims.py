@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 
 import grpc
 import pytest
 
-from balancer.main import Balancer
-from control_plane import SERVING, FakeExpertServer, Observer, eventually
+from control_plane import SERVING, Observer, Plane, eventually, registration
 from eaas.config import MonitorConfig
 from eaas.errors import StoreError
-from eaas.membership.session import PROTOCOL_VERSION
 from eaas.net.grpc_client import channel
 from eaas.net.message_ranges import MOST_EPOCH, TRUSTED_EPOCH
 from eaas.rpc.v1 import common_pb2, monitor_pb2, monitor_pb2_grpc
-from eaas.types import MemberState
+from eaas.types import MemberState, Role
 from monitor.main import Monitor
 
 pytestmark = pytest.mark.integration
@@ -25,17 +22,12 @@ pytestmark = pytest.mark.integration
 WIDE_OPEN = 2**64 - 1
 
 
-def claim(address: str, epoch: int, role: int = common_pb2.ROLE_ATTENTION_CLIENT) -> None:
+def claim(address: str, epoch: int) -> None:
     """Register one member that claims an epoch in its heartbeat."""
     with channel(address) as opened:
         stub = monitor_pb2_grpc.MonitorServiceStub(opened)
-        member = common_pb2.Member(
-            id="liar", role=role, pid=1, host="elsewhere", state=common_pb2.MEMBER_STATE_SERVING
-        )
-        incarnation = stub.Register(
-            monitor_pb2.RegisterRequest(member=member, protocol_version=PROTOCOL_VERSION),
-            timeout=10,
-        ).incarnation
+        request = registration("liar", Role.ATTENTION_CLIENT)
+        incarnation = stub.Register(request, timeout=10).incarnation
         beat = monitor_pb2.HeartbeatRequest(
             id="liar", incarnation=incarnation, state=common_pb2.MEMBER_STATE_SERVING, epoch=epoch
         )
@@ -43,10 +35,8 @@ def claim(address: str, epoch: int, role: int = common_pb2.ROLE_ATTENTION_CLIENT
 
 
 @pytest.mark.parametrize("epoch", [WIDE_OPEN, 2**63, MOST_EPOCH + 1])
-def test_an_epoch_beyond_all_range_is_refused_by_name(
-    start_monitor: Callable[..., Monitor], epoch: int
-) -> None:
-    monitor = start_monitor()
+def test_an_epoch_beyond_all_range_is_refused_by_name(plane: Plane, epoch: int) -> None:
+    monitor = plane.monitor()
     with pytest.raises(grpc.RpcError) as caught:
         claim(monitor.address, epoch)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -57,19 +47,15 @@ def test_an_epoch_beyond_all_range_is_refused_by_name(
 
 @pytest.mark.parametrize("epoch", [MOST_EPOCH, TRUSTED_EPOCH + 1])
 def test_a_balancer_starts_despite_a_member_with_an_absurd_epoch(
-    start_monitor: Callable[..., Monitor],
-    start_balancer: Callable[..., Balancer],
-    start_server: Callable[..., FakeExpertServer],
-    caplog: pytest.LogCaptureFixture,
-    epoch: int,
+    plane: Plane, caplog: pytest.LogCaptureFixture, epoch: int
 ) -> None:
-    monitor = start_monitor()
-    first = start_balancer(monitor.address, redundancy=1)
-    servers = [start_server(monitor.address, name) for name in ("s1", "s2")]
+    monitor = plane.monitor()
+    first = plane.balancer(monitor.address, redundancy=1)
+    servers = [plane.server(monitor.address, name) for name in ("s1", "s2")]
     eventually(lambda: first._service.epoch)
     claim(monitor.address, epoch)
     first.stop()
-    second = start_balancer(monitor.address, redundancy=1)
+    second = plane.balancer(monitor.address, redundancy=1)
     eventually(lambda: second._service.epoch)
     assert second._service.epoch == 1001, (
         "an epoch of its own incarnation, as if nobody had claimed one"
@@ -79,15 +65,11 @@ def test_a_balancer_starts_despite_a_member_with_an_absurd_epoch(
     assert f"liar claims epoch {epoch}" in caplog.text
 
 
-def test_a_balancer_goes_on_from_the_largest_epoch_that_it_believes(
-    start_monitor: Callable[..., Monitor],
-    start_balancer: Callable[..., Balancer],
-    start_server: Callable[..., FakeExpertServer],
-) -> None:
-    monitor = start_monitor()
+def test_a_balancer_goes_on_from_the_largest_epoch_that_it_believes(plane: Plane) -> None:
+    monitor = plane.monitor()
     claim(monitor.address, TRUSTED_EPOCH)
-    balancer = start_balancer(monitor.address, redundancy=1)
-    servers = [start_server(monitor.address, name) for name in ("s1", "s2")]
+    balancer = plane.balancer(monitor.address, redundancy=1)
+    servers = [plane.server(monitor.address, name) for name in ("s1", "s2")]
     eventually(lambda: balancer._service.epoch)
     eventually(lambda: all(server.epoch == TRUSTED_EPOCH + 1 for server in servers))
 
@@ -117,13 +99,10 @@ def event(revision: int, member_id: str, epoch: int = 0) -> monitor_pb2.MemberEv
 
 
 def test_absurd_members_in_a_store_are_ignored(
-    start_monitor: Callable[..., Monitor],
-    observe: Callable[..., Observer],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    plane: Plane, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     _store(tmp_path, event(1, "sound"), event(1, "liar", WIDE_OPEN), event(1, "<b>"))
-    observer = observe(start_monitor(data_dir=str(tmp_path)).address)
+    observer = plane.observe(plane.monitor(data_dir=str(tmp_path)).address)
     observer.wait(lambda view: "sound" in view.members)
     assert observer.session.view.members["sound"].state is MemberState.DEAD
     assert not observer.session.view.members.keys() & {"liar", "<b>"}
@@ -144,7 +123,7 @@ def test_a_damaged_history_is_one_clear_error(tmp_path: Path, value: str) -> Non
 
 
 def test_left_members_after_a_restart_and_for_an_earlier_release(
-    observe: Callable[..., Observer], start_monitor: Callable[..., Monitor], tmp_path: Path
+    plane: Plane, tmp_path: Path
 ) -> None:
     first = Monitor(MonitorConfig(data_dir=str(tmp_path)))
     gone = Observer(first.address, "gone")
@@ -157,8 +136,8 @@ def test_left_members_after_a_restart_and_for_an_earlier_release(
     file.close()
     kept = monitor_pb2.MemberEvent.FromString(data)
     assert kept.member.state == common_pb2.MEMBER_STATE_DEAD
-    second = start_monitor(data_dir=str(tmp_path))
-    observer = observe(second.address)
+    second = plane.monitor(data_dir=str(tmp_path))
+    observer = plane.observe(second.address)
     view = observer.wait(lambda view: "gone" in view.members)
     assert view.members["gone"].state is MemberState.LEFT
     with channel(second.address) as opened:
@@ -175,14 +154,10 @@ def test_left_members_after_a_restart_and_for_an_earlier_release(
             assert told["observer"] == SERVING.number
 
 
-def test_a_view_forgets_with_the_monitor(
-    start_monitor: Callable[..., Monitor],
-    observe: Callable[..., Observer],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_view_forgets_with_the_monitor(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("monitor.registry._FORGET_LEFT_S", 1.0)
-    monitor = start_monitor()
-    observer, gone = observe(monitor.address), observe(monitor.address, "gone")
+    monitor = plane.monitor()
+    observer, gone = plane.observe(monitor.address), plane.observe(monitor.address, "gone")
     observer.wait(lambda view: "gone" in view.members)
     gone.session.close()
     observer.wait(lambda view: "gone" not in view.members)

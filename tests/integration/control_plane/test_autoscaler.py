@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -15,66 +10,26 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from attention_client.serving.metrics.http import ServeMetrics
 from balancer.autoscaler.live import LiveAutoscaler
-from balancer.main import Balancer
-from control_plane import PATIENCE_S, SERVING, FakeExpertServer, eventually
+from control_plane import SERVING, MetricsServer, Plane, eventually
 from eaas.config import AutoscalerConfig
-from eaas.control_plane.balancer_client import BalancerClient
 from eaas.errors import ClusterError, ConfigError
-from eaas.membership.session import MemberSession, Report
-from eaas.types import Member, Role
+from eaas_cli.chaos.cluster import free_port
 from eaas_cli.local.scaling import ScaleWatch
-from monitor.main import Monitor
 
 pytestmark = pytest.mark.integration
 
 BUSY, IDLE = 0.95, 0.0
 
 
-class Endpoint:
-    """A client's HTTP endpoint that serves metrics only."""
-
-    def __init__(self, monitor_address: str) -> None:
-        registry = CollectorRegistry()
-        self.metrics = ServeMetrics(registry)
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.send_response(200)
-                self.end_headers()
-                self.wfile.write(generate_latest(registry))
-
-            def log_message(self, *args: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
-        address = f"127.0.0.1:{self._server.server_address[1]}"
-        self._session = MemberSession(
-            monitor_address,
-            Member("client", Role.ATTENTION_CLIENT, os.getpid(), "here", address, SERVING),
-            report=lambda: Report(SERVING),
-        )
-
-    def close(self) -> None:
-        self._session.close()
-        self._server.shutdown()
-        self._server.server_close()
-
-
 class Cluster:
     """Two servers, the minimum for the redundancy, and a launcher that records wanted sizes."""
 
-    def __init__(
-        self,
-        monitor: Monitor,
-        balancer: Balancer,
-        start_server: Callable[..., FakeExpertServer],
-        cleanup: ExitStack,
-    ) -> None:
-        self.monitor, self.balancer = monitor, balancer
+    def __init__(self, plane: Plane) -> None:
+        self._plane = plane
+        self.address = plane.monitor(lease_s=5.0, heartbeat_s=0.1).address
+        self.balancer = plane.balancer(self.address)
         self.wanted: list[int] = []
-        self._start, self._cleanup = start_server, cleanup
-        self.servers = [start_server(monitor.address, f"s{n}") for n in range(2)]
+        self.servers = [plane.server(self.address, f"s{n}") for n in range(2)]
         eventually(lambda: all(s.state is SERVING for s in self.servers))
 
     def launch(self) -> None:
@@ -82,11 +37,11 @@ class Cluster:
         watch = ScaleWatch(
             lambda: self.balancer.address, lambda servers, _wish: self.wanted.append(servers)
         )
-        self._cleanup.callback(watch.close)
+        self._plane.stack.callback(watch.close)
         eventually(lambda: self.balancer._service._scalers)
 
     def start(self) -> None:
-        self.servers.append(self._start(self.monitor.address, f"s{len(self.servers)}"))
+        self.servers.append(self._plane.server(self.address, f"s{len(self.servers)}"))
         eventually(lambda: self.servers[-1].state is SERVING)
 
     def end_last(self) -> None:
@@ -98,28 +53,23 @@ class Cluster:
 
     def autoscaler(self, dry_run: bool = False, **fields: Any) -> LiveAutoscaler:
         config = AutoscalerConfig(**({"cooldown_s": 0.1, "scale_in_window_s": 1.0} | fields))
-        autoscaler = LiveAutoscaler(config, self.monitor.address, dry_run)
-        self._cleanup.callback(autoscaler.close)
+        autoscaler = LiveAutoscaler(config, self.address, dry_run)
+        self._plane.stack.callback(autoscaler.close)
         return autoscaler
 
 
 @pytest.fixture
-def cluster(
-    start_monitor: Callable[..., Monitor],
-    start_balancer: Callable[..., Balancer],
-    start_server: Callable[..., FakeExpertServer],
-    cleanup: ExitStack,
-) -> Cluster:
-    monitor = start_monitor(lease_s=5.0, heartbeat_s=0.1)
-    return Cluster(monitor, start_balancer(monitor.address), start_server, cleanup)
+def cluster(plane: Plane) -> Cluster:
+    return Cluster(plane)
 
 
 def look_until(autoscaler: LiveAutoscaler, said: str) -> str:
-    deadline = time.monotonic() + PATIENCE_S
-    while said not in (line := autoscaler.look()):
-        assert time.monotonic() < deadline, line
+    # Time for a heartbeat with the servers' new load.
+    def looked() -> str:
         time.sleep(0.3)
-    return line
+        return line if said in (line := autoscaler.look()) else ""
+
+    return eventually(looked, what=said)
 
 
 def test_a_server_comes_with_work_and_goes_without(cluster: Cluster) -> None:
@@ -154,21 +104,22 @@ def test_a_dry_run_explains_itself_and_does_nothing(cluster: Cluster) -> None:
     assert cluster.wanted == []
 
 
-def test_latency_comes_from_the_endpoints(cluster: Cluster, cleanup: ExitStack) -> None:
-    endpoint = Endpoint(cluster.monitor.address)
-    cleanup.callback(endpoint.close)
+def test_latency_comes_from_the_endpoints(cluster: Cluster, plane: Plane) -> None:
+    registry = CollectorRegistry()
+    latency = ServeMetrics(registry).inter_token_latency
+    endpoint = MetricsServer(lambda: generate_latest(registry))
+    plane.client(cluster.address, endpoint.address)
     autoscaler = cluster.autoscaler(dry_run=True, latency_target_ms=50)
     cluster.work(0.6)
-    endpoint.metrics.inter_token_latency.observe(10.0)
+    latency.observe(10.0)
     assert "a token" not in autoscaler.look()
     time.sleep(0.5)
     for seconds in (0.05, 0.07, 0.09):
-        endpoint.metrics.inter_token_latency.observe(seconds)
+        latency.observe(seconds)
     line = autoscaler.look()
     assert "70 ms a token; a token takes longer than 50 ms" in line
     # An endpoint that does not answer is left out.
-    endpoint._server.shutdown()
-    endpoint._server.server_close()
+    endpoint.close()
     assert "a token" not in autoscaler.look()
 
 
@@ -182,26 +133,15 @@ def test_without_a_launcher_scaling_is_an_error(cluster: Cluster) -> None:
     look_until(autoscaler, "2 -> 3")
 
 
-def test_the_same_number_is_sent_again(cluster: Cluster) -> None:
-    """A server that was asked for may have failed: the launcher is asked again."""
-    cluster.launch()
-    with BalancerClient(cluster.balancer.address) as client:
-        for _ in range(2):
-            client.scale(3)
-    eventually(lambda: cluster.wanted == [3, 3])
-
-
-def test_a_missing_monitor_or_balancer_is_named(
-    start_monitor: Callable[..., Monitor], cleanup: ExitStack, unused_port: Callable[[], int]
-) -> None:
+def test_a_missing_monitor_or_balancer_is_named(plane: Plane) -> None:
     config = AutoscalerConfig()
-    address = f"127.0.0.1:{unused_port()}"
+    address = f"127.0.0.1:{free_port('127.0.0.1')}"
     alone = LiveAutoscaler(config, address)
-    cleanup.callback(alone.close)
+    plane.stack.callback(alone.close)
     with pytest.raises(ClusterError, match=f"the monitor at {address} does not answer: .*; check"):
         alone.look()
-    no_balancer = LiveAutoscaler(config, start_monitor().address)
-    cleanup.callback(no_balancer.close)
+    no_balancer = LiveAutoscaler(config, plane.monitor().address)
+    plane.stack.callback(no_balancer.close)
     with pytest.raises(ClusterError, match="no balancer lives in this cluster"):
         no_balancer.look()
     with pytest.raises(ConfigError, match="autoscaler: min_servers 9 is above max_servers 8"):

@@ -2,42 +2,25 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from balancer.main import Balancer
-from control_plane import FakeExpertServer, eventually
+from control_plane import MetricsServer, Plane, eventually
 from eaas.cluster_snapshot import SnapshotReader
 from eaas.cluster_snapshot.remote import remote_reader
 from eaas.types import MemberState, Role
-from monitor.main import Monitor
 from rebalancing_box import NAMES, Box
 
 pytestmark = pytest.mark.integration
 
 
-class _Metrics(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b"eaas_generation_tokens_total 41.0\n")
-
-    def log_message(self, format: str, *args: object) -> None:
-        """No log."""
-
-
 @pytest.fixture
 def endpoint() -> Iterator[str]:
-    with HTTPServer(("127.0.0.1", 0), _Metrics) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    server = MetricsServer(lambda: b"eaas_generation_tokens_total 41.0\n")
+    yield f"http://{server.address}"
+    server.close()
 
 
 def test_a_snapshot_of_a_healthy_cluster(box: Box, endpoint: str) -> None:
@@ -73,15 +56,11 @@ def test_a_snapshot_of_a_healthy_cluster(box: Box, endpoint: str) -> None:
         assert reader.snapshot.decisions[0].verdict == "moves"
 
 
-def test_without_one_source_the_others_are_shown(
-    start_monitor: Callable[..., Monitor],
-    start_balancer: Callable[..., Balancer],
-    start_server: Callable[..., FakeExpertServer],
-) -> None:
-    monitor = start_monitor()
-    balancer = start_balancer(monitor.address)
+def test_without_one_source_the_others_are_shown(plane: Plane) -> None:
+    monitor = plane.monitor()
+    balancer = plane.balancer(monitor.address)
     for name in ("a", "b"):
-        start_server(monitor.address, name)
+        plane.server(monitor.address, name)
 
     def silent(reader: SnapshotReader) -> set[str]:
         sources = reader.look().sources.values()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
-from contextlib import ExitStack
 
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -13,13 +11,12 @@ from control_plane import (
     LEFT,
     PATIENCE_S,
     SERVING,
-    Observer,
+    Plane,
     has_state,
     monitor_process,
     start_process,
 )
 from eaas.net.grpc_client import channel
-from monitor.main import Monitor
 
 pytestmark = pytest.mark.integration
 
@@ -32,11 +29,9 @@ run(BalancerConfig(), sys.argv[1], lambda address: print(address, flush=True))
 """
 
 
-def test_health_of_the_processes_and_their_end(
-    cleanup: ExitStack, observe: Callable[..., Observer]
-) -> None:
-    monitor, monitor_address = monitor_process(cleanup, stop_members_on_exit=True)
-    balancer, balancer_address = start_process(cleanup, BALANCER, monitor_address)
+def test_health_of_the_processes_and_their_end(plane: Plane) -> None:
+    monitor, monitor_address = monitor_process(plane.stack, stop_members_on_exit=True)
+    balancer, balancer_address = start_process(plane.stack, BALANCER, monitor_address)
     services = {
         monitor_address: "eaas.rpc.v1.MonitorService",
         balancer_address: "eaas.rpc.v1.BalancerService",
@@ -46,7 +41,7 @@ def test_health_of_the_processes_and_their_end(
             stub = health_pb2_grpc.HealthStub(line)
             answer = stub.Check(health_pb2.HealthCheckRequest(service=service))
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
-    observer = observe(monitor_address)
+    observer = plane.observe(monitor_address)
     observer.wait(has_state("balancer", SERVING))
     monitor.send_signal(signal.SIGTERM)
     assert monitor.wait(PATIENCE_S) == 0
@@ -54,12 +49,10 @@ def test_health_of_the_processes_and_their_end(
     assert observer.stopping.wait(PATIENCE_S)
 
 
-def test_sigterm_ends_a_balancer_with_a_goodbye(
-    cleanup: ExitStack, start_monitor: Callable[..., Monitor], observe: Callable[..., Observer]
-) -> None:
-    monitor = start_monitor(lease_s=60.0)
-    observer = observe(monitor.address)
-    balancer, _ = start_process(cleanup, BALANCER, monitor.address)
+def test_sigterm_ends_a_balancer_with_a_goodbye(plane: Plane) -> None:
+    monitor = plane.monitor(lease_s=60.0)
+    observer = plane.observe(monitor.address)
+    balancer, _ = start_process(plane.stack, BALANCER, monitor.address)
     observer.wait(has_state("balancer", SERVING))
     balancer.send_signal(signal.SIGTERM)
     assert balancer.wait(PATIENCE_S) == 0

@@ -13,14 +13,13 @@ import numpy as np
 import pytest
 
 from balancer.main import Balancer
-from control_plane import SERVING, FakeExpertServer, eventually, port_of
+from control_plane import SERVING, Plane, eventually, port_of
 from eaas.control_plane.balancer_client import BalancerClient
 from eaas.errors import ClusterError
 from eaas.net.grpc_client import channel
 from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.rpc.v1 import balancer_pb2_grpc, common_pb2
 from eaas.types import Placement
-from monitor.main import Monitor
 from rebalancing_box import HOT, NAMES, Box, E, L
 
 pytestmark = pytest.mark.integration
@@ -80,9 +79,8 @@ def test_what_if(box: Box) -> None:
     assert box.placement().epoch == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "why"),
-    [
+def test_what_cannot_be_planned(box: Box) -> None:
+    refusals: list[tuple[dict[str, Any], str]] = [
         ({"policy": "magic"}, "policy 'magic' is none of"),
         ({"policy": "fractional", "knobs": {"nonsense": 1}}, "nonsense is no knob of fractional"),
         ({"without_servers": ["s9"]}, "'s9' is no server of the placement"),
@@ -90,24 +88,19 @@ def test_what_if(box: Box) -> None:
         ({"loads_LE": [[1, 2]]}, "loads are wanted for 3 layers of 8 experts"),
         ({"speeds": {"s1": 0.0}}, "speeds must be above 0"),
         ({"redundancy": 0}, "redundancy is 0"),
-    ],
-)
-def test_what_cannot_be_planned(box: Box, arguments: dict[str, Any], why: str) -> None:
-    with pytest.raises(ClusterError, match=why):
-        box.client.plan(**arguments)
+    ]
+    for arguments, why in refusals:
+        with pytest.raises(ClusterError, match=why):
+            box.client.plan(**arguments)
 
 
-def test_without_a_load_there_is_no_plan(
-    start_monitor: Callable[..., Monitor],
-    start_balancer: Callable[..., Balancer],
-    start_server: Callable[..., FakeExpertServer],
-) -> None:
-    address = start_monitor().address
-    with BalancerClient(start_balancer(address, step_s=0.1).address) as client:
+def test_without_a_load_there_is_no_plan(plane: Plane) -> None:
+    address = plane.monitor().address
+    with BalancerClient(plane.balancer(address, step_s=0.1).address) as client:
         with pytest.raises(ClusterError, match="there is no placement yet"):
             client.plan("fractional")
         for name in ("s1", "s2"):
-            start_server(address, name)
+            plane.server(address, name)
         eventually(lambda: client.placement() is not None)
         with pytest.raises(ClusterError, match="no load has been seen yet"):
             client.rebalance("fractional")
@@ -199,21 +192,6 @@ def test_a_placement_of_ones_own(box: Box) -> None:
         box.client.apply_placement(stranger)
 
 
-def test_a_call_that_comes_twice_has_one_effect(box: Box) -> None:
-    with channel(box.balancer.address) as line:
-        stub = balancer_pb2_grpc.BalancerServiceStub(line)
-        request = pb.RebalanceRequest(request_id="mine", policy="fractional", force=True)
-        answers = [stub.Rebalance(request, timeout=10) for _ in range(3)]
-        assert answers[0].applied
-        assert answers[1:] == answers[:1] * 2
-        with pytest.raises(grpc.RpcError) as caught:
-            stub.SetPolicy(pb.SetPolicyRequest(request_id="mine", policy="eplb"), timeout=10)
-        assert caught.value.code() is grpc.StatusCode.ALREADY_EXISTS
-    eventually(box.at_rest)
-    assert box.placement().epoch == 2
-    assert [e.trigger for e in box.client.history()].count("manual") == 1
-
-
 def test_a_policy_in_force_follows_the_load_and_its_flips(start_box: Callable[..., Box]) -> None:
     box = start_box(step_interval=10)
     time.sleep(2.0)
@@ -236,27 +214,15 @@ def test_a_policy_in_force_follows_the_load_and_its_flips(start_box: Callable[..
     eventually(lambda: (box.placement().holds_LSE.sum(axis=1) == 1).all() and box.at_rest())
 
 
-def test_what_is_seen(box: Box) -> None:
-    seen = box.client.hotness()
-    assert [len(layer.tokens) for layer in seen.layers] == [E] * L
-    assert seen.layers[0].tokens[0] > 10 * seen.layers[0].tokens[1]
-    assert [s.server_id for s in seen.servers] == list(NAMES)
-    assert sum(seen.servers[0].tokens) > 0
-    assert seen.par[0] > 1.3
-
-
 def test_what_was_wanted_and_said_survives_balancer_and_monitor(
-    start_monitor: Callable[..., Monitor],
-    start_balancer: Callable[..., Balancer],
-    start_server: Callable[..., FakeExpertServer],
-    tmp_path: Path,
+    plane: Plane, tmp_path: Path
 ) -> None:
     """A balancer dies without a goodbye; then the monitor is restarted, and a balancer after it."""
     settings = {"expected_servers": 4, "redundancy": 1, "num_redundant_experts": 4, "step_s": 0.1}
-    monitor = start_monitor(data_dir=str(tmp_path))
+    monitor = plane.monitor(data_dir=str(tmp_path))
     port = port_of(monitor.address)
-    balancer = start_balancer(monitor.address, **settings)
-    servers = [start_server(monitor.address, name) for name in NAMES]
+    balancer = plane.balancer(monitor.address, **settings)
+    servers = [plane.server(monitor.address, name) for name in NAMES]
     with channel(balancer.address) as line:
         stub = balancer_pb2_grpc.BalancerServiceStub(line)
         eventually(lambda: stub.GetPlacement(pb.GetPlacementRequest()).placement.epoch == 1)
@@ -277,7 +243,7 @@ def test_what_was_wanted_and_said_survives_balancer_and_monitor(
     def goes_on(address: str, life: int) -> None:
         loads = [len(server.requests) for server in servers]
         held = [[set(h) for h in server.held] for server in servers]
-        again = start_balancer(address, **settings)
+        again = plane.balancer(address, **settings)
         with BalancerClient(again.address) as client:
             eventually(lambda: client.placement() is not None)
             eventually(lambda: again.rebalancer.snapshot().at_rest)
@@ -310,6 +276,6 @@ def test_what_was_wanted_and_said_survives_balancer_and_monitor(
     crash(balancer)
     goes_on(monitor.address, 2)
     monitor.stop()
-    restarted = start_monitor(data_dir=str(tmp_path), port=port)
+    restarted = plane.monitor(data_dir=str(tmp_path), port=port)
     eventually(lambda: all(s.session.view.members["s1"].state is SERVING for s in servers))
     goes_on(restarted.address, 3)

@@ -3,45 +3,30 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable
-from contextlib import ExitStack
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
-from balancer.main import Balancer
-from control_plane import SERVING, FakeExpertServer, eventually
+from control_plane import MetricsServer, Plane, eventually
 from eaas.control_plane.balancer_client import BalancerClient
 from eaas.errors import ClusterError, ConfigError
-from eaas.membership.session import MemberSession, Report
-from eaas.types import Member, Role
-from monitor.main import Monitor
 from rebalancing_box import HOT, NAMES, Box, E, L
 
 pytestmark = pytest.mark.integration
 
 
-class Endpoint(BaseHTTPRequestHandler):
-    """Tells that each token took 40 ms, and that there is one more at each look."""
+TOKENS = itertools.count(1)
 
-    tokens: ClassVar = itertools.count(1)
 
-    def do_GET(self) -> None:
-        n = next(self.tokens)
-        name = "eaas_inter_token_latency_seconds"
-        body = f"# TYPE {name} histogram\n{name}_sum {0.04 * n}\n{name}_count {n}\n".encode()
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        pass
+def metrics() -> bytes:
+    """Each token took 40 ms, and there is one more at each look."""
+    n, name = next(TOKENS), "eaas_inter_token_latency_seconds"
+    return f"# TYPE {name} histogram\n{name}_sum {0.04 * n}\n{name}_count {n}\n".encode()
 
 
 def test_live_knobs_follow_what_is_seen_and_say_so(
-    start_box: Callable[..., Box], cleanup: ExitStack
+    start_box: Callable[..., Box], plane: Plane
 ) -> None:
     box = start_box(
         policy="scalpel",
@@ -49,16 +34,9 @@ def test_live_knobs_follow_what_is_seen_and_say_so(
         latency_target_ms=40.0,
         link_bytes_per_s=1_000_000,
     )
-    website = cleanup.enter_context(HTTPServer(("127.0.0.1", 0), Endpoint))
-    thread = threading.Thread(target=website.serve_forever)
-    thread.start()
-    cleanup.callback(thread.join)
-    cleanup.callback(website.shutdown)
-    member = Member(
-        "client", Role.ATTENTION_CLIENT, 1, "here", f"127.0.0.1:{website.server_port}", SERVING
-    )
-    session = MemberSession(box.monitor, member, report=lambda: Report(SERVING))
-    cleanup.callback(session.close)
+    endpoint = MetricsServer(metrics)
+    plane.stack.callback(endpoint.close)
+    plane.client(box.monitor, endpoint.address)
     settings = lambda: box.balancer.rebalancer.settings  # noqa: E731
 
     def busy_link() -> bool:
@@ -82,21 +60,16 @@ def test_live_knobs_follow_what_is_seen_and_say_so(
     eventually(lambda: settings().tuned["budget"] == 10)
 
 
-def test_memory_is_kept_to_at_every_moment(
-    start_monitor: Callable[..., Monitor],
-    start_balancer: Callable[..., Balancer],
-    start_server: Callable[..., FakeExpertServer],
-    cleanup: ExitStack,
-) -> None:
+def test_memory_is_kept_to_at_every_moment(plane: Plane) -> None:
     """A replica has 1,000 bytes; each server has room for one in each layer more than it starts with."""
-    address = start_monitor().address
-    balancer = start_balancer(
+    address = plane.monitor().address
+    balancer = plane.balancer(
         address, expected_servers=4, redundancy=1, num_redundant_experts=4, step_s=0.1
     )
     room = L * 3
-    servers = [start_server(address, name, memory_bytes=1000 * room) for name in NAMES]
+    servers = [plane.server(address, name, memory_bytes=1000 * room) for name in NAMES]
     box = Box(balancer, servers)
-    cleanup.callback(box.client.close)
+    plane.stack.callback(box.client.close)
     eventually(lambda: box.client.placement() is not None and box.at_rest())
     # How large replicas are is known once servers were asked.
     eventually(lambda: (load := balancer.rebalancer.load) is not None and load.expert_bytes)
@@ -113,18 +86,13 @@ def test_memory_is_kept_to_at_every_moment(
     assert all(server.most <= room for server in servers), [s.most for s in servers]
 
 
-def test_memory_is_kept_to_while_servers_come_and_leave(
-    start_monitor: Callable[..., Monitor],
-    start_balancer: Callable[..., Balancer],
-    start_server: Callable[..., FakeExpertServer],
-    cleanup: ExitStack,
-) -> None:
+def test_memory_is_kept_to_while_servers_come_and_leave(plane: Plane) -> None:
     """Twice each expert would take 48 on three servers that have room for 12 each."""
-    address = start_monitor().address
-    balancer = start_balancer(address, expected_servers=3, redundancy=2, step_s=0.1)
+    address = plane.monitor().address
+    balancer = plane.balancer(address, expected_servers=3, redundancy=2, step_s=0.1)
     room = L * E // 2
-    servers = [start_server(address, name, memory_bytes=1000 * room) for name in NAMES[:3]]
-    client = cleanup.enter_context(BalancerClient(balancer.address))
+    servers = [plane.server(address, name, memory_bytes=1000 * room) for name in NAMES[:3]]
+    client = plane.stack.enter_context(BalancerClient(balancer.address))
 
     def rests(wanted: int) -> bool:
         placement = client.placement()
@@ -136,7 +104,7 @@ def test_memory_is_kept_to_while_servers_come_and_leave(
 
     eventually(lambda: rests(3))
     assert sum(server.experts for server in servers) == 3 * room, "as often as there is room for"
-    servers.append(start_server(address, NAMES[3], memory_bytes=1000 * room))
+    servers.append(plane.server(address, NAMES[3], memory_bytes=1000 * room))
     eventually(lambda: rests(4))
     assert servers[3].experts
     client.drain(NAMES[0])
@@ -147,9 +115,7 @@ def test_memory_is_kept_to_while_servers_come_and_leave(
         client.drain(NAMES[2])
 
 
-def test_a_node_budget_is_kept_to(
-    start_box: Callable[..., Box], start_balancer: Callable[..., Balancer]
-) -> None:
+def test_a_node_budget_is_kept_to(plane: Plane, start_box: Callable[..., Box]) -> None:
     """s1 and s2 on one node, the others on another one: one expert of a layer may have replicas on both."""
     box = start_box(policy="fractional", node_budget=1, step_interval=10)
 
@@ -164,4 +130,4 @@ def test_a_node_budget_is_kept_to(
     with pytest.raises(ClusterError, match="knows no nodes"):
         box.client.plan("eplb")
     with pytest.raises(ConfigError, match="node_budget is set, and spread knows no nodes"):
-        start_balancer(box.monitor, policy="spread", node_budget=0)
+        plane.balancer(box.monitor, policy="spread", node_budget=0)

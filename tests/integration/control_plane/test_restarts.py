@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import random
-import signal
 import threading
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
 import pytest
 
-from control_plane import DEAD, SERVING, Observer, eventually, has_state, monitor_process, port_of
+from control_plane import (
+    DEAD,
+    SERVING,
+    Observer,
+    Plane,
+    eventually,
+    has_state,
+    monitor_process,
+    port_of,
+    registration,
+)
 from eaas.config import MonitorConfig
-from eaas.errors import StoreError
-from eaas.membership.session import PROTOCOL_VERSION
 from eaas.net.grpc_client import channel
 from eaas.rpc.v1 import monitor_pb2 as pb
 from eaas.rpc.v1 import monitor_pb2_grpc
-from eaas.types import Member, Role
 from monitor.main import Monitor
 
 pytestmark = pytest.mark.integration
@@ -38,10 +43,10 @@ def first_response(address: str, position: pb.WatchRequest) -> pb.WatchResponse:
 
 
 def test_a_restarted_monitor_knows_its_members_and_its_revision(
-    tmp_path: Path, start_monitor: Callable[..., Monitor], observe: Callable[..., Observer]
+    plane: Plane, tmp_path: Path
 ) -> None:
     first = Monitor(MonitorConfig(data_dir=str(tmp_path)))
-    a, b = observe(first.address, "a"), observe(first.address, "b")
+    a, b = plane.observe(first.address, "a"), plane.observe(first.address, "b")
     silent = Observer(first.address, "silent")
     for observer in (a, b):
         observer.wait(lambda v: all(has_state(n, SERVING)(v) for n in ("a", "b", "silent")))
@@ -51,7 +56,7 @@ def test_a_restarted_monitor_knows_its_members_and_its_revision(
     eventually(lambda: a.session.view.age_s(time.monotonic()) > 1.5)
     changes = len(a.views)
 
-    second = start_monitor(port=port_of(first.address), data_dir=str(tmp_path))
+    second = plane.monitor(port=port_of(first.address), data_dir=str(tmp_path))
     # A watcher with a recent position continues there: its first response is the next event.
     word = first_response(second.address, position)
     assert word.WhichOneof("kind") == "event"
@@ -95,9 +100,7 @@ class LoadGenerators:
                 return
 
     def _one(self, stub: monitor_pb2_grpc.MonitorServiceStub, name: str) -> None:
-        member = Member(name, Role.BALANCER, 1, "h", "", SERVING)
-        request = pb.RegisterRequest(member=member.to_proto(), protocol_version=PROTOCOL_VERSION)
-        answer = stub.Register(request, timeout=CALL_S)
+        answer = stub.Register(registration(name), timeout=CALL_S)
         assert answer.incarnation > self.given.get(name, 0)
         self.given[name] = answer.incarnation
         self.revision = max(self.revision, answer.revision)
@@ -137,21 +140,11 @@ def test_a_monitor_killed_at_any_moment_loses_no_answer(tmp_path: Path, cleanup:
     assert load_generators.answers > 20
 
 
-def test_two_monitors_do_not_share_a_directory(
-    tmp_path: Path, start_monitor: Callable[..., Monitor]
-) -> None:
-    start_monitor(data_dir=str(tmp_path))
-    with pytest.raises(StoreError, match="in use by another monitor"):
-        Monitor(MonitorConfig(data_dir=str(tmp_path)))
-
-
-def test_a_monitor_that_cannot_write_ends(
-    tmp_path: Path, cleanup: ExitStack, observe: Callable[..., Observer]
-) -> None:
+def test_a_monitor_that_cannot_write_ends(plane: Plane, tmp_path: Path) -> None:
     failures: list[str] = []
     monitor = Monitor(MonitorConfig(data_dir=str(tmp_path)), failures.append)
-    cleanup.callback(monitor.stop)
-    a = observe(monitor.address, "a")
+    plane.stack.callback(monitor.stop)
+    a = plane.observe(monitor.address, "a")
     a.wait(has_state("a", SERVING))
     assert monitor._store is not None
     monitor._store._file.execute("PRAGMA max_page_count = 1")
@@ -162,12 +155,8 @@ def test_a_monitor_that_cannot_write_ends(
         stub = monitor_pb2_grpc.MonitorServiceStub(line)
         codes = set()
         for i in range(100):
-            member = Member(f"m{i}" + 200 * "x", Role.BALANCER, 1, "h", "", SERVING)
-            request = pb.RegisterRequest(
-                member=member.to_proto(), protocol_version=PROTOCOL_VERSION
-            )
             try:
-                stub.Register(request, timeout=CALL_S)
+                stub.Register(registration(f"m{i}" + 200 * "x"), timeout=CALL_S)
             except grpc.RpcError as error:
                 codes.add(error.code())
                 break
@@ -175,14 +164,3 @@ def test_a_monitor_that_cannot_write_ends(
     eventually(lambda: failures)
     assert f"{tmp_path}/monitor.db cannot be written" in failures[0]
     assert told["a"].state is SERVING
-
-
-def test_sigterm_keeps_what_was_known(tmp_path: Path, cleanup: ExitStack) -> None:
-    process, address = monitor_process(cleanup, data_dir=str(tmp_path))
-    known = Observer(address, "known")
-    known.session.close(deregister=False)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(CALL_S) == 0
-    _, address = monitor_process(cleanup, data_dir=str(tmp_path))
-    word = first_response(address, pb.WatchRequest())
-    assert "known" in {m.id for m in word.snapshot.members}

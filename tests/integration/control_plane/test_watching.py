@@ -7,7 +7,7 @@ import itertools
 import selectors
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -15,27 +15,20 @@ import pytest
 
 from benchmarks.monitor.line import Line
 from benchmarks.monitor.load_generators import LoadGenerators
-from control_plane import PATIENCE_S, SERVING, Observer, eventually
-from eaas.membership.session import PROTOCOL_VERSION
+from control_plane import PATIENCE_S, SERVING, Plane, eventually, registration
 from eaas.net.grpc_client import STREAM_SIGN_S, STREAM_SILENCE_S, channel
 from eaas.rpc.v1 import monitor_pb2 as pb
 from eaas.rpc.v1 import monitor_pb2_grpc
-from eaas.types import Member, Role
-from monitor.main import Monitor
+from eaas.types import Role
 
 pytestmark = pytest.mark.integration
 MEMBERS = 300
 
 
 @pytest.fixture
-def stub(start_monitor: Callable[..., Monitor]) -> Iterator[monitor_pb2_grpc.MonitorServiceStub]:
-    with channel(start_monitor().address) as line:
+def stub(plane: Plane) -> Iterator[monitor_pb2_grpc.MonitorServiceStub]:
+    with channel(plane.monitor().address) as line:
         yield monitor_pb2_grpc.MonitorServiceStub(line)
-
-
-def register(stub: Any, member_id: str) -> None:
-    member = Member(member_id, Role.EXPERT_SERVER, 1, "h", "", SERVING)
-    stub.Register(pb.RegisterRequest(member=member.to_proto(), protocol_version=PROTOCOL_VERSION))
 
 
 def snapshot_of(address: str) -> pb.Snapshot:
@@ -44,10 +37,10 @@ def snapshot_of(address: str) -> pb.Snapshot:
         return next(iter(stub.Watch(pb.WatchRequest(), timeout=PATIENCE_S))).snapshot
 
 
-def test_members_cost_no_threads(start_monitor: Callable[..., Monitor]) -> None:
+def test_members_cost_no_threads(plane: Plane) -> None:
     """Each member has two streams: together more than any thread pool here has threads."""
     # A busy machine must not end a lease.
-    monitor = start_monitor(lease_s=20.0)
+    monitor = plane.monitor(lease_s=20.0)
     with selectors.DefaultSelector() as selector:
         before = threading.active_count()
         with contextlib.closing(
@@ -97,10 +90,8 @@ def test_signs_of_life_are_for_those_that_have_no_other(stub: Any, heartbeats_te
         assert told[0] >= STREAM_SIGN_S
 
 
-def test_a_view_stays_fresh_without_signs(
-    start_monitor: Callable[..., Monitor], observe: Callable[..., Observer]
-) -> None:
-    member = observe(start_monitor().address, "member")
+def test_a_view_stays_fresh_without_signs(plane: Plane) -> None:
+    member = plane.observe(plane.monitor().address, "member")
     member.wait(lambda v: v.members.keys() == {"member", "monitor"})
     streams = []
     original = member.session._monitors.now.stub.Watch
@@ -114,7 +105,7 @@ def test_a_view_stays_fresh_without_signs(
 
 
 def test_a_watcher_that_does_not_read_is_sent_a_snapshot_of_what_it_missed(stub: Any) -> None:
-    register(stub, "busy")
+    stub.Register(registration("busy", Role.EXPERT_SERVER))
     watched = stub.Watch(pb.WatchRequest())
     stream = iter(watched)
     first = next(stream).snapshot

@@ -13,13 +13,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 import attention_client
+from decoding import cluster_of, eager, generate, prompts
 from eaas.config import AttentionClientConfig, load_config
 from eaas.types import Member, MemberState, Role
 from eaas_cli.local import LocalCluster
 from waiting import eventually
+
+NEW_TOKENS = 12
 
 
 class Client:
@@ -27,13 +29,12 @@ class Client:
 
     def __init__(self, path: Path, monitor_address: str, expected: torch.Tensor) -> None:
         self.model = attention_client.load(path, monitor_address, config=AttentionClientConfig())
-        modules = self.model.modules()
-        self.cluster = next(m._eaas_cluster for m in modules if hasattr(m, "_eaas_cluster"))
+        self.cluster = cluster_of(self.model)
         self._expected = expected
         self.rounds = 0
 
     def decode(self) -> None:
-        tokens = generate(self.model, self._expected.shape[1])
+        tokens = generate(self.model, prompts(2), NEW_TOKENS)
         assert torch.equal(tokens, self._expected)
         self.rounds += 1
 
@@ -86,18 +87,10 @@ class Client:
         eventually(lambda: self.settled(*names, replicas=replicas))
 
 
-def generate(model: Any, length: int) -> torch.Tensor:
-    ids_BT = torch.randint(20, 250, (2, 12), generator=torch.Generator().manual_seed(5))
-    inputs = {"input_ids": ids_BT, "attention_mask": torch.ones_like(ids_BT)}
-    return model.generate(**inputs, max_new_tokens=length - 12, do_sample=False)
-
-
 @pytest.fixture(scope="session")
 def expected(checkpoint: Callable[..., Path]) -> torch.Tensor:
     torch.set_num_threads(1)
-    path = checkpoint("qwen3_moe")
-    model = AutoModelForCausalLM.from_pretrained(path, experts_implementation="eager").eval()
-    return generate(model, 24)
+    return generate(eager(checkpoint("qwen3_moe")), prompts(2), NEW_TOKENS)
 
 
 @pytest.fixture

@@ -5,18 +5,17 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 import pytest
 
+from completions import Load
 from eaas_cli.local import LocalCluster
 from eaas_cli.local.scaling import Scaler, ScaleWatch
+from waiting import eventually
 
 pytestmark = [
     pytest.mark.integration,
@@ -36,7 +35,6 @@ autoscaler:
   cooldown_s: 1.0
   scale_in_window_s: 3.0
 """
-CLIENTS = 4
 PATIENCE_S = 90.0
 
 
@@ -53,13 +51,10 @@ class Launcher:
 
     def wait_for(self, servers: int) -> None:
         """Wait until exactly so many servers live, and all serve."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not self._serve(servers):
-            assert time.monotonic() < deadline, f"not {servers} servers"
-            self._scaler.step()
-            time.sleep(0.05)
+        eventually(lambda: self._serve(servers), PATIENCE_S, f"{servers} servers")
 
     def _serve(self, servers: int) -> bool:
+        self._scaler.step()
         url = f"{self._cluster.endpoint}/eaas/v1/status"
         members = httpx.get(url, timeout=10).json()["members"]
         alive = [
@@ -71,29 +66,13 @@ class Launcher:
         return len(alive) == len(serving) == servers
 
 
-def completion(endpoint: str) -> str:
-    body = {"prompt": "Once", "max_tokens": 40, "temperature": 0, "ignore_eos": True}
-    response = httpx.post(f"{endpoint}/v1/completions", json=body, timeout=60)
-    assert response.status_code == 200, response.text
-    return str(response.json()["choices"][0]["text"])
-
-
 def test_servers_come_with_load_and_go_without(
-    checkpoint: Callable[..., Path],
-    start_cluster: Callable[..., LocalCluster],
-    tmp_path: Path,
+    checkpoint: Callable[..., Path], start_cluster: Callable[..., LocalCluster], tmp_path: Path
 ) -> None:
     cluster = start_cluster(checkpoint("qwen3_moe"), servers=2)
     config, said = tmp_path / "cluster.yaml", tmp_path / "said.txt"
     config.write_text(CONFIG)
-    expected = completion(cluster.endpoint)
-    over = threading.Event()
-
-    def ask() -> set[str]:
-        texts = set()
-        while not over.is_set():
-            texts.add(completion(cluster.endpoint))
-        return texts
+    load = Load(cluster.endpoint, ["Once", "upon", "a", "time"], 40)
 
     with ExitStack() as cleanup:
         launcher = Launcher(cluster)
@@ -107,19 +86,14 @@ def test_servers_come_with_load_and_go_without(
         )
         cleanup.enter_context(process)
         cleanup.callback(process.kill)
-        with ThreadPoolExecutor(CLIENTS) as pool:
-            asking = [pool.submit(ask) for _ in range(CLIENTS)]
-            try:
-                launcher.wait_for(3)
-            finally:
-                over.set()
-            assert set().union(*(a.result() for a in asking)) <= {expected}
+        with load.running():
+            launcher.wait_for(3)
         launcher.wait_for(2)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=20)
         assert process.returncode == 0, errors
         # Not earlier: even one request can add a server.
-        assert completion(cluster.endpoint) == expected
+        assert load.ask("Once") == load.right["Once"]
     lines = said.read_text().splitlines()
     changes = [line for line in lines if "->" in line]
     # Once up and once down; again only if the machine stalled meanwhile.

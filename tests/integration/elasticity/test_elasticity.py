@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,10 +13,9 @@ import psutil
 import pytest
 
 from attention_client.connections.reach import ReachBook
-from control_plane import FakeExpertServer, eventually
+from control_plane import FakeExpertServer, eventually, held_by
 from eaas.errors import EaasError
-from eaas.net.grpc_client import channel
-from eaas.rpc.v1 import expert_pb2, expert_pb2_grpc
+from eaas.rpc.v1 import expert_pb2
 from eaas.types import Member, MemberState
 from eaas_cli.local.fork_server import ForkServer
 from eaas_cli.local.process import ChildProcess, wait_ready
@@ -44,18 +41,6 @@ def by_hand(
     cleanup.callback(child.reap, 10)
     cleanup.callback(child.signal, signal.SIGKILL)
     return child
-
-
-def test_a_server_started_by_hand_takes_part(
-    elastic: Callable[..., Any], tmp_path: Path, cleanup: ExitStack, fork_server: ForkServer
-) -> None:
-    cluster, client = elastic()
-    model = ("--model", str(cluster.model))
-    with client.decoding():
-        child = by_hand(cluster, "by-hand", tmp_path, cleanup, *model, fork_server=fork_server)
-        wait_ready([child], 60)
-        client.wait_settled("by-hand", *THREE)
-    assert client.cluster.placement.epoch == 2
 
 
 def test_a_server_without_a_checkpoint_takes_part(
@@ -86,15 +71,6 @@ def test_a_server_without_a_checkpoint_needs_one_that_has_one(
     child = by_hand(cluster, "by-hand", tmp_path, cleanup, fork_server=fork_server)
     with pytest.raises(EaasError, match="no server of the cluster has a checkpoint to share"):
         wait_ready([child], 60)
-
-
-def test_from_three_to_five_to_three(elastic: Callable[..., Any]) -> None:
-    cluster, client = elastic()
-    with client.decoding():
-        cluster.scale(5)
-        client.wait_settled(*THREE, "expert-server-3", "expert-server-4")
-        cluster.scale(3)
-        client.wait_settled(*THREE)
 
 
 @pytest.mark.parametrize("redundancy", [pytest.param(1, marks=pytest.mark.nightly), 2])
@@ -145,8 +121,8 @@ def test_row_11_a_balancer_killed_mid_push(
         assert {server.epoch for server in three(client)} == {new}
         assert client.cluster.placement is old, "the new placement must not be published"
         for server in three(client):
-            share = [set(h.experts) for h in old.holdings_of(server.id)]
-            assert all(s <= h for s, h in zip(share, held_by(server), strict=True)), server.id
+            share_LE = old.holds_LSE[:, old.servers.index(server.id)]
+            assert (held_by(server) >= share_LE).all(), server.id
         client.more_rounds(2)
         assert not client.cluster.uncovered()
         joiner.close()
@@ -159,14 +135,6 @@ def test_row_11_a_balancer_killed_mid_push(
 def three(client: Any) -> list[Member]:
     members = client.servers()
     return [members[name] for name in THREE]
-
-
-def held_by(server: Member) -> list[set[int]]:
-    """The experts of each layer that the server reports."""
-    with channel(server.address) as line:
-        stub = expert_pb2_grpc.ExpertServiceStub(line)
-        held = stub.ListExperts(expert_pb2.ListExpertsRequest(), timeout=10)
-    return [set(layer.experts) for layer in held.layers]
 
 
 def leftovers(cluster: Any) -> dict[str, dict[str, int]]:
@@ -225,14 +193,3 @@ def test_growing_and_shrinking_leaves_nothing_behind(elastic: Callable[..., Any]
     gone = client.cluster.session.view.members["expert-server-3"]
     assert gone.state is MemberState.LEFT
     assert gone.incarnation == 2 + CYCLES
-
-
-def test_a_command_without_a_cluster_is_refused_in_one_line() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "eaas_cli", "scale", "4", "--endpoint", "http://127.0.0.1:9"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 2
-    assert "no cluster answers there" in done.stderr

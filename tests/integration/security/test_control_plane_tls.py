@@ -2,45 +2,41 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from balancer.autoscaler.live import LiveAutoscaler
 from balancer.main import Balancer
-from control_plane import DRAINING, FakeExpertServer, eventually
-from eaas.config import AutoscalerConfig, BalancerConfig, MonitorConfig
+from control_plane import DRAINING, Plane, eventually
+from eaas.config import AutoscalerConfig, BalancerConfig
 from eaas.control_plane.balancer_client import BalancerClient
 from eaas.control_plane.placement_watch import PlacementWatch
 from eaas.errors import ClusterError
 from eaas.net.tls import Identity
 from eaas.types import Placement
 from eaas_cli.certificates import issue_again
-from monitor.main import Monitor
 from tls_world import certificates
 
 pytestmark = pytest.mark.integration
 
 
-def test_from_an_operators_call_to_the_servers(tmp_path: Path, cleanup: ExitStack) -> None:
+def test_from_an_operators_call_to_the_servers(tmp_path: Path, plane: Plane) -> None:
     directory = certificates(tmp_path / "tls")
-    monitor = Monitor(MonitorConfig(), tls=Identity(directory, "monitor"))
-    cleanup.callback(monitor.stop)
+    monitor = plane.monitor(tls=Identity(directory, "monitor"))
     config = BalancerConfig(expected_servers=2, redundancy=1, step_s=0.1)
     own = Identity(directory, "balancer")
     balancer = Balancer(config, monitor.address, on_stopping=lambda: None, tls=own)
-    cleanup.callback(balancer.stop)
+    plane.stack.callback(balancer.stop)
     servers = {}
     for name in ("s1", "s2"):
         tls = Identity(directory, "expert-server")
-        servers[name] = FakeExpertServer(monitor.address, name, tls=tls)
-        cleanup.callback(servers[name].close)
+        servers[name] = plane.server(monitor.address, name, tls=tls)
     placements: list[Placement] = []
     watch = PlacementWatch(
         lambda: balancer.address, placements.append, Identity(directory, "attention-client")
     )
-    cleanup.callback(watch.close)
+    plane.stack.callback(watch.close)
     eventually(lambda: placements)
     # From here on every new connection shows another certificate.
     issue_again(directory, days=1)
@@ -72,6 +68,6 @@ def test_from_an_operators_call_to_the_servers(tmp_path: Path, cleanup: ExitStac
     eventually(lambda: servers["s1"].state is DRAINING)
     eventually(lambda: not servers["s1"].experts)
     autoscaler = LiveAutoscaler(AutoscalerConfig(), monitor.address, dry_run=True, tls=operator)
-    cleanup.callback(autoscaler.close)
+    plane.stack.callback(autoscaler.close)
     assert autoscaler.look()
     assert balancer.failure is None

@@ -137,10 +137,7 @@ ODD = {
 
 @pytest.mark.parametrize("what", ODD)
 def test_impossible_values_change_no_view(
-    start: Callable[[Rogue], str],
-    cleanup: ExitStack,
-    caplog: pytest.LogCaptureFixture,
-    what: str,
+    start: Callable[[Rogue], str], cleanup: ExitStack, caplog: pytest.LogCaptureFixture, what: str
 ) -> None:
     address = start(Rogue(lambda: iter([snapshot(member()), ODD[what]])))
     observer = Observer(address, "a")

@@ -11,8 +11,7 @@ import pytest
 
 from balancer.persistence.idempotency import IdempotencyCache
 from balancer.service import BalancerService
-from eaas.config import MonitorConfig
-from eaas.membership.session import PROTOCOL_VERSION
+from control_plane import Plane, registration
 from eaas.net.grpc_client import channel
 from eaas.net.grpc_server import Service, serve
 from eaas.rpc.v1 import (
@@ -24,9 +23,8 @@ from eaas.rpc.v1 import (
     monitor_pb2,
     monitor_pb2_grpc,
 )
-from eaas.types import Member, MemberState, ModelShape, Role
+from eaas.types import MemberState, ModelShape
 from expert_server.experts.placements import PlacementHandler
-from monitor.main import Monitor
 from tls_world import code_of
 
 pytestmark = pytest.mark.integration
@@ -85,30 +83,22 @@ def test_row_25_an_older_placement_that_is_sent_again(
         open_to(Service("eaas.rpc.v1.ExpertService", add, Servicer()))
     )
 
-    def prepare(epoch: int, *experts: int) -> Any:
+    def outcome(name: str, epoch: int, *experts: int) -> grpc.StatusCode:
         layers = [common_pb2.Holding(experts=experts)]
-        return expert_pb2.PreparePlacementRequest(epoch=epoch, layers=layers)
+        request = getattr(expert_pb2, f"{name}Request")(epoch=epoch, layers=layers)
+        return code_of(lambda: getattr(stub, name)(request))
 
-    def retire(epoch: int, *experts: int) -> Any:
-        layers = [common_pb2.Holding(experts=experts)]
-        return expert_pb2.RetirePlacementRequest(epoch=epoch, layers=layers)
-
-    assert code_of(lambda: stub.PreparePlacement(prepare(4, 1))) is OK
-    assert code_of(lambda: stub.PreparePlacement(prepare(5, 2))) is OK
-    assert code_of(lambda: stub.RetirePlacement(retire(5, 2))) is OK
+    assert outcome("PreparePlacement", 4, 1) is OK
+    assert outcome("PreparePlacement", 5, 2) is OK
+    assert outcome("RetirePlacement", 5, 2) is OK
     loads, unloads = list(store.loads), list(store.unloads)
-    for call in (
-        lambda: stub.PreparePlacement(prepare(4, 1)),
-        lambda: stub.RetirePlacement(retire(4, 1)),
-        lambda: stub.RetirePlacement(retire(0)),
-    ):
-        assert code_of(call) is REFUSED
+    assert outcome("PreparePlacement", 4, 1) is REFUSED
+    assert outcome("RetirePlacement", 4, 1) is REFUSED
+    assert outcome("RetirePlacement", 0) is REFUSED
     assert (store.loads, store.unloads, handler.epoch) == (loads, unloads, 5)
 
 
-def test_row_25_an_operators_word_counts_once(
-    open_to: Callable[[Service], grpc.Channel],
-) -> None:
+def test_row_25_an_operators_word_counts_once(open_to: Callable[[Service], grpc.Channel]) -> None:
     """Row 25: a request replayed or doubled: control path: refused. With its id it is answered as before,
     and has no second effect; another request with that id is refused.
     """
@@ -142,18 +132,13 @@ def test_row_25_an_operators_word_counts_once(
     assert done == ["changed"]
 
 
-def test_row_25_an_older_record_and_a_former_life(cleanup: ExitStack) -> None:
+def test_row_25_an_older_record_and_a_former_life(plane: Plane) -> None:
     """Row 25: a request replayed or doubled: control path: refused."""
-    monitor = Monitor(MonitorConfig(lease_s=60.0))
-    cleanup.callback(monitor.stop)
-    stub = monitor_pb2_grpc.MonitorServiceStub(cleanup.enter_context(channel(monitor.address)))
-    member = Member("balancer", Role.BALANCER, 1, "h", "h:1", MemberState.SERVING)
+    line = plane.stack.enter_context(channel(plane.monitor(lease_s=60.0).address))
+    stub = monitor_pb2_grpc.MonitorServiceStub(line)
 
     def register() -> int:
-        request = monitor_pb2.RegisterRequest(
-            member=member.to_proto(), protocol_version=PROTOCOL_VERSION
-        )
-        return int(stub.Register(request).incarnation)
+        return int(stub.Register(registration("balancer")).incarnation)
 
     def keep(incarnation: int, version: int) -> grpc.StatusCode:
         return code_of(

@@ -61,18 +61,6 @@ def test_the_embedded_store_keeps_records(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_store_without_the_records_table_takes_records(tmp_path: Path) -> None:
-    store = EmbeddedStore(tmp_path)
-    store._file.execute("DROP TABLE records")
-    store.close()
-    again = EmbeddedStore(tmp_path)
-    again.write(Change(1, records=(("b", b"one"),)))
-    again.close()
-    last = EmbeddedStore(tmp_path)
-    assert last.kept.records == (("b", b"one"),)
-    last.close()
-
-
 def test_each_record_is_a_separate_zookeeper_message() -> None:
     found = list(parts(Change(9, records=(("b", b"x" * 500_000), ("c", b"y" * 500_000)))))
     assert [len(part.records) for part in found] == [0, 1, 1]

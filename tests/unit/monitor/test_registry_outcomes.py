@@ -156,6 +156,8 @@ def test_reports_of_a_gone_client_are_refused() -> None:
         world.say("a", RequestTotals(2, 0, 2))
     with pytest.raises(UnknownIncarnationError):
         world.say("nobody", RequestTotals(2, 0, 2))
+    with pytest.raises(UnknownIncarnationError):
+        world.registry.report_outcomes("b", 2, [], world.now)
 
 
 def test_only_clients_report_and_only_of_servers() -> None:
@@ -164,6 +166,7 @@ def test_only_clients_report_and_only_of_servers() -> None:
         world.say("s", RequestTotals(1, 0, 1))
     world.say("a", RequestTotals(1, 0, 1), about="b")
     world.say("a", RequestTotals(1, 0, 1), about="nobody")
+    world.say("a", RequestTotals(1, 0, 1), incarnation=2)
     world.run(5.0)
     assert world.told() == []
     assert len(world.registry._reports) == 0

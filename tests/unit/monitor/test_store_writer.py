@@ -152,13 +152,20 @@ TestKeptMachine = KeptMachine.TestCase
 # -- continued incarnations ------------------------------------------------------------------------
 
 
-def restored(*members: Member, now: float = 0.0) -> Registry:
-    former = Registry(LEASE_S, HEARTBEAT_S, now)
+def kept_of(*members: Member, ticks: int = 0) -> Kept:
+    """What a monitor has stored after these registrations and ticks."""
+    former = Registry(LEASE_S, HEARTBEAT_S, 0.0)
     collector = Collector(former)
     for one in members:
-        former.register(one, 0, now)
+        former.register(one, 0, 0.0)
+    for tick in range(1, ticks + 1):
+        former.tick(tick * LEASE_S / 8)
     change = collector.collect()
-    return Registry(LEASE_S, HEARTBEAT_S, now, Kept(1, change.revision, 0, change.events))
+    return Kept(1, change.revision, 0, change.events)
+
+
+def restored(*members: Member) -> Registry:
+    return Registry(LEASE_S, HEARTBEAT_S, 0.0, kept_of(*members))
 
 
 def test_members_have_time_to_find_a_restarted_monitor_and_are_dead_if_they_do_not() -> None:
@@ -186,16 +193,11 @@ def test_a_restarted_monitor_continues_incarnations() -> None:
 
 
 def test_the_next_heartbeat_clears_a_restored_suspicion() -> None:
-    former = Registry(LEASE_S, HEARTBEAT_S, 0.0)
-    collector = Collector(former)
-    former.register(member("a"), 0, 0.0)
-    for tick in range(1, 8):
-        former.tick(tick * LEASE_S / 8)
-    change = collector.collect()
-    assert [e.member.state for e in change.events] == [SUSPECT]
-    registry = Registry(LEASE_S, HEARTBEAT_S, 5.0, Kept(1, change.revision, 0, change.events))
+    kept = kept_of(member("a"), ticks=7)
+    assert [e.member.state for e in kept.events] == [SUSPECT]
+    registry = Registry(LEASE_S, HEARTBEAT_S, 5.0, kept)
     (event,) = registry.heartbeat("a", 1, 5.1, state=MemberState.DRAINING)
-    assert (event.revision, event.member.state) == (change.revision + 1, MemberState.DRAINING)
+    assert (event.revision, event.member.state) == (kept.revision + 1, MemberState.DRAINING)
 
 
 def test_a_pause_does_not_shorten_the_time_to_return() -> None:
@@ -212,13 +214,8 @@ def _dead(registry: Registry, now: float) -> bool:
 
 def test_a_restored_monitor_member_is_dead() -> None:
     monitor = replace(member("monitor"), role=Role.MONITOR)
-    former = Registry(LEASE_S, HEARTBEAT_S, 0.0)
-    collector = Collector(former)
-    former.register(monitor, 0, 0.0)
-    former.register(member("a"), 0, 0.0)
-    change = collector.collect()
-    kept = Kept(1, change.revision, 0, change.events)
-    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0, kept.without_monitors())
+    kept = kept_of(monitor, member("a")).without_monitors()
+    registry = Registry(LEASE_S, HEARTBEAT_S, 0.0, kept)
     assert {m.id: m.state for m in registry.members(0.0)} == {"monitor": DEAD, "a": SERVING}
     assert registry.register(replace(monitor, pid=2), 0, 0.0)[0] == 2
 
@@ -233,15 +230,15 @@ class SlowStore:
         self.kept = Kept(life=1)
         self.leads_until = float("inf")
         self.changes: list[Change] = []
-        self.full = False
+        self.error: Exception | None = None
         self.begun = threading.Event()
         self.go = threading.Semaphore(0)
 
     def write(self, change: Change) -> None:
         self.begun.set()
         assert self.go.acquire(timeout=10)
-        if self.full:
-            raise StoreLostError("the disk is full")
+        if self.error is not None:
+            raise self.error
         self.changes.append(change)
 
     def close(self) -> None:
@@ -287,9 +284,17 @@ def test_close_writes_pending_changes() -> None:
     assert [change.revision for change in store.changes] == [1]
 
 
-def test_a_failed_store_is_reported_once() -> None:
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (StoreLostError("the disk is full"), "the disk is full"),
+        # A thread that ended silently would leave a monitor that answers no calls.
+        (TypeError("a bug"), "the monitor's store writer failed: TypeError('a bug')"),
+    ],
+)
+def test_a_failed_write_is_reported_once(error: Exception, told: str) -> None:
     store, lost = SlowStore(), list[str]()
-    store.full = True
+    store.error = error
     store.go.release()
     with journal(store, lost) as (registry, running, changed):
         with changed:
@@ -297,28 +302,10 @@ def test_a_failed_store_is_reported_once() -> None:
             running.wake()
         running._thread.join(10)
         assert running.stored == 0
-    assert lost == ["the disk is full"]
+    assert lost == [told]
 
 
-def test_a_bug_in_the_writer_is_reported() -> None:
-    """A thread that ended silently would leave a monitor that answers no calls."""
-    store, lost = SlowStore(), list[str]()
-
-    def write(_change: Change) -> None:
-        raise TypeError("a bug")
-
-    store.write = write  # type: ignore[method-assign]
-    with journal(store, lost) as (registry, running, changed):
-        with changed:
-            registry.register(member("a"), 0, 0.0)
-            running.wake()
-        running._thread.join(10)
-    assert lost == ["the monitor's store writer failed: TypeError('a bug')"]
-
-
-def test_close_does_not_wait_for_a_stuck_store(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_close_does_not_wait_for_a_stuck_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("monitor.store_writer._CLOSE_S", 0.05)
     store = SlowStore()
     with journal(store, []) as (registry, running, changed):

@@ -1,0 +1,52 @@
+"""Greedy decoding, by transformers alone and through a cluster."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+import attention_client
+
+__all__ = ["cluster_of", "eager", "generate", "prompts", "ragged"]
+
+
+@functools.lru_cache(maxsize=1)
+def eager(path: Path) -> PreTrainedModel:
+    """The checkpoint in this process alone."""
+    return AutoModelForCausalLM.from_pretrained(path, experts_implementation="eager").eval()
+
+
+def cluster_of(model: PreTrainedModel) -> attention_client.Cluster:
+    """The cluster that holds a model's experts."""
+    return next(m._eaas_cluster for m in model.modules() if hasattr(m, "_eaas_cluster"))
+
+
+def prompts(batch: int, length: int = 12) -> dict[str, torch.Tensor]:
+    """Prompts of equal length."""
+    dice = torch.Generator().manual_seed(5)
+    ids_BT = torch.randint(20, 250, (batch, length), generator=dice)
+    return {"input_ids": ids_BT, "attention_mask": torch.ones_like(ids_BT)}
+
+
+def ragged(batch: int, longest: int = 17) -> dict[str, torch.Tensor]:
+    """Left-padded prompts of different lengths."""
+    inputs = prompts(batch, longest)
+    for row in range(batch):
+        padding = longest - 1 - (7 * row + 4) % longest
+        for values_BT in inputs.values():
+            values_BT[row, :padding] = 0
+    return inputs
+
+
+def generate(
+    model: Any, inputs: dict[str, torch.Tensor], tokens: int, **options: Any
+) -> torch.Tensor:
+    """Prompts and their greedy continuations."""
+    out_BT: torch.Tensor = model.generate(
+        **inputs, max_new_tokens=tokens, do_sample=False, **options
+    )
+    return out_BT
