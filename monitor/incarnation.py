@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from eaas.types import Member, MemberState
 from monitor.failure_detection.detector import Arrivals
+from monitor.failure_detection.progress import Progress
 
 __all__ = ["MemberEntry", "MemberEvent"]
 
@@ -37,34 +38,32 @@ class MemberEntry:
             heartbeat, sent to every watcher, would be quadratic traffic. Snapshots have them.
         reported: The state that the member reports; member.state is SUSPECT while there is a suspicion.
         arrivals: Its heartbeats; whether they are late.
-        progress, in_flight, busy_s: Its counters, as last reported.
-        stuck: Why it counts as stuck, as text; None if it does not.
+        progress: Its work; whether it is stuck.
         accusation: Why its clients suspect it; None if they do not.
+        busy_s: Its busy time, as last reported.
         forget_at: When its tombstone is forgotten, in monotonic seconds; inf while it is live.
     """
 
     member: Member
     reported: MemberState
     arrivals: Arrivals
-    progress: int = 0
-    in_flight: int = 0
-    busy_s: float = 0.0
-    stuck: str | None = None
+    progress: Progress
     accusation: str | None = None
+    busy_s: float = 0.0
     forget_at: float = math.inf
 
     @property
     def state(self) -> MemberState:
         """The state that the member should have."""
-        suspected = self.arrivals.late or self.stuck or self.accusation
+        suspected = self.arrivals.late or self.progress.stuck or self.accusation
         return MemberState.SUSPECT if suspected else self.reported
 
     def full(self, silence_s: float) -> Member:
         """The member with its counters and its silence."""
         return replace(
             self.member,
-            progress=self.progress,
-            in_flight=self.in_flight,
+            progress=self.progress.count,
+            in_flight=self.progress.in_flight,
             silence_s=silence_s,
             busy_s=self.busy_s,
         )

@@ -11,10 +11,10 @@ in simulation.
              v    |             register: incarnation + 1
             LEFT -+                        DEAD, LEFT -- tick: after FORGET_S --> forgotten
 
-Reasons for suspicion: a member's heartbeat is late (`failure_detection.detector`), an expert server reports
-that its loop is stuck, or its clients report failures (`failure_detection.failure_reports`). When no reason
-is left, the member has the state it reports. A member is DEAD when its lease ends or its parent saw it end,
-and LEFT when it deregisters.
+Reasons for suspicion, all in `monitor.failure_detection`: a member's heartbeat is late (`detector`), an
+expert server makes no progress (`progress`), or its clients report failures (`failure_reports`). When no
+reason is left, the member has the state it reports. A member is DEAD when its lease ends or its parent saw it
+end, and LEFT when it deregisters.
 
 Terms:
   incarnation: the time from a registration to DEAD or LEFT; named by (id, number).
@@ -35,6 +35,7 @@ from eaas.net.message_ranges import TRUSTED_EPOCH
 from eaas.types import Member, MemberState, Role, ServerReach
 from monitor.failure_detection.detector import Arrivals, Detector
 from monitor.failure_detection.failure_reports import FailureReports, RequestTotals
+from monitor.failure_detection.progress import Progress
 from monitor.incarnation import MemberEntry, MemberEvent
 from monitor.store.kept import Kept
 
@@ -69,48 +70,57 @@ class Registry:
         now: Monotonic seconds. It never falls from call to call.
         kept: What a former monitor stored. Its members have time to find this monitor, and a lease from then
             on.
-
-    Attributes:
-        revision: Revision of the last event.
-        forgotten_incarnation: The highest incarnation of all forgotten tombstones.
     """
 
     def __init__(
         self, lease_s: float, heartbeat_s: float, now: float, kept: Kept | None = None
     ) -> None:
+        self._lease_s = lease_s
         grace_s = 0.0 if kept is None else max(0.0, RETURN_GRACE_S - lease_s)
         self._detector = Detector(lease_s, heartbeat_s, now, grace_s)
         self._live: dict[str, MemberEntry] = {}
         self._tombstones: dict[str, MemberEntry] = {}
         self._reports = FailureReports(lease_s)
         self._history: deque[MemberEvent] = deque(maxlen=_MAX_HISTORY)
-        self.revision = 0
-        self.forgotten_incarnation = 0
+        self._revision = 0
+        # The highest incarnation of all forgotten tombstones.
+        self._forgotten_incarnation = 0
         if kept is not None:
             self._restore(kept, now)
 
     def _restore(self, kept: Kept, now: float) -> None:
-        self.revision = kept.revision
-        self.forgotten_incarnation = kept.forgotten_incarnation
+        self._revision = kept.revision
+        self._forgotten_incarnation = kept.forgotten_incarnation
         for event in kept.events:
             member = event.member
-            entry = MemberEntry(member, member.state, self._watch(member, now))
+            arrivals = self._watch(member, now)
+            entry = MemberEntry(member, member.state, arrivals, Progress(self._lease_s, 0, 0))
             if member.state.is_gone:
                 self._detector.forget(member.id)
                 entry.forget_at = now + _forget_s(member)
                 self._tombstones[member.id] = entry
             else:
                 # The next heartbeat clears or confirms the suspicion.
-                entry.arrivals.late = member.state is MemberState.SUSPECT
+                arrivals.late = member.state is MemberState.SUSPECT
                 self._live[member.id] = entry
 
     def _watch(self, member: Member, now: float) -> Arrivals:
         # The monitor hears itself even when its network fails.
         return self._detector.watch(member.id, now, remote=member.role is not Role.MONITOR)
 
+    @property
+    def forgotten_incarnation(self) -> int:
+        """The highest incarnation of all forgotten tombstones."""
+        return self._forgotten_incarnation
+
     def knows(self, member_id: str) -> bool:
         """Whether there is a member with this id, tombstones included."""
         return member_id in self._live or member_id in self._tombstones
+
+    @property
+    def revision(self) -> int:
+        """Revision of the last event."""
+        return self._revision
 
     def members(self, now: float) -> tuple[Member, ...]:
         """All members, tombstones included, with loads and `silence_s` filled in."""
@@ -122,7 +132,7 @@ class Registry:
 
         None if some are no longer kept: take a snapshot instead.
         """
-        missed = self.revision - revision
+        missed = self._revision - revision
         if not 0 <= missed <= len(self._history):
             return None
         return tuple(self._history)[len(self._history) - missed :]
@@ -163,8 +173,8 @@ class Registry:
             self._detector.heard(member.id, now)
         else:
             self._reports.forget(member.id)
-            entry = MemberEntry(member, member.state, self._watch(member, now))
-            entry.progress, entry.in_flight = member.progress, member.in_flight
+            progress = Progress(self._lease_s, member.progress, member.in_flight)
+            entry = MemberEntry(member, member.state, self._watch(member, now), progress)
         entry.member = replace(
             member,
             state=entry.state,
@@ -206,9 +216,9 @@ class Registry:
             previous = 0
         if tombstone := self._tombstones.get(member.id):
             return max(previous, tombstone.member.incarnation) + 1, "back with a new incarnation"
-        if previous > self.forgotten_incarnation:
+        if previous > self._forgotten_incarnation:
             return previous, "known before this monitor started"
-        return self.forgotten_incarnation + 1, "registered"
+        return self._forgotten_incarnation + 1, "registered"
 
     def heartbeat(
         self,
@@ -240,22 +250,22 @@ class Registry:
             raise ValueError(
                 f"{member_id} is not an attention client: it has no expert servers to reach"
             )
-        was_late, was_stuck = entry.arrivals.late, entry.stuck
+        was_late, was_stuck = entry.arrivals.late, entry.progress.stuck
         self._detector.heard(member_id, now)
         entry.reported, entry.busy_s = state, busy_s
-        entry.progress, entry.in_flight = progress, in_flight
-        # Clients wait for servers, and are not stuck themselves.
-        is_stuck = stalled_s > 0 and entry.member.role is Role.EXPERT_SERVER
-        entry.stuck = _describe_stall(stalled_s, in_flight) if is_stuck else None
+        if entry.member.role is Role.EXPERT_SERVER:
+            entry.progress.reported(progress, in_flight, stalled_s, now)
+        else:
+            entry.progress.count, entry.progress.in_flight = progress, in_flight
         shown = entry.member
         new = entry.state, experts, epoch, reach
         if (shown.state, shown.experts, shown.epoch, shown.reach) == new:
             return []
         entry.member = replace(shown, state=entry.state, experts=experts, epoch=epoch, reach=reach)
         reason = "reported"
-        if entry.stuck and shown.state is not MemberState.SUSPECT:
-            reason = entry.stuck
-        elif was_stuck and not entry.stuck:
+        if entry.progress.stuck and shown.state is not MemberState.SUSPECT:
+            reason = entry.progress.stuck
+        elif was_stuck and not entry.progress.stuck:
             reason = "its work moves again"
         elif was_late:
             reason = "heard again"
@@ -369,7 +379,7 @@ class Registry:
         """End an incarnation as DEAD or LEFT. Forgets the oldest tombstone if there are too many."""
         member_id = entry.member.id
         entry.member = replace(entry.member, state=state)
-        entry.in_flight = 0
+        entry.progress.in_flight = 0
         entry.forget_at = now + _forget_s(entry.member)
         del self._live[member_id]
         self._detector.forget(member_id)
@@ -383,12 +393,12 @@ class Registry:
     def _forget(self, tombstone: MemberEntry) -> MemberEvent:
         member = tombstone.member
         del self._tombstones[member.id]
-        self.forgotten_incarnation = max(self.forgotten_incarnation, member.incarnation)
+        self._forgotten_incarnation = max(self._forgotten_incarnation, member.incarnation)
         return self._event(tombstone, "is no longer listed", forgotten=True)
 
     def _event(self, entry: MemberEntry, reason: str, *, forgotten: bool = False) -> MemberEvent:
-        self.revision += 1
-        event = MemberEvent(self.revision, entry.full(0.0), reason, forgotten)
+        self._revision += 1
+        event = MemberEvent(self._revision, entry.full(0.0), reason, forgotten)
         self._history.append(event)
         return event
 
@@ -399,11 +409,6 @@ def _require_own_state(member_id: str, state: MemberState) -> None:
         raise ValueError(
             f"{member_id}: a member does not report {state.value}: only the monitor does"
         )
-
-
-def _describe_stall(seconds: float, in_flight: int) -> str:
-    requests = "request" if in_flight == 1 else "requests"
-    return f"no progress for {seconds:.1f} s with {in_flight} {requests} in flight"
 
 
 def _forget_s(member: Member) -> float:

@@ -1,1 +1,1 @@
-"""Failure detection: leases, suspicion, clients' failure reports."""
+"""Failure detection: leases, suspicion, progress, clients' failure reports."""

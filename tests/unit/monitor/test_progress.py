@@ -5,11 +5,65 @@ from __future__ import annotations
 import pytest
 
 from eaas.types import Member, MemberState, Role
+from monitor.failure_detection.progress import Progress
 from monitor.incarnation import MemberEvent
 from monitor.registry import IdTakenError, Registry
 
 LEASE_S, HEARTBEAT_S = 2.0, 0.9
 SERVING, SUSPECT = MemberState.SERVING, MemberState.SUSPECT
+
+
+def beats(progress: Progress, start: float, end: float, count: int, in_flight: int) -> list[float]:
+    """Send equal heartbeats; returns at which of them the member was stuck."""
+    stuck, now = [], start
+    while now <= end:
+        progress.reported(count, in_flight, 0.0, now)
+        if progress.stuck:
+            stuck.append(now - start)
+        now += 1.0
+    return stuck
+
+
+def test_a_reported_stall_counts_at_once() -> None:
+    progress = Progress(LEASE_S)
+    progress.reported(7, 3, 0.0, 1.0)
+    assert progress.stuck is None
+    progress.reported(7, 3, 1.64, 2.0)
+    assert progress.stuck == "no progress for 1.6 s with 3 requests in flight"
+    progress.reported(8, 1, 0.0, 2.5)
+    assert progress.stuck is None
+
+
+def test_a_counter_that_stands_still_for_five_leases_with_work_in_flight() -> None:
+    progress = Progress(LEASE_S)
+    assert beats(progress, 0.0, 9.0, count=7, in_flight=1) == []
+    progress.reported(7, 1, 0.0, 10.0)
+    assert progress.stuck == "no progress for 10.0 s with 1 request in flight"
+
+
+def test_an_idle_member_is_not_stuck() -> None:
+    progress = Progress(LEASE_S)
+    assert beats(progress, 0.0, 100.0, count=7, in_flight=0) == []
+    # The idle time does not count later, either.
+    assert beats(progress, 101.0, 109.0, count=7, in_flight=1) == []
+
+
+def test_work_that_moves_is_not_stuck() -> None:
+    progress = Progress(LEASE_S)
+    for now in range(100):
+        progress.reported(now, 9, 0.0, float(now))
+        assert progress.stuck is None
+
+
+def test_patience_is_twice_the_longest_standstill() -> None:
+    progress = Progress(LEASE_S)
+    assert beats(progress, 0.0, 12.0, count=7, in_flight=1) == [10.0, 11.0, 12.0]
+    progress.reported(8, 1, 0.0, 13.0)
+    assert progress.stuck is None
+    assert beats(progress, 13.0, 40.0, count=8, in_flight=1)[0] == 26.0
+
+
+# -- in the registry -------------------------------------------------------------------------------
 
 
 class World:
@@ -52,7 +106,7 @@ def test_a_stuck_server_keeps_its_id() -> None:
 def test_clients_wait_for_others_and_are_not_stuck() -> None:
     world = World(Role.ATTENTION_CLIENT)
     for beat in range(40):
-        assert world.beat(beat * 0.9, 5, 3, 1.6) == []
+        assert world.beat(beat * 0.9, 5, 3, 0.0) == []
     (member,) = world.registry.members(40 * 0.9)
     assert (member.progress, member.in_flight) == (5, 3)
 
