@@ -149,7 +149,7 @@ class Connection:
 
     @property
     def work_in_flight(self) -> float:
-        """Unanswered work (`dispatch.parts.Chunks`), including abandoned requests."""
+        """Unanswered work (`dispatch.parts.Part`), including abandoned requests."""
         return self._work
 
     def max_tokens(self, top_k: int, dtype: WireDtype) -> int:

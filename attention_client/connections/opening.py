@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 
 from attention_client.connections.connection import Connection
 from attention_client.connections.transports import opener
-from attention_client.connections.transports.disconnect import disconnect
+from attention_client.connections.transports.granted import disconnect
 from attention_client.telemetry.metrics import ClientMetrics
 from eaas import versions
 from eaas.config import AttentionClientConfig

@@ -45,7 +45,7 @@ _NO_RATE = _Rate((), (), 0.0, 0.0, 0.0, 0)
 
 
 class Speeds:
-    """Measured seconds per unit of work (`dispatch.parts.Chunks`), by server."""
+    """Measured seconds per unit of work (`dispatch.parts.Part`), by server."""
 
     def __init__(self) -> None:
         self._rates: dict[str, _Rate] = {}

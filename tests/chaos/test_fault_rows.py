@@ -161,7 +161,7 @@ def test_row_3_a_server_that_wakes_drops_its_queue(
     re-registers as a new incarnation. Requests that were queued behind the current batch are never computed.
     """
     cluster = faulty_cluster(checkpoint(), servers=2, redundancy=2)
-    client = join(cluster, 2, hedge_share=0.0, dispatch="round_robin")
+    client = join(cluster, 2, hedge_share=0.0, dispatch="weights")
     log = watch_members(cluster)
     expected = [client.layer(layer=layer) for layer in range(3)]
     victim = SERVERS[0]
@@ -267,7 +267,7 @@ def test_row_7_replies_that_get_lost(
     cluster = faulty_cluster(checkpoint())
     with through_proxies() as proxies:
         # Round robin asks the victim however fast it is.
-        client = join(cluster, transport="grpc", dispatch="round_robin")
+        client = join(cluster, transport="grpc", dispatch="weights")
     expected = [client.layer(seed=seed) for seed in range(20)]
     assert once(combined)
     victim = SERVERS[0]
@@ -302,7 +302,7 @@ def test_row_14_a_server_restarts_on_the_same_address(
     log = watch_members(cluster)
     address = cluster.children[victim].address
     for incarnation, transport in enumerate(("shm", "grpc"), start=1):
-        client = join(cluster, transport=transport, dispatch="round_robin")
+        client = join(cluster, transport=transport, dispatch="weights")
         expected_TH = client.layer(16)
         old = connection_to(client, victim)
         throttles(victim).hang()

@@ -61,7 +61,7 @@ def test_row_5_a_wedged_loop_behind_a_live_heartbeat(
     counter; NOT_SERVING within W.
     """
     cluster = faulty_cluster(checkpoint())
-    client = join(cluster, dispatch="round_robin")
+    client = join(cluster, dispatch="weights")
     log = watch_members(cluster)
     stuck = SERVERS[0]
     address = cluster.children[stuck].address
@@ -124,7 +124,7 @@ def test_row_8_a_server_cut_from_the_monitor_only(
     """Row 8: server cut from the monitor only: its traffic flows on; no new placements on it."""
     cut_off = SERVERS[0]
     cluster = faulty_cluster(checkpoint(), servers=2, redundancy=2, proxied=(cut_off,))
-    client = join(cluster, 2, dispatch="round_robin")
+    client = join(cluster, 2, dispatch="weights")
     log = watch_members(cluster)
     epoch = client.cluster.placement.epoch
     with calling(client):
@@ -172,7 +172,7 @@ def test_row_9_the_monitor_is_down(
     settings = tmp_path / "cluster.yaml"
     settings.write_text(f"monitor:\n  port: {free_port}\n")
     cluster = faulty_cluster(checkpoint(), servers=2, redundancy=2, config_file=settings)
-    client = join(cluster, 2, dispatch="round_robin")
+    client = join(cluster, 2, dispatch="weights")
     before = connections(client)
     assert len(before) == 2
     with calling(client):
@@ -208,7 +208,7 @@ def test_row_9_the_monitor_and_the_balancer_are_down(
     settings = tmp_path / "cluster.yaml"
     settings.write_text(f"monitor:\n  port: {free_port}\n  data_dir: {tmp_path / 'monitor'}\n")
     cluster = faulty_cluster(checkpoint(), servers=2, redundancy=2, config_file=settings)
-    client = join(cluster, 2, dispatch="round_robin")
+    client = join(cluster, 2, dispatch="weights")
     before, epoch = connections(client), client.cluster.placement.epoch
     with calling(client):
         client.until(lambda: view_age_s(client) < 1.5)
@@ -240,7 +240,7 @@ def test_row_10_a_monitor_that_was_paused(
 ) -> None:
     """Row 10: monitor paused 10 s: on waking it declares no healthy member dead."""
     cluster = faulty_cluster(checkpoint(), servers=2, redundancy=2)
-    client = join(cluster, 2, dispatch="round_robin")
+    client = join(cluster, 2, dispatch="weights")
     log = watch_members(cluster)
     before = connections(client)
     with calling(client):

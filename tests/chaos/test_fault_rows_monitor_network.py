@@ -52,9 +52,9 @@ def test_row_6_a_client_and_one_server_cut_from_each_other(
     """Row 6: client and one server cut from each other, both reach the monitor: that client reroutes;
     the server stays healthy for the others.
     """
-    cut_off = join(split_cluster, 2, transport="grpc", dispatch="round_robin")
+    cut_off = join(split_cluster, 2, transport="grpc", dispatch="weights")
     # Shared memory does not cross the network that is cut.
-    other = join(split_cluster, 2, transport="shm", dispatch="round_robin")
+    other = join(split_cluster, 2, transport="shm", dispatch="weights")
     log = watch_members(split_cluster)
     with calling(cut_off, other) as calls:
         time.sleep(1.0)
@@ -84,7 +84,7 @@ def test_row_8_a_server_cut_from_the_monitor_only(
     calling: Callable[..., Any],
 ) -> None:
     """Row 8: server cut from the monitor only: its traffic flows on; no new placements on it."""
-    client = join(split_cluster, 2, transport="grpc", dispatch="round_robin")
+    client = join(split_cluster, 2, transport="grpc", dispatch="weights")
     log = watch_members(split_cluster)
     with calling(client):
         time.sleep(1.0)

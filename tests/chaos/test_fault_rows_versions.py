@@ -47,7 +47,7 @@ def test_row_30_releases_with_other_versions_in_a_rolling_upgrade(
     settings = tmp_path / "cluster.yaml"
     settings.write_text(f"monitor:\n  port: {free_port}\n  data_dir: {tmp_path / 'monitor'}\n")
     cluster = faulty_cluster(checkpoint(), config_file=settings)
-    old = join(cluster, dispatch="round_robin")
+    old = join(cluster, dispatch="weights")
 
     def upgrade(name: str, how: signal.Signals) -> None:
         child = cluster.children[name]

@@ -27,7 +27,7 @@ def test_a_server_that_answers_nobody_is_suspect_though_its_heartbeat_lives(
     cluster = faulty_cluster(checkpoint(), servers=2, redundancy=2)
     with through_proxies() as proxies:
         # Round robin: each client asks each server however fast it is.
-        clients = [join(cluster, 2, transport="grpc", dispatch="round_robin") for _ in range(3)]
+        clients = [join(cluster, 2, transport="grpc", dispatch="weights") for _ in range(3)]
         log = watch_members(cluster)
         mute = "expert-server-1"
         proxy = proxies[cluster.children[mute].address]
@@ -55,7 +55,7 @@ def test_a_late_answer_to_a_client_that_is_idle_now_makes_nobody_suspect(
     watch_members: Callable[..., Any],
 ) -> None:
     cluster = faulty_cluster(checkpoint(), servers=2, redundancy=2)
-    client = join(cluster, 2, dispatch="round_robin", hedge_share=0.0)
+    client = join(cluster, 2, dispatch="weights", hedge_share=0.0)
     client.layer()
     log = watch_members(cluster)
     late = "expert-server-1"
@@ -81,8 +81,8 @@ def test_row_6_one_client_without_answers_makes_no_server_suspect(
     """
     cluster = faulty_cluster(checkpoint(), servers=2, redundancy=2)
     with through_proxies() as proxies:
-        cut_off = join(cluster, 2, transport="grpc", dispatch="round_robin")
-    other = join(cluster, 2, dispatch="round_robin")
+        cut_off = join(cluster, 2, transport="grpc", dispatch="weights")
+    other = join(cluster, 2, dispatch="weights")
     log = watch_members(cluster)
     server = "expert-server-0"
     with calling(cut_off, other):

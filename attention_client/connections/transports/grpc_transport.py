@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator
 
 import grpc
 
-from attention_client.connections.transports.disconnect import disconnect
-from attention_client.connections.transports.mirror import mirror_arena
+from attention_client.connections.transports.granted import disconnect, mirror_arena
 from eaas.net.grpc_client import MESSAGE_BYTES
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.rpc.v1 import expert_pb2_grpc
@@ -22,7 +21,7 @@ from eaas.wire import RequestHeader, SlotState
 from eaas.wire.frame import EXCHANGE, REQUEST_FRAMES, RESPONSE_FRAMES, paste
 from eaas.wire.slot import RESULT_HEADER_BYTES, reply_bell
 
-__all__ = ["GrpcLink", "open_grpc"]
+__all__ = ["GrpcLink"]
 
 # Most bytes of a slot that fit into a frame; 4 KiB are for headers and message fields.
 _FRAME_BYTES = MESSAGE_BYTES - 4096
@@ -110,10 +109,3 @@ class GrpcLink:
         except ValueError as error:
             return str(error)
         return ""
-
-
-def open_grpc(
-    granted: pb.ConnectResponse, channel: grpc.Channel, on_lost: Callable[[str], None]
-) -> GrpcLink:
-    """Make a local arena and connect it to the server's (see `Opener`)."""
-    return GrpcLink(granted, channel, on_lost)

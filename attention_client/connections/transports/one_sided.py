@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from attention_client.connections.transports.disconnect import disconnect
-from attention_client.connections.transports.mirror import mirror_arena
+from attention_client.connections.transports.granted import disconnect, mirror_arena
 from eaas.errors import ConnectionLostError
 from eaas.log import get_logger
 from eaas.one_sided import Agent, Poller, Region, nixl_version

@@ -62,7 +62,7 @@ def test_a_slow_server_that_healed_is_asked_again() -> None:
     servers = [FakeConnection(world, f"s{i}", delay_s=0.01) for i in range(3)]
     servers[0].delay_s = 0.1
     call = call_of(world, FakeReplicas(world, [view_of(servers, np.ones((3, 4)))]), IDS,
-                   policy="round_robin", attempt_timeout_s=1.0)  # fmt: skip
+                   policy="weights", attempt_timeout_s=1.0)  # fmt: skip
     while not call.shared.ejections.out("s0", world.now):
         assert torch.equal(call.run(), expected_of(call))
         assert world.now < 110
