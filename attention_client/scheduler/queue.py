@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,6 +41,10 @@ class Choice:
         return not self.passed_over
 
 
+def _ignore(**_event: object) -> None:
+    """Record nothing."""
+
+
 class RequestQueue:
     """Waiting requests, oldest first, from which a strategy takes the next batch.
 
@@ -51,6 +55,7 @@ class RequestQueue:
         window_size: Oldest requests that the strategy may choose from.
         cost: Predicts the time of a batch, for strategies that use it.
         seed: Seed of the strategy's random numbers.
+        note: Called with each event, as keyword arguments (`recording.py`).
 
     Attributes:
         choice: The last choice; None before the first.
@@ -68,6 +73,7 @@ class RequestQueue:
         window_size: int,
         cost: CostModel,
         seed: int | Sequence[int] = 0,
+        note: Callable[..., None] | None = None,
     ) -> None:
         if batch_size < 1 or num_experts < 1:
             raise ConfigError(f"batch size {batch_size}, {num_experts} experts: must be at least 1")
@@ -80,6 +86,7 @@ class RequestQueue:
         self._batch_size, self._window_size = batch_size, window_size
         self._cost = cost
         self._rng = np.random.default_rng(seed)
+        self._note = note or _ignore
         self._clock = FcfsClock(cost, num_experts, batch_size) if strategy.needs_fcfs else None
         # A request has a rising ticket and, while it waits, a row of `_load_NE`.
         self._load_NE = np.zeros((_FIRST_ROWS, num_experts))
@@ -113,6 +120,7 @@ class RequestQueue:
         self._rows.append(row)
         if self._clock is not None:
             self._clock.arrive(row, load_E)
+        self._note(add=ticket, load=load_E)
         return ticket
 
     def remove(self, ticket: int) -> None:
@@ -122,16 +130,19 @@ class RequestQueue:
         self._free.append(self._rows.pop(place))
         if self._clock is not None:
             self._clock.forget(1)
+        self._note(remove=ticket)
 
     def price(self, cost: CostModel) -> None:
         """Use another cost model from now on: the placement has changed."""
         self._cost = cost
         if self._clock is not None:
             self._clock.price(cost)
+        self._note(price=cost)
 
     def use(self, strategy: SelectionStrategy) -> None:
         """Use another strategy from now on; it must not need `fcfs` if the first one did not."""
         self._strategy = strategy
+        self._note(use=strategy.name)
 
     def take(self, batch_size: int | None = None, running_E: Loads | None = None) -> list[int]:
         """Take the next batch out.
@@ -146,6 +157,11 @@ class RequestQueue:
         Raises:
             ConfigError: The strategy broke its contract.
         """
+        tickets = self._take(batch_size, running_E)
+        self._note(take=tickets, room=batch_size, running=running_E)
+        return tickets
+
+    def _take(self, batch_size: int | None, running_E: Loads | None) -> list[int]:
         window = min(len(self._tickets), self._window_size)
         wanted = min(window, self._batch_size if batch_size is None else batch_size)
         if wanted == 0:
@@ -177,8 +193,11 @@ class RequestQueue:
             choice: The batch; None: the last one.
         """
         known = choice or self.choice
-        if self._clock is not None and known is not None:
+        if known is None:
+            return
+        if self._clock is not None:
             self._clock.observe(batch_s, known.predicted_s, known.oldest)
+        self._note(observe=batch_s, choice=known.number)
 
     def _choose(
         self, window_WE: Loads, rows_W: Indices, wanted: int, running_E: Loads | None

@@ -7,11 +7,10 @@ by |v|^2. All are O(B W E). After "Heuristics for Vector Bin Packing" (Panigrahy
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from attention_client.scheduler.strategies import _select
 from attention_client.scheduler.strategies.base import (
     Context,
     Indices,
@@ -27,11 +26,64 @@ __all__ = [
     "NormMinimizing",
     "PowerOfD",
     "PowerOfDDot",
+    "choose_greedily",
 ]
 
 
+def choose_greedily(
+    window_WE: Loads,
+    start_E: Loads | None,
+    chosen: Indices,
+    have: int,
+    *,
+    square: float = 0.0,
+    level: float = 0.0,
+    variance: float = 0.0,
+    draws: Loads | None = None,
+    d: int = 0,
+) -> Loads:
+    """Fill `chosen` beyond its first `have` indices, one by one. The least score wins; of equals the oldest.
+
+        2 L.v + square |v|^2 - 2 level sum(v) - variance (2 sum(L) sum(v) + sum(v)^2) / E
+
+    Args:
+        window_WE: Loads of the requests.
+        start_E: Load that runs already, or None.
+        chosen, have: See `CostModel.choose`.
+        square, level, variance: Weights of the score.
+        draws: Numbers in [0, 1), d for each step, which considers only d random candidates; None: all.
+        d: Candidates of a step.
+
+    Returns:
+        The total load.
+    """
+    experts = window_WE.shape[1]
+    load_E: Loads = window_WE[chosen[:have]].sum(axis=0) + (0.0 if start_E is None else start_E)
+    sum_W = window_WE.sum(axis=1)
+    # `einsum`, not a product of BLAS: equal rows have equal scores to the last bit.
+    square_W = square * np.einsum("we,we->w", window_WE, window_WE)
+    own_W = square_W - 2 * level * sum_W - variance * sum_W * sum_W / experts
+    given = set(chosen[:have].tolist())
+    left = [w for w in range(len(window_WE)) if w not in given]
+    for place in range(have, len(chosen)):
+        among = np.array(left)
+        if draws is not None and d < len(left):
+            # The first d steps of a shuffle.
+            for i, draw in enumerate(draws[(place - have) * d :][:d]):
+                other = i + int(draw * (len(left) - i))
+                left[i], left[other] = left[other], left[i]
+            among = np.sort(left[:d])
+        pull = 2 * variance * load_E.sum() / experts
+        meets = np.einsum("we,e->w", window_WE[among], load_E)
+        best = int(among[np.argmin(2 * meets + own_W[among] - pull * sum_W[among])])
+        chosen[place] = best
+        load_E += window_WE[best]
+        left.remove(best)
+    return load_E
+
+
 class _Greedy(SelectionStrategy):
-    """Least score of L + v; the weights select the score (`Objective` in select.h)."""
+    """Least score of L + v; the weights select the score (`choose_greedily`)."""
 
     _square: ClassVar[float] = 0.0
     _variance: ClassVar[float] = 0.0
@@ -43,23 +95,18 @@ class _Greedy(SelectionStrategy):
         return self._choose(window_WE, batch_size, context)
 
     def _choose(
-        self,
-        window_WE: Loads,
-        batch_size: int,
-        context: Context,
-        *,
-        level: float = 0.0,
-        draws: Loads | None = None,
-        d: int = 0,
+        self, window_WE: Loads, batch_size: int, context: Context, **weights: Any
     ) -> Indices:
-        requests, experts = window_WE.shape
-        chosen = first(min(requests, batch_size))
-        if draws is not None:
-            draws = draws[: (len(chosen) - 1) * d]
-        _select.greedy(
-            window_WE, requests, experts, context.running_E, chosen, 1, len(chosen),
-            self._square, level, self._variance, draws, d,
-        )  # fmt: skip
+        chosen = first(min(len(window_WE), batch_size))
+        choose_greedily(
+            window_WE,
+            context.running_E,
+            chosen,
+            1,
+            square=self._square,
+            variance=self._variance,
+            **weights,
+        )
         return chosen
 
 

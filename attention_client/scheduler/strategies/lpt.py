@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from attention_client.scheduler.strategies import _select
 from attention_client.scheduler.strategies.base import (
     Context,
     Indices,
@@ -44,7 +43,14 @@ class LptBalanced(SelectionStrategy):
         self, window_WE: Loads, batch_size: int, rng: np.random.Generator, context: Context
     ) -> Indices:
         """See `SelectionStrategy`."""
-        requests, experts = window_WE.shape
-        chosen = first(min(requests, batch_size))
-        _select.least_peak(window_WE, requests, experts, context.running_E, chosen, 1, len(chosen))
+        chosen = first(min(len(window_WE), batch_size))
+        load_E = window_WE[0] + (0.0 if context.running_E is None else context.running_E)
+        peak_W = window_WE.max(axis=1)
+        left = np.arange(1, len(window_WE))
+        for place in range(1, len(chosen)):
+            makespan = (window_WE[left] + load_E).max(axis=1)
+            best = left[np.lexsort((-peak_W[left], makespan))[0]]
+            chosen[place] = best
+            load_E += window_WE[best]
+            left = left[left != best]
         return chosen
