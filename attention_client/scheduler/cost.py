@@ -12,16 +12,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from attention_client.scheduler.strategies.base import Indices, Loads
 from attention_client.scheduler.strategies.greedy import choose_greedily
 from eaas.errors import ConfigError
 
-__all__ = ["CostModel", "ImbalanceCost", "ServerCost"]
-
-Loads = npt.NDArray[np.float64]
-Indices = npt.NDArray[np.int64]
-
+__all__ = ["CostModel", "ImbalanceCost", "Loads", "ServerCost"]
 
 # Share of the next batches' saving that lasts over many batches, and the number of batches compared.
 # Both found by `python -m benchmarks.caps judge`.
@@ -170,7 +166,7 @@ class ServerCost:
     def _times(self, idle_SW: Loads, pairs_SW: Loads) -> Loads:
         """Seconds of each server for a step (L, S, W), from its expected idle replicas and its pairs."""
         active_SW = self._replicas_S1 - idle_SW
-        times_SW = np.maximum(self.load_s * active_SW, self.pair_s * pairs_SW)
+        times_SW: Loads = np.maximum(self.load_s * active_SW, self.pair_s * pairs_SW)
         return times_SW.reshape(self._layers, self._servers, -1)
 
     def saving(

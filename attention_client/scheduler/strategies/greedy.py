@@ -7,6 +7,7 @@ by |v|^2. All are O(B W E). After "Heuristics for Vector Bin Packing" (Panigrahy
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -83,45 +84,38 @@ def choose_greedily(
 
 
 class _Greedy(SelectionStrategy):
-    """Least score of L + v; the weights select the score (`choose_greedily`)."""
+    """Least score of L + v (`choose_greedily`)."""
 
-    _square: ClassVar[float] = 0.0
-    _variance: ClassVar[float] = 0.0
+    _weights: ClassVar[Mapping[str, float]] = {}
 
     def select(
         self, window_WE: Loads, batch_size: int, rng: np.random.Generator, context: Context
     ) -> Indices:
         """See `SelectionStrategy`."""
-        return self._choose(window_WE, batch_size, context)
-
-    def _choose(
-        self, window_WE: Loads, batch_size: int, context: Context, **weights: Any
-    ) -> Indices:
         chosen = first(min(len(window_WE), batch_size))
-        choose_greedily(
-            window_WE,
-            context.running_E,
-            chosen,
-            1,
-            square=self._square,
-            variance=self._variance,
-            **weights,
-        )
+        options = self._options(window_WE, batch_size, rng)
+        choose_greedily(window_WE, context.running_E, chosen, 1, **self._weights, **options)
         return chosen
+
+    def _options(
+        self, window_WE: Loads, batch_size: int, rng: np.random.Generator
+    ) -> dict[str, Any]:
+        """Further arguments of `choose_greedily`."""
+        return {}
 
 
 class GreedyVariance(_Greedy):
     """Least Var(L + v): the objective of CAPS."""
 
     name = "greedy_variance"
-    _square = _variance = 1.0
+    _weights: ClassVar = {"square": 1.0, "variance": 1.0}
 
 
 class NormMinimizing(_Greedy):
     """Least |L + v|^2."""
 
     name = "norm_minimizing"
-    _square = 1.0
+    _weights: ClassVar = {"square": 1.0}
 
 
 class GreedyDotProduct(_Greedy):
@@ -134,18 +128,16 @@ class BestFit(_Greedy):
     """Least distance of L + v from the even load of a full batch of mean requests."""
 
     name = "best_fit"
-    _square = 1.0
+    _weights: ClassVar = {"square": 1.0}
 
-    def select(
-        self, window_WE: Loads, batch_size: int, rng: np.random.Generator, context: Context
-    ) -> Indices:
-        """See `SelectionStrategy`."""
+    def _options(
+        self, window_WE: Loads, batch_size: int, rng: np.random.Generator
+    ) -> dict[str, Any]:
         # The mean over the window is the mean per request and expert.
-        level = batch_size * float(window_WE.mean())
-        return self._choose(window_WE, batch_size, context, level=level)
+        return {"level": batch_size * float(window_WE.mean())}
 
 
-class PowerOfD(_Greedy):
+class PowerOfD(GreedyVariance):
     """Least Var(L + v) of d candidates, drawn anew at each step. O(B d E).
 
     After "The Power of Two Choices in Randomized Load Balancing" (Mitzenmacher, 2001).
@@ -155,21 +147,18 @@ class PowerOfD(_Greedy):
     """
 
     name = "power_of_d"
-    _square = _variance = 1.0
 
     def __init__(self, d: int = 8) -> None:
         self.d = d
 
-    def select(
-        self, window_WE: Loads, batch_size: int, rng: np.random.Generator, context: Context
-    ) -> Indices:
-        """See `SelectionStrategy`."""
-        draws = rng.random(self.d * batch_size)
-        return self._choose(window_WE, batch_size, context, draws=draws, d=self.d)
+    def _options(
+        self, window_WE: Loads, batch_size: int, rng: np.random.Generator
+    ) -> dict[str, Any]:
+        return {"draws": rng.random(self.d * batch_size), "d": self.d}
 
 
 class PowerOfDDot(PowerOfD):
     """Least v.L of d candidates, drawn anew at each step. O(B d E)."""
 
     name = "power_of_d_dot"
-    _square = _variance = 0.0
+    _weights: ClassVar = {}

@@ -1,8 +1,10 @@
-"""Number partitioning: split the window into similar batches and take the oldest request's batch.
+"""Number partitioning: longest processing time first, and largest differencing.
 
-The balanced largest differencing method (Michiels et al., "Performance Ratios for the Differencing Method
-Applied to the Balanced Number Partitioning Problem", 2003): Karmarkar and Karp's method with groups of equal
-size. If the window is no multiple of the batch size, the youngest requests are left out.
+Longest processing time first is Graham's list scheduling; a job's length is its load on one expert. The
+others split the window into similar batches and take the oldest request's. If the window is no multiple of
+the batch size, the youngest requests are left out. They use the balanced largest differencing method
+(Michiels et al., "Performance Ratios for the Differencing Method Applied to the Balanced Number Partitioning
+Problem", 2003): Karmarkar and Karp's with groups of equal size.
 """
 
 from __future__ import annotations
@@ -19,7 +21,48 @@ from attention_client.scheduler.strategies.base import (
     first,
 )
 
-__all__ = ["Differencing", "KarmarkarKarp"]
+__all__ = ["Differencing", "KarmarkarKarp", "Lpt", "LptBalanced"]
+
+
+class Lpt(SelectionStrategy):
+    """The oldest, then requests by the load of their hottest expert. O(W E + W log W)."""
+
+    name = "lpt"
+
+    def select(
+        self, window_WE: Loads, batch_size: int, rng: np.random.Generator, context: Context
+    ) -> Indices:
+        """See `SelectionStrategy`."""
+        take = min(len(window_WE), batch_size)
+        chosen = first(take)
+        peaks = window_WE[1:].max(axis=1, initial=0.0)
+        chosen[1:] = 1 + np.argsort(-peaks, kind="stable")[: take - 1]
+        return chosen
+
+
+class LptBalanced(SelectionStrategy):
+    """The oldest, then one by one the request with the least makespan; of equals the longest. O(B W E).
+
+    The makespan is the load of the batch's hottest expert.
+    """
+
+    name = "lpt_balanced"
+
+    def select(
+        self, window_WE: Loads, batch_size: int, rng: np.random.Generator, context: Context
+    ) -> Indices:
+        """See `SelectionStrategy`."""
+        chosen = first(min(len(window_WE), batch_size))
+        load_E = window_WE[0] + (0.0 if context.running_E is None else context.running_E)
+        peak_W = window_WE.max(axis=1)
+        left = np.arange(1, len(window_WE))
+        for place in range(1, len(chosen)):
+            makespan = (window_WE[left] + load_E).max(axis=1)
+            best = left[np.lexsort((-peak_W[left], makespan))[0]]
+            chosen[place] = best
+            load_E += window_WE[best]
+            left = left[left != best]
+        return chosen
 
 
 class KarmarkarKarp(SelectionStrategy):
