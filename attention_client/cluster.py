@@ -22,7 +22,6 @@ import torch
 
 from attention_client.connections.deadlines import HedgeBudget
 from attention_client.connections.messages import LayerInput
-from attention_client.connections.opening import refuse_other_model
 from attention_client.connections.server_connections import ServerConnections
 from attention_client.dispatch import dispatch_policy
 from attention_client.layer_call.call import ClusterView, Dispatcher, LayerCall
@@ -228,7 +227,13 @@ class Cluster:
         with self._changed:
             while self.missing() and not (stopping and stopping.is_set()):
                 servers = self.session.view.live(Role.EXPERT_SERVER)
-                refuse_other_model(servers, self.shape, self.monitor_address)
+                if servers and all(
+                    s.model and s.model.digest != self.shape.digest for s in servers
+                ):
+                    raise ClusterError(
+                        f"the cluster at {self.monitor_address} serves another checkpoint than this "
+                        "client: use the model directory that its servers were started with"
+                    )
                 if time.monotonic() >= deadline:
                     raise ClusterError(f"not ready after {timeout_s:.0f} s: {self.missing()}")
                 self._changed.wait(0.2)

@@ -86,7 +86,7 @@ def choose_greedily(
 class _Greedy(SelectionStrategy):
     """Least score of L + v (`choose_greedily`)."""
 
-    _weights: ClassVar[Mapping[str, float]] = {}
+    _weights: ClassVar[Mapping[str, Any]] = {}
 
     def select(
         self, window_WE: Loads, batch_size: int, rng: np.random.Generator, context: Context
