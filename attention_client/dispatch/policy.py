@@ -15,6 +15,7 @@ import numpy.typing as npt
 from attention_client.dispatch import _dispatch
 from attention_client.dispatch.parts import CHUNK_PAIRS, Part
 from eaas.errors import ConfigError
+from eaas.minmax import split_of
 
 __all__ = ["DispatchPolicy", "Load", "dispatch_policy"]
 
@@ -42,7 +43,8 @@ class DispatchPolicy:
     """In proportion to the placement's shares, evenly over the chunks of a call and over calls. Thread-safe.
 
     Step 1: group the wanted pairs of each expert into even chunks of at most `CHUNK_PAIRS`.
-    Step 2: choose a server for each chunk by the shares.
+    Step 2: choose a server for each chunk by the shares; if splitting, by the shares that would finish this
+    call soonest if chunks were divisible (`eaas.minmax`), which single moves cannot always reach.
     Step 3, if levelling: move chunks of the server that would finish last to another replica, the most
     helpful move first, while the call finishes earlier. So the shares hold if servers are as fast and as idle
     as the placement assumed.
@@ -50,10 +52,12 @@ class DispatchPolicy:
 
     Args:
         levels: Whether to do step 3.
+        splits: Whether step 2 splits.
     """
 
-    def __init__(self, *, levels: bool) -> None:
+    def __init__(self, *, levels: bool, splits: bool = False) -> None:
         self._levels = levels
+        self._splits = splits
         # Per layer: layers call in turns, and every second or fourth number of an even sequence is not
         # evenly spread.
         self._calls: dict[int, itertools.count[int]] = {}
@@ -92,8 +96,14 @@ class DispatchPolicy:
         most = tokens * min(servers, top_k)
         rows_P, ids_PK = np.empty(most, np.int64), np.empty((most, top_k), np.int32)
         rate_S, backlog_S = (load.rate_S, load.backlog_S) if self._levels else (None, None)
+        split_SE = None
+        if self._splits:
+            # A wanted expert outside E is refused below.
+            pairs_E = np.bincount(ids_TK[wanted_TK].clip(0, experts - 1), minlength=experts)
+            work_E = -(-pairs_E // CHUNK_PAIRS) + pairs_E / CHUNK_PAIRS
+            split_SE, _ = split_of(work_E, shares_SE, 1 / load.rate_S, load.backlog_S / load.rate_S)
         left, shares = _dispatch.plan(
-            ids_TK, wanted_TK, tokens, top_k, shares_SE, servers, experts, CHUNK_PAIRS,
+            ids_TK, wanted_TK, tokens, top_k, shares_SE, split_SE, servers, experts, CHUNK_PAIRS,
             draw, _CHUNK_STEP, rate_S, backlog_S, rows_P, ids_PK,
         )  # fmt: skip
         parts = []
@@ -110,6 +120,8 @@ class DispatchPolicy:
 
 def dispatch_policy(name: str) -> DispatchPolicy:
     """Make a policy by name. Raises ConfigError, which lists the names."""
-    if name not in ("least_loaded", "weights"):
-        raise ConfigError(f"dispatch policy {name!r} is unknown; choose least_loaded or weights")
-    return DispatchPolicy(levels=name == "least_loaded")
+    if name not in ("least_loaded", "split", "weights"):
+        raise ConfigError(
+            f"dispatch policy {name!r} is unknown; choose least_loaded, split or weights"
+        )
+    return DispatchPolicy(levels=name != "weights", splits=name == "split")

@@ -61,30 +61,48 @@ group_pairs(const Routing *routing, Expert *experts_E, int32_t *chunk_of_P, int6
 
 /* ---- choose: a server for each chunk, in proportion to the shares ----------------------------------------- */
 
-/* Assigns each chunk to the first server whose cumulative share of the expert passes the chunk's draw: `draw` for
- * the first chunk, `step` more, modulo 1, for each next one. NOWHERE if no share is above 0. */
-static void
-choose_by_share(const Routing *routing, const int64_t *expert_C, ptrdiff_t chunks, int64_t *server_C)
+static inline double
+share_of(const Routing *routing, ptrdiff_t server, int64_t expert)
 {
-    ptrdiff_t servers = routing->servers, experts = routing->experts;
-    double draw = routing->draw;
+    ptrdiff_t place = server * routing->experts + expert;
+    return routing->split_SE != NULL ? routing->split_SE[place] : (double)routing->shares_SE[place];
+}
+
+/* Assigns each chunk to the first server whose cumulative share of the expert passes the chunk's draw: `draw` for
+ * the first chunk, `step` more, modulo 1, for each next one. NOWHERE if no share is above 0.
+ *
+ * By the call's own shares, the i-th of an expert's n chunks draws from (i, i + 1) / n, which is its part of the
+ * expert's load; where in that interval differs by expert and by call. */
+static void
+choose_by_share(const Routing *routing, const Expert *experts_E, const int64_t *expert_C, ptrdiff_t chunks,
+                int64_t *server_C)
+{
+    double next = routing->draw;
     for (ptrdiff_t c = 0; c < chunks; c++) {
-        const float *share_S = routing->shares_SE + expert_C[c];
-        double total = 0;
-        for (ptrdiff_t s = 0; s < servers; s++) {
-            total += (double)share_S[s * experts];
+        double draw = next, total = 0;
+        if (routing->split_SE != NULL) {
+            const Expert *expert = &experts_E[expert_C[c]];
+            draw += (double)expert_C[c] * routing->step;
+            draw -= (double)(int64_t)draw;
+            draw = ((double)(c - expert->first) + draw) / (double)expert->chunks;
+        }
+        for (ptrdiff_t s = 0; s < routing->servers; s++) {
+            total += share_of(routing, s, expert_C[c]);
         }
         /* If rounding keeps every cumulative share below the draw, the last server with a share. */
         double sum = 0;
         server_C[c] = NOWHERE;
-        for (ptrdiff_t s = 0; s < servers && sum <= draw * total; s++) {
-            if (share_S[s * experts] > 0) {
-                sum += (double)share_S[s * experts];
+        for (ptrdiff_t s = 0; s < routing->servers && sum <= draw * total; s++) {
+            double share = share_of(routing, s, expert_C[c]);
+            if (share > 0) {
+                sum += share;
                 server_C[c] = s;
             }
         }
-        draw += routing->step;
-        draw -= draw >= 1 ? 1 : 0;
+        if (routing->split_SE == NULL) {
+            next += routing->step;
+            next -= next >= 1 ? 1 : 0;
+        }
     }
 }
 
@@ -251,7 +269,7 @@ route(const Routing *routing, const Routed *routed)
     for (ptrdiff_t c = 0; c < chunks; c++) {
         work_C[c] = 1.0 + (double)pairs_C[c] / (double)routing->chunk_pairs;
     }
-    choose_by_share(routing, expert_C, chunks, server_C);
+    choose_by_share(routing, experts_E, expert_C, chunks, server_C);
     if (routing->rate_S != NULL) {
         level_chunks(routing, server_C, expert_C, work_C, chunks, ends_S);
     }

@@ -16,6 +16,7 @@ typedef struct {
     const int64_t *ids_P;
     const uint8_t *wanted_P;
     const float *shares_SE;
+    const double *split_SE;  /* shares of this call, to choose by instead; NULL: none */
     const double *rate_S;    /* NULL: no levelling */
     const double *backlog_S; /* NULL likewise */
 } Routing;

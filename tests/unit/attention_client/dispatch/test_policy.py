@@ -13,6 +13,7 @@ from attention_client.dispatch import DispatchPolicy, Load, _dispatch, dispatch_
 from attention_client.dispatch.parts import CHUNK_PAIRS, Part, pairs_of, without
 from attention_client.dispatch.policy import _CALL_STEP, _CHUNK_STEP
 from eaas.errors import ConfigError
+from eaas.minmax import split_of
 
 ROOM = 10_000
 
@@ -63,20 +64,28 @@ def slow_chunks(ids_TK: np.ndarray, wanted_TK: np.ndarray) -> list[tuple[int, li
 
 
 def slow_servers(
-    chunks: list, shares_SE: np.ndarray, load: Load | None, draw: float
+    name: str, chunks: list, shares_SE: np.ndarray, load: Load, draw: float
 ) -> list[int | None]:
-    """The server of each chunk; levelled if there is a load."""
-    shares_SE = shares_SE.astype(np.float64)
+    """The server of each chunk."""
+    work_C = np.array([1 + len(pairs) / CHUNK_PAIRS for _, pairs in chunks])
+    expert_C = np.array([expert for expert, _ in chunks], dtype=np.int64)
+    chosen_SE = shares_SE.astype(np.float64)
+    if name == "split":
+        work_E = np.bincount(expert_C, work_C, shares_SE.shape[1])
+        chosen_SE, _ = split_of(work_E, shares_SE, 1 / load.rate_S, load.backlog_S / load.rate_S)
     server_C: list[int | None] = []
-    for expert, _ in chunks:
-        sum_S = np.cumsum(shares_SE[:, expert])
-        holders = np.flatnonzero(shares_SE[:, expert])
-        beyond = [s for s in holders if sum_S[s] > draw * sum_S[-1]]
+    for c, expert in enumerate(expert_C):
+        here = (draw + c * _CHUNK_STEP) % 1.0
+        if name == "split":
+            nth = int((expert_C[:c] == expert).sum())
+            here = (nth + (draw + expert * _CHUNK_STEP) % 1.0) / (expert_C == expert).sum()
+        sum_S = np.cumsum(chosen_SE[:, expert])
+        holders = np.flatnonzero(chosen_SE[:, expert])
+        beyond = [s for s in holders if sum_S[s] > here * sum_S[-1]]
         server_C.append(int((beyond or holders[-1:])[0]) if holders.size else None)
-        draw = (draw + _CHUNK_STEP) % 1.0
-    if load is None:
+    if name == "weights":
         return server_C
-    times_SC = load.rate_S[:, None] * [1 + len(pairs) / CHUNK_PAIRS for _, pairs in chunks]
+    times_SC = load.rate_S[:, None] * work_C
     ends_S = load.backlog_S.copy()
     for c, server in enumerate(server_C):
         if server is not None:
@@ -99,7 +108,7 @@ def slow_servers(
     return server_C
 
 
-@pytest.mark.parametrize("name", ["least_loaded", "weights"])
+@pytest.mark.parametrize("name", ["least_loaded", "split", "weights"])
 @settings(deadline=None)
 @given(drawn=situations())
 def test_plan_equals_its_steps(name: str, drawn) -> None:
@@ -109,12 +118,7 @@ def test_plan_equals_its_steps(name: str, drawn) -> None:
     chunks = slow_chunks(ids_TK, wanted_TK)
     for call in range(3):
         parts, complete = policy.plan(ids_TK, wanted_TK, shares_SE, load, room)
-        server_C = slow_servers(
-            chunks,
-            shares_SE,
-            load if name == "least_loaded" else None,
-            call * _CALL_STEP % 1.0,
-        )
+        server_C = slow_servers(name, chunks, shares_SE, load, call * _CALL_STEP % 1.0)
         assert complete == (None not in server_C)
         server_TK = np.full(ids_TK.shape, -1)
         work_S = np.zeros(len(shares_SE))
@@ -154,7 +158,7 @@ def test_a_chunk_holds_a_bounded_number_of_one_experts_pairs(routing, chunk_pair
     rows_P = np.empty(tokens * min(most, top_k), np.int64)
     ids_PK = np.empty((rows_P.size, top_k), np.int32)
     left, shares = _dispatch.plan(
-        ids_TK, wanted_TK, tokens, top_k, np.ones((most, experts), np.float32), most, experts,
+        ids_TK, wanted_TK, tokens, top_k, np.ones((most, experts), np.float32), None, most, experts,
         chunk_pairs, 0.5 / most, 1 / most if most > 1 else 0.0, None, None, rows_P, ids_PK,
     )  # fmt: skip
     assert left == 0
@@ -246,6 +250,26 @@ def test_least_loaded_counts_work_in_flight() -> None:
     assert [part.server for part in parts] == [1]
 
 
+def test_split_moves_load_across_a_chain_of_servers() -> None:
+    # Server i shares expert i only with server i + 1: load of the first server reaches the last only through
+    # all others.
+    servers = 8
+    shares_SE = np.zeros((servers, servers - 1), dtype=np.float32)
+    for expert in range(servers - 1):
+        shares_SE[expert, expert] = shares_SE[expert + 1, expert] = 0.5
+    # Chunks of one size: 30 of the first expert, 15 of each other.
+    ids = [0] * 30 * CHUNK_PAIRS + [e for e in range(1, 7) for _ in range(15 * CHUNK_PAIRS)]
+    ends = {
+        name: max(
+            max(part.work for part in plan(dispatch_policy(name), ids, shares_SE)) for _ in range(5)
+        )
+        for name in ("split", "least_loaded")
+    }
+    best = (30 + 6 * 15) * 2 / servers
+    assert ends["split"] <= best * 1.1
+    assert ends["split"] <= ends["least_loaded"]
+
+
 def test_few_pairs_of_an_expert_stay_together_and_many_spread() -> None:
     shares_SE = np.full((4, 1), 0.25, dtype=np.float32)
     for tokens, servers in ((CHUNK_PAIRS, 1), (CHUNK_PAIRS * 8, 4)):
@@ -253,18 +277,19 @@ def test_few_pairs_of_an_expert_stay_together_and_many_spread() -> None:
 
 
 def test_an_unknown_policy_error_lists_the_names() -> None:
-    with pytest.raises(ConfigError, match=r"round_robin.*least_loaded or weights"):
+    with pytest.raises(ConfigError, match=r"round_robin.*least_loaded, split or weights"):
         dispatch_policy("round_robin")
 
 
 @pytest.mark.parametrize("expert", [-1, 4, 2**40])
-def test_an_unknown_expert_is_refused(expert: int) -> None:
+@pytest.mark.parametrize("name", ["split", "weights"])
+def test_an_unknown_expert_is_refused(name: str, expert: int) -> None:
     ids_TK, wanted_TK = np.array([[0, expert]]), np.ones((1, 2), dtype=bool)
     shares_SE = np.ones((1, 4), dtype=np.float32)
     with pytest.raises(IndexError, match=f"expert {expert} of 4"):
-        dispatch_policy("weights").plan(ids_TK, wanted_TK, shares_SE, idle(1), [8])
+        dispatch_policy(name).plan(ids_TK, wanted_TK, shares_SE, idle(1), [8])
     wanted_TK[0, 1] = False
-    parts, complete = dispatch_policy("weights").plan(ids_TK, wanted_TK, shares_SE, idle(1), [8])
+    parts, complete = dispatch_policy(name).plan(ids_TK, wanted_TK, shares_SE, idle(1), [8])
     assert complete
     assert parts[0].ids_RK.tolist() == [[0, -1]]
 
@@ -275,7 +300,7 @@ I64, I32, F32 = np.int64, np.int32, np.float32
 def test_the_compiled_plan_checks_its_arguments() -> None:
     right = {
         "ids": np.zeros((2, 2), I64), "wanted": np.ones((2, 2), bool), "tokens": 2, "top_k": 2,
-        "shares": np.ones((1, 1), F32), "servers": 1, "experts": 1, "chunk_pairs": 64,
+        "shares": np.ones((1, 1), F32), "split": None, "servers": 1, "experts": 1, "chunk_pairs": 64,
         "draw": 0.5, "step": 0.5, "rate": np.ones(1), "backlog": np.zeros(1),
         "rows_out": np.zeros(2, I64), "ids_out": np.zeros((2, 2), I32),
     }  # fmt: skip
@@ -287,7 +312,7 @@ def test_the_compiled_plan_checks_its_arguments() -> None:
         {"experts": 2}, {"experts": 0}, {"chunk_pairs": 0}, {"draw": 1.0}, {"step": np.nan},
         {"rate": None}, {"rate": np.ones(1, F32)}, {"backlog": np.ones(0)},
         {"ids": np.zeros((2, 2), I32)}, {"wanted": np.ones(3, bool)}, {"shares": np.ones((1, 1))},
-        {"rows_out": np.zeros(1, I64)}, {"ids_out": np.zeros((2, 1), I32)},
+        {"split": np.ones(2)}, {"rows_out": np.zeros(1, I64)}, {"ids_out": np.zeros((2, 1), I32)},
     ):  # fmt: skip
         with pytest.raises(ValueError, match=r"out of range|bytes in items"):
             _dispatch.plan(*(right | wrong).values())
