@@ -305,26 +305,23 @@ class Cluster:
             self._refresh()
             due_at = self._switch.due_at()
         if due_at is not None:
-            timer = threading.Timer(max(0.0, due_at - time.monotonic()), self._refresh_when_due)
+            timer = threading.Timer(max(0.0, due_at - time.monotonic()), self._refresh)
             timer.daemon = True
             timer.start()
 
-    def _refresh_when_due(self) -> None:
-        with self._changed:
-            self._refresh()
-
     def _refresh(self) -> None:
-        """Replace the view; the lock is held."""
-        switched = self._switch.advance(self._servers.live(), time.monotonic())
-        placement = self._switch.current
-        if placement is not None:
-            self._view = ClusterView(placement, self._servers.of(placement.servers))
-        if switched and placement is not None:
-            self.metrics.epoch.set(placement.epoch)
-            # The balancer waits until every client reports the new epoch.
-            self.session.report_now()
-        self.metrics.connections.set(len(self._servers.all()))
-        self._changed.notify_all()
+        """Replace the view."""
+        with self._changed:
+            switched = self._switch.advance(self._servers.live(), time.monotonic())
+            placement = self._switch.current
+            if placement is not None:
+                self._view = ClusterView(placement, self._servers.of(placement.servers))
+            if switched and placement is not None:
+                self.metrics.epoch.set(placement.epoch)
+                # The balancer waits until every client reports the new epoch.
+                self.session.report_now()
+            self.metrics.connections.set(len(self._servers.all()))
+            self._changed.notify_all()
 
     def _settle(self) -> bool:
         """Take late answers in; return whether a server still owes one."""

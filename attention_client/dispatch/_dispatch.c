@@ -5,10 +5,12 @@
  * route.c and combine.c.
  */
 #include "../../eaas/minmax/arrays.h"
-#include "combine.h"
 #include "route.h"
 
 #include <stdlib.h>
+
+/* combine.c */
+PyObject *dispatch_combine(PyObject *self, PyObject *args);
 
 /* (pairs left, [(server, rows, work), ...]) */
 static PyObject *

@@ -40,10 +40,6 @@ class Choice:
         return not self.passed_over
 
 
-def _ignore(**_event: object) -> None:
-    """Record nothing."""
-
-
 class RequestQueue:
     """Waiting requests, oldest first, from which a strategy takes the next batch.
 
@@ -85,7 +81,7 @@ class RequestQueue:
         self._batch_size, self._window_size = batch_size, window_size
         self._cost = cost
         self._rng = np.random.default_rng(seed)
-        self._note = note or _ignore
+        self._note = note or (lambda **_event: None)
         self._clock = FcfsClock(cost, num_experts, batch_size) if strategy.needs_fcfs else None
         # By ticket, and so by age.
         self._load_E: dict[int, Loads] = {}

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import grpc
 
 from eaas.log import get_logger
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.rpc.v1.expert_pb2_grpc import ExpertServiceStub
 from eaas.wire import Arena
+from eaas.wire.slot import reply_bell
 
-__all__ = ["disconnect", "mirror_arena"]
+__all__ = ["MirrorLink", "disconnect", "mirror_arena"]
 
 _log = get_logger(__name__)
 _DEADLINE_S = 1.0
@@ -29,6 +32,27 @@ def mirror_arena(granted: pb.ConnectResponse, most_bytes: int | None = None) -> 
     for slot in range(granted.slots):
         arena.set_generation(slot, granted.generation)
     return arena
+
+
+class MirrorLink:
+    """A link whose arena is the client's own memory, with slots numbered from 0."""
+
+    first_slot = 0
+    reply_bell = reply_bell(0)
+
+    def __init__(
+        self,
+        granted: pb.ConnectResponse,
+        channel: grpc.Channel,
+        on_lost: Callable[[str], None],
+        most_bytes: int | None = None,
+    ) -> None:
+        self.slots = granted.slots
+        self.generation = granted.generation
+        self.arena = mirror_arena(granted, most_bytes)
+        self._connection_id = granted.connection_id
+        self._on_lost = on_lost
+        self._service = ExpertServiceStub(channel)
 
 
 def disconnect(service: ExpertServiceStub, connection_id: str) -> bool:

@@ -1,4 +1,4 @@
-"""Cost models, and the compiled choices that minimise them."""
+"""Cost models, and the choices that minimise them."""
 
 from __future__ import annotations
 
