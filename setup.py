@@ -83,6 +83,22 @@ setup(
             py_limited_api=True,
         ),
         Extension(
+            "attention_client.scheduler.strategies._select",
+            sources=[
+                f"attention_client/scheduler/strategies/{name}.c"
+                for name in ("_select", "balance", "servers", "difference")
+            ],
+            depends=[
+                "attention_client/scheduler/strategies/rows.h",
+                "attention_client/scheduler/strategies/select.h",
+                "eaas/minmax/arrays.h",
+            ],
+            # Without it `decay` is not vectorised. Nothing here looks at floating-point exceptions.
+            extra_compile_args=["-O3", "-std=c11", "-fno-trapping-math", "-Wall", "-Wextra"],
+            define_macros=[("Py_LIMITED_API", "0x030B0000")],
+            py_limited_api=True,
+        ),
+        Extension(
             "balancer.policies._planning",
             sources=[
                 f"balancer/policies/native/{name}.c"

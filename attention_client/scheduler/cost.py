@@ -12,12 +12,16 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
-from attention_client.scheduler.strategies.base import Indices, Loads
-from attention_client.scheduler.strategies.greedy import choose_greedily
+from attention_client.scheduler.strategies import _select
 from eaas.errors import ConfigError
 
-__all__ = ["CostModel", "ImbalanceCost", "Loads", "ServerCost"]
+__all__ = ["CostModel", "ImbalanceCost", "ServerCost"]
+
+Loads = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.int64]
+
 
 # Share of the next batches' saving that lasts over many batches, and the number of batches compared.
 # Both found by `python -m benchmarks.caps judge`.
@@ -35,7 +39,7 @@ class CostModel(Protocol):
         """Fill `chosen` beyond its first `have` indices, one by one, so that the batch gets cheapest.
 
         Args:
-            window_WE: Loads of the requests, oldest first.
+            window_WE: Loads of the requests, contiguous, oldest first.
             start_E: Load that runs already, or None.
             chosen: int64; its first `have` indices are given.
             have: Number of given indices.
@@ -81,17 +85,15 @@ class ImbalanceCost:
 
     def imbalance(self, load_E: Loads) -> float:
         """See `CostModel`: 1 + sensitivity x CV."""
-        total = float(np.add.reduce(load_E))
-        if total <= 0:
-            return 1.0
-        squared_cv = len(load_E) * float(load_E @ load_E) / total**2 - 1
-        return 1 + self.sensitivity * math.sqrt(max(squared_cv, 0))
+        return self._factor(len(load_E), float(np.add.reduce(load_E)), float(load_E @ load_E))
 
     def choose(self, window_WE: Loads, start_E: Loads | None, chosen: Indices, have: int) -> float:
         """See `CostModel`: least variance."""
-        return self.batch_s(
-            choose_greedily(window_WE, start_E, chosen, have, square=1.0, variance=1.0)
+        requests, experts = window_WE.shape
+        total, squares = _select.greedy(
+            window_WE, requests, experts, start_E, chosen, have, len(chosen), 1.0, 0.0, 1.0, None, 0
         )
+        return self.base_s * self._factor(experts, total, squares)
 
     def saving(
         self, window_WE: Loads, start_E: Loads | None, batch_size: int, bias: float
@@ -101,6 +103,11 @@ class ImbalanceCost:
         by_age_s = self.choose(window_WE, start_E, batch, batch_size)
         by_choice_s = self.choose(window_WE, start_E, batch, 1)
         return _LASTING * (by_age_s / (by_choice_s * bias) - 1)
+
+    def _factor(self, experts: int, total: float, squares: float) -> float:
+        if total <= 0:
+            return 1.0
+        return 1 + self.sensitivity * math.sqrt(max(experts * squares / total**2 - 1, 0))
 
 
 class ServerCost:
@@ -142,32 +149,24 @@ class ServerCost:
         self.shares_LSE = shares_LSE
         self.fixed_s, self.load_s, self.pair_s, self.steps = fixed_s, load_s, pair_s, steps
         layers, servers, experts = shares_LSE.shape
-        self._layers, self._servers = layers, servers
         layer_R, server_R, expert_R = np.nonzero(shares_LSE > 0)
-        self._expert_R = layer_R * experts + expert_R
-        self._share_R1 = shares_LSE[layer_R, server_R, expert_R][:, None] / steps
-        # Whether a server, counted once per layer, holds a replica.
-        self._holds_SR = np.zeros((layers * servers, len(expert_R)))
-        self._holds_SR[layer_R * servers + server_R, np.arange(len(expert_R))] = 1.0
-        self._replicas_S1 = self._holds_SR.sum(axis=1, keepdims=True)
+        self._expert_R = (layer_R * experts + expert_R).astype(np.int32)
+        # Per step, to avoid dividing each window.
+        self._share_R = shares_LSE[layer_R, server_R, expert_R] / steps
+        bounds = np.arange(layers * servers + 1)
+        self._first_S = np.searchsorted(layer_R * servers + server_R, bounds).astype(np.int64)
+        self._layers, self._servers = int(layers), int(layers * servers)
 
     def batch_s(self, load_E: Loads) -> float:
         """See `CostModel`: `steps` steps of all layers."""
-        idle_R1, pairs_S1 = self._fold(load_E[:, None])
-        times_LS1 = self._times(self._holds_SR @ idle_R1, pairs_S1)
-        step_s: float = self._layers * self.fixed_s + times_LS1.max(axis=1).sum().item()
-        return self.steps * step_s
+        return self.steps * (self._layers * self.fixed_s + self.step_s(load_E))
 
-    def _fold(self, load_EW: Loads) -> tuple[Loads, Loads]:
-        """Each replica's probability to get no pair in a step (R, W), and each server's pairs (S, W)."""
-        pairs_RW = self._share_R1 * load_EW[self._expert_R]
-        return np.exp(-pairs_RW), self._holds_SR @ pairs_RW
-
-    def _times(self, idle_SW: Loads, pairs_SW: Loads) -> Loads:
-        """Seconds of each server for a step (L, S, W), from its expected idle replicas and its pairs."""
-        active_SW = self._replicas_S1 - idle_SW
-        times_SW: Loads = np.maximum(self.load_s * active_SW, self.pair_s * pairs_SW)
-        return times_SW.reshape(self._layers, self._servers, -1)
+    def step_s(self, load_E: Loads) -> float:
+        """Seconds of the slowest servers for a step; the load is that of all steps."""
+        return _select.step_time(
+            load_E, len(load_E), self._expert_R, self._share_R, len(self._expert_R),
+            self._first_S, self._servers, self._layers, self.load_s, self.pair_s,
+        )  # fmt: skip
 
     def saving(
         self, window_WE: Loads, start_E: Loads | None, batch_size: int, bias: float
@@ -176,14 +175,16 @@ class ServerCost:
 
         Compares several batches: only the slowest server counts, so one cheap batch may take all of the gain.
         """
-        rest_WE = ahead_WE = window_WE[: _BATCHES_AHEAD * batch_size]
-        by_age_s = by_choice_s = 0.0
-        for begin in range(0, len(ahead_WE), batch_size):
-            by_age_s += self.batch_s(ahead_WE[begin : begin + batch_size].sum(axis=0))
-            chosen = np.zeros(min(batch_size, len(rest_WE)), dtype=np.int64)
-            by_choice_s += self.choose(rest_WE, None, chosen, 1)
-            rest_WE = np.delete(rest_WE, chosen, axis=0)
-        return _LASTING * (by_age_s / (by_choice_s * bias) - 1)
+        ahead_WE = window_WE[: _BATCHES_AHEAD * batch_size]
+        requests, experts = ahead_WE.shape
+        by_age_s, by_choice_s = _select.compare_orders(
+            ahead_WE, requests, experts, batch_size,
+            self._expert_R, self._share_R, len(self._expert_R), self._first_S,
+            self._servers, self._layers, self.load_s, self.pair_s,
+        )  # fmt: skip
+        fixed_s = self._layers * self.fixed_s * math.ceil(requests / batch_size)
+        saved: float = (by_age_s + fixed_s) / ((by_choice_s + fixed_s) * bias) - 1
+        return _LASTING * saved
 
     def imbalance(self, load_E: Loads) -> float:
         """See `CostModel`: pairs of the busiest server over the mean (PAR), averaged over layers."""
@@ -196,22 +197,11 @@ class ServerCost:
         return float(np.mean(pairs_LS.max(axis=1)[loaded_L] / mean_L[loaded_L]))
 
     def choose(self, window_WE: Loads, start_E: Loads | None, chosen: Indices, have: int) -> float:
-        """See `CostModel`: least time of the slowest plus the mean server.
-
-        The slowest alone would ignore what is added to other servers.
-        """
-        load_E = window_WE[chosen[:have]].sum(axis=0) + (0.0 if start_E is None else start_E)
-        if have < len(chosen):
-            idle_RW, pairs_SW = self._fold(window_WE.T)
-            idle_R1, pairs_S1 = self._fold(load_E[:, None])
-            taken_W = np.zeros(len(window_WE))
-            taken_W[chosen[:have]] = np.inf
-            for place in range(have, len(chosen)):
-                times_LSW = self._times((self._holds_SR * idle_R1.T) @ idle_RW, pairs_S1 + pairs_SW)
-                score_W = (times_LSW.max(axis=1) + times_LSW.mean(axis=1)).sum(axis=0)
-                chosen[place] = best = int(np.argmin(score_W + taken_W))
-                taken_W[best] = np.inf
-                idle_R1 *= idle_RW[:, best : best + 1]
-                pairs_S1 += pairs_SW[:, best : best + 1]
-                load_E += window_WE[best]
-        return self.batch_s(load_E)
+        """See `CostModel`: least time of the slowest plus the mean server."""
+        requests, experts = window_WE.shape
+        step_s = _select.for_servers(
+            window_WE, requests, experts, start_E, chosen, have, len(chosen),
+            self._expert_R, self._share_R, len(self._expert_R), self._first_S,
+            self._servers, self._layers, self.load_s, self.pair_s,
+        )  # fmt: skip
+        return self.steps * (self._layers * self.fixed_s + step_s)

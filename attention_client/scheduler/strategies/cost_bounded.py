@@ -22,11 +22,18 @@ _GROWING = 2.0
 class CostBounded(SelectionStrategy):
     """Cheapest batch by the cost model, within a bound on the delay of overtaken requests.
 
-    Bound: each request finishes no later than first-come-first-served would have finished it (`FcfsClock`),
-    plus a share of its time there: the predicted saving of choosing (`CostModel.saving`), at most
-    `most_stretch`, and doubled while the queue grows by more than chance. A request that would break its
-    bound if left out once more is taken now, oldest first, so the bound holds to within two batches. With
-    less than a full window this is first come, first served. docs/scheduling.md has the reasons and figures.
+    Objective: the predicted time of the batch by the context's cost model. `ServerCost` computes it through
+    the current placement. The model decides whether similar or complementary requests go together.
+
+    Bound: each request finishes no later than first-come-first-served would have finished it, plus a share of
+    its time there. The share is the predicted saving of choosing (`CostModel.saving`), at most
+    `most_stretch`. `FcfsClock` predicts the reference schedule, which falls behind as cheaper batches save
+    time. So under overload the bound allows free choice; at low load, where a swap only delays somebody, this
+    is first come, first served. While the queue grows by more than chance the share is doubled, because
+    savings then help all later requests. A request that would break its bound if left out once more is taken
+    now, oldest first, so the bound holds to within two batches.
+
+    With less than a full window it is first come, first served.
 
     O(B W E), and O(B W R) through a placement of R replicas.
 

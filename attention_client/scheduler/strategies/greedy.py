@@ -7,11 +7,11 @@ by |v|^2. All are O(B W E). After "Heuristics for Vector Bin Packing" (Panigrahy
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
+from attention_client.scheduler.strategies import _select
 from attention_client.scheduler.strategies.base import (
     Context,
     Indices,
@@ -27,95 +27,54 @@ __all__ = [
     "NormMinimizing",
     "PowerOfD",
     "PowerOfDDot",
-    "choose_greedily",
 ]
 
 
-def choose_greedily(
-    window_WE: Loads,
-    start_E: Loads | None,
-    chosen: Indices,
-    have: int,
-    *,
-    square: float = 0.0,
-    level: float = 0.0,
-    variance: float = 0.0,
-    draws: Loads | None = None,
-    d: int = 0,
-) -> Loads:
-    """Fill `chosen` beyond its first `have` indices, one by one. The least score wins; of equals the oldest.
-
-        2 L.v + square |v|^2 - 2 level sum(v) - variance (2 sum(L) sum(v) + sum(v)^2) / E
-
-    Args:
-        window_WE: Loads of the requests.
-        start_E: Load that runs already, or None.
-        chosen, have: See `CostModel.choose`.
-        square, level, variance: Weights of the score.
-        draws: Numbers in [0, 1), d for each step, which considers only d random candidates; None: all.
-        d: Candidates of a step.
-
-    Returns:
-        The total load.
-    """
-    experts = window_WE.shape[1]
-    load_E: Loads = window_WE[chosen[:have]].sum(axis=0) + (0.0 if start_E is None else start_E)
-    sum_W = window_WE.sum(axis=1)
-    # `einsum`, not a product of BLAS: equal rows have equal scores to the last bit.
-    square_W = square * np.einsum("we,we->w", window_WE, window_WE)
-    own_W = square_W - 2 * level * sum_W - variance * sum_W * sum_W / experts
-    given = set(chosen[:have].tolist())
-    left = [w for w in range(len(window_WE)) if w not in given]
-    for place in range(have, len(chosen)):
-        among = np.array(left)
-        if draws is not None and d < len(left):
-            # The first d steps of a shuffle.
-            for i, draw in enumerate(draws[(place - have) * d :][:d]):
-                other = i + int(draw * (len(left) - i))
-                left[i], left[other] = left[other], left[i]
-            among = np.sort(left[:d])
-        pull = 2 * variance * load_E.sum() / experts
-        meets = np.einsum("we,e->w", window_WE[among], load_E)
-        best = int(among[np.argmin(2 * meets + own_W[among] - pull * sum_W[among])])
-        chosen[place] = best
-        load_E += window_WE[best]
-        left.remove(best)
-    return load_E
-
-
 class _Greedy(SelectionStrategy):
-    """Least score of L + v (`choose_greedily`)."""
+    """Least score of L + v; the weights select the score (`Objective` in select.h)."""
 
-    _weights: ClassVar[Mapping[str, Any]] = {}
+    _square: ClassVar[float] = 0.0
+    _variance: ClassVar[float] = 0.0
 
     def select(
         self, window_WE: Loads, batch_size: int, rng: np.random.Generator, context: Context
     ) -> Indices:
         """See `SelectionStrategy`."""
-        chosen = first(min(len(window_WE), batch_size))
-        options = self._options(window_WE, batch_size, rng)
-        choose_greedily(window_WE, context.running_E, chosen, 1, **self._weights, **options)
-        return chosen
+        return self._choose(window_WE, batch_size, context)
 
-    def _options(
-        self, window_WE: Loads, batch_size: int, rng: np.random.Generator
-    ) -> dict[str, Any]:
-        """Further arguments of `choose_greedily`."""
-        return {}
+    def _choose(
+        self,
+        window_WE: Loads,
+        batch_size: int,
+        context: Context,
+        *,
+        level: float = 0.0,
+        draws: Loads | None = None,
+        d: int = 0,
+    ) -> Indices:
+        requests, experts = window_WE.shape
+        chosen = first(min(requests, batch_size))
+        if draws is not None:
+            draws = draws[: (len(chosen) - 1) * d]
+        _select.greedy(
+            window_WE, requests, experts, context.running_E, chosen, 1, len(chosen),
+            self._square, level, self._variance, draws, d,
+        )  # fmt: skip
+        return chosen
 
 
 class GreedyVariance(_Greedy):
     """Least Var(L + v): the objective of CAPS."""
 
     name = "greedy_variance"
-    _weights: ClassVar = {"square": 1.0, "variance": 1.0}
+    _square = _variance = 1.0
 
 
 class NormMinimizing(_Greedy):
     """Least |L + v|^2."""
 
     name = "norm_minimizing"
-    _weights: ClassVar = {"square": 1.0}
+    _square = 1.0
 
 
 class GreedyDotProduct(_Greedy):
@@ -128,16 +87,18 @@ class BestFit(_Greedy):
     """Least distance of L + v from the even load of a full batch of mean requests."""
 
     name = "best_fit"
-    _weights: ClassVar = {"square": 1.0}
+    _square = 1.0
 
-    def _options(
-        self, window_WE: Loads, batch_size: int, rng: np.random.Generator
-    ) -> dict[str, Any]:
+    def select(
+        self, window_WE: Loads, batch_size: int, rng: np.random.Generator, context: Context
+    ) -> Indices:
+        """See `SelectionStrategy`."""
         # The mean over the window is the mean per request and expert.
-        return {"level": batch_size * float(window_WE.mean())}
+        level = batch_size * float(window_WE.mean())
+        return self._choose(window_WE, batch_size, context, level=level)
 
 
-class PowerOfD(GreedyVariance):
+class PowerOfD(_Greedy):
     """Least Var(L + v) of d candidates, drawn anew at each step. O(B d E).
 
     After "The Power of Two Choices in Randomized Load Balancing" (Mitzenmacher, 2001).
@@ -147,18 +108,21 @@ class PowerOfD(GreedyVariance):
     """
 
     name = "power_of_d"
+    _square = _variance = 1.0
 
     def __init__(self, d: int = 8) -> None:
         self.d = d
 
-    def _options(
-        self, window_WE: Loads, batch_size: int, rng: np.random.Generator
-    ) -> dict[str, Any]:
-        return {"draws": rng.random(self.d * batch_size), "d": self.d}
+    def select(
+        self, window_WE: Loads, batch_size: int, rng: np.random.Generator, context: Context
+    ) -> Indices:
+        """See `SelectionStrategy`."""
+        draws = rng.random(self.d * batch_size)
+        return self._choose(window_WE, batch_size, context, draws=draws, d=self.d)
 
 
 class PowerOfDDot(PowerOfD):
     """Least v.L of d candidates, drawn anew at each step. O(B d E)."""
 
     name = "power_of_d_dot"
-    _weights: ClassVar = {}
+    _square = _variance = 0.0

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from attention_client.scheduler import strategy, strategy_names
 from attention_client.scheduler.cost import ImbalanceCost
-from attention_client.scheduler.strategies import Context
+from attention_client.scheduler.strategies import Context, _select
 from attention_client.scheduler.strategies.base import FcfsView
 from attention_client.scheduler.strategies.greedy import PowerOfD, PowerOfDDot
+from attention_client.scheduler.strategies.registry import SEED
 from eaas.errors import ConfigError
 
 COST = ImbalanceCost(0.04, 0.4)
@@ -49,8 +50,8 @@ def greedily(window_WE: np.ndarray, batch_size: int, start_E: np.ndarray, score)
 
 
 def test_the_twelve_strategies_are_registered() -> None:
-    assert set(strategy_names()[:12]) == TWELVE
-    assert strategy_names()[12] == "cost_bounded"
+    assert set(SEED) == TWELVE
+    assert strategy_names()[: len(SEED) + 1] == (*SEED, "cost_bounded")
 
 
 @pytest.mark.parametrize("name", strategy_names())
@@ -233,3 +234,30 @@ def test_another_package_adds_a_strategy() -> None:
         with pytest.raises(ConfigError, match=name):
             strategy(name)
     assert select("fcfs", np.ones((6, 2)), 2) == [0, 1]  # built-in names win
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"requests": 5}, ValueError),
+        ({"experts": 4}, ValueError),
+        ({"take": 5}, ValueError),
+        ({"have": 4}, ValueError),
+        ({"first": 9}, IndexError),
+        ({"first": -1}, IndexError),
+        ({"draws": np.array([0.5, 1.0])}, ValueError),
+        ({"draws": np.array([0.5])}, ValueError),
+        ({"start": np.zeros(2)}, ValueError),
+    ],
+)
+def test_the_compiled_loops_check_their_arguments(change: dict, error: type) -> None:
+    given = {
+        **{"window": np.ones((4, 3)), "requests": 4, "experts": 3, "start": None, "first": 0},
+        **{"have": 1, "take": 3, "draws": None},
+    } | change
+    chosen = np.array([given["first"], 0, 0])
+    with pytest.raises(error):
+        _select.greedy(
+            given["window"], given["requests"], given["experts"], given["start"], chosen,
+            given["have"], given["take"], 1.0, 0.0, 1.0, given["draws"], 1,
+        )  # fmt: skip
