@@ -76,7 +76,7 @@ setup(
             ],
             depends=[
                 "eaas/minmax/arrays.h",
-                *(f"attention_client/dispatch/{name}.h" for name in ("route", "combine")),
+                "attention_client/dispatch/route.h",
             ],
             extra_compile_args=["-O3", "-std=c11", "-Wall", "-Wextra"],
             define_macros=[("Py_LIMITED_API", "0x030B0000")],

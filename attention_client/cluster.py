@@ -14,13 +14,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from attention_client.connections.deadlines import HedgeBudget
 from attention_client.connections.messages import LayerInput
-from attention_client.connections.opening import refuse_other_model
 from attention_client.connections.server_connections import ServerConnections
 from attention_client.dispatch import dispatch_policy
 from attention_client.layer_call.call import ClusterView, Dispatcher, LayerCall
@@ -153,12 +154,25 @@ class Cluster:
             ExpertsUnavailableError: No live replica answered before the deadline.
             WrongRequestError: A server refused the request.
         """
-        call = self._layer_call(layer, x_TH, ids_TK, scores_TK, wanted_T)
-        with self._counted(call):
+        with self._counted(layer, x_TH, ids_TK, scores_TK, wanted_T) as call:
             return call.run()
 
     @contextlib.contextmanager
-    def start_layer_call(
+    def start_layer_call(self, *args: Any) -> Iterator[LayerCall]:
+        """Start a layer call, so that the caller can work while the servers compute.
+
+        Args and errors as for `layer_call`; `finish` of the call returns the result. Leaving the context
+        cancels an unfinished call.
+        """
+        with self._counted(*args) as call:
+            try:
+                call.start()
+                yield call
+            finally:
+                call.cancel()
+
+    @contextlib.contextmanager
+    def _counted(
         self,
         layer: int,
         x_TH: torch.Tensor,
@@ -166,41 +180,17 @@ class Cluster:
         scores_TK: torch.Tensor,
         wanted_T: torch.Tensor | None,
     ) -> Iterator[LayerCall]:
-        """Start a layer call, so that the caller can work while the servers compute.
-
-        Args and errors as for `layer_call`; `finish` of the call returns the result. Leaving the context
-        cancels an unfinished call.
-        """
-        call = self._layer_call(layer, x_TH, ids_TK, scores_TK, wanted_T)
-        with self._counted(call):
-            try:
-                call.start()
-                yield call
-            finally:
-                call.cancel()
-
-    def _layer_call(
-        self,
-        layer: int,
-        x_TH: torch.Tensor,
-        ids_TK: torch.Tensor,
-        scores_TK: torch.Tensor,
-        wanted_T: torch.Tensor | None,
-    ) -> LayerCall:
+        """Make a layer call and count it."""
         ids = ids_TK.to(torch.int64).contiguous().numpy()
         wanted_TK = np.ones(ids.shape, dtype=np.bool_)
         if wanted_T is not None:
             wanted_TK &= wanted_T.numpy()[:, None]
         inputs = LayerInput.of(layer, x_TH.contiguous(), scores_TK.to(torch.float32).numpy())
-        return LayerCall(self._dispatcher, inputs, ids, wanted_TK)
-
-    @contextlib.contextmanager
-    def _counted(self, call: LayerCall) -> Iterator[None]:
         started = time.monotonic()
         with self._counting:
             self._in_flight += 1
         try:
-            yield
+            yield LayerCall(self._dispatcher, inputs, ids, wanted_TK)
         except ExpertsUnavailableError:
             self.metrics.unavailable.inc()
             raise
@@ -209,7 +199,7 @@ class Cluster:
                 self._in_flight -= 1
                 self._finished += 1
             self.metrics.layer_calls.inc()
-            self.metrics.pairs.inc(call.pairs)
+            self.metrics.pairs.inc(int(np.count_nonzero(wanted_TK)))
             self.metrics.layer_call_seconds.observe(time.monotonic() - started)
 
     def view(self) -> ClusterView:
@@ -237,15 +227,20 @@ class Cluster:
         with self._changed:
             while self.missing() and not (stopping and stopping.is_set()):
                 servers = self.session.view.live(Role.EXPERT_SERVER)
-                refuse_other_model(servers, self.shape, self.monitor_address)
+                if servers and all(
+                    s.model and s.model.digest != self.shape.digest for s in servers
+                ):
+                    raise ClusterError(
+                        f"the cluster at {self.monitor_address} serves another checkpoint than this "
+                        "client: use the model directory that its servers were started with"
+                    )
                 if time.monotonic() >= deadline:
                     raise ClusterError(f"not ready after {timeout_s:.0f} s: {self.missing()}")
                 self._changed.wait(0.2)
 
     def missing(self) -> str:
         """Why this client cannot serve; empty if it can."""
-        view = self._view
-        if view is None:
+        if self._view is None:
             return "no placement yet"
         if uncovered := self.uncovered():
             layer, expert = uncovered[0]
@@ -258,11 +253,15 @@ class Cluster:
 
     def uncovered(self) -> list[tuple[int, int]]:
         """(layer, expert) pairs without a connected replica."""
-        view = self._view
-        if view is None:
+        replicas_LE = self.replicas_LE()
+        if replicas_LE is None:
             return []
-        covered_LE = view.placement.holds_LSE[:, view.usable_S()].any(axis=1)
-        return [(int(layer), int(expert)) for layer, expert in np.argwhere(~covered_LE)]
+        return [(int(layer), int(expert)) for layer, expert in np.argwhere(replicas_LE == 0)]
+
+    def replicas_LE(self) -> npt.NDArray[np.int64] | None:
+        """Connected replicas of each expert; None without a placement."""
+        view = self._view
+        return None if view is None else view.placement.holds_LSE[:, view.usable_S()].sum(axis=1)
 
     @property
     def placement(self) -> Placement | None:
@@ -306,26 +305,23 @@ class Cluster:
             self._refresh()
             due_at = self._switch.due_at()
         if due_at is not None:
-            timer = threading.Timer(max(0.0, due_at - time.monotonic()), self._refresh_when_due)
+            timer = threading.Timer(max(0.0, due_at - time.monotonic()), self._refresh)
             timer.daemon = True
             timer.start()
 
-    def _refresh_when_due(self) -> None:
-        with self._changed:
-            self._refresh()
-
     def _refresh(self) -> None:
-        """Replace the view; the lock is held."""
-        switched = self._switch.advance(self._servers.live(), time.monotonic())
-        placement = self._switch.current
-        if placement is not None:
-            self._view = ClusterView(placement, self._servers.of(placement.servers))
-        if switched and placement is not None:
-            self.metrics.epoch.set(placement.epoch)
-            # The balancer waits until every client reports the new epoch.
-            self.session.report_now()
-        self.metrics.connections.set(len(self._servers.all()))
-        self._changed.notify_all()
+        """Replace the view."""
+        with self._changed:
+            switched = self._switch.advance(self._servers.live(), time.monotonic())
+            placement = self._switch.current
+            if placement is not None:
+                self._view = ClusterView(placement, self._servers.of(placement.servers))
+            if switched and placement is not None:
+                self.metrics.epoch.set(placement.epoch)
+                # The balancer waits until every client reports the new epoch.
+                self.session.report_now()
+            self.metrics.connections.set(len(self._servers.all()))
+            self._changed.notify_all()
 
     def _settle(self) -> bool:
         """Take late answers in; return whether a server still owes one."""

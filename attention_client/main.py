@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +96,11 @@ def run(
     registry = CollectorRegistry()
     metrics = ClientMetrics(registry)
     traces = RequestTraces(tracing) if tracing is not None else None
-    listener = bind(config.host, config.port)
-    host_port = join_host_port(host_to_tell(config.host), listener.getsockname()[1])
-    try:
+    with ExitStack() as stack:
+        if tracing is not None:
+            stack.callback(tracing.close)
+        listener = stack.enter_context(bind(config.host, config.port))
+        host_port = join_host_port(host_to_tell(config.host), listener.getsockname()[1])
         cluster = Cluster(
             monitor_address,
             checkpoint.shape,
@@ -109,6 +112,7 @@ def run(
             tls=tls,
             traces=traces,
         )
+        stack.callback(cluster.close)
         metrics.watch_coverage(lambda: len(cluster.uncovered()), lambda: min_replicas(cluster))
         registry.register(
             ServerMetrics(
@@ -117,48 +121,39 @@ def run(
                 lambda: cluster.placement.servers if cluster.placement else (),
             )
         )
-        try:
-            model = load_onto(checkpoint, cluster)
-            cluster.wait_until_covered(_COVERED_S, stopping)
-            if stopping.is_set():
-                return
-            url = f"http://{host_port}"
-            limits = ServeLimits(
-                num_blocks=config.cache_blocks,
-                max_batch_tokens=config.max_batch_tokens,
-            )
-            app = build_app(
-                model,
-                tokenizer,
-                model_name=model_path.name,
-                aliases=(str(model_path),),
-                status=lambda: cluster_status(cluster, url) | {"tls": tls is not None},
-                healthy=lambda: _healthy(cluster),
-                limits=limits,
-                scheduling=Scheduling(config.scheduler, lambda: cluster.placement),
-                registry=registry,
-                keys=keys,
-                hosts=_hosts(config),
-                traces=traces,
-                attribution=cluster.attribution,
-                dashboard=_dashboard(cluster, config, registry, tls, keys, listener),
-            )
-            server = HttpServer(app, config.host, config.port, listener, limits)
-            server.start()
-            try:
-                cluster.serving()
-                on_serving(url)
-                # In steps: a signal handled by another thread does not wake this one.
-                while not stopping.wait(_WAIT_STEP_S):
-                    pass
-            finally:
-                server.stop(_GRACE_S)
-        finally:
-            cluster.close()
-    finally:
-        listener.close()
-        if tracing is not None:
-            tracing.close()
+        model = load_onto(checkpoint, cluster)
+        cluster.wait_until_covered(_COVERED_S, stopping)
+        if stopping.is_set():
+            return
+        url = f"http://{host_port}"
+        limits = ServeLimits(
+            num_blocks=config.cache_blocks,
+            max_batch_tokens=config.max_batch_tokens,
+        )
+        app = build_app(
+            model,
+            tokenizer,
+            model_name=model_path.name,
+            aliases=(str(model_path),),
+            status=lambda: cluster_status(cluster, url) | {"tls": tls is not None},
+            healthy=lambda: _healthy(cluster),
+            limits=limits,
+            scheduling=Scheduling(config.scheduler, lambda: cluster.placement),
+            registry=registry,
+            keys=keys,
+            hosts=_hosts(config),
+            traces=traces,
+            attribution=cluster.attribution,
+            dashboard=_dashboard(cluster, config, registry, tls, keys, listener),
+        )
+        server = HttpServer(app, config.host, config.port, listener, limits)
+        server.start()
+        stack.callback(server.stop, _GRACE_S)
+        cluster.serving()
+        on_serving(url)
+        # In steps: a signal handled by another thread does not wake this one.
+        while not stopping.wait(_WAIT_STEP_S):
+            pass
 
 
 def _hosts(config: AttentionClientConfig) -> LoopbackHosts | None:

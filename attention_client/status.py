@@ -58,21 +58,15 @@ def cluster_status(cluster: Cluster, endpoint: str) -> dict[str, Any]:
 
 def min_replicas(cluster: Cluster) -> int:
     """Connected replicas of the expert with the fewest."""
-    replicas_LE = _replicas_LE(cluster, ())
+    replicas_LE = cluster.replicas_LE()
     return 0 if replicas_LE is None else int(replicas_LE.min())
 
 
-def _replicas_LE(cluster: Cluster, others: Iterable[Member]) -> npt.NDArray[np.int64] | None:
-    """Replicas of each expert that this client and all these others reach; None: no placement."""
-    if cluster.placement is None:
-        return None
-    view = cluster.view()
-    placement = view.placement
-    own_LE = np.asarray(placement.holds_LSE[:, view.usable_S()].sum(axis=1))
+def _replicas_LE(cluster: Cluster, members: Iterable[Member]) -> npt.NDArray[np.int64] | None:
+    """Replicas of each expert that this client and all other members reach; None: no placement."""
+    placement, own_LE = cluster.placement, cluster.replicas_LE()
     # This client's own report may be older than its connections.
-    told = [m for m in others if m.id != cluster.client_id]
-    if not told:
+    others = [m for m in members if m.id != cluster.client_id]
+    if placement is None or own_LE is None or not others:
         return own_LE
-    return np.asarray(
-        np.minimum(own_LE, fewest_replicas(placement.holds_LSE, placement.servers, told))
-    )
+    return np.minimum(own_LE, fewest_replicas(placement.holds_LSE, placement.servers, others))

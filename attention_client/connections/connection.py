@@ -136,7 +136,6 @@ class Connection:
         self._writers = 0
         self._quarantined: set[int] = set()
         self._work = 0.0
-        self._max_tokens: dict[tuple[int, WireDtype], int] = {}
         self._closing = False
         self._unlinked = False
 
@@ -149,19 +148,15 @@ class Connection:
 
     @property
     def work_in_flight(self) -> float:
-        """Unanswered work (`dispatch.parts.Chunks`), including abandoned requests."""
+        """Unanswered work (`dispatch.parts.Part`), including abandoned requests."""
         return self._work
 
     def max_tokens(self, top_k: int, dtype: WireDtype) -> int:
         """Tokens that fit into one slot."""
-        known = self._max_tokens.get((top_k, dtype))
-        if known is None:
-            arena = self._link.arena
-            known = max_tokens(
-                arena.payload_capacity, arena.result_capacity, self._hidden_size, top_k, dtype
-            )
-            self._max_tokens[top_k, dtype] = known
-        return known
+        arena = self._link.arena
+        return max_tokens(
+            arena.payload_capacity, arena.result_capacity, self._hidden_size, top_k, dtype
+        )
 
     def owes_answer(self) -> bool:
         """Whether an overdue request is still unanswered: the server may be stuck or dead."""

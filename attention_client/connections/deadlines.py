@@ -88,23 +88,23 @@ class HedgeBudget:
     """Token bucket of hedges. Thread-safe.
 
     Each request adds `share` tokens and each hedge takes one. The bucket starts empty, so hedges never exceed
-    that share of the requests.
+    that share of the requests. At most ten are saved up.
 
     Args:
         share: Hedges per request, 0 to 1.
-        burst: Most hedges that can be saved up.
     """
 
-    def __init__(self, share: float, burst: float = 10.0) -> None:
+    _BURST = 10.0
+
+    def __init__(self, share: float) -> None:
         self._share = share
-        self._burst = burst
         self._tokens = 0.0
         self._lock = threading.Lock()
 
     def earn(self) -> None:
         """Count a sent request."""
         with self._lock:
-            self._tokens = min(self._tokens + self._share, self._burst)
+            self._tokens = min(self._tokens + self._share, self._BURST)
 
     def spend(self, requests: int) -> bool:
         """Take this many hedges if available."""
@@ -117,4 +117,4 @@ class HedgeBudget:
     def give_back(self, requests: int) -> None:
         """Return hedges that were not sent."""
         with self._lock:
-            self._tokens = min(self._tokens + requests, self._burst)
+            self._tokens = min(self._tokens + requests, self._BURST)

@@ -35,11 +35,7 @@ class ReachBook:
         self._refusals: dict[str, _Refusal] = {}
 
     def report(self, connections: Iterable[_Connected]) -> tuple[ServerReach, ...]:
-        """The report to the monitor, sorted by server id.
-
-        Args:
-            connections: This client's connections, at most one per server.
-        """
+        """The report to the monitor, sorted by server id; at most one connection per server."""
         with self._lock:
             found = {server: refusal.reach for server, refusal in self._refusals.items()}
         for one in connections:

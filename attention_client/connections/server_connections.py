@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import grpc
 
 from attention_client.connections.connection import Connection
 from attention_client.connections.deadlines import ServiceTimes
-from attention_client.connections.opening import CONNECT_S, Connector
+from attention_client.connections.opening import CONNECT_S, open_connection
 from attention_client.connections.reach import ReachBook
+from attention_client.connections.transports import opener
 from attention_client.telemetry.metrics import ClientMetrics
 from eaas.config import AttentionClientConfig
 from eaas.errors import ConnectionLostError, EaasError
@@ -61,7 +63,16 @@ class ServerConnections:
         self._outcomes = metrics.outcomes
         self._changed = changed
         self._on_change = on_change
-        self._connector = Connector(client_id, shape, config, metrics, self.lost, tls)
+        self._open = partial(
+            open_connection,
+            open_link=opener(config.transport),
+            client_id=client_id,
+            shape=shape,
+            config=config,
+            metrics=metrics,
+            on_lost=self.lost,
+            tls=tls,
+        )
         self._members: MembershipView | None = None
         self._connections: dict[str, Connection] = {}
         # The process (`Member.life`) that each connection leads to, and the one being connected to.
@@ -205,7 +216,7 @@ class ServerConnections:
             # The former connection may still write into slots that the server would grant again.
             closing.wait(CONNECT_S)
         assert self._session is not None
-        connection = self._connector.connect(
+        connection = self._open(
             member, self._session.incarnation, lambda made: self._add(member, made)
         )
         if connection.lost_reason is not None:

@@ -1,5 +1,5 @@
 """Dispatch and combine: assign a layer call's pairs to servers, and sum their answers."""
 
-from attention_client.dispatch.policies import DispatchPolicy, Load, dispatch_policy
+from attention_client.dispatch.policy import DispatchPolicy, Load, dispatch_policy
 
 __all__ = ["DispatchPolicy", "Load", "dispatch_policy"]

@@ -3,7 +3,7 @@
  * The read dominates: cache lines come from the core that wrote them. So the sum goes token by token in one pass,
  * and stays in the L1 cache.
  */
-#include "combine.h"
+#include "../../eaas/minmax/arrays.h"
 
 #include <stdint.h>
 #include <stdlib.h>

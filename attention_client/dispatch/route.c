@@ -1,35 +1,42 @@
 #include "route.h"
 
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define NO_CHUNK (-1)
+#define NO_EXPERT (-1)
+#define NOWHERE (-1)
 /* A move must save this share of the chunk's own time: less is noise of the rates. */
 #define WORTH_MOVING 0.02
 
 /* ---- group: pairs to chunks ------------------------------------------------------------------------------ */
 
-ptrdiff_t
-find_wrong_expert(const int64_t *ids_P, const uint8_t *wanted_P, ptrdiff_t pairs, int64_t num_experts)
-{
-    for (ptrdiff_t p = 0; p < pairs; p++) {
-        if ((ids_P[p] < 0 || ids_P[p] >= num_experts) && wanted_P[p]) {
-            return p;
-        }
-    }
-    return -1;
-}
+typedef struct {
+    int64_t pairs;
+    int64_t chunks;
+    int64_t first; /* chunk */
+    int64_t seen;
+} Expert;
 
-ptrdiff_t
-group_pairs(const int64_t *ids_P, const uint8_t *wanted_P, ptrdiff_t pairs, int64_t num_experts, int64_t chunk_pairs,
-            Expert *experts_E, int32_t *chunk_of_P, int64_t *expert_C, int64_t *pairs_C)
+/* Groups the wanted pairs of each expert into even chunks.
+ * experts_E is scratch, zeroed. Returns the number of chunks: at most pairs, and at most E + pairs / chunk_pairs. */
+static ptrdiff_t
+group_pairs(const Routing *routing, Expert *experts_E, int32_t *chunk_of_P, int64_t *expert_C, int64_t *pairs_C)
 {
+    const int64_t *ids_P = routing->ids_P;
+    const uint8_t *wanted_P = routing->wanted_P;
+    ptrdiff_t pairs = routing->tokens * routing->top_k;
     for (ptrdiff_t p = 0; p < pairs; p++) {
         if (wanted_P[p]) {
             experts_E[ids_P[p]].pairs++;
         }
     }
     int64_t chunks = 0;
-    for (int64_t e = 0; e < num_experts; e++) {
+    for (ptrdiff_t e = 0; e < routing->experts; e++) {
         Expert *expert = &experts_E[e];
         expert->first = chunks;
-        expert->chunks = (expert->pairs + chunk_pairs - 1) / chunk_pairs;
+        expert->chunks = (expert->pairs + routing->chunk_pairs - 1) / routing->chunk_pairs;
         for (int64_t i = 0; i < expert->chunks; i++, chunks++) {
             expert_C[chunks] = e;
             pairs_C[chunks] = 0;
@@ -54,27 +61,48 @@ group_pairs(const int64_t *ids_P, const uint8_t *wanted_P, ptrdiff_t pairs, int6
 
 /* ---- choose: a server for each chunk, in proportion to the shares ----------------------------------------- */
 
-void
-choose_by_share(const int64_t *expert_C, ptrdiff_t chunks, const float *shares_SE, ptrdiff_t servers,
-                ptrdiff_t experts, double draw, double step, int64_t *server_C)
+static inline double
+share_of(const Routing *routing, ptrdiff_t server, int64_t expert)
 {
+    ptrdiff_t place = server * routing->experts + expert;
+    return routing->split_SE != NULL ? routing->split_SE[place] : (double)routing->shares_SE[place];
+}
+
+/* Assigns each chunk to the first server whose cumulative share of the expert passes the chunk's draw: `draw` for
+ * the first chunk, `step` more, modulo 1, for each next one. NOWHERE if no share is above 0.
+ *
+ * By the call's own shares, the i-th of an expert's n chunks draws from (i, i + 1) / n, which is its part of the
+ * expert's load; where in that interval differs by expert and by call. */
+static void
+choose_by_share(const Routing *routing, const Expert *experts_E, const int64_t *expert_C, ptrdiff_t chunks,
+                int64_t *server_C)
+{
+    double next = routing->draw;
     for (ptrdiff_t c = 0; c < chunks; c++) {
-        const float *share_S = shares_SE + expert_C[c];
-        double total = 0;
-        for (ptrdiff_t s = 0; s < servers; s++) {
-            total += (double)share_S[s * experts];
+        double draw = next, total = 0;
+        if (routing->split_SE != NULL) {
+            const Expert *expert = &experts_E[expert_C[c]];
+            draw += (double)expert_C[c] * routing->step;
+            draw -= (double)(int64_t)draw;
+            draw = ((double)(c - expert->first) + draw) / (double)expert->chunks;
+        }
+        for (ptrdiff_t s = 0; s < routing->servers; s++) {
+            total += share_of(routing, s, expert_C[c]);
         }
         /* If rounding keeps every cumulative share below the draw, the last server with a share. */
         double sum = 0;
         server_C[c] = NOWHERE;
-        for (ptrdiff_t s = 0; s < servers && sum <= draw * total; s++) {
-            if (share_S[s * experts] > 0) {
-                sum += (double)share_S[s * experts];
+        for (ptrdiff_t s = 0; s < routing->servers && sum <= draw * total; s++) {
+            double share = share_of(routing, s, expert_C[c]);
+            if (share > 0) {
+                sum += share;
                 server_C[c] = s;
             }
         }
-        draw += step;
-        draw -= draw >= 1 ? 1 : 0;
+        if (routing->split_SE == NULL) {
+            next += routing->step;
+            next -= next >= 1 ? 1 : 0;
+        }
     }
 }
 
@@ -87,18 +115,18 @@ typedef struct {
 } Move;
 
 static Move
-best_move(const int64_t *server_C, const int64_t *expert_C, const double *work_C, ptrdiff_t chunks,
-          const float *shares_SE, ptrdiff_t servers, ptrdiff_t experts, const double *rate_S, const double *ends_S,
-          ptrdiff_t last)
+best_move(const Routing *routing, const int64_t *server_C, const int64_t *expert_C, const double *work_C,
+          ptrdiff_t chunks, const double *ends_S, ptrdiff_t last)
 {
+    const double *rate_S = routing->rate_S;
     Move best = {-1, -1, ends_S[last]};
     for (ptrdiff_t c = 0; c < chunks; c++) {
         if (server_C[c] != last) {
             continue;
         }
         double left = ends_S[last] - rate_S[last] * work_C[c];
-        for (ptrdiff_t s = 0; s < servers; s++) {
-            if (s == last || !(shares_SE[s * experts + expert_C[c]] > 0)) {
+        for (ptrdiff_t s = 0; s < routing->servers; s++) {
+            if (s == last || !(routing->shares_SE[s * routing->experts + expert_C[c]] > 0)) {
                 continue;
             }
             double there = ends_S[s] + rate_S[s] * work_C[c];
@@ -111,18 +139,20 @@ best_move(const int64_t *server_C, const int64_t *expert_C, const double *work_C
     return best;
 }
 
-ptrdiff_t
-level_chunks(int64_t *server_C, const int64_t *expert_C, const double *work_C, ptrdiff_t chunks,
-             const float *shares_SE, ptrdiff_t servers, ptrdiff_t experts, const double *rate_S, double *ends_S)
+/* Moves chunks off the server that would finish last, while that makes the call finish earlier. ends_S is scratch. */
+static void
+level_chunks(const Routing *routing, int64_t *server_C, const int64_t *expert_C, const double *work_C,
+             ptrdiff_t chunks, double *ends_S)
 {
+    const double *rate_S = routing->rate_S;
+    memcpy(ends_S, routing->backlog_S, (size_t)routing->servers * sizeof(double));
     for (ptrdiff_t c = 0; c < chunks; c++) {
         if (server_C[c] != NOWHERE) {
             ends_S[server_C[c]] += rate_S[server_C[c]] * work_C[c];
         }
     }
-    ptrdiff_t moves = 0;
     /* A chunk may move more than once; the bound on moves is never met in practice. */
-    while (servers > 1 && moves < chunks * servers) {
+    for (ptrdiff_t moves = 0; moves < chunks * routing->servers; moves++) {
         /* The last to finish among the servers of this call: nobody waits for the others. */
         ptrdiff_t last = NOWHERE;
         for (ptrdiff_t c = 0; c < chunks; c++) {
@@ -133,7 +163,7 @@ level_chunks(int64_t *server_C, const int64_t *expert_C, const double *work_C, p
         if (last == NOWHERE) {
             break;
         }
-        Move move = best_move(server_C, expert_C, work_C, chunks, shares_SE, servers, experts, rate_S, ends_S, last);
+        Move move = best_move(routing, server_C, expert_C, work_C, chunks, ends_S, last);
         if (move.chunk < 0) {
             break;
         }
@@ -144,9 +174,7 @@ level_chunks(int64_t *server_C, const int64_t *expert_C, const double *work_C, p
         ends_S[last] -= own;
         ends_S[move.server] += rate_S[move.server] * work_C[move.chunk];
         server_C[move.chunk] = move.server;
-        moves++;
     }
-    return moves;
 }
 
 /* ---- split: chunks to the rows of each server ------------------------------------------------------------ */
@@ -157,11 +185,14 @@ server_of_pair(const int32_t *chunk_of_P, const int64_t *server_C, ptrdiff_t pai
     return chunk_of_P[pair] == NO_CHUNK ? NOWHERE : server_C[chunk_of_P[pair]];
 }
 
-void
-split_tokens(const int64_t *ids_P, const int32_t *chunk_of_P, ptrdiff_t tokens, ptrdiff_t top_k,
-             const int64_t *server_C, ptrdiff_t servers, int64_t *count_S, int64_t *next_S, int64_t *last_S,
-             int64_t *rows_out, int32_t *ids_out)
+/* Fills the tokens of each server, server by server, and their experts there. next_S and last_S are scratch. */
+static void
+split_tokens(const Routing *routing, const int32_t *chunk_of_P, const int64_t *server_C, int64_t *next_S,
+             int64_t *last_S, const Routed *routed)
 {
+    ptrdiff_t tokens = routing->tokens, top_k = routing->top_k, servers = routing->servers;
+    int64_t *count_S = routed->count_S;
+    int32_t *ids_out = routed->ids_out;
     for (ptrdiff_t s = 0; s < servers; s++) {
         count_S[s] = 0;
         last_S[s] = -1;
@@ -192,9 +223,65 @@ split_tokens(const int64_t *ids_P, const int32_t *chunk_of_P, ptrdiff_t tokens, 
                 for (ptrdiff_t j = 0; j < top_k; j++) {
                     ids_out[next_S[s] * top_k + j] = NO_EXPERT;
                 }
-                rows_out[next_S[s]++] = t;
+                routed->rows_out[next_S[s]++] = t;
             }
-            ids_out[(next_S[s] - 1) * top_k + k] = (int32_t)ids_P[t * top_k + k];
+            ids_out[(next_S[s] - 1) * top_k + k] = (int32_t)routing->ids_P[t * top_k + k];
         }
     }
+}
+
+/* ---- all of it ------------------------------------------------------------------------------------------- */
+
+ptrdiff_t
+find_wrong_expert(const Routing *routing)
+{
+    for (ptrdiff_t p = 0; p < routing->tokens * routing->top_k; p++) {
+        if (routing->wanted_P[p] && (routing->ids_P[p] < 0 || routing->ids_P[p] >= routing->experts)) {
+            return p;
+        }
+    }
+    return -1;
+}
+
+int64_t
+route(const Routing *routing, const Routed *routed)
+{
+    size_t servers = (size_t)routing->servers, experts = (size_t)routing->experts;
+    size_t pairs = (size_t)(routing->tokens * routing->top_k);
+    /* One chunk per expert, plus one per `chunk_pairs` pairs; never more than pairs. */
+    size_t most = experts + pairs / (size_t)routing->chunk_pairs;
+    most = most < pairs ? most : pairs;
+    /* All scratch memory in one block: 64-bit words, then the 32-bit chunk of each pair. */
+    size_t words = experts * (sizeof(Expert) / sizeof(int64_t)) + 3 * servers + 4 * most;
+    int64_t *block = malloc(words * sizeof(int64_t) + pairs * sizeof(int32_t) + 1);
+    if (block == NULL) {
+        return -1;
+    }
+    Expert *experts_E = (Expert *)block;
+    double *ends_S = (double *)(experts_E + experts), *work_C = ends_S + servers;
+    int64_t *next_S = (int64_t *)(work_C + most), *last_S = next_S + servers, *expert_C = last_S + servers;
+    int64_t *pairs_C = expert_C + most, *server_C = pairs_C + most;
+    int32_t *chunk_of_P = (int32_t *)(server_C + most);
+    memset(experts_E, 0, experts * sizeof(Expert));
+    memset(routed->work_S, 0, servers * sizeof(double));
+
+    ptrdiff_t chunks = group_pairs(routing, experts_E, chunk_of_P, expert_C, pairs_C);
+    for (ptrdiff_t c = 0; c < chunks; c++) {
+        work_C[c] = 1.0 + (double)pairs_C[c] / (double)routing->chunk_pairs;
+    }
+    choose_by_share(routing, experts_E, expert_C, chunks, server_C);
+    if (routing->rate_S != NULL) {
+        level_chunks(routing, server_C, expert_C, work_C, chunks, ends_S);
+    }
+    split_tokens(routing, chunk_of_P, server_C, next_S, last_S, routed);
+    int64_t left = 0;
+    for (ptrdiff_t c = 0; c < chunks; c++) {
+        if (server_C[c] == NOWHERE) {
+            left += pairs_C[c];
+        } else {
+            routed->work_S[server_C[c]] += work_C[c];
+        }
+    }
+    free(block);
+    return left;
 }

@@ -1,4 +1,4 @@
-/* The loops of dispatch, without Python.
+/* The routing of a layer call, without Python: pairs to chunks, chunks to servers, servers to their tokens.
  *
  * Letters: P pairs (T tokens times K experts of each), C chunks, S servers, E experts. Nothing is checked here: the
  * caller has checked all ids and array lengths.
@@ -6,44 +6,32 @@
 #ifndef EAAS_DISPATCH_ROUTE_H
 #define EAAS_DISPATCH_ROUTE_H
 
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#define NO_CHUNK (-1)
-#define NO_EXPERT (-1)
-#define NOWHERE (-1)
+typedef struct {
+    ptrdiff_t tokens, top_k, servers, experts;
+    int64_t chunk_pairs;
+    double draw, step;
+    const int64_t *ids_P;
+    const uint8_t *wanted_P;
+    const float *shares_SE;
+    const double *split_SE;  /* shares of this call, to choose by instead; NULL: none */
+    const double *rate_S;    /* NULL: no levelling */
+    const double *backlog_S; /* NULL likewise */
+} Routing;
 
 typedef struct {
-    int64_t pairs;
-    int64_t chunks;
-    int64_t first; /* chunk */
-    int64_t seen;
-} Expert;
+    int64_t *count_S; /* tokens of each server */
+    double *work_S;
+    int64_t *rows_out; /* T * min(S, K) tokens, server by server */
+    int32_t *ids_out;  /* their experts there, times K; -1 for another server's */
+} Routed;
 
 /* The first wanted pair whose expert is outside E, or -1. */
-ptrdiff_t find_wrong_expert(const int64_t *ids_P, const uint8_t *wanted_P, ptrdiff_t pairs, int64_t num_experts);
+ptrdiff_t find_wrong_expert(const Routing *routing);
 
-/* Groups the wanted pairs of each expert into even chunks.
- * experts_E is scratch, zeroed. Returns the number of chunks: at most pairs, and at most E + pairs / chunk_pairs. */
-ptrdiff_t group_pairs(const int64_t *ids_P, const uint8_t *wanted_P, ptrdiff_t pairs, int64_t num_experts,
-                      int64_t chunk_pairs, Expert *experts_E, int32_t *chunk_of_P, int64_t *expert_C, int64_t *pairs_C);
-
-/* Assigns each chunk to the first server whose cumulative share of the expert passes the chunk's draw: `draw` for
- * the first chunk, `step` more, modulo 1, for each next one. NOWHERE if no share is above 0. */
-void choose_by_share(const int64_t *expert_C, ptrdiff_t chunks, const float *shares_SE, ptrdiff_t servers,
-                     ptrdiff_t experts, double draw, double step, int64_t *server_C);
-
-/* Moves chunks off the server that would finish last, while that makes the call finish earlier. ends_S holds the
- * backlogs and becomes the finish times. Returns the number of moves. */
-ptrdiff_t level_chunks(int64_t *server_C, const int64_t *expert_C, const double *work_C, ptrdiff_t chunks,
-                       const float *shares_SE, ptrdiff_t servers, ptrdiff_t experts, const double *rate_S,
-                       double *ends_S);
-
-/* Fills the tokens of each server, server by server, and their experts there. next_S and last_S are scratch.
- * rows_out holds T * min(S, K) rows, ids_out that times K. */
-void split_tokens(const int64_t *ids_P, const int32_t *chunk_of_P, ptrdiff_t tokens, ptrdiff_t top_k,
-                  const int64_t *server_C, ptrdiff_t servers, int64_t *count_S, int64_t *next_S, int64_t *last_S,
-                  int64_t *rows_out, int32_t *ids_out);
+/* Fills `routed`. Returns the number of wanted pairs that have no server, or -1 without memory. */
+int64_t route(const Routing *routing, const Routed *routed);
 
 #endif

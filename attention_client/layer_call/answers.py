@@ -91,8 +91,7 @@ def learn(attempt: Attempt, shared: Dispatcher, *, exactly: bool) -> None:
     else:
         connection.service.observe_bound(rows, took_s)
     name = connection.server_id
-    slow = speeds.is_outlier(name, servers, ejections.SLOW_FACTOR, ejections.SLOW_ANSWERS)
-    if slow and ejections.slow(name, servers, now):
+    if speeds.is_outlier(name, servers) and ejections.slow(name, servers, now):
         # After the ejection it is judged anew.
         speeds.forget(name)
         shared.metrics.ejections.labels("slow").inc()

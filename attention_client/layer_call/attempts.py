@@ -8,6 +8,7 @@ when all of them are answered.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,9 @@ import numpy.typing as npt
 from attention_client.connections.connection import Connection
 from attention_client.connections.messages import Ticket
 from attention_client.dispatch.parts import Part
-from attention_client.telemetry.tracing import DispatchTrace
+
+if TYPE_CHECKING:
+    from eaas.telemetry.spans import ChildSpan
 
 __all__ = ["Attempt", "Hedge", "Result"]
 
@@ -44,7 +47,13 @@ class Attempt:
     hedge_at: float
     expires_at: float
     hedge: Hedge | None = None
-    trace: DispatchTrace | None = None
+    trace: ChildSpan | None = None
+
+    def end_trace(self, outcome: str) -> None:
+        """End the span, if there is one."""
+        if self.trace is not None:
+            self.trace.attributes["eaas.outcome"] = outcome
+            self.trace.end()
 
 
 @dataclass(eq=False, slots=True)

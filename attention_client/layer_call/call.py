@@ -26,7 +26,6 @@ from attention_client.layer_call.sending import Sender
 from attention_client.layer_call.server_health import ServerHealth
 from attention_client.layer_call.shared import ClusterView, Dispatcher, Replicas
 from attention_client.telemetry.request_outcomes import Outcome
-from attention_client.telemetry.tracing import LayerTrace
 from eaas.errors import EaasError, ExpertsUnavailableError
 
 __all__ = ["ClusterView", "Dispatcher", "LayerCall", "Replicas"]
@@ -63,9 +62,8 @@ class LayerCall:
         self._ids_TK = np.ascontiguousarray(ids_TK)
         self._wanted_TK = np.ascontiguousarray(wanted_TK)
         self._server_health = ServerHealth(dispatcher)
-        # None before the call begins and after it ends.
-        self._sender: Sender | None = None
-        self._deadline = math.inf
+        self._sender = Sender(dispatcher, self._server_health, inputs, self._ids_TK)
+        self._running = False
         # Pairs still to send: new ones, and those whose attempt failed. None if there are none.
         self._missing_TK: npt.NDArray[np.bool_] | None = None
         self._attempts: list[Attempt] = []
@@ -73,12 +71,6 @@ class LayerCall:
         # The arrival time is known only for the attempt that was waited on.
         self._waited_on: Attempt | None = None
         self._times_exact = True
-        self._trace: LayerTrace | None = None
-
-    @property
-    def pairs(self) -> int:
-        """(token, expert) pairs to compute."""
-        return int(np.count_nonzero(self._wanted_TK))
 
     def run(self) -> torch.Tensor:
         """Compute the layer. Returns and raises as `finish`."""
@@ -94,11 +86,11 @@ class LayerCall:
         Raises:
             WrongRequestError: The hidden states are not of the model's size.
         """
-        sender = self._begin()
+        self._begin()
         self._times_exact = False
         try:
             view = self._shared.replicas.view()
-            self._send(sender, view, self._preferred(view), one_each=True)
+            self._send(view, self._preferred(view), one_each=True)
         except BaseException:
             self.cancel()
             raise
@@ -114,12 +106,11 @@ class LayerCall:
             WrongRequestError: A server refused the request itself.
             RuntimeError: The call was not started, or has ended.
         """
-        sender = self._sender
-        if sender is None:
+        if not self._running:
             raise RuntimeError("the layer call was not started, or has ended")
         try:
             while True:
-                self._gather(sender)
+                self._gather()
                 results = self._results
                 out_TH = combine(self._inputs.x_TH.shape, [(r.part, r.part_RH) for r in results])
                 # A list, not a generator: every slot has to be released.
@@ -130,8 +121,8 @@ class LayerCall:
                 # A slot went to another client during the read. Rare: start over.
                 self._results, self._missing_TK = [], self._wanted_TK
         except EaasError as error:
-            if self._trace is not None:
-                self._trace.fail(str(error))
+            if self._sender.trace is not None:
+                self._sender.trace.fail(str(error))
             raise
         finally:
             self.cancel()
@@ -144,37 +135,29 @@ class LayerCall:
 
     def cancel(self) -> None:
         """End a started call without a result and free its slots. Idempotent."""
-        self._sender = None
+        self._running = False
         answered = [r for a in self._attempts if a.hedge is not None for r in a.hedge.answered]
         self._call_off(self._attempts, self._results + answered)
         self._results = []
-        if self._trace is not None:
-            self._trace.end()
-            self._trace = None
+        if self._sender.trace is not None:
+            self._sender.trace.end()
+            self._sender.trace = None
 
-    def _begin(self) -> Sender:
-        self._deadline = self._shared.clock() + self._shared.timeout_s
+    def _begin(self) -> None:
+        self._running = True
         self._missing_TK = self._wanted_TK
+        self._sender.deadline = self._shared.clock() + self._shared.timeout_s
         if self._shared.traces is not None:
-            self._trace = self._shared.traces.layer(self._inputs.layer, len(self._ids_TK))
-        self._sender = Sender(
-            self._shared,
-            self._server_health,
-            self._inputs,
-            self._ids_TK,
-            self._deadline,
-            self._trace,
-        )
-        return self._sender
+            self._sender.trace = self._shared.traces.layer(self._inputs.layer, len(self._ids_TK))
 
-    def _gather(self, sender: Sender) -> None:
+    def _gather(self) -> None:
         """Send and wait until there is a result for every wanted pair."""
         while self._missing_TK is not None or self._attempts:
             if self._missing_TK is not None:
                 self._free_slots()
-                self._dispatch(sender)
+                self._dispatch()
             if self._attempts:
-                self._collect(sender)
+                self._collect()
 
     # -- dispatch -------------------------------------------------------------------------------------
 
@@ -185,44 +168,45 @@ class LayerCall:
                 self._results.remove(result)
                 self._miss(result.part)
 
-    def _dispatch(self, sender: Sender) -> None:
+    def _dispatch(self) -> None:
         """Send missing pairs to the best available servers.
 
         Pauses if nothing could be sent and nothing is in flight.
         """
         now = self._shared.clock()
-        if now >= self._deadline:
+        if now >= self._sender.deadline:
             raise self._unavailable()
         view = self._shared.replicas.view()
         healthy, kept = self._server_health.healthy(view), self._server_health.kept(view, now)
-        self._send(sender, view, _both(healthy, kept))
+        self._send(view, _both(healthy, kept))
         if self._missing_TK is not None and not all(kept):
             # An ejected server is better than one that failed just now.
-            self._send(sender, view, healthy)
+            self._send(view, healthy)
         if self._attempts or self._missing_TK is None:
             return
         # No other server is left: ask those that failed once or owe an answer.
         if any(c in self._server_health.avoided for c in view.connections):
             self._pause(view)
-            if self._shared.replicas.view() is not view or self._shared.clock() >= self._deadline:
+            if (
+                self._shared.replicas.view() is not view
+                or self._shared.clock() >= self._sender.deadline
+            ):
                 return
-        self._send(sender, view, view.usable())
+        self._send(view, view.usable_S().tolist())
         if not self._attempts:
             self._pause(view)
 
-    def _send(
-        self, sender: Sender, view: ClusterView, servers: Sequence[bool], *, one_each: bool = False
-    ) -> None:
+    def _send(self, view: ClusterView, servers: Sequence[bool], *, one_each: bool = False) -> None:
         """Send missing pairs to those of these servers that hold them and have free slots."""
         assert self._missing_TK is not None
-        parts, complete = sender.plan(view, servers, self._missing_TK)
+        parts, complete = self._sender.plan(view, servers, self._missing_TK)
         if one_each:
             firsts = [p for i, p in enumerate(parts) if not i or parts[i - 1].server != p.server]
             complete = complete and len(firsts) == len(parts)
             parts = firsts
         sent = []
         for part in parts:
-            attempt = sender.send(view, part)
+            attempt = self._sender.send(view, part)
             if attempt is not None:
                 self._attempts.append(attempt)
                 self._shared.hedges.earn()
@@ -244,8 +228,8 @@ class LayerCall:
         return _both(health.healthy(view), health.kept(view, self._shared.clock()))
 
     def _pause(self, view: ClusterView) -> None:
-        left_s = self._deadline - self._shared.clock()
-        if any(view.usable()):
+        left_s = self._sender.deadline - self._shared.clock()
+        if view.usable_S().any():
             left_s = min(left_s, _RETRY_S)
         self._shared.replicas.wait_for_change(view, max(left_s, 0.0))
 
@@ -257,7 +241,7 @@ class LayerCall:
 
     # -- collect --------------------------------------------------------------------------------------
 
-    def _collect(self, sender: Sender) -> None:
+    def _collect(self) -> None:
         """Wait until at least one attempt ends; update results and missing pairs."""
         while True:
             first = self._attempts[0]
@@ -268,7 +252,7 @@ class LayerCall:
             until = math.inf
             for attempt in tuple(self._attempts):
                 if attempt.hedge_at <= now:
-                    self._hedge(sender, attempt)
+                    self._hedge(attempt)
             for attempt in self._attempts:
                 until = min(until, attempt.expires_at, attempt.hedge_at)
                 if attempt.hedge is not None:
@@ -289,8 +273,7 @@ class LayerCall:
                 continue
             ended = True
             self._attempts.remove(attempt)
-            if attempt.trace is not None:
-                attempt.trace.end("answered" if isinstance(found, Result) else "failed")
+            attempt.end_trace("answered" if isinstance(found, Result) else "failed")
             if isinstance(found, Result):
                 answered.append(attempt)
                 self._settle_answered(attempt, found)
@@ -316,26 +299,25 @@ class LayerCall:
         for attempt in tuple(attempts):
             attempt.connection.abandon(attempt.ticket, overdue=False)
             self._attempts.remove(attempt)
-            if attempt.trace is not None:
-                attempt.trace.end("called off")
+            attempt.end_trace("called off")
         for result in results:
             result.release()
 
     # -- hedging --------------------------------------------------------------------------------------
 
-    def _hedge(self, sender: Sender, attempt: Attempt) -> None:
+    def _hedge(self, attempt: Attempt) -> None:
         """Send the same part to other replicas, if they hold all of it and the budget allows it."""
         attempt.hedge_at = math.inf
         shared = self._shared
         view = shared.replicas.view()
         others = [c is not attempt.connection for c in view.connections]
         wanted_TK = pairs_of(attempt.part, self._wanted_TK.shape)
-        parts, complete = sender.plan(view, _both(self._preferred(view), others), wanted_TK)
+        parts, complete = self._sender.plan(view, _both(self._preferred(view), others), wanted_TK)
         if not complete or not shared.hedges.spend(len(parts)):
             return
         rivals: list[Attempt] = []
         for part in parts:
-            rival = sender.send(view, part)
+            rival = self._sender.send(view, part)
             if rival is None:
                 self._call_off(rivals, [])
                 shared.hedges.give_back(len(parts) - len(rivals))
@@ -351,8 +333,7 @@ class LayerCall:
         if settled.beaten is not None:
             self._attempts.remove(settled.beaten)
             settled.beaten.connection.abandon(settled.beaten.ticket, overdue=True)
-            if settled.beaten.trace is not None:
-                settled.beaten.trace.end("beaten by a hedge")
+            settled.beaten.end_trace("beaten by a hedge")
             self._server_health.blame(settled.beaten.connection)
             self._shared.metrics.outcomes.count(settled.beaten.connection, Outcome.HEDGED_AWAY)
         if settled.outcome is not None:

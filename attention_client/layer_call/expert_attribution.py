@@ -18,13 +18,16 @@ class SeenServers:
     """The (token, expert) pairs that each server computed in one forward pass, over all layers."""
 
     def __init__(self) -> None:
+        # (server, tokens in ascending order, pairs of each)
         self._parts: list[tuple[str, npt.NDArray[np.int64], npt.NDArray[np.int64]]] = []
 
-    def note(
-        self, server: str, tokens_R: npt.NDArray[np.int64], pairs_R: npt.NDArray[np.int64]
-    ) -> None:
-        """Record how many pairs of each token a server computed; tokens ascend."""
-        self._parts.append((server, tokens_R, pairs_R))
+    def saw(self, results: Sequence[Result]) -> None:
+        """Record the results of a layer call."""
+        part = micro_batch_tokens()
+        first = part.start if part is not None else 0
+        for result in results:
+            pairs_R = np.count_nonzero(result.part.pairs_RK, axis=1)
+            self._parts.append((result.server_id, result.part.rows_R + first, pairs_R))
 
     def of(self, token: int) -> Mapping[str, int]:
         """Pairs of one token, by server."""
@@ -60,11 +63,5 @@ class ExpertAttribution:
 
     def saw(self, results: Sequence[Result]) -> None:
         """Record the results of a layer call."""
-        seen = self._seen
-        if seen is None:
-            return
-        part = micro_batch_tokens()
-        first = part.start if part is not None else 0
-        for result in results:
-            pairs_R = np.count_nonzero(result.part.pairs_RK, axis=1)
-            seen.note(result.server_id, result.part.rows_R + first, pairs_R)
+        if self._seen is not None:
+            self._seen.saw(results)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from attention_client.connections.messages import LayerInput
 from attention_client.dispatch.parts import Part
-from attention_client.dispatch.plan import plan
 from attention_client.layer_call.attempts import Attempt
 from attention_client.layer_call.server_health import ServerHealth
 from attention_client.layer_call.shared import ClusterView, Dispatcher
-from attention_client.telemetry.tracing import LayerTrace
 from eaas.errors import ConnectionLostError, SlotsBusyError
+from eaas.telemetry.tracing import pack
+
+if TYPE_CHECKING:
+    from eaas.telemetry.spans import ChildSpan
 
 __all__ = ["Sender"]
 
@@ -32,8 +35,10 @@ class Sender:
         server_health: Health of the servers in this call.
         inputs: Layer, hidden states, scores.
         ids_TK: int64, contiguous, logical experts.
+
+    Attributes:
         deadline: Deadline of the call, monotonic seconds.
-        trace: Trace of the call; None: not traced.
+        trace: Span of the call; None: not traced.
     """
 
     def __init__(
@@ -42,15 +47,13 @@ class Sender:
         server_health: ServerHealth,
         inputs: LayerInput,
         ids_TK: npt.NDArray[np.int64],
-        deadline: float,
-        trace: LayerTrace | None = None,
     ) -> None:
         self._shared = shared
         self._server_health = server_health
         self._inputs = inputs
         self._ids_TK = ids_TK
-        self._deadline = deadline
-        self._trace = trace
+        self.deadline = math.inf
+        self.trace: ChildSpan | None = None
 
     def plan(
         self, view: ClusterView, servers: Sequence[bool], wanted_TK: npt.NDArray[np.bool_]
@@ -76,8 +79,8 @@ class Sender:
             shared.clock(),
         )
         max_tokens = view.max_tokens(self._ids_TK.shape[1], inputs.dtype)
-        return plan(
-            shared.policy, self._ids_TK, wanted_TK, shares_SE, load, max_tokens, inputs.layer
+        return shared.policy.plan(
+            self._ids_TK, wanted_TK, shares_SE, load, max_tokens, inputs.layer
         )
 
     def send(self, view: ClusterView, part: Part) -> Attempt | None:
@@ -86,23 +89,25 @@ class Sender:
         assert connection is not None
         shared = self._shared
         now = shared.clock()
-        left_s = max(self._deadline - now, _LEAST_BUDGET_S)
+        left_s = max(self.deadline - now, _LEAST_BUDGET_S)
         service, rows = connection.service, part.rows_R.size
         budget_s = service.budget(rows, shared.attempt_timeout_s, left_s)
         timeouts = self._server_health.timeouts.get(connection)
         if timeouts:
             # Double the budget: the only replica may have become slower than ever before.
             budget_s = min(budget_s * 2.0**timeouts, left_s)
-        epoch, trace = view.placement.epoch, None
+        trace = None
+        if self.trace is not None and shared.traces is not None:
+            trace = shared.traces.dispatch(self.trace, connection.server_id, rows)
+        context = b"" if trace is None else pack(trace.context)
         try:
-            if self._trace is None:
-                ticket = connection.submit(self._inputs, epoch, part, budget_s)
-            else:
-                trace = self._trace.dispatch(connection.server_id, rows)
-                ticket = connection.submit(self._inputs, epoch, part, budget_s, trace.context)
+            ticket = connection.submit(self._inputs, view.placement.epoch, part, budget_s, context)
         except (ConnectionLostError, SlotsBusyError) as error:
             if trace is not None:
-                trace.end("busy" if isinstance(error, SlotsBusyError) else "lost")
+                trace.attributes["eaas.outcome"] = (
+                    "busy" if isinstance(error, SlotsBusyError) else "lost"
+                )
+                trace.end()
             return None
         tail_s = service.tail_s(rows)
         hedge_at = math.inf if tail_s is None else now + max(tail_s, _LEAST_HEDGE_S)

@@ -23,6 +23,9 @@ _HALF_LIFE_S = 10.0
 # Answers in a median: a server's first answers, and some later ones, take unusually long.
 _WINDOW = 7
 _LEAST_KNOWN = 3
+# A server is ejected for this multiple of the usual time, and only after this many answers.
+_SLOW_FACTOR = 5.0
+_SLOW_ANSWERS = 5
 # How long computed rates are reused.
 _REFRESH_S = 0.005
 # A server that delays a call by less than this is not slow, however slow it is relative to others.
@@ -45,7 +48,7 @@ _NO_RATE = _Rate((), (), 0.0, 0.0, 0.0, 0)
 
 
 class Speeds:
-    """Measured seconds per unit of work (`dispatch.parts.Chunks`), by server."""
+    """Measured seconds per unit of work (`dispatch.parts.Part`), by server."""
 
     def __init__(self) -> None:
         self._rates: dict[str, _Rate] = {}
@@ -104,22 +107,20 @@ class Speeds:
         known = [rates[s].usual_per_work for s in servers if s in rates]
         return _median(known) if known else 1.0
 
-    def is_outlier(
-        self, server: str, servers: Sequence[str], factor: float, least_answers: int
-    ) -> bool:
-        """Whether a server takes more than `factor` times the usual time of these servers.
+    def is_outlier(self, server: str, servers: Sequence[str]) -> bool:
+        """Whether a server takes more than `_SLOW_FACTOR` times the usual time of these servers.
 
         Both per unit of work and per answer: each answer has a fixed cost, so a server with little work needs
         long per unit. The excess must also matter to a layer call.
         """
         rates = self._rates
         known = rates.get(server)
-        if known is None or known.answers < least_answers or known.usual_s <= _LEAST_EXCESS_S:
+        if known is None or known.answers < _SLOW_ANSWERS or known.usual_s <= _LEAST_EXCESS_S:
             return False
         usual_s = _median([rates[s].usual_s for s in servers if s in rates] or [known.usual_s])
         return (
-            known.usual_per_work > factor * self.usual(servers)
-            and known.usual_s > factor * usual_s
+            known.usual_per_work > _SLOW_FACTOR * self.usual(servers)
+            and known.usual_s > _SLOW_FACTOR * usual_s
             and known.usual_s - usual_s > _LEAST_EXCESS_S
         )
 
@@ -146,10 +147,6 @@ class Ejections:
 
     FAILURES = 3
     """Consecutive failed requests that eject a server."""
-    SLOW_FACTOR = 5.0
-    """Multiple of the usual time that ejects a server."""
-    SLOW_ANSWERS = 5
-    """Answers needed before a server can count as slow."""
     _FIRST_S, _LONGEST_S = 5.0, 60.0
 
     def __init__(self) -> None:

@@ -39,12 +39,9 @@ class ClusterView:
     )
 
     def usable_S(self) -> npt.NDArray[np.bool_]:
-        """Whether each server has a live connection, as an array."""
-        return np.array(self.usable(), dtype=np.bool_)
-
-    def usable(self) -> list[bool]:
         """Whether each server has a live connection."""
-        return [c is not None and c.lost_reason is None for c in self.connections]
+        usable = [c is not None and c.lost_reason is None for c in self.connections]
+        return np.array(usable, dtype=np.bool_)
 
     def max_tokens(self, top_k: int, dtype: WireDtype) -> Sequence[int]:
         """Tokens that fit into a slot of each server; 1 without a connection."""

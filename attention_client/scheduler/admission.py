@@ -63,12 +63,7 @@ class Admission:
         self._queue.price(cost)
 
     def arrive(self, request: str, load_E: Loads) -> None:
-        """Add a waiting request.
-
-        Args:
-            request: Unique name.
-            load_E: Predicted tokens on each expert.
-        """
+        """Add a waiting request: its unique name, and its predicted tokens on each expert."""
         ticket = self._queue.add(load_E)
         self._tickets[request] = ticket
         self._names[ticket] = request
@@ -131,11 +126,9 @@ class Admission:
             del self._chosen[request]
 
     def saw(self, request: str, load_E: Loads) -> None:
-        """Record the true load of a request after its prefill.
+        """Record the true load of a request after its prefill, in the unit of the predictions.
 
-        Args:
-            request: Its name. No effect on a request without a group, or recorded before.
-            load_E: In the unit of the predictions.
+        Only the first counts. No effect on a request without a group.
         """
         group = self._groups.pop(request, None)
         if group is None:

@@ -32,14 +32,14 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from attention_client.scheduler.cost import CostModel, Loads, ServerCost
-from attention_client.scheduler.queue import Choice, RequestQueue
+from attention_client.scheduler.cost import CostModel, ServerCost
+from attention_client.scheduler.queue import RequestQueue
 from attention_client.scheduler.strategies import SelectionStrategy, strategy
 from attention_client.scheduler.strategies.cost_bounded import CostBounded
 from eaas.errors import ConfigError
 from eaas.log import get_logger
 
-__all__ = ["QueueSettings", "RecordedQueue", "Recorder", "read_recording"]
+__all__ = ["QueueSettings", "Recorder", "read_recording"]
 
 _log = get_logger(__name__)
 
@@ -73,16 +73,17 @@ class QueueSettings:
 
     def queue(self, cost: CostModel, recorder: Recorder | None = None) -> RequestQueue:
         """Make a queue, recorded if there is a recorder. Raises ConfigError."""
-        sizes: dict[str, Any] = {
-            "batch_size": self.batch_size,
-            "window_size": self.window_size,
-            "cost": cost,
-            "seed": self.seed,
-        }
-        if recorder is None:
-            return RequestQueue(self.chosen(), self.loads, **sizes)
-        queue = RecordedQueue(self.chosen(), self.loads, recorder, **sizes)
-        recorder.begin(self, cost)
+        queue = RequestQueue(
+            self.chosen(),
+            self.loads,
+            batch_size=self.batch_size,
+            window_size=self.window_size,
+            cost=cost,
+            seed=self.seed,
+            note=None if recorder is None else recorder.note,
+        )
+        if recorder is not None:
+            recorder.begin(self, cost)
         return queue
 
 
@@ -102,19 +103,15 @@ class Recorder:
 
     def begin(self, settings: QueueSettings, cost: CostModel) -> None:
         """Write the first line."""
-        head = {"record": _RECORD, "version": _VERSION, **asdict(settings), "cost": _price(cost)}
-        self._do(lambda: self._file.write(json.dumps(head) + "\n"))
+        head = {"record": _RECORD, "version": _VERSION, **asdict(settings), "cost": cost}
+        self._do(lambda: self._file.write(json.dumps(head, default=_plain) + "\n"))
 
     def note(self, **event: Any) -> None:
-        """Write an event; arrays become lists."""
-        line = {"at": round(self._clock() - self._began_s, 6)}
-        for key, value in event.items():
-            line[key] = value.tolist() if isinstance(value, np.ndarray) else value
-        self._do(lambda: self._file.write(json.dumps(line) + "\n"))
-
-    def flush(self) -> None:
-        """Flush, so that the file survives a crash of this process."""
-        self._do(self._file.flush)
+        """Write an event. A choice flushes the file, so that it survives a crash of this process."""
+        line = {"at": round(self._clock() - self._began_s, 6), **event}
+        self._do(lambda: self._file.write(json.dumps(line, default=_plain) + "\n"))
+        if "take" in event:
+            self._do(self._file.flush)
 
     def close(self) -> None:
         """End the recording."""
@@ -131,56 +128,6 @@ class Recorder:
             # `close` fails as well, because it flushes.
             with contextlib.suppress(OSError):
                 self._file.close()
-
-
-class RecordedQueue(RequestQueue):
-    """A recorded queue.
-
-    Args:
-        strategy, num_experts, sizes: See `RequestQueue`.
-        recorder: Writes the events.
-    """
-
-    def __init__(
-        self, strategy: SelectionStrategy, num_experts: int, recorder: Recorder, **sizes: Any
-    ) -> None:
-        super().__init__(strategy, num_experts, **sizes)
-        self._recorder = recorder
-
-    def add(self, load_E: Loads) -> int:
-        """See `RequestQueue`."""
-        ticket = super().add(load_E)
-        self._recorder.note(add=ticket, load=load_E)
-        return ticket
-
-    def remove(self, ticket: int) -> None:
-        """See `RequestQueue`."""
-        super().remove(ticket)
-        self._recorder.note(remove=ticket)
-
-    def take(self, batch_size: int | None = None, running_E: Loads | None = None) -> list[int]:
-        """See `RequestQueue`."""
-        tickets = super().take(batch_size, running_E)
-        self._recorder.note(take=tickets, room=batch_size, running=running_E)
-        self._recorder.flush()
-        return tickets
-
-    def observe(self, batch_s: float, choice: Choice | None = None) -> None:
-        """See `RequestQueue`."""
-        super().observe(batch_s, choice)
-        known = choice or self.choice
-        if known is not None:
-            self._recorder.note(observe=batch_s, choice=known.number)
-
-    def use(self, strategy: SelectionStrategy) -> None:
-        """See `RequestQueue`."""
-        super().use(strategy)
-        self._recorder.note(use=strategy.name)
-
-    def price(self, cost: CostModel) -> None:
-        """See `RequestQueue`."""
-        super().price(cost)
-        self._recorder.note(price=_price(cost))
 
 
 def read_recording(path: Path) -> tuple[QueueSettings, CostModel, list[dict[str, Any]]]:
@@ -226,15 +173,18 @@ def _event(line: dict[str, Any], loads: int) -> dict[str, Any]:
     return line
 
 
-def _price(cost: CostModel) -> dict[str, Any]:
-    if not isinstance(cost, ServerCost):
-        raise TypeError(f"{type(cost).__name__} cannot be recorded")
+def _plain(value: object) -> object:
+    """An event's array or cost model, for JSON."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if not isinstance(value, ServerCost):
+        raise TypeError(f"{type(value).__name__} cannot be recorded")
     return {
-        "shares_LSE": cost.shares_LSE.tolist(),
-        "fixed_s": cost.fixed_s,
-        "load_s": cost.load_s,
-        "pair_s": cost.pair_s,
-        "steps": cost.steps,
+        "shares_LSE": value.shares_LSE,
+        "fixed_s": value.fixed_s,
+        "load_s": value.load_s,
+        "pair_s": value.pair_s,
+        "steps": value.steps,
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -24,74 +25,50 @@ class ClientMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
         self.outcomes = OutcomeTally()
-        self.layer_calls = Counter("eaas_layer_calls", "Calls of one MoE layer", registry=registry)
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        self.layer_calls = counter("eaas_layer_calls", "Calls of one MoE layer")
         self.layer_call_seconds = Histogram(
             "eaas_layer_call_seconds",
             "Time of one MoE layer call, dispatch to combine; with overlap including the other half's turn",
             buckets=(5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0),
             registry=registry,
         )
-        self.forwards = Counter(
+        self.forwards = counter(
             "eaas_forward_passes",
             "Forward passes of the decoder: of the whole batch, or of two overlapped micro-batches",
             ["batch"],
-            registry=registry,
         )
-        self.pairs = Counter(
-            "eaas_dispatched_pairs", "(token, expert) pairs sent to servers", registry=registry
-        )
-        self.server_requests = Counter(
+        self.pairs = counter("eaas_dispatched_pairs", "(token, expert) pairs sent to servers")
+        self.server_requests = counter(
             "eaas_server_requests",
             "Requests to expert servers, one per part of a layer call, without hedges",
-            registry=registry,
         )
-        self.failovers = Counter(
-            "eaas_failovers",
-            "Parts of a layer call sent to another replica",
-            ["reason"],
-            registry=registry,
+        self.failovers = counter(
+            "eaas_failovers", "Parts of a layer call sent to another replica", ["reason"]
         )
-        self.late_answers = Counter(
-            "eaas_late_answers", "Answers dropped because they came too late", registry=registry
+        self.late_answers = counter(
+            "eaas_late_answers", "Answers dropped because they came too late"
         )
-        self.hedges = Counter(
+        self.hedges = counter(
             "eaas_hedges",
             "Late requests also sent to other replicas: won, lost or failed",
             ["outcome"],
-            registry=registry,
         )
-        self.ejections = Counter(
-            "eaas_ejections",
-            "Servers ejected for a while",
-            ["reason"],
-            registry=registry,
+        self.ejections = counter("eaas_ejections", "Servers ejected for a while", ["reason"])
+        self.quarantined_slots = counter(
+            "eaas_quarantined_slots", "Slots with damaged bytes, never used again"
         )
-        self.quarantined_slots = Counter(
-            "eaas_quarantined_slots",
-            "Slots with damaged bytes, never used again",
-            registry=registry,
+        self.nonfinite_rows = counter(
+            "eaas_nonfinite_rows", "Tokens with a NaN or infinite sum over the experts"
         )
-        self.nonfinite_rows = Counter(
-            "eaas_nonfinite_rows",
-            "Tokens with a NaN or infinite sum over the experts",
-            registry=registry,
+        self.unavailable = counter(
+            "eaas_layer_calls_failed", "Layer calls that failed because no replica answered"
         )
-        self.unavailable = Counter(
-            "eaas_layer_calls_failed",
-            "Layer calls that failed because no replica answered",
-            registry=registry,
+        self.view_age = gauge(
+            "eaas_view_age_seconds", "Time since the last message from the monitor"
         )
-        self.view_age = Gauge(
-            "eaas_view_age_seconds",
-            "Time since the last message from the monitor",
-            registry=registry,
-        )
-        self.epoch = Gauge(
-            "eaas_placement_epoch", "Epoch of the placement in use", registry=registry
-        )
-        self.connections = Gauge(
-            "eaas_connected_servers", "Expert servers connected", registry=registry
-        )
+        self.epoch = gauge("eaas_placement_epoch", "Epoch of the placement in use")
+        self.connections = gauge("eaas_connected_servers", "Expert servers connected")
 
     def watch_coverage(self, uncovered: Callable[[], int], min_replicas: Callable[[], int]) -> None:
         """Export the placement's coverage, computed at each scrape.

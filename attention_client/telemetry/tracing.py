@@ -16,58 +16,14 @@ from typing import TYPE_CHECKING
 
 from opentelemetry.trace import SpanKind, StatusCode
 
-from eaas.telemetry.tracing import Tracing, pack
+from eaas.telemetry.tracing import Tracing
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-    from eaas.telemetry.spans import ChildSpan, ChildSpans
+    from eaas.telemetry.spans import ChildSpan
 
-__all__ = ["DispatchTrace", "LayerTrace", "RequestTraces"]
-
-
-class DispatchTrace:
-    """Span of one request to one server."""
-
-    __slots__ = ("_span", "context")
-
-    def __init__(self, span: ChildSpan) -> None:
-        self._span = span
-        self.context = pack(span.context)
-
-    def end(self, outcome: str) -> None:
-        """End the span with an outcome."""
-        self._span.attributes["eaas.outcome"] = outcome
-        self._span.end()
-
-
-class LayerTrace:
-    """Span of one layer call."""
-
-    __slots__ = ("_span", "_spans")
-
-    def __init__(self, spans: ChildSpans, span: ChildSpan) -> None:
-        self._spans = spans
-        self._span = span
-
-    def dispatch(self, server: str, tokens: int) -> DispatchTrace:
-        """Start the span of a request to a server."""
-        return DispatchTrace(
-            self._spans.start(
-                "dispatch",
-                self._span.context,
-                {"eaas.server": server, "eaas.tokens": tokens},
-                SpanKind.CLIENT,
-            )
-        )
-
-    def fail(self, reason: str) -> None:
-        """Mark the call as failed."""
-        self._span.fail(reason)
-
-    def end(self) -> None:
-        """End the span."""
-        self._span.end()
+__all__ = ["RequestTraces"]
 
 
 class RequestTraces:
@@ -116,17 +72,25 @@ class RequestTraces:
             span.set_status(StatusCode.ERROR)
         span.end()
 
-    def layer(self, layer: int, tokens: int) -> LayerTrace | None:
+    def layer(self, layer: int, tokens: int) -> ChildSpan | None:
         """Start the span of a layer call; None if its batch has no sampled request."""
         if not self._requests:
             return None
         spans = [s for i in self._in_batch() if (s := self._requests.get(i)) is not None]
         if not spans:
             return None
-        span = self._spans.start(
+        return self._spans.start(
             "layer",
             spans[0].get_span_context(),
             {"eaas.layer": layer, "eaas.tokens": tokens},
             links=[other.get_span_context() for other in spans[1:]],
         )
-        return LayerTrace(self._spans, span)
+
+    def dispatch(self, layer: ChildSpan, server: str, tokens: int) -> ChildSpan:
+        """Start the span of a request to a server."""
+        return self._spans.start(
+            "dispatch",
+            layer.context,
+            {"eaas.server": server, "eaas.tokens": tokens},
+            SpanKind.CLIENT,
+        )

@@ -30,7 +30,7 @@ from eaas_cli.local.fork_server import ForkServer
 
 __all__ = ["bench_policies", "skewed_request"]
 
-_POLICIES = ("weights", "least_loaded", "round_robin", "random")
+_POLICIES = ("weights", "least_loaded")
 _WORK_S = 50e-6
 _SLOW = 2.0
 _REDUNDANCY = 2

@@ -30,7 +30,7 @@ def waiting_server(
         hidden: H.
         tokens: T that a slot holds.
         slots: Slots of the arena.
-        work_s: Seconds per unit of work (`attention_client.dispatch.parts.Chunks`).
+        work_s: Seconds per unit of work (`attention_client.dispatch.parts.Part`).
         name: Name for messages.
     """
     return partial(

@@ -137,7 +137,7 @@ def test_row_3_a_server_that_wakes_drops_its_queue(chaos: ChaosWorld) -> None:
     re-registers as a new incarnation. Requests that were queued behind the current batch are never computed.
     """
     cluster = chaos.start(servers=2, redundancy=2)
-    client = chaos.join(cluster, 2, hedge_share=0.0, dispatch="round_robin")
+    client = chaos.join(cluster, 2, hedge_share=0.0, dispatch="weights")
     log = chaos.watch(cluster)
     expected = [client.layer(layer=layer) for layer in range(3)]
     victim = SERVERS[0]
@@ -225,8 +225,8 @@ def test_row_7_replies_that_get_lost(chaos: ChaosWorld, combined: list[np.ndarra
     """Row 7: replies lost one way: retried elsewhere; nothing counted twice."""
     cluster = chaos.start()
     with chaos.through_proxies() as proxies:
-        # Round robin asks the victim however fast it is.
-        client = chaos.join(cluster, transport="grpc", dispatch="round_robin")
+        # By weights, the client asks the victim however fast it is.
+        client = chaos.join(cluster, transport="grpc", dispatch="weights")
     expected = [client.layer(seed=seed) for seed in range(20)]
     assert once(combined)
     victim = SERVERS[0]
@@ -252,7 +252,7 @@ def test_row_14_a_server_restarts_on_the_same_address(
     log = chaos.watch(cluster)
     address = cluster.children[victim].address
     for incarnation, transport in enumerate(("shm", "grpc"), start=1):
-        client = chaos.join(cluster, transport=transport, dispatch="round_robin")
+        client = chaos.join(cluster, transport=transport, dispatch="weights")
         expected_TH = client.layer(16)
         old = client.connection(victim)
         chaos.throttle(victim).hang()

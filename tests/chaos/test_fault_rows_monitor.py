@@ -54,7 +54,7 @@ def test_row_5_a_wedged_loop_behind_a_live_heartbeat(chaos: ChaosWorld) -> None:
     counter; NOT_SERVING within W.
     """
     cluster = chaos.start()
-    client = chaos.join(cluster, dispatch="round_robin")
+    client = chaos.join(cluster, dispatch="weights")
     log = chaos.watch(cluster)
     stuck = SERVERS[0]
     address = cluster.children[stuck].address
@@ -104,7 +104,7 @@ def test_row_8_a_server_cut_from_the_monitor_only(chaos: ChaosWorld) -> None:
     """Row 8: server cut from the monitor only: its traffic flows on; no new placements on it."""
     cut_off = SERVERS[0]
     cluster = chaos.start(servers=2, redundancy=2, proxied=(cut_off,))
-    client = chaos.join(cluster, 2, dispatch="round_robin")
+    client = chaos.join(cluster, 2, dispatch="weights")
     log = chaos.watch(cluster)
     epoch = client.cluster.placement.epoch
     with chaos.calling(client):
@@ -142,7 +142,7 @@ def test_row_9_the_monitor_is_down(chaos: ChaosWorld, free_port: int) -> None:
     than 2 s, so 60 s would show nothing more.
     """
     cluster = chaos.start(servers=2, redundancy=2, settings={"monitor": {"port": free_port}})
-    client = chaos.join(cluster, 2, dispatch="round_robin")
+    client = chaos.join(cluster, 2, dispatch="weights")
     before = connections(client)
     assert len(before) == 2
     with chaos.calling(client):
@@ -172,7 +172,7 @@ def test_row_9_the_monitor_and_the_balancer_are_down(
     """
     monitor = {"port": free_port, "data_dir": str(tmp_path / "monitor")}
     cluster = chaos.start(servers=2, redundancy=2, settings={"monitor": monitor})
-    client = chaos.join(cluster, 2, dispatch="round_robin")
+    client = chaos.join(cluster, 2, dispatch="weights")
     before, epoch = connections(client), client.cluster.placement.epoch
     with chaos.calling(client):
         client.until(lambda: view_age_s(client) < 1.5)
@@ -198,7 +198,7 @@ def test_row_9_the_monitor_and_the_balancer_are_down(
 def test_row_10_a_monitor_that_was_paused(chaos: ChaosWorld) -> None:
     """Row 10: monitor paused 10 s: on waking it declares no healthy member dead."""
     cluster = chaos.start(servers=2, redundancy=2)
-    client = chaos.join(cluster, 2, dispatch="round_robin")
+    client = chaos.join(cluster, 2, dispatch="weights")
     log = chaos.watch(cluster)
     before = connections(client)
     with chaos.calling(client):

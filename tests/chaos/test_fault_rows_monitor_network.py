@@ -34,9 +34,9 @@ def test_row_6_a_client_and_one_server_cut_from_each_other(
     """Row 6: client and one server cut from each other, both reach the monitor: that client reroutes;
     the server stays healthy for the others.
     """
-    cut_off = chaos.join(split_cluster, 2, transport="grpc", dispatch="round_robin")
+    cut_off = chaos.join(split_cluster, 2, transport="grpc", dispatch="weights")
     # Shared memory does not cross the network that is cut.
-    other = chaos.join(split_cluster, 2, transport="shm", dispatch="round_robin")
+    other = chaos.join(split_cluster, 2, transport="shm", dispatch="weights")
     log = chaos.watch(split_cluster)
     with chaos.calling(cut_off, other) as calls:
         time.sleep(1.0)
@@ -56,7 +56,7 @@ def test_row_8_a_server_cut_from_the_monitor_only(
     chaos: ChaosWorld, split_cluster: FaultyCluster, namespace: Namespace
 ) -> None:
     """Row 8: server cut from the monitor only: its traffic flows on; no new placements on it."""
-    client = chaos.join(split_cluster, 2, transport="grpc", dispatch="round_robin")
+    client = chaos.join(split_cluster, 2, transport="grpc", dispatch="weights")
     log = chaos.watch(split_cluster)
     with chaos.calling(client):
         time.sleep(1.0)

@@ -38,7 +38,7 @@ def test_row_30_releases_with_other_versions_in_a_rolling_upgrade(
     """Row 30: rolling upgrade N / N+1: negotiated, 0 failed calls. One process after another."""
     monitor = {"port": free_port, "data_dir": str(tmp_path / "monitor")}
     cluster = chaos.start(settings={"monitor": monitor})
-    old = chaos.join(cluster, dispatch="round_robin")
+    old = chaos.join(cluster, dispatch="weights")
 
     def upgrade(name: str, how: signal.Signals) -> None:
         child = cluster.children[name]

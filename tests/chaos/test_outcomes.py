@@ -19,9 +19,9 @@ def test_a_server_that_answers_nobody_is_suspect_though_its_heartbeat_lives(
 ) -> None:
     cluster = chaos.start(servers=2, redundancy=2)
     with chaos.through_proxies() as proxies:
-        # Round robin: each client asks each server however fast it is.
+        # By weights, each client asks each server however fast it is.
         clients = [
-            chaos.join(cluster, 2, transport="grpc", dispatch="round_robin") for _ in range(3)
+            chaos.join(cluster, 2, transport="grpc", dispatch="weights") for _ in range(3)
         ]
         log = chaos.watch(cluster)
         mute = "expert-server-1"
@@ -44,7 +44,7 @@ def test_a_server_that_answers_nobody_is_suspect_though_its_heartbeat_lives(
 @pytest.mark.nightly
 def test_a_late_answer_to_a_client_that_is_idle_now_makes_nobody_suspect(chaos: ChaosWorld) -> None:
     cluster = chaos.start(servers=2, redundancy=2)
-    client = chaos.join(cluster, 2, dispatch="round_robin", hedge_share=0.0)
+    client = chaos.join(cluster, 2, dispatch="weights", hedge_share=0.0)
     client.layer()
     log = chaos.watch(cluster)
     late = "expert-server-1"
@@ -63,8 +63,8 @@ def test_row_6_one_client_without_answers_makes_no_server_suspect(chaos: ChaosWo
     """
     cluster = chaos.start(servers=2, redundancy=2)
     with chaos.through_proxies() as proxies:
-        cut_off = chaos.join(cluster, 2, transport="grpc", dispatch="round_robin")
-    other = chaos.join(cluster, 2, dispatch="round_robin")
+        cut_off = chaos.join(cluster, 2, transport="grpc", dispatch="weights")
+    other = chaos.join(cluster, 2, dispatch="weights")
     log = chaos.watch(cluster)
     server = "expert-server-0"
     with chaos.calling(cut_off, other):

@@ -72,7 +72,9 @@ class FakeConnection:
     def owes_answer(self) -> bool:
         return self.owes
 
-    def submit(self, inputs: LayerInput, epoch: int, part: Part, budget_s: float) -> Ticket:
+    def submit(
+        self, inputs: LayerInput, epoch: int, part: Part, budget_s: float, _trace: bytes = b""
+    ) -> Ticket:
         assert budget_s > 0
         x_RH, scores_RK = inputs.x_TH[part.rows_R], inputs.scores_TK[part.rows_R]
         assert len(part.ids_RK) <= self.room

@@ -13,8 +13,8 @@ from attention_client.connections.connection import Connection
 from attention_client.connections.deadlines import HedgeBudget, ServiceTimes
 from attention_client.connections.messages import LayerInput, Ticket
 from attention_client.connections.reach import ReachBook
+from attention_client.connections.transports.granted import mirror_arena
 from attention_client.connections.transports.grpc_transport import GrpcLink
-from attention_client.connections.transports.mirror import mirror_arena
 from attention_client.dispatch import dispatch_policy
 from attention_client.layer_call.call import ClusterView, Dispatcher, LayerCall
 from attention_client.placement_adoption import PlacementSwitch

@@ -13,39 +13,29 @@ from collections.abc import Callable, Iterator
 
 import grpc
 
-from attention_client.connections.transports.disconnect import disconnect
-from attention_client.connections.transports.mirror import mirror_arena
+from attention_client.connections.transports.granted import MirrorLink, disconnect
 from eaas.net.grpc_client import MESSAGE_BYTES
 from eaas.rpc.v1 import expert_pb2 as pb
-from eaas.rpc.v1 import expert_pb2_grpc
 from eaas.wire import RequestHeader, SlotState
 from eaas.wire.frame import EXCHANGE, REQUEST_FRAMES, RESPONSE_FRAMES, paste
-from eaas.wire.slot import RESULT_HEADER_BYTES, reply_bell
+from eaas.wire.slot import RESULT_HEADER_BYTES
 
-__all__ = ["GrpcLink", "open_grpc"]
+__all__ = ["GrpcLink"]
 
 # Most bytes of a slot that fit into a frame; 4 KiB are for headers and message fields.
 _FRAME_BYTES = MESSAGE_BYTES - 4096
 _CLOSE_S = 2.0
 
 
-class GrpcLink:
+class GrpcLink(MirrorLink):
     """The client's end of a stream. gRPC's thread sends, and a thread of this link receives."""
-
-    first_slot = 0
-    reply_bell = reply_bell(0)
 
     def __init__(
         self, granted: pb.ConnectResponse, channel: grpc.Channel, on_lost: Callable[[str], None]
     ) -> None:
-        self.slots = granted.slots
-        self.generation = granted.generation
-        self.arena = mirror_arena(granted, _FRAME_BYTES)
-        self._connection_id = granted.connection_id
-        self._on_lost = on_lost
+        super().__init__(granted, channel, on_lost, _FRAME_BYTES)
         self._outbox: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._closed = threading.Event()
-        self._service = expert_pb2_grpc.ExpertServiceStub(channel)
         # The generated method would copy each frame twice more. The stream lives as long as the connection:
         # keepalive pings, not a deadline, find a dead server.
         exchange = channel.stream_stream(EXCHANGE, response_deserializer=self._deliver)
@@ -110,10 +100,3 @@ class GrpcLink:
         except ValueError as error:
             return str(error)
         return ""
-
-
-def open_grpc(
-    granted: pb.ConnectResponse, channel: grpc.Channel, on_lost: Callable[[str], None]
-) -> GrpcLink:
-    """Make a local arena and connect it to the server's (see `Opener`)."""
-    return GrpcLink(granted, channel, on_lost)

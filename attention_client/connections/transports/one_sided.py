@@ -17,16 +17,13 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from attention_client.connections.transports.disconnect import disconnect
-from attention_client.connections.transports.mirror import mirror_arena
+from attention_client.connections.transports.granted import MirrorLink, disconnect
 from eaas.errors import ConnectionLostError
 from eaas.log import get_logger
 from eaas.one_sided import Agent, Poller, Region, nixl_version
 from eaas.one_sided.slots import READY, SlotMemory, pack_note, slots_span, unpack_note
 from eaas.rpc.v1 import expert_pb2 as pb
-from eaas.rpc.v1 import expert_pb2_grpc
 from eaas.wire import Arena, RequestHeader, SlotState
-from eaas.wire.slot import reply_bell
 
 __all__ = ["open_nixl"]
 
@@ -42,27 +39,19 @@ _PAUSE_MOST_US = 1000
 _SILENCE_S = 0.004
 
 
-class _OneSidedLink:
+class _OneSidedLink(MirrorLink):
     """The client's end. One thread waits for the stream's end; another polls all links."""
-
-    first_slot = 0
-    reply_bell = reply_bell(0)
 
     def __init__(
         self, granted: pb.ConnectResponse, channel: grpc.Channel, on_lost: Callable[[str], None]
     ) -> None:
-        self.slots = granted.slots
-        self.generation = granted.generation
-        self.arena = mirror_arena(granted)
-        self._connection_id = granted.connection_id
-        self._on_lost = on_lost
+        super().__init__(granted, channel, on_lost)
         self._lock = threading.Lock()
         self._closed = False
         self._ready = False
         self._asked: set[int] = set()
         self._spoke_at = 0.0
         self._region: Region | None = None
-        self._service = expert_pb2_grpc.ExpertServiceStub(channel)
         self._outbox: queue.SimpleQueue[pb.JoinRequest | None] = queue.SimpleQueue()
         self._inbox: queue.SimpleQueue[pb.JoinResponse | str] = queue.SimpleQueue()
         self._agent: Agent[int] = Agent(granted.connection_id)

@@ -7,18 +7,18 @@ from collections.abc import Callable
 import grpc
 
 from attention_client.connections.process_watch import watch_process
-from attention_client.connections.transports.disconnect import disconnect
+from attention_client.connections.transports.granted import disconnect
 from eaas.errors import ConnectionLostError, SharedMemoryError
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.rpc.v1 import expert_pb2_grpc
 from eaas.wire import Arena
 from eaas.wire.slot import DOORBELL
 
-__all__ = ["open_shm"]
+__all__ = ["SharedLink"]
 
 
-class _SharedLink:
-    """The client's end; see `connection.Link`."""
+class SharedLink:
+    """The client's end: the server's arena, mapped."""
 
     def __init__(
         self, granted: pb.ConnectResponse, channel: grpc.Channel, on_lost: Callable[[str], None]
@@ -49,15 +49,10 @@ class _SharedLink:
             raise ConnectionLostError(f"process {granted.arena_pid} ended") from None
 
     def kick(self, slot: int) -> None:
+        """See `Link`."""
         self.arena.flags.ring(DOORBELL)
 
     def close(self) -> None:
+        """See `Link`."""
         self._unwatch()
         disconnect(self._service, self._connection_id)
-
-
-def open_shm(
-    granted: pb.ConnectResponse, channel: grpc.Channel, on_lost: Callable[[str], None]
-) -> _SharedLink:
-    """Map the server's arena (see `Opener`)."""
-    return _SharedLink(granted, channel, on_lost)

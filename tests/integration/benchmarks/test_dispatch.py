@@ -110,7 +110,7 @@ def test_the_document(document: dict[str, Any]) -> None:
         load_generators["transport"],
     ) == (2, 2, "shm")
     policies = {row["policy"]: row for row in document["policies"]["rows"]}
-    assert set(policies) == {"weights", "least_loaded", "round_robin", "random"}
+    assert set(policies) == {"weights", "least_loaded"}
     assert policies["weights"]["times_weights"] == 1.0
     assert all(
         0 < row["layer_call_us"]["p50"] <= row["layer_call_us"]["p99"] for row in policies.values()

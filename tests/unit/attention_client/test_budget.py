@@ -14,12 +14,6 @@ def test_an_unmeasured_server_gets_time_to_warm_up() -> None:
     assert ServiceTimes().budget(1, 0.1, 0.5) == 0.5
 
 
-def test_a_larger_call_gets_a_larger_budget() -> None:
-    times = ServiceTimes()
-    times.observe(1, 0.1)
-    assert times.budget(1, 0.0, 100.0) < times.budget(64, 0.0, 100.0)
-
-
 def test_slower_answers_count_more_than_faster_ones() -> None:
     slower, faster = ServiceTimes(), ServiceTimes()
     for times, last in ((slower, 0.003), (faster, 0.001)):
@@ -123,7 +117,7 @@ def test_a_returned_hedge_can_be_spent() -> None:
 
 
 def test_saved_hedges_are_capped() -> None:
-    budget = HedgeBudget(1.0, burst=3)
+    budget = HedgeBudget(1.0)
     for _ in range(100):
         budget.earn()
-    assert [budget.spend(1) for _ in range(4)] == [True, True, True, False]
+    assert [budget.spend(10), budget.spend(1)] == [True, False]

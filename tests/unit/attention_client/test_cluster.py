@@ -221,7 +221,7 @@ def test_a_late_connection_to_a_former_process_replaces_nothing(
     cluster: Cluster,
 ) -> None:
     connector = Connector(cluster)
-    cluster._servers._connector = cast("Any", connector)
+    cluster._servers._open = cast("Any", connector.connect)
     connector.ready["old:1"] = threading.Event()
     cluster._on_members(view(server("old:1", 1)))
     until(lambda: cluster._servers._connecting)
@@ -242,7 +242,7 @@ def test_a_connection_lost_during_its_opening_is_opened_again(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     connector = Connector(cluster)
-    cluster._servers._connector = cast("Any", connector)
+    cluster._servers._open = cast("Any", connector.connect)
 
     def lose(made: Made) -> None:
         """Lose the first connection while its connecting thread still runs."""

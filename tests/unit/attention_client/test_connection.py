@@ -22,7 +22,6 @@ from eaas.wire.slot import (
     RESULT_HEADER_BYTES,
     Status,
     reply_bell,
-    request_views,
     result_view,
     seal,
 )
@@ -112,21 +111,6 @@ def test_a_late_error_is_no_answer(status: Status, answered: int) -> None:
     assert not connection.owes_answer()
     assert bench.late_answers() == 1
     assert sum(server.answered for server in bench.metrics.outcomes.read()) == answered
-
-
-def test_only_the_rows_of_a_part_are_sent() -> None:
-    bench = Bench()
-    connection = bench.connect()
-    x_TH = torch.arange(20, dtype=torch.float32).reshape(5, HIDDEN)
-    inputs = LayerInput.of(0, x_TH, np.arange(5, dtype=np.float32)[:, None])
-    rows_R = np.array([1, 3, 4])
-    ticket = connection.submit(inputs, 1, Part(0, rows_R, rows_R[:, None].astype(np.int32), 1.0), 1)
-    offset = bench.arena.request_offset(ticket.slot)
-    header = RequestHeader.unpack_from(bench.arena.buffer, offset)
-    hidden, ids, scores = request_views(bench.arena.buffer, offset, header)
-    assert (hidden == x_TH.numpy()[rows_R]).all()
-    assert ids[:, 0].tolist() == [1, 3, 4]
-    assert scores[:, 0].tolist() == [1, 3, 4]
 
 
 def test_work_in_flight_counts_until_the_answer() -> None:
@@ -297,21 +281,6 @@ def test_an_interrupted_write_frees_its_slot(monkeypatch: pytest.MonkeyPatch) ->
         with pytest.raises(KeyboardInterrupt):
             send(connection)
     send(connection)
-
-
-def test_the_arena_closes_with_the_last_ticket() -> None:
-    bench = Bench()
-    connection = bench.connect()
-    ticket = send(connection)
-    connection.close()
-    connection.close()
-    assert bench.arena.buffer
-    with pytest.raises(ConnectionLostError):
-        connection.poll(ticket)
-    with pytest.raises(ValueError, match="closed"):
-        _ = bench.arena.buffer
-    connection.wake()
-    assert not connection.owes_answer()
 
 
 def test_concurrent_polls_and_abandons_leak_no_slot() -> None:

@@ -78,18 +78,14 @@ def test_with_beams_all_rows_are_wanted() -> None:
     assert model.seen[1:] == [None] * 3
 
 
-def test_a_batch_of_another_size_is_wanted_whole() -> None:
-    model = watched([1, 1])
-    model.rows._tokens_T = torch.tensor([True, False])
-    assert model.rows.wanted(2) is not None
-    assert model.rows.wanted(3) is None
-
-
 def test_threads_are_independent() -> None:
-    model = watched([1, 1])
-    model.rows._tokens_T = torch.tensor([True, False])
-    seen: list[torch.Tensor | None] = []
-    other = threading.Thread(target=lambda: seen.append(model.rows.wanted(2)))
-    other.start()
-    other.join()
-    assert seen == [None]
+    model, seen = watched([1, 3]), []
+
+    def look(*_: object) -> None:
+        other = threading.Thread(target=lambda: seen.append(model.rows.wanted(2)))
+        other.start()
+        other.join()
+
+    model.register_forward_hook(look)
+    model.generate(FULL_22)
+    assert seen == [None] * 4

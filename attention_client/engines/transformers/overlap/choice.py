@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from typing import NamedTuple
 
-__all__ = ["OverlapChoice", "Size"]
+__all__ = ["OverlapChoice"]
 
 # Recent passes that count: sequences grow, servers come and go.
 _WINDOW = 5
@@ -20,23 +19,6 @@ _TRIALS = 3
 _EXPLORE = 50
 # Overlap must take less than this share of the time: a smaller gain is noise.
 _GAIN = 0.97
-
-
-class Size(NamedTuple):
-    """Class of forward passes that take about the same time.
-
-    Attributes:
-        tokens: Bit length of the number of tokens.
-        decode: Whether each sequence has one token.
-    """
-
-    tokens: int
-    decode: bool
-
-    @staticmethod
-    def of(tokens: int, sequences: int) -> Size:
-        """The class of a batch."""
-        return Size(tokens.bit_length(), tokens == sequences)
 
 
 class _Record:
@@ -55,17 +37,23 @@ class _Record:
 
 
 class OverlapChoice:
-    """Chooses between overlap and whole batches, for one model on one thread. Reads no clock."""
+    """Chooses between overlap and whole batches, for one model on one thread. Reads no clock.
+
+    Passes with about as many tokens are compared, those of one token per sequence among themselves.
+    """
 
     def __init__(self) -> None:
-        self._records: dict[Size, _Record] = {}
+        self._records: dict[tuple[int, bool], _Record] = {}
 
-    def choose(self, size: Size) -> bool:
+    def choose(self, tokens: int, sequences: int) -> bool:
         """Whether to overlap the next pass of this size."""
-        return self._records.setdefault(size, _Record()).choose()
+        return self._record(tokens, sequences).choose()
 
-    def observe(self, size: Size, overlapped: bool, seconds: float) -> None:
+    def observe(self, tokens: int, sequences: int, overlapped: bool, seconds: float) -> None:
         """Record the time of a pass."""
-        record = self._records.setdefault(size, _Record())
+        record = self._record(tokens, sequences)
         record.passes += 1
         record.seconds[overlapped].append(seconds)
+
+    def _record(self, tokens: int, sequences: int) -> _Record:
+        return self._records.setdefault((tokens.bit_length(), tokens == sequences), _Record())

@@ -13,7 +13,7 @@ import torch
 from prometheus_client import Counter
 from transformers import PreTrainedModel
 
-from attention_client.engines.transformers.overlap.choice import OverlapChoice, Size
+from attention_client.engines.transformers.overlap.choice import OverlapChoice
 from attention_client.engines.transformers.overlap.micro_batches import MicroBatches, cut
 from attention_client.layer_call.turns import Task, in_turns
 
@@ -71,12 +71,12 @@ class DoubleBatch:
         if batches is None:
             self._forwards[False].inc()
             return self._plain(*args, **kwargs)
-        size = Size.of(batches.tokens, batches.sequences)
-        overlapped = self._mode == "on" or self._choice.choose(size)
+        size = batches.tokens, batches.sequences
+        overlapped = self._mode == "on" or self._choice.choose(*size)
         self._forwards[overlapped].inc()
         started = time.monotonic()
         out = self._overlap(batches) if overlapped else self._plain(*args, **kwargs)
-        self._choice.observe(size, overlapped, time.monotonic() - started)
+        self._choice.observe(*size, overlapped, time.monotonic() - started)
         return out
 
     def _cut(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MicroBatches | None:

@@ -3,16 +3,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention_client.engines.transformers.overlap.choice import OverlapChoice, Size
+from attention_client.engines.transformers.overlap.choice import OverlapChoice
 
-DECODE = Size.of(32, 32)
+DECODE = 32, 32
 
 
 def run(choice: OverlapChoice, whole_s: float, halves_s: float, passes: int) -> list[bool]:
     ways = []
     for _ in range(passes):
-        overlapped = choice.choose(DECODE)
-        choice.observe(DECODE, overlapped, halves_s if overlapped else whole_s)
+        overlapped = choice.choose(*DECODE)
+        choice.observe(*DECODE, overlapped, halves_s if overlapped else whole_s)
         ways.append(overlapped)
     return ways
 
@@ -37,16 +37,15 @@ def test_it_switches_when_the_other_mode_becomes_faster() -> None:
 def test_a_few_slow_passes_change_nothing() -> None:
     choice = OverlapChoice()
     run(choice, 0.010, 0.008, 20)
-    choice.observe(DECODE, True, 5.0)
-    choice.observe(DECODE, True, 5.0)
-    assert choice.choose(DECODE)
+    choice.observe(*DECODE, True, 5.0)
+    choice.observe(*DECODE, True, 5.0)
+    assert choice.choose(*DECODE)
 
 
 def test_sizes_are_learned_separately() -> None:
     choice = OverlapChoice()
-    prefill = Size.of(32, 4)
-    assert prefill != DECODE != Size.of(64, 64)
-    assert Size.of(33, 33) == Size.of(63, 63)
     run(choice, 0.010, 0.001, 20)
-    assert choice.choose(DECODE)
-    assert not choice.choose(prefill), "which begins with its own trials"
+    for size in (DECODE, (63, 63)):
+        assert choice.choose(*size)
+    for other in ((32, 4), (64, 64)):
+        assert not choice.choose(*other), "which begins with its own trials"

@@ -1,4 +1,4 @@
-"""Cost models, and the compiled choices that minimise them."""
+"""Cost models, and the choices that minimise them."""
 
 from __future__ import annotations
 
@@ -95,24 +95,6 @@ def two_kinds() -> tuple[np.ndarray, np.ndarray]:
     shares_SE = np.zeros((2, 8))
     shares_SE[0, ::2] = shares_SE[1, 1::2] = 1.0
     return window_WE, shares_SE
-
-
-def test_weight_bound_servers_batch_similar_requests() -> None:
-    window_WE, shares_SE = two_kinds()
-    cost = ServerCost(shares_SE, fixed_s=0, load_s=1e-3, pair_s=1e-9, steps=10)
-    chosen = np.zeros(4, dtype=np.int64)
-    cost.choose(window_WE, None, chosen, 1)
-    assert chosen.tolist() == [0, 2, 4, 6]
-
-
-def test_compute_bound_servers_batch_complementary_requests() -> None:
-    window_WE, _ = two_kinds()
-    shares_SE = np.zeros((2, 8))
-    shares_SE[0, :4] = shares_SE[1, 4:] = 1.0  # a server for each kind
-    cost = ServerCost(shares_SE, fixed_s=0, load_s=1e-9, pair_s=1e-3, steps=10)
-    chosen = np.zeros(4, dtype=np.int64)
-    cost.choose(window_WE, None, chosen, 1)
-    assert (window_WE[chosen].sum(axis=0) == 20).all()
 
 
 def test_the_placement_decides_which_requests_are_complementary() -> None:

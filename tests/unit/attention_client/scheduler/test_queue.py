@@ -65,40 +65,8 @@ def test_every_request_is_taken_once(name: str, steps: list[int], seed: int) -> 
             waiting = [ticket for ticket in waiting if ticket not in taken]
         assert len(queue) == len(waiting)
     assert not waiting
-    with pytest.raises(ValueError, match="not in list"):
+    with pytest.raises(KeyError):
         queue.remove(0)
-
-
-@pytest.mark.parametrize("name", strategy_names())
-def test_a_replayed_history_gives_the_same_choices(name: str) -> None:
-    """Choices depend only on arrivals, batch sizes and costs."""
-    rng = np.random.default_rng(9)
-    history = [(rng.integers(0, 9, (5, EXPERTS)).astype(float), rng.random()) for _ in range(40)]
-
-    def replay() -> list[list[int]]:
-        queue, choices = queue_of(strategy(name)), []
-        for came_NE, cost_s in history:
-            for load_E in came_NE:
-                queue.add(load_E)
-            choices.append(queue.take())
-            queue.observe(cost_s)
-        return choices
-
-    choices = replay()
-    assert replay() == choices
-    by_age = [ticket for choice in choices for ticket in choice]
-    if name != "cost_bounded":  # goes by age at no cost
-        assert (by_age == sorted(by_age)) == (name == "fcfs")
-
-
-def test_a_long_queue_keeps_its_loads() -> None:
-    """The load table grows beyond its first size."""
-    queue = RequestQueue(strategy("lpt"), EXPERTS, batch_size=2, window_size=500, cost=COST, seed=1)
-    order = np.random.default_rng(2).permutation(300)
-    for place in order:
-        queue.add(np.full(EXPERTS, float(place)))
-    by_peak = [int(ticket) for ticket in np.argsort(-order) if ticket != 0]
-    assert queue.take() == [0, by_peak[0]]
 
 
 class Wrong(SelectionStrategy):
@@ -125,24 +93,23 @@ def test_the_fcfs_schedule_by_hand() -> None:
     clock = FcfsClock(ImbalanceCost(1.0, 0.0), EXPERTS, 2)
     for row in range(5):
         clock.arrive(row, np.ones(EXPERTS))
-    view = clock.view(np.arange(5))
+    view = clock.view(range(5))
     assert view.left_W.tolist() == view.wait_W.tolist() == [1, 1, 2, 2, np.inf]
-    clock.dispatch(2, 0.75, oldest=False)  # rows 2 and 3, cheaper than there
-    view = clock.view(np.array([0, 1, 4]))
+    clock.dispatch([2, 3], 0.75, oldest=False)  # cheaper than there
+    view = clock.view([0, 1, 4])
     assert view.usual_s == 0.75
     assert view.left_W.tolist() == [0.25, 0.25, np.inf]
     assert view.wait_W.tolist() == [1, 1, np.inf]
-    clock.arrive(
-        2, np.ones(EXPERTS)
-    )  # company for the last one: theirs begins when the two before end
-    view = clock.view(np.array([4, 2]))
+    # Company for the last one: theirs begins when the two before end.
+    clock.arrive(5, np.ones(EXPERTS))
+    view = clock.view([4, 5])
     assert view.left_W.tolist() == [2.25, 2.25]
     assert view.wait_W.tolist() == [3.0, 2.25]
-    clock.dispatch(2, 1.0, oldest=True)
-    clock.forget(2)  # empty queue: both schedules are equal again
+    clock.dispatch([0, 1], 1.0, oldest=True)
+    clock.forget([4, 5])  # empty queue: both schedules are equal again
     clock.arrive(7, np.ones(EXPERTS))
     clock.arrive(8, np.ones(EXPERTS))
-    assert clock.view(np.array([7])).left_W.tolist() == [1.0]
+    assert clock.view([7]).left_W.tolist() == [1.0]
 
 
 def test_the_bias_of_chosen_batches_is_learned_and_forgotten() -> None:
@@ -151,31 +118,33 @@ def test_the_bias_of_chosen_batches_is_learned_and_forgotten() -> None:
     clock.observe(5.0, 0.0, oldest=True)  # nothing was predicted
     for number in range(200):
         clock.arrive(0, np.ones(EXPERTS))
-        clock.dispatch(1, 1.0, oldest=number % 2 == 0)
+        clock.dispatch([0], 1.0, oldest=number % 2 == 0)
         clock.observe(1.0 if number % 2 == 0 else 1.2, 1.0, oldest=number % 2 == 0)
     clock.arrive(0, np.ones(EXPERTS))
-    assert 1.1 < clock.view(np.array([0])).bias < 1.2
+    assert 1.1 < clock.view([0]).bias < 1.2
     # A hundred batches of the oldest do not erase it.
     for calm in range(3000):
         if calm == 100:
-            assert 1.1 < clock.view(np.array([0])).bias < 1.2
-        clock.dispatch(1, 1.0, oldest=True)
+            assert 1.1 < clock.view([0]).bias < 1.2
+        clock.dispatch([0], 1.0, oldest=True)
         clock.observe(1.0, 1.0, oldest=True)
         clock.arrive(0, np.ones(EXPERTS))
-    assert clock.view(np.array([0])).bias == pytest.approx(1, abs=0.02)
+    assert clock.view([0]).bias == pytest.approx(1, abs=0.02)
 
 
 def test_a_queue_that_grows_beyond_chance() -> None:
     clock = FcfsClock(ImbalanceCost(1.0, 0.0), EXPERTS, 4)
-    rows = itertools.count()
+    tickets, waiting = itertools.count(), []
 
     def growing(came: int, gone: int) -> bool:
         """Requests arrive, then batches of four go."""
         for _ in range(came):
-            clock.arrive(next(rows), np.ones(EXPERTS))
+            waiting.append(next(tickets))
+            clock.arrive(waiting[-1], np.ones(EXPERTS))
         for _ in range(gone):
-            clock.dispatch(4, 1.0, oldest=True)
-        return clock.view(np.array([0])).growing
+            clock.dispatch(waiting[:4], 1.0, oldest=True)
+            del waiting[:4]
+        return clock.view(waiting).growing
 
     assert not growing(8, 1)  # a batch waits: the queue is short
     # 29 came and 16 went: 13 more, of which 3 x sqrt(16) may be chance.

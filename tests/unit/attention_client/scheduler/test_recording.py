@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 from pathlib import Path
 
 import numpy as np
@@ -142,10 +140,3 @@ def test_a_full_disk_ends_only_the_recording(caplog: pytest.LogCaptureFixture) -
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.jsonl"):
         read_recording(tmp_path / "none.jsonl")
-
-
-def test_numbers_keep_full_precision() -> None:
-    file = io.StringIO()
-    load_E = np.random.default_rng(0).random(LOADS)
-    Recorder(file, lambda: 0.0).note(add=1, load=load_E)
-    assert json.loads(file.getvalue())["load"] == load_E.tolist()

@@ -30,11 +30,6 @@ from transport_bench import (
 )
 
 
-def test_an_unknown_transport_error_lists_the_names() -> None:
-    with pytest.raises(ConfigError, match="shm, grpc, nixl"):
-        opener("pigeon")
-
-
 def test_nixl_without_its_package_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nixl_cu12", None)
     why_not.cache_clear()

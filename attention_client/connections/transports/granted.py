@@ -1,0 +1,68 @@
+"""Slots that a server granted: a local arena of their size, and giving them back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import grpc
+
+from eaas.log import get_logger
+from eaas.rpc.v1 import expert_pb2 as pb
+from eaas.rpc.v1.expert_pb2_grpc import ExpertServiceStub
+from eaas.wire import Arena
+from eaas.wire.slot import reply_bell
+
+__all__ = ["MirrorLink", "disconnect", "mirror_arena"]
+
+_log = get_logger(__name__)
+_DEADLINE_S = 1.0
+
+
+def mirror_arena(granted: pb.ConnectResponse, most_bytes: int | None = None) -> Arena:
+    """Make an arena in private memory with the granted slots, numbered from 0, and their generation.
+
+    Args:
+        granted: The server's answer.
+        most_bytes: Largest payload or result that the transport carries; None: no limit.
+    """
+    payload, result = granted.payload_capacity, granted.result_capacity
+    if most_bytes is not None:
+        payload, result = min(payload, most_bytes), min(result, most_bytes)
+    arena = Arena.create_local(granted.slots, payload, result, granted.server_incarnation)
+    for slot in range(granted.slots):
+        arena.set_generation(slot, granted.generation)
+    return arena
+
+
+class MirrorLink:
+    """A link whose arena is the client's own memory, with slots numbered from 0."""
+
+    first_slot = 0
+    reply_bell = reply_bell(0)
+
+    def __init__(
+        self,
+        granted: pb.ConnectResponse,
+        channel: grpc.Channel,
+        on_lost: Callable[[str], None],
+        most_bytes: int | None = None,
+    ) -> None:
+        self.slots = granted.slots
+        self.generation = granted.generation
+        self.arena = mirror_arena(granted, most_bytes)
+        self._connection_id = granted.connection_id
+        self._on_lost = on_lost
+        self._service = ExpertServiceStub(channel)
+
+
+def disconnect(service: ExpertServiceStub, connection_id: str) -> bool:
+    """Tell the server that a connection is closed. Returns whether the server answered.
+
+    Without this call, the server takes the slots back when the client's lease ends.
+    """
+    try:
+        service.Disconnect(pb.DisconnectRequest(connection_id=connection_id), timeout=_DEADLINE_S)
+    except grpc.RpcError as error:
+        _log.debug("%s: the server did not answer Disconnect: %s", connection_id, error)
+        return False
+    return True

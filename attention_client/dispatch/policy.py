@@ -1,0 +1,127 @@
+"""The dispatch policy: choose a replica for each pair, by the placement's shares and the servers' load.
+
+Shape suffixes: T tokens, K experts per token, S servers, E logical experts, P rows of all parts.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from attention_client.dispatch import _dispatch
+from attention_client.dispatch.parts import CHUNK_PAIRS, Part
+from eaas.errors import ConfigError
+from eaas.minmax import split_of
+
+__all__ = ["DispatchPolicy", "Load", "dispatch_policy"]
+
+# Multiples modulo 1 of either number are evenly spread, and so are the points of both (1/g and 1/g**2 of the
+# plastic number g: M. Roberts' R2 sequence).
+_CALL_STEP = 0.7548776662466927
+_CHUNK_STEP = 0.5698402909980532
+_LAYER_STEP = 0.6180339887498949
+
+
+@dataclass(frozen=True, eq=False)
+class Load:
+    """Load of the servers, as this client knows it.
+
+    Attributes:
+        rate_S: float64, seconds per unit of work (`Part.work`).
+        backlog_S: float64, expected seconds until this client's requests in flight are done.
+    """
+
+    rate_S: npt.NDArray[np.float64]
+    backlog_S: npt.NDArray[np.float64]
+
+
+class DispatchPolicy:
+    """In proportion to the placement's shares, evenly over the chunks of a call and over calls. Thread-safe.
+
+    Step 1: group the wanted pairs of each expert into even chunks of at most `CHUNK_PAIRS`.
+    Step 2: choose a server for each chunk by the shares; if splitting, by the shares that would finish this
+    call soonest if chunks were divisible (`eaas.minmax`), which single moves cannot always reach.
+    Step 3, if levelling: move chunks of the server that would finish last to another replica, the most
+    helpful move first, while the call finishes earlier. So the shares hold if servers are as fast and as idle
+    as the placement assumed.
+    Step 4: make the parts. A token goes to a server once, with all its experts there.
+
+    Args:
+        levels: Whether to do step 3.
+        splits: Whether step 2 splits.
+    """
+
+    def __init__(self, *, levels: bool, splits: bool = False) -> None:
+        self._levels = levels
+        self._splits = splits
+        # Per layer: layers call in turns, and every second or fourth number of an even sequence is not
+        # evenly spread.
+        self._calls: dict[int, itertools.count[int]] = {}
+
+    def plan(
+        self,
+        ids_TK: npt.NDArray[np.int64],
+        wanted_TK: npt.NDArray[np.bool_],
+        shares_SE: npt.NDArray[np.float32],
+        load: Load,
+        max_tokens: Sequence[int],
+        layer: int = 0,
+    ) -> tuple[list[Part], bool]:
+        """Make the parts of the wanted pairs. One C call: small NumPy calls take longer than the work.
+
+        Args:
+            ids_TK, wanted_TK: Contiguous.
+            shares_SE: The placement's shares of that layer, contiguous; 0 for servers not to ask.
+            load: Load of the servers.
+            max_tokens: Tokens that fit into one slot of each server; larger parts are cut.
+            layer: Layer of the call.
+
+        Returns:
+            The parts by ascending server and token, and whether they hold every wanted pair: an expert
+            without a share is left out.
+
+        Raises:
+            IndexError: A wanted expert is outside E.
+        """
+        servers, experts = shares_SE.shape
+        tokens, top_k = ids_TK.shape
+        call = next(self._calls.setdefault(layer, itertools.count()))
+        # Where the first chunk looks up the shares; evenly spread over the layer's calls.
+        draw = (call * _CALL_STEP + layer * _LAYER_STEP) % 1.0
+        # A token is in at most min(K, S) parts.
+        most = tokens * min(servers, top_k)
+        rows_P, ids_PK = np.empty(most, np.int64), np.empty((most, top_k), np.int32)
+        rate_S, backlog_S = (load.rate_S, load.backlog_S) if self._levels else (None, None)
+        split_SE = None
+        if self._splits:
+            # A wanted expert outside E is refused below.
+            pairs_E = np.bincount(ids_TK[wanted_TK].clip(0, experts - 1), minlength=experts)
+            work_E = -(-pairs_E // CHUNK_PAIRS) + pairs_E / CHUNK_PAIRS
+            split_SE, _ = split_of(work_E, shares_SE, 1 / load.rate_S, load.backlog_S / load.rate_S)
+        left, shares = _dispatch.plan(
+            ids_TK, wanted_TK, tokens, top_k, shares_SE, split_SE, servers, experts, CHUNK_PAIRS,
+            draw, _CHUNK_STEP, rate_S, backlog_S, rows_P, ids_PK,
+        )  # fmt: skip
+        parts = []
+        start = 0
+        for server, rows, work in shares:
+            step, stop = max_tokens[server], start + rows
+            while start < stop:
+                end = min(start + step, stop)
+                share = work * (end - start) / rows
+                parts.append(Part(server, rows_P[start:end], ids_PK[start:end], share))
+                start = end
+        return parts, left == 0
+
+
+def dispatch_policy(name: str) -> DispatchPolicy:
+    """Make a policy by name. Raises ConfigError, which lists the names."""
+    if name not in ("least_loaded", "split", "weights"):
+        raise ConfigError(
+            f"dispatch policy {name!r} is unknown; choose least_loaded, split or weights"
+        )
+    return DispatchPolicy(levels=name != "weights", splits=name == "split")

@@ -1,0 +1,318 @@
+"""The dispatch policy: the compiled plan against a slow form of its steps, and what the plan achieves."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attention_client.dispatch import DispatchPolicy, Load, _dispatch, dispatch_policy
+from attention_client.dispatch.parts import CHUNK_PAIRS, Part, pairs_of, without
+from attention_client.dispatch.policy import _CALL_STEP, _CHUNK_STEP
+from eaas.errors import ConfigError
+from eaas.minmax import split_of
+
+ROOM = 10_000
+
+
+def idle(servers: int) -> Load:
+    return Load(np.ones(servers), np.zeros(servers))
+
+
+def plan(
+    policy: DispatchPolicy,
+    ids: list[int],
+    shares_SE: np.ndarray,
+    load: Load | None = None,
+    layer: int = 0,
+) -> list[Part]:
+    """Parts of one-expert tokens."""
+    ids_TK = np.array(ids)[:, None]
+    parts, _ = policy.plan(
+        ids_TK, ids_TK >= 0, shares_SE, load or idle(len(shares_SE)), [ROOM] * len(shares_SE), layer
+    )
+    return parts
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray, Load, list[int]]:
+    servers, experts = draw(st.integers(1, 5)), draw(st.integers(1, 9))
+    tokens, top_k = draw(st.integers(0, 40)), draw(st.integers(1, 4))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    holds_SE = rng.random((servers, experts)) < draw(st.floats(0, 1))
+    shares_SE = np.where(holds_SE, rng.random((servers, experts)), 0).astype(np.float32)
+    ids_TK = rng.integers(0, experts, (tokens, top_k))
+    # Enough pairs of one expert for several chunks.
+    ids_TK[rng.random(tokens) < draw(st.sampled_from((0.0, 0.9)))] = 0
+    wanted_TK = rng.random(ids_TK.shape) < draw(st.sampled_from((0.3, 1.0)))
+    load = Load(rng.uniform(0.1, 10, servers), rng.uniform(0, 5, servers))
+    return ids_TK, wanted_TK, shares_SE, load, [draw(st.integers(1, 50)) for _ in range(servers)]
+
+
+def slow_chunks(ids_TK: np.ndarray, wanted_TK: np.ndarray) -> list[tuple[int, list[tuple]]]:
+    """(expert, pairs) of each chunk: even, by ascending expert."""
+    chunks = []
+    for expert in np.unique(ids_TK[wanted_TK]):
+        pairs = [tuple(pair) for pair in np.argwhere(wanted_TK & (ids_TK == expert))]
+        count = -(-len(pairs) // CHUNK_PAIRS)
+        bounds = [-(-i * len(pairs) // count) for i in range(count + 1)]
+        chunks += [(int(expert), pairs[a:b]) for a, b in itertools.pairwise(bounds)]
+    return chunks
+
+
+def slow_servers(
+    name: str, chunks: list, shares_SE: np.ndarray, load: Load, draw: float
+) -> list[int | None]:
+    """The server of each chunk."""
+    work_C = np.array([1 + len(pairs) / CHUNK_PAIRS for _, pairs in chunks])
+    expert_C = np.array([expert for expert, _ in chunks], dtype=np.int64)
+    chosen_SE = shares_SE.astype(np.float64)
+    if name == "split":
+        work_E = np.bincount(expert_C, work_C, shares_SE.shape[1])
+        chosen_SE, _ = split_of(work_E, shares_SE, 1 / load.rate_S, load.backlog_S / load.rate_S)
+    server_C: list[int | None] = []
+    for c, expert in enumerate(expert_C):
+        here = (draw + c * _CHUNK_STEP) % 1.0
+        if name == "split":
+            nth = int((expert_C[:c] == expert).sum())
+            here = (nth + (draw + expert * _CHUNK_STEP) % 1.0) / (expert_C == expert).sum()
+        sum_S = np.cumsum(chosen_SE[:, expert])
+        holders = np.flatnonzero(chosen_SE[:, expert])
+        beyond = [s for s in holders if sum_S[s] > here * sum_S[-1]]
+        server_C.append(int((beyond or holders[-1:])[0]) if holders.size else None)
+    if name == "weights":
+        return server_C
+    times_SC = load.rate_S[:, None] * work_C
+    ends_S = load.backlog_S.copy()
+    for c, server in enumerate(server_C):
+        if server is not None:
+            ends_S[server] += times_SC[server, c]
+    while used := [server for server in server_C if server is not None]:
+        last = max(used, key=lambda s: ends_S[s])
+        moves = [
+            (max(ends_S[last] - times_SC[last, c], ends_S[s] + times_SC[s, c]), c, int(s))
+            for c, server in enumerate(server_C)
+            if server == last
+            for s in np.flatnonzero(shares_SE[:, chunks[c][0]])
+            if s != last
+        ]
+        end, c, to = min(moves, default=(np.inf, 0, 0))
+        if not ends_S[last] - end > 0.02 * times_SC[last, c]:
+            break
+        ends_S[last] -= times_SC[last, c]
+        ends_S[to] += times_SC[to, c]
+        server_C[c] = to
+    return server_C
+
+
+@pytest.mark.parametrize("name", ["least_loaded", "split", "weights"])
+@settings(deadline=None)
+@given(drawn=situations())
+def test_plan_equals_its_steps(name: str, drawn) -> None:
+    ids_TK, wanted_TK, shares_SE, load, room = drawn
+    policy = dispatch_policy(name)
+    backlog_S = load.backlog_S.copy()
+    chunks = slow_chunks(ids_TK, wanted_TK)
+    for call in range(3):
+        parts, complete = policy.plan(ids_TK, wanted_TK, shares_SE, load, room)
+        server_C = slow_servers(name, chunks, shares_SE, load, call * _CALL_STEP % 1.0)
+        assert complete == (None not in server_C)
+        server_TK = np.full(ids_TK.shape, -1)
+        work_S = np.zeros(len(shares_SE))
+        for (_, pairs), server in zip(chunks, server_C, strict=True):
+            if server is not None:
+                server_TK[tuple(np.array(pairs).T)] = server
+                work_S[server] += 1 + len(pairs) / CHUNK_PAIRS
+        for server, size in enumerate(room):
+            own = [part for part in parts if part.server == server]
+            assert sum(part.work for part in own) == pytest.approx(work_S[server])
+            rows = [part.rows_R.size for part in own]
+            assert all(n == size for n in rows[:-1])
+            assert all(0 < n <= size for n in rows)
+            rows_R = np.flatnonzero((server_TK == server).any(axis=1))
+            assert [t for part in own for t in part.rows_R] == rows_R.tolist()
+            ids_RK = np.where(server_TK == server, ids_TK, -1)[rows_R]
+            assert [ids for part in own for ids in part.ids_RK.tolist()] == ids_RK.tolist()
+        assert [p.server for p in parts] == sorted(p.server for p in parts)
+    assert (load.backlog_S == backlog_S).all()
+
+
+@st.composite
+def routings(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, int]:
+    experts = draw(st.integers(1, 9))
+    tokens, top_k = draw(st.integers(0, 40)), draw(st.integers(1, 4))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    wanted_TK = rng.random((tokens, top_k)) < draw(st.floats(0, 1))
+    return rng.integers(0, experts, (tokens, top_k)), wanted_TK, experts
+
+
+@settings(deadline=None)
+@given(routings(), st.integers(1, 8))
+def test_a_chunk_holds_a_bounded_number_of_one_experts_pairs(routing, chunk_pairs: int) -> None:
+    ids_TK, wanted_TK, experts = routing
+    (tokens, top_k), most = ids_TK.shape, max(ids_TK.size, 1)
+    # Equal shares of as many servers as there may be chunks, and draws to match: a server for each chunk.
+    rows_P = np.empty(tokens * min(most, top_k), np.int64)
+    ids_PK = np.empty((rows_P.size, top_k), np.int32)
+    left, shares = _dispatch.plan(
+        ids_TK, wanted_TK, tokens, top_k, np.ones((most, experts), np.float32), None, most, experts,
+        chunk_pairs, 0.5 / most, 1 / most if most > 1 else 0.0, None, None, rows_P, ids_PK,
+    )  # fmt: skip
+    assert left == 0
+    own: dict[int, list[int]] = {expert: [] for expert in range(experts)}
+    start = 0
+    for _, rows, work in shares:
+        found = ids_PK[start : start + rows]
+        start += rows
+        (expert,) = set(found[found >= 0].tolist())
+        own[expert].append(int((found >= 0).sum()))
+        assert work == pytest.approx(1 + own[expert][-1] / chunk_pairs)
+    for expert, counts in own.items():
+        pairs = int((ids_TK[wanted_TK] == expert).sum())
+        assert sum(counts) == pairs
+        assert len(counts) == -(-pairs // chunk_pairs)
+        assert not counts or max(counts) - min(counts) <= 1
+
+
+@settings(deadline=None)
+@given(situations())
+def test_parts_hold_each_pair_once_and_without_the_rest(drawn) -> None:
+    ids_TK, wanted_TK, shares_SE, load, room = drawn
+    parts, complete = dispatch_policy("least_loaded").plan(ids_TK, wanted_TK, shares_SE, load, room)
+    seen_TK = np.zeros(ids_TK.shape, dtype=int)
+    for part in parts:
+        assert 0 < part.rows_R.size <= room[part.server]
+        assert part.pairs_RK.any(axis=1).all()
+        assert (shares_SE[part.server, part.ids_RK[part.pairs_RK]] > 0).all()
+        assert (pairs_of(part, ids_TK.shape)[part.rows_R] == part.pairs_RK).all()
+        seen_TK += pairs_of(part, ids_TK.shape)
+    held_TK = (shares_SE > 0).any(axis=0)[ids_TK]
+    assert (seen_TK == (wanted_TK & held_TK)).all()
+    tokens = [(part.server, int(t)) for part in parts for t in part.rows_R]
+    assert tokens == sorted(set(tokens))
+    left_TK = without(wanted_TK, parts)
+    if left_TK is None:
+        left_TK = np.zeros_like(wanted_TK)
+    assert (left_TK == (wanted_TK & ~held_TK)).all()
+    assert complete == (not left_TK.any())
+
+
+@pytest.mark.parametrize("name", ["least_loaded", "weights"])
+def test_shares_hold_over_many_calls(name: str) -> None:
+    shares_SE = np.array([[0.5, 0.2], [0.5, 0.3], [0.0, 0.5]], dtype=np.float32)
+    policy, counts_SE = dispatch_policy(name), np.zeros((3, 2))
+    for call in range(2000):
+        # One expert a call, on idle servers: there is nothing to level.
+        (part,) = plan(policy, [call % 2], shares_SE)
+        counts_SE[part.server, call % 2] += 1
+    assert np.abs(counts_SE / 1000 - shares_SE).max() < 0.02
+
+
+def test_shares_hold_within_a_call() -> None:
+    shares_SE = np.repeat(np.array([[0.6], [0.3], [0.1]], dtype=np.float32), 200, axis=1)
+    parts = plan(dispatch_policy("weights"), [*range(200)], shares_SE)
+    counts_S = np.array([part.rows_R.size for part in parts])
+    assert np.abs(counts_S / 200 - [0.6, 0.3, 0.1]).max() < 0.02
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3, 4, 8, 48])
+def test_each_layer_follows_its_shares_for_any_number_of_layers(layers: int) -> None:
+    """In 40 one-token calls per layer, each server gets its share to within two calls."""
+    policy = dispatch_policy("weights")
+    shares_SE = np.array([[0.3], [0.7]], np.float32)
+    first_L = np.zeros(layers)
+    for call in range(40 * layers):
+        layer = call % layers
+        first_L[layer] += plan(policy, [0], shares_SE, layer=layer)[0].server == 0
+    assert (np.abs(first_L - 40 * 0.3) <= 2).all(), first_L
+
+
+def test_least_loaded_gives_a_server_of_half_the_speed_half_the_work() -> None:
+    rate_S = np.array([1.0, 2.0, 1.0])
+    parts = plan(
+        dispatch_policy("least_loaded"),
+        [*range(60)],
+        np.full((3, 60), 1 / 3, dtype=np.float32),
+        Load(rate_S, np.zeros(3)),
+    )
+    ends = [rate_S[part.server] * part.work for part in parts]
+    assert len(ends) == 3
+    assert max(ends) / min(ends) < 1.1
+
+
+def test_least_loaded_counts_work_in_flight() -> None:
+    load = Load(np.ones(2), np.array([100.0, 0.0]))
+    shares_SE = np.full((2, 8), 0.5, dtype=np.float32)
+    parts = plan(dispatch_policy("least_loaded"), [*range(8)], shares_SE, load)
+    assert [part.server for part in parts] == [1]
+
+
+def test_split_moves_load_across_a_chain_of_servers() -> None:
+    # Server i shares expert i only with server i + 1: load of the first server reaches the last only through
+    # all others.
+    servers = 8
+    shares_SE = np.zeros((servers, servers - 1), dtype=np.float32)
+    for expert in range(servers - 1):
+        shares_SE[expert, expert] = shares_SE[expert + 1, expert] = 0.5
+    # Chunks of one size: 30 of the first expert, 15 of each other.
+    ids = [0] * 30 * CHUNK_PAIRS + [e for e in range(1, 7) for _ in range(15 * CHUNK_PAIRS)]
+    ends = {
+        name: max(
+            max(part.work for part in plan(dispatch_policy(name), ids, shares_SE)) for _ in range(5)
+        )
+        for name in ("split", "least_loaded")
+    }
+    best = (30 + 6 * 15) * 2 / servers
+    assert ends["split"] <= best * 1.1
+    assert ends["split"] <= ends["least_loaded"]
+
+
+def test_few_pairs_of_an_expert_stay_together_and_many_spread() -> None:
+    shares_SE = np.full((4, 1), 0.25, dtype=np.float32)
+    for tokens, servers in ((CHUNK_PAIRS, 1), (CHUNK_PAIRS * 8, 4)):
+        assert len(plan(dispatch_policy("least_loaded"), [0] * tokens, shares_SE)) == servers
+
+
+def test_an_unknown_policy_error_lists_the_names() -> None:
+    with pytest.raises(ConfigError, match=r"round_robin.*least_loaded, split or weights"):
+        dispatch_policy("round_robin")
+
+
+@pytest.mark.parametrize("expert", [-1, 4, 2**40])
+@pytest.mark.parametrize("name", ["split", "weights"])
+def test_an_unknown_expert_is_refused(name: str, expert: int) -> None:
+    ids_TK, wanted_TK = np.array([[0, expert]]), np.ones((1, 2), dtype=bool)
+    shares_SE = np.ones((1, 4), dtype=np.float32)
+    with pytest.raises(IndexError, match=f"expert {expert} of 4"):
+        dispatch_policy(name).plan(ids_TK, wanted_TK, shares_SE, idle(1), [8])
+    wanted_TK[0, 1] = False
+    parts, complete = dispatch_policy(name).plan(ids_TK, wanted_TK, shares_SE, idle(1), [8])
+    assert complete
+    assert parts[0].ids_RK.tolist() == [[0, -1]]
+
+
+I64, I32, F32 = np.int64, np.int32, np.float32
+
+
+def test_the_compiled_plan_checks_its_arguments() -> None:
+    right = {
+        "ids": np.zeros((2, 2), I64), "wanted": np.ones((2, 2), bool), "tokens": 2, "top_k": 2,
+        "shares": np.ones((1, 1), F32), "split": None, "servers": 1, "experts": 1, "chunk_pairs": 64,
+        "draw": 0.5, "step": 0.5, "rate": np.ones(1), "backlog": np.zeros(1),
+        "rows_out": np.zeros(2, I64), "ids_out": np.zeros((2, 2), I32),
+    }  # fmt: skip
+    assert _dispatch.plan(*right.values()) == (0, [(0, 2, 1 + 4 / 64)])
+    assert right["rows_out"].tolist() == [0, 1]
+    for wrong in (
+        {"tokens": 3}, {"tokens": -1}, {"top_k": 2**40}, {"servers": 2}, {"servers": -1},
+        {"servers": 0, "experts": 2**61}, {"chunk_pairs": 2**62},
+        {"experts": 2}, {"experts": 0}, {"chunk_pairs": 0}, {"draw": 1.0}, {"step": np.nan},
+        {"rate": None}, {"rate": np.ones(1, F32)}, {"backlog": np.ones(0)},
+        {"ids": np.zeros((2, 2), I32)}, {"wanted": np.ones(3, bool)}, {"shares": np.ones((1, 1))},
+        {"split": np.ones(2)}, {"rows_out": np.zeros(1, I64)}, {"ids_out": np.zeros((2, 1), I32)},
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=r"out of range|bytes in items"):
+            _dispatch.plan(*(right | wrong).values())
