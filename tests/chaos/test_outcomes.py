@@ -20,9 +20,7 @@ def test_a_server_that_answers_nobody_is_suspect_though_its_heartbeat_lives(
     cluster = chaos.start(servers=2, redundancy=2)
     with chaos.through_proxies() as proxies:
         # By weights, each client asks each server however fast it is.
-        clients = [
-            chaos.join(cluster, 2, transport="grpc", dispatch="weights") for _ in range(3)
-        ]
+        clients = [chaos.join(cluster, 2, transport="grpc", dispatch="weights") for _ in range(3)]
         log = chaos.watch(cluster)
         mute = "expert-server-1"
         proxy = proxies[cluster.children[mute].address]
