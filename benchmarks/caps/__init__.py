@@ -1,1 +1,1 @@
-"""Decisions of CAPS: whether a strategy can stay on, what a batch costs, a recorded queue run again."""
+"""Batch selection (CAPS): what a step costs on an expert server, and a recorded queue run again."""

@@ -27,7 +27,6 @@ class Plan:
         watch_s: Seconds of watching a server.
         clients, servers: Number of load generators and of their servers.
         load_generator_tokens: T of their exchanges.
-        policy_tokens: T of the layer calls that compare dispatch policies.
         layer: Shape of the real layer.
         layer_tokens: T of its calls.
     """
@@ -44,7 +43,6 @@ class Plan:
     clients: int = 8
     servers: int = 4
     load_generator_tokens: int = 8
-    policy_tokens: int = 64
     layer: Shape = BUILT_IN[0]
     layer_tokens: int = 64
 

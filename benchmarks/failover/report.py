@@ -1,24 +1,18 @@
-"""Report and plot of `python -m benchmarks.failover`."""
+"""Report of `python -m benchmarks.failover`."""
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from eaas_cli.console import print_table
 
-__all__ = ["draw_plot", "print_report"]
+__all__ = ["print_report"]
 
 
 def print_report(document: dict[str, Any]) -> None:
     """Print a row per fault, then the losses."""
-    table = Table(box=None)
-    for column in ("fault", "server", "quiet s", "faulted s", "stall ms", "whole again s", "CPU s"):
-        table.add_column(column, justify="left" if column in ("fault", "server") else "right")
-    for row in document["faults"]:
-        table.add_row(
+    rows = [
+        (
             row["kind"],
             row["server"],
             f"{row['quiet_s']:.2f}",
@@ -27,7 +21,10 @@ def print_report(document: dict[str, Any]) -> None:
             f"{row['whole_again_s']:.1f}",
             f"{row['replacement_cpu_s']:.2f}",
         )
-    Console().print(table)
+        for row in document["faults"]
+    ]
+    columns = ("fault", "server", "quiet s", "faulted s", "stall ms", "whole again s", "CPU s")
+    print_table(columns, rows, left=("server",))
     lost, stall = document["lost"], document["worst_stall_ms"]
     print(
         f"tokens/s: {lost['tokens_per_s_quiet']:.1f} without faults, "
@@ -44,23 +41,3 @@ def print_report(document: dict[str, Any]) -> None:
             f"{group['failed_requests']} failed requests, down for {group['down_s']['mean']:.1f} s "
             f"each time, worst pause {group['worst_pause_ms']:.0f} ms"
         )
-
-
-def draw_plot(document: dict[str, Any], path: Path) -> None:
-    """Draw tokens per second over time into a PNG: quiet, faulted, fixed group."""
-    figure = importlib.import_module("matplotlib.figure").Figure(
-        figsize=(10, 4.5), layout="constrained"
-    )
-    panel = figure.subplots()
-    names = {"quiet": "no faults", "faulted": "faults", "fixed_group": "fixed group, restarted"}
-    for key, points in document["timeline"].items():
-        panel.plot(*zip(*points, strict=True), label=names[key], linewidth=1)
-    panel.set_xlabel("s")
-    panel.set_ylabel("tokens/s")
-    panel.set_ylim(bottom=0)
-    panel.set_title(
-        f"{len(document['faults'])} faults, {document['servers']} expert servers, "
-        f"{document['redundancy']} replicas"
-    )
-    panel.legend()
-    figure.savefig(path, dpi=120)

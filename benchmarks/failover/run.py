@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.failover.account import Strike, lost, phases, timeline
+from benchmarks.failover.account import Strike, lost, phases
 from benchmarks.failover.streams import Round, Streams
 from eaas.config import load_config
 from eaas.cores import usable_cores
@@ -236,7 +236,6 @@ def _document(
             "quiet": _ms(max(r.stall_s for r in quiet)),
             "faulted": _ms(max(r.stall_s for r in faulted)),
         },
-        "timeline": {"quiet": timeline(quiet, _BIN_S), "faulted": timeline(faulted, _BIN_S)},
     }
     if restarts:
         rounds: list[Round] = [entry["round"] for entry in restarts]
@@ -249,7 +248,6 @@ def _document(
             "down_s": {"mean": round(sum(down) / len(down), 2), "worst": round(max(down), 2)},
             "worst_pause_ms": _ms(max(_pause(entry) for entry in restarts)),
         }
-        document["timeline"]["fixed_group"] = timeline(rounds, _BIN_S)
     return document
 
 

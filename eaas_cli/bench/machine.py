@@ -11,6 +11,7 @@ from typing import Any
 from eaas.cores import usable_cores
 
 __all__ = [
+    "BusyElsewhere",
     "available_bytes",
     "busy_core_seconds",
     "describe_machine",
@@ -77,6 +78,23 @@ def busy_core_seconds() -> float:
         int, (_PROC / "stat").read_text().split()[1:9]
     )
     return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+class BusyElsewhere:
+    """Processor time that other processes use from now on."""
+
+    def __init__(self) -> None:
+        self._wall, self._all, self._own = time.monotonic(), busy_core_seconds(), _own_s()
+
+    def cores(self) -> float:
+        """Mean number of cores that other processes kept busy; call it after all children have ended."""
+        others = busy_core_seconds() - self._all - (_own_s() - self._own)
+        return round(max(0.0, others) / (time.monotonic() - self._wall), 2)
+
+
+def _own_s() -> float:
+    """Processor seconds of this process and of the children that have ended."""
+    return sum(os.times()[:4])
 
 
 def processor_s(pid: int) -> float:

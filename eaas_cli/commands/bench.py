@@ -47,8 +47,7 @@ def serve(
 ) -> None:
     """Compare a cluster with one process: tokens/s, time to first token, time between tokens."""
     from eaas_cli.bench.load import Workload
-    from eaas_cli.bench.report import print_serve
-    from eaas_cli.bench.serve import BASELINES, bench_serve
+    from eaas_cli.bench.serve import BASELINES, bench_serve, print_serve
     from eaas_cli.option_values import known
 
     end_on_sigterm()
@@ -107,10 +106,6 @@ def experts(
         int | None,
         typer.Option(min=1, help="Threads of each implementation.", show_default="one per core"),
     ] = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.png", help="Draw the roofline fractions.", show_default=False),
-    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure expert kernels: time, fraction of the machine's limit, speed-up over transformers."""
@@ -118,7 +113,6 @@ def experts(
         from eaas.cores import usable_cores
         from eaas_cli.bench.experts import bench_experts, make_plan
         from eaas_cli.bench.experts.plan import DTYPES
-        from eaas_cli.bench.experts.plot import check_plot, draw_plot
         from eaas_cli.bench.experts.report import print_report
         from expert_server.kernels.registry import KERNEL_NAMES
 
@@ -133,9 +127,4 @@ def experts(
         rounds=rounds,
         threads=threads or usable_cores(),
     )
-    if plot is not None:
-        check_plot(plot)
-    document = bench_experts(plan, say=say)
-    if plot is not None:
-        draw_plot(document, plot)
-    show(document, as_json, print_report)
+    show(bench_experts(plan, say=say), as_json, print_report)

@@ -8,11 +8,13 @@ from eaas.errors import ConfigError
 
 __all__ = ["register"]
 
-_IN_A_CLONE = ("client", "dispatch", "failover", "join", "monitor", "overlap", "policies")
-_REMOVED = ("predict", "rebalance", "select", "traces")
+_IN_A_CLONE = ("client", "dispatch", "failover", "monitor", "policies")
+_REMOVED = ("join", "overlap", "predict", "rebalance", "select", "traces")
 
 
-def register(bench: typer.Typer, simulate: typer.Typer, trace: typer.Typer) -> None:
+def register(
+    app: typer.Typer, bench: typer.Typer, simulate: typer.Typer, trace: typer.Typer
+) -> None:
     """Add the former commands, hidden."""
     for name in _IN_A_CLONE:
         _add(bench, f"bench {name}", _clone(f"benchmarks.{name}"))
@@ -22,10 +24,11 @@ def register(bench: typer.Typer, simulate: typer.Typer, trace: typer.Typer) -> N
             f"bench {name}",
             "gone; docs/performance.md and docs/scheduling.md keep its figures",
         )
-    _add(simulate, "simulate policy", _clone("benchmarks.caps judge"))
     for name in ("fit", "replay"):
         _add(simulate, f"simulate {name}", _clone(f"benchmarks.caps {name}"))
-    _add(simulate, "simulate validate", _clone("benchmarks.validate"))
+    for name in ("policy", "validate"):
+        _add(simulate, f"simulate {name}", "gone; docs/scheduling.md keeps its figures")
+    _add(app, "knobs", _clone("benchmarks.knobs"))
     _add(trace, "trace convert", "now `eaas trace info TRACE --out FILE`")
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from eaas.errors import ConfigError
 from eaas_cli.commands.options import Json
-from eaas_cli.commands.progress import progress
+from eaas_cli.console import print_table, progress
 
 __all__ = ["caps"]
 
@@ -49,9 +49,7 @@ def caps(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR", help="Directory for results.json and figures.", show_default=False
-        ),
+        typer.Option(metavar="DIR", help="Directory for results.json.", show_default=False),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -59,10 +57,8 @@ def caps(
     from attention_client.scheduler import strategy, strategy_names
     from eaas.cores import usable_cores
     from eaas_cli.option_values import numbers, once, positive_numbers, words
-    from simulator.caps.draw import can_draw, draw_comparison
     from simulator.caps.fit import DOMAINS
     from simulator.caps.grid import compare
-    from simulator.caps.report import print_comparison
     from simulator.caps.workload import RecordedDomains
 
     names = strategy_names() if strategies is None else words(strategies)
@@ -84,16 +80,46 @@ def caps(
             requests, seed_list, rate_list, patterns, names, usable_cores(), done, traces
         )
     if out is not None:
-        written = [out / "results.json"]
+        written = out / "results.json"
         try:
-            written[0].write_text(json.dumps(document, indent=2) + "\n")
-            written += draw_comparison(document, out) if can_draw() else []
+            written.write_text(json.dumps(document, indent=2) + "\n")
         except OSError as error:
             raise ConfigError(f"--out {out}: {error.strerror}") from error
-        if len(written) == 1:
-            typer.echo("no figures: pip install 'expert-as-a-service[bench]'", err=True)
-        typer.echo("wrote " + ", ".join(map(str, written)), err=True)
+        typer.echo(f"wrote {written}", err=True)
     if as_json:
         typer.echo(json.dumps(document))
     else:
-        print_comparison(document)
+        _print(document)
+
+
+def _print(document: dict[str, Any]) -> None:
+    for pattern in ("bursty", "poisson"):
+        if pattern in document:
+            _print_pattern(document, pattern)
+    config = document["config"]
+    seeds = ", ".join(map(str, config["seeds"]))
+    print(f"means of seeds {seeds}, {config['requests']} requests each")
+    print(f"{config['events_per_s']:,} events/s on a core")
+    print("the workload's and the execution model's parameters are fitted: docs/scheduling.md")
+
+
+def _print_pattern(document: dict[str, Any], pattern: str) -> None:
+    """P99 at each rate, relative to the baseline; other figures at the highest rate."""
+    from simulator.caps.grid import BASELINE
+
+    rates = list(document[pattern])
+    columns = ("", *(f"{rate}/s" for rate in rates), f"req/s at {rates[-1]}/s", "imbalance")
+    rows = []
+    for name in (BASELINE, *(name for name in document["strategies"] if name != BASELINE)):
+        cells = []
+        for rate in rates:
+            gain = document[pattern][rate]["_improvements"].get(name)
+            p99_ms = document[pattern][rate][name]["p99_mean"]
+            # `0.0 -` avoids showing -0.0.
+            cells.append(
+                f"{0.0 - gain['p99_reduction_pct']:+.1f} %" if gain else f"{p99_ms:.0f} ms"
+            )
+        last = document[pattern][rates[-1]][name]
+        rest = f"{last['throughput_mean']:.1f}", f"{last['imbalance_mean']:.3f}"
+        rows.append((name, *cells, *rest))
+    print_table(columns, rows, title=f"{pattern}: P99 by rate")

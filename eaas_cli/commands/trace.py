@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from eaas.counted import counted
 from eaas_cli.commands.options import Json, Model
-from eaas_cli.commands.progress import progress_bar
+from eaas_cli.console import print_table, progress_bar
+
+if TYPE_CHECKING:
+    from simulator import Comparison
 
 __all__ = ["register"]
 
@@ -117,14 +120,6 @@ def generate(
 @trace.command("info")
 def info(
     source: Source,
-    against: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DATASET",
-            help="Compare with published figures: LmSys, WildChat, ShareGPT or Mix.",
-            show_default=False,
-        ),
-    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -149,32 +144,19 @@ def info(
 ) -> None:
     """Show the size, the skew and the drift of a trace; convert it to another format."""
     from simulator.traces.file import check_target, write_trace
-    from simulator.traces.published import published
     from simulator.traces.readers import read_token_ids, read_trace
     from simulator.traces.summary import summary
 
-    if against is not None:
-        published(against)
     if out is not None:
         check_target(out)
     loaded = read_trace(source) if experts is None else read_token_ids(source, experts, tokens)
     document = summary(loaded)
-    if against is not None:
-        from simulator.placement.calibration import deviations
-
-        with progress_bar() as bar:
-            task = bar.add_task(f"against {against}", total=1.0)
-            document["against"] = deviations(
-                loaded, against, progress=lambda part: bar.update(task, completed=part)
-            )
     if out is not None:
         write_trace(loaded, out)
     if as_json:
         typer.echo(json.dumps(document))
         return
-    from eaas_cli.commands.trace_report import print_summary
-
-    print_summary(document)
+    _print_summary(document)
     if out is not None:
         _wrote(out, loaded.counts_ILE.shape)
 
@@ -206,14 +188,9 @@ def compare(
             help="Seconds that each plan counts as; 'measured' takes the time on this machine.",
         ),
     ] = "0.4",
-    plot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.png", help="Draw PAR over time.", show_default=False),
-    ] = None,
     as_json: Json = False,
 ) -> None:
     """Replay placement policies over a trace: balance, moved replicas, planning time, score."""
-    from eaas_cli.bench.experts.plot import check_plot
     from eaas_cli.option_values import numbers, once
     from simulator.placement.compare import compare as run
     from simulator.placement.planners import parse_name, usual_names
@@ -225,8 +202,6 @@ def compare(
     policies = once(policy or usual_names())
     for name in policies:
         parse_name(name)
-    if plot is not None:
-        check_plot(plot)
 
     loaded = read_trace(source)
     with progress_bar() as bar:
@@ -240,16 +215,10 @@ def compare(
             planning_s=planning_s,
             progress=lambda what, part: bar.update(task, description=what, completed=part),
         )
-    if plot is not None:
-        from simulator.placement.plot import draw_plot
-
-        draw_plot(comparison, plot)
     if as_json:
         typer.echo(json.dumps(comparison.document()))
         return
-    from eaas_cli.commands.trace_report import print_comparison
-
-    print_comparison(comparison)
+    _print_comparison(comparison)
 
 
 def _planning_s(text: str) -> float | None:
@@ -272,3 +241,47 @@ def _wrote(target: Path, shape: tuple[int, ...]) -> None:
         f"wrote {target}: {counted(iterations, 'iteration')}, "
         f"{counted(layers, 'layer')}, {counted(experts, 'expert')}"
     )
+
+
+def _print_comparison(comparison: Comparison) -> None:
+    rows = [
+        (
+            run.policy,
+            str(run.servers),
+            str(run.slots),
+            str(run.interval) if run.plans else "-",
+            f"{run.par_mean:.4f}",
+            f"{run.par_p99:.4f}",
+            f"{run.transit:,}",
+            f"{run.bytes_moved / 1e9:,.0f} GB",
+            str(run.plans),
+            f"{1e3 * run.plan_s:.1f} ms" if run.plans else "-",
+            f"{run.time_s:.1f} s",
+            f"{comparison.score(run):.2f}",
+        )
+        for run in comparison.replays
+    ]
+    print_table(
+        (
+            *("policy", "servers", "slots", "interval", "PAR mean", "PAR p99", "transit"),
+            *("moved", "plans", "plan", "time", "score"),
+        ),
+        rows,
+    )
+    print(
+        "PAR: busiest server over the mean; transit: loaded replicas; plan: time on this machine; "
+        "score 100: EPLB every 1,024 iterations"
+    )
+    if not all(baseline.plans for baseline in comparison.baselines.values()):
+        print("The trace ends before EPLB's first plan: score 100 is the layout at the start.")
+
+
+def _print_summary(document: dict[str, Any]) -> None:
+    notes = {f"note: {name}": value for name, value in document["notes"].items()}
+    for name, value in (document | notes).items():
+        if name == "notes":
+            continue
+        shown = value if isinstance(value, str) else json.dumps(value)
+        if name not in notes:
+            shown = f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"
+        print(f"{name.replace('_', ' '):<18} {shown}")

@@ -58,7 +58,7 @@ def compare(
             "requests": requests,
             "rate": rate,
             "seed": seed,
-            "entries": [(name, "true") for name in names],
+            "strategies": names,
             "routing": routing,
         }
         for pattern, rate, seed in product(patterns, rates, seeds)

@@ -157,7 +157,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "--kernel": None,
         "--rounds": 5,
         "--threads": None,
-        "--plot": None,
         "--json": False,
     },
     "simulate caps": {
@@ -217,7 +216,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "trace info": {
         "source": None,
-        "--against": None,
         "--out": None,
         "--experts": None,
         "--tokens": 1024,
@@ -230,17 +228,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "--interval": "256,1024",
         "--slots": None,
         "--planning": "0.4",
-        "--plot": None,
-        "--json": False,
-    },
-    "knobs train": {
-        "traces": None,
-        "--held-out": None,
-        "--servers": 64,
-        "--interval": 256,
-        "--epochs": 12,
-        "--transit-weight": None,
-        "--seed": 0,
         "--json": False,
     },
     "expert-server": EXPERT_SERVER,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from eaas.errors import ConfigError
-from eaas_cli.bench.experts.findings import Findings
 from eaas_cli.bench.experts.plan import AUTO, Plan, Shape, compute_dtype
+from eaas_cli.bench.experts.rows import Findings
 from expert_server.kernels.choose import ExpertSizes, choose_kernel
 from expert_server.kernels.kernel import ExpertKernel, KernelSpec, Quantization, UnsupportedError
 from expert_server.kernels.registry import KERNEL_NAMES, create_kernel

@@ -18,7 +18,6 @@ import pytest
 import torch
 
 from benchmarks.dispatch import Plan, caller, layer, run
-from benchmarks.dispatch.plot import draw_plot
 from benchmarks.dispatch.report import print_report
 from benchmarks.dispatch.server import null_server
 from eaas.cores import usable_cores
@@ -100,7 +99,6 @@ def test_the_document(document: dict[str, Any]) -> None:
         assert row["calls"] >= 2 * 20
         assert row["result_bytes"] == 64 + 4 * row["tokens"] * row["hidden"]
         assert {"over_floor_us", "times_floor", "request_bytes"} < row.keys()
-    assert document["scan_us"].keys() == document["wait_look_us"].keys() == {"64", "1024"}
     server, load_generators, real = document["server"], document["crowd"], document["layer"]
     assert server["idle_cpu_fraction"] >= 0
     assert server["busy_cpu_fraction"] > 0
@@ -109,12 +107,6 @@ def test_the_document(document: dict[str, Any]) -> None:
         load_generators["servers"],
         load_generators["transport"],
     ) == (2, 2, "shm")
-    policies = {row["policy"]: row for row in document["policies"]["rows"]}
-    assert set(policies) == {"weights", "least_loaded", "round_robin", "random"}
-    assert policies["weights"]["times_weights"] == 1.0
-    assert all(
-        0 < row["layer_call_us"]["p50"] <= row["layer_call_us"]["p99"] for row in policies.values()
-    )
     assert load_generators["ratio"] == pytest.approx(
         load_generators["p99_us"] / load_generators["p50_us"], rel=1e-3
     )
@@ -145,13 +137,6 @@ def test_the_table(document: dict[str, Any], capsys: pytest.CaptureFixture[str])
     assert "crowd" not in capsys.readouterr().out
 
 
-def test_the_plot(document: dict[str, Any], tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    draw_plot(document, tmp_path / "x.png")
-    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
-    assert "matplotlib.pyplot" not in sys.modules
-
-
 def test_a_refused_connection_is_one_line(fork_server: ForkServer) -> None:
     with working([null_server(TINY, 32, 8, 2)], fork_server) as (server,):
         assert server.address is not None
@@ -174,9 +159,8 @@ def test_a_batch_larger_than_a_slot_is_skipped(
     assert skipped == [{"what": "shm hidden 32 T=8", "reason": reason}]
 
 
-def test_the_command_prints_one_document(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    small = [
+def test_the_command_prints_one_document() -> None:
+    words = [
         "--no-server",
         "--transport",
         "shm",
@@ -187,9 +171,8 @@ def test_the_command_prints_one_document(tmp_path: Path) -> None:
         "--rounds",
         "1",
     ]
-    words = [*small, "--json", "--plot", str(tmp_path / "x.png")]
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.dispatch", *words],
+        [sys.executable, "-m", "benchmarks.dispatch", *words, "--json"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -199,7 +182,6 @@ def test_the_command_prints_one_document(tmp_path: Path) -> None:
     document = json.loads(done.stdout)
     assert [row["transport"] for row in document["rows"]] == ["shm"]
     assert document.keys() == {"machine", "settings", "rows", "skipped"}
-    assert (tmp_path / "x.png").is_file()
     assert "shm hidden 64 T=1: 1 rounds" in done.stderr
 
 

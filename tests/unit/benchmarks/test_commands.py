@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ NAMES = sorted(path.parent.name for path in (ROOT / "benchmarks").glob("*/__main
 
 
 def test_help_of_every_benchmark() -> None:
-    assert {"dispatch", "failover", "join", "monitor", "overlap", "policies", "client"} <= {*NAMES}
+    assert {"client", "dispatch", "failover", "monitor", "policies"} <= {*NAMES}
     for name in NAMES:
         done = subprocess.run(
             [sys.executable, "-m", f"benchmarks.{name}", "--help"],
@@ -31,33 +30,6 @@ def test_help_of_every_benchmark() -> None:
         )
         assert done.returncode == 0, done.stderr
         assert "Usage" in done.stdout
-
-
-def test_a_strategy_is_judged_on_a_trace(tmp_path: Path) -> None:
-    trace = tmp_path / "trace.jsonl"
-    trace.write_text(
-        "".join(
-            f'{{"timestamp": {7 * n}, "input_length": 1, "output_length": 1}}\n' for n in range(200)
-        )
-    )
-    words = ("--requests", "100", "--seeds", "1", "--loads", "0.8", "--overloads", "1.5")
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "benchmarks.caps", "judge", *words),
-            *("--trace", str(trace), "--step-us", "10,400,20", "--json"),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout)["rows"]
-    assert [(row["arrivals"], row["load"], row["clustered"]) for row in rows] == [
-        *[("bursty", 0.8, True), ("bursty", 1.5, True)],
-        *[("poisson", 0.8, False), ("poisson", 1.5, False)],
-        *[("trace.jsonl", 0.8, True), ("trace.jsonl", 0.8, False)],
-    ]
 
 
 @pytest.fixture(autouse=True)
@@ -71,21 +43,8 @@ def sigterm() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (("caps", "judge", "--strategy", "best"), "'best'"),
-        (("caps", "judge", "--loads", "0.5,1.5"), "--loads 0.5,1.5"),
-        (("caps", "judge", "--step-us", "1,2"), "--step-us 1,2"),
-        (("caps", "judge", "--trace", "gone.csv"), "gone.csv"),
         (("caps", "fit", "gone.json"), "gone.json"),
         (("caps", "replay", "gone.jsonl"), "gone.jsonl"),
-        (("validate", "--strategies", "best"), "'best'"),
-        (("validate", "--trace", "gone.csv"), "gone.csv"),
-        (("validate", "--window-size", "2"), "--window-size 2"),
-        (("validate", "--prompts", "gone.txt"), "give a --model"),
-        (("validate", "--model", "examples/demo", "--prompts", "gone.txt"), "--prompts gone.txt"),
-        (
-            ("validate", "--model", "examples/demo", "--prompts", "/dev/null"),
-            "/dev/null: 0 tokens",
-        ),
     ],
 )
 def test_a_mistake_is_named(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from benchmarks.failover import run
-from benchmarks.failover.account import Strike, lost, phases, timeline
-from benchmarks.failover.report import draw_plot, print_report
+from benchmarks.failover.account import Strike, lost, phases
+from benchmarks.failover.report import print_report
 from benchmarks.failover.streams import Round
 from eaas.errors import ClusterError
 from eaas_cli.bench.stream import Answer
@@ -55,14 +53,6 @@ def test_phases() -> None:
     assert found["after"] == pytest.approx(10.0, rel=0.3)
 
 
-def test_a_timeline_has_every_token() -> None:
-    quiet = [round_of(0.0, 10.0), round_of(50.0, 10.0)]
-    points = timeline(quiet, 1.0)
-    # The very last piece comes as the round ends.
-    assert sum(rate for _, rate in points) == pytest.approx(200, abs=21)
-    assert [at for at, _ in points] == pytest.approx(range(20))
-
-
 def test_a_different_text_is_wrong() -> None:
     assert strike(0.0).wrong == 0
     assert strike(0.0, text="y").wrong == 1
@@ -105,7 +95,6 @@ DOCUMENT = {
         "down_s": {"mean": 3.0, "worst": 3.5},
         "worst_pause_ms": 3600.0,
     },
-    "timeline": {"quiet": [(0.0, 1.0), (1.0, 2.0)], "fixed_group": [(0.0, 0.0), (1.0, 2.0)]},
 }
 
 
@@ -114,12 +103,6 @@ def test_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     told = capsys.readouterr().out
     for words in ("expert-server-1", "beyond that -1.00%", "failed requests: 0", "40.0% lost"):
         assert words in told
-
-
-def test_the_plot(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    draw_plot(DOCUMENT, tmp_path / "f.png")
-    assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_round_that_ends_before_its_fault_is_repeated(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,14 +17,12 @@ from typer.testing import CliRunner
 
 from eaas.errors import ConfigError
 from eaas_cli.bench import machine
-from eaas_cli.bench.experts import Plan, bench_experts, layer, limits, make_plan, plot
-from eaas_cli.bench.experts.findings import Findings
+from eaas_cli.bench.experts import Plan, bench_experts, layer, limits, make_plan
 from eaas_cli.bench.experts.measure import Sample, affordable_rounds, in_turn
 from eaas_cli.bench.experts.plan import BUILT_IN, DTYPES, Shape
 from eaas_cli.bench.experts.report import print_report
 from eaas_cli.bench.experts.roofline import Speed, limit, stored_bytes
-from eaas_cli.bench.experts.rows import Cell, auto_row, kernel_row
-from eaas_cli.bench.experts.run import _Clock
+from eaas_cli.bench.experts.rows import Cell, Findings, auto_row, kernel_row
 from eaas_cli.bench.experts.source import BASELINES, Batch, Batches, Source
 from eaas_cli.commands import app
 from expert_server.kernels.kernel import UnsupportedError
@@ -120,20 +117,6 @@ def test_tokens_are_sorted_and_measured_once() -> None:
 def test_a_wrong_option_is_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         plan_of(**changes)
-
-
-def test_the_plot_is_refused_before_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'expert-as-a-service\[bench\]'"):
-        plot.check_plot(tmp_path / "x.png")
-    monkeypatch.setattr("importlib.util.find_spec", lambda _name: object())
-    plot.check_plot(tmp_path / "x.png")
-    with pytest.raises(ConfigError, match=r"x\.jpg: give the name of a \.png file"):
-        plot.check_plot(tmp_path / "x.jpg")
-    with pytest.raises(ConfigError, match=r"there is no directory .*absent: make it first"):
-        plot.check_plot(tmp_path / "absent" / "x.png")
 
 
 # -- measuring ----------------------------------------------------------------------------------------
@@ -323,7 +306,7 @@ def test_one_round_is_its_own_median(capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.usefixtures("cheap_limits")
 def test_a_skipped_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from eaas_cli.bench.experts import cell, entrants
+    from eaas_cli.bench.experts import entrants
 
     def create(name: str, *arguments: Any) -> Any:
         if name == "packed":
@@ -331,7 +314,7 @@ def test_a_skipped_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         return create_kernel(name, *arguments)
 
     monkeypatch.setattr(entrants, "create_kernel", create)
-    monkeypatch.setattr(cell, "MOST_COPIED_BYTES", 0)
+    monkeypatch.setattr(layer, "_MOST_COPIED_BYTES", 0)
     plan = plan_of(
         shapes=["64,32,4,2"],
         built_in=False,
@@ -375,24 +358,12 @@ def test_kernels_are_closed_when_a_run_is_cut_short(monkeypatch: pytest.MonkeyPa
     def interrupted(*_arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(layer, "bench_cell", interrupted)
+    monkeypatch.setattr(layer, "_bench_cell", interrupted)
     plan = plan_of(shapes=["64,32,4,2"], built_in=False, kernels=["reference"], dtypes=["float32"])
     with pytest.raises(KeyboardInterrupt):
         bench_experts(plan, lambda _line: None)
     # The oracle in float64 needs no closing: it has no threads.
     assert closed == ["reference"]
-
-
-@pytest.mark.usefixtures("cheap_limits")
-def test_the_plot(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    plan = plan_of(
-        shapes=["64,32,4,2"], built_in=False, dtypes=["float32"], kernels=["reference"], rounds=1
-    )
-    document = bench_experts(plan, lambda _line: None)
-    plot.draw_plot(document, tmp_path / "x.png")
-    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
-    assert "matplotlib.pyplot" not in sys.modules
 
 
 # -- the machine --------------------------------------------------------------------------------------
@@ -431,10 +402,16 @@ def test_busy_time_is_all_but_idle_and_waiting(proc: Path) -> None:
 @pytest.mark.parametrize(
     ("all_cores", "own", "elsewhere"), [(19.0, 6.0, 1.3), (6.0, 6.0, 0.0), (5.9, 6.0, 0.0)]
 )
-def test_cores_that_others_keep_busy(all_cores: float, own: float, elsewhere: float) -> None:
-    began = _Clock(wall=100.0, all_cores=7000.0, own=30.0)
-    ended = _Clock(wall=110.0, all_cores=7000.0 + all_cores, own=30.0 + own)
-    assert ended.busy_elsewhere_since(began) == pytest.approx(elsewhere)
+def test_cores_that_others_keep_busy(
+    monkeypatch: pytest.MonkeyPatch, all_cores: float, own: float, elsewhere: float
+) -> None:
+    for name, values in (
+        ("time.monotonic", [100.0, 110.0]),
+        ("busy_core_seconds", [7000.0, 7000.0 + all_cores]),
+        ("_own_s", [30.0, 30.0 + own]),
+    ):
+        monkeypatch.setattr(f"eaas_cli.bench.machine.{name}", iter(values).__next__)
+    assert machine.BusyElsewhere().cores() == pytest.approx(elsewhere)
 
 
 @pytest.mark.parametrize(

@@ -101,16 +101,16 @@ def test_a_wrong_call_names_the_option(arguments: list[str], named: str) -> None
     [
         ("bench dispatch --rounds 1", "now `python -m benchmarks.dispatch`, in a clone"),
         ("bench select", "gone; docs/performance.md"),
-        ("simulate policy --strategy fcfs", "now `python -m benchmarks.caps judge`"),
-        ("simulate validate", "now `python -m benchmarks.validate`"),
+        ("simulate policy --strategy fcfs", "gone; docs/scheduling.md keeps"),
+        ("knobs train", "now `python -m benchmarks.knobs`"),
         ("trace convert a.npz b.csv", "now `eaas trace info TRACE --out FILE`"),
     ],
 )
 def test_a_former_command_names_its_successor(former: str, successor: str) -> None:
     result = CliRunner().invoke(app, former.split())
     assert isinstance(result.exception, ConfigError)
-    name = " ".join(former.split()[:2])
-    assert str(result.exception).startswith(f"`eaas {name}` is {successor}")
+    assert str(result.exception).startswith(f"`eaas {former.split()[0]}")
+    assert f" is {successor}" in str(result.exception)
 
 
 @pytest.mark.parametrize(

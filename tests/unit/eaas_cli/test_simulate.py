@@ -25,7 +25,7 @@ def eaas(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_worker_needs_neither_torch_nor_grpc() -> None:
-    code = "import sys, simulator.caps.worker; print({'torch', 'grpc', 'transformers'} & set(sys.modules))"
+    code = "import sys, simulator.caps.pool; print({'torch', 'grpc', 'transformers'} & set(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100
     )
@@ -48,9 +48,6 @@ def test_caps_prints_its_document_and_writes_its_files(tmp_path: Path) -> None:
     assert document["bursty"]["200"]["_improvements"].keys() == {"lpt", "greedy_variance"}
     assert "poisson" not in document
     assert json.loads((out / "results.json").read_text()) == document
-    for name in ("p99", "gains"):
-        assert (out / f"{name}.pdf").read_bytes().startswith(b"%PDF")
-        assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_caps_prints_a_table() -> None:

@@ -1,4 +1,4 @@
-"""Fits the times of `ServerCost` to measurements of our kernels by `eaas bench experts`."""
+"""Fits the times of `ServerCost` to measurements by `eaas bench experts`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,0 @@
-"""Double-batch overlap: decode steps with it, without it, and with `auto`."""
