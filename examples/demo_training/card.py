@@ -37,9 +37,7 @@ def write_result(
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.eos_token_id,
     )
-    # The training implementations belong to this program; a loader chooses its own.
-    model.config._attn_implementation, model.config._experts_implementation = "sdpa", "eager"
-    model.save_pretrained(new)
+    model.to(torch.bfloat16).save_pretrained(new)
     (new / "model.safetensors").chmod(0o644)
     tokenizer.model_max_length = CONTEXT
     tokenizer.save_pretrained(new, save_jinja_files=False)
@@ -89,8 +87,7 @@ def _card(
         "",
         f"`examples/train_demo.py`, seed {settings.seed}: {progress.step} steps, "
         f"{progress.tokens / 1e6:.2f} million tokens ({seen:.2f} of the text; the domains in equal "
-        f"parts), {progress.worked_s / 60:.0f} minutes on "
-        f"{'a GPU' if model.device.type == 'cuda' else f'{settings.workers} CPU cores'}: "
+        f"parts), {progress.worked_s / 60:.0f} minutes on a {model.device.type.upper()}: "
         f"{progress.tokens / progress.worked_s:.0f} tokens/s. Sequences of {settings.length} tokens, of "
         f"{settings.long_length} at the end. Loss of the last batches {progress.loss:.2f}.",
         "",

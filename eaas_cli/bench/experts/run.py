@@ -18,8 +18,6 @@ from eaas_cli.bench.experts.rows import Findings
 from eaas_cli.bench.figures import figure
 from eaas_cli.bench.machine import (
     BusyElsewhere,
-    instruction_sets,
-    last_level_cache_bytes,
     processor,
 )
 
@@ -70,10 +68,8 @@ def _machine(plan: Plan, read: ReadLimit, multiply: dict[str, MultiplyLimit]) ->
 
     return {
         "processor": processor(),
-        "instruction_sets": instruction_sets(),
         "cores": usable_cores(),
         "threads": plan.threads,
-        "last_level_cache_mb": last_level_cache_bytes() >> 20,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,

@@ -145,7 +145,7 @@ def test_each_call_is_between_two_measurements_and_the_order_rotates() -> None:
     samples = in_turn(
         {name: compute(name) for name in "abc"},
         (batches.get(3, seed) for seed in (1, 2)),
-        Meter(order),
+        Meter(order),  # type: ignore[arg-type]
         multiply_s=0.5,
     )
     assert order[0] == "meter"
@@ -414,30 +414,8 @@ def test_cores_that_others_keep_busy(
     assert machine.BusyElsewhere().cores() == pytest.approx(elsewhere)
 
 
-@pytest.mark.parametrize(
-    ("field", "flags", "sets"),
-    [
-        ("flags\t\t", "fpu amx_int8 avx2 sse avx512f", ["avx2", "avx512f", "amx_int8"]),
-        ("Features\t", "fp asimd i8mm", ["asimd", "i8mm"]),
-        ("other", "avx2", []),
-    ],
-)
-def test_instruction_sets(proc: Path, field: str, flags: str, sets: list[str]) -> None:
-    core = f"processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\n{field}: {flags}\n\n"
-    (proc / "cpuinfo").write_text(2 * core)
-    assert machine.instruction_sets() == sets
+def test_the_processor(proc: Path) -> None:
+    (proc / "cpuinfo").write_text("processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\n\n" * 2)
     assert machine.processor() == "Some CPU @ 2 GHz"
-
-
-def test_the_last_level_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_CPUS", tmp_path)
-    assert machine.last_level_cache_bytes() == 0
-    caches = [(1, "48K"), (1, "32K"), (3, "36864K"), (2, "2M")]
-    for index, (level, size) in enumerate(caches):
-        folder = tmp_path / "cpu0" / "cache" / f"index{index}"
-        folder.mkdir(parents=True)
-        (folder / "level").write_text(f"{level}\n")
-        (folder / "size").write_text(f"{size}\n")
-    assert machine.last_level_cache_bytes() == 36 << 20
-    (folder / "level").write_text("4\n")
-    assert machine.last_level_cache_bytes() == 2 << 20
+    (proc / "cpuinfo").write_text("processor\t: 0\n")
+    assert machine.processor()
