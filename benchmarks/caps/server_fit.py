@@ -22,9 +22,7 @@ class Step:
     """A measured call.
 
     Attributes:
-        active: Experts with tokens.
         pairs: (token, expert) pairs.
-        seconds: Its duration.
     """
 
     active: float

@@ -7,7 +7,6 @@ Measurements and modules:
     layer call      an exchange with dispatch and combine (`LayerCall`, one server)          caller, cell
     client          dispatch and combine alone                                               caller, cell
     server          processor time while idle and while busy                                 upkeep
-    crowd           the exchange with many clients and servers on this machine               load_generators
     layer           a real layer through a server, against the kernel call in that server    layer
 
 The exchange is that of a cluster: the client's `Connection`, a transport, and the arena, slot table and loop
@@ -32,8 +31,6 @@ The document of `python -m benchmarks.dispatch --json` (us: microseconds):
                   rounds, calls]
     server        transport, hidden, tokens, idle_cpu_fraction, busy_cpu_fraction (of one core),
                   exchanges_per_s, paused_exchange_us {p50, p99}
-    crowd         clients, servers, transport, hidden, tokens, p50_us, p99_us, ratio (p99 to p50),
-                  exchanges_per_s
     layer         shape, tokens, dtype, transport, kernel, threads, in_process_ms, through_server_ms, ratio,
                   over_ms, calls; absent without the memory for it
     skipped       [what, reason]
@@ -41,7 +38,7 @@ The document of `python -m benchmarks.dispatch --json` (us: microseconds):
 `--no-server` leaves out `server` to `layer`. `client_us` is the time of a layer call outside the connection,
 which is all computation.
 
-`run.bench_dispatch` is not exported: the load generators would import it without need.
+`run.bench_dispatch` is not exported: the servers would import it without need.
 """
 
 from benchmarks.dispatch.plan import Plan, make_plan

@@ -94,11 +94,8 @@ class Caller:
     """A client connected to one server, which holds every expert; a context manager.
 
     Args:
-        address: host:port of the server.
-        transport: Name of the transport.
         hidden, num_experts, top_k: Sizes of the server.
         name: Client id; a server frees the slots of a former client of that id.
-        slots: Slots to request.
 
     Raises:
         ClusterError: The server refuses the connection (its message).

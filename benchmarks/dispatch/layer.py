@@ -46,9 +46,6 @@ def bench_layer(plan: Plan, slots: int, threads: int, fork_server: ForkServer) -
 
     Args:
         plan: Its first transport, layer and rounds are used.
-        slots: Of the client.
-        threads: Of the kernel.
-        fork server: Forks the server.
     """
     shape = plan.layer
     batches = Batches(shape, torch.bfloat16, plan.layer_tokens)

@@ -43,18 +43,13 @@ def print_report(document: dict[str, Any]) -> None:
 
 
 def _print_server(document: dict[str, Any]) -> None:
-    server, clients = document["server"], document["crowd"]
+    server = document["server"]
     paused = server["paused_exchange_us"]
     print(
         f"server ({server['transport']}, hidden {server['hidden']}, T={server['tokens']}): "
         f"{100 * server['idle_cpu_fraction']:.2g} % of a core idle, "
         f"{100 * server['busy_cpu_fraction']:.3g} % at {server['exchanges_per_s']:.4g} exchanges/s; "
         f"after a pause an exchange takes {paused['p50']:.4g} us, p99 {paused['p99']:.4g}"
-    )
-    print(
-        f"{clients['clients']} clients, {clients['servers']} servers: {clients['p50_us']:.4g} us, "
-        f"p99 {clients['p99_us']:.4g} us, ratio {clients['ratio']:.3g}, "
-        f"{clients['exchanges_per_s']:.4g} exchanges/s"
     )
 
 

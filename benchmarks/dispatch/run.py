@@ -12,7 +12,6 @@ from benchmarks.dispatch.caller import Caller
 from benchmarks.dispatch.cell import bench_cell
 from benchmarks.dispatch.floor import Floor
 from benchmarks.dispatch.layer import bench_layer, lack_of_memory
-from benchmarks.dispatch.load_generators import bench_load_generators
 from benchmarks.dispatch.plan import Plan
 from benchmarks.dispatch.server import null_server
 from benchmarks.dispatch.sizes import request_bytes, result_bytes
@@ -28,9 +27,8 @@ __all__ = ["bench_dispatch"]
 
 # As a client requests, one for each of two micro-batches: at T=512 and H=7168 a slot has 30 MB.
 _SLOTS = 2
-# Imports of the processes.
-_SERVER_MODULES = ("benchmarks.dispatch.server_process",)
-_CLIENT_MODULES = ("benchmarks.dispatch.load_generator_process",)
+# Imports of the servers.
+_MODULES = ("benchmarks.dispatch.server_process",)
 
 
 def bench_dispatch(
@@ -39,8 +37,6 @@ def bench_dispatch(
     """Measure the data plane and the machine's floor, in turn. Sets torch's threads to 1.
 
     Args:
-        plan: Plan of the run.
-        say: Prints a line of progress.
         fork_server: Forks the processes, and keeps running afterwards. None: the run starts its own.
 
     Returns:
@@ -58,8 +54,7 @@ def bench_dispatch(
     elsewhere = BusyElsewhere()
     skipped: list[dict[str, str]] = []
     say("importing what servers need")
-    modules = _SERVER_MODULES + (_CLIENT_MODULES if plan.with_server else ())
-    with with_fork_server(modules, fork_server) as forks:
+    with with_fork_server(_MODULES, fork_server) as forks:
         document: dict[str, Any] = {
             "settings": _settings(plan),
             "rows": _rows(plan, say, skipped, forks),
@@ -76,11 +71,9 @@ def bench_dispatch(
 def _server(
     plan: Plan, say: Callable[[str], None], skipped: list[dict[str, str]], fork_server: ForkServer
 ) -> dict[str, Any]:
-    """The parts of the document on a server, many processes and a real layer."""
+    """The parts of the document on a server and a real layer."""
     say("a server that is idle, then busy")
     parts: dict[str, Any] = {"server": bench_upkeep(plan, _SLOTS, fork_server)}
-    say(f"{plan.clients} clients and {plan.servers} servers")
-    parts["crowd"] = bench_load_generators(plan, _SLOTS, fork_server)
     lack = lack_of_memory(plan.layer)
     if lack:
         skipped.append({"what": f"layer {plan.layer}", "reason": lack})

@@ -12,21 +12,16 @@ from eaas_cli.bench.worker import Worker
 __all__ = ["kernel_server", "null_server"]
 
 
-def null_server(
-    plan: Plan, hidden: int, tokens: int, slots: int, name: str = "server"
-) -> Callable[..., Worker]:
+def null_server(plan: Plan, hidden: int, tokens: int, slots: int) -> Callable[..., Worker]:
     """Make the start of a server that computes nothing.
 
     Args:
-        plan: Plan of the run.
         hidden: H.
         tokens: T that a slot holds.
-        slots: Slots of the arena.
-        name: Name for messages.
     """
     return partial(
         Worker,
-        name,
+        "server",
         "benchmarks.dispatch.server_process",
         hidden=hidden,
         num_experts=plan.num_experts,

@@ -33,7 +33,6 @@ _STRIKE_AT = 0.25
 _HANG_S = 2.5
 _BACK_S = 60.0
 _POLL_S = 0.25
-_BIN_S = 0.25
 # Attempts of a fixed-group round, until one lasts beyond its fault.
 _ROUNDS = 3
 
@@ -56,17 +55,8 @@ def bench_failover(
     """Inject faults one after another into a running cluster, then into a fixed group.
 
     Args:
-        model: Checkpoint.
-        servers: Expert servers.
-        redundancy: Servers that hold each expert.
-        faults: Number of faults.
         kinds: Some of `KINDS`, in turn. "kill": SIGKILL and restart. "hang": SIGSTOP for 2.5 s.
-        streams: Answers at a time.
-        max_tokens: Tokens of each answer.
         fixed_group: Also measure a fixed group: every fault restarts all of it.
-        seed: Seed of the victims.
-        transport: shm, grpc or nixl.
-        say: Prints a line of progress.
         fork_server: Forks the processes, and keeps running afterwards. None: the run starts its own.
 
     Returns:

@@ -199,8 +199,6 @@ def train(
 
     Args:
         traces, held_out: With their names. All that are trained on have the same number of experts.
-        options: See `Options`.
-        say: Prints a line of progress.
 
     Returns:
         JSON: `loss`, the cost of the training traces with the defaults and after each epoch; `held_out`, for

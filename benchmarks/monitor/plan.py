@@ -24,7 +24,6 @@ class Plan:
         per_connection: Members that share a connection.
         loaders: Processes that simulate members.
         seconds: Seconds of each measurement.
-        interval_s: Heartbeat interval of a member.
         settle_s: Seconds before a measurement.
         deaths: Ends of each kind, for each number of watchers.
         patience_s: Deadline for all members to join.

@@ -27,10 +27,6 @@ _DEATH_S = 30.0
 def bench_monitor(plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
     """Measure a monitor with growing numbers of members.
 
-    Args:
-        plan: Plan of the run.
-        say: Prints a line of progress.
-
     Returns:
         The document of `python -m benchmarks.monitor --json` (see the package docstring).
 

@@ -30,8 +30,6 @@ class Stage:
     """A monitor with members; made by `stage`.
 
     Attributes:
-        members: Number of members.
-        address: Address of the monitor.
         size_of_last: Members in the last process.
     """
 

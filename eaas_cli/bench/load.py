@@ -21,14 +21,7 @@ _READ_S = 120.0
 
 @dataclass(frozen=True)
 class Workload:
-    """Greedy completions of prompts of equal length.
-
-    Attributes:
-        requests: Number of requests.
-        concurrency: Requests at a time.
-        prompt_tokens: Tokens of each prompt.
-        output_tokens: Tokens of each answer.
-    """
+    """Greedy completions of prompts of equal length."""
 
     requests: int
     concurrency: int
@@ -85,14 +78,9 @@ async def _run(base_url: str, workload: Workload) -> LoadResult:
     ) as client:
 
         async def one(index: int) -> None:
-            body = {
-                "prompt": workload.prompt(index),
-                "max_tokens": workload.output_tokens,
-                "temperature": 0,
-                "ignore_eos": True,
-            }
+            prompt = workload.prompt(index)
             async with turns:
-                answer = await ask(client, base_url, body)
+                answer = await ask(client, base_url, prompt, workload.output_tokens)
             if answer.error:
                 raise ClusterError(f"{base_url}: {answer.error}")
             stamps = answer.stamps_s

@@ -40,15 +40,10 @@ def bench_serve(
     """Measure a cluster and one process that serves the same model, in alternating rounds.
 
     Args:
-        model: Checkpoint that both serve.
-        servers: Expert servers of the cluster.
-        redundancy: Servers that hold each expert.
-        transport: shm or grpc.
         workload: Sent to each in every round.
         rounds: Measured rounds, after one warm-up round.
         baseline: One of BASELINES. "transformers": plain transformers. "kernels": the servers' kernels on all
             cores, so that the ratio is the cost of the split alone.
-        say: Prints a line of progress.
         fork_server: Forks the processes, and keeps running afterwards. None: the run starts its own.
 
     Returns:

@@ -17,8 +17,6 @@ def damaged_copy(model: Path, copy: Path, dice: random.Random) -> None:
     """Copy a checkpoint and flip one bit of each of its experts.
 
     Args:
-        model: The checkpoint.
-        copy: New directory.
         dice: Draws the tensor, the byte and the bit.
     """
     shutil.copytree(model, copy)

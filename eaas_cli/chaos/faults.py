@@ -44,7 +44,6 @@ class Faults:
     """Injects faults into a cluster.
 
     Args:
-        cluster: The cluster.
         namespace: Network of the first server; None: no partitions.
     """
 

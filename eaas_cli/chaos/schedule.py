@@ -69,10 +69,7 @@ def lane(seed: int, name: str, kinds: Sequence[str], servers: int) -> Iterator[F
     """Yield the faults of one lane, without end; none if `kinds` is empty.
 
     Args:
-        seed: Seed of the run.
         name: Name of the lane; lanes of one seed are drawn independently.
-        kinds: Some of `KINDS`.
-        servers: Number of expert servers.
     """
     # A string is hashed the same way in every process and release of Python.
     dice = random.Random(f"{seed} {name}")

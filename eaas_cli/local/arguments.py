@@ -28,13 +28,12 @@ def monitor_words(config: ClusterConfig) -> tuple[str, ...]:
 
 
 def server_words(
-    config: ClusterConfig, name: str, monitor: str, model: Path | None, threads: int
+    config: ClusterConfig, name: str, monitor: str, model: Path, threads: int
 ) -> tuple[str, ...]:
-    """Arguments of an expert server. Without a model, other servers send it the weights."""
+    """Arguments of an expert server."""
     server = config.expert_server
     return (
-        *("expert-server", "--id", name),
-        *(("--model", str(model)) if model else ()),
+        *("expert-server", "--id", name, "--model", str(model)),
         *("--join", monitor, "--threads", str(threads)),
         *("--kernel", server.kernel, "--quantization", server.quantization),
     )

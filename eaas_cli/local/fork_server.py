@@ -65,9 +65,6 @@ class ForkServer(ChildProcess):
 
     Earlier requests wait for the current import. The fork server and its children end with the launcher; the
     children survive the fork server.
-
-    Args:
-        modules: Modules to import, in this order.
     """
 
     def __init__(self, modules: Sequence[str]) -> None:

@@ -188,7 +188,6 @@ def stop_all(children: Iterable[ChildProcess], *, at_once: bool = False) -> None
     """End processes: SIGTERM to all, then SIGKILL after a grace period. Idempotent.
 
     Args:
-        children: The processes.
         at_once: Expert servers leave without draining: they get a second signal.
     """
     ending = list(children)
@@ -214,9 +213,6 @@ def wait_ready(
     """Wait until every child has announced its address.
 
     Args:
-        children: Processes to wait for.
-        timeout_s: Longest wait.
-        interrupt: Ends the wait early.
         needed: Ready processes that the others depend on.
 
     Raises:

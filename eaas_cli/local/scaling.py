@@ -95,7 +95,6 @@ class Scaler:
     A started server counts once it serves. A drained server leaves once its experts are on other servers.
 
     Args:
-        cluster: The cluster.
         others: Returns the names of live servers that the cluster did not start.
         balancer_address: Returns host:port of the live balancer; by default that of the cluster's own.
     """

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .corpus import CONTEXT, Corpus
-from .evaluate import SAMPLE_PROMPTS, Evaluation, evaluate, sample
+from .evaluate import SAMPLE_PROMPTS, evaluate, sample
 from .sources import DOMAINS, SOURCES
 from .training import Progress, Settings
 
@@ -55,7 +55,7 @@ def _card(
     corpus: Corpus,
     settings: Settings,
     progress: Progress,
-    found: Evaluation,
+    found: dict[str, tuple[float, float]],
     samples: dict[str, str],
 ) -> str:
     config = model.config
@@ -95,18 +95,8 @@ def _card(
         "",
         "| | " + " | ".join(DOMAINS) + " |",
         "|---|" + "---|" * len(DOMAINS),
-        "| loss, nats a token | " + " | ".join(f"{found.loss[d]:.2f}" for d in DOMAINS) + " |",
-        "| bits a byte | " + " | ".join(f"{found.bits[d]:.2f}" for d in DOMAINS) + " |",
-        "| hottest expert / mean | "
-        + " | ".join(f"{found.hottest[d]:.2f}" for d in DOMAINS)
-        + " |",
-        "",
-        "Distance of two domains' expert loads (total variation, a mean over layers; two halves "
-        "of one domain: " + ", ".join(f"{d} {found.noise[d]:.2f}" for d in DOMAINS) + "):",
-        "",
-        "| | |",
-        "|---|---|",
-        *(f"| {a}, {b} | {apart:.2f} |" for (a, b), apart in found.apart.items()),
+        "| loss, nats a token | " + " | ".join(f"{found[d][0]:.2f}" for d in DOMAINS) + " |",
+        "| bits a byte | " + " | ".join(f"{found[d][1]:.2f}" for d in DOMAINS) + " |",
         "",
         "## Samples",
         "",

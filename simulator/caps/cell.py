@@ -30,9 +30,6 @@ def run_cell(
     Args:
         arrivals: `bursty` or `poisson`.
         requests: N.
-        rate: Requests per second.
-        seed: Seed of all random numbers.
-        strategies: One run for each.
         routing: Recorded routing traces, one per domain. None: domains are drawn.
 
     Returns:

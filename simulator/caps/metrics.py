@@ -42,8 +42,6 @@ def figures(run: Run, cost: CostModel, warm_up: float) -> Figures:
     """The figures of a run.
 
     Args:
-        run: The run.
-        cost: Its cost model.
         warm_up: Share of the first requests, whose latencies are left out.
     """
     counted_s = run.latency_s[int(warm_up * len(run.latency_s)) :]

@@ -54,7 +54,6 @@ class Domains:
         domains: Number of domains, all equally likely.
         hot: Hot experts of a domain, drawn for each.
         hot_weight: Likelihood of a hot expert relative to another.
-        tokens: Tokens of a request.
         top_k: Experts of a token.
         burst_mean: Requests in a row of one domain: mean of a geometric distribution.
         burst_speed: Arrival rate in a burst relative to the average; a pause makes up for it.
@@ -154,7 +153,6 @@ def bursty(domains: Domains, requests: int, rate: float, seed: int) -> Workload:
         domains: Loads are drawn from these.
         requests: N.
         rate: Mean requests per second.
-        seed: Seed of all random numbers.
     """
     rng = np.random.default_rng([seed, PATTERNS.index("bursty")])
     domain_N, ended_N = domains.clusters(rng, requests)

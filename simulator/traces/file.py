@@ -44,7 +44,6 @@ def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
     """Write a trace atomically; the suffix selects the format.
 
     Args:
-        trace: What to write.
         path: .npz (with notes), .npy (counts only) or .csv (wide: a row for each iteration and layer).
 
     Raises:

@@ -45,10 +45,6 @@ def find_entrants(
     transformers' `eager`.
 
     Args:
-        plan: Plan of the run.
-        shape: Shape of the layer.
-        dtype: Dtype of the stored weights.
-        form: Form of the experts.
         findings: Receives skipped kernels and the choice of `auto`.
     """
     quantization = Quantization(dtype) if dtype.startswith("int") else Quantization.NONE

@@ -42,11 +42,8 @@ def bench_layer(
     """Measure a layer and free its memory.
 
     Args:
-        shape: Shape of the layer.
         dtypes: Dtypes of the stored weights that share a dtype of products; measured in the same rounds.
-        plan: Plan of the run.
         limits: Limits of the machine for that dtype of products.
-        findings: Receives the rows.
     """
     form = source_form(shape)
     with ExitStack() as stack:
@@ -115,13 +112,8 @@ def _bench_cell(
 
     Args:
         tokens: T.
-        source: The weights.
-        batches: Batches of the source's shape.
         exact_TH: Answer to the first tokens of the batch of seed 0, float64.
         entrants: Dtype of the weights -> kernels, which hold the experts.
-        plan: Plan of the run.
-        limits: Limits of the machine.
-        findings: Receives the rows.
     """
     computes: dict[_Name, Compute] = {
         (dtype, name): partial(_call, kernel)

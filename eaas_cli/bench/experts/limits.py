@@ -54,7 +54,6 @@ class MultiplyLimit:
     """A matrix product that fits the caches, by torch or packed for oneDNN.
 
     Attributes:
-        dtype: Dtype of the matrices.
         way: The fastest way, which is used.
         samples: FLOP/s of each measurement.
     """
@@ -87,12 +86,7 @@ class Limits:
     """The machine's limits for one dtype of products.
 
     Args:
-        read: Memory reads.
         multiply: Products of that dtype.
-
-    Attributes:
-        dtype: Dtype of the products.
-        compute: Its name.
     """
 
     def __init__(self, read: ReadLimit, multiply: MultiplyLimit) -> None:

@@ -27,9 +27,7 @@ class Sample:
     """One call.
 
     Attributes:
-        seconds: Duration.
         speed: Speed of the machine, mean of before and after.
-        active: Experts with tokens.
     """
 
     seconds: float

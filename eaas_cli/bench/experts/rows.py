@@ -22,7 +22,6 @@ class Findings:
     """Parts of the document of a run.
 
     Attributes:
-        say: Prints a line of progress.
         rows: One per shape, dtype, number of tokens and kernel.
         auto: Choices of `auto` for each shape and dtype, with the candidates.
         skipped: Combinations that were not measured, and why.
@@ -39,8 +38,6 @@ class Findings:
         """Record a skipped combination.
 
         Args:
-            shape: Shape of the layer.
-            dtype: Dtype of the weights.
             what: A kernel or an implementation of transformers.
             reason: Why it is skipped.
             tokens: Batch size, if only this one is skipped.
@@ -54,7 +51,6 @@ class Cell:
     """A batch size of a layer: common to all implementations.
 
     Attributes:
-        shape: Shape of the layer.
         tokens: T.
         baselines: transformers' implementation -> samples; None: skipped.
         typical: Median speed of the machine in the cell.
@@ -75,7 +71,6 @@ def kernel_row(
 
     Args:
         cell: The cell; its baselines have as many samples.
-        dtype: Dtype of the stored weights.
         kernel: Name of the kernel.
         samples: One per round.
         rel_error: Relative error of the answer.

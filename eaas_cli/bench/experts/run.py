@@ -29,10 +29,6 @@ def bench_experts(plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
 
     Sets torch's number of threads.
 
-    Args:
-        plan: Plan of the run.
-        say: Prints a line of progress.
-
     Returns:
         The document of `eaas bench experts --json`; figures are medians over the rounds.
 

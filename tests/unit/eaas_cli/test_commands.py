@@ -18,7 +18,6 @@ from cli_options import OPTIONS
 from eaas.errors import ConfigError
 from eaas_cli.commands import app, placement
 from eaas_cli.endpoint import unreachable_error
-from eaas_cli.local.restart import restart_line
 
 ROOT = Path(__file__).parents[3]
 
@@ -158,12 +157,3 @@ def test_an_unreachable_endpoint_is_one_line() -> None:
     assert "\n" not in message
     assert "404" in message
     assert "ReadTimeout" in unreachable_error("http://x", httpx.ReadTimeout(""))
-
-
-def test_the_restart_line_can_be_pasted() -> None:
-    arguments = ("expert-server", "--model", "it's $HOME/a model")
-    line = restart_line(arguments)
-    echoed = subprocess.run(
-        ["bash", "-c", f"printf '%s\\n' {line}"], capture_output=True, text=True, check=True
-    )
-    assert echoed.stdout.splitlines()[-3:] == [*arguments]

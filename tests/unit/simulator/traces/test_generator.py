@@ -76,10 +76,3 @@ def test_noise_is_what_the_regime_says() -> None:
 def test_wrong_arguments(arguments: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         generate_trace(**{"regime": "skewed", **SMALL, **arguments})
-
-
-def test_progress_ends_at_one() -> None:
-    parts: list[float] = []
-    generate_trace("uniform", **SMALL, progress=parts.append)
-    assert parts == sorted(parts)
-    assert parts[-1] == 1.0
