@@ -15,7 +15,7 @@ _COLUMNS = (
 
 
 def print_report(document: dict[str, Any]) -> None:
-    """Print a row per number of watchers of each step, and the first failure."""
+    """Print a row per number of watchers of each step."""
     machine = document["machine"]
     print(f"{machine['processor']}, {machine['cores']} cores; milliseconds")
     rows = []
@@ -33,21 +33,10 @@ def print_report(document: dict[str, Any]) -> None:
             rows.append([str(value) for value in found])
     print_table(_COLUMNS, rows)
     for row in document["rows"]:
+        if "error" in row:
+            print(f"{row['members']} members: not all could join: {row['error']}")
         if "snapshot" in row:
             print(
                 f"{row['members']} members joined in {row['join_s']} s; a snapshot has "
                 f"{row['snapshot']['bytes']} bytes and takes {row['snapshot']['ms']} ms"
             )
-    for row in document["registry"]:
-        print(
-            f"the registry alone, {row['members']} members: {row['heartbeat_us']} us per heartbeat, "
-            f"{row['tick_us']} us per tick"
-        )
-    broke = document["breaks"]
-    if broke is None:
-        print("nothing broke")
-    else:
-        where = f"{broke['members']} members"
-        if broke.get("watchers"):
-            where += f" and {broke['watchers']} watchers"
-        print(f"first failure, with {where}: {broke['what']}")
