@@ -58,8 +58,7 @@ def fit_steps(steps: Sequence[Step]) -> ServerFit:
 def read_fits(path: Path) -> list[tuple[dict[str, str], ServerFit]]:
     """Fits for each shape, dtype and kernel in a document of `eaas bench experts --json`.
 
-    Raises:
-        ConfigError: The file is no such document, or has too few batch sizes.
+    Raises ConfigError: the file is no such document, or has too few batch sizes.
     """
     try:
         document = json.loads(path.read_text())

@@ -79,8 +79,7 @@ class Run:
 def command(aiperf: Path, endpoint: str, model: Path, asked: Asked, out: Path) -> list[str]:
     """The command line of aiperf.
 
-    Args:
-        model: Directory of the checkpoint, which gives the model's name and the tokenizer.
+    `model`: directory of the checkpoint, which gives the model's name and the tokenizer.
     """
     extra: dict[str, Any] = {"ignore_eos": True}
     if asked.min_tokens is not None:

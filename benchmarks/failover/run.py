@@ -166,8 +166,7 @@ class _Bench:
     def restart_all(self, server: str) -> dict[str, Any]:
         """A round of a fixed group: the end of one process ends all, and all are restarted.
 
-        Raises:
-            ClusterError: Rounds end before their fault.
+        Raises ClusterError: rounds end before their fault.
         """
         for _ in range(_ROUNDS):
             entry = self._restart_all(server)

@@ -36,8 +36,7 @@ class Call(NamedTuple):
 class Line:
     """One connection. Only the constructor blocks; `fileno` is for a selector.
 
-    Raises:
-        OSError: Nothing listens there.
+    Raises OSError: nothing listens there.
     """
 
     def __init__(self, address: str) -> None:

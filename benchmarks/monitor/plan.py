@@ -49,8 +49,7 @@ def make_plan(
 ) -> Plan:
     """Check the options and make a plan.
 
-    Raises:
-        ConfigError: An option is wrong, or the limit of open files is too low.
+    Raises ConfigError: an option is wrong, or the limit of open files is too low.
     """
     steps = sorted(once(numbers("--members", members, least=2)))
     files = steps[-1] // per_connection + _OTHER_FILES

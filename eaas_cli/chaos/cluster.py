@@ -49,8 +49,7 @@ def free_port(host: str) -> int:
 class ChaosCluster(LocalCluster):
     """A local cluster for fault injection; see the module docstring.
 
-    Args:
-        namespace: Network of the first server; None: that of the others.
+    `namespace`: network of the first server; None: that of the others.
     """
 
     def __init__(

@@ -88,8 +88,7 @@ def repeat_command(settings: Settings) -> str:
 def write_history(history: History, path: Path) -> None:
     """Write a JSON line per request and per fault; times in seconds since the first request.
 
-    Raises:
-        ConfigError: The file cannot be written.
+    Raises ConfigError: the file cannot be written.
     """
     begin = history.asked[0].due_s if history.asked else 0.0
     lines: list[dict[str, Any]] = [

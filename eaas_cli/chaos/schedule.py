@@ -68,8 +68,7 @@ class Fault:
 def lane(seed: int, name: str, kinds: Sequence[str], servers: int) -> Iterator[Fault]:
     """Yield the faults of one lane, without end; none if `kinds` is empty.
 
-    Args:
-        name: Name of the lane; lanes of one seed are drawn independently.
+    `name`: name of the lane; lanes of one seed are drawn independently.
     """
     # A string is hashed the same way in every process and release of Python.
     dice = random.Random(f"{seed} {name}")

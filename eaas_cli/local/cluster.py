@@ -242,8 +242,7 @@ class LocalCluster:
     def scale(self, servers: int, timeout_s: float = 120.0) -> None:
         """Start or drain servers, one at a time, until there are `servers`; waits for it.
 
-        Raises:
-            EaasError: A server cannot start or leave, or not in time.
+        Raises EaasError: a server cannot start or leave, or not in time.
         """
         # Imported here: `eaas --help` needs no gRPC.
         from eaas_cli.local.scaling import Scaler

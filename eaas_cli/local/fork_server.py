@@ -97,8 +97,7 @@ class ForkServer(ChildProcess):
     ) -> Forked:
         """Start `python -m module arguments` with the descriptors and `ended_pids` (`ChildProcess`).
 
-        Raises:
-            ClusterError: The fork server has ended, or the system refuses the fork.
+        Raises ClusterError: the fork server has ended, or the system refuses the fork.
         """
         changed = {
             name: os.environ.get(name)

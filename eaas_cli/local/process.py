@@ -187,8 +187,7 @@ class ChildProcess:
 def stop_all(children: Iterable[ChildProcess], *, at_once: bool = False) -> None:
     """End processes: SIGTERM to all, then SIGKILL after a grace period. Idempotent.
 
-    Args:
-        at_once: Expert servers leave without draining: they get a second signal.
+    `at_once`: expert servers leave without draining: they get a second signal.
     """
     ending = list(children)
     deadline = time.monotonic() + _END_S

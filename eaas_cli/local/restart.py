@@ -15,8 +15,7 @@ __all__ = ["keep_port", "restart_line"]
 def restart_line(arguments: Sequence[str]) -> str:
     """The shell command that starts a role again with the same settings, in any directory.
 
-    Args:
-        arguments: Arguments of the `eaas` program; the role is the first.
+    `arguments`: arguments of the `eaas` program; the role is the first.
     """
     role = arguments[0].replace("-", "_")
     # Not `security`: its settings are options, and keys must not be printed.

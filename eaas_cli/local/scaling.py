@@ -128,8 +128,7 @@ class Scaler:
     def step(self) -> list[str]:
         """Do the next step without waiting; return the lines to print.
 
-        Raises:
-            EaasError: A server cannot start or leave; the request is dropped.
+        Raises EaasError: a server cannot start or leave; the request is dropped.
         """
         try:
             return self._step()

@@ -49,8 +49,7 @@ class Supervisor:
     def step(self) -> list[str]:
         """Do the next step without waiting; return the lines to print.
 
-        Raises:
-            ClusterError: The attention client ends again and again.
+        Raises ClusterError: the attention client ends again and again.
         """
         lines = [
             f"{child.name} (pid {child.pid}) was started by hand; it ends with this cluster"
@@ -124,8 +123,7 @@ class _Restarted:
     def step(self, missing: str = "") -> list[str]:
         """Do the next step; return the lines to print. Raises ClusterError if it ends again and again.
 
-        Args:
-            missing: A dependency that does not run; empty: none.
+        `missing`: a dependency that does not run; empty: none.
         """
         process = self.process
         if process.running:

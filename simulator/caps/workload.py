@@ -113,8 +113,7 @@ class RecordedDomains(Domains):
     def of(cls, drawn: Domains, paths: Sequence[Path]) -> RecordedDomains:
         """One domain for each trace; tokens and bursts as in `drawn`.
 
-        Raises:
-            TraceError: A trace cannot be read, has a layer without load, or another shape than the first.
+        Raises TraceError: a trace cannot be read, has a layer without load, or another shape than the first.
         """
         loads: list[Floats] = []
         for path in paths:

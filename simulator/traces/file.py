@@ -57,11 +57,7 @@ def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
 
 
 def read_npz(path: Path) -> Trace:
-    """Read our own format.
-
-    Raises:
-        TraceError: It is not one, or its counts are wrong.
-    """
+    """Read our own format. Raises TraceError: it is not one, or its counts are wrong."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             members = {name: archive[name] for name in ("counts", "notes", "version")}

@@ -44,8 +44,7 @@ def find_entrants(
     Without named kernels, the reference takes part only if `auto` picks it: it is as fast as
     transformers' `eager`.
 
-    Args:
-        findings: Receives skipped kernels and the choice of `auto`.
+    `findings`: receives skipped kernels and the choice of `auto`.
     """
     quantization = Quantization(dtype) if dtype.startswith("int") else Quantization.NONE
     spec = KernelSpec(getattr(torch, compute_dtype(dtype)), quantization, plan.threads)

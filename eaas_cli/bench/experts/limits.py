@@ -83,11 +83,7 @@ class MultiplyLimit:
 
 
 class Limits:
-    """The machine's limits for one dtype of products.
-
-    Args:
-        multiply: Products of that dtype.
-    """
+    """The machine's limits for one dtype of products."""
 
     def __init__(self, read: ReadLimit, multiply: MultiplyLimit) -> None:
         self.dtype = multiply.dtype
@@ -101,8 +97,7 @@ class Limits:
     def measure(self, multiply_s: float) -> Speed:
         """Measure the speeds now; the caches are cold afterwards.
 
-        Args:
-            multiply_s: Seconds of products; 0: use the median so far.
+        `multiply_s`: seconds of products; 0: use the median so far.
         """
         samples = self._multiply.samples
         multiply = self._multiply.measure(multiply_s) if multiply_s else median(samples)
