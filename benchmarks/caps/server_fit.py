@@ -62,9 +62,8 @@ def read_fits(path: Path) -> list[tuple[dict[str, str], ServerFit]]:
     """
     try:
         document = json.loads(path.read_text())
-        rows: list[dict[str, Any]] = [row for row in document["rows"] if "picked" not in row]
         groups: dict[tuple[str, str, str], list[Step]] = {}
-        for row in rows:
+        for row in document["rows"]:
             key = (row["shape"], row["dtype"], row["kernel"])
             groups.setdefault(key, []).append(_step(row))
     except (OSError, ValueError, KeyError, TypeError) as error:

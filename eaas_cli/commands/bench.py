@@ -88,8 +88,8 @@ def experts(
     kernel: Annotated[
         list[str] | None,
         typer.Option(
-            help="native, packed, zentorch, reference or auto. Repeatable.",
-            show_default="all that work here; reference only if auto picks it",
+            help="native, packed, zentorch or reference. Repeatable.",
+            show_default="all that work here, without reference",
         ),
     ] = None,
     rounds: Annotated[

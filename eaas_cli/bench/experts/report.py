@@ -33,7 +33,7 @@ def print_report(document: dict[str, Any]) -> None:
     for shape in dict.fromkeys(row["shape"] for row in document["rows"]):
         _print_layer([row for row in document["rows"] if row["shape"] == shape])
     print(
-        "limit: fraction of the machine's limit at that moment; * picked by auto; "
+        "limit: fraction of the machine's limit at that moment; "
         "eager, grouped, batched: speed-up over transformers'"
     )
     for entry in document["skipped"]:
@@ -44,26 +44,16 @@ def print_report(document: dict[str, Any]) -> None:
 
 
 def _print_layer(rows: list[dict[str, Any]]) -> None:
-    """A layer's rows; `auto` is a mark on the row of its choice, if there is one."""
     name = f"{rows[0]['name']}: " if "name" in rows[0] else ""
-    picks = {(row["dtype"], row["tokens"], row["picked"]) for row in rows if "picked" in row}
-    named = {(row["dtype"], row["tokens"], row["kernel"]) for row in rows}
-    lines = []
-    for row in rows:
-        if "picked" not in row:
-            mark = " *" if (row["dtype"], row["tokens"], row["kernel"]) in picks else ""
-            lines.append(_words(row, row["kernel"] + mark))
-        elif (row["dtype"], row["tokens"], row["picked"]) not in named:
-            lines.append(_words(row, row["picked"] + " *"))
     title = f"{name}H,I,E,K = {rows[0]['shape']}"
-    print_table(_COLUMNS, lines, left=("kernel", "bound"), title=title)
+    print_table(_COLUMNS, list(map(_words, rows)), left=("kernel", "bound"), title=title)
 
 
-def _words(row: dict[str, Any], kernel: str) -> list[str]:
+def _words(row: dict[str, Any]) -> list[str]:
     return [
         row["dtype"],
         str(row["tokens"]),
-        kernel,
+        row["kernel"],
         f"{row['ms']:.4g}",
         f"{row['roofline_fraction']:.2f}",
         row["bound"],

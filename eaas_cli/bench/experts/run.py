@@ -54,7 +54,6 @@ def bench_experts(plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
         "machine": _machine(plan, read, multiply) | {"busy_cores_elsewhere": elsewhere.cores()},
         "rounds": plan.rounds,
         "rows": findings.rows,
-        "auto": findings.auto,
         "skipped": findings.skipped,
     }
 

@@ -140,7 +140,7 @@ def test_a_refused_connection_is_one_line(fork_server: ForkServer) -> None:
 def test_a_batch_larger_than_a_slot_is_skipped(
     monkeypatch: pytest.MonkeyPatch, fork_server: ForkServer
 ) -> None:
-    monkeypatch.setattr(caller.Caller, "room", lambda _self, _top_k: 4)
+    monkeypatch.setattr(caller.Caller, "capacity", lambda _self, _top_k: 4)
     skipped: list[dict[str, str]] = []
     plan = Plan(("shm",), (32,), (1, 8), 1, False, top_k=2, num_experts=4, turn_s=0.001)
     rows = run._rows(plan, lambda _line: None, skipped, fork_server)

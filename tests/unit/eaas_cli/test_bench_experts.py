@@ -22,7 +22,7 @@ from eaas_cli.bench.experts.measure import Sample, affordable_rounds, in_turn
 from eaas_cli.bench.experts.plan import BUILT_IN, DTYPES, Shape
 from eaas_cli.bench.experts.report import print_report
 from eaas_cli.bench.experts.roofline import Speed, limit, stored_bytes
-from eaas_cli.bench.experts.rows import Cell, Findings, auto_row, kernel_row
+from eaas_cli.bench.experts.rows import Cell, Findings, kernel_row
 from eaas_cli.bench.experts.source import BASELINES, Batch, Batches, Source
 from eaas_cli.commands import app
 from expert_server.kernels.kernel import UnsupportedError
@@ -111,7 +111,7 @@ def test_tokens_are_sorted_and_measured_once() -> None:
         ({"tokens": ""}, "--tokens : give whole numbers"),
         ({"tokens": "1,-8"}, "--tokens 1,-8: give whole numbers of at least 1"),
         ({"dtypes": ["fp8"]}, "--dtype fp8: give one of bfloat16, float32, int8, int4"),
-        ({"kernels": ["fast"]}, "--kernel fast: give one of native, .*auto"),
+        ({"kernels": ["fast"]}, "--kernel fast: give one of native, "),
     ],
 )
 def test_a_wrong_option_is_named(changes: dict[str, Any], message: str) -> None:
@@ -213,7 +213,6 @@ def test_a_row_has_the_medians_of_the_rounds() -> None:
     assert row["baseline_ms"]["eager"] == pytest.approx(1e4 * least_s, rel=1e-3)
     assert row["baseline_ms"]["batched_mm"] is None
     assert (row["rel_error"], row["rounds"]) == (0.00123, 3)
-    assert auto_row(row) == row | {"kernel": "auto", "picked": "packed"}
 
 
 def test_a_limit_is_of_its_own_round() -> None:
@@ -237,19 +236,16 @@ def test_all_kernels_of_a_cell_have_the_same_bound() -> None:
 @pytest.mark.usefixtures("cheap_limits")
 def test_a_small_run() -> None:
     arguments = ["--no-builtin", "--shape", "64,32,4,2", "--tokens", "1,8", "--rounds", "3"]
-    kernels = ["--kernel", "reference", "--kernel", "auto"]
+    kernels = ["--kernel", "reference"]
     dtypes = ["--dtype", "bfloat16", "--dtype", "float32"]
     command = ["bench", "experts", *arguments, *kernels, *dtypes, "--threads", "1", "--json"]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
-    assert set(document) == {"machine", "rounds", "rows", "auto", "skipped"}
+    assert set(document) == {"machine", "rounds", "rows", "skipped"}
     cells = {(row["dtype"], row["tokens"], row["kernel"]) for row in document["rows"]}
     assert cells == {
-        (dtype, tokens, kernel)
-        for dtype in ("bfloat16", "float32")
-        for tokens in (1, 8)
-        for kernel in ("reference", "auto")
+        (dtype, tokens, "reference") for dtype in ("bfloat16", "float32") for tokens in (1, 8)
     }
     for row in document["rows"]:
         assert row["shape"] == "64,32,4,2"
@@ -263,9 +259,6 @@ def test_a_small_run() -> None:
         assert set(row["speedup"]) == {"eager", "grouped_mm", "batched_mm"}
         assert all(ratio > 0 for ratio in row["speedup"].values())
         assert 0 < row["rel_error"] < (1e-2 if row["dtype"] == "bfloat16" else 1e-5)
-    picks = {entry["dtype"]: entry["picked"] for entry in document["auto"]}
-    for row in document["rows"]:
-        assert row["kernel"] != "auto" or row["picked"] == picks[row["dtype"]]
     machine = document["machine"]
     assert machine["threads"] == 1
     assert set(machine["gemm_tflops"]) == {"bfloat16", "float32"}
@@ -293,14 +286,12 @@ def test_the_report_has_a_line_for_each_row(capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.usefixtures("cheap_limits")
 def test_a_skipped_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from eaas_cli.bench.experts import entrants
-
     def create(name: str, *arguments: Any) -> Any:
         if name == "packed":
             raise UnsupportedError("no such CPU")
         return create_kernel(name, *arguments)
 
-    monkeypatch.setattr(entrants, "create_kernel", create)
+    monkeypatch.setattr(layer, "create_kernel", create)
     monkeypatch.setattr(layer, "_MOST_COPIED_BYTES", 0)
     plan = plan_of(
         shapes=["64,32,4,2"],
