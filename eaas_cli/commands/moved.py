@@ -8,8 +8,8 @@ from eaas.errors import ConfigError
 
 __all__ = ["register"]
 
-_IN_A_CLONE = ("client", "dispatch", "failover", "monitor", "policies")
-_REMOVED = ("join", "overlap", "predict", "rebalance", "select", "traces")
+_IN_A_CLONE = ("client", "dispatch", "failover", "join", "monitor", "overlap", "policies")
+_REMOVED = ("predict", "rebalance", "select", "traces")
 
 
 def register(

@@ -28,12 +28,13 @@ def monitor_words(config: ClusterConfig) -> tuple[str, ...]:
 
 
 def server_words(
-    config: ClusterConfig, name: str, monitor: str, model: Path, threads: int
+    config: ClusterConfig, name: str, monitor: str, model: Path | None, threads: int
 ) -> tuple[str, ...]:
-    """Arguments of an expert server."""
+    """Arguments of an expert server. Without a model, other servers send it the weights."""
     server = config.expert_server
     return (
-        *("expert-server", "--id", name, "--model", str(model)),
+        *("expert-server", "--id", name),
+        *(("--model", str(model)) if model else ()),
         *("--join", monitor, "--threads", str(threads)),
         *("--kernel", server.kernel, "--quantization", server.quantization),
     )

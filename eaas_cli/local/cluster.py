@@ -261,15 +261,17 @@ class LocalCluster:
         servers = [c for c in self.children.values() if c.name.startswith(_SERVER) and c.running]
         return sorted(servers, key=lambda child: int(child.name.removeprefix(_SERVER)))
 
-    def add_server(self, others: Collection[str] = ()) -> ChildProcess:
+    def add_server(self, *, model: bool = True, others: Collection[str] = ()) -> ChildProcess:
         """Start another expert server, with the lowest free number; does not wait for it.
 
-        `others` are the names of live servers that this cluster did not start.
+        Args:
+            model: Give it the checkpoint. False: other servers send the weights.
+            others: Names of live servers that this cluster did not start.
         """
         taken = {child.name for child in self.running_servers()} | set(others)
         index = next(i for i in itertools.count() if f"{_SERVER}{i}" not in taken)
         self.forget(f"{_SERVER}{index}")
-        return self._spawn_server(index)
+        return self._spawn_server(index, model=model)
 
     def forget(self, name: str) -> None:
         """Drop an ended process of this name, if any."""
@@ -310,8 +312,9 @@ class LocalCluster:
         self.children[child.name] = self._latest[child.name] = child
         self._pids.add(child.pid)
 
-    def _spawn_server(self, index: int) -> ChildProcess:
+    def _spawn_server(self, index: int, *, model: bool = True) -> ChildProcess:
         name = f"{_SERVER}{index}"
         threads = self.config.expert_server.threads or max(1, usable_cores() // self.servers)
-        words = server_words(self.config, name, self.monitor_address, self.model, threads)
+        checkpoint = self.model if model else None
+        words = server_words(self.config, name, self.monitor_address, checkpoint, threads)
         return self._spawn(name, *words)

@@ -1,0 +1,1 @@
+"""Double-batch overlap: decode steps with it, without it, and with `auto`."""
