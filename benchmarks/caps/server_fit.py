@@ -63,7 +63,8 @@ def read_fits(path: Path) -> list[tuple[dict[str, str], ServerFit]]:
     try:
         document = json.loads(path.read_text())
         groups: dict[tuple[str, str, str], list[Step]] = {}
-        for row in document["rows"]:
+        # A row of `auto` repeats one of a kernel.
+        for row in (row for row in document["rows"] if "picked" not in row):
             key = (row["shape"], row["dtype"], row["kernel"])
             groups.setdefault(key, []).append(_step(row))
     except (OSError, ValueError, KeyError, TypeError) as error:

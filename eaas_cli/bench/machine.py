@@ -1,4 +1,4 @@
-"""The machine that a benchmark runs on, from /proc."""
+"""The machine that a benchmark runs on, from /proc and /sys."""
 
 from __future__ import annotations
 
@@ -15,20 +15,24 @@ __all__ = [
     "available_bytes",
     "busy_core_seconds",
     "describe_machine",
+    "instruction_sets",
+    "last_level_cache_bytes",
     "processor",
     "processor_s",
 ]
 
-_PROC = Path("/proc")
+_PROC, _CPUS = Path("/proc"), Path("/sys/devices/system/cpu")
+# Flags that decide the speed of matrix products, on x86 and ARM.
+_FLAGS = (
+    *("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
+    *("amx_bf16", "amx_int8", "asimd", "bf16", "i8mm", "sve", "sve2", "sme"),
+)
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def processor() -> str:
     """Model name of the processor."""
-    for line in (_PROC / "cpuinfo").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() == "model name":
-            return value.strip()
-    return platform.machine()
+    return _cpuinfo("model name") or platform.machine()
 
 
 def describe_machine() -> dict[str, Any]:
@@ -38,6 +42,24 @@ def describe_machine() -> dict[str, Any]:
         "cores": usable_cores(),
         "python": platform.python_version(),
     }
+
+
+def instruction_sets() -> list[str]:
+    """Instruction sets that speed up matrix products."""
+    present = set((_cpuinfo("flags") or _cpuinfo("Features")).split())
+    return [flag for flag in _FLAGS if flag in present]
+
+
+def last_level_cache_bytes() -> int:
+    """Size of the last-level cache; 0 if unknown."""
+    levels = [
+        (int((index / "level").read_text()), (index / "size").read_text().strip())
+        for index in (_CPUS / "cpu0" / "cache").glob("index*")
+    ]
+    if not levels:
+        return 0
+    _, size = max(levels)
+    return int(size[:-1]) * _UNITS[size[-1]]
 
 
 def available_bytes() -> int:
@@ -78,3 +100,11 @@ def processor_s(pid: int) -> float:
     """Processor seconds of a process, ended threads included."""
     # The clock id of clock_getcpuclockid(3).
     return time.clock_gettime((~pid << 3) | 2)
+
+
+def _cpuinfo(field: str) -> str:
+    for line in (_PROC / "cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == field:
+            return value.strip()
+    return ""

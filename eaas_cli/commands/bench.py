@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -88,8 +89,8 @@ def experts(
     kernel: Annotated[
         list[str] | None,
         typer.Option(
-            help="native, packed, zentorch or reference. Repeatable.",
-            show_default="all that work here, without reference",
+            help="native, packed, zentorch, reference or auto. Repeatable.",
+            show_default="all that work here; reference only if auto picks it",
         ),
     ] = None,
     rounds: Annotated[
@@ -100,6 +101,10 @@ def experts(
         int | None,
         typer.Option(min=1, help="Threads of each implementation.", show_default="one per core"),
     ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.png", help="Draw the roofline fractions.", show_default=False),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure expert kernels: time, fraction of the machine's limit, speed-up over transformers."""
@@ -107,6 +112,7 @@ def experts(
         from eaas.cores import usable_cores
         from eaas_cli.bench.experts import bench_experts, make_plan
         from eaas_cli.bench.experts.plan import DTYPES
+        from eaas_cli.bench.experts.plot import check_plot, draw_plot
         from eaas_cli.bench.experts.report import print_report
         from expert_server.kernels.registry import KERNEL_NAMES
 
@@ -121,4 +127,9 @@ def experts(
         rounds=rounds,
         threads=threads or usable_cores(),
     )
-    show(bench_experts(plan, say=say), as_json, print_report)
+    if plot is not None:
+        check_plot(plot)
+    document = bench_experts(plan, say=say)
+    if plot is not None:
+        draw_plot(document, plot)
+    show(document, as_json, print_report)

@@ -11,7 +11,7 @@ import typer
 
 from eaas.counted import counted
 from eaas_cli.commands.options import Json, Model
-from eaas_cli.console import print_table, progress_bar
+from eaas_cli.console import print_table, progress_bar, table_console
 
 if TYPE_CHECKING:
     from simulator import Comparison
@@ -120,6 +120,14 @@ def generate(
 @trace.command("info")
 def info(
     source: Source,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DATASET",
+            help="Compare with published figures: LmSys, WildChat, ShareGPT or Mix.",
+            show_default=False,
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -144,13 +152,24 @@ def info(
 ) -> None:
     """Show the size, the skew and the drift of a trace; convert it to another format."""
     from simulator.traces.file import check_target, write_trace
+    from simulator.traces.published import published
     from simulator.traces.readers import read_token_ids, read_trace
     from simulator.traces.summary import summary
 
+    if against is not None:
+        published(against)
     if out is not None:
         check_target(out)
     loaded = read_trace(source) if experts is None else read_token_ids(source, experts, tokens)
     document = summary(loaded)
+    if against is not None:
+        from simulator.placement.calibration import deviations
+
+        with progress_bar() as bar:
+            task = bar.add_task(f"against {against}", total=1.0)
+            document["against"] = deviations(
+                loaded, against, progress=lambda part: bar.update(task, completed=part)
+            )
     if out is not None:
         write_trace(loaded, out)
     if as_json:
@@ -188,9 +207,14 @@ def compare(
             help="Seconds that each plan counts as; 'measured' takes the time on this machine.",
         ),
     ] = "0.4",
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.png", help="Draw PAR over time.", show_default=False),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Replay placement policies over a trace: balance, moved replicas, planning time, score."""
+    from eaas_cli.bench.experts.plot import check_plot
     from eaas_cli.option_values import numbers, once
     from simulator.placement.compare import compare as run
     from simulator.placement.planners import parse_name, usual_names
@@ -202,6 +226,8 @@ def compare(
     policies = once(policy or usual_names())
     for name in policies:
         parse_name(name)
+    if plot is not None:
+        check_plot(plot)
 
     loaded = read_trace(source)
     with progress_bar() as bar:
@@ -215,6 +241,10 @@ def compare(
             planning_s=planning_s,
             progress=lambda what, part: bar.update(task, description=what, completed=part),
         )
+    if plot is not None:
+        from simulator.placement.plot import draw_plot
+
+        draw_plot(comparison, plot)
     if as_json:
         typer.echo(json.dumps(comparison.document()))
         return
@@ -277,11 +307,38 @@ def _print_comparison(comparison: Comparison) -> None:
 
 
 def _print_summary(document: dict[str, Any]) -> None:
-    notes = {f"note: {name}": value for name, value in document["notes"].items()}
-    for name, value in (document | notes).items():
-        if name == "notes":
-            continue
-        shown = value if isinstance(value, str) else json.dumps(value)
-        if name not in notes:
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False)
+    for name, value in document.items():
+        if name not in ("notes", "against"):
             shown = f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"
-        print(f"{name.replace('_', ' '):<18} {shown}")
+            table.add_row(name.replace("_", " "), shown)
+    for name, value in document["notes"].items():
+        table.add_row(f"note: {name}", value if isinstance(value, str) else json.dumps(value))
+    table_console().print(table)
+    if "against" in document:
+        _print_against(document["against"])
+
+
+def _print_against(against: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None)
+    for column in ("servers", "interval", "PAR", "published", "off", "transit", "published "):
+        table.add_column(column, justify="right")
+    for row in against["rows"]:
+        table.add_row(
+            str(row["servers"]),
+            "none" if row["interval"] is None else str(row["interval"]),
+            f"{row['par']:.4f}",
+            f"{row['published_par']:.4f}",
+            f"{100 * row['off']:+.1f} %",
+            f"{row['transit']:,}",
+            f"{row['published_transit']:,}",
+        )
+    table_console().print(table)
+    print(
+        f"PAR is off {against['dataset']} by {100 * against['mean_off']:.1f} % on average, "
+        f"{100 * against['worst_off']:.1f} % at worst"
+    )

@@ -2,7 +2,7 @@
 
     PAR       peak-to-average ratio of the servers' loads of one layer in one iteration; 1.0 without load.
               A server's load is the sum over its experts of count * share.
-    transit   replicas that servers load (the competition counts slots whose expert changes)
+    transit   replicas that servers load (the competition counts slots whose expert changes, see `slots`)
     interval  see `timeline`
 
 Counts are used as they are (the competition's simulator takes 1 for 0).
@@ -86,6 +86,7 @@ def replay(
     slots: int | None = None,
     planning_s: float | None = PLANNING_S,
     progress: Callable[[float], None] = lambda _part: None,
+    redeployed: Callable[[int, Holds, Float], None] = lambda _layer, _holds_SE, _load_E: None,
     clock: Callable[[], float] = time.thread_time,
     planner: Planner | None = None,
 ) -> Replay:
@@ -99,6 +100,7 @@ def replay(
         planning_s: Assumed planning time (see `timeline`), for the same replay on every machine; None: the
             measured time, which is in `plan_s` in any case.
         progress: Called with the part done, 0 to 1.
+        redeployed: Called for each layer that gets a plan: layer, its new holds, the planned load.
         clock: Clock for planning time; by default this thread's processor time, which does not depend on
             other load of the machine.
         planner: Replaces the policy of that name.
@@ -159,6 +161,7 @@ def replay(
                 continue
             serve(layer, at)
             transit += int(np.count_nonzero(plan.holds_LSE[layer] > holds_LSE[layer]))
+            redeployed(layer, plan.holds_LSE[layer], load_LE[layer])
             holds_LSE[layer], shares_LSE[layer] = plan.holds_LSE[layer], plan.shares_LSE[layer]
         progress(done / trace.iterations)
     for layer in range(trace.layers):

@@ -9,9 +9,10 @@ hardly (see CRAFT, section 3.2). A batch adds noise: a gamma factor of mean 1 on
     drift        z rotates evenly from one random vector to the next, one every `period` iterations
     flips        z alternates between three vectors, every `period` iterations
 
-`skewed` and `flips` were fitted by hand to published figures of EPLB on DeepSeek-R1 routing (58 layers, 256
-experts), datasets LmSys and Mix (docs/policies.md). `drift` has the skew of `skewed` and a speed that is not
-fitted. `uniform` sketches models trained to an even load.
+`skewed` and `flips` were fitted by hand to the published figures of EPLB on DeepSeek-R1 routing (58 layers,
+256 experts; see `published`), datasets LmSys and Mix; `eaas trace info FILE --against DATASET` measures a
+trace's deviation. `drift` has the skew of `skewed` and a speed that is not fitted. `uniform` sketches models
+trained to an even load.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Regime:
         spread: Standard deviation of log sigma over layers.
         noise: Coefficient of variation of an expert's load between batches, without counting noise.
         period: Iterations from one popularity to the next; at most a third of the trace.
+        dataset: The published figures that it was fitted to.
     """
 
     name: str
@@ -41,14 +43,15 @@ class Regime:
     noise: float
     change: Literal["none", "drift", "flips"] = "none"
     period: int = 0
+    dataset: str | None = None
 
 
 REGIMES = {
     regime.name: regime
     for regime in (
-        Regime("skewed", "stationary skew (as LmSys)", 0.57, 0.2, 0.125),
+        Regime("skewed", "stationary skew (as LmSys)", 0.57, 0.2, 0.125, dataset="LmSys"),
         Regime("drift", "the same skew, wandering slowly", 0.57, 0.2, 0.125, "drift", 2048),
-        Regime("flips", "the skew changes at once (as Mix)", 0.76, 0.2, 0.16, "flips", 1700),
+        Regime("flips", "the skew changes at once (as Mix)", 0.76, 0.2, 0.16, "flips", 1700, "Mix"),
         Regime("uniform", "hardly any skew", 0.1, 0.2, 0.125),
     )
 }

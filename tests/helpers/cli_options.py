@@ -157,6 +157,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "--kernel": None,
         "--rounds": 5,
         "--threads": None,
+        "--plot": None,
         "--json": False,
     },
     "simulate caps": {
@@ -216,6 +217,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "trace info": {
         "source": None,
+        "--against": None,
         "--out": None,
         "--experts": None,
         "--tokens": 1024,
@@ -228,6 +230,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "--interval": "256,1024",
         "--slots": None,
         "--planning": "0.4",
+        "--plot": None,
         "--json": False,
     },
     "expert-server": EXPERT_SERVER,

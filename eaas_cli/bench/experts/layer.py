@@ -9,16 +9,15 @@ from statistics import median
 
 import torch
 
+from eaas_cli.bench.experts.entrants import Entrants, find_entrants
 from eaas_cli.bench.experts.limits import Limits
 from eaas_cli.bench.experts.measure import Compute, affordable_rounds, in_turn, timed
-from eaas_cli.bench.experts.plan import Plan, Shape, compute_dtype
+from eaas_cli.bench.experts.plan import Plan, Shape
 from eaas_cli.bench.experts.roofline import Speed, limit, stored_bytes
-from eaas_cli.bench.experts.rows import Cell, Findings, kernel_row
+from eaas_cli.bench.experts.rows import Cell, Findings, auto_row, kernel_row
 from eaas_cli.bench.experts.source import BASELINES, Batch, Batches, Source, source_form
 from eaas_cli.bench.machine import available_bytes
-from expert_server.kernels.kernel import ExpertKernel, KernelSpec, Quantization, UnsupportedError
-from expert_server.kernels.registry import KERNEL_NAMES, create_kernel
-from expert_server.weights.weights import ExpertForm
+from expert_server.kernels.kernel import ExpertKernel
 
 __all__ = ["bench_layer"]
 
@@ -35,8 +34,8 @@ _MULTIPLY_S, _MULTIPLY_SHARE = 0.04, 0.1
 
 # Dtype of the weights, and kernel; transformers' implementations have no dtype.
 _Name = tuple[str, str]
-# Kernels by dtype of the stored weights, then by name.
-_Kernels = Mapping[str, Mapping[str, ExpertKernel]]
+# Kernels by dtype of the stored weights.
+_Entrants = Mapping[str, Entrants]
 
 
 def bench_layer(
@@ -50,60 +49,43 @@ def bench_layer(
     """
     form = source_form(shape)
     with ExitStack() as stack:
-        kernels = {dtype: _make_kernels(plan, shape, dtype, form, findings) for dtype in dtypes}
-        for found in kernels.values():
-            for kernel in found.values():
+        entrants: dict[str, Entrants] = {}
+        for dtype in dtypes:
+            entrants[dtype] = find_entrants(plan, shape, dtype, form, findings)
+            for kernel in entrants[dtype].kernels.values():
                 stack.callback(kernel.close)
-        if not any(kernels.values()):
+        if not any(found.kernels for found in entrants.values()):
             return
-        needed, available = _needed_bytes(shape, limits.dtype, kernels, plan), available_bytes()
+        needed, available = _needed_bytes(shape, limits.dtype, entrants, plan), available_bytes()
         if needed > available:
             lack = (
                 f"needs {needed / 1e9:.1f} GB of memory, and {available / 1e9:.1f} GB are free: "
                 "name fewer kernels (--kernel) or fewer --dtype at a time"
             )
-            for dtype, found in kernels.items():
-                for name in found:
+            for dtype, found in entrants.items():
+                for name in found.kernels:
                     findings.skip(shape, dtype, name, lack)
             return
         findings.say(f"{shape} {limits.compute}: random weights")
         source = Source(shape, limits.dtype)
-        _load(source, kernels, findings)
+        _load(source, entrants, findings)
         batches = Batches(shape, limits.dtype, max(*plan.tokens, _EXACT_TOKENS))
         exact_TH = source.exact(batches.get(_EXACT_TOKENS, 0))
         for tokens in plan.tokens:
-            _bench_cell(tokens, source, batches, exact_TH, kernels, plan, limits, findings)
+            _bench_cell(tokens, source, batches, exact_TH, entrants, plan, limits, findings)
 
 
-def _make_kernels(
-    plan: Plan, shape: Shape, dtype: str, form: ExpertForm, findings: Findings
-) -> dict[str, ExpertKernel]:
-    """The plan's kernels that work on this machine, empty; the caller closes them.
-
-    Without named kernels the reference takes no part: it is as fast as transformers' `eager`.
-    """
-    quantization = Quantization(dtype) if dtype.startswith("int") else Quantization.NONE
-    spec = KernelSpec(getattr(torch, compute_dtype(dtype)), quantization, plan.threads)
-    made = {}
-    for name in plan.kernels or (name for name in KERNEL_NAMES if name != "reference"):
-        try:
-            made[name] = create_kernel(name, [form], spec)
-        except UnsupportedError as error:
-            findings.skip(shape, dtype, name, str(error))
-    return made
-
-
-def _load(source: Source, kernels: _Kernels, findings: Findings) -> None:
-    for dtype, found in kernels.items():
-        for name, kernel in found.items():
+def _load(source: Source, entrants: _Entrants, findings: Findings) -> None:
+    for dtype, found in entrants.items():
+        for name, kernel in found.kernels.items():
             findings.say(f"{source.shape} {dtype}: {name} loads the experts")
             for expert, weights in enumerate(source.experts()):
                 kernel.load(0, expert, weights)
 
 
-def _needed_bytes(shape: Shape, compute: torch.dtype, kernels: _Kernels, plan: Plan) -> int:
+def _needed_bytes(shape: Shape, compute: torch.dtype, entrants: _Entrants, plan: Plan) -> int:
     """Memory for the weights of all kernels and of transformers, and for the calls."""
-    held = [stored_bytes(shape, dtype) for dtype, found in kernels.items() for _ in found]
+    held = [stored_bytes(shape, dtype) for dtype, found in entrants.items() for _ in found.kernels]
     weights = shape.num_experts * (sum(held) + shape.expert_size * compute.itemsize)
     pairs = max(plan.tokens) * shape.top_k
     # Each kernel keeps scratch space for the token-expert pairs, float32 at worst.
@@ -121,7 +103,7 @@ def _bench_cell(
     source: Source,
     batches: Batches,
     exact_TH: torch.Tensor,
-    kernels: _Kernels,
+    entrants: _Entrants,
     plan: Plan,
     limits: Limits,
     findings: Findings,
@@ -131,12 +113,12 @@ def _bench_cell(
     Args:
         tokens: T.
         exact_TH: Answer to the first tokens of the batch of seed 0, float64.
-        kernels: They hold the experts.
+        entrants: Their kernels hold the experts.
     """
     computes: dict[_Name, Compute] = {
         (dtype, name): partial(_call, kernel)
-        for dtype, found in kernels.items()
-        for name, kernel in found.items()
+        for dtype, found in entrants.items()
+        for name, kernel in found.kernels.items()
     }
     computes |= {("", name): partial(source.compute, name) for name in BASELINES}
     copied = _copied_bytes(source.shape, source.dtype, tokens)
@@ -159,7 +141,7 @@ def _bench_cell(
         f"{source.shape} {limits.compute} T={tokens}: {len(computes)} implementations, {rounds} rounds"
     )
     typical = limits.typical()
-    least = [limit(source.shape, dtype, tokens, batch.active, typical) for dtype in kernels]
+    least = [limit(source.shape, dtype, tokens, batch.active, typical) for dtype in entrants]
     is_near = any(one.compute_s > _NEAR * one.memory_s for one in least)
     samples = in_turn(
         computes,
@@ -180,11 +162,14 @@ def _bench_cell(
         ),
         median(sample.active for sample in pooled),
     )
-    findings.rows += [
-        kernel_row(cell, dtype, name, samples[dtype, name], errors[dtype, name])
-        for dtype, found in kernels.items()
-        for name in found
-    ]
+    for dtype, found in entrants.items():
+        rows = {
+            name: kernel_row(cell, dtype, name, samples[dtype, name], errors[dtype, name])
+            for name in found.kernels
+        }
+        findings.rows += [row for name, row in rows.items() if name in found.shown]
+        if found.picked:
+            findings.rows.append(auto_row(rows[found.picked]))
 
 
 def _copied_bytes(shape: Shape, dtype: torch.dtype, tokens: int) -> int:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from eaas.errors import ConfigError
 from eaas_cli.option_values import known, numbers, once
 
-__all__ = ["BUILT_IN", "DTYPES", "Plan", "Shape", "compute_dtype", "make_plan"]
+__all__ = ["AUTO", "BUILT_IN", "DTYPES", "Plan", "Shape", "compute_dtype", "make_plan"]
 
+AUTO = "auto"
 DTYPES = ("bfloat16", "float32", "int8", "int4")
 
 
@@ -50,7 +51,7 @@ class Plan:
     Attributes:
         shapes: Shapes in the order of measurement.
         dtypes: Dtypes of the stored weights, some of DTYPES.
-        kernels: Names of the registry; empty: all that work here.
+        kernels: Names of the registry and `auto`; empty: all that work here.
         rounds: Calls of each implementation in each cell.
         threads: Intra-op threads of every implementation.
     """
@@ -86,7 +87,7 @@ def make_plan(
         built_in: Also measure the shapes A and B.
         tokens: Batch sizes, separated by commas.
         dtypes: Some of DTYPES.
-        kernels: Some of `known_kernels`; empty: all.
+        kernels: Some of `known_kernels` and `auto`; empty: all.
         known_kernels: The registry's names.
         rounds: At least 1.
         threads: At least 1.
@@ -101,7 +102,7 @@ def make_plan(
         shapes=once(wanted),
         tokens=tuple(sorted(set(numbers("--tokens", tokens)))),
         dtypes=known("--dtype", dtypes, DTYPES),
-        kernels=known("--kernel", kernels, known_kernels),
+        kernels=known("--kernel", kernels, (*known_kernels, AUTO)),
         rounds=rounds,
         threads=threads,
     )

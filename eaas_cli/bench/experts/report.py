@@ -33,7 +33,7 @@ def print_report(document: dict[str, Any]) -> None:
     for shape in dict.fromkeys(row["shape"] for row in document["rows"]):
         _print_layer([row for row in document["rows"] if row["shape"] == shape])
     print(
-        "limit: fraction of the machine's limit at that moment; "
+        "limit: fraction of the machine's limit at that moment; * picked by auto; "
         "eager, grouped, batched: speed-up over transformers'"
     )
     for entry in document["skipped"]:
@@ -44,16 +44,25 @@ def print_report(document: dict[str, Any]) -> None:
 
 
 def _print_layer(rows: list[dict[str, Any]]) -> None:
+    """Print a layer's rows; `auto` is a mark on the row of its choice, if there is one."""
     name = f"{rows[0]['name']}: " if "name" in rows[0] else ""
     title = f"{name}H,I,E,K = {rows[0]['shape']}"
-    print_table(_COLUMNS, list(map(_words, rows)), left=("kernel", "bound"), title=title)
+    picks = {(row["dtype"], row["tokens"], row["picked"]) for row in rows if "picked" in row}
+    named = {(row["dtype"], row["tokens"], row["kernel"]) for row in rows}
+    lines = []
+    for row in rows:
+        kernel = row.get("picked", row["kernel"])
+        place = (row["dtype"], row["tokens"], kernel)
+        if "picked" not in row or place not in named:
+            lines.append(_words(row, f"{kernel} *" if place in picks else kernel))
+    print_table(_COLUMNS, lines, left=("kernel", "bound"), title=title)
 
 
-def _words(row: dict[str, Any]) -> list[str]:
+def _words(row: dict[str, Any], kernel: str) -> list[str]:
     return [
         row["dtype"],
         str(row["tokens"]),
-        row["kernel"],
+        kernel,
         f"{row['ms']:.4g}",
         f"{row['roofline_fraction']:.2f}",
         row["bound"],

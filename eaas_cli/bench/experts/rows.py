@@ -8,11 +8,11 @@ from statistics import median
 from typing import Any
 
 from eaas_cli.bench.experts.measure import Sample
-from eaas_cli.bench.experts.plan import Shape
+from eaas_cli.bench.experts.plan import AUTO, Shape
 from eaas_cli.bench.experts.roofline import Speed, limit
 from eaas_cli.bench.figures import figure
 
-__all__ = ["Cell", "Findings", "kernel_row"]
+__all__ = ["Cell", "Findings", "auto_row", "kernel_row"]
 
 Row = dict[str, Any]
 
@@ -23,11 +23,13 @@ class Findings:
 
     Attributes:
         rows: One per shape, dtype, number of tokens and kernel.
+        auto: Choices of `auto` for each shape and dtype, with the candidates.
         skipped: Combinations that were not measured, and why.
     """
 
     say: Callable[[str], None]
     rows: list[dict[str, Any]] = field(default_factory=list)
+    auto: list[dict[str, Any]] = field(default_factory=list)
     skipped: list[dict[str, Any]] = field(default_factory=list)
 
     def skip(
@@ -102,6 +104,11 @@ def kernel_row(
         "rel_error": float(f"{rel_error:.3g}"),
         "rounds": len(samples),
     }
+
+
+def auto_row(row: Row) -> Row:
+    """The row of `auto`: that of the kernel that it picked."""
+    return row | {"kernel": AUTO, "picked": row["kernel"]}
 
 
 def _ratios(theirs: Sequence[Sample], ours: Sequence[Sample]) -> list[float]:

@@ -18,6 +18,8 @@ from eaas_cli.bench.experts.rows import Findings
 from eaas_cli.bench.figures import figure
 from eaas_cli.bench.machine import (
     BusyElsewhere,
+    instruction_sets,
+    last_level_cache_bytes,
     processor,
 )
 
@@ -54,6 +56,7 @@ def bench_experts(plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
         "machine": _machine(plan, read, multiply) | {"busy_cores_elsewhere": elsewhere.cores()},
         "rounds": plan.rounds,
         "rows": findings.rows,
+        "auto": findings.auto,
         "skipped": findings.skipped,
     }
 
@@ -63,8 +66,10 @@ def _machine(plan: Plan, read: ReadLimit, multiply: dict[str, MultiplyLimit]) ->
 
     return {
         "processor": processor(),
+        "instruction_sets": instruction_sets(),
         "cores": usable_cores(),
         "threads": plan.threads,
+        "last_level_cache_mb": last_level_cache_bytes() >> 20,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,

@@ -50,7 +50,8 @@ def test_a_document(tmp_path: Path) -> None:
     measured = steps(0.0, 4e-4, 2e-5, sizes)
     rows = [row(tokens, step.seconds) for tokens, step in zip(sizes, measured, strict=True)]
     path = tmp_path / "bench.json"
-    path.write_text(json.dumps({"rows": rows}))
+    # A row of `auto` repeats one of a kernel.
+    path.write_text(json.dumps({"rows": [*rows, row(1, 9.0, kernel="auto", picked="native")]}))
     ((name, found),) = read_fits(path)
     assert name == {"shape": "2048,768,128,8", "dtype": "int8", "kernel": "native"}
     assert found.load_s == pytest.approx(4e-4)

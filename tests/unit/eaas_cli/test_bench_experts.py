@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,12 +18,12 @@ from typer.testing import CliRunner
 
 from eaas.errors import ConfigError
 from eaas_cli.bench import machine
-from eaas_cli.bench.experts import Plan, bench_experts, layer, limits, make_plan
+from eaas_cli.bench.experts import Plan, bench_experts, layer, limits, make_plan, plot
 from eaas_cli.bench.experts.measure import Sample, affordable_rounds, in_turn
 from eaas_cli.bench.experts.plan import BUILT_IN, DTYPES, Shape
 from eaas_cli.bench.experts.report import print_report
 from eaas_cli.bench.experts.roofline import Speed, limit, stored_bytes
-from eaas_cli.bench.experts.rows import Cell, Findings, kernel_row
+from eaas_cli.bench.experts.rows import Cell, Findings, auto_row, kernel_row
 from eaas_cli.bench.experts.source import BASELINES, Batch, Batches, Source
 from eaas_cli.commands import app
 from expert_server.kernels.kernel import UnsupportedError
@@ -111,12 +112,26 @@ def test_tokens_are_sorted_and_measured_once() -> None:
         ({"tokens": ""}, "--tokens : give whole numbers"),
         ({"tokens": "1,-8"}, "--tokens 1,-8: give whole numbers of at least 1"),
         ({"dtypes": ["fp8"]}, "--dtype fp8: give one of bfloat16, float32, int8, int4"),
-        ({"kernels": ["fast"]}, "--kernel fast: give one of native, "),
+        ({"kernels": ["fast"]}, "--kernel fast: give one of native, .*auto"),
     ],
 )
 def test_a_wrong_option_is_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         plan_of(**changes)
+
+
+def test_the_plot_is_refused_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'expert-as-a-service\[bench\]'"):
+        plot.check_plot(tmp_path / "x.png")
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: object())
+    plot.check_plot(tmp_path / "x.png")
+    with pytest.raises(ConfigError, match=r"x\.jpg: give the name of a \.png file"):
+        plot.check_plot(tmp_path / "x.jpg")
+    with pytest.raises(ConfigError, match=r"there is no directory .*absent: make it first"):
+        plot.check_plot(tmp_path / "absent" / "x.png")
 
 
 # -- measuring ----------------------------------------------------------------------------------------
@@ -213,6 +228,7 @@ def test_a_row_has_the_medians_of_the_rounds() -> None:
     assert row["baseline_ms"]["eager"] == pytest.approx(1e4 * least_s, rel=1e-3)
     assert row["baseline_ms"]["batched_mm"] is None
     assert (row["rel_error"], row["rounds"]) == (0.00123, 3)
+    assert auto_row(row) == row | {"kernel": "auto", "picked": "packed"}
 
 
 def test_a_limit_is_of_its_own_round() -> None:
@@ -236,16 +252,19 @@ def test_all_kernels_of_a_cell_have_the_same_bound() -> None:
 @pytest.mark.usefixtures("cheap_limits")
 def test_a_small_run() -> None:
     arguments = ["--no-builtin", "--shape", "64,32,4,2", "--tokens", "1,8", "--rounds", "3"]
-    kernels = ["--kernel", "reference"]
+    kernels = ["--kernel", "reference", "--kernel", "auto"]
     dtypes = ["--dtype", "bfloat16", "--dtype", "float32"]
     command = ["bench", "experts", *arguments, *kernels, *dtypes, "--threads", "1", "--json"]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
-    assert set(document) == {"machine", "rounds", "rows", "skipped"}
+    assert set(document) == {"machine", "rounds", "rows", "auto", "skipped"}
     cells = {(row["dtype"], row["tokens"], row["kernel"]) for row in document["rows"]}
     assert cells == {
-        (dtype, tokens, "reference") for dtype in ("bfloat16", "float32") for tokens in (1, 8)
+        (dtype, tokens, kernel)
+        for dtype in ("bfloat16", "float32")
+        for tokens in (1, 8)
+        for kernel in ("reference", "auto")
     }
     for row in document["rows"]:
         assert row["shape"] == "64,32,4,2"
@@ -259,6 +278,9 @@ def test_a_small_run() -> None:
         assert set(row["speedup"]) == {"eager", "grouped_mm", "batched_mm"}
         assert all(ratio > 0 for ratio in row["speedup"].values())
         assert 0 < row["rel_error"] < (1e-2 if row["dtype"] == "bfloat16" else 1e-5)
+    picks = {entry["dtype"]: entry["picked"] for entry in document["auto"]}
+    for row in document["rows"]:
+        assert row["kernel"] != "auto" or row["picked"] == picks[row["dtype"]]
     machine = document["machine"]
     assert machine["threads"] == 1
     assert set(machine["gemm_tflops"]) == {"bfloat16", "float32"}
@@ -269,7 +291,9 @@ def test_a_small_run() -> None:
 
 
 @pytest.mark.usefixtures("cheap_limits")
-def test_the_report_has_a_line_for_each_row(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_marks_the_kernel_of_auto(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     plan = plan_of(
         shapes=["64,32,4,2"], built_in=False, dtypes=["float32"], kernels=["reference"], rounds=1
     )
@@ -278,20 +302,23 @@ def test_the_report_has_a_line_for_each_row(capsys: pytest.CaptureFixture[str]) 
     assert any("T=8" in line for line in said)
     assert capsys.readouterr().out == ""
     document["machine"]["busy_cores_elsewhere"] = 1.5
+    document["rows"].append(auto_row(document["rows"][0]))
     print_report(document)
     report = capsys.readouterr().out
-    assert report.count("reference") == len(document["rows"]) == 2
+    assert (report.count("reference"), report.count("reference *")) == (2, 1)
     assert "Other processes kept 1.5 cores busy" in report
 
 
 @pytest.mark.usefixtures("cheap_limits")
 def test_a_skipped_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from eaas_cli.bench.experts import entrants
+
     def create(name: str, *arguments: Any) -> Any:
         if name == "packed":
             raise UnsupportedError("no such CPU")
         return create_kernel(name, *arguments)
 
-    monkeypatch.setattr(layer, "create_kernel", create)
+    monkeypatch.setattr(entrants, "create_kernel", create)
     monkeypatch.setattr(layer, "_MOST_COPIED_BYTES", 0)
     plan = plan_of(
         shapes=["64,32,4,2"],
@@ -344,6 +371,18 @@ def test_kernels_are_closed_when_a_run_is_cut_short(monkeypatch: pytest.MonkeyPa
     assert closed == ["reference"]
 
 
+@pytest.mark.usefixtures("cheap_limits")
+def test_the_plot(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plan = plan_of(
+        shapes=["64,32,4,2"], built_in=False, dtypes=["float32"], kernels=["reference"], rounds=1
+    )
+    document = bench_experts(plan, lambda _line: None)
+    plot.draw_plot(document, tmp_path / "x.png")
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+    assert "matplotlib.pyplot" not in sys.modules
+
+
 # -- the machine --------------------------------------------------------------------------------------
 
 
@@ -392,8 +431,30 @@ def test_cores_that_others_keep_busy(
     assert machine.BusyElsewhere().cores() == pytest.approx(elsewhere)
 
 
-def test_the_processor(proc: Path) -> None:
-    (proc / "cpuinfo").write_text("processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\n\n" * 2)
+@pytest.mark.parametrize(
+    ("field", "flags", "sets"),
+    [
+        ("flags\t\t", "fpu amx_int8 avx2 sse avx512f", ["avx2", "avx512f", "amx_int8"]),
+        ("Features\t", "fp asimd i8mm", ["asimd", "i8mm"]),
+        ("other", "avx2", []),
+    ],
+)
+def test_instruction_sets(proc: Path, field: str, flags: str, sets: list[str]) -> None:
+    core = f"processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\n{field}: {flags}\n\n"
+    (proc / "cpuinfo").write_text(2 * core)
+    assert machine.instruction_sets() == sets
     assert machine.processor() == "Some CPU @ 2 GHz"
-    (proc / "cpuinfo").write_text("processor\t: 0\n")
-    assert machine.processor()
+
+
+def test_the_last_level_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_CPUS", tmp_path)
+    assert machine.last_level_cache_bytes() == 0
+    caches = [(1, "48K"), (1, "32K"), (3, "36864K"), (2, "2M")]
+    for index, (level, size) in enumerate(caches):
+        folder = tmp_path / "cpu0" / "cache" / f"index{index}"
+        folder.mkdir(parents=True)
+        (folder / "level").write_text(f"{level}\n")
+        (folder / "size").write_text(f"{size}\n")
+    assert machine.last_level_cache_bytes() == 36 << 20
+    (folder / "level").write_text("4\n")
+    assert machine.last_level_cache_bytes() == 2 << 20

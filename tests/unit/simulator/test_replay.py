@@ -15,6 +15,7 @@ from balancer.policies.problem import make_problem
 from eaas.errors import ConfigError
 from simulator import replay
 from simulator.placement.planners import first_layout, policy_names
+from simulator.placement.slots import changed_slots, first_table, packed_table
 from simulator.placement.timeline import Timeline
 from simulator.traces import Trace, generate_trace
 from simulator.traces.trace import checked_counts
@@ -165,6 +166,22 @@ def test_wrong_arguments(wrong: dict[str, Any], named: str) -> None:
     arguments: dict[str, Any] = {"policy": "static", "servers": 2, "interval": 5, **wrong}
     with pytest.raises(ConfigError, match=named):
         replay(small_trace(10), **arguments)
+
+
+# -- slot tables ------------------------------------------------------------------------------------
+
+
+def test_slot_tables() -> None:
+    holds = np.array([[1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 0, 0]], bool)
+    first = first_table(holds, np.array([3, 2, 1]))
+    assert first.tolist() == [[0, 1, 1], [2, 3, -1], [-1, -1, -1]]
+    load = np.array([4.0, 9.0, 6.0, 1.0])
+    holds[2, 1] = True
+    packed = packed_table(holds, load, 3)
+    # 9 is shared by two: 4.5 each.
+    assert packed.tolist() == [[1, 0, -1], [2, 3, -1], [1, -1, -1]]
+    assert changed_slots(first, packed) == 3
+    assert changed_slots(packed, packed) == 0
 
 
 @pytest.mark.parametrize("policy", [name for name in policy_names() if name != "static"])

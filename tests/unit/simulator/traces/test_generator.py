@@ -10,6 +10,7 @@ import pytest
 
 from eaas.errors import ConfigError
 from simulator.traces import REGIMES, generate_trace
+from simulator.traces.published import datasets, published
 from simulator.traces.summary import summary
 
 SMALL: dict[str, Any] = {"iterations": 96, "layers": 4, "experts": 64, "tokens": 512}
@@ -76,3 +77,15 @@ def test_noise_is_what_the_regime_says() -> None:
 def test_wrong_arguments(arguments: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         generate_trace(**{"regime": "skewed", **SMALL, **arguments})
+
+
+def test_published_figures() -> None:
+    assert datasets() == ("LmSys", "WildChat", "ShareGPT", "Mix")
+    for regime in REGIMES.values():
+        assert regime.dataset is None or regime.dataset in datasets()
+    figures = {(f.servers, f.interval): (f.par, f.transit) for f in published("LmSys")}
+    assert figures[32, None] == (1.6302, 0)
+    assert figures[256, 1024] == (2.1768, 146927)
+    assert len(figures) == len(published("Mix")) == 24
+    with pytest.raises(ConfigError, match="LmSys, WildChat, ShareGPT, Mix"):
+        published("lmsys")

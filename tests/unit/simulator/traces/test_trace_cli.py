@@ -61,10 +61,20 @@ def test_compare_json_is_only_the_rows(made: Path) -> None:
 SERVERS = ["--servers", "2,4", "--interval", "8"]
 
 
-def test_compare_for_people(made: Path) -> None:
-    shown = run("compare", made, "--policy", "eplb", *SERVERS)
+def test_compare_for_people(made: Path, tmp_path: Path) -> None:
+    plot = tmp_path / "par.png"
+    shown = run("compare", made, "--policy", "eplb", *SERVERS, "--plot", plot)
+    assert plot.stat().st_size > 1000
     assert "PAR p99" in shown
     assert len([line for line in shown.splitlines() if "eplb" in line]) == 2
+
+
+def test_info_against_published_figures(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    run("generate", path, "--iterations", "20", "--layers", "1", "--tokens", "64")
+    against = json.loads(run("info", path, "--against", "LmSys", "--json"))["against"]
+    assert [row["servers"] for row in against["rows"]] == [32, 64, 128, 256]
+    assert "off LmSys" in run("info", path, "--against", "LmSys")
 
 
 @pytest.mark.parametrize(
@@ -78,6 +88,7 @@ def test_compare_for_people(made: Path) -> None:
         (["info", "made.npz", "--out", "x.pt"], ".npz, .npy, .csv"),
         (["info", "holes.csv", "--out", "x.npz"], "iteration 1, layer 1"),
         (["convert", "made.npz", "x.csv"], "`eaas trace info TRACE --out FILE`"),
+        (["info", "made.npz", "--against", "x"], "LmSys"),
         (["record", "x.npz", "--model", "nowhere"], "nowhere does not exist"),
         (["record", "x.txt", "--model", "nowhere"], "x.txt"),
         (["compare", "made.npz", "--policy", "x"], "static"),
@@ -85,6 +96,7 @@ def test_compare_for_people(made: Path) -> None:
         (["compare", "made.npz", "--interval", "0"], "--interval"),
         (["compare", "made.npz", "--interval", "40"], "only 40 iterations"),
         (["compare", "made.npz", "--interval", "8", "--slots", "3"], "slots 3"),
+        (["compare", "made.npz", "--plot", "x.pdf"], ".png"),
         (["compare", "negative.npy"], "negative"),
     ],
 )

@@ -1,0 +1,82 @@
+"""The kernels that take part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from eaas.errors import ConfigError
+from eaas_cli.bench.experts.plan import AUTO, Plan, Shape, compute_dtype
+from eaas_cli.bench.experts.rows import Findings
+from expert_server.kernels.choose import ExpertSizes, choose_kernel
+from expert_server.kernels.kernel import ExpertKernel, KernelSpec, Quantization, UnsupportedError
+from expert_server.kernels.registry import KERNEL_NAMES, create_kernel
+from expert_server.weights.weights import ExpertForm
+
+__all__ = ["Entrants", "find_entrants"]
+
+
+@dataclass(frozen=True, eq=False)
+class Entrants:
+    """The kernels for one dtype of the weights.
+
+    Attributes:
+        kernels: Name -> empty kernel. The caller closes them.
+        shown: Kernels with rows of their own.
+        picked: Choice of `auto`, if `auto` takes part and finds one.
+    """
+
+    kernels: dict[str, ExpertKernel]
+    shown: frozenset[str]
+    picked: str | None
+
+
+def find_entrants(
+    plan: Plan, shape: Shape, dtype: str, form: ExpertForm, findings: Findings
+) -> Entrants:
+    """Create the kernels of a plan that work on this machine.
+
+    Without named kernels, the reference takes part only if `auto` picks it: it is as fast as
+    transformers' `eager`.
+    """
+    quantization = Quantization(dtype) if dtype.startswith("int") else Quantization.NONE
+    spec = KernelSpec(getattr(torch, compute_dtype(dtype)), quantization, plan.threads)
+    shown = {name for name in plan.kernels if name != AUTO} or set(KERNEL_NAMES) - {"reference"}
+    picked = None
+    if AUTO in plan.kernels or not plan.kernels:
+        findings.say(f"{shape} {dtype}: auto tries the kernels")
+        picked = _pick(shape, dtype, form, spec, findings)
+    kernels = {}
+    for name in KERNEL_NAMES:
+        if name in shown or name == picked:
+            try:
+                kernels[name] = create_kernel(name, [form], spec)
+            except UnsupportedError as error:
+                findings.skip(shape, dtype, name, str(error))
+    return Entrants(kernels, frozenset(shown), picked)
+
+
+def _pick(
+    shape: Shape, dtype: str, form: ExpertForm, spec: KernelSpec, findings: Findings
+) -> str | None:
+    sizes = ExpertSizes(shape.hidden, shape.intermediate, shape.num_experts, shape.top_k)
+    try:
+        choice = choose_kernel([form], spec, sizes)
+    except ConfigError as error:
+        findings.skip(shape, dtype, AUTO, str(error))
+        return None
+    choice.kernel.close()
+    findings.auto.append(
+        {
+            "shape": str(shape),
+            "dtype": dtype,
+            "picked": choice.kernel.name,
+            "ms": {
+                name: [round(1e3 * s, 3) for s in seconds]
+                for name, seconds in choice.seconds.items()
+            },
+            "passed_over": dict(choice.passed_over),
+        }
+    )
+    return choice.kernel.name

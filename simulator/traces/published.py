@@ -1,0 +1,61 @@
+"""Published figures of EPLB on real DeepSeek-R1 routing, to which the regimes are fitted.
+
+`published_par.json` has figures only, no trace: mean PAR and transit by dataset, servers and re-planning
+interval ("Default": contiguous experts, no replica, no re-planning), with the source. There is one redundant
+expert per server and layer; PAR is the mean over layers and iterations; transit counts slots whose content
+changed.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from eaas.errors import ConfigError
+
+__all__ = ["PublishedFigure", "datasets", "published"]
+
+
+@dataclass(frozen=True)
+class PublishedFigure:
+    """One published measurement.
+
+    Attributes:
+        servers: S.
+        interval: Iterations between plans; None without planning.
+        par: Mean PAR.
+        transit: Slots that changed.
+    """
+
+    servers: int
+    interval: int | None
+    par: float
+    transit: int
+
+
+def datasets() -> tuple[str, ...]:
+    """Names of the datasets."""
+    return tuple(_document()["datasets"])
+
+
+def published(dataset: str) -> tuple[PublishedFigure, ...]:
+    """The figures of a dataset. Raises ConfigError for an unknown one."""
+    if dataset not in datasets():
+        raise ConfigError(f"dataset {dataset}: give one of {', '.join(datasets())}")
+    return tuple(
+        PublishedFigure(
+            int(servers), None if interval == "Default" else int(interval), figure[0], figure[1]
+        )
+        for servers, figures in _document()["datasets"][dataset].items()
+        for interval, figure in figures.items()
+    )
+
+
+@cache
+def _document() -> dict[str, dict[str, dict[str, dict[str, tuple[float, int]]]]]:
+    document: dict[str, dict[str, dict[str, dict[str, tuple[float, int]]]]] = json.loads(
+        (Path(__file__).parent / "published_par.json").read_bytes()
+    )
+    return document
