@@ -26,7 +26,7 @@ _SMOOTHING = 0.05
 _BIAS_DECAY = 0.001
 _FIRST_ROWS = 64
 # The queue grows beyond chance if it gained this many standard deviations of a Poisson process since it was
-# short. Found by simulation (docs/scheduling.md).
+# short. Found by `python -m benchmarks.caps judge`.
 _DEVIATIONS = 3.0
 
 

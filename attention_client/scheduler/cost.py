@@ -24,7 +24,7 @@ Indices = npt.NDArray[np.int64]
 
 
 # Share of the next batches' saving that lasts over many batches, and the number of batches compared.
-# Both found by simulation (docs/scheduling.md).
+# Both found by `python -m benchmarks.caps judge`.
 _LASTING = 0.7
 _BATCHES_AHEAD = 4
 

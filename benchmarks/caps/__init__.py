@@ -1,1 +1,1 @@
-"""Batch selection (CAPS): what a step costs on an expert server, and a recorded queue run again."""
+"""Decisions of CAPS: whether a strategy can stay on, what a batch costs, a recorded queue run again."""

@@ -8,15 +8,17 @@ from typing import Annotated
 
 import typer
 
+from benchmarks.caps.judge import judge
 from eaas_cli.commands.options import Json
 from eaas_cli.errors import exit_with_one_line
 
 app = typer.Typer(
-    help="Batch selection: the cost of a step, and a recorded queue (docs/scheduling.md).",
+    help="Decisions of CAPS (docs/scheduling.md).",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command()(judge)
 
 
 @app.command()

@@ -24,10 +24,10 @@ def register(
             f"bench {name}",
             "gone; docs/performance.md and docs/scheduling.md keep its figures",
         )
+    _add(simulate, "simulate policy", _clone("benchmarks.caps judge"))
     for name in ("fit", "replay"):
         _add(simulate, f"simulate {name}", _clone(f"benchmarks.caps {name}"))
-    for name in ("policy", "validate"):
-        _add(simulate, f"simulate {name}", "gone; docs/scheduling.md keeps its figures")
+    _add(simulate, "simulate validate", "gone; docs/scheduling.md keeps its figures")
     _add(app, "knobs", _clone("benchmarks.knobs"))
     _add(trace, "trace convert", "now `eaas trace info TRACE --out FILE`")
 

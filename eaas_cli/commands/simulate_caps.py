@@ -49,7 +49,9 @@ def caps(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Directory for results.json.", show_default=False),
+        typer.Option(
+            metavar="DIR", help="Directory for results.json and figures.", show_default=False
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -57,6 +59,7 @@ def caps(
     from attention_client.scheduler import strategy, strategy_names
     from eaas.cores import usable_cores
     from eaas_cli.option_values import numbers, once, positive_numbers, words
+    from simulator.caps.draw import can_draw, draw_comparison
     from simulator.caps.fit import DOMAINS
     from simulator.caps.grid import compare
     from simulator.caps.workload import RecordedDomains
@@ -80,12 +83,15 @@ def caps(
             requests, seed_list, rate_list, patterns, names, usable_cores(), done, traces
         )
     if out is not None:
-        written = out / "results.json"
+        written = [out / "results.json"]
         try:
-            written.write_text(json.dumps(document, indent=2) + "\n")
+            written[0].write_text(json.dumps(document, indent=2) + "\n")
+            written += draw_comparison(document, out) if can_draw() else []
         except OSError as error:
             raise ConfigError(f"--out {out}: {error.strerror}") from error
-        typer.echo(f"wrote {written}", err=True)
+        if len(written) == 1:
+            typer.echo("no figures: pip install 'expert-as-a-service[bench]'", err=True)
+        typer.echo("wrote " + ", ".join(map(str, written)), err=True)
     if as_json:
         typer.echo(json.dumps(document))
     else:

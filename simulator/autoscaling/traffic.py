@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from eaas.errors import TrafficError
 
-__all__ = ["Traffic", "read_traffic"]
+__all__ = ["Traffic", "read_arrivals", "read_traffic"]
 
 _AZURE = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
 _MOONCAKE = ["timestamp", "input_length", "output_length"]
@@ -96,6 +96,21 @@ def read_traffic(path: Path, progress: Callable[[int], None] = lambda line: None
         np.array(output, dtype=np.int64),
         float(arrival_s_R[-1]),
     )
+
+
+def read_arrivals(path: Path) -> list[float]:
+    """Arrival times of a trace: seconds, the first at 0.
+
+    Raises:
+        TrafficError: As `read_traffic`, or all requests came at one moment.
+    """
+    traffic = read_traffic(path)
+    if not traffic.span_s:
+        raise TrafficError(
+            f"{path}: {traffic.requests} requests, all at one moment; a rate takes two moments"
+        )
+    arrival_s: list[float] = traffic.arrival_s_R.tolist()
+    return arrival_s
 
 
 def _wrong(path: Path, line: int, what: str) -> TrafficError:

@@ -55,11 +55,12 @@ def simulate(workload: Workload, queue: RequestQueue, cost: CostModel, rules: Ru
     """Run the requests of a workload to their end.
 
     Args:
+        workload: The requests. True loads decide a batch's duration; the queue gets predicted ones.
         queue: Empty and new; its tickets are the requests' indices.
         rules: When a batch is dispatched.
     """
     arrivals: list[float] = workload.arrival_s.tolist()
-    load_NE = workload.load_NE
+    load_NE, predicted_NE = workload.load_NE, workload.predicted_NE
     total = len(arrivals)
     finish_s = np.empty(total)
     batches: list[list[int]] = []
@@ -69,7 +70,7 @@ def simulate(workload: Workload, queue: RequestQueue, cost: CostModel, rules: Ru
     while True:
         # Step 1: while a batch runs, requests only queue up.
         while came < total and arrivals[came] < end_s:
-            queue.add(load_NE[came])
+            queue.add(predicted_NE[came])
             came += 1
         now = end_s
         go = len(queue) >= rules.trigger
@@ -87,7 +88,7 @@ def simulate(workload: Workload, queue: RequestQueue, cost: CostModel, rules: Ru
                         events + total,
                     )
                 now = arrive_s
-                queue.add(load_NE[came])
+                queue.add(predicted_NE[came])
                 came += 1
                 go = len(queue) >= rules.trigger
             else:

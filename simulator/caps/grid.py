@@ -54,7 +54,7 @@ def compare(
             "requests": requests,
             "rate": rate,
             "seed": seed,
-            "strategies": names,
+            "entries": [(name, "true") for name in names],
             "routing": routing,
         }
         for pattern, rate, seed in product(patterns, rates, seeds)

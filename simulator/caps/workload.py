@@ -24,6 +24,7 @@ __all__ = [
     "RecordedDomains",
     "Workload",
     "bursty",
+    "from_times",
     "poisson",
 ]
 
@@ -39,10 +40,12 @@ class Workload:
     Attributes:
         arrival_s: Ascending, float64 (N,), in seconds.
         load_NE: Tokens of each request on each expert, float64 (N, E).
+        predicted_NE: The same as given to the scheduler.
     """
 
     arrival_s: Floats
     load_NE: Floats
+    predicted_NE: Floats
 
 
 @dataclass(frozen=True)
@@ -68,10 +71,22 @@ class Domains:
     burst_mean: float
     burst_speed: float
 
-    def draw(self, rng: np.random.Generator, domain_N: Ints, arrival_s: Floats) -> Workload:
-        """Draw the loads of requests of these domains."""
-        count_NLE = rng.multinomial(self.tokens * self.top_k, self.chances(rng)[domain_N])
-        return Workload(arrival_s, count_NLE.reshape(len(count_NLE), -1).astype(np.float64))
+    def draw(
+        self,
+        rng: np.random.Generator,
+        domain_N: Ints,
+        arrival_s: Floats,
+        predicted_pairs: int | None,
+    ) -> Workload:
+        """Draw requests of these domains; see `bursty` for the rest."""
+        chance_NLE = self.chances(rng)[domain_N]
+        pairs = self.tokens * self.top_k
+        load_NE = _flat(rng.multinomial(pairs, chance_NLE))
+        if predicted_pairs is None:
+            return Workload(arrival_s, load_NE, load_NE)
+        sample_NE = _flat(rng.multinomial(predicted_pairs, chance_NLE))
+        predicted_NE = sample_NE * (pairs / predicted_pairs)
+        return Workload(arrival_s, load_NE, predicted_NE)
 
     def chances(self, rng: np.random.Generator) -> Floats:
         """Probability of each expert of a layer, by domain: (D, L, E); drawn ones have one layer."""
@@ -145,24 +160,60 @@ def _shares(load_DLE: Floats) -> Floats:
     return shares_DLE
 
 
-def bursty(domains: Domains, requests: int, rate: float, seed: int) -> Workload:
+def _flat(count_NLE: Ints) -> Floats:
+    return count_NLE.reshape(len(count_NLE), -1).astype(np.float64)
+
+
+def bursty(
+    domains: Domains, requests: int, rate: float, seed: int, predicted_pairs: int | None = None
+) -> Workload:
     """Bursts of one domain each, followed by a pause in proportion to their length.
 
     Args:
         domains: Loads are drawn from these.
         requests: N.
         rate: Mean requests per second.
+        predicted_pairs: The prediction is another sample from the request's domain, of this many (token,
+            expert) pairs. None: the prediction is the true load.
     """
     rng = np.random.default_rng([seed, PATTERNS.index("bursty")])
     domain_N, ended_N = domains.clusters(rng, requests)
     gap_s = rng.exponential(1 / (rate * domains.burst_speed), requests)
     gap_s += ended_N / rate * (1 - 1 / domains.burst_speed)
-    return domains.draw(rng, domain_N, np.cumsum(gap_s))
+    return domains.draw(rng, domain_N, np.cumsum(gap_s), predicted_pairs)
 
 
-def poisson(domains: Domains, requests: int, rate: float, seed: int) -> Workload:
+def poisson(
+    domains: Domains, requests: int, rate: float, seed: int, predicted_pairs: int | None = None
+) -> Workload:
     """Independent arrivals, each of any domain. Arguments as for `bursty`."""
     rng = np.random.default_rng([seed, PATTERNS.index("poisson")])
     domain_N = rng.integers(domains.domains, size=requests)
     arrival_s = np.cumsum(rng.exponential(1 / rate, requests))
-    return domains.draw(rng, domain_N, arrival_s)
+    return domains.draw(rng, domain_N, arrival_s, predicted_pairs)
+
+
+def from_times(
+    domains: Domains,
+    times_s: Sequence[float],
+    rate: float,
+    seed: int,
+    predicted_pairs: int | None = None,
+    *,
+    clustered: bool,
+) -> Workload:
+    """Arrivals of a trace, stretched to `rate` requests a second on average. Other arguments as for `bursty`.
+
+    Args:
+        times_s: Not falling, in seconds; the last is after the first.
+        clustered: In their order, requests come in bursts of a domain; otherwise each is of any.
+    """
+    rng = np.random.default_rng([seed, len(PATTERNS)])
+    given_s = np.asarray(times_s, dtype=np.float64)
+    requests = len(given_s)
+    arrival_s = (given_s - given_s[0]) * ((requests - 1) / rate / (given_s[-1] - given_s[0]))
+    if clustered:
+        domain_N, _ = domains.clusters(rng, requests)
+    else:
+        domain_N = rng.integers(domains.domains, size=requests)
+    return domains.draw(rng, domain_N, arrival_s, predicted_pairs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -32,6 +33,33 @@ def test_help_of_every_benchmark() -> None:
         assert "Usage" in done.stdout
 
 
+def test_a_strategy_is_judged_on_a_trace(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(
+        "".join(
+            f'{{"timestamp": {7 * n}, "input_length": 1, "output_length": 1}}\n' for n in range(200)
+        )
+    )
+    words = ("--requests", "100", "--seeds", "1", "--loads", "0.8", "--overloads", "1.5")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "benchmarks.caps", "judge", *words),
+            *("--trace", str(trace), "--step-us", "10,400,20", "--json"),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert [(row["arrivals"], row["load"], row["clustered"]) for row in rows] == [
+        *[("bursty", 0.8, True), ("bursty", 1.5, True)],
+        *[("poisson", 0.8, False), ("poisson", 1.5, False)],
+        *[("trace.jsonl", 0.8, True), ("trace.jsonl", 0.8, False)],
+    ]
+
+
 @pytest.fixture(autouse=True)
 def sigterm() -> Iterator[None]:
     """Restore the handler of SIGTERM, which the commands replace."""
@@ -43,6 +71,10 @@ def sigterm() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("words", "named"),
     [
+        (("caps", "judge", "--strategy", "best"), "'best'"),
+        (("caps", "judge", "--loads", "0.5,1.5"), "--loads 0.5,1.5"),
+        (("caps", "judge", "--step-us", "1,2"), "--step-us 1,2"),
+        (("caps", "judge", "--trace", "gone.csv"), "gone.csv"),
         (("caps", "fit", "gone.json"), "gone.json"),
         (("caps", "replay", "gone.jsonl"), "gone.jsonl"),
     ],

@@ -100,7 +100,8 @@ def test_a_wrong_call_names_the_option(arguments: list[str], named: str) -> None
     [
         ("bench dispatch --rounds 1", "now `python -m benchmarks.dispatch`, in a clone"),
         ("bench select", "gone; docs/performance.md"),
-        ("simulate policy --strategy fcfs", "gone; docs/scheduling.md keeps"),
+        ("simulate policy --strategy fcfs", "now `python -m benchmarks.caps judge`"),
+        ("simulate validate", "gone; docs/scheduling.md keeps"),
         ("knobs train", "now `python -m benchmarks.knobs`"),
         ("trace convert a.npz b.csv", "now `eaas trace info TRACE --out FILE`"),
     ],

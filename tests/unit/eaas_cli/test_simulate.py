@@ -48,6 +48,9 @@ def test_caps_prints_its_document_and_writes_its_files(tmp_path: Path) -> None:
     assert document["bursty"]["200"]["_improvements"].keys() == {"lpt", "greedy_variance"}
     assert "poisson" not in document
     assert json.loads((out / "results.json").read_text()) == document
+    for name in ("p99", "gains"):
+        assert (out / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+        assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_caps_prints_a_table() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from eaas.errors import TrafficError
 from simulator.autoscaling import traffic
-from simulator.autoscaling.traffic import read_traffic
+from simulator.autoscaling.traffic import read_arrivals, read_traffic
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44
@@ -113,3 +113,11 @@ def test_a_long_trace_says_how_far_it_is(path: Path, monkeypatch: pytest.MonkeyP
     told: list[int] = []
     read_traffic(path, told.append)
     assert told == [3]
+
+
+def test_arrivals_alone(path: Path) -> None:
+    path.write_text(MOONCAKE)
+    assert read_arrivals(path) == [0.0, 0.0, 3.052]
+    path.write_text("".join(MOONCAKE.splitlines(keepends=True)[:2]))
+    with pytest.raises(TrafficError, match="2 requests, all at one moment"):
+        read_arrivals(path)

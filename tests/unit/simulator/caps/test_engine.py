@@ -83,7 +83,7 @@ def test_every_request_ends_when_it_must(
     cost = Steps()
     queue = RequestQueue(strategy("fcfs"), EXPERTS, batch_size=batch, window_size=batch, cost=cost)
     run = simulate(
-        Workload(arrivals, load_NE), queue, cost, Rules(trigger=trigger, tick_s=tick / 16)
+        Workload(arrivals, load_NE, load_NE), queue, cost, Rules(trigger=trigger, tick_s=tick / 16)
     )
     wanted, ticks = slow(
         [Fraction(at).limit_denominator(16) for at in arrivals],
@@ -96,3 +96,16 @@ def test_every_request_ends_when_it_must(
     assert run.latency_s.tolist() == [float(f) - a for f, a in zip(wanted, arrivals, strict=True)]
     assert sorted(n for chosen in run.batches for n in chosen) == list(range(len(requests)))
     assert run.events == len(requests) + len(run.batches) + ticks
+
+
+def test_the_queue_is_told_predictions_and_time_is_by_the_truth() -> None:
+    """Request 1 is predicted heavy, and light in truth: `lpt` takes it, the batch is short."""
+    truth_NE, predicted_NE = np.zeros((3, EXPERTS)), np.zeros((3, EXPERTS))
+    truth_NE[2, 0] = predicted_NE[1, 0] = 9.0
+    cost = Steps()
+    queue = RequestQueue(strategy("lpt"), EXPERTS, batch_size=2, window_size=3, cost=cost)
+    run = simulate(
+        Workload(np.zeros(3), truth_NE, predicted_NE), queue, cost, Rules(trigger=3, tick_s=1.0)
+    )
+    assert run.batches == [[0, 1], [2]]
+    assert run.finish_s.tolist() == [1 / 16, 1 / 16, 1.0 + 10 / 16]

@@ -11,6 +11,7 @@ import pytest
 
 from eaas.errors import ConfigError, EaasError
 from simulator.caps.grid import compare
+from simulator.caps.policy import GREEDY, PERFECT, cells, judge
 from simulator.caps.pool import run_cells
 
 # P99 reduction in % under bursty arrivals at 150, 200, 250, 300 requests/s, as published.
@@ -98,7 +99,7 @@ def cell(**change: object) -> dict:
         "requests": 60,
         "rate": 150.0,
         "seed": 1,
-        "strategies": ["fcfs"],
+        "entries": [("fcfs", "true")],
     } | change
 
 
@@ -113,7 +114,7 @@ def test_processes_change_nothing_but_the_time() -> None:
 
 def test_an_error_in_a_worker_is_the_callers() -> None:
     with pytest.raises(ConfigError, match="'none'"):
-        run_cells([cell(), cell(strategies=["none"]), cell()], 2, nothing)
+        run_cells([cell(), cell(entries=[("none", "true")]), cell()], 2, nothing)
 
 
 def test_a_worker_that_ends_is_an_error() -> None:
@@ -127,3 +128,24 @@ def test_a_worker_that_ends_is_an_error() -> None:
     with pytest.raises(EaasError, match="worker process"):
         run_cells([cell(seed=seed) for seed in range(20)], 2, nothing)
     killer.join()
+
+
+def test_a_strategy_is_judged() -> None:
+    """Another one, in the place of the default, is worse in calm, and its shares are of greedy's gain."""
+    done: list[int] = []
+    document = judge(
+        "power_of_d", 1500, (1, 2), (0.9,), (1.3, 2.0), (), 40, None, 1, 1, lambda: done.append(1)
+    )
+    assert len(done) == cells(seeds=2, loads=1, overloads=2, traces=0)
+    assert [row["load"] for row in document["rows"]] == [0.9, 1.3, 2.0] * 2
+    verdict = document["verdict"]
+    for told in ("predicted", "perfect"):
+        assert verdict["worst_in_calm"][told]["p99_reduction_pct"] < -10
+        assert verdict["worst_in_calm"][told]["load"] == 0.9
+    with_two = next(iter(document["rows"]))["p99_reduction_ci95_pct"]
+    assert all(half > 0 for half in with_two.values())
+    shares = verdict["share_of_greedy_gain_pct"]["perfect"]
+    gains = [row["p99_reduction_pct"] for row in document["rows"] if row["load"] > 1]
+    bursty = [100 * gain["power_of_d" + PERFECT] / gain[GREEDY + PERFECT] for gain in gains[:2]]
+    assert shares["bursty"] == pytest.approx(min(bursty), abs=0.1)
+    assert 0.6 < verdict["predictor_correlation"] < 1

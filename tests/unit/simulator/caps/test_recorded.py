@@ -53,8 +53,8 @@ def test_choosing_pays_where_domains_differ_and_not_where_they_do_not(
     two: list[Path], tmp_path: Path
 ) -> None:
     def gain(paths: list[Path]) -> float:
-        names = ["fcfs", "greedy_variance"]
-        cell = run_cell("bursty", 400, 200.0, 1, names, routing=[str(p) for p in paths])
+        entries = [("fcfs", "true"), ("greedy_variance", "true")]
+        cell = run_cell("bursty", 400, 200.0, 1, entries, routing=[str(p) for p in paths])
         first, chosen = cell["figures"]
         return 1 - float(chosen["imbalance"]) / float(first["imbalance"])
 

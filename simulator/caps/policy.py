@@ -1,0 +1,197 @@
+"""Judges whether a strategy can stay on: its cost in calm and its gain under overload.
+
+It is compared with first-come-first-served, the control `random`, and greedy variance; strategies that use
+loads also run with a perfect predictor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator.caps.cell import run_cell
+from simulator.caps.fit import parameters
+from simulator.caps.grid import BASELINE
+from simulator.caps.metrics import half_width_95
+from simulator.caps.pool import run_cells
+from simulator.caps.workload import PATTERNS
+
+__all__ = ["CONTROL", "GREEDY", "PERFECT", "cells", "judge"]
+
+GREEDY = "greedy_variance"
+CONTROL = "random"
+# Suffix of a strategy that is given the true loads.
+PERFECT = ", perfect predictor"
+# A rate at which requests always wait, to measure the capacity.
+_FLOOD = 1e5
+
+Document = dict[str, Any]
+
+
+def judge(
+    name: str,
+    requests: int,
+    seeds: Sequence[int],
+    loads: Sequence[float],
+    overloads: Sequence[float],
+    traces: Sequence[Path],
+    predicted_pairs: int,
+    step_us: Sequence[float] | None,
+    servers: int,
+    processes: int,
+    done: Callable[[], None],
+) -> Document:
+    """Run the strategy at each load, as a share of first-come-first-served's capacity.
+
+    Args:
+        requests: Requests of a run without a trace.
+        loads: Below 1, for all arrivals.
+        overloads: Above 1, for bursty and Poisson arrivals.
+        traces: Files of arrivals; each runs with requests clustered by domain, and with independent ones.
+        predicted_pairs: See `bursty`.
+        step_us, servers: See `run_cell`.
+        done: Called after each cell: see `cells`.
+
+    Returns:
+        JSON: `config`; `rows`, each with arrivals, load, FCFS's P99 in ms and the P99 reductions against it
+        in %, means over the seeds, with half-widths of 95 % confidence intervals; and `verdict`, for
+        predicted and for true loads: the worst row in calm, the least share of greedy's gain under overload,
+        and the correlation of predicted and true loads.
+    """
+    entries = [
+        (BASELINE, "true"),
+        (CONTROL, "true"),
+        (GREEDY, "predicted"),
+        (GREEDY, "true"),
+        (name, "predicted"),
+        (name, "true"),
+    ]
+    labels = [
+        entry + (PERFECT if told == "true" and entry != CONTROL else "") for entry, told in entries
+    ]
+    capacity = {
+        pattern: _capacity(pattern, requests, seeds, step_us, servers) for pattern in PATTERNS
+    }
+    groups: list[tuple[str, Path | None, float]]
+    groups = [(pattern, None, load) for pattern in PATTERNS for load in (*loads, *overloads)]
+    groups += [(pattern, trace, load) for trace in traces for pattern in PATTERNS for load in loads]
+    results = iter(
+        run_cells(
+            [
+                {
+                    "arrivals": pattern,
+                    "requests": requests,
+                    "rate": load * capacity[pattern],
+                    "seed": seed,
+                    "entries": entries,
+                    "trace": None if trace is None else str(trace),
+                    "predicted_pairs": predicted_pairs,
+                    "step_us": step_us,
+                    "servers": servers,
+                }
+                for pattern, trace, load in groups
+                for seed in seeds
+            ],
+            processes,
+            done,
+        )
+    )
+    rows, correlations = [], []
+    for pattern, trace, load in groups:
+        runs = [next(results) for _ in seeds]
+        p99_NA = np.array([[figures["p99"] for figures in run["figures"]] for run in runs])
+        correlations += [run["correlation"] for run in runs]
+        rows.append(
+            {
+                "arrivals": pattern if trace is None else trace.name,
+                "clustered": pattern == "bursty",
+                "load": load,
+                "fcfs_p99_ms": round(float(p99_NA[:, 0].mean()), 1),
+                **_reductions(labels[1:], p99_NA),
+            }
+        )
+    return {
+        "config": {
+            "strategy": name,
+            "requests": requests,
+            "seeds": list(seeds),
+            "predicted_pairs": predicted_pairs,
+            "step_us": step_us,
+            "servers": servers,
+            "capacity_per_s": {pattern: round(rate, 1) for pattern, rate in capacity.items()},
+            "parameters": parameters(),
+        },
+        "rows": rows,
+        "verdict": _verdict(name, rows, float(np.mean(correlations))),
+    }
+
+
+def cells(seeds: int, loads: int, overloads: int, traces: int) -> int:
+    """Number of cells that `judge` runs."""
+    return seeds * len(PATTERNS) * (loads * (1 + traces) + overloads)
+
+
+def _capacity(
+    pattern: str,
+    requests: int,
+    seeds: Sequence[int],
+    step_us: Sequence[float] | None,
+    servers: int,
+) -> float:
+    """Requests per second that first-come-first-served finishes if requests always wait."""
+    entries = [(BASELINE, "true")]
+    runs = [
+        run_cell(pattern, requests, _FLOOD, seed, entries, step_us=step_us, servers=servers)
+        for seed in seeds
+    ]
+    return float(np.mean([run["figures"][0]["throughput"] for run in runs]))
+
+
+def _reductions(labels: Sequence[str], p99_NA: npt.NDArray[np.float64]) -> Document:
+    """Reduction of each alternative against the first, from means over N seeds, and its half-width."""
+    base_N = p99_NA[:, 0]
+    reductions, halves = {}, {}
+    for label, value_N in zip(labels, p99_NA[:, 1:].T, strict=True):
+        ratio = value_N.mean() / base_N.mean()
+        reductions[label] = round(100 * float(1 - ratio), 1)
+        # Ratio of means, by the delta method.
+        half = half_width_95(((value_N - ratio * base_N) / base_N.mean()).tolist())
+        halves[label] = None if half is None else round(100 * half, 1)
+    return {"p99_reduction_pct": reductions, "p99_reduction_ci95_pct": halves}
+
+
+def _verdict(name: str, rows: Sequence[Document], correlation: float) -> Document:
+    """The deciding figures, with and without a perfect predictor."""
+
+    def worst(label: str) -> Document:
+        row = min(
+            (row for row in rows if row["load"] < 1),
+            key=lambda row: row["p99_reduction_pct"][label],
+        )
+        return {
+            "p99_reduction_pct": row["p99_reduction_pct"][label],
+            "p99_reduction_ci95_pct": row["p99_reduction_ci95_pct"][label],
+            **{key: row[key] for key in ("arrivals", "clustered", "load")},
+        }
+
+    def share(label: str, greedy: str) -> dict[str, float]:
+        least: dict[str, float] = {}
+        for row in rows:
+            gain = row["p99_reduction_pct"]
+            if row["load"] > 1 and gain[greedy] > 0:
+                here = round(100 * gain[label] / gain[greedy], 1)
+                least[row["arrivals"]] = min(here, least.get(row["arrivals"], here))
+        return least
+
+    return {
+        "worst_in_calm": {"predicted": worst(name), "perfect": worst(name + PERFECT)},
+        "share_of_greedy_gain_pct": {
+            "predicted": share(name, GREEDY),
+            "perfect": share(name + PERFECT, GREEDY + PERFECT),
+        },
+        "predictor_correlation": round(correlation, 3),
+    }
