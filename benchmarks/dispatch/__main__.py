@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -33,13 +34,19 @@ def main(
             help="Also measure a server's processor time and a real layer.",
         ),
     ] = True,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.png", help="Draw the rows.", show_default=False),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure the data plane: an exchange without compute, against the same copies in C."""
     with collector_off():
         from benchmarks.dispatch import make_plan
+        from benchmarks.dispatch.plot import draw_plot
         from benchmarks.dispatch.report import print_report
         from benchmarks.dispatch.run import bench_dispatch
+        from eaas_cli.bench.experts.plot import check_plot
         from expert_server.service import transports as known_transports
 
     end_on_sigterm()
@@ -51,7 +58,12 @@ def main(
         rounds=rounds,
         with_server=server,
     )
-    show(bench_dispatch(plan, say=say), as_json, print_report)
+    if plot is not None:
+        check_plot(plot)
+    document = bench_dispatch(plan, say=say)
+    if plot is not None:
+        draw_plot(document, plot)
+    show(document, as_json, print_report)
 
 
 app = command(main)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -31,16 +32,23 @@ def main(
     ] = True,
     transport: Transport = "shm",
     seed: Annotated[int, typer.Option(help="Seed of the victims and the prompts.")] = 1,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.png", help="Draw tokens/s over time.", show_default=False),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure the throughput before, during and after faults, against the same work without them."""
     from benchmarks.failover import bench_failover
-    from benchmarks.failover.report import print_report
+    from benchmarks.failover.report import draw_plot, print_report
     from benchmarks.failover.run import KINDS
+    from eaas_cli.bench.experts.plot import check_plot
     from eaas_cli.option_values import known
 
     end_on_sigterm()
     kinds = known("--kind", KINDS if kind == "both" else [kind], KINDS)
+    if plot is not None:
+        check_plot(plot)
     with model_or_demo(model) as checkpoint:
         document = bench_failover(
             checkpoint,
@@ -55,6 +63,8 @@ def main(
             transport=transport,
             say=say,
         )
+    if plot is not None:
+        draw_plot(document, plot)
     show(document, as_json, print_report)
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from benchmarks.failover.streams import Round
 
-__all__ = ["Strike", "lost", "phases"]
+__all__ = ["Strike", "lost", "phases", "timeline"]
 
 
 @dataclass(frozen=True)
@@ -93,3 +93,19 @@ def phases(strikes: Sequence[Strike]) -> dict[str, float]:
             counts[name] += per_piece * sum(begin <= stamp < end for stamp in stamps)
             seconds[name] += end - begin
     return {name: counts[name] / seconds[name] if seconds[name] else 0.0 for name in counts}
+
+
+def timeline(rounds: Sequence[Round], bin_s: float) -> list[tuple[float, float]]:
+    """(seconds from the first round's begin, tokens per second), bin by bin, rounds put end to end."""
+    found: list[tuple[float, float]] = []
+    offset = 0.0
+    for r in rounds:
+        stamps = [stamp - r.began_s for answer in r.answers for stamp in answer.stamps_s]
+        per_piece = r.tokens / max(1, len(stamps))
+        bins = max(1, round(r.seconds / bin_s))
+        width = r.seconds / bins
+        for i in range(bins):
+            came = sum(i * width <= stamp < (i + 1) * width for stamp in stamps)
+            found.append((offset + i * width, per_piece * came / width))
+        offset += r.seconds
+    return found

@@ -1,12 +1,14 @@
-"""Report of `python -m benchmarks.failover`."""
+"""Report and plot of `python -m benchmarks.failover`."""
 
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
 from typing import Any
 
 from eaas_cli.console import print_table
 
-__all__ = ["print_report"]
+__all__ = ["draw_plot", "print_report"]
 
 
 def print_report(document: dict[str, Any]) -> None:
@@ -41,3 +43,23 @@ def print_report(document: dict[str, Any]) -> None:
             f"{group['failed_requests']} failed requests, down for {group['down_s']['mean']:.1f} s "
             f"each time, worst pause {group['worst_pause_ms']:.0f} ms"
         )
+
+
+def draw_plot(document: dict[str, Any], path: Path) -> None:
+    """Draw tokens per second over time into a PNG: quiet, faulted, fixed group."""
+    figure = importlib.import_module("matplotlib.figure").Figure(
+        figsize=(10, 4.5), layout="constrained"
+    )
+    panel = figure.subplots()
+    names = {"quiet": "no faults", "faulted": "faults", "fixed_group": "fixed group, restarted"}
+    for key, points in document["timeline"].items():
+        panel.plot(*zip(*points, strict=True), label=names[key], linewidth=1)
+    panel.set_xlabel("s")
+    panel.set_ylabel("tokens/s")
+    panel.set_ylim(bottom=0)
+    panel.set_title(
+        f"{len(document['faults'])} faults, {document['servers']} expert servers, "
+        f"{document['redundancy']} replicas"
+    )
+    panel.legend()
+    figure.savefig(path, dpi=120)

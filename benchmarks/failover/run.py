@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.failover.account import Strike, lost, phases
+from benchmarks.failover.account import Strike, lost, phases, timeline
 from benchmarks.failover.streams import Round, Streams
 from eaas.config import load_config
 from eaas.cores import usable_cores
@@ -33,6 +33,7 @@ _STRIKE_AT = 0.25
 _HANG_S = 2.5
 _BACK_S = 60.0
 _POLL_S = 0.25
+_BIN_S = 0.25
 # Attempts of a fixed-group round, until one lasts beyond its fault.
 _ROUNDS = 3
 
@@ -225,6 +226,7 @@ def _document(
             "quiet": _ms(max(r.stall_s for r in quiet)),
             "faulted": _ms(max(r.stall_s for r in faulted)),
         },
+        "timeline": {"quiet": timeline(quiet, _BIN_S), "faulted": timeline(faulted, _BIN_S)},
     }
     if restarts:
         rounds: list[Round] = [entry["round"] for entry in restarts]
@@ -237,6 +239,7 @@ def _document(
             "down_s": {"mean": round(sum(down) / len(down), 2), "worst": round(max(down), 2)},
             "worst_pause_ms": _ms(max(_pause(entry) for entry in restarts)),
         }
+        document["timeline"]["fixed_group"] = timeline(rounds, _BIN_S)
     return document
 
 

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from benchmarks.dispatch import Plan, caller, layer, run
+from benchmarks.dispatch.plot import draw_plot
 from benchmarks.dispatch.report import print_report
 from benchmarks.dispatch.server import null_server
 from eaas.cores import usable_cores
@@ -127,6 +128,13 @@ def test_the_table(document: dict[str, Any], capsys: pytest.CaptureFixture[str])
     assert "of a core idle" not in capsys.readouterr().out
 
 
+def test_the_plot(document: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    draw_plot(document, tmp_path / "x.png")
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+    assert "matplotlib.pyplot" not in sys.modules
+
+
 def test_a_refused_connection_is_one_line(fork_server: ForkServer) -> None:
     with working([null_server(TINY, 32, 8, 2)], fork_server) as (server,):
         assert server.address is not None
@@ -149,8 +157,9 @@ def test_a_batch_larger_than_a_slot_is_skipped(
     assert skipped == [{"what": "shm hidden 32 T=8", "reason": reason}]
 
 
-def test_the_command_prints_one_document() -> None:
-    words = [
+def test_the_command_prints_one_document(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    small = [
         "--no-server",
         "--transport",
         "shm",
@@ -161,8 +170,9 @@ def test_the_command_prints_one_document() -> None:
         "--rounds",
         "1",
     ]
+    words = [*small, "--json", "--plot", str(tmp_path / "x.png")]
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.dispatch", *words, "--json"],
+        [sys.executable, "-m", "benchmarks.dispatch", *words],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -172,6 +182,7 @@ def test_the_command_prints_one_document() -> None:
     document = json.loads(done.stdout)
     assert [row["transport"] for row in document["rows"]] == ["shm"]
     assert document.keys() == {"machine", "settings", "rows", "skipped"}
+    assert (tmp_path / "x.png").is_file()
     assert "shm hidden 64 T=1: 1 rounds" in done.stderr
 
 

@@ -42,4 +42,5 @@ def test_a_fault_and_the_same_work_without_it(
     # Those that were on their way failed; each was asked for again until it was answered.
     assert group["failed_requests"] >= 2
     assert group["worst_pause_ms"] > document["worst_stall_ms"]["faulted"]
+    assert set(document["timeline"]) == {"quiet", "faulted", "fixed_group"}
     assert len(said) == 3
