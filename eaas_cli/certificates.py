@@ -82,8 +82,7 @@ def write_certificates(directory: Path, *, days: float, names: Sequence[str] = (
 def refuse_expired(directory: Path) -> None:
     """Check the expiry dates of a directory's certificates before processes start.
 
-    Raises:
-        ConfigError: A certificate has expired or cannot be read.
+    Raises ConfigError: a certificate has expired or cannot be read.
     """
     files = (directory / CA_FILE, *(directory / f"{role}.pem" for role in ROLES))
     for path in filter(Path.exists, files):

@@ -1,11 +1,10 @@
 """The simulator: the live system's pure parts on traces, in simulated time.
 
-placement      a policy over a routing trace: PAR, transit, planning time, the competition's score
-autoscaling    the autoscaler over a traffic trace, compared with groups of fixed sizes
-caps           batch selection (CAPS): arrivals and batches as discrete events
-learned_knobs  ScalpeLB's knobs, learned from routing traces
-routing        routing arithmetic
-traces         routing traces
+placement    a policy over a routing trace: PAR, transit, planning time, the competition's score
+autoscaling  the autoscaler over a traffic trace, compared with groups of fixed sizes
+caps         batch selection (CAPS): arrivals and batches as discrete events
+routing      routing arithmetic
+traces       routing traces
 """
 
 from simulator.placement.compare import Comparison, compare

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from eaas.errors import ConfigError
 from eaas_cli.commands.options import Json
-from eaas_cli.commands.progress import progress
+from eaas_cli.console import print_table, progress
+from simulator.caps.policy import PERFECT, cells
+from simulator.caps.policy import judge as run
+from simulator.caps.workload import PATTERNS
 
 __all__ = ["judge"]
 
@@ -55,9 +58,6 @@ def judge(
     from eaas.cores import usable_cores
     from eaas_cli.option_values import numbers, once, positive_numbers
     from simulator.autoscaling.traffic import read_arrivals
-    from simulator.caps.policy import cells
-    from simulator.caps.policy import judge as run
-    from simulator.caps.report import print_judgement
 
     strategy_named(strategy)  # an unknown one is an error before anything runs
     calm = once(positive_numbers("--loads", loads))
@@ -87,7 +87,7 @@ def judge(
     if as_json:
         typer.echo(json.dumps(document))
     else:
-        print_judgement(document)
+        _print(document)
 
 
 def _times(text: str) -> list[float]:
@@ -98,3 +98,42 @@ def _times(text: str) -> list[float]:
     if len(found) != 3 or not all(0 <= value < math.inf for value in found) or sum(found) <= 0:
         raise ConfigError(f"--step-us {text}: give three times in microseconds, FIXED,LOAD,PAIR")
     return found
+
+
+def _print(document: dict[str, Any]) -> None:
+    """Print a line for each pattern and load, then the verdict."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in document["rows"]:
+        kind = "clusters" if row["clustered"] else "independent"
+        named = row["arrivals"] if row["arrivals"] in PATTERNS else f"{row['arrivals']}, {kind}"
+        groups.setdefault(named, []).append(row)
+    for named, rows in groups.items():
+        labels = list(rows[0]["p99_reduction_pct"])
+        heads = ("(perfect)" if label.endswith(PERFECT) else label for label in labels)
+        lines = [
+            (
+                f"{row['load']:g}",
+                f"{row['fcfs_p99_ms']:.0f} ms",
+                *(_change(row["p99_reduction_pct"][label]) for label in labels),
+            )
+            for row in rows
+        ]
+        print_table(("load", "FCFS P99", *heads), lines, title=named)
+    print("P99 against FCFS, less is better; (perfect): with the true loads")
+    verdict = document["verdict"]
+    for told, worst in verdict["worst_in_calm"].items():
+        share = verdict["share_of_greedy_gain_pct"][told]
+        gains = ", ".join(f"{arrivals} {value:.0f} %" for arrivals, value in share.items())
+        half = worst["p99_reduction_ci95_pct"]
+        sure = "" if half is None else f" (95 %: {half:.1f} more or less)"
+        print(
+            f"{told}: at worst {_change(worst['p99_reduction_pct'])}{sure} in calm "
+            f"({worst['arrivals']}, load {worst['load']:g}); "
+            f"of greedy's gain under overload at least: {gains or 'it has none'}"
+        )
+    print(f"correlation of the prediction with the truth: {verdict['predictor_correlation']}")
+
+
+def _change(reduction_pct: float) -> str:
+    """A reduction as a change; `0.0 -` avoids showing -0.0."""
+    return f"{0.0 - reduction_pct:+.1f} %"

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from eaas_cli.bench.command import command, end_on_sigterm, say, show
-from eaas_cli.commands.options import Json
+from eaas_cli.commands.options import Json, Transport
 from eaas_cli.errors import exit_with_one_line
 
 
@@ -25,9 +25,7 @@ def main(
     ] = None,
     servers: Annotated[int, typer.Option(min=1, help="Expert servers of the cluster.")] = 3,
     redundancy: Annotated[int, typer.Option(min=1, help="Servers that hold each expert.")] = 2,
-    transport: Annotated[
-        str, typer.Option(help="Transport to the servers: shm, grpc or nixl.")
-    ] = "shm",
+    transport: Transport = "shm",
     requests: Annotated[int, typer.Option(min=1, help="Requests per run.")] = 32,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 4,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens per prompt.")] = 64,

@@ -27,14 +27,11 @@ class Asked:
     """The load of a run.
 
     Attributes:
-        requests: Number of requests.
-        concurrency: Requests at a time.
         prompt_tokens: Tokens of a prompt, by the checkpoint's tokenizer.
         max_tokens: Tokens of an answer; the end token is ignored.
         min_tokens: A stop string ends no shorter answer.
         stop: A stop string.
         server_counts: Use the endpoint's counts of every event instead of the tokenizer's.
-        seed: Seed of the prompts.
     """
 
     requests: int
@@ -82,12 +79,7 @@ class Run:
 def command(aiperf: Path, endpoint: str, model: Path, asked: Asked, out: Path) -> list[str]:
     """The command line of aiperf.
 
-    Args:
-        aiperf: Program.
-        endpoint: URL.
-        model: Directory of the checkpoint, which gives the model's name and the tokenizer.
-        asked: Load.
-        out: Output directory.
+    `model`: directory of the checkpoint, which gives the model's name and the tokenizer.
     """
     extra: dict[str, Any] = {"ignore_eos": True}
     if asked.min_tokens is not None:

@@ -4,31 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from eaas_cli.console import print_table
 
 __all__ = ["print_report"]
 
 
 def print_report(document: dict[str, Any]) -> None:
     """Print a row per run, then what is wrong."""
-    table = Table(box=None)
-    for column in ("run", "ok", "failed", "prompts", "outputs", "tokens", "tokens/s"):
-        table.add_column(column, justify="left" if column == "run" else "right")
-    table.add_column("TTFT ms", justify="right")
-    table.add_column("ITL ms", justify="right")
+    rows = []
     for row in document["runs"]:
         figures, off = row["figures"], row["outputs_off"]
-        table.add_row(
-            "counts" if row["asked"]["stop"] is None else "min_tokens",
-            str(row["answered"]),
-            str(len(row["failed"])),
-            str(row["prompts_differ"]),
-            f"{row['outputs_differ']}, by {off}" if off else "0",
-            f"{row['fewest_tokens']}-{row['most_tokens']}",
-            *(_times(figures) if figures else ("", "", "")),
+        rows.append(
+            (
+                "counts" if row["asked"]["stop"] is None else "min_tokens",
+                str(row["answered"]),
+                str(len(row["failed"])),
+                str(row["prompts_differ"]),
+                f"{row['outputs_differ']}, by {off}" if off else "0",
+                f"{row['fewest_tokens']}-{row['most_tokens']}",
+                *(_times(figures) if figures else ("", "", "")),
+            )
         )
-    Console().print(table)
+    counts = ("ok", "failed", "prompts", "outputs", "tokens")
+    print_table(("run", *counts, "tokens/s", "TTFT ms", "ITL ms"), rows)
     print(
         "prompts, outputs: requests whose length differs between aiperf and the endpoint.\n"
         "In the run `min_tokens` aiperf uses the endpoint's counts; in the others its tokenizer splits\n"

@@ -45,12 +45,8 @@ def bench_client(
         aiperf: Program, version 0.13.
         model: Checkpoint; aiperf uses its tokenizer.
         endpoint: URL of a running endpoint; None: start a cluster.
-        servers: Expert servers of that cluster.
-        redundancy: Servers that hold each expert.
-        transport: shm, grpc or nixl.
         asked: Load of each round; the seed counts up.
         rounds: Number of rounds, before one with min_tokens, a stop string and the endpoint's counts.
-        say: Prints a line of progress.
 
     Returns:
         The JSON document. `wrong` is empty if every request succeeded and all counts agree.

@@ -6,9 +6,7 @@ Measurements and modules:
     exchange        write, poll, a kernel that computes nothing, reply, read                 caller, server
     layer call      an exchange with dispatch and combine (`LayerCall`, one server)          caller, cell
     client          dispatch and combine alone                                               caller, cell
-    server          processor time while idle and while busy; a scan of many flags           upkeep, scan
-    crowd           the exchange with many clients and servers on this machine               load_generators
-    policies        layer calls to servers, one of them at half speed                        policies
+    server          processor time while idle and while busy                                 upkeep
     layer           a real layer through a server, against the kernel call in that server    layer
 
 The exchange is that of a cluster: the client's `Connection`, a transport, and the arena, slot table and loop
@@ -31,22 +29,16 @@ The document of `python -m benchmarks.dispatch --json` (us: microseconds):
     rows          [transport, hidden, tokens, exchange_us {p50, p99}, floor_us {p50, p99}, over_floor_us,
                   times_floor, layer_call_us {p50, p99}, client_us, request_bytes, result_bytes,
                   rounds, calls]
-    scan_us       {"64", "1024"}: Flags.scan over so many slots
-    wait_look_us  {"64", "1024"}: Flags.wait without a wait
     server        transport, hidden, tokens, idle_cpu_fraction, busy_cpu_fraction (of one core),
                   exchanges_per_s, paused_exchange_us {p50, p99}
-    crowd         clients, servers, transport, hidden, tokens, p50_us, p99_us, ratio (p99 to p50),
-                  exchanges_per_s
-    policies      transport, hidden, tokens, servers, redundancy, slow_server_speed, skew, work_us,
-                  rows [policy, layer_call_us {p50, p99}, times_weights]
     layer         shape, tokens, dtype, transport, kernel, threads, in_process_ms, through_server_ms, ratio,
                   over_ms, calls; absent without the memory for it
     skipped       [what, reason]
 
-`--no-server` leaves out `scan_us` to `layer`. `client_us` is the time of a layer call outside the connection,
+`--no-server` leaves out `server` to `layer`. `client_us` is the time of a layer call outside the connection,
 which is all computation.
 
-`run.bench_dispatch` is not exported: the load generators would import it without need.
+`run.bench_dispatch` is not exported: the servers would import it without need.
 """
 
 from benchmarks.dispatch.plan import Plan, make_plan

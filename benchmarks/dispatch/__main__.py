@@ -31,7 +31,7 @@ def main(
         bool,
         typer.Option(
             "--server/--no-server",
-            help="Also measure a server's processor time, many clients and a real layer.",
+            help="Also measure a server's processor time and a real layer.",
         ),
     ] = True,
     plot: Annotated[

@@ -34,9 +34,10 @@ from eaas.types import Placement
 from eaas.wire.arena import SPIN_US
 from eaas.wire.slot import VERSION, WireDtype
 
-__all__ = ["Caller", "FixedView", "Request", "random_request"]
+__all__ = ["Caller", "Request", "random_request"]
 
 _CONNECT_S = 10.0
+_SERVER = "server"
 # Deadline of a call and of its attempt: nothing is sent twice.
 _ANSWER_S = 30.0
 
@@ -93,12 +94,8 @@ class Caller:
     """A client connected to one server, which holds every expert; a context manager.
 
     Args:
-        address: host:port of the server.
-        transport: Name of the transport.
         hidden, num_experts, top_k: Sizes of the server.
         name: Client id; a server frees the slots of a former client of that id.
-        server: Server id, to which its measured speed belongs.
-        slots: Slots to request.
 
     Raises:
         ClusterError: The server refuses the connection (its message).
@@ -114,7 +111,6 @@ class Caller:
         top_k: int,
         name: str,
         slots: int,
-        server: str = "server",
     ) -> None:
         shape = model_shape(hidden, num_experts, top_k)
         self._metrics = ClientMetrics(CollectorRegistry())
@@ -141,7 +137,7 @@ class Caller:
             raise
         settings = load_config().attention_client
         self._connection = Connection(
-            server,
+            _SERVER,
             1,
             link,
             hidden,
@@ -153,7 +149,7 @@ class Caller:
         )
         self.connection = self._connection
         holds_LSE = np.ones((1, 1, num_experts), dtype=np.bool_)
-        placement = Placement(1, (server,), holds_LSE, holds_LSE.astype(np.float32))
+        placement = Placement(1, (_SERVER,), holds_LSE, holds_LSE.astype(np.float32))
         self._stopwatch = _Stopwatch(self.connection)
         watched = cast("Connection", self._stopwatch)
         self._plain = self._dispatcher(
@@ -214,7 +210,7 @@ class Caller:
 
     def _dispatcher(self, view: ClusterView, policy: str) -> Dispatcher:
         return Dispatcher(
-            FixedView(view),
+            _FixedView(view),
             dispatch_policy(policy),
             _ANSWER_S,
             _ANSWER_S,
@@ -229,7 +225,7 @@ def _call(dispatcher: Dispatcher, request: Request) -> torch.Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class FixedView:
+class _FixedView:
     """A cluster that never changes (`attention_client.layer_call.call.Replicas`)."""
 
     current: ClusterView

@@ -44,8 +44,6 @@ def bench_cell(
     """Measure a cell; return its row.
 
     Args:
-        plan: Plan of the run.
-        transport: Transport of the caller.
         hidden, tokens: H, T.
         caller: Connected to a server that computes nothing.
         floor: Large enough for the bytes of the cell.

@@ -17,9 +17,7 @@ def main(pid: int, fd: int, size: int, result_bytes: int, core: int) -> None:
 
     Args:
         pid, fd: Descriptor of the memory in the launcher.
-        size: Size of the memory.
         result_bytes: Size of the largest result.
-        core: Core to run on.
     """
     bind_to_launcher()
     os.sched_setaffinity(0, {core})

@@ -42,14 +42,7 @@ def lack_of_memory(layer: Shape) -> str:
 
 
 def bench_layer(plan: Plan, slots: int, threads: int, fork_server: ForkServer) -> dict[str, Any]:
-    """The document's `layer`.
-
-    Args:
-        plan: Its first transport, layer and rounds are used.
-        slots: Of the client.
-        threads: Of the kernel.
-        fork server: Forks the server.
-    """
+    """The document's `layer`, with the plan's first transport."""
     shape = plan.layer
     batches = Batches(shape, torch.bfloat16, plan.layer_tokens)
     with working([kernel_server(plan, slots, threads)], fork_server) as (server,):

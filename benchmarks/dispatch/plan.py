@@ -17,18 +17,12 @@ class Plan:
 
     Attributes:
         transports: In the order of measurement; the parts after the rows use the first.
-        hidden: Hidden sizes.
         tokens: T of the exchanges; all of them fit a slot.
-        rounds: Turns of each measurement.
-        with_server: Also measure a server, many clients and a real layer.
+        with_server: Also measure a server and a real layer.
         top_k: K.
         num_experts: E.
-        turn_s: Seconds of a turn.
         watch_s: Seconds of watching a server.
-        clients, servers: Number of load generators and of their servers.
-        load_generator_tokens: T of their exchanges.
-        policy_tokens: T of the layer calls that compare dispatch policies.
-        layer: Shape of the real layer.
+        upkeep_tokens: T of its exchanges.
         layer_tokens: T of its calls.
     """
 
@@ -41,10 +35,7 @@ class Plan:
     num_experts: int = 128
     turn_s: float = 0.2
     watch_s: float = 3.0
-    clients: int = 8
-    servers: int = 4
-    load_generator_tokens: int = 8
-    policy_tokens: int = 64
+    upkeep_tokens: int = 8
     layer: Shape = BUILT_IN[0]
     layer_tokens: int = 64
 

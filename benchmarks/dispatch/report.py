@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from eaas_cli.console import print_table
 
 __all__ = ["print_report"]
 
@@ -22,18 +21,16 @@ def print_report(document: dict[str, Any]) -> None:
             f"Other processes kept {machine['busy_cores_elsewhere']} cores busy: "
             "measure again on an idle machine"
         )
-    console = Console()
     rows = document["rows"]
     for transport, hidden in dict.fromkeys((row["transport"], row["hidden"]) for row in rows):
         here = [row for row in rows if (row["transport"], row["hidden"]) == (transport, hidden)]
-        console.print(_table(f"{transport}, hidden {hidden}", here))
+        print_table(_COLUMNS, list(map(_cells, here)), title=f"{transport}, hidden {hidden}")
     print(
         "over, times: exchange to floor; layer: with dispatch and combine; "
         "client: dispatch and combine alone"
     )
     if "server" in document:
         _print_server(document)
-        _print_policies(document["policies"])
     if "layer" in document:
         layer = document["layer"]
         print(
@@ -46,12 +43,7 @@ def print_report(document: dict[str, Any]) -> None:
 
 
 def _print_server(document: dict[str, Any]) -> None:
-    server, clients = document["server"], document["crowd"]
-    scans = ", ".join(
-        f"{us:.3g} us (a wait's: {document['wait_look_us'][slots]:.3g}) over {slots} slots"
-        for slots, us in document["scan_us"].items()
-    )
-    print(f"scan of the flags: {scans}")
+    server = document["server"]
     paused = server["paused_exchange_us"]
     print(
         f"server ({server['transport']}, hidden {server['hidden']}, T={server['tokens']}): "
@@ -59,24 +51,6 @@ def _print_server(document: dict[str, Any]) -> None:
         f"{100 * server['busy_cpu_fraction']:.3g} % at {server['exchanges_per_s']:.4g} exchanges/s; "
         f"after a pause an exchange takes {paused['p50']:.4g} us, p99 {paused['p99']:.4g}"
     )
-    print(
-        f"{clients['clients']} clients, {clients['servers']} servers: {clients['p50_us']:.4g} us, "
-        f"p99 {clients['p99_us']:.4g} us, ratio {clients['ratio']:.3g}, "
-        f"{clients['exchanges_per_s']:.4g} exchanges/s"
-    )
-
-
-def _print_policies(policies: dict[str, Any]) -> None:
-    print(
-        f"dispatch policies: {policies['servers']} servers, the first at "
-        f"{policies['slow_server_speed']:.2g} of the others' speed, skewed routing, T={policies['tokens']}"
-    )
-    for row in policies["rows"]:
-        took = row["layer_call_us"]
-        print(
-            f"  {row['policy']:<12} layer call {took['p50']:.4g} us, p99 {took['p99']:.4g} us, "
-            f"{row['times_weights']:.3g} times weights"
-        )
 
 
 def _short(us: float) -> str:
@@ -84,17 +58,12 @@ def _short(us: float) -> str:
     return f"{us:.0f}" if us >= 99.95 else f"{us:.3g}"
 
 
-def _table(title: str, rows: list[dict[str, Any]]) -> Table:
-    table = Table(box=None, pad_edge=False, title=title, title_justify="left")
-    for column in _COLUMNS:
-        table.add_column(column, justify="right", no_wrap=True)
-    for row in rows:
-        figures = (
-            *row["floor_us"].values(),
-            *row["exchange_us"].values(),
-            *(row["over_floor_us"], row["times_floor"]),
-            *row["layer_call_us"].values(),
-            row["client_us"],
-        )
-        table.add_row(str(row["tokens"]), *map(_short, figures))
-    return table
+def _cells(row: dict[str, Any]) -> list[str]:
+    figures = (
+        *row["floor_us"].values(),
+        *row["exchange_us"].values(),
+        *(row["over_floor_us"], row["times_floor"]),
+        *row["layer_call_us"].values(),
+        row["client_us"],
+    )
+    return [str(row["tokens"]), *map(_short, figures)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,17 +12,14 @@ from benchmarks.dispatch.caller import Caller
 from benchmarks.dispatch.cell import bench_cell
 from benchmarks.dispatch.floor import Floor
 from benchmarks.dispatch.layer import bench_layer, lack_of_memory
-from benchmarks.dispatch.load_generators import bench_load_generators
 from benchmarks.dispatch.plan import Plan
-from benchmarks.dispatch.policies import bench_policies
-from benchmarks.dispatch.scan import bench_scan
 from benchmarks.dispatch.server import null_server
 from benchmarks.dispatch.sizes import request_bytes, result_bytes
 from benchmarks.dispatch.upkeep import bench_upkeep
 from eaas.cores import usable_cores
 from eaas.errors import ConfigError
 from eaas.wire.arena import SPIN_US
-from eaas_cli.bench.machine import busy_core_seconds, describe_machine
+from eaas_cli.bench.machine import BusyElsewhere, describe_machine
 from eaas_cli.bench.worker import with_fork_server, working
 from eaas_cli.local.fork_server import ForkServer
 
@@ -31,10 +27,8 @@ __all__ = ["bench_dispatch"]
 
 # As a client requests, one for each of two micro-batches: at T=512 and H=7168 a slot has 30 MB.
 _SLOTS = 2
-_SCANNED = (64, 1024)
-# Imports of the processes.
-_SERVER_MODULES = ("benchmarks.dispatch.server_process",)
-_CLIENT_MODULES = ("benchmarks.dispatch.load_generator_process",)
+# Imports of the servers.
+_MODULES = ("benchmarks.dispatch.server_process",)
 
 
 def bench_dispatch(
@@ -43,8 +37,6 @@ def bench_dispatch(
     """Measure the data plane and the machine's floor, in turn. Sets torch's threads to 1.
 
     Args:
-        plan: Plan of the run.
-        say: Prints a line of progress.
         fork_server: Forks the processes, and keeps running afterwards. None: the run starts its own.
 
     Returns:
@@ -59,11 +51,10 @@ def bench_dispatch(
             "bench dispatch: the floor needs two cores, one for each side, and this process may use one"
         )
     torch.set_num_threads(1)
-    began = _Usage()
+    elsewhere = BusyElsewhere()
     skipped: list[dict[str, str]] = []
     say("importing what servers need")
-    modules = _SERVER_MODULES + (_CLIENT_MODULES if plan.with_server else ())
-    with with_fork_server(modules, fork_server) as forks:
+    with with_fork_server(_MODULES, fork_server) as forks:
         document: dict[str, Any] = {
             "settings": _settings(plan),
             "rows": _rows(plan, say, skipped, forks),
@@ -72,7 +63,7 @@ def bench_dispatch(
             document |= _server(plan, say, skipped, forks)
     machine = describe_machine() | {
         "torch": torch.__version__,
-        "busy_cores_elsewhere": began.busy_elsewhere(),
+        "busy_cores_elsewhere": elsewhere.cores(),
     }
     return {"machine": machine} | document | {"skipped": skipped}
 
@@ -80,19 +71,9 @@ def bench_dispatch(
 def _server(
     plan: Plan, say: Callable[[str], None], skipped: list[dict[str, str]], fork_server: ForkServer
 ) -> dict[str, Any]:
-    """The parts of the document on a server, many processes and a real layer."""
-    say("a scan of many flags")
-    looks = {str(slots): bench_scan(slots, plan.rounds) for slots in _SCANNED}
-    parts: dict[str, Any] = {
-        "scan_us": {slots: scan for slots, (scan, _) in looks.items()},
-        "wait_look_us": {slots: look for slots, (_, look) in looks.items()},
-    }
+    """The parts of the document on a server and a real layer."""
     say("a server that is idle, then busy")
-    parts["server"] = bench_upkeep(plan, _SLOTS, fork_server)
-    say(f"{plan.clients} clients and {plan.servers} servers")
-    parts["crowd"] = bench_load_generators(plan, _SLOTS, fork_server)
-    say("dispatch policies, one server at half speed")
-    parts["policies"] = bench_policies(plan, _SLOTS, fork_server)
+    parts: dict[str, Any] = {"server": bench_upkeep(plan, _SLOTS, fork_server)}
     lack = lack_of_memory(plan.layer)
     if lack:
         skipped.append({"what": f"layer {plan.layer}", "reason": lack})
@@ -148,20 +129,3 @@ def _settings(plan: Plan) -> dict[str, Any]:
         "rounds": plan.rounds,
         "turn_s": plan.turn_s,
     }
-
-
-class _Usage:
-    """Processor time from now on."""
-
-    def __init__(self) -> None:
-        self._wall, self._all, self._own = time.monotonic(), busy_core_seconds(), _own_s()
-
-    def busy_elsewhere(self) -> float:
-        """Mean number of cores that other processes kept busy; call it after all children have ended."""
-        others = busy_core_seconds() - self._all - (_own_s() - self._own)
-        return round(max(0.0, others) / (time.monotonic() - self._wall), 2)
-
-
-def _own_s() -> float:
-    """Processor seconds of this process and of the children that have ended."""
-    return sum(os.times()[:4])

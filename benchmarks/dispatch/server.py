@@ -6,43 +6,28 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 
-from attention_client.dispatch.parts import CHUNK_PAIRS
 from benchmarks.dispatch.plan import Plan
 from eaas_cli.bench.worker import Worker
 
-__all__ = ["kernel_server", "null_server", "waiting_server"]
+__all__ = ["kernel_server", "null_server"]
 
 
-def null_server(
-    plan: Plan, hidden: int, tokens: int, slots: int, name: str = "server"
-) -> Callable[..., Worker]:
-    """Make the start of a server that computes nothing; arguments as in `waiting_server`."""
-    return waiting_server(plan, hidden, tokens, slots, 0.0, name)
-
-
-def waiting_server(
-    plan: Plan, hidden: int, tokens: int, slots: int, work_s: float, name: str
-) -> Callable[..., Worker]:
-    """Make the start of a server that sleeps instead of computing.
+def null_server(plan: Plan, hidden: int, tokens: int, slots: int) -> Callable[..., Worker]:
+    """Make the start of a server that computes nothing.
 
     Args:
-        plan: Plan of the run.
         hidden: H.
         tokens: T that a slot holds.
-        slots: Slots of the arena.
-        work_s: Seconds per unit of work (`attention_client.dispatch.parts.Part`).
-        name: Name for messages.
     """
     return partial(
         Worker,
-        name,
+        "server",
         "benchmarks.dispatch.server_process",
         hidden=hidden,
         num_experts=plan.num_experts,
         top_k=plan.top_k,
         slot_tokens=tokens,
         slots=slots,
-        work={"seconds": work_s, "chunk_pairs": CHUNK_PAIRS},
         layer=None,
     )
 

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
-import numpy as np
 import torch
 
 from benchmarks.dispatch.sizes import model_shape
@@ -55,8 +54,7 @@ def main(arguments: str) -> None:
     if wanted["layer"] is None:
         torch.set_num_threads(1)
         # The loop batches all waiting requests.
-        most_tokens = wanted["slots"] * wanted["slot_tokens"]
-        kernel = _waiting_kernel(most_tokens, wanted["hidden"], **wanted["work"])
+        kernel = _null_kernel(wanted["slots"] * wanted["slot_tokens"], wanted["hidden"])
     else:
         torch.set_num_threads(wanted["layer"]["threads"])
         shape = Shape(**wanted["layer"]["shape"])
@@ -106,19 +104,13 @@ def _serve(wanted: dict[str, Any], kernel: ExpertKernel) -> None:
         arena.close()
 
 
-def _waiting_kernel(
-    most_tokens: int, hidden: int, seconds: float, chunk_pairs: int
-) -> ExpertKernel:
+def _null_kernel(most_tokens: int, hidden: int) -> ExpertKernel:
     """A function instead of a kernel: the loop only calls it."""
     ready_TH = torch.ones(most_tokens, hidden)
 
     def compute(
-        x_TH: torch.Tensor, ids_TK: torch.Tensor, scores_TK: torch.Tensor, layer: int
+        x_TH: torch.Tensor, _ids_TK: torch.Tensor, _scores_TK: torch.Tensor, _layer: int
     ) -> torch.Tensor:
-        if seconds:
-            ids = ids_TK.numpy()
-            wanted_P = ids[ids >= 0]
-            time.sleep(seconds * (len(np.unique(wanted_P)) + wanted_P.size / chunk_pairs))
         return ready_TH[: x_TH.shape[0]]
 
     return cast("ExpertKernel", compute)

@@ -24,7 +24,6 @@ class Turn:
 
     Attributes:
         p50_us, p99_us: Over all calls.
-        calls: Number of calls.
     """
 
     p50_us: float
@@ -48,9 +47,6 @@ def take_turn(
     """Call repeatedly.
 
     Args:
-        call: The measured function.
-        seconds: Minimum duration.
-        least: Minimum number of calls.
         pause_s: Sleep before each call.
 
     Returns:

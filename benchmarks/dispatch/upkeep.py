@@ -24,7 +24,7 @@ _PAUSE_S = 0.001
 
 def bench_upkeep(plan: Plan, slots: int, fork_server: ForkServer) -> dict[str, Any]:
     """Measure `server` of the document."""
-    transport, hidden, tokens = plan.transports[0], plan.hidden[0], plan.load_generator_tokens
+    transport, hidden, tokens = plan.transports[0], plan.hidden[0], plan.upkeep_tokens
     request = random_request(tokens, hidden, plan.num_experts, plan.top_k)
     with working([null_server(plan, hidden, tokens, slots)], fork_server) as (server,):
         assert server.address is not None

@@ -8,15 +8,12 @@ from typing import Annotated
 import typer
 
 from eaas_cli.bench.command import command, end_on_sigterm, model_or_demo, say, show
-from eaas_cli.commands.options import Json
+from eaas_cli.commands.options import DemoModel, Json, Transport
 from eaas_cli.errors import exit_with_one_line
 
 
 def main(
-    model: Annotated[
-        Path | None,
-        typer.Option("--model", help="Checkpoint.", show_default="a demo checkpoint"),
-    ] = None,
+    model: DemoModel = None,
     servers: Annotated[int, typer.Option(min=2, help="Expert servers.")] = 8,
     redundancy: Annotated[int, typer.Option(min=1, help="Servers that hold each expert.")] = 2,
     faults: Annotated[int, typer.Option(min=1, help="Number of faults, one after another.")] = 10,
@@ -33,9 +30,7 @@ def main(
             help="Also measure a fixed group, which each fault restarts as a whole.",
         ),
     ] = True,
-    transport: Annotated[
-        str, typer.Option(help="Transport to the servers: shm, grpc or nixl.")
-    ] = "shm",
+    transport: Transport = "shm",
     seed: Annotated[int, typer.Option(help="Seed of the victims and the prompts.")] = 1,
     plot: Annotated[
         Path | None,

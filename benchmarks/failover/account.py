@@ -26,9 +26,6 @@ class Strike:
     """A fault, with its two rounds. Times are monotonic seconds.
 
     Attributes:
-        kind: "kill" or "hang".
-        server: Name of the server.
-        at_s: Time of the fault.
         back_s: When every expert had all of its replicas again.
         replacement_cpu_s: Processor time of the replacement's start and load.
         quiet: The round without it.

@@ -6,19 +6,15 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from eaas_cli.console import print_table
 
 __all__ = ["draw_plot", "print_report"]
 
 
 def print_report(document: dict[str, Any]) -> None:
     """Print a row per fault, then the losses."""
-    table = Table(box=None)
-    for column in ("fault", "server", "quiet s", "faulted s", "stall ms", "whole again s", "CPU s"):
-        table.add_column(column, justify="left" if column in ("fault", "server") else "right")
-    for row in document["faults"]:
-        table.add_row(
+    rows = [
+        (
             row["kind"],
             row["server"],
             f"{row['quiet_s']:.2f}",
@@ -27,7 +23,10 @@ def print_report(document: dict[str, Any]) -> None:
             f"{row['whole_again_s']:.1f}",
             f"{row['replacement_cpu_s']:.2f}",
         )
-    Console().print(table)
+        for row in document["faults"]
+    ]
+    columns = ("fault", "server", "quiet s", "faulted s", "stall ms", "whole again s", "CPU s")
+    print_table(columns, rows, left=("server",))
     lost, stall = document["lost"], document["worst_stall_ms"]
     print(
         f"tokens/s: {lost['tokens_per_s_quiet']:.1f} without faults, "

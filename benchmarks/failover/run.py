@@ -56,17 +56,8 @@ def bench_failover(
     """Inject faults one after another into a running cluster, then into a fixed group.
 
     Args:
-        model: Checkpoint.
-        servers: Expert servers.
-        redundancy: Servers that hold each expert.
-        faults: Number of faults.
         kinds: Some of `KINDS`, in turn. "kill": SIGKILL and restart. "hang": SIGSTOP for 2.5 s.
-        streams: Answers at a time.
-        max_tokens: Tokens of each answer.
         fixed_group: Also measure a fixed group: every fault restarts all of it.
-        seed: Seed of the victims.
-        transport: shm, grpc or nixl.
-        say: Prints a line of progress.
         fork_server: Forks the processes, and keeps running afterwards. None: the run starts its own.
 
     Returns:
@@ -176,8 +167,7 @@ class _Bench:
     def restart_all(self, server: str) -> dict[str, Any]:
         """A round of a fixed group: the end of one process ends all, and all are restarted.
 
-        Raises:
-            ClusterError: Rounds end before their fault.
+        Raises ClusterError: rounds end before their fault.
         """
         for _ in range(_ROUNDS):
             entry = self._restart_all(server)

@@ -24,9 +24,6 @@ class Round:
     """The result of a round. Times are monotonic seconds.
 
     Attributes:
-        began_s: Begin of the streams.
-        ended_s: End of the last stream.
-        answers: One per stream.
         failed: The first error of each failed stream; it was repeated from its beginning until it succeeded.
     """
 
@@ -57,7 +54,6 @@ class Streams:
     Args:
         endpoint: Returns the URL without "/v1"; a restarted cluster has another one.
         prompts: Token ids, one prompt per stream.
-        max_tokens: Tokens of each answer.
     """
 
     def __init__(
@@ -108,16 +104,10 @@ class Streams:
             self._round.answers = done.result()
 
     async def _one(self, client: httpx.AsyncClient, prompt: list[int]) -> Answer:
-        body = {
-            "prompt": prompt,
-            "max_tokens": self._max_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-        }
-        answer = await ask(client, self._endpoint(), body)
+        answer = await ask(client, self._endpoint(), prompt, self._max_tokens)
         if answer.error:
             self._round.failed.append(answer)
         while answer.error:
             await asyncio.sleep(_AGAIN_S)
-            answer = await ask(client, self._endpoint(), body)
+            answer = await ask(client, self._endpoint(), prompt, self._max_tokens)
         return answer

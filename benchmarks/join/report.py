@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from eaas_cli.console import print_table
 
 __all__ = ["print_report"]
 
 
 def print_report(document: dict[str, Any]) -> None:
     """Print a row per join."""
-    table = Table(box=None)
-    for column in ("from", "its MB/s", "join s", "MB/s", "ratio", "p99 ms", "slowest ms", "ratio"):
-        table.add_column(column, justify="left" if column == "from" else "right")
-    for row in document["rows"]:
-        table.add_row(
+    rows = [
+        (
             row["source"],
             f"{row['medium_mb_per_s']:.0f}",
             f"{row['join_s']:.2f}",
@@ -26,7 +22,11 @@ def print_report(document: dict[str, Any]) -> None:
             f"{row['meanwhile_ms']['slowest']:.1f}",
             f"{row['ratio']['slowest']:.2f}",
         )
-    Console().print(table)
+        for row in document["rows"]
+    ]
+    print_table(
+        ("from", "its MB/s", "join s", "MB/s", "ratio", "p99 ms", "slowest ms", "ratio"), rows
+    )
     print(
         f"share: {document['share_bytes'] / 1e6:.0f} MB; p99 ms: other client's layer calls before the join; "
         "slowest ms: during it"

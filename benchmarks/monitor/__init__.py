@@ -2,7 +2,6 @@
 
 Measurements and modules:
 
-    registry     a heartbeat and a tick without gRPC                                         core
     heartbeats   processor time, memory and answers of the monitor, without watchers         stage
     watching     the same with watchers, and the time until they know of an end              stage, run
 
@@ -20,11 +19,9 @@ The document of `python -m benchmarks.monitor --json`:
 
     machine      processor, cores, python, grpc, busy_cores (of the machine, on average)
     settings     interval_s, lease_s, per_connection, loaders, seconds, deaths
-    registry     [members, heartbeat_us, tick_us]
-    rows         [members, join_s, heartbeats {FIGURES}, snapshot {bytes, ms}, falsely_dead,
+    rows         [members, join_s, heartbeats {FIGURES}, snapshot {bytes, ms},
                   watching [watchers, FIGURES, goodbye_ms {ENDS}, death_ms {ENDS}]]
                  or [members, watching [], error]: they could not join; the run ends
-    breaks       members, watchers, what: the first failure; null: none
     FIGURES      cpu_cores (of the monitor), cpu_us_per_heartbeat, rss_mb, heartbeats_per_s, late (turns
                  before the last answer), taken (share of answered turns),
                  ended (streams that the monitor ended), answer_ms {p50, p99, max}, watched_per_s (messages to

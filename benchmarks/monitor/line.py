@@ -36,11 +36,7 @@ class Call(NamedTuple):
 class Line:
     """One connection. Only the constructor blocks; `fileno` is for a selector.
 
-    Args:
-        address: host:port of the monitor.
-
-    Raises:
-        OSError: Nothing listens there.
+    Raises OSError: nothing listens there.
     """
 
     def __init__(self, address: str) -> None:
@@ -74,7 +70,6 @@ class Line:
         Args:
             method: Its name in the contract.
             request: The first message, serialized.
-            call: Callbacks.
             more: More messages follow (`send`).
         """
         stream = self._next_stream

@@ -24,11 +24,7 @@ class LoadGenerators:
     """Members that send a heartbeat every `interval_s`, once the last was answered.
 
     Args:
-        address: host:port of the monitor.
         numbers: Numbers of the members (`member.describe`).
-        lines: Number of connections.
-        interval_s: Heartbeat interval of a member.
-        selector: Selector for the connections.
 
     Attributes:
         ended: Streams and calls that the monitor ended.

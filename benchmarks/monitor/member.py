@@ -42,10 +42,6 @@ def describe(number: int) -> Member:
 class SimulatedMember:
     """One member on a connection, which others may share.
 
-    Args:
-        number: Number of the member (`describe`).
-        line: Its connection.
-
     Attributes:
         incarnation: Current incarnation; 0 before the first.
         sent_at: Monotonic seconds of the last heartbeat.

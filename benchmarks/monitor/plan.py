@@ -24,7 +24,6 @@ class Plan:
         per_connection: Members that share a connection.
         loaders: Processes that simulate members.
         seconds: Seconds of each measurement.
-        interval_s: Heartbeat interval of a member.
         settle_s: Seconds before a measurement.
         deaths: Ends of each kind, for each number of watchers.
         patience_s: Deadline for all members to join.
@@ -50,8 +49,7 @@ def make_plan(
 ) -> Plan:
     """Check the options and make a plan.
 
-    Raises:
-        ConfigError: An option is wrong, or the limit of open files is too low.
+    Raises ConfigError: an option is wrong, or the limit of open files is too low.
     """
     steps = sorted(once(numbers("--members", members, least=2)))
     files = steps[-1] // per_connection + _OTHER_FILES

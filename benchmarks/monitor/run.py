@@ -8,7 +8,6 @@ from typing import Any
 
 import grpc
 
-from benchmarks.monitor.core import bench_registry
 from benchmarks.monitor.plan import Plan
 from benchmarks.monitor.stage import Stage, stage
 from eaas.config import MonitorConfig
@@ -16,20 +15,14 @@ from eaas.errors import ClusterError
 from eaas_cli.bench.figures import figure
 from eaas_cli.bench.machine import busy_core_seconds, describe_machine
 
-__all__ = ["bench_monitor", "find_break", "is_broken", "watching_step"]
+__all__ = ["bench_monitor", "is_broken", "watching_step"]
 
-# Limits of "in time": share of answered heartbeats, p99 of answers.
-_TAKEN, _ANSWER_MS = 0.99, 500.0
 # Deadline for all watchers to know of a death.
 _DEATH_S = 30.0
 
 
 def bench_monitor(plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
     """Measure a monitor with growing numbers of members.
-
-    Args:
-        plan: Plan of the run.
-        say: Prints a line of progress.
 
     Returns:
         The document of `python -m benchmarks.monitor --json` (see the package docstring).
@@ -38,8 +31,6 @@ def bench_monitor(plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
         EaasError: A process did not start, or a process of members ended.
     """
     began, busy_s = time.monotonic(), busy_core_seconds()
-    say("the registry alone")
-    registry = [bench_registry(members) for members in plan.members]
     rows: list[dict[str, Any]] = []
     for members in plan.members:
         rows.append(_row(plan, members, say))
@@ -60,9 +51,7 @@ def bench_monitor(plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
             "seconds": plan.seconds,
             "deaths": plan.deaths,
         },
-        "registry": registry,
         "rows": rows,
-        "breaks": find_break(rows),
     }
 
 
@@ -85,7 +74,6 @@ def _row(plan: Plan, members: int, say: Callable[[str], None]) -> dict[str, Any]
             if is_broken(row["watching"][-1]):
                 say("the monitor is behind or has ended streams: the step ends here")
                 break
-        row["falsely_dead"] = here.dead()
     return row
 
 
@@ -132,28 +120,3 @@ def _end_of_one(here: Stage, watchers: int, *, goodbye: bool) -> tuple[float, fl
         if shares[-1] > place:
             here.watch(watchers)
     return 1e3 * (first - end["at"]), 1e3 * (last - end["at"]), missing
-
-
-def find_break(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The first failure in the rows; None if there is none."""
-    for row in rows:
-        if "error" in row:
-            return {"members": row["members"], "what": f"not all could join: {row['error']}"}
-        for cell in (row["heartbeats"], *row["watching"]):
-            where = {"members": row["members"], "watchers": cell.get("watchers", 0)}
-            answer_ms = cell["answer_ms"]
-            if cell["ended"]:
-                return where | {"what": f"the monitor ended {cell['ended']} streams"}
-            if cell["taken"] < _TAKEN:
-                share = 100 * cell["taken"]
-                return where | {"what": f"only {share:.3g} % of the heartbeats were taken"}
-            if answer_ms["p99"] > _ANSWER_MS:
-                return where | {"what": f"answers took {answer_ms['p99']:.4g} ms (p99)"}
-            for kind in ("goodbye_ms", "death_ms"):
-                if cell.get(kind, {}).get("not_told"):
-                    return where | {"what": "not all watchers were told of an end"}
-            if cell["cpu_cores"] > 1:
-                return where | {"what": f"it takes {cell['cpu_cores']} cores"}
-        if row["falsely_dead"]:
-            return where | {"what": f"{row['falsely_dead']} members were taken for dead"}
-    return None

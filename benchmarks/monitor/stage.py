@@ -13,8 +13,8 @@ from typing import Any
 from benchmarks.monitor.plan import Plan
 from eaas.errors import ClusterError
 from eaas.net.grpc_client import channel, leave
-from eaas.rpc.v1 import common_pb2, monitor_pb2_grpc
 from eaas.rpc.v1 import monitor_pb2 as pb
+from eaas.rpc.v1 import monitor_pb2_grpc
 from eaas_cli.bench.figures import figure
 from eaas_cli.bench.machine import processor_s
 from eaas_cli.bench.worker import Worker, working
@@ -30,8 +30,6 @@ class Stage:
     """A monitor with members; made by `stage`.
 
     Attributes:
-        members: Number of members.
-        address: Address of the monitor.
         size_of_last: Members in the last process.
     """
 
@@ -112,11 +110,6 @@ class Stage:
     def _rss_mb(self) -> float:
         status = Path(f"/proc/{self._monitor.pid}/status").read_text()
         return figure(int(status.partition("VmRSS:")[2].split()[0]) / 1024)
-
-    def dead(self) -> int:
-        """Members that the monitor lists as DEAD (it keeps the last 64)."""
-        snapshot, _ = self.snapshot()
-        return sum(m.state == common_pb2.MEMBER_STATE_DEAD for m in snapshot.members)
 
 
 def _ends(members: int, processes: int) -> list[int]:

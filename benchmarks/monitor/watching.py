@@ -17,8 +17,6 @@ class Sightings:
     """Times of each death, over all watchers of this process.
 
     Attributes:
-        messages: Received messages.
-        bytes: Their bytes.
         signs: Messages without a change.
         gaps: Events out of order; always 0 with a correct monitor.
     """

@@ -4,32 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from eaas_cli.console import print_table
 
 __all__ = ["print_report"]
 
 
 def print_report(document: dict[str, Any]) -> None:
     """Print a row per policy and size."""
-    table = Table(box=None)
-    columns = (
-        "policy",
-        "servers",
-        "slots",
-        "plan ms",
-        "cpu",
-        "again ms",
-        "cpu",
-        "limit",
-        "PAR",
-        "gap",
-    )
-    for column in columns:
-        table.add_column(column, justify="left" if column == "policy" else "right", no_wrap=True)
-    for row in document["rows"]:
-        limit = row["limit_ms"]
-        table.add_row(
+    rows = [
+        (
             row["policy"],
             str(row["servers"]),
             str(row["slots"]),
@@ -38,10 +21,13 @@ def print_report(document: dict[str, Any]) -> None:
                 for kind in ("plan_ms", "again_ms")
                 for of in ("median", "cpu")
             ),
-            f"{limit:.0f}" if limit else "",
+            f"{row['limit_ms']:.0f}" if row["limit_ms"] else "",
             f"{row['par_mean']:.4f}",
             f"{row['gap_mean']:.4f}",
         )
-    Console().print(table)
+        for row in document["rows"]
+    ]
+    times = ("plan ms", "cpu", "again ms", "cpu")
+    print_table(("policy", "servers", "slots", *times, "limit", "PAR", "gap"), rows)
     print("medians of wall time and processor time; limit: allowed time on one core")
     print("again: with a current plan and changed loads; gap: PAR / lower bound")

@@ -38,7 +38,6 @@ def bench_policies(
         sizes: Planning tasks.
         policies: Names; empty: all.
         rounds: Plans per policy and size, after one warm-up plan.
-        say: Prints a line of progress.
 
     Returns:
         The JSON document: `rows` with `plan_ms` (a `plan` call) and `again_ms` (with a current plan and

@@ -25,12 +25,7 @@ _IMPLEMENTATION = "grouped_mm"
 
 
 class LocalExperts:
-    """Replaces a cluster: computes layer calls here, with a kernel that holds every expert.
-
-    Args:
-        model_path: Checkpoint.
-        threads: Threads of the kernel.
-    """
+    """Replaces a cluster: computes layer calls here, with a kernel that holds every expert."""
 
     def __init__(self, model_path: Path, threads: int) -> None:
         from eaas.checkpoint import Checkpoint

@@ -1,14 +1,10 @@
-"""A load generator for an OpenAI-compatible endpoint, and the latencies that users would see.
-
-Closed loop: a number of users with one request at a time each. Open loop: requests come at given times.
-"""
+"""A closed-loop load generator for an OpenAI-compatible endpoint, and the latencies that users would see."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import httpx
@@ -25,14 +21,7 @@ _READ_S = 120.0
 
 @dataclass(frozen=True)
 class Workload:
-    """Greedy completions of prompts of equal length.
-
-    Attributes:
-        requests: Number of requests.
-        concurrency: Requests at a time.
-        prompt_tokens: Tokens of each prompt.
-        output_tokens: Tokens of each answer.
-    """
+    """Greedy completions of prompts of equal length."""
 
     requests: int
     concurrency: int
@@ -54,14 +43,12 @@ class LoadResult:
         tokens: Tokens of all answers.
         ttft_s: Time to first token of each request.
         itl_s: Times between two tokens of the same answer.
-        e2e_s: Time of each request, from its scheduled time to its end.
     """
 
     seconds: float = 0.0
     tokens: int = 0
     ttft_s: list[float] = field(default_factory=list)
     itl_s: list[float] = field(default_factory=list)
-    e2e_s: list[float] = field(default_factory=list)
 
     def document(self) -> dict[str, object]:
         """Throughput and percentiles, for the report."""
@@ -77,74 +64,31 @@ def _percentiles_ms(values_s: list[float]) -> dict[str, float]:
     return {"p50": round(float(p50), 3), "p99": round(float(p99), 3)}
 
 
-def run_load(
-    base_url: str, workload: Workload, arrival_s: Sequence[float] | None = None
-) -> LoadResult:
-    """Send a workload to an endpoint.
-
-    Args:
-        base_url: URL without "/v1".
-        workload: Requests to send.
-        arrival_s: Time of each request in seconds from the start; `concurrency` does not apply. None:
-            closed loop.
-
-    Raises:
-        ClusterError: A request failed.
-    """
-    return asyncio.run(_run(base_url, workload, arrival_s))
+def run_load(base_url: str, workload: Workload) -> LoadResult:
+    """Send a workload to an endpoint (URL without "/v1"). Raises ClusterError if a request failed."""
+    return asyncio.run(_run(base_url, workload))
 
 
-async def _run(base_url: str, workload: Workload, arrival_s: Sequence[float] | None) -> LoadResult:
+async def _run(base_url: str, workload: Workload) -> LoadResult:
     result = LoadResult()
-    at_once = workload.concurrency if arrival_s is None else workload.requests
-    turns = asyncio.Semaphore(at_once)
-    limits = httpx.Limits(max_connections=at_once)
+    turns = asyncio.Semaphore(workload.concurrency)
+    limits = httpx.Limits(max_connections=workload.concurrency)
     async with httpx.AsyncClient(
         headers=authorization(), timeout=httpx.Timeout(10.0, read=_READ_S), limits=limits
     ) as client:
+
+        async def one(index: int) -> None:
+            prompt = workload.prompt(index)
+            async with turns:
+                answer = await ask(client, base_url, prompt, workload.output_tokens)
+            if answer.error:
+                raise ClusterError(f"{base_url}: {answer.error}")
+            stamps = answer.stamps_s
+            result.ttft_s += [stamp - answer.sent_s for stamp in stamps[:1]]
+            result.itl_s += [later - stamp for stamp, later in itertools.pairwise(stamps)]
+            result.tokens += answer.tokens
+
         started = time.monotonic()
-        await asyncio.gather(
-            *(
-                _one(
-                    client,
-                    base_url,
-                    workload,
-                    i,
-                    turns,
-                    None if arrival_s is None else started + arrival_s[i],
-                    result,
-                )
-                for i in range(workload.requests)
-            )
-        )
+        await asyncio.gather(*map(one, range(workload.requests)))
         result.seconds = time.monotonic() - started
     return result
-
-
-async def _one(
-    client: httpx.AsyncClient,
-    base_url: str,
-    workload: Workload,
-    index: int,
-    turns: asyncio.Semaphore,
-    due: float | None,
-    result: LoadResult,
-) -> None:
-    body = {
-        "prompt": workload.prompt(index),
-        "max_tokens": workload.output_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-    }
-    if due is not None:
-        await asyncio.sleep(due - time.monotonic())
-    async with turns:
-        answer = await ask(client, base_url, body)
-    if answer.error:
-        raise ClusterError(f"{base_url}: {answer.error}")
-    sent = answer.sent_s if due is None else due
-    stamps = answer.stamps_s
-    result.ttft_s += [stamp - sent for stamp in stamps[:1]]
-    result.itl_s += [later - stamp for stamp, later in itertools.pairwise(stamps)]
-    result.tokens += answer.tokens
-    result.e2e_s.append(answer.ended_s - sent)

@@ -11,6 +11,7 @@ from typing import Any
 from eaas.cores import usable_cores
 
 __all__ = [
+    "BusyElsewhere",
     "available_bytes",
     "busy_core_seconds",
     "describe_machine",
@@ -51,10 +52,9 @@ def instruction_sets() -> list[str]:
 
 def last_level_cache_bytes() -> int:
     """Size of the last-level cache; 0 if unknown."""
-    indices = (_CPUS / "cpu0" / "cache").glob("index*")
     levels = [
         (int((index / "level").read_text()), (index / "size").read_text().strip())
-        for index in indices
+        for index in (_CPUS / "cpu0" / "cache").glob("index*")
     ]
     if not levels:
         return 0
@@ -77,6 +77,23 @@ def busy_core_seconds() -> float:
         int, (_PROC / "stat").read_text().split()[1:9]
     )
     return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+class BusyElsewhere:
+    """Processor time that other processes use from now on."""
+
+    def __init__(self) -> None:
+        self._wall, self._all, self._own = time.monotonic(), busy_core_seconds(), _own_s()
+
+    def cores(self) -> float:
+        """Mean number of cores that other processes kept busy; call it after all children have ended."""
+        others = busy_core_seconds() - self._all - (_own_s() - self._own)
+        return round(max(0.0, others) / (time.monotonic() - self._wall), 2)
+
+
+def _own_s() -> float:
+    """Processor seconds of this process and of the children that have ended."""
+    return sum(os.times()[:4])
 
 
 def processor_s(pid: int) -> float:

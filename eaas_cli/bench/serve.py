@@ -12,11 +12,12 @@ from eaas.cores import usable_cores
 from eaas_cli.bench.load import LoadResult, Workload, run_load
 from eaas_cli.bench.machine import describe_machine
 from eaas_cli.bench.worker import with_fork_server
+from eaas_cli.console import print_table
 from eaas_cli.local import LocalCluster
 from eaas_cli.local.fork_server import CLIENT_MODULES, CONTROL_MODULES, SERVER_MODULES, ForkServer
 from eaas_cli.local.process import ChildProcess, stop_all, wait_ready
 
-__all__ = ["BASELINES", "bench_serve"]
+__all__ = ["BASELINES", "bench_serve", "print_serve"]
 
 # Experts of the single process.
 BASELINES = ("transformers", "kernels")
@@ -39,15 +40,10 @@ def bench_serve(
     """Measure a cluster and one process that serves the same model, in alternating rounds.
 
     Args:
-        model: Checkpoint that both serve.
-        servers: Expert servers of the cluster.
-        redundancy: Servers that hold each expert.
-        transport: shm or grpc.
         workload: Sent to each in every round.
         rounds: Measured rounds, after one warm-up round.
         baseline: One of BASELINES. "transformers": plain transformers. "kernels": the servers' kernels on all
             cores, so that the ratio is the cost of the split alone.
-        say: Prints a line of progress.
         fork_server: Forks the processes, and keeps running afterwards. None: the run starts its own.
 
     Returns:
@@ -120,3 +116,26 @@ def _median_run(runs: list[LoadResult]) -> dict[str, object]:
         [t for run in runs for t in run.itl_s],
     )
     return pooled.document()
+
+
+def print_serve(document: dict[str, Any]) -> None:
+    """Print a cluster against one process."""
+    rows = [
+        (
+            name,
+            str(document[name]["decode_tokens_per_s"]),
+            *(
+                f"{document[name][kind][p]:.1f} ms"
+                for kind in ("ttft_ms", "itl_ms")
+                for p in ("p50", "p99")
+            ),
+        )
+        for name in ("cluster", "single_process")
+    ]
+    print_table(("", "tokens/s", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99"), rows)
+    print(f"cluster / single process: {document['ratio']['decode_tokens_per_s']}")
+    baseline = document["baseline"]
+    print(
+        f"the single process computed experts with {baseline['experts']}: "
+        f"{baseline['implementation']}, {baseline['threads']} threads"
+    )

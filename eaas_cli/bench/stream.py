@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +19,7 @@ class Answer:
     """The result of a request. Times are monotonic seconds.
 
     Attributes:
-        sent_s: Time of sending.
         ended_s: End of the answer or of the failure.
-        text: Received text.
         tokens: Tokens of the answer by the server's count; 0 if the answer is incomplete.
         stamps_s: Time of each piece of text.
         error: Error text; empty: success.
@@ -42,21 +41,31 @@ class Answer:
         return max((after - before for before, after in pairs), default=0.0)
 
 
-async def ask(client: httpx.AsyncClient, base_url: str, body: dict[str, Any]) -> Answer:
-    """Stream a completion to its end.
+async def ask(
+    client: httpx.AsyncClient, base_url: str, prompt: Sequence[int], max_tokens: int
+) -> Answer:
+    """Stream a greedy completion of a prompt to its end.
 
     Args:
         client: HTTP client with timeouts.
         base_url: URL without "/v1".
-        body: Body of /v1/completions without `stream` and `stream_options`.
+        prompt: Token ids.
+        max_tokens: Tokens of the answer.
     """
+    body = {
+        "prompt": list(prompt),
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
     pieces: list[str] = []
     stamps: list[float] = []
     tokens, error, kind = 0, "", ""
     sent = time.monotonic()
     try:
-        streamed = {"stream": True, "stream_options": {"include_usage": True}}
-        request = client.stream("POST", f"{base_url}/v1/completions", json=body | streamed)
+        request = client.stream("POST", f"{base_url}/v1/completions", json=body)
         async with request as response:
             if response.is_error:
                 error, kind = _refusal((await response.aread()).decode(), response.status_code)

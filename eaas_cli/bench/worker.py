@@ -22,7 +22,6 @@ class Worker(ChildProcess):
     """A child process that takes commands.
 
     Args:
-        name: Name for messages.
         module: Module to run; its main gets the arguments as one JSON object.
         fork_server: Forks the process. None: it is executed.
         arguments: Content of the object, with `control` added: the address for `commands_from`.
@@ -92,9 +91,7 @@ def with_fork_server(
     """A ready fork server, so that its imports do not disturb the measurement.
 
     Args:
-        modules: Modules to import.
         fork_server: Use this one instead, and keep it running.
-        interrupt: Ends the wait early.
 
     Raises:
         EaasError: The fork server did not start.

@@ -49,14 +49,7 @@ def free_port(host: str) -> int:
 class ChaosCluster(LocalCluster):
     """A local cluster for fault injection; see the module docstring.
 
-    Args:
-        model: Checkpoint.
-        servers: Expert servers.
-        redundancy: Servers that hold each expert.
-        transport: shm, grpc or nixl.
-        scratch: Directory for settings and logs.
-        namespace: Network of the first server; None: that of the others.
-        fork_server: Forks the processes.
+    `namespace`: network of the first server; None: that of the others.
     """
 
     def __init__(

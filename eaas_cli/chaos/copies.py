@@ -16,10 +16,7 @@ __all__ = ["damaged_copy", "flip"]
 def damaged_copy(model: Path, copy: Path, dice: random.Random) -> None:
     """Copy a checkpoint and flip one bit of each of its experts.
 
-    Args:
-        model: The checkpoint.
-        copy: New directory.
-        dice: Draws the tensor, the byte and the bit.
+    `dice`: draws the tensor, the byte and the bit.
     """
     shutil.copytree(model, copy)
     checkpoint = Checkpoint.open(copy)

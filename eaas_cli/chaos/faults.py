@@ -42,9 +42,7 @@ _SMALL_BYTES = 4096
 class Faults:
     """Injects faults into a cluster.
 
-    Args:
-        cluster: The cluster.
-        namespace: Network of the first server; None: no partitions.
+    `namespace`: network of the first server; None: no partitions.
     """
 
     def __init__(self, cluster: ChaosCluster, namespace: Namespace | None) -> None:

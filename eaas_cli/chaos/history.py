@@ -14,7 +14,6 @@ class Asked:
     """A request.
 
     Attributes:
-        prompt: Index of the prompt.
         due_s: Scheduled time.
         answer: The answer; None: none came before the run gave up.
     """
@@ -30,8 +29,6 @@ class Incident:
 
     Attributes:
         kind: One of `schedule.KINDS`.
-        target: Names of the processes.
-        began_s: Begin.
         mended_s: When its cause was removed.
         whole_s: When all servers served and every expert had all of its replicas; infinity: never.
         failure: Error of the recovery; empty: none.
@@ -50,7 +47,6 @@ class Census:
     """Resources of one process.
 
     Attributes:
-        pid: Its pid.
         resident_bytes: Private memory; pages shared with the fork server are not counted.
         descriptors: Open files.
         segments: Mappings of shared memory.
@@ -67,9 +63,7 @@ class History:
     """A whole run.
 
     Attributes:
-        redundancy: Servers that held each expert.
         asked: Every request, in scheduled order.
-        answers: The right text for each prompt.
         incidents: Every fault, in the order in which they ended.
         before: Resources by process name, before the first fault.
         after: The same after the last one, at rest.

@@ -21,15 +21,6 @@ __all__ = ["OpenLoad", "answers_of"]
 _READ_S = 30.0
 
 
-def _body(prompt: Sequence[int], max_tokens: int) -> dict[str, object]:
-    return {
-        "prompt": list(prompt),
-        "max_tokens": max_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-    }
-
-
 def _client() -> httpx.AsyncClient:
     return httpx.AsyncClient(
         headers=authorization(),
@@ -45,7 +36,7 @@ def answers_of(
 
     async def run() -> tuple[Answer, ...]:
         async with _client() as client:
-            return tuple([await ask(client, base_url, _body(p, max_tokens)) for p in prompts])
+            return tuple([await ask(client, base_url, p, max_tokens) for p in prompts])
 
     return asyncio.run(run())
 
@@ -55,8 +46,6 @@ class OpenLoad:
 
     Args:
         base_url: URL without "/v1".
-        prompts: Token ids.
-        max_tokens: Tokens of each answer.
         rate: Mean requests per second; intervals are exponential.
         seed: Seed of times and prompts.
         most_at_once: Limit of running requests; None: no limit.
@@ -121,8 +110,8 @@ class OpenLoad:
                 while len(running) == self._most_at_once and not self._over.is_set():
                     await asyncio.wait(running, timeout=0.1, return_when=asyncio.FIRST_COMPLETED)
                 if not self._over.is_set():
-                    body = _body(self._prompts[prompt], self._max_tokens)
-                    task = asyncio.create_task(ask(client, self._base_url, body))
+                    asking = ask(client, self._base_url, self._prompts[prompt], self._max_tokens)
+                    task = asyncio.create_task(asking)
                     running.add(task)
                     task.add_done_callback(running.discard)
                     self._asked.append((prompt, due, task))

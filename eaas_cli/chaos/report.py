@@ -14,6 +14,7 @@ from eaas.errors import ConfigError
 from eaas_cli.bench.stream import Answer
 from eaas_cli.chaos.check import excused
 from eaas_cli.chaos.history import Census, History
+from eaas_cli.console import print_table
 
 if TYPE_CHECKING:
     from eaas_cli.chaos.run import Settings
@@ -87,8 +88,7 @@ def repeat_command(settings: Settings) -> str:
 def write_history(history: History, path: Path) -> None:
     """Write a JSON line per request and per fault; times in seconds since the first request.
 
-    Raises:
-        ConfigError: The file cannot be written.
+    Raises ConfigError: the file cannot be written.
     """
     begin = history.asked[0].due_s if history.asked else 0.0
     lines: list[dict[str, Any]] = [
@@ -139,23 +139,14 @@ def _mib(census: Mapping[str, Census], name: str) -> float:
 
 def print_report(document: Mapping[str, Any]) -> None:
     """Print a table of the faults by kind, the requests, and the violations."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None)
-    for column in ("fault", "times", "recovery s", "worst s", "worst stall ms"):
-        table.add_column(column, justify="left" if column == "fault" else "right")
+    rows = []
     for kind in dict.fromkeys(i["kind"] for i in document["incidents"]):
         of = [i for i in document["incidents"] if i["kind"] == kind]
         took = [i["recovery_s"] for i in of if i["recovery_s"] is not None] or [math.nan]
-        table.add_row(
-            kind,
-            str(len(of)),
-            f"{sum(took) / len(took):.2f}",
-            f"{max(took):.2f}",
-            f"{max(i['worst_stall_ms'] for i in of):.0f}",
-        )
-    Console().print(table)
+        stall_ms = max(i["worst_stall_ms"] for i in of)
+        times = f"{sum(took) / len(took):.2f}", f"{max(took):.2f}", f"{stall_ms:.0f}"
+        rows.append((kind, str(len(of)), *times))
+    print_table(("fault", "times", "recovery s", "worst s", "worst stall ms"), rows)
     requests = document["requests"]
     print(
         f"{requests['asked']} requests, {requests['right']} right, {requests['errors']} errors "

@@ -69,11 +69,7 @@ class Settings:
         seed: Seed of faults and load.
         seconds: Duration of the faults.
         kinds: Some of `schedule.KINDS`.
-        servers: Expert servers.
         redundancy: Servers that hold each expert; at least 2.
-        transport: shm, grpc or nixl.
-        rate: Requests per second.
-        max_tokens: Tokens of each answer.
         model: Given checkpoint; empty: a demo checkpoint.
     """
 
@@ -100,10 +96,6 @@ def run_chaos(
     """Run a cluster under load and faults, and check its history. Ends every process in any case.
 
     Args:
-        model: Checkpoint.
-        settings: Settings of the run.
-        interrupt: Ends the run early.
-        say: Prints a line of progress.
         history_file: File for a JSON line per request and per fault.
         fork_server: Forks the processes, and keeps running afterwards. None: the run starts its own.
 

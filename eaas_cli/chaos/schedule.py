@@ -68,11 +68,7 @@ class Fault:
 def lane(seed: int, name: str, kinds: Sequence[str], servers: int) -> Iterator[Fault]:
     """Yield the faults of one lane, without end; none if `kinds` is empty.
 
-    Args:
-        seed: Seed of the run.
-        name: Name of the lane; lanes of one seed are drawn independently.
-        kinds: Some of `KINDS`.
-        servers: Number of expert servers.
+    `name`: name of the lane; lanes of one seed are drawn independently.
     """
     # A string is hashed the same way in every process and release of Python.
     dice = random.Random(f"{seed} {name}")

@@ -37,8 +37,7 @@ def hostile_name(dice: random.Random) -> str:
 def is_refused(monitor_address: str, name: str) -> bool:
     """Whether the monitor refuses an expert server of this name; False: it does not answer.
 
-    Raises:
-        ClusterError: The monitor registers the server, or refuses it for another reason.
+    Raises ClusterError: the monitor registers the server, or refuses it for another reason.
     """
     member = common_pb2.Member(
         id=name, role=Role.EXPERT_SERVER.number, pid=1, state=common_pb2.MEMBER_STATE_SERVING

@@ -19,8 +19,6 @@ class Watch:
     """Polls the status document.
 
     Args:
-        endpoint: URL of the endpoint.
-        redundancy: Wanted replicas of each expert.
         servers: Returns name and pid of the expert servers that should serve.
 
     Attributes:

@@ -15,7 +15,6 @@ from eaas_cli.commands import (
     chaos,
     client,
     demo,
-    knobs,
     moved,
     placement,
     roles,
@@ -49,8 +48,7 @@ bench.register(app)
 chaos.register(app)
 simulate.register(app)
 trace.register(app)
-knobs.register(app)
-moved.register(bench.bench, simulate.simulate, trace.trace)
+moved.register(app, bench.bench, simulate.simulate, trace.trace)
 
 
 def _version(wanted: bool) -> None:

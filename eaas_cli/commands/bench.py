@@ -9,7 +9,7 @@ import typer
 
 from eaas.garbage_collection import collector_off
 from eaas_cli.bench.command import end_on_sigterm, model_or_demo, say, show
-from eaas_cli.commands.options import Json
+from eaas_cli.commands.options import DemoModel, Json, Transport
 
 __all__ = ["bench", "register"]
 
@@ -23,15 +23,10 @@ def register(app: typer.Typer) -> None:
 
 @bench.command("serve")
 def serve(
-    model: Annotated[
-        Path | None,
-        typer.Option("--model", help="Checkpoint.", show_default="a demo checkpoint"),
-    ] = None,
+    model: DemoModel = None,
     servers: Annotated[int, typer.Option(min=1, help="Expert servers.")] = 3,
     redundancy: Annotated[int, typer.Option(min=1, help="Servers that hold each expert.")] = 2,
-    transport: Annotated[
-        str, typer.Option(help="Transport to the servers: shm, grpc or nixl.")
-    ] = "shm",
+    transport: Transport = "shm",
     requests: Annotated[int, typer.Option(min=1, help="Requests per round.")] = 16,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 4,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens per prompt.")] = 32,
@@ -47,8 +42,7 @@ def serve(
 ) -> None:
     """Compare a cluster with one process: tokens/s, time to first token, time between tokens."""
     from eaas_cli.bench.load import Workload
-    from eaas_cli.bench.report import print_serve
-    from eaas_cli.bench.serve import BASELINES, bench_serve
+    from eaas_cli.bench.serve import BASELINES, bench_serve, print_serve
     from eaas_cli.option_values import known
 
     end_on_sigterm()

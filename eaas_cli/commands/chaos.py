@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from eaas_cli.bench.command import model_or_demo, say, show
-from eaas_cli.commands.options import Json
+from eaas_cli.commands.options import DemoModel, Json, Transport
 
 __all__ = ["register"]
 
@@ -44,15 +44,10 @@ def run(
             show_default="all",
         ),
     ] = "",
-    model: Annotated[
-        Path | None,
-        typer.Option("--model", help="Checkpoint.", show_default="a demo checkpoint"),
-    ] = None,
+    model: DemoModel = None,
     servers: Annotated[int, typer.Option(min=3, help="Expert servers.")] = 4,
     redundancy: Annotated[int, typer.Option(min=2, help="Servers that hold each expert.")] = 2,
-    transport: Annotated[
-        str, typer.Option(help="Transport to the servers: shm, grpc or nixl.")
-    ] = "shm",
+    transport: Transport = "shm",
     rate: Annotated[float, typer.Option(min=0.1, help="Requests per second.")] = 4.0,
     max_tokens: Annotated[int, typer.Option(min=2, help="Tokens per answer.")] = 24,
     history: Annotated[

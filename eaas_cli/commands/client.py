@@ -126,7 +126,7 @@ def status(
     if as_json:
         typer.echo(json.dumps(document))
         return
-    from eaas_cli.commands.console import table_console
+    from eaas_cli.console import table_console
 
     console = table_console()
     console.print(status_table(document))

@@ -12,7 +12,9 @@ _IN_A_CLONE = ("client", "dispatch", "failover", "join", "monitor", "overlap", "
 _REMOVED = ("predict", "rebalance", "select", "traces")
 
 
-def register(bench: typer.Typer, simulate: typer.Typer, trace: typer.Typer) -> None:
+def register(
+    app: typer.Typer, bench: typer.Typer, simulate: typer.Typer, trace: typer.Typer
+) -> None:
     """Add the former commands, hidden."""
     for name in _IN_A_CLONE:
         _add(bench, f"bench {name}", _clone(f"benchmarks.{name}"))
@@ -25,7 +27,8 @@ def register(bench: typer.Typer, simulate: typer.Typer, trace: typer.Typer) -> N
     _add(simulate, "simulate policy", _clone("benchmarks.caps judge"))
     for name in ("fit", "replay"):
         _add(simulate, f"simulate {name}", _clone(f"benchmarks.caps {name}"))
-    _add(simulate, "simulate validate", _clone("benchmarks.validate"))
+    _add(simulate, "simulate validate", "gone; docs/scheduling.md keeps its figures")
+    _add(app, "knobs", _clone("benchmarks.knobs"))
     _add(trace, "trace convert", "now `eaas trace info TRACE --out FILE`")
 
 

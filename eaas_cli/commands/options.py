@@ -14,6 +14,7 @@ __all__ = [
     "DEFAULT_ENDPOINT",
     "ApiKeyFile",
     "ConfigFile",
+    "DemoModel",
     "Endpoint",
     "Insecure",
     "Join",
@@ -21,6 +22,7 @@ __all__ = [
     "KeyToShow",
     "Model",
     "Tls",
+    "Transport",
 ]
 
 DEFAULT_ENDPOINT = "http://127.0.0.1:8000"
@@ -30,6 +32,11 @@ Model = Annotated[
     Path,
     typer.Option("--model", help="Directory of a Hugging Face MoE checkpoint.", show_default=False),
 ]
+DemoModel = Annotated[
+    Path | None,
+    typer.Option("--model", help="Checkpoint.", show_default="a demo checkpoint"),
+]
+Transport = Annotated[str, typer.Option(help="Transport to the servers: shm, grpc or nixl.")]
 ConfigFile = Annotated[
     Path | None,
     typer.Option("--config", help="cluster.yaml: settings of every role.", show_default=False),

@@ -24,6 +24,12 @@ __all__ = ["register"]
 
 Host = Annotated[str | None, typer.Option("--host", help="Address to listen on.")]
 Port = Annotated[int | None, typer.Option("--port", help="Port to listen on; 0: a free one.")]
+Id = Annotated[
+    str | None,
+    typer.Option(
+        "--id", help="Unique id in the cluster; keep it over restarts.", show_default=False
+    ),
+]
 Threads = Annotated[
     int | None, typer.Option("--threads", help="Intra-op threads; 0: by the number of cores.")
 ]
@@ -95,12 +101,7 @@ def expert_server(
             show_default="weights from the other servers",
         ),
     ] = None,
-    id: Annotated[
-        str | None,
-        typer.Option(
-            "--id", help="Unique id in the cluster; keep it over restarts.", show_default=False
-        ),
-    ] = None,
+    id: Id = None,
     host: Host = None,
     port: Port = None,
     threads: Threads = None,
@@ -168,12 +169,7 @@ def expert_server(
 def attention_client(
     model: Model,
     join: Join,
-    id: Annotated[
-        str | None,
-        typer.Option(
-            "--id", help="Unique id in the cluster; keep it over restarts.", show_default=False
-        ),
-    ] = None,
+    id: Id = None,
     host: Host = None,
     port: Port = None,
     transport: Annotated[

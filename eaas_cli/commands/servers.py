@@ -131,8 +131,6 @@ def operator(endpoint: str, document: dict[str, Any], directory: Path | None) ->
     """The operator's identity for calls to the cluster; None for a cluster without TLS.
 
     Args:
-        endpoint: URL of the cluster's endpoint.
-        document: Its status.
         directory: Directory of certificates (--tls), if given.
 
     Raises:

@@ -11,8 +11,8 @@ import typer
 
 from eaas.errors import ConfigError, TrafficError
 from eaas_cli.commands.options import ConfigFile, Json
-from eaas_cli.commands.progress import progress_bar
 from eaas_cli.commands.simulate_caps import caps
+from eaas_cli.console import print_table, progress_bar
 
 if TYPE_CHECKING:
     from eaas.config import AutoscalerConfig
@@ -170,39 +170,37 @@ def _print(
     sizes: Sequence[int],
     paper: bool,
 ) -> None:
-    from rich.table import Table
-
-    from eaas_cli.commands.console import table_console
-
-    table = Table(
-        title=f"{traffic.name}: {traffic.requests:,} requests in {traffic.span_s / 60:.0f} min",
-        title_justify="left",
-        box=None,
-    )
-    table.add_column("GROUP")
-    columns = ("SERVERS", "LAST", "HOURS", "SAVED", "AT END", "BUSY", "ms/TOKEN", "p99", "SLOWED")
-    for column in (*columns, "LEFT"):
-        table.add_column(column, justify="right")
+    rows = []
     for row in comparison.rows():
         servers = row["servers"]
-        table.add_row(
-            row["group"],
-            f"{servers['fewest']}-{servers['most']}" if row["changes"] else str(servers["most"]),
-            str(servers["last"]),
-            f"{row['server_hours']:.2f}",
-            _share(row["saved_by_autoscaling"]),
-            _share(row["saved_at_end"]),
-            _share(row["utilization"]),
-            _ms(row["token_ms"]),
-            _ms(row["token_ms_p99"]),
-            _share(row["slowed_tokens"]),
-            str(row["unfinished_requests"]),
+        rows.append(
+            (
+                row["group"],
+                f"{servers['fewest']}-{servers['most']}"
+                if row["changes"]
+                else str(servers["most"]),
+                str(servers["last"]),
+                f"{row['server_hours']:.2f}",
+                _share(row["saved_by_autoscaling"]),
+                _share(row["saved_at_end"]),
+                _share(row["utilization"]),
+                _ms(row["token_ms"]),
+                _ms(row["token_ms_p99"]),
+                _share(row["slowed_tokens"]),
+                str(row["unfinished_requests"]),
+            )
         )
-    console = table_console()
-    console.print(table)
-    console.print(_legend(model, asked, max(sizes)), soft_wrap=True)
+    print_table(
+        (
+            *("GROUP", "SERVERS", "LAST", "HOURS", "SAVED", "AT END"),
+            *("BUSY", "ms/TOKEN", "p99", "SLOWED", "LEFT"),
+        ),
+        rows,
+        title=f"{traffic.name}: {traffic.requests:,} requests in {traffic.span_s / 60:.0f} min",
+    )
+    print(_legend(model, asked, max(sizes)))
     if paper:
-        console.print(_PAPER, soft_wrap=True)
+        print(_PAPER)
 
 
 def _share(share: float | None) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from eaas.errors import ConfigError
 from eaas_cli.commands.options import Json
-from eaas_cli.commands.progress import progress
+from eaas_cli.console import print_table, progress
 
 __all__ = ["caps"]
 
@@ -62,7 +62,6 @@ def caps(
     from simulator.caps.draw import can_draw, draw_comparison
     from simulator.caps.fit import DOMAINS
     from simulator.caps.grid import compare
-    from simulator.caps.report import print_comparison
     from simulator.caps.workload import RecordedDomains
 
     names = strategy_names() if strategies is None else words(strategies)
@@ -96,4 +95,37 @@ def caps(
     if as_json:
         typer.echo(json.dumps(document))
     else:
-        print_comparison(document)
+        _print(document)
+
+
+def _print(document: dict[str, Any]) -> None:
+    for pattern in ("bursty", "poisson"):
+        if pattern in document:
+            _print_pattern(document, pattern)
+    config = document["config"]
+    seeds = ", ".join(map(str, config["seeds"]))
+    print(f"means of seeds {seeds}, {config['requests']} requests each")
+    print(f"{config['events_per_s']:,} events/s on a core")
+    print("the workload's and the execution model's parameters are fitted: docs/scheduling.md")
+
+
+def _print_pattern(document: dict[str, Any], pattern: str) -> None:
+    """P99 at each rate, relative to the baseline; other figures at the highest rate."""
+    from simulator.caps.grid import BASELINE
+
+    rates = list(document[pattern])
+    columns = ("", *(f"{rate}/s" for rate in rates), f"req/s at {rates[-1]}/s", "imbalance")
+    rows = []
+    for name in (BASELINE, *(name for name in document["strategies"] if name != BASELINE)):
+        cells = []
+        for rate in rates:
+            gain = document[pattern][rate]["_improvements"].get(name)
+            p99_ms = document[pattern][rate][name]["p99_mean"]
+            # `0.0 -` avoids showing -0.0.
+            cells.append(
+                f"{0.0 - gain['p99_reduction_pct']:+.1f} %" if gain else f"{p99_ms:.0f} ms"
+            )
+        last = document[pattern][rates[-1]][name]
+        rest = f"{last['throughput_mean']:.1f}", f"{last['imbalance_mean']:.3f}"
+        rows.append((name, *cells, *rest))
+    print_table(columns, rows, title=f"{pattern}: P99 by rate")

@@ -48,8 +48,6 @@ def frame(
     """Draw a snapshot.
 
     Args:
-        endpoint: URL of the cluster's endpoint.
-        snapshot: The cluster.
         lines: Height of the terminal.
         ascii_only: Draw bars without block characters.
     """

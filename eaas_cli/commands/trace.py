@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from eaas.counted import counted
 from eaas_cli.commands.options import Json, Model
-from eaas_cli.commands.progress import progress_bar
+from eaas_cli.console import print_table, progress_bar, table_console
+
+if TYPE_CHECKING:
+    from simulator import Comparison
 
 __all__ = ["register"]
 
@@ -172,9 +175,7 @@ def info(
     if as_json:
         typer.echo(json.dumps(document))
         return
-    from eaas_cli.commands.trace_report import print_summary
-
-    print_summary(document)
+    _print_summary(document)
     if out is not None:
         _wrote(out, loaded.counts_ILE.shape)
 
@@ -247,9 +248,7 @@ def compare(
     if as_json:
         typer.echo(json.dumps(comparison.document()))
         return
-    from eaas_cli.commands.trace_report import print_comparison
-
-    print_comparison(comparison)
+    _print_comparison(comparison)
 
 
 def _planning_s(text: str) -> float | None:
@@ -271,4 +270,75 @@ def _wrote(target: Path, shape: tuple[int, ...]) -> None:
     typer.echo(
         f"wrote {target}: {counted(iterations, 'iteration')}, "
         f"{counted(layers, 'layer')}, {counted(experts, 'expert')}"
+    )
+
+
+def _print_comparison(comparison: Comparison) -> None:
+    rows = [
+        (
+            run.policy,
+            str(run.servers),
+            str(run.slots),
+            str(run.interval) if run.plans else "-",
+            f"{run.par_mean:.4f}",
+            f"{run.par_p99:.4f}",
+            f"{run.transit:,}",
+            f"{run.bytes_moved / 1e9:,.0f} GB",
+            str(run.plans),
+            f"{1e3 * run.plan_s:.1f} ms" if run.plans else "-",
+            f"{run.time_s:.1f} s",
+            f"{comparison.score(run):.2f}",
+        )
+        for run in comparison.replays
+    ]
+    print_table(
+        (
+            *("policy", "servers", "slots", "interval", "PAR mean", "PAR p99", "transit"),
+            *("moved", "plans", "plan", "time", "score"),
+        ),
+        rows,
+    )
+    print(
+        "PAR: busiest server over the mean; transit: loaded replicas; plan: time on this machine; "
+        "score 100: EPLB every 1,024 iterations"
+    )
+    if not all(baseline.plans for baseline in comparison.baselines.values()):
+        print("The trace ends before EPLB's first plan: score 100 is the layout at the start.")
+
+
+def _print_summary(document: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False)
+    for name, value in document.items():
+        if name not in ("notes", "against"):
+            shown = f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"
+            table.add_row(name.replace("_", " "), shown)
+    for name, value in document["notes"].items():
+        table.add_row(f"note: {name}", value if isinstance(value, str) else json.dumps(value))
+    table_console().print(table)
+    if "against" in document:
+        _print_against(document["against"])
+
+
+def _print_against(against: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None)
+    for column in ("servers", "interval", "PAR", "published", "off", "transit", "published "):
+        table.add_column(column, justify="right")
+    for row in against["rows"]:
+        table.add_row(
+            str(row["servers"]),
+            "none" if row["interval"] is None else str(row["interval"]),
+            f"{row['par']:.4f}",
+            f"{row['published_par']:.4f}",
+            f"{100 * row['off']:+.1f} %",
+            f"{row['transit']:,}",
+            f"{row['published_transit']:,}",
+        )
+    table_console().print(table)
+    print(
+        f"PAR is off {against['dataset']} by {100 * against['mean_off']:.1f} % on average, "
+        f"{100 * against['worst_off']:.1f} % at worst"
     )

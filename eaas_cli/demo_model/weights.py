@@ -46,7 +46,6 @@ def fill_weights(model: Any, words: list[int], seed: int) -> None:
     Args:
         model: A demo model.
         words: Candidate token ids of the cycle.
-        seed: Seed of the weights.
     """
     rng = np.random.default_rng(seed)
     with torch.no_grad():

@@ -46,7 +46,6 @@ def write_demo_model(
         experts: Logical experts per layer E.
         top_k: Experts per token K.
         vocab: Size of the embedding; the tokenizer has at most as many tokens.
-        seed: Seed of the weights.
         dtype: "float32", "bfloat16" or "float16".
         max_shard_size: Bytes of a shard, as `save_pretrained` takes it ("1MB").
 

@@ -18,9 +18,7 @@ _PROC = Path("/proc")
 def find_started_by_hand(name: str, arguments: Sequence[str]) -> StartedByHand | None:
     """Find this user's process that runs `eaas` with these arguments, if there is one.
 
-    Args:
-        name: Name of the member.
-        arguments: Arguments of the `eaas` program; they name the member's cluster.
+    `arguments`: arguments of the `eaas` program; they name the member's cluster.
     """
     for pid in _own_pids():
         if not _runs(pid, arguments):

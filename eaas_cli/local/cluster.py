@@ -52,9 +52,6 @@ class LocalCluster:
     The kernel ends the children with this process: nothing outlives a launcher that crashes.
 
     Args:
-        model: Directory of a checkpoint.
-        servers: Expert servers.
-        redundancy: Servers that hold each expert.
         config: The children get these of its settings: the monitor's address and directory; the endpoint's
             host, port, transport and keys; the servers' threads, kernel and quantization; security.
         config_file: All other settings; the children read the file.
@@ -245,8 +242,7 @@ class LocalCluster:
     def scale(self, servers: int, timeout_s: float = 120.0) -> None:
         """Start or drain servers, one at a time, until there are `servers`; waits for it.
 
-        Raises:
-            EaasError: A server cannot start or leave, or not in time.
+        Raises EaasError: a server cannot start or leave, or not in time.
         """
         # Imported here: `eaas --help` needs no gRPC.
         from eaas_cli.local.scaling import Scaler
@@ -318,7 +314,7 @@ class LocalCluster:
 
     def _spawn_server(self, index: int, *, model: bool = True) -> ChildProcess:
         name = f"{_SERVER}{index}"
-        checkpoint = self.model if model else None
         threads = self.config.expert_server.threads or max(1, usable_cores() // self.servers)
+        checkpoint = self.model if model else None
         words = server_words(self.config, name, self.monitor_address, checkpoint, threads)
         return self._spawn(name, *words)

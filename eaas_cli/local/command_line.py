@@ -46,8 +46,7 @@ def set_command_line(words: Sequence[str]) -> None:
 
     Call it while no other thread allocates memory.
 
-    Raises:
-        OSError: The kernel was built without CONFIG_CHECKPOINT_RESTORE, or a sandbox refuses.
+    Raises OSError: the kernel was built without CONFIG_CHECKPOINT_RESTORE, or a sandbox refuses.
     """
     text = b"".join(os.fsencode(word) + b"\0" for word in words)
     # From the third field on: the second, the name, may contain blanks and parentheses.

@@ -65,9 +65,6 @@ class ForkServer(ChildProcess):
 
     Earlier requests wait for the current import. The fork server and its children end with the launcher; the
     children survive the fork server.
-
-    Args:
-        modules: Modules to import, in this order.
     """
 
     def __init__(self, modules: Sequence[str]) -> None:
@@ -100,8 +97,7 @@ class ForkServer(ChildProcess):
     ) -> Forked:
         """Start `python -m module arguments` with the descriptors and `ended_pids` (`ChildProcess`).
 
-        Raises:
-            ClusterError: The fork server has ended, or the system refuses the fork.
+        Raises ClusterError: the fork server has ended, or the system refuses the fork.
         """
         changed = {
             name: os.environ.get(name)

@@ -19,11 +19,9 @@ class PidfdProcess:
     """The part of `subprocess.Popen` that a launcher needs.
 
     Args:
-        pid: Process id.
         pidfd: Its pidfd; closed with this object.
 
     Attributes:
-        pid: Process id.
         returncode: None until `poll` or `wait` saw the end; 255 if unknown.
     """
 

@@ -187,9 +187,7 @@ class ChildProcess:
 def stop_all(children: Iterable[ChildProcess], *, at_once: bool = False) -> None:
     """End processes: SIGTERM to all, then SIGKILL after a grace period. Idempotent.
 
-    Args:
-        children: The processes.
-        at_once: Expert servers leave without draining: they get a second signal.
+    `at_once`: expert servers leave without draining: they get a second signal.
     """
     ending = list(children)
     deadline = time.monotonic() + _END_S
@@ -214,9 +212,6 @@ def wait_ready(
     """Wait until every child has announced its address.
 
     Args:
-        children: Processes to wait for.
-        timeout_s: Longest wait.
-        interrupt: Ends the wait early.
         needed: Ready processes that the others depend on.
 
     Raises:

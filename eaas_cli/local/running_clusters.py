@@ -26,7 +26,6 @@ class Up:
     Attributes:
         endpoint: URL of its HTTP endpoint.
         tls_dir: Directory of certificates; empty: no TLS.
-        pid: Pid of the launcher.
         started: Start time of the launcher (`eaas.net.server_records.ServerRecord.started`).
         serving_at: Seconds since boot, a clock that all processes share.
     """

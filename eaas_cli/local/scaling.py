@@ -60,7 +60,6 @@ class Scaler:
     A started server counts once it serves. A drained server leaves once its experts are on other servers.
 
     Args:
-        cluster: The cluster.
         others: Returns the names of live servers that the cluster did not start.
         balancer_address: Returns host:port of the live balancer; by default that of the cluster's own.
     """
@@ -94,8 +93,7 @@ class Scaler:
     def step(self) -> list[str]:
         """Do the next step without waiting; return the lines to print.
 
-        Raises:
-            EaasError: A server cannot start or leave; the request is dropped.
+        Raises EaasError: a server cannot start or leave; the request is dropped.
         """
         try:
             return self._step()

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from eaas.errors import ClusterError, EaasError
 from eaas_cli.local.process import how_it_ended
-from eaas_cli.local.restart import Restarts
 
 if TYPE_CHECKING:
     from eaas_cli.local.cluster import LocalCluster
@@ -17,6 +16,10 @@ if TYPE_CHECKING:
 __all__ = ["Supervisor"]
 
 _MOST_FAILURES = 5
+# A process that served for this long has started well.
+_SETTLED_S = 10.0
+# Before each restart of a process that fails again and again; the last one stays.
+_PAUSES_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 
 
 class Supervisor:
@@ -46,8 +49,7 @@ class Supervisor:
     def step(self) -> list[str]:
         """Do the next step without waiting; return the lines to print.
 
-        Raises:
-            ClusterError: The attention client ends again and again.
+        Raises ClusterError: the attention client ends again and again.
         """
         lines = [
             f"{child.name} (pid {child.pid}) was started by hand; it ends with this cluster"
@@ -89,7 +91,7 @@ class _Restarted:
         process: Returns the current process.
         start: Starts the next one; does not wait for it.
         cost: Consequence of an end, for the report.
-        most: See `Restarts`.
+        most: It is restarted until it has failed this many times in a row; None: always.
     """
 
     def __init__(
@@ -102,7 +104,8 @@ class _Restarted:
         self._current = process
         self._start = start
         self._cost = cost
-        self._restarts = Restarts(most)
+        self._most = most
+        self._failures = 0
         # None while it starts; and None unless a restart is planned.
         self._serves_since: float | None = time.monotonic()
         self._starts_at: float | None = None
@@ -120,8 +123,7 @@ class _Restarted:
     def step(self, missing: str = "") -> list[str]:
         """Do the next step; return the lines to print. Raises ClusterError if it ends again and again.
 
-        Args:
-            missing: A dependency that does not run; empty: none.
+        `missing`: a dependency that does not run; empty: none.
         """
         process = self.process
         if process.running:
@@ -152,13 +154,14 @@ class _Restarted:
         now = time.monotonic()
         served_s = now - self._serves_since if self._serves_since is not None else 0.0
         self._serves_since = None
-        pause_s = self._restarts.pause_s(served_s)
+        self._failures = 1 if served_s >= _SETTLED_S else self._failures + 1
         how = how_it_ended(process.process.returncode)
-        if pause_s is None:
+        if self._most is not None and self._failures > self._most:
             raise ClusterError(
                 f"{process.name} (pid {process.pid}) {how}, again and again; "
                 f"its last words: {process.last_words()}"
             )
+        pause_s = _PAUSES_S[min(self._failures, len(_PAUSES_S)) - 1]
         self._starts_at = now + pause_s
         when = f"once {missing} runs" if missing else "now" if pause_s == 0 else f"in {pause_s:g} s"
         return f"{process.name} (pid {process.pid}) {how}; {self._cost}; it starts again {when}"

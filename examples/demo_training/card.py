@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .corpus import CONTEXT, Corpus
-from .evaluate import SAMPLE_PROMPTS, Evaluation, evaluate, sample
+from .evaluate import SAMPLE_PROMPTS, evaluate, sample
 from .sources import DOMAINS, SOURCES
 from .training import Progress, Settings
 
@@ -37,9 +37,7 @@ def write_result(
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.eos_token_id,
     )
-    # The training implementations belong to this program; a loader chooses its own.
-    model.config._attn_implementation, model.config._experts_implementation = "sdpa", "eager"
-    model.save_pretrained(new)
+    model.to(torch.bfloat16).save_pretrained(new)
     (new / "model.safetensors").chmod(0o644)
     tokenizer.model_max_length = CONTEXT
     tokenizer.save_pretrained(new, save_jinja_files=False)
@@ -57,7 +55,7 @@ def _card(
     corpus: Corpus,
     settings: Settings,
     progress: Progress,
-    found: Evaluation,
+    found: dict[str, tuple[float, float]],
     samples: dict[str, str],
 ) -> str:
     config = model.config
@@ -89,8 +87,7 @@ def _card(
         "",
         f"`examples/train_demo.py`, seed {settings.seed}: {progress.step} steps, "
         f"{progress.tokens / 1e6:.2f} million tokens ({seen:.2f} of the text; the domains in equal "
-        f"parts), {progress.worked_s / 60:.0f} minutes on "
-        f"{'a GPU' if model.device.type == 'cuda' else f'{settings.workers} CPU cores'}: "
+        f"parts), {progress.worked_s / 60:.0f} minutes on a {model.device.type.upper()}: "
         f"{progress.tokens / progress.worked_s:.0f} tokens/s. Sequences of {settings.length} tokens, of "
         f"{settings.long_length} at the end. Loss of the last batches {progress.loss:.2f}.",
         "",
@@ -98,18 +95,8 @@ def _card(
         "",
         "| | " + " | ".join(DOMAINS) + " |",
         "|---|" + "---|" * len(DOMAINS),
-        "| loss, nats a token | " + " | ".join(f"{found.loss[d]:.2f}" for d in DOMAINS) + " |",
-        "| bits a byte | " + " | ".join(f"{found.bits[d]:.2f}" for d in DOMAINS) + " |",
-        "| hottest expert / mean | "
-        + " | ".join(f"{found.hottest[d]:.2f}" for d in DOMAINS)
-        + " |",
-        "",
-        "Distance of two domains' expert loads (total variation, a mean over layers; two halves "
-        "of one domain: " + ", ".join(f"{d} {found.noise[d]:.2f}" for d in DOMAINS) + "):",
-        "",
-        "| | |",
-        "|---|---|",
-        *(f"| {a}, {b} | {apart:.2f} |" for (a, b), apart in found.apart.items()),
+        "| loss, nats a token | " + " | ".join(f"{found[d][0]:.2f}" for d in DOMAINS) + " |",
+        "| bits a byte | " + " | ".join(f"{found[d][1]:.2f}" for d in DOMAINS) + " |",
         "",
         "## Samples",
         "",

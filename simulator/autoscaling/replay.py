@@ -75,9 +75,7 @@ def run_fixed(
     """Replay a trace on a group of fixed size.
 
     Args:
-        traffic: The trace.
         model: Of servers and requests.
-        servers: The size.
         interval_s: Time over which waits are averaged.
         progress: Called after each interval with the part of the trace done.
     """
@@ -101,10 +99,7 @@ def run_autoscaled(
     """Replay a trace on an autoscaled group.
 
     Args:
-        traffic: The trace.
         model: Of servers and requests.
-        servers: The initial number.
-        config: The autoscaler's settings.
         fewest: Fewest servers that hold every expert with the wanted redundancy.
         change_s: Seconds until a new server computes, or a leaving one (which still computes) is gone.
         progress: Called after each interval with the part of the trace done.
@@ -142,7 +137,6 @@ class _Replay:
         now: Seconds since the start of the trace.
         wanted: Wanted number of servers.
         serving: The servers that compute, and their requests.
-        outcome: The outcome so far.
     """
 
     def __init__(self, traffic: Traffic, model: ServerModel, servers: int) -> None:

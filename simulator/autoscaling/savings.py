@@ -36,7 +36,6 @@ class Comparison:
     """One trace on several groups.
 
     Attributes:
-        autoscaled: The autoscaled group.
         fixed: The fixed groups, by size.
     """
 
@@ -90,7 +89,6 @@ def busiest_tokens_per_s(traffic: Traffic, token_s: float, prompt_tokens: int) -
     """Tokens per second in a trace's busiest minute, for servers that keep up.
 
     Args:
-        traffic: The trace.
         token_s: See `ServerModel`.
         prompt_tokens: See `ServerModel`.
     """

@@ -1,4 +1,4 @@
-"""One cell of a comparison: the same requests through several strategies, in a worker process."""
+"""One cell of a comparison: the same requests through several strategies."""
 
 from __future__ import annotations
 
@@ -39,8 +39,6 @@ def run_cell(
     Args:
         arrivals: `bursty` or `poisson`; with a trace: clustered by domain, or not.
         requests: N; a trace has its own number.
-        rate: Requests per second.
-        seed: Seed of all random numbers.
         entries: For each run a strategy and the loads it is given: `predicted` or `true`.
         trace: File with the times of arrivals.
         predicted_pairs: See `bursty`.

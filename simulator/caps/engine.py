@@ -42,7 +42,6 @@ class Run:
         latency_s: From arrival to end, float64 (N,).
         batches: The requests of each batch, in the order of dispatch.
         batch_load_BE: The experts' load of each batch, float64 (batches, E).
-        events: Number of processed events.
     """
 
     finish_s: Floats
@@ -58,7 +57,6 @@ def simulate(workload: Workload, queue: RequestQueue, cost: CostModel, rules: Ru
     Args:
         workload: The requests. True loads decide a batch's duration; the queue gets predicted ones.
         queue: Empty and new; its tickets are the requests' indices.
-        cost: Cost model of a batch.
         rules: When a batch is dispatched.
     """
     arrivals: list[float] = workload.arrival_s.tolist()

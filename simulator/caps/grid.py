@@ -36,12 +36,8 @@ def compare(
     """Run the grid.
 
     Args:
-        requests: Requests of each run.
-        seeds: One run each.
-        rates: Requests per second.
         patterns: `bursty`, `poisson` or both.
         strategies: Names; the baseline is added if missing.
-        processes: Number of worker processes.
         done: Called after each of len(patterns) x len(rates) x len(seeds) cells.
         routing: See `run_cell`.
 

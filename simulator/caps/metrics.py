@@ -41,10 +41,7 @@ class Figures:
 def figures(run: Run, cost: CostModel, warm_up: float) -> Figures:
     """The figures of a run.
 
-    Args:
-        run: The run.
-        cost: Its cost model.
-        warm_up: Share of the first requests, whose latencies are left out.
+    `warm_up`: share of the first requests, whose latencies are left out.
     """
     counted_s = run.latency_s[int(warm_up * len(run.latency_s)) :]
     p50, p90, p99 = (1e3 * np.percentile(counted_s, (50, 90, 99))).tolist()

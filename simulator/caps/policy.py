@@ -48,15 +48,12 @@ def judge(
     """Run the strategy at each load, as a share of first-come-first-served's capacity.
 
     Args:
-        name: The strategy.
         requests: Requests of a run without a trace.
-        seeds: One run each.
         loads: Below 1, for all arrivals.
         overloads: Above 1, for bursty and Poisson arrivals.
         traces: Files of arrivals; each runs with requests clustered by domain, and with independent ones.
         predicted_pairs: See `bursty`.
         step_us, servers: See `run_cell`.
-        processes: Number of worker processes.
         done: Called after each cell: see `cells`.
 
     Returns:

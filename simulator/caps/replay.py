@@ -25,7 +25,6 @@ class Replay:
         settings: Settings of the replayed queue.
         recorded: The tickets of each recorded choice.
         choices: Choices of the replay.
-        requests: Number of requests.
         seconds: From the first line to the last, as recorded.
         predicted_s: Sum of the choices' costs, by the cost models in force at the time.
     """

@@ -57,7 +57,6 @@ class Domains:
         domains: Number of domains, all equally likely.
         hot: Hot experts of a domain, drawn for each.
         hot_weight: Likelihood of a hot expert relative to another.
-        tokens: Tokens of a request.
         top_k: Experts of a token.
         burst_mean: Requests in a row of one domain: mean of a geometric distribution.
         burst_speed: Arrival rate in a burst relative to the average; a pause makes up for it.
@@ -129,8 +128,7 @@ class RecordedDomains(Domains):
     def of(cls, drawn: Domains, paths: Sequence[Path]) -> RecordedDomains:
         """One domain for each trace; tokens and bursts as in `drawn`.
 
-        Raises:
-            TraceError: A trace cannot be read, has a layer without load, or another shape than the first.
+        Raises TraceError: a trace cannot be read, has a layer without load, or another shape than the first.
         """
         loads: list[Floats] = []
         for path in paths:
@@ -175,7 +173,6 @@ def bursty(
         domains: Loads are drawn from these.
         requests: N.
         rate: Mean requests per second.
-        seed: Seed of all random numbers.
         predicted_pairs: The prediction is another sample from the request's domain, of this many (token,
             expert) pairs. None: the prediction is the true load.
     """

@@ -64,9 +64,7 @@ def compare(
     """Replay each policy with each number of servers at each interval.
 
     Args:
-        trace: The load.
         policies: See `replay`; `static` has no interval and is replayed once.
-        servers: Numbers of servers.
         intervals: Iterations between plans.
         slots: Replicas per layer; by default E + S.
         planning_s: Assumed planning time; None: the measured one. See `replay`.

@@ -44,7 +44,6 @@ class Replay:
         interval: Iterations between plans.
         par_IL: float32 (I, L): PAR of each iteration and layer.
         transit: Loaded replicas, over all layers and plans.
-        plans: Number of plans.
         plan_s: Mean measured planning time in seconds; 0.0 without plans.
     """
 
@@ -94,7 +93,6 @@ def replay(
     """Replay a policy over a trace.
 
     Args:
-        trace: The load.
         policy: One of `planners.policy_names`, with or without `+split`.
         servers: S.
         interval: Iterations between plans.

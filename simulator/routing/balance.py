@@ -71,8 +71,7 @@ def allocate_replicas(load_E: npt.ArrayLike, slots: int) -> npt.NDArray[np.int64
 def replica_loads(load_E: npt.ArrayLike, replicas_E: npt.ArrayLike) -> Float:
     """float64 (sum of replicas): each expert's load, split evenly over its replicas.
 
-    Raises:
-        ValueError: An expert has no replica.
+    Raises ValueError: an expert has no replica.
     """
     replicas = np.asarray(replicas_E, np.int64)
     if replicas.min(initial=1) < 1:

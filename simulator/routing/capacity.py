@@ -19,8 +19,7 @@ Ids = npt.NDArray[np.int64]
 def expert_capacity(tokens: int, top_k: int, experts: int, factor: float) -> int:
     """Most tokens of a batch for an expert: floor(factor * tokens * top_k / experts).
 
-    Raises:
-        ValueError: experts is below 1, or factor is negative.
+    Raises ValueError: experts is below 1, or factor is negative.
     """
     if experts < 1:
         raise ValueError(f"experts: {experts}, must be at least 1")

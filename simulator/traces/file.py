@@ -44,7 +44,6 @@ def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
     """Write a trace atomically; the suffix selects the format.
 
     Args:
-        trace: What to write.
         path: .npz (with notes), .npy (counts only) or .csv (wide: a row for each iteration and layer).
 
     Raises:
@@ -58,11 +57,7 @@ def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
 
 
 def read_npz(path: Path) -> Trace:
-    """Read our own format.
-
-    Raises:
-        TraceError: It is not one, or its counts are wrong.
-    """
+    """Read our own format. Raises TraceError: it is not one, or its counts are wrong."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             members = {name: archive[name] for name in ("counts", "notes", "version")}

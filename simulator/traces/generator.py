@@ -40,7 +40,6 @@ def generate_trace(
         iterations: I.
         layers: L.
         experts: E.
-        tokens: Tokens of a batch.
         top_k: Experts of each token: the counts of a layer sum to about tokens * top_k (within the noise).
         seed: Of the random numbers.
         progress: Called with the part done, 0 to 1.

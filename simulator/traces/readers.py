@@ -51,8 +51,6 @@ def read_token_ids(path: str | os.PathLike[str], experts: int, tokens: int) -> T
     """Read a .npy with the ids of each token's experts, (tokens, layers, top-k), as a trace.
 
     Args:
-        path: The file.
-        experts: Experts of a layer.
         tokens: Tokens that count as one iteration.
 
     Raises:

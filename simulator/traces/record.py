@@ -69,9 +69,6 @@ def record_trace(
     Args:
         model_path: Directory of a Hugging Face MoE checkpoint; the whole model must fit into memory, unless a
             cluster has its experts.
-        prompts: Texts.
-        batch: Prompts at a time.
-        max_tokens: Longest answer.
         temperature: 0: greedy. Above: tokens are drawn with a fixed seed.
         endpoint: URL of a cluster's endpoint, or its monitor's host:port, to compute the experts. None: this
             process does.

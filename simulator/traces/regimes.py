@@ -28,12 +28,10 @@ class Regime:
     """Parameters of a regime.
 
     Attributes:
-        name: Its name.
         about: One line for people.
         sigma: Standard deviation of log popularity in a typical layer.
         spread: Standard deviation of log sigma over layers.
         noise: Coefficient of variation of an expert's load between batches, without counting noise.
-        change: Change over time.
         period: Iterations from one popularity to the next; at most a third of the trace.
         dataset: The published figures that it was fitted to.
     """

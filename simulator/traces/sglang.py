@@ -26,11 +26,7 @@ __all__ = ["read_sglang"]
 
 
 def read_sglang(path: Path) -> Trace:
-    """Read a dump.
-
-    Raises:
-        TraceError: The file is not a dump, or has no tokens.
-    """
+    """Read a dump. Raises TraceError: the file is not a dump, or has no tokens."""
     content = read_torch_zip(path)
     if not isinstance(content, dict):
         raise _wrong(path, f"holds a {type(content).__name__}")

@@ -54,8 +54,7 @@ _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 def read_torch_zip(path: Path) -> Any:
     """Return the saved object, with NumPy arrays for tensors.
 
-    Raises:
-        TraceError: The file is no such archive, or has more than plain data and tensors.
+    Raises TraceError: the file is no such archive, or has more than plain data and tensors.
     """
     try:
         with zipfile.ZipFile(path) as archive:

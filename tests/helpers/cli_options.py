@@ -44,8 +44,6 @@ trace generate: target --regime=skewed --iterations=6144 --layers=58 --experts=2
 trace info: source --against --out --experts --tokens=1024 --json=false
 trace compare: source --policy --servers="64" --interval=256,1024 --slots --planning="0.4" --plot
     --json=false
-knobs train: traces --held-out --servers=64 --interval=256 --epochs=12 --transit-weight --seed=0
-    --json=false
 expert-server: --model --join --id --host --port --threads --kernel --quantization --slots
     --slot-tokens --tls --insecure=false --config
 attention-client: --model --join --id --host --port --transport --threads --api-key-file

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from eaas.errors import ConfigError
-from eaas_cli.bench.experts.findings import Findings
 from eaas_cli.bench.experts.plan import AUTO, Plan, Shape, compute_dtype
+from eaas_cli.bench.experts.rows import Findings
 from expert_server.kernels.choose import KERNELS, ExpertSizes, choose_kernel
 from expert_server.kernels.kernel import ExpertKernel, KernelSpec, Quantization, UnsupportedError
 from expert_server.weights.weights import ExpertForm
@@ -32,23 +32,12 @@ class Entrants:
 
 
 def find_entrants(
-    plan: Plan,
-    shape: Shape,
-    dtype: str,
-    form: ExpertForm,
-    findings: Findings,
+    plan: Plan, shape: Shape, dtype: str, form: ExpertForm, findings: Findings
 ) -> Entrants:
     """Create the kernels of a plan that work on this machine.
 
     Without named kernels, the reference takes part only if `auto` picks it: it is as fast as
     transformers' `eager`.
-
-    Args:
-        plan: Plan of the run.
-        shape: Shape of the layer.
-        dtype: Dtype of the stored weights.
-        form: Form of the experts.
-        findings: Receives skipped kernels and the choice of `auto`.
     """
     quantization = Quantization(dtype) if dtype.startswith("int") else Quantization.NONE
     spec = KernelSpec(getattr(torch, compute_dtype(dtype)), quantization, plan.threads)

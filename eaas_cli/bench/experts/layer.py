@@ -1,22 +1,41 @@
-"""One MoE layer: its weights in memory, once per kernel and once for transformers."""
+"""One MoE layer: its weights in memory, and for each batch size every implementation in turn."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from functools import partial
+from statistics import median
 
 import torch
 
-from eaas_cli.bench.experts.cell import EXACT_TOKENS, MOST_COPIED_BYTES, bench_cell, copied_bytes
 from eaas_cli.bench.experts.entrants import Entrants, find_entrants
-from eaas_cli.bench.experts.findings import Findings
 from eaas_cli.bench.experts.limits import Limits
+from eaas_cli.bench.experts.measure import Compute, affordable_rounds, in_turn, timed
 from eaas_cli.bench.experts.plan import Plan, Shape
-from eaas_cli.bench.experts.roofline import stored_bytes
-from eaas_cli.bench.experts.source import Batches, Source, source_form
+from eaas_cli.bench.experts.roofline import Speed, limit, stored_bytes
+from eaas_cli.bench.experts.rows import Cell, Findings, auto_row, kernel_row
+from eaas_cli.bench.experts.source import BASELINES, Batch, Batches, Source, source_form
 from eaas_cli.bench.machine import available_bytes
+from expert_server.kernels.kernel import ExpertKernel
 
 __all__ = ["bench_layer"]
+
+# The first tokens of every batch, whose answers are known in float64.
+_EXACT_TOKENS = 4
+# Time limit of a cell; slow cells have fewer rounds.
+_CELL_S = 30.0
+# `batched_mm` is skipped if it would copy more.
+_MOST_COPIED_BYTES = 4 << 30
+# Below this ratio of multiply time to read time, the multiply speed is not measured at each call.
+_NEAR = 0.5
+# Else it is measured around each call, for this time or this share of the call.
+_MULTIPLY_S, _MULTIPLY_SHARE = 0.04, 0.1
+
+# Dtype of the weights, and kernel; transformers' implementations have no dtype.
+_Name = tuple[str, str]
+# Kernels by dtype of the stored weights.
+_Entrants = Mapping[str, Entrants]
 
 
 def bench_layer(
@@ -25,11 +44,8 @@ def bench_layer(
     """Measure a layer and free its memory.
 
     Args:
-        shape: Shape of the layer.
         dtypes: Dtypes of the stored weights that share a dtype of products; measured in the same rounds.
-        plan: Plan of the run.
         limits: Limits of the machine for that dtype of products.
-        findings: Receives the rows.
     """
     form = source_form(shape)
     with ExitStack() as stack:
@@ -53,13 +69,13 @@ def bench_layer(
         findings.say(f"{shape} {limits.compute}: random weights")
         source = Source(shape, limits.dtype)
         _load(source, entrants, findings)
-        batches = Batches(shape, limits.dtype, max(*plan.tokens, EXACT_TOKENS))
-        exact_TH = source.exact(batches.get(EXACT_TOKENS, 0))
+        batches = Batches(shape, limits.dtype, max(*plan.tokens, _EXACT_TOKENS))
+        exact_TH = source.exact(batches.get(_EXACT_TOKENS, 0))
         for tokens in plan.tokens:
-            bench_cell(tokens, source, batches, exact_TH, entrants, plan, limits, findings)
+            _bench_cell(tokens, source, batches, exact_TH, entrants, plan, limits, findings)
 
 
-def _load(source: Source, entrants: Mapping[str, Entrants], findings: Findings) -> None:
+def _load(source: Source, entrants: _Entrants, findings: Findings) -> None:
     for dtype, found in entrants.items():
         for name, kernel in found.kernels.items():
             findings.say(f"{source.shape} {dtype}: {name} loads the experts")
@@ -67,9 +83,7 @@ def _load(source: Source, entrants: Mapping[str, Entrants], findings: Findings) 
                 kernel.load(0, expert, weights)
 
 
-def _needed_bytes(
-    shape: Shape, compute: torch.dtype, entrants: Mapping[str, Entrants], plan: Plan
-) -> int:
+def _needed_bytes(shape: Shape, compute: torch.dtype, entrants: _Entrants, plan: Plan) -> int:
     """Memory for the weights of all kernels and of transformers, and for the calls."""
     held = [stored_bytes(shape, dtype) for dtype, found in entrants.items() for _ in found.kernels]
     weights = shape.num_experts * (sum(held) + shape.expert_size * compute.itemsize)
@@ -78,7 +92,94 @@ def _needed_bytes(
     scratch = len(held) * pairs * (shape.hidden + shape.intermediate) * 4
     # transformers holds per pair: input, gate and up, their product, output with and without the score.
     theirs = pairs * (4 * shape.hidden + 3 * shape.intermediate) * compute.itemsize
-    copied = (copied_bytes(shape, compute, tokens) for tokens in plan.tokens)
+    copied = (_copied_bytes(shape, compute, tokens) for tokens in plan.tokens)
     return (
-        weights + scratch + max([theirs, *(size for size in copied if size <= MOST_COPIED_BYTES)])
+        weights + scratch + max([theirs, *(size for size in copied if size <= _MOST_COPIED_BYTES)])
     )
+
+
+def _bench_cell(
+    tokens: int,
+    source: Source,
+    batches: Batches,
+    exact_TH: torch.Tensor,
+    entrants: _Entrants,
+    plan: Plan,
+    limits: Limits,
+    findings: Findings,
+) -> None:
+    """Add a row for each kernel.
+
+    Args:
+        tokens: T.
+        exact_TH: Answer to the first tokens of the batch of seed 0, float64.
+        entrants: Their kernels hold the experts.
+    """
+    computes: dict[_Name, Compute] = {
+        (dtype, name): partial(_call, kernel)
+        for dtype, found in entrants.items()
+        for name, kernel in found.kernels.items()
+    }
+    computes |= {("", name): partial(source.compute, name) for name in BASELINES}
+    copied = _copied_bytes(source.shape, source.dtype, tokens)
+    if copied > _MOST_COPIED_BYTES:
+        del computes["", "batched_mm"]
+        reason = f"it would copy {copied / 1e9:.1f} GB of weights in each call"
+        findings.skip(source.shape, limits.compute, "batched_mm", reason, tokens)
+
+    # Step 1: warm up and check the answers.
+    batch = batches.get(tokens, 0)
+    seconds: dict[_Name, float] = {}
+    errors: dict[_Name, float] = {}
+    for name, compute in computes.items():
+        seconds[name], answer_TH = timed(compute, batch)
+        errors[name] = _relative_error(answer_TH[:_EXACT_TOKENS], exact_TH[:tokens])
+
+    # Step 2: measure.
+    rounds = affordable_rounds(plan.rounds, sum(seconds.values()), _CELL_S)
+    findings.say(
+        f"{source.shape} {limits.compute} T={tokens}: {len(computes)} implementations, {rounds} rounds"
+    )
+    typical = limits.typical()
+    least = [limit(source.shape, dtype, tokens, batch.active, typical) for dtype in entrants]
+    is_near = any(one.compute_s > _NEAR * one.memory_s for one in least)
+    samples = in_turn(
+        computes,
+        (batches.get(tokens, seed) for seed in range(1, rounds + 1)),
+        limits,
+        multiply_s=max(_MULTIPLY_S, _MULTIPLY_SHARE * median(seconds.values())) if is_near else 0,
+    )
+
+    # Step 3: report.
+    pooled = [sample for of in samples.values() for sample in of]
+    cell = Cell(
+        source.shape,
+        tokens,
+        {name: samples.get(("", name)) for name in BASELINES},
+        Speed(
+            median(sample.speed.read for sample in pooled),
+            median(sample.speed.multiply for sample in pooled),
+        ),
+        median(sample.active for sample in pooled),
+    )
+    for dtype, found in entrants.items():
+        rows = {
+            name: kernel_row(cell, dtype, name, samples[dtype, name], errors[dtype, name])
+            for name in found.kernels
+        }
+        findings.rows += [row for name, row in rows.items() if name in found.shown]
+        if found.picked:
+            findings.rows.append(auto_row(rows[found.picked]))
+
+
+def _copied_bytes(shape: Shape, dtype: torch.dtype, tokens: int) -> int:
+    """Bytes of weights that `batched_mm` copies in a call: those of each token-expert pair."""
+    return tokens * shape.top_k * shape.expert_size * dtype.itemsize
+
+
+def _call(kernel: ExpertKernel, batch: Batch) -> torch.Tensor:
+    return kernel(batch.x_TH, batch.ids_TK, batch.scores_TK, 0)
+
+
+def _relative_error(answer_TH: torch.Tensor, exact_TH: torch.Tensor) -> float:
+    return float((answer_TH.double() - exact_TH).norm() / exact_TH.norm())

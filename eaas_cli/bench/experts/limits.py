@@ -54,7 +54,6 @@ class MultiplyLimit:
     """A matrix product that fits the caches, by torch or packed for oneDNN.
 
     Attributes:
-        dtype: Dtype of the matrices.
         way: The fastest way, which is used.
         samples: FLOP/s of each measurement.
     """
@@ -84,16 +83,7 @@ class MultiplyLimit:
 
 
 class Limits:
-    """The machine's limits for one dtype of products.
-
-    Args:
-        read: Memory reads.
-        multiply: Products of that dtype.
-
-    Attributes:
-        dtype: Dtype of the products.
-        compute: Its name.
-    """
+    """The machine's limits for one dtype of products."""
 
     def __init__(self, read: ReadLimit, multiply: MultiplyLimit) -> None:
         self.dtype = multiply.dtype
@@ -107,8 +97,7 @@ class Limits:
     def measure(self, multiply_s: float) -> Speed:
         """Measure the speeds now; the caches are cold afterwards.
 
-        Args:
-            multiply_s: Seconds of products; 0: use the median so far.
+        `multiply_s`: seconds of products; 0: use the median so far.
         """
         samples = self._multiply.samples
         multiply = self._multiply.measure(multiply_s) if multiply_s else median(samples)

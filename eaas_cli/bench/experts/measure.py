@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 
-from eaas_cli.bench.experts.limits import settle
+from eaas_cli.bench.experts.limits import Limits, settle
 from eaas_cli.bench.experts.roofline import Speed
 from eaas_cli.bench.experts.source import Batch
 
-__all__ = ["Compute", "Sample", "SpeedMeter", "affordable_rounds", "in_turn", "timed"]
+__all__ = ["Compute", "Sample", "affordable_rounds", "in_turn", "timed"]
 
 _Name = TypeVar("_Name")
 Compute = Callable[[Batch], torch.Tensor]
@@ -27,22 +27,12 @@ class Sample:
     """One call.
 
     Attributes:
-        seconds: Duration.
         speed: Speed of the machine, mean of before and after.
-        active: Experts with tokens.
     """
 
     seconds: float
     speed: Speed
     active: int
-
-
-class SpeedMeter(Protocol):
-    """Measures the machine's speed (`Limits`)."""
-
-    def measure(self, multiply_s: float) -> Speed:
-        """Measure the speeds now; the caches are cold afterwards."""
-        ...
 
 
 def timed(compute: Compute, batch: Batch) -> tuple[float, torch.Tensor]:
@@ -55,7 +45,7 @@ def timed(compute: Compute, batch: Batch) -> tuple[float, torch.Tensor]:
 def in_turn(
     computes: Mapping[_Name, Compute],
     batches: Iterable[Batch],
-    meter: SpeedMeter,
+    limits: Limits,
     *,
     multiply_s: float,
 ) -> dict[_Name, list[Sample]]:
@@ -64,7 +54,7 @@ def in_turn(
     Args:
         computes: Name -> implementation.
         batches: One per round, the same for all implementations.
-        meter: Called before and after each call.
+        limits: Measured before and after each call.
         multiply_s: Seconds of products per measurement; 0 if their speed does not matter.
 
     Returns:
@@ -72,13 +62,13 @@ def in_turn(
     """
     names = list(computes)
     samples: dict[_Name, list[Sample]] = {name: [] for name in names}
-    before = meter.measure(multiply_s)
+    before = limits.measure(multiply_s)
     for number, batch in enumerate(batches):
         first = number % len(names)
         for name in names[first:] + names[:first]:
             settle()
             seconds, _ = timed(computes[name], batch)
-            after = meter.measure(multiply_s)
+            after = limits.measure(multiply_s)
             # The mean: the maximum is too strict when the speed varies, even for the reader itself.
             speed = Speed((before.read + after.read) / 2, (before.multiply + after.multiply) / 2)
             samples[name].append(Sample(seconds, speed, batch.active))

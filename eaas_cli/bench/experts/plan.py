@@ -50,7 +50,6 @@ class Plan:
 
     Attributes:
         shapes: Shapes in the order of measurement.
-        tokens: Batch sizes.
         dtypes: Dtypes of the stored weights, some of DTYPES.
         kernels: Names of the registry and `auto`; empty: all that work here.
         rounds: Calls of each implementation in each cell.

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from eaas_cli.console import print_table
 
 __all__ = ["print_report"]
 
 _COLUMNS = ("dtype", "T", "kernel", "ms", "limit", "bound", "eager", "grouped", "batched", "error")
 _BUSY_CORES = 0.1
-_WORDS = {"dtype", "kernel", "bound"}
 
 
 def print_report(document: dict[str, Any]) -> None:
@@ -32,9 +30,8 @@ def print_report(document: dict[str, Any]) -> None:
             f"Other processes kept {machine['busy_cores_elsewhere']} cores busy: "
             "measure again on an idle machine"
         )
-    console = Console()
     for shape in dict.fromkeys(row["shape"] for row in document["rows"]):
-        console.print(_table([row for row in document["rows"] if row["shape"] == shape]))
+        _print_layer([row for row in document["rows"] if row["shape"] == shape])
     print(
         "limit: fraction of the machine's limit at that moment; * picked by auto; "
         "eager, grouped, batched: speed-up over transformers'"
@@ -46,22 +43,19 @@ def print_report(document: dict[str, Any]) -> None:
         )
 
 
-def _table(rows: list[dict[str, Any]]) -> Table:
-    """A layer's rows; `auto` is a mark on the row of its choice, if there is one."""
+def _print_layer(rows: list[dict[str, Any]]) -> None:
+    """Print a layer's rows; `auto` is a mark on the row of its choice, if there is one."""
     name = f"{rows[0]['name']}: " if "name" in rows[0] else ""
     title = f"{name}H,I,E,K = {rows[0]['shape']}"
-    table = Table(box=None, pad_edge=False, title=title, title_justify="left")
-    for column in _COLUMNS:
-        table.add_column(column, justify="left" if column in _WORDS else "right", no_wrap=True)
     picks = {(row["dtype"], row["tokens"], row["picked"]) for row in rows if "picked" in row}
     named = {(row["dtype"], row["tokens"], row["kernel"]) for row in rows}
+    lines = []
     for row in rows:
-        if "picked" not in row:
-            mark = " *" if (row["dtype"], row["tokens"], row["kernel"]) in picks else ""
-            table.add_row(*_words(row, row["kernel"] + mark))
-        elif (row["dtype"], row["tokens"], row["picked"]) not in named:
-            table.add_row(*_words(row, row["picked"] + " *"))
-    return table
+        kernel = row.get("picked", row["kernel"])
+        place = (row["dtype"], row["tokens"], kernel)
+        if "picked" not in row or place not in named:
+            lines.append(_words(row, f"{kernel} *" if place in picks else kernel))
+    print_table(_COLUMNS, lines, left=("kernel", "bound"), title=title)
 
 
 def _words(row: dict[str, Any], kernel: str) -> list[str]:

@@ -60,8 +60,6 @@ def limit(shape: Shape, dtype: str, tokens: int, active: float, speed: Speed) ->
     """The roofline of one call, without activations.
 
     Args:
-        shape: Shape of the layer.
-        dtype: Dtype of the stored weights.
         tokens: T; each goes to `top_k` experts.
         active: Experts with at least one token.
         speed: Speed of the machine.

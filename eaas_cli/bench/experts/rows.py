@@ -1,20 +1,49 @@
-"""Rows of the document: medians over the rounds."""
+"""Parts of the document: rows with medians over the rounds, and what was skipped."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
 from eaas_cli.bench.experts.measure import Sample
 from eaas_cli.bench.experts.plan import AUTO, Shape
-from eaas_cli.bench.experts.roofline import Limit, Speed, limit
+from eaas_cli.bench.experts.roofline import Speed, limit
 from eaas_cli.bench.figures import figure
 
-__all__ = ["Cell", "auto_row", "kernel_row", "spread"]
+__all__ = ["Cell", "Findings", "auto_row", "kernel_row"]
 
 Row = dict[str, Any]
+
+
+@dataclass
+class Findings:
+    """Parts of the document of a run.
+
+    Attributes:
+        rows: One per shape, dtype, number of tokens and kernel.
+        auto: Choices of `auto` for each shape and dtype, with the candidates.
+        skipped: Combinations that were not measured, and why.
+    """
+
+    say: Callable[[str], None]
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    auto: list[dict[str, Any]] = field(default_factory=list)
+    skipped: list[dict[str, Any]] = field(default_factory=list)
+
+    def skip(
+        self, shape: Shape, dtype: str, what: str, reason: str, tokens: int | None = None
+    ) -> None:
+        """Record a skipped combination.
+
+        Args:
+            what: A kernel or an implementation of transformers.
+            reason: Why it is skipped.
+            tokens: Batch size, if only this one is skipped.
+        """
+        entry = {"shape": str(shape), "dtype": dtype, "what": what, "reason": reason}
+        self.skipped.append(entry if tokens is None else entry | {"tokens": tokens})
 
 
 @dataclass(frozen=True)
@@ -22,7 +51,6 @@ class Cell:
     """A batch size of a layer: common to all implementations.
 
     Attributes:
-        shape: Shape of the layer.
         tokens: T.
         baselines: transformers' implementation -> samples; None: skipped.
         typical: Median speed of the machine in the cell.
@@ -43,24 +71,26 @@ def kernel_row(
 
     Args:
         cell: The cell; its baselines have as many samples.
-        dtype: Dtype of the stored weights.
         kernel: Name of the kernel.
         samples: One per round.
         rel_error: Relative error of the answer.
     """
     seconds = [sample.seconds for sample in samples]
-    limits = [_limit(cell, dtype, sample) for sample in samples]
+    limits = [
+        limit(cell.shape, dtype, cell.tokens, sample.active, sample.speed) for sample in samples
+    ]
     fractions = [least.seconds / took for least, took in zip(limits, seconds, strict=True)]
     return {
-        **_shape(cell.shape),
+        "shape": str(cell.shape),
+        **({"name": cell.shape.name} if cell.shape.name else {}),
         "dtype": dtype,
         "tokens": cell.tokens,
         "kernel": kernel,
         "ms": figure(1e3 * median(seconds)),
-        "ms_spread": [figure(1e3 * value) for value in spread(seconds)],
+        "ms_spread": [figure(1e3 * value) for value in (min(seconds), max(seconds))],
         "tokens_per_s": figure(cell.tokens / median(seconds)),
         "roofline_fraction": figure(median(fractions)),
-        "roofline_spread": [figure(value) for value in spread(fractions)],
+        "roofline_spread": [figure(value) for value in (min(fractions), max(fractions))],
         "roofline_ms": figure(1e3 * median(least.seconds for least in limits)),
         "bound": limit(cell.shape, dtype, cell.tokens, cell.active, cell.typical).bound,
         "speedup": {
@@ -81,18 +111,5 @@ def auto_row(row: Row) -> Row:
     return row | {"kernel": AUTO, "picked": row["kernel"]}
 
 
-def spread(values: Sequence[float]) -> tuple[float, float]:
-    """Minimum and maximum."""
-    return min(values), max(values)
-
-
-def _limit(cell: Cell, dtype: str, sample: Sample) -> Limit:
-    return limit(cell.shape, dtype, cell.tokens, sample.active, sample.speed)
-
-
 def _ratios(theirs: Sequence[Sample], ours: Sequence[Sample]) -> list[float]:
     return [their.seconds / our.seconds for their, our in zip(theirs, ours, strict=True)]
-
-
-def _shape(shape: Shape) -> Row:
-    return {"shape": str(shape)} | ({"name": shape.name} if shape.name else {})

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import platform
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -13,12 +11,13 @@ import torch
 
 from eaas.cores import usable_cores
 from eaas.errors import ConfigError
-from eaas_cli.bench.experts.findings import Findings
 from eaas_cli.bench.experts.layer import bench_layer
 from eaas_cli.bench.experts.limits import Limits, MultiplyLimit, ReadLimit
 from eaas_cli.bench.experts.plan import Plan, compute_dtype
+from eaas_cli.bench.experts.rows import Findings
+from eaas_cli.bench.figures import figure
 from eaas_cli.bench.machine import (
-    busy_core_seconds,
+    BusyElsewhere,
     instruction_sets,
     last_level_cache_bytes,
     processor,
@@ -32,10 +31,6 @@ def bench_experts(plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
 
     Sets torch's number of threads.
 
-    Args:
-        plan: Plan of the run.
-        say: Prints a line of progress.
-
     Returns:
         The document of `eaas bench experts --json`; figures are medians over the rounds.
 
@@ -43,7 +38,7 @@ def bench_experts(plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
         ConfigError: Nothing could be measured.
     """
     torch.set_num_threads(plan.threads)
-    began = _Clock.now()
+    elsewhere = BusyElsewhere()
     findings = Findings(say)
     say("the machine's limits")
     read = ReadLimit(plan.threads)
@@ -58,31 +53,12 @@ def bench_experts(plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
         reasons = (f"{entry['what']}: {entry['reason']}" for entry in findings.skipped)
         raise ConfigError(f"nothing could be measured: {'; '.join(dict.fromkeys(reasons))}")
     return {
-        "machine": _machine(plan, read, multiply)
-        | {"busy_cores_elsewhere": round(_Clock.now().busy_elsewhere_since(began), 2)},
+        "machine": _machine(plan, read, multiply) | {"busy_cores_elsewhere": elsewhere.cores()},
         "rounds": plan.rounds,
         "rows": findings.rows,
         "auto": findings.auto,
         "skipped": findings.skipped,
     }
-
-
-@dataclass(frozen=True)
-class _Clock:
-    """Seconds of the wall clock, of all cores, and of this process."""
-
-    wall: float
-    all_cores: float
-    own: float
-
-    @classmethod
-    def now(cls) -> _Clock:
-        return cls(time.monotonic(), busy_core_seconds(), time.process_time())
-
-    def busy_elsewhere_since(self, began: _Clock) -> float:
-        """Mean number of cores that other processes kept busy."""
-        others = (self.all_cores - began.all_cores) - (self.own - began.own)
-        return max(0.0, others) / (self.wall - began.wall)
 
 
 def _machine(plan: Plan, read: ReadLimit, multiply: dict[str, MultiplyLimit]) -> dict[str, Any]:
@@ -107,9 +83,9 @@ def _machine(plan: Plan, read: ReadLimit, multiply: dict[str, MultiplyLimit]) ->
 def _limit(way: str, samples: Sequence[float], unit: float) -> dict[str, Any]:
     """Statistics over all measurements of the run."""
     return {
-        "median": round(median(samples) / unit, 3),
-        "least": round(min(samples) / unit, 3),
-        "most": round(max(samples) / unit, 3),
+        "median": figure(median(samples) / unit),
+        "least": figure(min(samples) / unit),
+        "most": figure(max(samples) / unit),
         "measurements": len(samples),
         "way": way,
     }

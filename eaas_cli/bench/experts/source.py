@@ -46,7 +46,6 @@ class Batches:
     """Batches of one shape. Batches of one seed begin with the same tokens at any size.
 
     Args:
-        shape: Shape of the layer.
         dtype: Dtype of the hidden states.
         most: Largest T.
     """
@@ -70,13 +69,8 @@ class Batches:
 class Source:
     """A layer's experts as a module of transformers (SwiGLU, no biases).
 
-    Args:
-        shape: Shape of the layer.
-        dtype: Dtype of the weights.
-
     Attributes:
         shape, dtype: As given.
-        form: Form of the experts.
     """
 
     def __init__(self, shape: Shape, dtype: torch.dtype) -> None:

@@ -42,8 +42,6 @@ TINY = Plan(
     num_experts=4,
     turn_s=0.002,
     watch_s=0.02,
-    clients=2,
-    servers=2,
     layer=Shape(64, 32, 4, 2),
     layer_tokens=8,
 )
@@ -100,24 +98,9 @@ def test_the_document(document: dict[str, Any]) -> None:
         assert row["calls"] >= 2 * 20
         assert row["result_bytes"] == 64 + 4 * row["tokens"] * row["hidden"]
         assert {"over_floor_us", "times_floor", "request_bytes"} < row.keys()
-    assert document["scan_us"].keys() == document["wait_look_us"].keys() == {"64", "1024"}
-    server, load_generators, real = document["server"], document["crowd"], document["layer"]
+    server, real = document["server"], document["layer"]
     assert server["idle_cpu_fraction"] >= 0
     assert server["busy_cpu_fraction"] > 0
-    assert (
-        load_generators["clients"],
-        load_generators["servers"],
-        load_generators["transport"],
-    ) == (2, 2, "shm")
-    policies = {row["policy"]: row for row in document["policies"]["rows"]}
-    assert set(policies) == {"weights", "least_loaded"}
-    assert policies["weights"]["times_weights"] == 1.0
-    assert all(
-        0 < row["layer_call_us"]["p50"] <= row["layer_call_us"]["p99"] for row in policies.values()
-    )
-    assert load_generators["ratio"] == pytest.approx(
-        load_generators["p99_us"] / load_generators["p50_us"], rel=1e-3
-    )
     assert real["kernel"].startswith(("native", "reference"))
     assert real["calls"] == 2 * layer._CALLS
     assert min(real["in_process_ms"], real["through_server_ms"], real["ratio"]) > 0
@@ -133,7 +116,7 @@ def test_the_table(document: dict[str, Any], capsys: pytest.CaptureFixture[str])
     for words in (
         "shm, hidden 64",
         "grpc, hidden 32",
-        "clients and 2 servers",
+        "% of a core idle",
         "ms through a server",
         "skipped: grpc hidden 7168 T=4096: a slot takes 2340 tokens",
         "Other processes kept 0.5 cores busy",
@@ -142,7 +125,7 @@ def test_the_table(document: dict[str, Any], capsys: pytest.CaptureFixture[str])
     assert "…" not in printed
     cells_only = {key: document[key] for key in ("settings", "rows", "skipped")}
     print_report(cells_only | {"machine": machine})
-    assert "crowd" not in capsys.readouterr().out
+    assert "of a core idle" not in capsys.readouterr().out
 
 
 def test_the_plot(document: dict[str, Any], tmp_path: Path) -> None:
@@ -165,7 +148,7 @@ def test_a_refused_connection_is_one_line(fork_server: ForkServer) -> None:
 def test_a_batch_larger_than_a_slot_is_skipped(
     monkeypatch: pytest.MonkeyPatch, fork_server: ForkServer
 ) -> None:
-    monkeypatch.setattr(caller.Caller, "room", lambda _self, _top_k: 4)
+    monkeypatch.setattr(caller.Caller, "capacity", lambda _self, _top_k: 4)
     skipped: list[dict[str, str]] = []
     plan = Plan(("shm",), (32,), (1, 8), 1, False, top_k=2, num_experts=4, turn_s=0.001)
     rows = run._rows(plan, lambda _line: None, skipped, fork_server)

@@ -39,5 +39,5 @@ def test_a_join_from_each_source(
         assert row["ratio"]["slowest"] == pytest.approx(slowest, rel=0.05, abs=0.01)
     assert document["rows"][1]["medium_mb_per_s"] <= document["limit_bytes_per_s"] / 1e6
     print_report(document)
-    assert "a share of 101 MB" in capsys.readouterr().out
+    assert "share: 101 MB" in capsys.readouterr().out
     assert len(said) == 3

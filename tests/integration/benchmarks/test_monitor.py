@@ -31,13 +31,11 @@ def test_a_small_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ran.exit_code == 0, ran.output
     document = json.loads(ran.stdout)
     assert document["settings"]["per_connection"] == 3
-    assert [row["members"] for row in document["registry"]] == [3, 8]
     assert [row["members"] for row in document["rows"]] == [3, 8]
     watching = [[cell["watchers"] for cell in row["watching"]] for row in document["rows"]]
     assert watching == [[3], [3, 8]]
     for row in document["rows"]:
         members = row["members"]
-        assert row["falsely_dead"] == 0
         assert row["snapshot"]["bytes"] > 1000 * members
         for cell in (row["heartbeats"], *row["watching"]):
             # Seconds are short: a turn more or less is much.

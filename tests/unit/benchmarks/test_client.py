@@ -12,7 +12,6 @@ import pytest
 
 from benchmarks.client.agree import disagreements, row
 from benchmarks.client.aiperf import Asked, command, read_run
-from benchmarks.client.report import print_report
 from benchmarks.client.run import bench_client
 from eaas.errors import ConfigError, EaasError
 
@@ -103,17 +102,6 @@ def test_lengths_may_differ_by_tokenizer(tmp_path: Path) -> None:
     found = row(ASKED, read_run(write(tmp_path, [entry(), entry(output_sequence_length=46)])))
     assert (found["outputs_differ"], found["outputs_off"]) == (1, 2)
     assert disagreements(found) == []
-
-
-def test_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runs = [row(ASKED, read_run(write(tmp_path, [entry(), REFUSED])))]
-    runs.append(row(ASKED, read_run(write(tmp_path, [REFUSED, REFUSED]))))
-    print_report({"runs": runs, "wrong": ["run 1: x"]})
-    told = capsys.readouterr().out
-    assert "wrong: run 1: x" in told
-    (line,) = [line for line in told.splitlines() if "84.4" in line]
-    assert line.split()[:7] == ["counts", "1", "1", "0", "0", "48-48", "84.4"]
-    assert max(map(len, told.splitlines())) <= 100
 
 
 @pytest.mark.parametrize("lines", ["", "[]\n", "{}\n", "no json\n"])

@@ -77,15 +77,6 @@ def sigterm() -> Iterator[None]:
         (("caps", "judge", "--trace", "gone.csv"), "gone.csv"),
         (("caps", "fit", "gone.json"), "gone.json"),
         (("caps", "replay", "gone.jsonl"), "gone.jsonl"),
-        (("validate", "--strategies", "best"), "'best'"),
-        (("validate", "--trace", "gone.csv"), "gone.csv"),
-        (("validate", "--window-size", "2"), "--window-size 2"),
-        (("validate", "--prompts", "gone.txt"), "give a --model"),
-        (("validate", "--model", "examples/demo", "--prompts", "gone.txt"), "--prompts gone.txt"),
-        (
-            ("validate", "--model", "examples/demo", "--prompts", "/dev/null"),
-            "/dev/null: 0 tokens",
-        ),
     ],
 )
 def test_a_mistake_is_named(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,6 @@ from benchmarks.dispatch.turns import WARM_CALLS, Turn, summary, take_turn
 from eaas.errors import ClusterError, ConfigError
 from eaas_cli.bench.experts.plan import Shape
 from eaas_cli.bench.figures import figure
-from eaas_cli.bench.machine import processor_s
 from eaas_cli.bench.worker import Worker, working
 
 ROOT = Path(__file__).parents[3]
@@ -126,12 +123,6 @@ def test_the_first_calls_of_a_turn_do_not_count() -> None:
     assert len(take_turn(lambda: None, 0.005, least=1)) > 1
 
 
-def test_the_processor_time_of_a_process() -> None:
-    before = time.process_time()
-    ours = processor_s(os.getpid())
-    assert before <= ours <= time.process_time()
-
-
 def test_the_layer_needs_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layer, "available_bytes", lambda: 3 << 30)
     assert "needs 3.5 GB of memory, and 3.2 GB are free" in layer.lack_of_memory(
@@ -141,6 +132,6 @@ def test_the_layer_needs_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_child_that_fails_is_quoted() -> None:
-    start = partial(Worker, "broken", "benchmarks.dispatch.load_generator_process")
-    with pytest.raises(ClusterError, match=r"broken ended .* KeyError: 'tokens'"), working([start]):
+    start = partial(Worker, "broken", "benchmarks.dispatch.server_process")
+    with pytest.raises(ClusterError, match=r"broken ended .* KeyError: 'layer'"), working([start]):
         pass

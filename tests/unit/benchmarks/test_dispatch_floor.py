@@ -94,14 +94,6 @@ def test_the_right_bytes_arrive(request_bytes: int, result_bytes: int, rounds: i
     assert min(took) > 0
 
 
-def test_a_server_that_slept_is_woken() -> None:
-    mapping = memory(MOST, MOST)
-    with serving(mapping, os.urandom(MOST)):
-        for _ in range(5):
-            time.sleep(0.01)  # It spins for 3 ms.
-            call(mapping, os.urandom(MOST), MOST, rounds=3)
-
-
 def test_an_answer_to_another_round_trip_is_found() -> None:
     mapping = memory(HEADER, HEADER)
     with (
@@ -124,12 +116,6 @@ def test_other_bytes_are_found_on_demand() -> None:
                     call(mapping, bytes(128), 128, check=True)
             else:
                 call(mapping, bytes(128), 128, check=False)
-
-
-def test_a_missing_server_times_out() -> None:
-    mapping = memory(HEADER, HEADER)
-    with pytest.raises(TimeoutError, match="no answer in 60 ms"):
-        call(mapping, bytes(HEADER), HEADER, timeout_ms=60)
 
 
 def test_a_signal_ends_both_sides() -> None:
@@ -159,14 +145,6 @@ def test_what_does_not_fit_is_refused() -> None:
             call(mapping, bytes(source), result)
     with pytest.raises(ValueError, match="too small"):
         _floor.stop(bytearray(8))
-
-
-def test_a_result_longer_than_the_servers_is_refused() -> None:
-    mapping = memory(HEADER, MOST)
-    with serving(mapping, bytes(HEADER)) as errors:
-        with pytest.raises(TimeoutError):
-            call(mapping, bytes(HEADER), MOST, timeout_ms=300)
-        assert "does not fit" in str(errors[0])
 
 
 @pytest.mark.skipif(usable_cores() < 2, reason="the two sides have a core each")

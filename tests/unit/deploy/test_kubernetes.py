@@ -54,14 +54,6 @@ def test_the_schema(manifest: dict[str, Any]) -> None:
     assert validate.validate(manifest, VERSION, strict=True) == VERSION
 
 
-def test_the_schemas_refuse_what_is_wrong() -> None:
-    validate = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate")
-    wrong = the("StatefulSet/expert-server")
-    wrong = wrong | {"spec": wrong["spec"] | {"podManagement": "Parallel"}}
-    with pytest.raises(validate.ValidationError, match="podManagement"):
-        validate.validate(wrong, VERSION, strict=True)
-
-
 @pytest.mark.parametrize("workload", WORKLOADS, ids=name_of)
 def test_pods_are_restricted(workload: dict[str, Any]) -> None:
     """Pods meet the namespace's `pod-security.kubernetes.io/enforce: restricted`."""

@@ -93,30 +93,6 @@ def test_the_page_lists_every_metric_and_no_other() -> None:
     assert listed == {name for name in there if not name.startswith("eaas_scheduler_")}
 
 
-def test_units_are_base_units_and_names_say_them() -> None:
-    for metric in families():
-        assert re.fullmatch(r"(eaas_|vllm:)[a-z0-9_]+", metric.name)
-        assert not re.search(r"_(ms|us|minutes|kb|mb|percent)$", metric.name)
-        assert metric.documentation
-
-
-def test_the_dashboard_is_complete() -> None:
-    panels = DASHBOARD["panels"]
-    assert len({panel["id"] for panel in panels}) == len(panels)
-    (source,) = SOURCE["datasources"]
-    assert {(p["datasource"]["type"], p["datasource"]["uid"]) for p in panels} == {
-        (source["type"], source["uid"])
-    }
-    cells = [
-        (x, y)
-        for place in (panel["gridPos"] for panel in panels)
-        for x in range(place["x"], place["x"] + place["w"])
-        for y in range(place["y"], place["y"] + place["h"])
-    ]
-    assert len(set(cells)) == len(cells)
-    assert max(x for x, _ in cells) < 24
-
-
 def test_the_files_are_mounted_where_they_are_read() -> None:
     mounts = dict(
         volume.removesuffix(":ro").split(":")[::-1]

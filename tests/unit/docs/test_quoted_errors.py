@@ -53,16 +53,7 @@ def stands(quote: str, said: list[str]) -> bool:
     return any(pattern.search(text) for text in said)
 
 
-def test_there_are_quotes() -> None:
-    assert len(quotes()) > 50
-
-
 @pytest.mark.parametrize("quote", quotes())
 def test_a_quoted_error_is_in_the_code(quote: str, said: list[str]) -> None:
     assert len(quote.replace("...", "").strip(" :;.,")) >= 10, "too short to mean one error"
     assert stands(quote, said), f"no string of the code is {quote!r}"
-
-
-def test_unknown_quotes_are_found(said: list[str]) -> None:
-    assert not stands("... is missing: complete the upload", said)
-    assert not stands("are free: ... asked for", said)

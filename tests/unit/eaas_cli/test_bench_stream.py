@@ -27,7 +27,7 @@ def answer(handler: object) -> Answer:
     async def run() -> Answer:
         transport = httpx.MockTransport(handler)  # type: ignore[arg-type]
         async with httpx.AsyncClient(transport=transport) as client:
-            return await ask(client, "http://x", {"prompt": [1]})
+            return await ask(client, "http://x", [1], 7)
 
     return asyncio.run(run())
 
@@ -50,6 +50,9 @@ def test_an_answer() -> None:
     assert found.sent_s <= found.stamps_s[0] <= found.ended_s
     assert json.loads(asked[0]) == {
         "prompt": [1],
+        "max_tokens": 7,
+        "temperature": 0,
+        "ignore_eos": True,
         "stream": True,
         "stream_options": {"include_usage": True},
     }

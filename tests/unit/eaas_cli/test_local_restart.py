@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,23 +18,7 @@ from eaas.errors import ClusterError
 from eaas_cli.local import LocalCluster, cluster, supervision
 from eaas_cli.local.by_hand import find_started_by_hand
 from eaas_cli.local.process import program, wait_ready
-from eaas_cli.local.restart import Restarts, keep_port, restart_line
-
-
-def test_restart_pauses_grow_until_restarts_stop() -> None:
-    restarts = Restarts(5)
-    pauses_s = [restarts.pause_s(0.0) for _ in range(6)]
-    assert pauses_s == [0.0, 0.5, 1.0, 2.0, 4.0, None]
-
-
-def test_a_served_time_resets_the_failures() -> None:
-    restarts = Restarts(5)
-    assert [restarts.pause_s(served_s) for served_s in (0, 0, 3600, 0)] == [0.0, 0.5, 0.0, 0.5]
-
-
-def test_pauses_are_bounded_without_a_limit_of_failures() -> None:
-    restarts = Restarts(None)
-    assert [restarts.pause_s(0.0) for _ in range(30)][-1] == 8.0
+from eaas_cli.local.restart import keep_port, restart_line
 
 
 def test_a_restart_keeps_the_port() -> None:
@@ -153,11 +138,30 @@ def test_a_client_that_fails_again_and_again_ends_the_cluster(
     assert line == (
         "attention-client (pid 1) ended with code 2; its running requests are lost; it starts again now"
     )
+    started_s = [now_s[0]]
     while cluster.starts < 5:
-        now_s[0] += 10.0
+        now_s[0] += 0.5
+        before = cluster.starts
         supervisor.step()
+        started_s += [now_s[0]] * (cluster.starts - before)
+    # Half a second until its end is seen, and a growing pause.
+    assert [b - a for a, b in pairwise(started_s)] == [1.0, 1.5, 2.5, 4.5]
     with pytest.raises(ClusterError, match=r"again and again; its last words: no room"):
         supervisor.step()
+
+
+def test_a_served_time_resets_the_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr(supervision.time, "monotonic", lambda: now_s[0])
+    cluster: Any = _Cluster()
+    supervisor = supervision.Supervisor(cluster)
+    for _ in range(7):
+        cluster.fail()
+        (line,) = supervisor.step()
+        assert line.endswith("starts again now")
+        cluster.children["attention-client"] = _Process("attention-client", None)
+        supervisor.step()
+        now_s[0] += 3600
 
 
 def test_a_client_waits_for_the_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:

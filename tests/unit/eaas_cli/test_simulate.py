@@ -25,7 +25,7 @@ def eaas(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_worker_needs_neither_torch_nor_grpc() -> None:
-    code = "import sys, simulator.caps.worker; print({'torch', 'grpc', 'transformers'} & set(sys.modules))"
+    code = "import sys, simulator.caps.pool; print({'torch', 'grpc', 'transformers'} & set(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100
     )

@@ -161,13 +161,6 @@ def test_a_large_cluster_fits_a_small_terminal(height: int) -> None:
     assert any("layers a bar" in line for line in found)
 
 
-def test_states_have_colours_in_a_terminal() -> None:
-    out = io.StringIO()
-    console = Console(file=out, width=COLUMNS, force_terminal=True, color_system="standard")
-    console.print(frame(URL, replace(FACTS, members=(member("x", MemberState.DEAD),)), 40))
-    assert "\x1b[31mDEAD" in out.getvalue()
-
-
 def test_the_json_document() -> None:
     told = json.loads(json.dumps(document(URL, replace(FACTS, placement=placement((1, 3))))))
     assert told["endpoint"] == URL

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -81,43 +79,3 @@ def test_a_text_goes_on_as_its_domain(loaded: tuple[Any, Any], domain: str) -> N
     # Knowing nothing is ln 4096 = 8.3 nats.
     assert own < 5.5
     assert own < min(losses.values()) - 0.1, (own, losses)
-
-
-class Classifier:
-    """Naive Bayes on triples of characters, trained on the shipped prompts."""
-
-    def __init__(self) -> None:
-        self.counts = {
-            d: Counter(triples((EXAMPLES / "traces" / "prompts" / f"{d}.txt").read_text()))
-            for d in DOMAINS
-        }
-
-    def __call__(self, text: str) -> str:
-        known = set().union(*self.counts.values())
-
-        def likelihood(domain: str) -> float:
-            counts = self.counts[domain]
-            total = sum(counts.values()) + len(known)
-            return sum(math.log((counts[t] + 1) / total) for t in triples(text) if t in known)
-
-        return max(self.counts, key=likelihood)
-
-
-def triples(text: str) -> list[str]:
-    words = " ".join(text.split())
-    return [words[i : i + 3] for i in range(len(words) - 2)]
-
-
-def test_completions_are_recognised(loaded: tuple[Any, Any]) -> None:
-    model, tokenizer = loaded
-    recognise = Classifier()
-    told = []
-    for domain, (before, _) in TEXTS.items():
-        inputs = tokenizer([before] * 4, return_tensors="pt")
-        torch.manual_seed(0)
-        ids = model.generate(**inputs, max_new_tokens=48, do_sample=True, temperature=0.7, top_k=40)
-        texts = tokenizer.batch_decode(ids[:, inputs["input_ids"].shape[1] :])
-        told += [(domain, recognise(text.replace("<|end|>", "")), text) for text in texts]
-    wrong = [entry for entry in told if entry[0] != entry[1]]
-    # By chance 12 of 16 would be wrong.
-    assert len(wrong) <= 3, wrong

@@ -140,14 +140,6 @@ def test_no_load_is_perfect_balance() -> None:
     assert (run.transit, run.plans, run.plan_s, run.time_s) == (0, 0, 0.0, 60 * 1.1)
 
 
-def test_p99_and_mean() -> None:
-    counts = np.ones((200, 1, 2), int)
-    counts[::40] = [[3, 1]]
-    run = replay(Trace(checked_counts(counts, "test")), "static", servers=2, interval=9)
-    assert run.par_mean == pytest.approx(1 + 0.5 * 5 / 200)
-    assert run.par_p99 == pytest.approx(1.5)
-
-
 def test_the_first_layout_fits_any_number_of_servers() -> None:
     for servers in (1, 3, 4, 10, 16):
         holds, shares = first_layout(2, servers, 10)
@@ -211,19 +203,3 @@ def test_the_split_of_each_batch_is_never_worse() -> None:
     assert split.transit == shares.transit
     assert (split.par_IL <= shares.par_IL + 1e-5).all()
     assert split.par_mean < shares.par_mean
-
-
-def test_without_replicas_there_is_nothing_to_split() -> None:
-    counts = np.random.default_rng(0).integers(0, 5, (40, 2, 6))
-    counts[3] = 0
-    trace = Trace(checked_counts(counts, "test"))
-    plain, split = (
-        replay(trace, name, servers=3, interval=50) for name in ("static", "static+split")
-    )
-    assert np.allclose(plain.par_IL, split.par_IL, rtol=1e-5)
-
-
-def test_replicas_pay_on_a_skewed_load() -> None:
-    trace = generate_trace("skewed", iterations=300, layers=4, experts=64, tokens=2048)
-    static, eplb = (replay(trace, name, servers=16, interval=64) for name in ("static", "eplb"))
-    assert eplb.par_mean < 0.9 * static.par_mean

@@ -49,10 +49,6 @@ def test_lanes_of_a_seed_are_independent() -> None:
     assert one != other
 
 
-def test_no_kinds_give_no_faults() -> None:
-    assert first(5, 1, ()) == []
-
-
 @pytest.mark.parametrize("salt", ["1", "2"])
 def test_a_seed_draws_the_same_in_every_process(salt: str) -> None:
     script = (

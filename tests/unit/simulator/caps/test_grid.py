@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import threading
+import time
 
 import pytest
 
 from eaas.errors import ConfigError, EaasError
-from simulator.caps import pool
 from simulator.caps.grid import compare
 from simulator.caps.policy import GREEDY, PERFECT, cells, judge
 from simulator.caps.pool import run_cells
@@ -115,10 +117,17 @@ def test_an_error_in_a_worker_is_the_callers() -> None:
         run_cells([cell(), cell(entries=[("none", "true")]), cell()], 2, nothing)
 
 
-def test_a_worker_that_ends_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool.sys, "executable", "/bin/false")
+def test_a_worker_that_ends_is_an_error() -> None:
+    def kill_one() -> None:
+        while len(children := multiprocessing.active_children()) < 2:
+            time.sleep(0.01)
+        children[0].kill()
+
+    killer = threading.Thread(target=kill_one)
+    killer.start()
     with pytest.raises(EaasError, match="worker process"):
-        run_cells([cell()] * 3, 2, nothing)
+        run_cells([cell(seed=seed) for seed in range(20)], 2, nothing)
+    killer.join()
 
 
 def test_a_strategy_is_judged() -> None:

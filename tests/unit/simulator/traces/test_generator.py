@@ -79,13 +79,6 @@ def test_wrong_arguments(arguments: dict[str, Any], named: str) -> None:
         generate_trace(**{"regime": "skewed", **SMALL, **arguments})
 
 
-def test_progress_ends_at_one() -> None:
-    parts: list[float] = []
-    generate_trace("uniform", **SMALL, progress=parts.append)
-    assert parts == sorted(parts)
-    assert parts[-1] == 1.0
-
-
 def test_published_figures() -> None:
     assert datasets() == ("LmSys", "WildChat", "ShareGPT", "Mix")
     for regime in REGIMES.values():

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -114,20 +112,6 @@ def test_mistakes(
     assert named in str(caught.value)
     assert "\n" not in str(caught.value)
     assert sorted(path.name for path in Path().iterdir()) == before
-
-
-def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "eaas_cli", "trace", "info", str(tmp_path / "x.npz")],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert (
-        done.stderr == f"eaas: error: {tmp_path}/x.npz does not exist: give the file of a trace\n"
-    )
 
 
 def test_recording_ends_in_a_trace(tmp_path: Path) -> None:

@@ -29,13 +29,13 @@ from balancer.policies.problem import make_problem
 from balancer.policies.scalpel import align, fresh_placement, scalpel, swap_hottest
 from balancer.policies.types import Float, Holds, Plan
 from balancer.policies.window import planning_weight, shift, variance_buffer
+from benchmarks.knobs.surrogate import Cycle, cycle_outcome
 from eaas.errors import ConfigError
-from simulator.learned_knobs.surrogate import Cycle, cycle_outcome
 from simulator.placement.planners import first_layout
 from simulator.placement.replay import replay
 from simulator.traces import Trace
 
-__all__ = ["TRANSIT_WEIGHT", "HeldOut", "Learned", "Network", "Options", "train"]
+__all__ = ["TRANSIT_WEIGHT", "Network", "Options", "train"]
 
 TRANSIT_WEIGHT = 88_080_384 / 9e11 / 60
 """Mean PAR that one loaded replica costs: the competition's score (`simulator.placement.score`)."""
@@ -76,43 +76,6 @@ class Options:
     epochs: int = 12
     transit_weight: float = TRANSIT_WEIGHT
     seed: int = 0
-
-
-@dataclass(frozen=True)
-class HeldOut:
-    """A trace that was not trained on, replayed with the static defaults and with the learned knobs.
-
-    Attributes:
-        trace: Its name.
-        static_cost, learned_cost: Mean PAR + lambda * transit.
-        static_par, learned_par: Means.
-        static_transit, learned_transit: Replicas loaded.
-        knobs: The learned knobs, mean over the trace's windows.
-    """
-
-    trace: str
-    static_cost: float
-    learned_cost: float
-    static_par: float
-    learned_par: float
-    static_transit: int
-    learned_transit: int
-    knobs: dict[str, float]
-
-
-@dataclass(frozen=True)
-class Learned:
-    """Result of `train`.
-
-    Attributes:
-        network: The trained network.
-        loss: Cost on the training traces, with the static defaults and after each epoch.
-        held_out: One for each trace held out.
-    """
-
-    network: Network
-    loss: tuple[float, ...]
-    held_out: tuple[HeldOut, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,14 +193,17 @@ def train(
     traces: Sequence[tuple[str, Trace]],
     held_out: Sequence[tuple[str, Trace]],
     options: Options,
-    progress: Callable[[str, float], None] = lambda _what, _part: None,
-) -> Learned:
+    say: Callable[[str], None],
+) -> dict[str, Any]:
     """Learn from some traces, and replay others with the learned knobs and with the static defaults.
 
     Args:
         traces, held_out: With their names. All that are trained on have the same number of experts.
-        options: See `Options`.
-        progress: Called with the current step and the part done.
+
+    Returns:
+        JSON: `loss`, the cost of the training traces with the defaults and after each epoch; `held_out`, for
+        each of those traces its name, the `static` and `learned` cost (mean PAR + lambda * transit), PAR and
+        transit, and the learned knobs, mean over its windows.
 
     Raises:
         ConfigError: A trace is too short or of another model; the message names it.
@@ -247,18 +213,17 @@ def train(
     # The tensors are small: more threads take 20 times as long, and would change the sums.
     torch.set_num_threads(1)
     try:
-        network, loss = _learn([trace for _, trace in traces], options, progress)
+        network, loss = _learn([trace for _, trace in traces], options, say)
     finally:
         torch.set_num_threads(threads)
-    results = []
-    for name, trace in held_out:
-        progress(name, 1.0)
-        results.append(_compare(name, trace, network, options))
-    return Learned(network, tuple(loss), tuple(results))
+    return {
+        "loss": loss,
+        "held_out": [_compare(name, trace, network, options) for name, trace in held_out],
+    }
 
 
 def _learn(
-    traces: Sequence[Trace], options: Options, progress: Callable[[str, float], None]
+    traces: Sequence[Trace], options: Options, say: Callable[[str], None]
 ) -> tuple[Network, list[float]]:
     known = [tuple(windows(trace, options.interval, options.servers)) for trace in traces]
     features_NF = np.stack([window.features_F for found in known for window in found])
@@ -268,12 +233,11 @@ def _learn(
     best = copy.deepcopy(network)
     loss = [_cost(known, best, options)]
     for epoch in range(options.epochs):
-        part = epoch / options.epochs
-        progress(f"epoch {epoch + 1}", part)
-        temperature = _HOT * (_COLD / _HOT) ** part
+        temperature = _HOT * (_COLD / _HOT) ** (epoch / options.epochs)
         for trace in random.permutation(len(known)):
             _train_on(known[trace], network, optimizer, temperature, options, random)
         loss.append(_cost(known, network, options))
+        say(f"epoch {epoch + 1} of {options.epochs}: cost {loss[-1]:.4f}")
         if loss[-1] == min(loss):
             best = copy.deepcopy(network)
     return best, loss
@@ -351,20 +315,20 @@ class _Planner:
         return make_plan("scalpel-learned", problem, *layout)
 
 
-def _compare(name: str, trace: Trace, network: Network, options: Options) -> HeldOut:
+def _compare(name: str, trace: Trace, network: Network, options: Options) -> dict[str, Any]:
     planner = _Planner(network, options.servers)
     run = partial(replay, trace, servers=options.servers, interval=options.interval)
-    static, learned = run("scalpel"), run("scalpel-learned", planner=planner)
-    return HeldOut(
-        trace=name,
-        static_cost=static.par_mean + options.transit_weight * static.transit,
-        learned_cost=learned.par_mean + options.transit_weight * learned.transit,
-        static_par=static.par_mean,
-        learned_par=learned.par_mean,
-        static_transit=static.transit,
-        learned_transit=learned.transit,
-        knobs={k: float(np.mean([used[k] for used in planner.used])) for k in _BOUNDS},
-    )
+    row: dict[str, Any] = {"trace": name}
+    for kind, done in (
+        ("static", run("scalpel")),
+        ("learned", run("scalpel-learned", planner=planner)),
+    ):
+        row |= {
+            f"{kind}_cost": done.par_mean + options.transit_weight * done.transit,
+            f"{kind}_par": done.par_mean,
+            f"{kind}_transit": done.transit,
+        }
+    return row | {"knobs": {k: float(np.mean([used[k] for used in planner.used])) for k in _BOUNDS}}
 
 
 def _not_empty(load: Float) -> Float:

@@ -18,11 +18,10 @@ from balancer.policies.compact import replicate
 from balancer.policies.measure import equal_shares, par
 from balancer.policies.problem import make_problem
 from balancer.policies.scalpel import check_knobs, scalpel
+from benchmarks.knobs.__main__ import app
+from benchmarks.knobs.surrogate import cycle_outcome, sinkhorn, soft_counts
+from benchmarks.knobs.train import Network, Options, cycle_of, features, train, windows
 from eaas.errors import ConfigError
-from eaas_cli.commands import app
-from simulator.learned_knobs import Options, train
-from simulator.learned_knobs.surrogate import cycle_outcome, sinkhorn, soft_counts
-from simulator.learned_knobs.train import Network, cycle_of, features, windows
 from simulator.placement.replay import replay
 from simulator.traces import Trace, generate_trace, write_trace
 
@@ -138,19 +137,18 @@ SMALL = Options(servers=S, interval=INTERVAL, epochs=4)
 def test_learning_lowers_the_loss_and_is_the_same_each_time() -> None:
     traces = [(f"{r}.npz", made(r, n, 288)) for n, r in enumerate(("drift", "flips"))]
     held_out = [("other.npz", made("drift", 7))]
-    learned = train(traces, held_out, SMALL)
-    assert len(learned.loss) == 1 + SMALL.epochs
-    assert min(learned.loss) < learned.loss[0], "the first is that of the static defaults"
-    again = train(traces, held_out, SMALL)
-    assert learned.loss == again.loss
-    assert learned.held_out == again.held_out
-    (result,) = learned.held_out
+    said: list[str] = []
+    learned = train(traces, held_out, SMALL, said.append)
+    assert len(learned["loss"]) == 1 + len(said) == 1 + SMALL.epochs
+    assert min(learned["loss"]) < learned["loss"][0], "the first is that of the static defaults"
+    assert train(traces, held_out, SMALL, said.append) == learned
+    (result,) = learned["held_out"]
     static = replay(held_out[0][1], "scalpel", servers=S, interval=INTERVAL)
-    assert (result.static_par, result.static_transit) == (static.par_mean, static.transit)
-    assert result.static_cost == pytest.approx(static.time_s / 60)
-    check_knobs(**result.knobs | {"budget": 8}, matching="greedy")  # type: ignore[arg-type]
-    other = train(traces, held_out, replace(SMALL, seed=1, epochs=1))
-    assert other.loss[1] != learned.loss[1]
+    assert (result["static_par"], result["static_transit"]) == (static.par_mean, static.transit)
+    assert result["static_cost"] == pytest.approx(static.time_s / 60)
+    check_knobs(**result["knobs"] | {"budget": 8}, matching="greedy")
+    other = train(traces, held_out, replace(SMALL, seed=1, epochs=1), said.append)
+    assert other["loss"][1] != learned["loss"][1]
 
 
 @given(st.integers(0, 1000), st.floats(0.1, 30))
@@ -175,10 +173,10 @@ def test_features_of_a_window() -> None:
 def test_traces_that_cannot_be_learned_from() -> None:
     one, two = ("a.npz", made("drift", 0)), ("b.npz", made("drift", 1))
     with pytest.raises(ConfigError, match=r"b.npz has 480 iterations.*needs at least 600"):
-        train([two], [one], replace(SMALL, interval=200))
+        train([two], [one], replace(SMALL, interval=200), print)
     few = generate_trace("drift", iterations=480, layers=1, experts=8, top_k=2)
     with pytest.raises(ConfigError, match="train on traces of one model"):
-        train([one, ("c.npz", few)], [two], SMALL)
+        train([one, ("c.npz", few)], [two], SMALL, print)
 
 
 def test_the_command_reports_each_trace_held_out(tmp_path: Path) -> None:
@@ -187,7 +185,7 @@ def test_the_command_reports_each_trace_held_out(tmp_path: Path) -> None:
         write_trace(made("drift", seed, 240), name)
 
     def run(held_out: Path, *more: str) -> Result:
-        words = f"knobs train {names[0]} {names[1]} --held-out {held_out} --epochs 1"
+        words = f"{names[0]} {names[1]} --held-out {held_out} --epochs 1"
         setting = f"--servers {S} --interval {INTERVAL}"
         return CliRunner().invoke(app, [*words.split(), *setting.split(), *more])
 

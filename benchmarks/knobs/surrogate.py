@@ -80,7 +80,6 @@ def cycle_outcome(
 
     Args:
         knobs_K: k, shift_tv, budget, drift_tol, heavy_frac.
-        cycle: See `Cycle`.
         temperature: Above 0.
         straight_through: Hard values, soft gradients.
     """

@@ -1,4 +1,4 @@
-"""Fits the times of `ServerCost` to measurements of our kernels by `eaas bench experts`."""
+"""Fits the times of `ServerCost` to measurements by `eaas bench experts`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ class Step:
     """A measured call.
 
     Attributes:
-        active: Experts with tokens.
         pairs: (token, expert) pairs.
-        seconds: Its duration.
     """
 
     active: float
@@ -60,14 +58,13 @@ def fit_steps(steps: Sequence[Step]) -> ServerFit:
 def read_fits(path: Path) -> list[tuple[dict[str, str], ServerFit]]:
     """Fits for each shape, dtype and kernel in a document of `eaas bench experts --json`.
 
-    Raises:
-        ConfigError: The file is no such document, or has too few batch sizes.
+    Raises ConfigError: the file is no such document, or has too few batch sizes.
     """
     try:
         document = json.loads(path.read_text())
-        rows: list[dict[str, Any]] = [row for row in document["rows"] if "picked" not in row]
         groups: dict[tuple[str, str, str], list[Step]] = {}
-        for row in rows:
+        # A row of `auto` repeats one of a kernel.
+        for row in (row for row in document["rows"] if "picked" not in row):
             key = (row["shape"], row["dtype"], row["kernel"])
             groups.setdefault(key, []).append(_step(row))
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.caps.server_fit import Step, fit_steps, read_fits
 from eaas.errors import ConfigError
-from simulator.caps.server_fit import Step, fit_steps, read_fits
 
 EXPERTS, TOP_K = 128, 8
 

@@ -1,1 +1,0 @@
-"""Simulated queues compared with live ones."""

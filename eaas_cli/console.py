@@ -1,0 +1,69 @@
+"""Tables on standard output, and progress bars on standard error for commands that take a while."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+__all__ = ["print_table", "progress", "progress_bar", "table_console"]
+
+_PIPED_WIDTH = 160
+
+
+def table_console() -> Console:
+    """A console that is wide in a pipe, which has no width: a cut-off address would be useless."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_PIPED_WIDTH)
+
+
+def print_table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    left: Sequence[str] = (),
+    title: str | None = None,
+) -> None:
+    """Print a table. Columns are right-aligned, except the first one and those in `left`."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, title=title, title_justify="left")
+    for number, column in enumerate(columns):
+        is_left = not number or column in left
+        table.add_column(column, justify="left" if is_left else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    table_console().print(table)
+
+
+@contextmanager
+def progress(text: str, steps: int) -> Iterator[Callable[[], None]]:
+    """Show a bar with a number of equal steps; call the result after each step."""
+    with progress_bar() as bar:
+        task = bar.add_task(text, total=steps)
+        yield lambda: bar.advance(task)
+
+
+@contextmanager
+def progress_bar() -> Iterator[Progress]:
+    """Show a bar, if standard error is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description:>24}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns, console=console, disable=not console.is_terminal, transient=True
+    ) as bar:
+        yield bar
