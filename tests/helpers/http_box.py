@@ -12,7 +12,9 @@ import openai
 import torch
 from transformers import AutoModelForCausalLM, DeepseekV3Config, GptOssConfig, Qwen3MoeConfig
 
-from attention_client.serving import HttpServer, ServeLimits, build_app
+from attention_client.serving.app import build_app
+from attention_client.serving.limits import ServeLimits
+from attention_client.serving.network.server import HttpServer, bind
 from byte_tokenizer import byte_tokenizer
 
 VOCABULARY = 260
@@ -106,7 +108,7 @@ class Box:
             traces=traces,
             dashboard=dashboard,
         )
-        self.server = HttpServer(self.app, "127.0.0.1", 0, limits=limits)
+        self.server = HttpServer(self.app, bind("127.0.0.1", 0), limits)
         self.server.start()
         self.url = f"http://{self.server.address}"
         self.http = httpx.Client(base_url=self.url, timeout=60)

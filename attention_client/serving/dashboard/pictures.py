@@ -1,4 +1,4 @@
-"""Heatmaps of load and placement, and line charts, each with its numbers in text or a table. Pure."""
+"""Heatmaps of load and placement, each with its numbers in a table. Pure."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from attention_client.serving.dashboard.charts import BALANCE, SHARE, Line, chart, heatmap
+from attention_client.serving.dashboard.heatmap import BALANCE, SHARE, heatmap
 from attention_client.serving.dashboard.nodes import Node, h
-from attention_client.serving.dashboard.tables import badge, cell, empty, or_none, row, table
+from attention_client.serving.dashboard.tables import badge, cell, empty, row, table
 from eaas.cluster_snapshot import ClusterSnapshot
 from eaas.cluster_snapshot.model import Load
 from eaas.types import MemberState
 
-__all__ = ["curves", "load", "placement"]
+__all__ = ["load", "placement"]
 
 _NAMED_SERVERS = 12
 
@@ -137,57 +137,3 @@ def _ranges(experts: Iterable[int]) -> str:
         else:
             runs.append([int(expert)])
     return ", ".join("-".join(map(str, run)) for run in runs)
-
-
-def curves(snapshot: ClusterSnapshot) -> list[Node]:
-    """PAR with its bound, tokens/s, TTFT and ITL over time."""
-    points, now, counters = snapshot.curve, snapshot.rates, snapshot.counters
-    ages_s = [snapshot.at - p.at for p in points]
-    mean = "mean of the last 10 s"
-    figures = (
-        chart(
-            "PAR",
-            f"{or_none(snapshot.par)}, bound {or_none(snapshot.bound)}, gap {or_none(snapshot.gap)}",
-            ages_s,
-            [
-                Line("par", "PAR", [p.par for p in points]),
-                Line("bound", "bound", [p.bound for p in points]),
-            ],
-            least=1.0,
-        ),
-        chart(
-            "Tokens/s",
-            f"{now.tokens_per_s:.1f}",
-            ages_s,
-            [Line("rate", mean, [p.rates.tokens_per_s for p in points])],
-            unit="/s",
-        ),
-        chart(
-            "Time to first token",
-            or_none(now.ttft_s, "{:.0f} ms", 1e3),
-            ages_s,
-            [Line("rate", mean, [_ms(p.rates.ttft_s) for p in points])],
-            unit="ms",
-        ),
-        chart(
-            "Inter-token latency",
-            or_none(now.itl_s, "{:.0f} ms", 1e3),
-            ages_s,
-            [Line("rate", mean, [_ms(p.rates.itl_s) for p in points])],
-            unit="ms",
-        ),
-    )
-    queue = (
-        f"Requests: {counters.running:.0f} running, {counters.waiting:.0f} waiting. "
-        if counters
-        else ""
-    )
-    note = (
-        f"{queue}PAR: peak-to-average ratio of the servers' loads, 1 is balanced. Bound: the least PAR of "
-        "any placement with these slots. Gap: PAR / bound."
-    )
-    return [h("p", note, class_="note"), h("div", *figures, class_="figures")]
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else seconds * 1e3

@@ -21,6 +21,7 @@ from attention_client.serving.network.connections import Connections
 from attention_client.serving.network.http_connection import HttpConnection
 from eaas.errors import ClusterError, PortInUseError
 from eaas.log import get_logger
+from eaas.net.grpc_server import join_host_port
 from eaas.open_files import room_for_connections
 
 __all__ = ["HttpServer", "bind"]
@@ -30,6 +31,9 @@ _DATE_S = 1.0  # interval at which the Date header is updated
 _START_TIMEOUT_S = 60.0
 _CLOSE_PAGES_S = 5.0
 _AFTER_GRACE_S = 10.0  # failed requests and the engine need less time to end
+# Longer than clients keep an idle connection, 5 s (httpx) to 60 s (nginx). If both sides closed at the same
+# time, a client could send a request into a closed connection.
+_KEEP_ALIVE_S = 75
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -149,28 +153,19 @@ class _Server(uvicorn.Server):  # type: ignore[misc]
 
 
 class HttpServer:
-    """Serves an application. The constructor raises PortInUseError.
+    """Serves an application in a background thread.
 
     Args:
         app: The application, from `build_app`.
-        host: Address to listen on.
-        port: Port to listen on; 0 chooses a free port.
-        listener: A socket from `bind`, used instead of host and port.
+        listener: A socket from `bind`.
         limits: Limits of connections and of request headers.
+
+    Attributes:
+        address: host:port, with the actual port.
     """
 
-    def __init__(
-        self,
-        app: FastAPI,
-        host: str,
-        port: int,
-        listener: socket.socket | None = None,
-        limits: ServeLimits | None = None,
-    ) -> None:
-        limits = limits or ServeLimits()
-        self._listener = bind(host, port) if listener is None else listener
-        name, number = self._listener.getsockname()[:2]
-        self._address = f"[{name}]:{number}" if ":" in name else f"{name}:{number}"
+    def __init__(self, app: FastAPI, listener: socket.socket, limits: ServeLimits) -> None:
+        self.address = join_host_port(*listener.getsockname()[:2])
         self._server = _Server(
             uvicorn.Config(
                 app,
@@ -181,30 +176,17 @@ class HttpServer:
                 # Fixed, so that installed packages do not change the loop and the parser that tests cover.
                 loop="asyncio",
                 http=HttpConnection,
+                timeout_keep_alive=_KEEP_ALIVE_S,
                 h11_max_incomplete_event_size=limits.max_head_bytes,
                 lifespan="on",
             ),
-            self._listener,
+            listener,
             limits,
         )
         self._thread: threading.Thread | None = None
 
-    @property
-    def address(self) -> str:
-        """host:port, with the actual port."""
-        return self._address
-
-    def run(self, grace_s: float) -> None:
-        """Serve in the calling thread until SIGTERM, SIGINT or `stop`.
-
-        Args:
-            grace_s: Time for running requests to end after a signal.
-        """
-        self._server.grace_s = grace_s
-        self._server.run()
-
     def start(self) -> None:
-        """Serve in a background thread; return when the server answers. Raises ClusterError."""
+        """Return when the server answers. Raises ClusterError."""
         self._thread = threading.Thread(target=self._server.run, name="http", daemon=True)
         self._thread.start()
         deadline = time.monotonic() + _START_TIMEOUT_S
@@ -212,7 +194,7 @@ class HttpServer:
             if self._server.started:
                 return
             time.sleep(0.02)
-        raise ClusterError(f"the HTTP server on {self._address} did not start")
+        raise ClusterError(f"the HTTP server on {self.address} did not start")
 
     def stop(self, grace_s: float) -> None:
         """Stop accepting connections, give running requests `grace_s` to end, then fail them.
@@ -225,5 +207,5 @@ class HttpServer:
             return
         self._thread.join(grace_s + 2 * _AFTER_GRACE_S)
         if self._thread.is_alive():
-            raise ClusterError(f"the HTTP server on {self._address} did not stop")
+            raise ClusterError(f"the HTTP server on {self.address} did not stop")
         self._thread = None

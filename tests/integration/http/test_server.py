@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from attention_client.serving import ServeLimits, bind
+from attention_client.serving.limits import ServeLimits
+from attention_client.serving.network.server import bind
 from eaas.errors import ConfigError, PortInUseError
 from http_box import (
     Box,
