@@ -11,11 +11,7 @@ __all__ = ["AcceptedRequests", "BodyMemory"]
 
 
 class AcceptedRequests:
-    """Counts the requests that wait or run. For one event loop.
-
-    Args:
-        most: The most requests at a time.
-    """
+    """Counts the requests that wait or run. For one event loop."""
 
     def __init__(self, most: int) -> None:
         self._most = most

@@ -71,16 +71,7 @@ class _ClientGoneError(Exception):
 
 
 class RequestGuard:
-    """ASGI middleware: reads bodies under limits and cancels a generation if its client leaves.
-
-    Args:
-        app: The application behind it.
-        limits: Limits of body size and time.
-        metrics: Counts each request by endpoint and status.
-        accepted: Limits the concurrent generations.
-        keys: The API keys that requests must show; None: no key is needed.
-        hosts: The host names that requests may use; None: any.
-    """
+    """ASGI middleware: reads bodies under limits and cancels a generation if its client leaves."""
 
     def __init__(
         self,

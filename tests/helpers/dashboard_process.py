@@ -173,7 +173,7 @@ def main() -> None:
     scenes = commands_from(arguments["control"])
     announce(ready=box.url)
     for scene, reply in scenes:
-        stage.show(scene, dashboard.broadcaster.viewers)
+        stage.show(scene, len(dashboard.broadcaster._viewers))
         reply(None)
     box.close()
 

@@ -28,13 +28,7 @@ _MOST_TOKENS = 4096
 
 
 class ChatBox:
-    """One viewer's chat box, within a page.
-
-    Args:
-        handler: Answers without HTTP.
-        accepted: Counts the chat's requests together with all others.
-        servers: Returns the names of the expert servers; their order defines the colours.
-    """
+    """One viewer's chat box, within a page."""
 
     def __init__(
         self,

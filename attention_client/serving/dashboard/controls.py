@@ -21,12 +21,7 @@ _MOST_GONE = 16
 
 
 class Controls:
-    """The buttons, within a page.
-
-    Args:
-        operator: Runs the actions.
-        broadcaster: Has the current servers.
-    """
+    """The buttons, within a page."""
 
     def __init__(self, operator: Operator, broadcaster: Broadcaster) -> None:
         self._operator, self._broadcaster = operator, broadcaster

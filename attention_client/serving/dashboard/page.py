@@ -24,15 +24,7 @@ def build_page(
     chat: tuple[Handler, AcceptedRequests],
     operator: Operator | None,
 ) -> None:
-    """Fill the page of a client. While the client is connected, the page is updated once a second.
-
-    Args:
-        client: The viewer.
-        name: The model's name.
-        broadcaster: Draws the sections.
-        chat: Answers the chat's requests, and counts them.
-        operator: Runs the actions of the buttons; None: no buttons.
-    """
+    """Fill the page of a client. While the client is connected, the page is updated once a second."""
     Drawn(encode(h("a", "Skip to the chat", class_="skip", href="#chat")))
     Drawn(encode(h("h1", "Expert-as-a-Service ", h("small", "serving ", h("bdi", name)))))
     drawn: dict[str, Drawn] = {}

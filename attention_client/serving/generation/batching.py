@@ -301,12 +301,6 @@ def fits_paged_cache(manager: Any) -> bool:
 class BatchingEngine:
     """Continuous batching over a paged key-value cache (`Engine`).
 
-    Args:
-        model: A transformers causal language model.
-        limits: Sizes of cache and batch.
-        admission: Chooses the requests that enter the batch.
-        attribution: Counts the tokens that each server computes.
-
     Raises:
         ConfigError: The cache does not fit into memory.
         ValueError: The model has no paged attention; transformers raises other errors, too.

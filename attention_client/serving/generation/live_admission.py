@@ -69,11 +69,6 @@ class _Prompt:
 class LiveAdmission:
     """Chooses which waiting requests enter the running batch.
 
-    Args:
-        scheduling: Settings and the source of the placement.
-        model: Its gates predict the experts of a prompt.
-        metrics: Counts the choices.
-
     Raises:
         ConfigError: The strategy is unknown, its sizes do not fit, or the recording cannot be written.
     """

@@ -72,11 +72,6 @@ class _Server(uvicorn.Server):  # type: ignore[misc]
 
     So the client of an aborted request reads an error, not half an answer. The server accepts at most as many
     connections as there are file descriptors.
-
-    Args:
-        config: uvicorn's settings.
-        listener: The listening socket; the server closes it at the end.
-        limits: Limits of connections.
     """
 
     def __init__(

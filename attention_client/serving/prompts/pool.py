@@ -29,11 +29,6 @@ class PromptPool:
 
     The worker starts for the first large body. Then it reads all but the small bodies. An idle worker ends,
     which frees its memory.
-
-    Args:
-        tokenizer: A transformers tokenizer.
-        limits: Limits of prompts.
-        idle_s: Time after which an idle worker ends.
     """
 
     def __init__(self, tokenizer: Any, limits: ModelLimits, idle_s: float = _IDLE_S) -> None:

@@ -97,7 +97,8 @@ def _answer(reader: PromptReader, message: bytes) -> bytes:
         _LOG.exception("a request could not be read")
         reason = f"The request could not be read: {type(error).__name__}: {error}"
         failure = ApiError(500, reason)
-    return _packed({"error": failure.fields()}, [])
+    # The arguments of ApiError.
+    return _packed({"error": vars(failure)}, [])
 
 
 def _packed(answer: dict[str, Any], tokens: list[int]) -> bytes:

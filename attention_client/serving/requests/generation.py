@@ -52,16 +52,7 @@ class Finish:
 
 
 class Generation:
-    """One request's answer.
-
-    Args:
-        engine: Generates the tokens.
-        work: The request.
-        tokenizer: A transformers tokenizer.
-        stops: Stop strings.
-        parser: transformers' ResponseParser for reasoning and tool calls; None: the answer is plain text.
-        metrics: Counts the request.
-    """
+    """One request's answer. Without transformers' ResponseParser it is plain text."""
 
     def __init__(
         self,

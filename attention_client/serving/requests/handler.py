@@ -130,11 +130,9 @@ class Handler:
         if budget is None:
             budget = min(self.default_tokens, service.max_model_len - len(prompt))
         if request.min_tokens is not None and request.min_tokens > budget:
-            raise ApiError(
-                400,
+            raise ApiError.invalid(
+                "min_tokens",
                 f"min_tokens ({request.min_tokens}) is larger than max_tokens ({budget}).",
-                param="min_tokens",
-                code="invalid_value",
             )
         return Work(
             id=f"{self.id_prefix}-{uuid.uuid4().hex}",

@@ -22,17 +22,7 @@ _STOP_TIMEOUT_S = 5.0
 
 
 class Service:
-    """A loaded model and its engine.
-
-    Args:
-        model: A transformers causal language model.
-        tokenizer: Its tokenizer.
-        name: Its name in the API.
-        aliases: Other names that requests may use.
-        engine: Generates the tokens.
-        limits: Limits of requests.
-        metrics: Counts requests.
-    """
+    """A loaded model and its engine."""
 
     def __init__(
         self,

@@ -68,7 +68,7 @@ def test_keyboard_and_screen_reader(scene: Scene) -> None:
     assert first.inner_text() == "Skip to the chat"
     first.focus()
     reached = set()
-    for _ in range(25):
+    for _ in range(20):
         page.keyboard.press("Tab")
         name, html, is_visible = page.evaluate(
             """() => {
