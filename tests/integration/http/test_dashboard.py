@@ -97,13 +97,6 @@ def test_buttons_follow_the_state_of_their_server(scene: Scene) -> None:
     assert questions(watched).count() == 0
 
 
-def test_an_unreachable_source_is_an_alert(scene: Scene) -> None:
-    watched = scene("monitor")
-    watched.wait_text("alerts", "monitor unreachable since 12 s (connection refused)")
-    assert watched.page.get_by_role("alert").filter(has_text="monitor").count() == 1
-    watched.wait_text("members", "expert-server-2")
-
-
 def test_the_banner_is_always_in_sight(scene: Scene) -> None:
     watched = scene("killed")
     watched.page.set_viewport_size(NARROW)
@@ -117,19 +110,6 @@ def test_the_banner_is_always_in_sight(scene: Scene) -> None:
                   document.querySelector("#alerts").getBoundingClientRect().top]"""
     )
     assert last <= top
-
-
-def test_a_layer_is_chosen_and_its_placement_shown(scene: Scene) -> None:
-    watched = scene("small")
-    watched.wait_text("placement", "experts 0 to 15")
-    watched.page.get_by_label("MoE layer").click()
-    watched.page.get_by_role("option", name="3", exact=True).click()
-    watched.page.locator('[data-part="placement"] img[alt^="Layer 3:"]').wait_for()
-    # Servers by layers, experts by servers. The browser decodes a picture after the text appears.
-    watched.page.wait_for_function(
-        """() => JSON.stringify([...document.querySelectorAll("img.map")].map(
-            i => [i.naturalWidth, i.naturalHeight])) === "[[3,4],[16,3]]" """
-    )
 
 
 def test_a_chat_streams_and_can_be_cancelled(scene: Scene) -> None:
@@ -160,15 +140,6 @@ def test_updates_keep_elements_and_what_is_open(scene: Scene) -> None:
     page.wait_for_function("old => document.querySelector('#load img').src !== old", arg=old)
     assert page.get_by_role("table", name="Load of each server").is_visible()
     assert page.evaluate("document.querySelector('#members tbody tr').mark") == 1
-
-
-def test_all_requests_go_to_the_endpoint_without_errors(
-    scene: Scene, ui_fixture: UiFixture
-) -> None:
-    watched = scene("small")
-    watched.wait_text("members", "SERVING")
-    assert watched.hosts == {httpx.URL(ui_fixture.url).netloc.decode()}
-    assert watched.complaints == []
 
 
 def test_other_paths_belong_to_the_endpoint(ui_fixture: UiFixture) -> None:
@@ -232,28 +203,12 @@ def test_nothing_moves_while_servers_die_leave_and_join(scene: Scene) -> None:
 
 def test_a_second_press_confirms_a_kill(scene: Scene) -> None:
     watched = scene("small", viewport=WIDE)
-    kill = button(watched, "Kill expert-server-1")
-    kill.wait_for()
-    before = places(watched)
-    watched.page.set_viewport_size(WIDE)
-    kill.dblclick()
-    asking = button(watched, "Kill expert-server-1?")
-    asking.wait_for()
-    assert asking.inner_text().split() == ["Kill", "expert-server-1", "?"]
-    assert places(watched) == before, "the button keeps its place and size"
-    watched.page.wait_for_timeout(A_WHILE_MS)
-    assert status(watched) == ""
-    assert questions(watched).count() == 1
-    asking.click()
-    # The server runs on another host, so it gets no signal.
-    watched.wait_text("operate-status", "expert-server-1 runs on elsewhere")
-    kill.wait_for()
     # Presses without a pause, as of a key held down, count as one.
     button(watched, "Kill expert-server-2").evaluate(
         "b => { for (let i = 0; i < 9; i++) b.click() }"
     )
     button(watched, "Kill expert-server-2?").wait_for()
-    assert "expert-server-1" in status(watched)
+    assert status(watched) == ""
     # By keyboard.
     button(watched, "Kill expert-server-0").focus()
     watched.page.keyboard.press("Enter")
@@ -261,7 +216,9 @@ def test_a_second_press_confirms_a_kill(scene: Scene) -> None:
     expect(asking).to_be_focused()
     assert asking.get_attribute("aria-description") == "Press again to confirm"
     watched.page.wait_for_timeout(A_WHILE_MS)
+    assert status(watched) == ""
     watched.page.keyboard.press("Enter")
+    # The server runs on another host, so it gets no signal.
     watched.wait_text("operate-status", "expert-server-0 runs on elsewhere")
 
 

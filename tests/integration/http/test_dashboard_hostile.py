@@ -125,8 +125,8 @@ def test_each_response_has_the_policy_and_a_nonce_of_its_own(ui_fixture: UiFixtu
         nonces.add(nonce)
         if path == "/":
             assert answer.headers["cache-control"] == "no-store"
-            assert "default-src 'none'" in policy
-            assert "frame-ancestors 'none'" in policy
+            for rule in ("default-src", "base-uri", "form-action", "frame-ancestors"):
+                assert f"{rule} 'none'" in policy
             tags = re.findall(r"<(?:script|style)\b[^>]*>", answer.text)
             assert tags
             assert all(f'nonce="{nonce}"' in tag for tag in tags)

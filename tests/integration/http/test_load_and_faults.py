@@ -12,12 +12,7 @@ import pytest
 
 from attention_client.serving.limits import ServeLimits
 from eaas.errors import ExpertsUnavailableError
-from http_box import (
-    CHAT,
-    Box,
-    error_of,
-    events,
-)
+from http_box import CHAT, Box, error_of, events
 
 pytestmark = pytest.mark.integration
 

@@ -180,7 +180,9 @@ def test_steps_are_recorded(checkpoint: Callable[..., Path], tmp_path: Path) -> 
     record = tmp_path / "queue.jsonl"
     with served(checkpoint(), record=str(record), **SMALL) as box:
         box.ask(PROMPTS)
-    steps = [event for event in read_recording(record)[2] if "step" in event]
+    events = read_recording(record)[2]
+    assert any(event.get("probe", 0.0) > 0 for event in events)
+    steps = [event for event in events if "step" in event]
     rows, prompts = zip(*(event["step"] for event in steps), strict=True)
     assert sum(prompts) == sum(map(len, PROMPTS))
     assert sum(rows) == len(PROMPTS) * (NEW - 1)

@@ -13,10 +13,7 @@ import pytest
 from attention_client.serving.limits import ServeLimits
 from attention_client.serving.network.server import bind
 from eaas.errors import ConfigError, PortInUseError
-from http_box import (
-    Box,
-    events,
-)
+from http_box import Box, events
 
 pytestmark = pytest.mark.integration
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attention_client.serving.dashboard.pictures import BALANCE, SHARE, heatmap
 from attention_client.serving.dashboard.nodes import encode
+from attention_client.serving.dashboard.pictures import BALANCE, SHARE, heatmap
 from attention_client.serving.dashboard.sections import draw, draw_placement
 from eaas.cluster_snapshot import ClusterSnapshot
 from eaas.cluster_snapshot.counters import Rates
