@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -86,6 +87,10 @@ class Box:
     ) -> None:
         self.model = tiny_model(kind)
         self.tokenizer = chat_tokenizer()
+        # The prompt worker loads it from there.
+        self._directory = tempfile.TemporaryDirectory()
+        self.tokenizer.save_pretrained(self._directory.name)
+        self.tokenizer.name_or_path = self._directory.name
         self.error: Exception | None = None
         self.slow_s = 0.0
         self.good = (True, "")
@@ -158,6 +163,7 @@ class Box:
         self.http.close()
         self.openai.close()
         self.server.stop(5.0)
+        self._directory.cleanup()
 
 
 def events(text: str) -> list[Any]:

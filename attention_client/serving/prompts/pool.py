@@ -31,11 +31,10 @@ class PromptPool:
     which frees its memory.
     """
 
-    def __init__(self, tokenizer: Any, limits: ModelLimits, idle_s: float = _IDLE_S) -> None:
-        self._idle_s = idle_s
+    def __init__(self, tokenizer: Any, limits: ModelLimits) -> None:
         self._reader = PromptReader(tokenizer, limits)
         self._thread = ThreadPoolExecutor(1, "prompts")
-        self.worker = WorkerProcess(tokenizer, limits)
+        self._worker = WorkerProcess(tokenizer, limits)
         self._worker_thread = ThreadPoolExecutor(1, "prompt-worker")  # waits for the worker
         self._in_worker = 0
         self._idle: asyncio.TimerHandle | None = None
@@ -44,7 +43,7 @@ class PromptPool:
         """Read one body (`PromptReader.read`). Raises ApiError (400, 503)."""
         if len(body) <= _AT_ONCE_BYTES:
             return self._reader.read(cls, body)
-        if self.worker.ready or len(body) > _IN_THREAD_BYTES:
+        if self._worker.ready or len(body) > _IN_THREAD_BYTES:
             return await self._ask_worker(cls, body)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, self._reader.read, cls, body)
@@ -53,7 +52,7 @@ class PromptPool:
         """End the threads and the worker. Reads in progress fail."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._worker_thread.shutdown(wait=False, cancel_futures=True)
-        self.worker.close()
+        self._worker.close()
 
     async def _ask_worker(self, cls: type[_Request], body: bytes) -> tuple[_Request, list[int]]:
         """Let the worker read a body after those that are already queued."""
@@ -62,11 +61,11 @@ class PromptPool:
             self._idle.cancel()
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._worker_thread, self.worker.read, cls, body)
+            return await loop.run_in_executor(self._worker_thread, self._worker.read, cls, body)
         finally:
             self._in_worker -= 1
             if not self._in_worker:
-                self._idle = loop.call_later(self._idle_s, self._stop_when_idle)
+                self._idle = loop.call_later(_IDLE_S, self._stop_when_idle)
 
     def _stop_when_idle(self) -> None:
         with contextlib.suppress(RuntimeError):  # the pool is closed
@@ -74,5 +73,5 @@ class PromptPool:
 
     def _stop_worker(self) -> None:
         if not self._in_worker:
-            self.worker.stop()
+            self._worker.stop()
             trim_heap()

@@ -7,13 +7,11 @@ import logging
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 from array import array
 from dataclasses import asdict
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, TypeVar
 
 from attention_client.serving.api_error import ApiError
@@ -41,26 +39,18 @@ class WorkerProcess:
     The methods block. Only one thread may call them, except `stop`, which is thread-safe.
 
     Args:
-        tokenizer: A transformers tokenizer. The process loads it from its directory; a tokenizer without one
-            is saved to a temporary directory.
+        tokenizer: A transformers tokenizer. The process loads it from the same directory.
         limits: Limits of prompts.
     """
 
     def __init__(self, tokenizer: Any, limits: ModelLimits) -> None:
         self._tokenizer = tokenizer
         self._limits = limits
-        self._saved: tempfile.TemporaryDirectory[str] | None = None
         self._lock = threading.Lock()  # guards the fields below
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Connection[bytes, bytes] | None = None
         self._is_closed = False
         self.ready = False
-
-    @property
-    def pid(self) -> int | None:
-        """The process id; None: no process runs."""
-        process = self._process
-        return None if process is None else process.pid
 
     def _start(self) -> None:
         """Start the process unless it runs. Raises ApiError (503)."""
@@ -69,7 +59,7 @@ class WorkerProcess:
         try:
             self._launch()
             settings = {
-                "tokenizer": self._directory(),
+                "tokenizer": self._tokenizer.name_or_path,
                 "chat_template": self._tokenizer.chat_template,
                 "limits": asdict(self._limits),
                 "deadline_s": _DEADLINE_S,
@@ -144,8 +134,6 @@ class WorkerProcess:
         with self._lock:
             self._is_closed = True
         self.stop()
-        if self._saved is not None:
-            self._saved.cleanup()
 
     def _launch(self) -> None:
         with self._lock:
@@ -160,12 +148,3 @@ class WorkerProcess:
                     env=os.environ | _ENVIRONMENT,
                 )
             self._channel = channel
-
-    def _directory(self) -> str:
-        loaded_from = Path(self._tokenizer.name_or_path)
-        if self._tokenizer.name_or_path and loaded_from.is_dir():
-            return str(loaded_from)
-        if self._saved is None:
-            self._saved = tempfile.TemporaryDirectory(prefix="eaas-tokenizer-")
-            self._tokenizer.save_pretrained(self._saved.name)
-        return self._saved.name
