@@ -118,7 +118,7 @@ def _add_routes(
     status: Callable[[], dict[str, Any]],
     healthy: Callable[[], tuple[bool, str]],
 ) -> None:
-    @app.get("/v1/models")
+    @app.api_route("/v1/models", methods=["GET", "OPTIONS"])
     def models() -> dict[str, Any]:
         return {"object": "list", "data": [service.card()]}
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import shutil
 import tempfile
 import time
 from collections.abc import Mapping
@@ -59,6 +61,11 @@ def chat_tokenizer() -> Any:
         "{% if m.content == 'refuse' %}{{ raise_exception('no such turn') }}{% endif %}"
         "[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant] "
     )
+    # The prompt worker loads it from there.
+    directory = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    tokenizer.save_pretrained(directory)
+    tokenizer.name_or_path = directory
     return tokenizer
 
 
@@ -87,10 +94,6 @@ class Box:
     ) -> None:
         self.model = tiny_model(kind)
         self.tokenizer = chat_tokenizer()
-        # The prompt worker loads it from there.
-        self._directory = tempfile.TemporaryDirectory()
-        self.tokenizer.save_pretrained(self._directory.name)
-        self.tokenizer.name_or_path = self._directory.name
         self.error: Exception | None = None
         self.slow_s = 0.0
         self.good = (True, "")
@@ -163,7 +166,6 @@ class Box:
         self.http.close()
         self.openai.close()
         self.server.stop(5.0)
-        self._directory.cleanup()
 
 
 def events(text: str) -> list[Any]:
