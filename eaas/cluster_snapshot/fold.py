@@ -14,6 +14,7 @@ from eaas.cluster_snapshot.model import (
     Answer,
     ClusterSnapshot,
     MemberSnapshot,
+    Point,
     Reading,
     Source,
 )
@@ -22,8 +23,10 @@ from eaas.types import Member
 
 __all__ = ["SnapshotFold"]
 
+# Limits of events and of points of the curves.
 _EVENTS = 200
-# Interval of the rates, long enough for slow tokens. After a longer pause the rates start again.
+_POINTS = 300
+# Interval of the rates, long enough for slow tokens. After a longer pause rates and curves start again.
 _RATES_S = 10.0
 
 
@@ -36,12 +39,14 @@ class SnapshotFold:
         self._members: tuple[Member, ...] = ()
         self._busy: dict[tuple[str, int], tuple[float, float, float | None]] = {}
         self._counters: deque[tuple[float, Counters]] = deque()
+        self._curve: deque[Point] = deque(maxlen=_POINTS)
 
     def take(self, reading: Reading) -> ClusterSnapshot:
         """Fold in the newest reading; return the new snapshot."""
         before, now = self.snapshot, reading.at
         if now - before.at > _RATES_S:
             self._counters.clear()
+            self._curve.clear()
         if reading.members is not None:
             self._heard_at = now
             self._members = tuple(sorted(reading.members, key=_sort_key))
@@ -49,6 +54,8 @@ class SnapshotFold:
         load = reading.load or before.load
         bound = reading.bound if reading.bound is not None else before.bound
         par = load.par if load is not None and reading.balancer.reached else None
+        pace = self._rates(now, reading.counters)
+        self._curve.append(Point(now, par, bound if par is not None else None, pace))
         snapshot = ClusterSnapshot(
             at=now,
             sources=_sources(before.sources, reading),
@@ -59,7 +66,8 @@ class SnapshotFold:
             par=par,
             bound=bound,
             counters=reading.counters or before.counters,
-            rates=self._rates(now, reading.counters),
+            rates=pace,
+            curve=tuple(self._curve),
             decisions=before.decisions if reading.decisions is None else reading.decisions,
         )
         # Newest first.

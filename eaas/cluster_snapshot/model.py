@@ -21,6 +21,7 @@ __all__ = [
     "Event",
     "Load",
     "MemberSnapshot",
+    "Point",
     "Reading",
     "Source",
 ]
@@ -173,6 +174,16 @@ class Event:
 
 
 @dataclass(frozen=True)
+class Point:
+    """One point of the curves; None means unknown."""
+
+    at: float
+    par: float | None
+    bound: float | None
+    rates: Rates
+
+
+@dataclass(frozen=True)
 class ClusterSnapshot:
     """State of the cluster at one moment.
 
@@ -183,6 +194,7 @@ class ClusterSnapshot:
         placement: None before the first one.
         dead_grace_s: Seconds for which the balancer waits for a dead server's return; None if unknown.
         rates: Rates of the last seconds.
+        curve: Oldest first.
         events: Newest first.
         decisions: Newest first; None before the balancer's first answer.
     """
@@ -197,6 +209,7 @@ class ClusterSnapshot:
     bound: float | None = None
     counters: Counters | None = None
     rates: Rates = field(default_factory=Rates)
+    curve: tuple[Point, ...] = ()
     events: tuple[Event, ...] = ()
     decisions: tuple[Decision, ...] | None = None
 

@@ -92,12 +92,21 @@ def test_the_chat_continues_when_a_button_kills_a_server(watched: Watched) -> No
     assert "≥ 1 of each" in watched.part("summary").inner_text()
     watched.wait_text("placement", "with 1 live replica")
 
-    press(watched, "Scale to that number of servers")
+    press(watched, "Start an expert server")
     wait_state(watched, "expert-server-1", "SERVING")
     watched.wait_text("events", "expert-server-1 joined (life 2")
     press(watched, "Rebalance now")
     watched.part("operate-status").filter(has_text=re.compile("PAR [0-9.]+ to [0-9.]+")).wait_for()
     watched.wait_text("decisions", "manual")
+
+
+def test_a_paused_server_is_shown_and_resumes(watched: Watched) -> None:
+    confirm(watched, "Pause expert-server-0")
+    # It is SUSPECT for less than a second, which a look may miss, and then DEAD.
+    late = re.compile("expert-server-0 is (SUSPECT|DEAD)")
+    watched.part("events").filter(has_text=late).wait_for()
+    press(watched, "Resume expert-server-0")
+    wait_state(watched, "expert-server-0", "SERVING")
 
 
 def test_scaled_by_the_button(up: Any, watched: Watched) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import socket
 import sys
 import threading
 import time
@@ -20,7 +21,7 @@ from attention_client.serving.dashboard.mount import Dashboard
 from attention_client.serving.dashboard.operator import Operator
 from eaas.cluster_snapshot import ClusterSnapshot
 from eaas.cluster_snapshot.counters import Counters, Rates
-from eaas.cluster_snapshot.model import Decision, Event, Load, MemberSnapshot, Source
+from eaas.cluster_snapshot.model import Decision, Event, Load, MemberSnapshot, Point, Source
 from eaas.launcher_pipe import announce, bind_to_launcher
 from eaas.types import Member, MemberState, Placement, Role
 from eaas_cli.bench.worker import commands_from
@@ -43,6 +44,12 @@ def cluster(servers: int, layers: int, experts: int, seed: int = 0) -> ClusterSn
     members = [MemberSnapshot(_member("monitor", Role.MONITOR), 0.1, 0.0)]
     members += [MemberSnapshot(_member("balancer", Role.BALANCER), 0.3, 0.0)]
     members += [MemberSnapshot(_member(name), random.random(), random.random()) for name in names]
+    points = tuple(
+        Point(
+            now - 300 + i, 1.1 + random.random() / 4, 1.05, Rates(random.random() * 90, 0.2, 0.04)
+        )
+        for i in range(300)
+    )
     return ClusterSnapshot(
         at=now,
         sources={name: Source(name) for name in ("monitor", "balancer", "endpoint")},
@@ -54,7 +61,8 @@ def cluster(servers: int, layers: int, experts: int, seed: int = 0) -> ClusterSn
         par=1.2,
         bound=1.05,
         counters=Counters(running=2),
-        rates=Rates(random.random() * 90, 0.2, 0.04),
+        rates=points[-1].rates,
+        curve=points,
         events=tuple(Event(now - 5 * i, "rebalance", "balancer", f"moved {i}") for i in range(60)),
         decisions=tuple(
             Decision(i, 0, "drift", "eplb", "moves", "it pays", 1.3, 1.1, 1.05, 7, 3, "")
@@ -95,8 +103,10 @@ def _with_incarnation(shown: ClusterSnapshot, incarnation: int) -> ClusterSnapsh
 
 def _hostile(texts: list[str]) -> ClusterSnapshot:
     """Make a cluster whose members have these texts in every field that they state."""
+    here = socket.gethostname()  # the page checks processes of this host for a pause
     members = [
-        MemberSnapshot(replace(_member(text), address=text, node=text), 0.5) for text in texts
+        MemberSnapshot(replace(_member(text), address=text, node=text, host=here), 0.5)
+        for text in texts
     ]
     dead = [
         MemberSnapshot(replace(_member(f"dead {text}", state=MemberState.DEAD), host=text), 5.0)

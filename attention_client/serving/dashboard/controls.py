@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+import socket
+from collections.abc import Awaitable, Callable
 
 from nicegui import ui
 
 from attention_client.serving.dashboard.broadcaster import Broadcaster
 from attention_client.serving.dashboard.components import Press
-from attention_client.serving.dashboard.operator import Operator
+from attention_client.serving.dashboard.operator import Operator, is_paused
 from eaas.errors import EaasError
 from eaas.types import Member, Role
 
 __all__ = ["Controls"]
 
-# Buttons kept for servers that left. They keep their place, so that no button moves under the pointer.
+# Rows kept for servers that left. They keep their place, so that no button moves under the pointer.
 _MOST_GONE = 16
+_HOST = socket.gethostname()
+
+_Act = Callable[[str, Callable[[], str]], Awaitable[None]]
 
 
 class Controls:
@@ -25,54 +28,52 @@ class Controls:
 
     def __init__(self, operator: Operator, broadcaster: Broadcaster) -> None:
         self._operator, self._broadcaster = operator, broadcaster
-        self._servers: dict[str, Member] = {}
-        self._kills: dict[str, Press] = {}
+        self._rows: dict[str, _Row] = {}
+        with ui.element("div").classes("row-of-buttons"):
+            self._button(
+                "Start an expert server", lambda: operator.start_server(broadcaster.snapshot)
+            )
+            self._button(
+                "Rebalance now", lambda: operator.rebalance(broadcaster.snapshot), kind="plain"
+            )
         with ui.element("div").classes("row-of-buttons"):
             # The default is the current number of servers: pressing the button then changes nothing.
             self._number = number = ui.number("Servers", value=None, min=1, precision=0)
             number.props("outlined dense").classes("short")
-            label = "Scale to that number of servers"
-            scale = self._acts(label, lambda: operator.scale(broadcaster.snapshot, number.value))
-            Press("Scale", scale, label=label)
-            label = "Rebalance now"
-            rebalance = self._acts(label, lambda: operator.rebalance(broadcaster.snapshot))
-            Press(label, rebalance, kind="plain")
-        self._rows = ui.element("div").classes("servers scroll")
+            self._button(
+                "Scale",
+                lambda: operator.scale(broadcaster.snapshot, number.value),
+                label="Scale to that number of servers",
+            )
+        self._servers = ui.element("div").classes("servers scroll")
+        self._servers.props('data-part="operate-servers"')
         self._status = (
             ui.label("").classes("note").props('role="status" data-part="operate-status"')
         )
 
     def show(self) -> None:
-        """Show the current servers. New ones come last; the others keep their place."""
+        """Show the current servers. New rows come last; the others keep their place."""
         members = (m.member for m in self._broadcaster.snapshot.members)
-        self._servers = {m.id: m for m in members if m.role is Role.EXPERT_SERVER}
-        for name in self._servers:
-            if name not in self._kills:
-                with self._rows:
-                    kill = self._kill_of(name)
-                    self._kills[name] = Press("Kill", kill, subject=name, kind="danger", asks=True)
-        gone = [name for name in self._kills if name not in self._servers]
+        servers = {m.id: m for m in members if m.role is Role.EXPERT_SERVER}
+        for name in servers:
+            if name not in self._rows:
+                with self._servers:
+                    self._rows[name] = _Row(name, self._operator, self._act)
+        for name, row in self._rows.items():
+            row.show(servers.get(name))
+        gone = [name for name in self._rows if name not in servers]
         for name in gone[: max(0, len(gone) - _MOST_GONE)]:
-            self._kills.pop(name).delete()
-        for name, button in self._kills.items():
-            server = self._servers.get(name)
-            alive = server is not None and not server.state.is_gone
-            incarnation = server.incarnation if server is not None else 0
-            button.show("Kill", asks=True, enabled=alive, token=incarnation)
-        if self._number.value is None and self._servers:
+            self._rows.pop(name).element.delete()
+        if self._number.value is None and servers:
             self._number.set_value(len(self._broadcaster.snapshot.live(Role.EXPERT_SERVER)))
 
-    def _acts(self, what: str, act: Callable[[], str]) -> Callable[[Any], Any]:
-        return lambda _token: self._act(what, act)
+    def _button(
+        self, verb: str, act: Callable[[], str], *, label: str = "", kind: str = "main"
+    ) -> None:
+        async def press(_token: object) -> None:
+            await self._act(label or verb, act)
 
-    def _kill_of(self, name: str) -> Callable[[Any], Any]:
-        async def kill(incarnation: object) -> None:
-            server = self._servers.get(name)
-            # The confirmation is for the incarnation that the browser showed.
-            if server is not None and server.incarnation == incarnation:
-                await self._act(f"Kill {name}", lambda: self._operator.kill(server))
-
-        return kill
+        Press(verb, press, label=label, kind=kind)
 
     async def _act(self, what: str, act: Callable[[], str]) -> None:
         self._status.set_text(f"{what} …")
@@ -81,3 +82,42 @@ class Controls:
         except EaasError as error:
             result = str(error)
         self._status.set_text(result)
+
+
+class _Row:
+    """The buttons of one server."""
+
+    def __init__(self, name: str, operator: Operator, act: _Act) -> None:
+        self._operator, self._act = operator, act
+        self._server: Member | None = None
+        self._paused = False
+        self.element = ui.element("div").classes("server")
+        with self.element:
+            self._kill = Press("Kill", self._on_kill, subject=name, kind="danger", asks=True)
+            self._pause = Press("Pause", self._on_pause, subject=name, kind="plain", asks=True)
+
+    def show(self, server: Member | None) -> None:
+        """Enable the actions that the server's state allows; None: it left."""
+        self._server = server
+        alive = server is not None and not server.state.is_gone
+        incarnation = server.incarnation if server is not None else 0
+        self._paused = server is not None and server.host == _HOST and is_paused(server.pid)
+        self._kill.show("Kill", asks=True, enabled=alive, token=incarnation)
+        # A paused server becomes DEAD and can still be resumed.
+        verb, enabled = ("Resume", True) if self._paused else ("Pause", alive)
+        self._pause.show(verb, asks=not self._paused, enabled=enabled, token=incarnation)
+
+    async def _on_kill(self, incarnation: object) -> None:
+        await self._do("Kill", self._operator.kill, incarnation)
+
+    async def _on_pause(self, incarnation: object) -> None:
+        if self._paused:
+            await self._do("Resume", self._operator.resume, incarnation)
+        else:
+            await self._do("Pause", self._operator.pause, incarnation)
+
+    async def _do(self, verb: str, act: Callable[[Member], str], incarnation: object) -> None:
+        server = self._server
+        # The confirmation is for the incarnation that the browser showed.
+        if server is not None and server.incarnation == incarnation:
+            await self._act(f"{verb} {server.id}", lambda: act(server))

@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 __all__ = ["Child", "Node", "encode", "h"]
 
 _TAGS = {
-    "a", "bdi", "caption", "code", "dd", "details", "div", "dl", "dt", "h1", "img",
-    "li", "ol", "p", "small", "span", "strong", "summary", "table", "tbody", "td",
+    "a", "bdi", "caption", "code", "dd", "details", "div", "dl", "dt", "figcaption", "figure", "h1", "img",
+    "li", "line", "ol", "p", "polyline", "small", "span", "strong", "summary", "svg", "table", "tbody", "td",
     "th", "thead", "time", "tr",
 }  # fmt: skip
 # Python names to DOM names. None of these attributes runs a script.
 _ATTRIBUTES = {
     name: name.rstrip("_").replace("_", "-")
     for name in (
-        "alt", "aria_hidden", "class_", "data_servers", "height", "href", "key", "scope", "src",
-        "title",
+        "alt", "aria_hidden", "aria_label", "class_", "data_servers", "height", "href", "key", "points",
+        "preserveAspectRatio", "role", "scope", "src", "title", "viewBox", "x1", "x2", "y1", "y2",
     )
 }  # fmt: skip
 # Links lead to parts of this page; images are embedded in the page.

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from contextlib import ExitStack
+from pathlib import Path
 
 from eaas.cluster_snapshot import ClusterSnapshot
 from eaas.cluster_snapshot.events import moved
@@ -18,13 +19,13 @@ from eaas.net.tls import Identity
 from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.types import Member, Role
 
-__all__ = ["Operator"]
+__all__ = ["Operator", "is_paused"]
 
 
 class Operator:
-    """Kills expert servers of this machine and calls the balancer. Methods block for some seconds.
+    """Sends signals to expert servers of this machine and calls the balancer. Methods block for some seconds.
 
-    Each method returns a message for the operator.
+    Only processes of the same launcher get signals. Each method returns a message for the operator.
 
     Args:
         tls: The operator's certificate; None: plain text.
@@ -37,33 +38,28 @@ class Operator:
         """Kill a server (SIGKILL), like a crash.
 
         Raises:
-            ClusterError: Another launcher started the process, or it has ended.
+            ClusterError: Another launcher started the process, or it has ended. The same for `pause` and
+                `resume`.
         """
-        if server.role is not Role.EXPERT_SERVER or server.state.is_gone:
-            raise ClusterError(f"{server.id} is not a live expert server")
-        if server.host != socket.gethostname():
-            raise ClusterError(f"{server.id} runs on {server.host}: end it there")
-        process = f"{server.id} (pid {server.pid})"
-        with ExitStack() as stack:
-            try:
-                # Open a handle before the check: the kernel may reuse the process id.
-                handle = os.pidfd_open(server.pid)
-                stack.callback(os.close, handle)
-                if not has_same_launcher(server.pid):
-                    raise ClusterError(f"{process} was started by hand: end it in its own terminal")
-                signal.pidfd_send_signal(handle, signal.SIGKILL)
-            except OSError as error:
-                raise ClusterError(f"{process}: {error.strerror}") from error
-            except OverflowError as error:
-                raise ClusterError(f"{process}: No such process") from error
-        return f"{process} was killed."
+        _signal(server, signal.SIGKILL)
+        return f"{server.id} (pid {server.pid}) was killed."
+
+    def pause(self, server: Member) -> str:
+        """Pause a server (SIGSTOP)."""
+        _signal(server, signal.SIGSTOP)
+        return f"{server.id} is paused: it does not answer until it is resumed."
+
+    def resume(self, server: Member) -> str:
+        """Resume a paused server (SIGCONT)."""
+        _signal(server, signal.SIGCONT)
+        return f"{server.id} is resumed."
 
     def scale(self, snapshot: ClusterSnapshot, servers: float | None) -> str:
         """Let the launcher start or end servers until `servers` are live.
 
         Raises:
             ClusterError: The number is invalid, or the balancer refuses or is unreachable. The same for
-                `rebalance`.
+                `start_server` and `rebalance`.
         """
         # The comparison is also false for NaN.
         if servers is None or not 1 <= servers <= MOST_NUMBER:
@@ -71,6 +67,10 @@ class Operator:
         servers = int(servers)
         scale_servers(_balancer(snapshot), servers, self._tls)
         return f"Scaling to {counted(servers, 'expert server')}."
+
+    def start_server(self, snapshot: ClusterSnapshot) -> str:
+        """Start one more server than are live."""
+        return self.scale(snapshot, len(snapshot.live(Role.EXPERT_SERVER)) + 1)
 
     def rebalance(self, snapshot: ClusterSnapshot) -> str:
         """Plan now and roll out the plan if it pays off."""
@@ -83,6 +83,38 @@ class Operator:
         }.get(plan.verdict, "nothing changes")
         change = f"PAR {plan.par_now:.2f} to {plan.par_then:.2f}"
         return f"{plan.policy}: {verdict}, {change}. {plan.reason}"
+
+
+def is_paused(pid: int) -> bool:
+    """Whether a process is stopped by a signal (SIGSTOP)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
+    # The state follows the program's name, which may contain anything but ends with the last ")".
+    return stat.rpartition(b")")[2].split()[:1] == [b"T"]
+
+
+def _signal(server: Member, number: signal.Signals) -> None:
+    # A paused server becomes DEAD and can still be resumed.
+    gone = server.state.is_gone and number is not signal.SIGCONT
+    if server.role is not Role.EXPERT_SERVER or gone:
+        raise ClusterError(f"{server.id} is not a live expert server")
+    if server.host != socket.gethostname():
+        raise ClusterError(f"{server.id} runs on {server.host}: end it there")
+    process = f"{server.id} (pid {server.pid})"
+    with ExitStack() as stack:
+        try:
+            # Open a handle before the check: the kernel may reuse the process id.
+            handle = os.pidfd_open(server.pid)
+            stack.callback(os.close, handle)
+            if not has_same_launcher(server.pid):
+                raise ClusterError(f"{process} was started by hand: end it in its own terminal")
+            signal.pidfd_send_signal(handle, number)
+        except OSError as error:
+            raise ClusterError(f"{process}: {error.strerror}") from error
+        except OverflowError as error:
+            raise ClusterError(f"{process}: No such process") from error
 
 
 def _balancer(snapshot: ClusterSnapshot) -> str:

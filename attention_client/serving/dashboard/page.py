@@ -65,6 +65,8 @@ def build_page(
         with Section("placement", "Placement: experts by servers", folds=True):
             layer = Choice("MoE layer", show).classes("short")
             draws("placement")
+        with Section("curves", "Balance and speed", size="whole", folds=True):
+            draws("curves")
         with Section("decisions", "Decisions of the balancer", size="whole", folds=True):
             draws("decisions").scrolls("Decisions")
     show()

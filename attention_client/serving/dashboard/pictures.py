@@ -1,45 +1,22 @@
-"""Heatmaps of load and placement, each with its numbers in a table. Pure.
-
-A heatmap is a PNG in a data URI, a few kilobytes for any size of cluster. All viewers share it.
-"""
+"""Heatmaps of load and placement, and line charts, each with its numbers in text or a table. Pure."""
 
 from __future__ import annotations
 
-import base64
-import struct
-import zlib
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from attention_client.serving.dashboard.charts import BALANCE, SHARE, Line, chart, heatmap
 from attention_client.serving.dashboard.nodes import Node, h
-from attention_client.serving.dashboard.tables import badge, cell, empty, row, table
+from attention_client.serving.dashboard.tables import badge, cell, empty, or_none, row, table
 from eaas.cluster_snapshot import ClusterSnapshot
 from eaas.cluster_snapshot.model import Load
 from eaas.counted import counted
 from eaas.types import MemberState
 
-__all__ = ["BALANCE", "SHARE", "heatmap", "load", "placement"]
+__all__ = ["curves", "load", "placement"]
 
 _NAMED_SERVERS = 12
-_STEPS = 32
-# Transparent colours suit a light and a dark background.
-_BLUE, _ORANGE, _TEAL = (37, 99, 235), (234, 88, 12), (13, 148, 136)
-
-
-def _ramp(colour: tuple[int, int, int], begin: float, end: float, steps: int) -> list[bytes]:
-    return [bytes((*colour, round(255 * a))) for a in np.linspace(begin, end, steps)]
-
-
-BALANCE = [
-    *_ramp(_BLUE, 0.9, 0.06, _STEPS // 2),
-    *_ramp(_ORANGE, 0.06, 1.0, _STEPS // 2),
-]
-"""From blue (no load) through transparent (the mean) to orange (twice the mean or more)."""
-
-SHARE = [bytes(4), *_ramp(_TEAL, 0.25, 1.0, _STEPS - 1)]
-"""From transparent (no share) to solid (the whole share)."""
 
 
 def load(snapshot: ClusterSnapshot) -> list[Node]:
@@ -163,38 +140,55 @@ def _ranges(experts: Iterable[int]) -> str:
     return ", ".join("-".join(map(str, run)) for run in runs)
 
 
-def heatmap(
-    values_RC: npt.NDArray[np.float64], palette: Sequence[bytes], label: str, least_px: int = 14
-) -> Node:
-    """Draw an image with one pixel for each value; the browser enlarges it.
-
-    Args:
-        values_RC: Values 0 to 1 by row and column; others are clipped.
-        palette: RGBA colours in equal steps from 0 to 1.
-        label: Text for screen readers.
-        least_px: Height of a row if there are few rows.
-    """
-    rows = values_RC.shape[0]
-    steps = len(palette)
-    levels_RC = np.clip(np.ceil(values_RC * (steps - 1)), 0, steps - 1).astype(np.uint8)
-    height = max(48, min(420, rows * least_px))
-    picture = base64.b64encode(_png(levels_RC, palette)).decode()
-    source = f"data:image/png;base64,{picture}"
-    return h("img", class_="map", alt=label, height=height, src=source)
-
-
-def _png(levels_RC: npt.NDArray[np.uint8], palette: Sequence[bytes]) -> bytes:
-    rows, columns = levels_RC.shape
-    lines = np.zeros((rows, columns + 1), np.uint8)  # each row begins with a filter byte
-    lines[:, 1:] = levels_RC
-    chunks = (
-        (b"IHDR", struct.pack(">IIBBBBB", columns, rows, 8, 3, 0, 0, 0)),
-        (b"PLTE", b"".join(colour[:3] for colour in palette)),
-        (b"tRNS", b"".join(colour[3:] for colour in palette)),
-        (b"IDAT", zlib.compress(lines.tobytes(), 1)),
-        (b"IEND", b""),
+def curves(snapshot: ClusterSnapshot) -> list[Node]:
+    """PAR with its bound, tokens/s, TTFT and ITL over time."""
+    points, now, counters = snapshot.curve, snapshot.rates, snapshot.counters
+    ages_s = [snapshot.at - p.at for p in points]
+    mean = "mean of the last 10 s"
+    figures = (
+        chart(
+            "PAR",
+            f"{or_none(snapshot.par)}, bound {or_none(snapshot.bound)}, gap {or_none(snapshot.gap)}",
+            ages_s,
+            [
+                Line("par", "PAR", [p.par for p in points]),
+                Line("bound", "bound", [p.bound for p in points]),
+            ],
+            least=1.0,
+        ),
+        chart(
+            "Tokens/s",
+            f"{now.tokens_per_s:.1f}",
+            ages_s,
+            [Line("rate", mean, [p.rates.tokens_per_s for p in points])],
+            unit="/s",
+        ),
+        chart(
+            "Time to first token",
+            or_none(now.ttft_s, "{:.0f} ms", 1e3),
+            ages_s,
+            [Line("rate", mean, [_ms(p.rates.ttft_s) for p in points])],
+            unit="ms",
+        ),
+        chart(
+            "Inter-token latency",
+            or_none(now.itl_s, "{:.0f} ms", 1e3),
+            ages_s,
+            [Line("rate", mean, [_ms(p.rates.itl_s) for p in points])],
+            unit="ms",
+        ),
     )
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        for kind, data in chunks
+    queue = (
+        f"Requests: {counters.running:.0f} running, {counters.waiting:.0f} waiting. "
+        if counters
+        else ""
     )
+    note = (
+        f"{queue}PAR: peak-to-average ratio of the servers' loads, 1 is balanced. Bound: the least PAR of "
+        "any placement with these slots. Gap: PAR / bound."
+    )
+    return [h("p", note, class_="note"), h("div", *figures, class_="figures")]
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3

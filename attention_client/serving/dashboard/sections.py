@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from attention_client.serving.dashboard.alerts import CANNOT_BE_DRAWN, alerts
 from attention_client.serving.dashboard.nodes import Child, Node, encode, h
-from attention_client.serving.dashboard.pictures import load, placement
+from attention_client.serving.dashboard.pictures import curves, load, placement
 from attention_client.serving.dashboard.tables import ago, badge, cell, empty, or_none, row, table
 from eaas.cluster_snapshot import ClusterSnapshot
 from eaas.cluster_snapshot.model import Decision
@@ -137,6 +137,7 @@ _SECTIONS: Mapping[str, Callable[[ClusterSnapshot], Sequence[Child]]] = {
     "summary": summary,
     "members": members,
     "load": load,
+    "curves": curves,
     "events": events,
     "decisions": decisions,
 }

@@ -40,7 +40,9 @@ def test_keyboard_and_screen_reader(scene: Scene) -> None:
     watched.wait_text("members", "SERVING")
     page = watched.page
     for found in (
+        page.get_by_role("button", name="Start an expert server"),
         page.get_by_role("button", name="Kill expert-server-1"),
+        page.get_by_role("button", name="Pause expert-server-1"),
         page.get_by_role("table", name="Members"),
         page.get_by_role("columnheader", name="Lease age"),
         page.get_by_role("rowheader", name="expert-server-1").first,
@@ -52,7 +54,7 @@ def test_keyboard_and_screen_reader(scene: Scene) -> None:
     levels = page.evaluate(
         "[...document.querySelectorAll('h1,h2,h3,h4,h5,h6')].map(e => +e.tagName[1])"
     )
-    assert levels == [1] + [2] * 7
+    assert levels == [1] + [2] * 8
     unnamed = page.evaluate(
         "[...document.querySelectorAll('button, input, select, img')]"
         ".filter(e => e.offsetParent && !(e.ariaLabel || e.alt || e.labels?.length || e.textContent.trim()))"
@@ -68,7 +70,7 @@ def test_keyboard_and_screen_reader(scene: Scene) -> None:
     assert first.inner_text() == "Skip to the chat"
     first.focus()
     reached = set()
-    for _ in range(20):
+    for _ in range(25):
         page.keyboard.press("Tab")
         name, html, is_visible = page.evaluate(
             """() => {
@@ -97,6 +99,13 @@ def test_buttons_follow_the_state_of_their_server(scene: Scene) -> None:
     assert questions(watched).count() == 0
 
 
+def test_an_unreachable_source_is_an_alert(scene: Scene) -> None:
+    watched = scene("monitor")
+    watched.wait_text("alerts", "monitor unreachable since 12 s (connection refused)")
+    assert watched.page.get_by_role("alert").filter(has_text="monitor").count() == 1
+    watched.wait_text("members", "expert-server-2")
+
+
 def test_the_banner_is_always_in_sight(scene: Scene) -> None:
     watched = scene("killed")
     watched.page.set_viewport_size(NARROW)
@@ -110,6 +119,19 @@ def test_the_banner_is_always_in_sight(scene: Scene) -> None:
                   document.querySelector("#alerts").getBoundingClientRect().top]"""
     )
     assert last <= top
+
+
+def test_a_layer_is_chosen_and_its_placement_shown(scene: Scene) -> None:
+    watched = scene("small")
+    watched.wait_text("placement", "experts 0 to 15")
+    watched.page.get_by_label("MoE layer").click()
+    watched.page.get_by_role("option", name="3", exact=True).click()
+    watched.page.locator('[data-part="placement"] img[alt^="Layer 3:"]').wait_for()
+    # Servers by layers, experts by servers. The browser decodes a picture after the text appears.
+    watched.page.wait_for_function(
+        """() => JSON.stringify([...document.querySelectorAll("img.map")].map(
+            i => [i.naturalWidth, i.naturalHeight])) === "[[3,4],[16,3]]" """
+    )
 
 
 def test_a_chat_streams_and_can_be_cancelled(scene: Scene) -> None:
@@ -142,6 +164,15 @@ def test_updates_keep_elements_and_what_is_open(scene: Scene) -> None:
     assert page.evaluate("document.querySelector('#members tbody tr').mark") == 1
 
 
+def test_all_requests_go_to_the_endpoint_without_errors(
+    scene: Scene, ui_fixture: UiFixture
+) -> None:
+    watched = scene("small")
+    watched.wait_text("members", "SERVING")
+    assert watched.hosts == {httpx.URL(ui_fixture.url).netloc.decode()}
+    assert watched.complaints == []
+
+
 def test_other_paths_belong_to_the_endpoint(ui_fixture: UiFixture) -> None:
     for path in ("/nothing", "/v1/nothing", "/_niceguix", "/nicegui"):
         answer = httpx.get(f"{ui_fixture.url}{path}", timeout=60)
@@ -156,7 +187,7 @@ def test_another_host_name_gives_no_buttons(ui_fixture: UiFixture) -> None:
     port = httpx.URL(ui_fixture.url).port
     for host, has_buttons in (("127.0.0.1", True), ("localhost", True), ("evil.example", False)):
         page = httpx.get(ui_fixture.url, headers={"host": f"{host}:{port}"}, timeout=60).text
-        assert ("Rebalance now" in page) is has_buttons
+        assert ("Start an expert server" in page) is has_buttons
 
 
 def places(watched: Watched) -> dict[str, Any]:
@@ -182,7 +213,7 @@ def test_nothing_moves_while_servers_die_leave_and_join(scene: Scene) -> None:
     button(watched, "Kill expert-server-2").wait_for()
     before = places(watched)
     buttons = {name: place for name, place in before.items() if name.startswith("BUTTON")}
-    assert len(buttons) == 2 * 5
+    assert len(buttons) == 2 * 9
     scene("killed")
     watched.part("alerts").filter(has_text="expert-server-1 is DEAD.").wait_for()
     assert places(watched) == before
@@ -203,12 +234,28 @@ def test_nothing_moves_while_servers_die_leave_and_join(scene: Scene) -> None:
 
 def test_a_second_press_confirms_a_kill(scene: Scene) -> None:
     watched = scene("small", viewport=WIDE)
+    kill = button(watched, "Kill expert-server-1")
+    kill.wait_for()
+    before = places(watched)
+    watched.page.set_viewport_size(WIDE)
+    kill.dblclick()
+    asking = button(watched, "Kill expert-server-1?")
+    asking.wait_for()
+    assert asking.inner_text().split() == ["Kill", "expert-server-1", "?"]
+    assert places(watched) == before, "the button keeps its place and size"
+    watched.page.wait_for_timeout(A_WHILE_MS)
+    assert status(watched) == ""
+    assert questions(watched).count() == 1
+    asking.click()
+    # The server runs on another host, so it gets no signal.
+    watched.wait_text("operate-status", "expert-server-1 runs on elsewhere")
+    kill.wait_for()
     # Presses without a pause, as of a key held down, count as one.
     button(watched, "Kill expert-server-2").evaluate(
         "b => { for (let i = 0; i < 9; i++) b.click() }"
     )
     button(watched, "Kill expert-server-2?").wait_for()
-    assert status(watched) == ""
+    assert "expert-server-1" in status(watched)
     # By keyboard.
     button(watched, "Kill expert-server-0").focus()
     watched.page.keyboard.press("Enter")
@@ -216,9 +263,7 @@ def test_a_second_press_confirms_a_kill(scene: Scene) -> None:
     expect(asking).to_be_focused()
     assert asking.get_attribute("aria-description") == "Press again to confirm"
     watched.page.wait_for_timeout(A_WHILE_MS)
-    assert status(watched) == ""
     watched.page.keyboard.press("Enter")
-    # The server runs on another host, so it gets no signal.
     watched.wait_text("operate-status", "expert-server-0 runs on elsewhere")
 
 
@@ -260,8 +305,8 @@ def test_a_phone_has_large_targets_and_a_short_page(scene: Scene) -> None:
     button(watched, "Kill expert-server-2").wait_for()
     page = watched.page
     assert page.evaluate("document.documentElement.scrollHeight") < 2000
-    folded = page.locator("#load, #placement, #events, #decisions").get_by_role("button")
-    assert folded.evaluate_all("all => all.map(e => e.ariaExpanded)") == ["false"] * 4
+    folded = page.locator("#load, #placement, #curves, #events, #decisions").get_by_role("button")
+    assert folded.evaluate_all("all => all.map(e => e.ariaExpanded)") == ["false"] * 5
     for fold in folded.all():
         fold.tap()
     assert watched.part("decisions").is_visible()
@@ -271,7 +316,7 @@ def test_a_phone_has_large_targets_and_a_short_page(scene: Scene) -> None:
             .map(e => [e.ariaLabel ?? e.textContent ?? e.id,
                        (e.closest(".q-field__control") ?? e).getBoundingClientRect().height])"""
     )
-    assert len(targets) > 12
+    assert len(targets) > 18
     assert [t for t in targets if t[1] < 44] == []
     page.get_by_label("MoE layer").tap()
     option = page.get_by_role("option", name="3", exact=True)

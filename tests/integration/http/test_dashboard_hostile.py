@@ -64,7 +64,7 @@ def _check_shown(watched: Watched, texts: list[str]) -> None:
     assert missing == []
     assert "".join(texts) in shown["alerts"]
     labels = watched.page.locator("button").evaluate_all("all => all.map(b => b.ariaLabel ?? '')")
-    wanted = {f"Kill {d}{t}" for d in ("", "dead ") for t in texts}
+    wanted = {f"{v} {d}{t}" for v in ("Kill", "Pause") for d in ("", "dead ") for t in texts}
     assert wanted <= set(labels)
 
 
@@ -125,8 +125,8 @@ def test_each_response_has_the_policy_and_a_nonce_of_its_own(ui_fixture: UiFixtu
         nonces.add(nonce)
         if path == "/":
             assert answer.headers["cache-control"] == "no-store"
-            for rule in ("default-src", "base-uri", "form-action", "frame-ancestors"):
-                assert f"{rule} 'none'" in policy
+            assert "default-src 'none'" in policy
+            assert "frame-ancestors 'none'" in policy
             tags = re.findall(r"<(?:script|style)\b[^>]*>", answer.text)
             assert tags
             assert all(f'nonce="{nonce}"' in tag for tag in tags)

@@ -130,6 +130,7 @@ def test_par_bound_and_gap_need_a_balancer(fold: SnapshotFold) -> None:
     assert snapshot.par is None
     assert snapshot.gap is None
     assert snapshot.load is not None
+    assert [(p.par, p.bound) for p in snapshot.curve[-2:]] == [(1.5, 1.2), (None, None)]
 
 
 def test_without_tokens_there_is_no_par(fold: SnapshotFold) -> None:
@@ -186,14 +187,15 @@ def test_rates_of_ten_seconds_survive_a_restart() -> None:
     assert fold.take(Reading(20.0, endpoint=Answer("refused"))).rates == Rates()
 
 
-def test_rates_start_again_after_a_pause() -> None:
+def test_rates_and_curves_start_again_after_a_pause() -> None:
     fold = SnapshotFold()
     for at, tokens in ((1.0, 0.0), (2.0, 10.0), (3.0, 20.0)):
         fold.take(Reading(at, counters=Counters(tokens=tokens)))
     snapshot = fold.take(Reading(1000.0, counters=Counters(tokens=9000.0)))
-    assert snapshot.rates == Rates()
+    assert (snapshot.rates, len(snapshot.curve)) == (Rates(), 1)
     snapshot = fold.take(Reading(1001.0, counters=Counters(tokens=9050.0)))
     assert snapshot.rates.tokens_per_s == pytest.approx(50)
+    assert [p.at for p in snapshot.curve] == [1000.0, 1001.0]
 
 
 def test_counters_of_prometheus_text() -> None:

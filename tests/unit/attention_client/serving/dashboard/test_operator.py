@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from attention_client.serving.dashboard.operator import Operator
+from attention_client.serving.dashboard.operator import Operator, is_paused
 from eaas.cluster_snapshot import ClusterSnapshot
 from eaas.errors import ClusterError
 from eaas.launcher_pipe import LAUNCHER_VARIABLE
@@ -51,8 +51,14 @@ def sibling(lifeline: int) -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def test_a_process_of_the_launcher_is_killed(sibling: subprocess.Popen[bytes]) -> None:
+def test_pause_resume_kill(sibling: subprocess.Popen[bytes]) -> None:
     operator, server = Operator(), member(sibling.pid)
+    assert "is paused" in operator.pause(server)
+    os.waitid(os.P_PID, sibling.pid, os.WSTOPPED | os.WNOWAIT)
+    assert is_paused(sibling.pid)
+    operator.resume(server)
+    os.waitid(os.P_PID, sibling.pid, os.WCONTINUED | os.WNOWAIT)
+    assert not is_paused(sibling.pid)
     assert "was killed" in operator.kill(server)
     assert sibling.wait(10) == -signal.SIGKILL
     with pytest.raises(ClusterError, match="No such process"):
@@ -77,6 +83,7 @@ def test_other_roles_and_machines_get_no_signal(sibling: subprocess.Popen[bytes]
 
 @pytest.mark.parametrize("pid", [0, -1, 2**31, 2**64 - 1])
 def test_invalid_process_ids(pid: int) -> None:
+    assert not is_paused(pid)
     with pytest.raises(ClusterError, match=rf"s \(pid {pid}\): (No such process|Invalid argument)"):
         Operator().kill(member(pid))
 
@@ -88,6 +95,6 @@ def test_invalid_numbers_scale_nothing(servers: float | None) -> None:
 
 
 def test_actions_without_a_balancer_fail() -> None:
-    for act in (lambda none: Operator().scale(none, 2), Operator().rebalance):
+    for act in (Operator().start_server, Operator().rebalance):
         with pytest.raises(ClusterError, match="no balancer lives"):
             act(ClusterSnapshot())

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from attention_client.serving.dashboard.charts import BALANCE, SHARE, Line, chart, heatmap
 from attention_client.serving.dashboard.nodes import encode
-from attention_client.serving.dashboard.pictures import BALANCE, SHARE, heatmap
 from attention_client.serving.dashboard.sections import draw, draw_placement
 from eaas.cluster_snapshot import ClusterSnapshot
-from eaas.cluster_snapshot.counters import Rates
+from eaas.cluster_snapshot.counters import Counters, Rates
 from eaas.cluster_snapshot.events import decision_text
-from eaas.cluster_snapshot.model import Decision, Event, Load, MemberSnapshot, Source
+from eaas.cluster_snapshot.model import Decision, Event, Load, MemberSnapshot, Point, Source
 from eaas.types import Member, MemberState, Placement, Role
 
 
@@ -124,9 +124,23 @@ def test_placement_and_tile_count_the_same_live_replicas(state: MemberState | No
 
 
 def test_par_bound_gap_and_rates() -> None:
-    shown = snapshot(par=1.4, bound=1.12, rates=Rates(12.34, 0.25, None))
+    rates = Rates(12.34, 0.25, None)
+    points = tuple(Point(90.0 + i, 1.2 + i / 10, 1.1, rates) for i in range(3))
+    shown = snapshot(
+        par=1.4, bound=1.12, rates=rates, curve=points, counters=Counters(running=3, waiting=1)
+    )
+    drawn = draw(shown)
     words = "PAR 1.40 Bound 1.12 Gap 1.25 Tokens/s 12.3 TTFT 250 ms ITL —"
-    assert words in text(draw(shown)["summary"])
+    assert words in text(drawn["summary"])
+    assert "Requests: 3 running, 1 waiting." in text(drawn["curves"])
+    assert "PAR: 1.40, bound 1.12, gap 1.25" in text(drawn["curves"])
+    plots = [e["aria-label"] for e in elements(drawn["curves"], "div") if "aria-label" in e]
+    assert plots[0] == "PAR over the last 60 s, 1 to 1.4. Now: 1.40, bound 1.12, gap 1.25."
+    assert plots[2] == "Time to first token over the last 60 s, 0 to 400 ms. Now: 250 ms."
+    kinds = [line["class"] for line in elements(drawn["curves"], "polyline")]
+    assert kinds == ["par", "bound", "rate", "rate"]
+    assert "1.4 1.2 1 60 s ago now PAR bound Tokens/s" in text(drawn["curves"])
+    assert "400 ms 200 ms 0 ms 60 s ago now mean of the last 10 s" in text(drawn["curves"])
 
 
 def test_events_and_decisions_say_why() -> None:
@@ -158,6 +172,9 @@ def test_tables_have_captions_and_headers_and_pictures_have_words() -> None:
         assert all(e.get("scope") in ("row", "col") for e in elements(drawn, "th"))
         images += len(elements(drawn, "img"))
         assert all(e["alt"] for e in elements(drawn, "img"))
+        plots = [e for e in elements(drawn, "div") if e.get("role") == "img"]
+        assert len(plots) == len(elements(drawn, "svg"))
+        assert all(e["aria-label"] for e in plots)
     assert (tables, images) == (3, 2)
 
 
@@ -169,6 +186,29 @@ def test_heatmap_levels_stay_within_the_palette() -> None:
         assert levels[3] == levels[4] == len(palette) - 1
         assert 0 < levels[2] < levels[3]
     assert SHARE[0][3] == 0, "an absent replica is transparent"
+
+
+def test_unknown_values_break_a_curve() -> None:
+    values = [1.0, 2.0, None, 3.0, float("nan"), float("inf")]
+    ages_s = [50.0, 40.0, 30.0, 0.0, 0.0, 0.0]
+    drawn = encode(chart("x", "3", ages_s, [Line("rate", "x", values)]))
+    runs = [e["points"].split() for e in elements(drawn, "polyline")]
+    assert [len(run) for run in runs] == [2, 1]
+    assert runs[1][0].startswith("300.0,"), "the newest is at the right"
+    assert not elements(encode(chart("x", "-", [0.0], [Line("rate", "x", [None])])), "polyline")
+
+
+@pytest.mark.parametrize("least", [0.0, 1.0])
+@pytest.mark.parametrize("top", [0.0, 1.0, 1.01, 3.0, 7.3, 99.0, 1234.5, 2e6])
+def test_a_scale_has_round_numbers_and_room_for_the_curve(least: float, top: float) -> None:
+    values = [least, max(least, top)]
+    drawn = encode(chart("x", "", [1.0, 0.0], [Line("rate", "x", values)], least=least))
+    scale = [float(t) for t in text(drawn).split()[1:4]]
+    assert scale[2] == least
+    assert scale[0] >= values[1]
+    assert scale[1] == pytest.approx((scale[0] + scale[2]) / 2)
+    (points,) = (e["points"] for e in elements(drawn, "polyline"))
+    assert all(0 <= float(p.split(",")[1]) <= 90 for p in points.split())
 
 
 def pixels(drawn: str) -> list[list[int]]:
