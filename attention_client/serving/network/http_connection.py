@@ -13,6 +13,13 @@ from attention_client.serving.network.connections import Connections
 
 __all__ = ["HttpConnection", "plain_answer"]
 
+# Longer than clients keep an idle connection, 5 s (httpx) to 60 s (nginx). If both sides closed at the same
+# time, a client could send a request into a closed connection.
+_KEEP_ALIVE_S = 75.0
+# Above this number of connections the short time applies: each connection holds a descriptor.
+_MANY_CONNECTIONS = 256
+_SHORT_KEEP_ALIVE_S = 5.0
+
 
 def plain_answer(error: ApiError) -> bytes:
     """A complete HTTP answer that ends the connection."""
@@ -76,6 +83,8 @@ class HttpConnection(H11Protocol):  # type: ignore[misc]
 
     def on_response_complete(self) -> None:
         """Start the timeout of the next request."""
+        many = len(self.connections) > _MANY_CONNECTIONS
+        self.timeout_keep_alive = _SHORT_KEEP_ALIVE_S if many else _KEEP_ALIVE_S
         self._idle = self._silent = True
         self._connections.idles(self)
         self._timer.cancel()

@@ -31,9 +31,6 @@ _DATE_S = 1.0  # interval at which the Date header is updated
 _START_TIMEOUT_S = 60.0
 _CLOSE_PAGES_S = 5.0
 _AFTER_GRACE_S = 10.0  # failed requests and the engine need less time to end
-# Longer than clients keep an idle connection, 5 s (httpx) to 60 s (nginx). If both sides closed at the same
-# time, a client could send a request into a closed connection.
-_KEEP_ALIVE_S = 75
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -171,7 +168,6 @@ class HttpServer:
                 # Fixed, so that installed packages do not change the loop and the parser that tests cover.
                 loop="asyncio",
                 http=HttpConnection,
-                timeout_keep_alive=_KEEP_ALIVE_S,
                 h11_max_incomplete_event_size=limits.max_head_bytes,
                 lifespan="on",
             ),

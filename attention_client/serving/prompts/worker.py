@@ -84,7 +84,8 @@ def _bound(tokenizer: Any) -> LengthBound | None:
         getattr(type(tokenizer), name) is not getattr(base, name) for name in same
     ):
         return None
-    return length_bound(json.loads(tokenizer.backend_tokenizer.to_str()))
+    backend = tokenizer.backend_tokenizer
+    return length_bound(backend, json.loads(backend.to_str()))
 
 
 def _answer(reader: PromptReader, message: bytes) -> bytes:
