@@ -36,7 +36,7 @@ _NAMED_PATHS = _GENERATION_PATHS | {
 _OPEN_PATHS = frozenset({"/health", "/metrics"})
 _SMALL_BODY_BYTES = 64 * 2**10  # of each body, not counted against the memory limit
 _CLIENT_GONE = 499  # nginx's code; for the metrics only
-_REQUEST_ID = "x-request-id"  # repeated in the answer
+_REQUEST_ID = "x-request-id"  # repeated in the application's answers
 
 # The same for a wrong key and for no key.
 _UNKNOWN = ApiError(
@@ -100,13 +100,11 @@ class RequestGuard:
             return
         status, path = _CLIENT_GONE, scope["path"]
         is_post, is_page = scope["method"] == "POST", is_page_path(path)
-        request_id = Headers(scope=scope).get(_REQUEST_ID) or str(uuid.uuid4())
 
         async def counted_send(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)[_REQUEST_ID] = request_id
             await send(message)
 
         try:
@@ -119,7 +117,7 @@ class RequestGuard:
             elif is_post and (is_page or path in _GENERATION_PATHS):
                 await self._post(scope, receive, counted_send)
             else:
-                await self._app(scope, receive, counted_send)
+                await self._answer(scope, receive, counted_send)
         finally:
             # Only known paths get a label: a scanner must not grow the metrics.
             label = path if path in _NAMED_PATHS else "other"
@@ -135,6 +133,17 @@ class RequestGuard:
         # page triggers the request.
         header = _as_bearer(shown[0]) if is_page_path(scope["path"]) else shown[0]
         return self._keys.allow(header)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the application answer, with the request's id."""
+        request_id = Headers(scope=scope).get(_REQUEST_ID) or str(uuid.uuid4())
+
+        async def named_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[_REQUEST_ID] = request_id
+            await send(message)
+
+        await self._app(scope, receive, named_send)
 
     async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a generation or a POST of the dashboard's page."""
@@ -160,7 +169,7 @@ class RequestGuard:
             await gone.wait()
             return {"type": "http.disconnect"}
 
-        served = asyncio.ensure_future(self._app(scope, replay, send))
+        served = asyncio.ensure_future(self._answer(scope, replay, send))
 
         async def watch() -> None:
             while (await receive())["type"] != "http.disconnect":

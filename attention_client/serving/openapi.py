@@ -39,7 +39,7 @@ def _generated(kind: str, **content: Any) -> dict[str, Any]:
         object={"const": kind},
         created=_INTEGER,
         model=_STRING,
-        choices=_list_of(_record(index=_INTEGER, finish_reason=finish, **content)),
+        choices=_list_of(_record(index=_INTEGER, **content, finish_reason=finish)),
         usage=_USAGE,
     )
 

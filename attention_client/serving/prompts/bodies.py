@@ -15,6 +15,7 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    WithJsonSchema,
     model_validator,
 )
 from pydantic_core.core_schema import no_info_after_validator_function
@@ -54,17 +55,23 @@ class _only:
         return value
 
 
-_Stop = Annotated[str, Field(min_length=1, max_length=_STOP_CHARACTERS)]
-_Stops = _Stop | Annotated[list[_Stop], Field(max_length=_STOPS)] | None
-_Tokens = Annotated[list[int], Field(min_length=1)]
-_Prompts = str | _Tokens | Annotated[list[str | _Tokens], Field(min_length=1, max_length=1)]
-
-
-class TextPart(BaseModel):
-    """A part of a message's content."""
-
-    type: Literal["text"]
-    text: str
+_STOP = {"type": "string", "minLength": 1, "maxLength": _STOP_CHARACTERS}
+_TOKENS = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
+_PROMPTS = {"type": "array", "items": {"anyOf": [{"type": "string"}, _TOKENS]}, "maxItems": 1}
+_PARTS = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+        "required": ["type", "text"],
+    },
+}
+# The JSON schemas of the checks below.
+_STOPS_SCHEMA = {
+    "anyOf": [{"type": "null"}, _STOP, {"type": "array", "items": _STOP, "maxItems": _STOPS}]
+}
+_PROMPT_SCHEMA = {"anyOf": [{"type": "string"}, _TOKENS, _PROMPTS | {"minItems": 1}]}
+_CONTENT_SCHEMA = {"anyOf": [{"type": "null"}, {"type": "string"}, _PARTS]}
 
 
 def _stops(value: Any) -> Any:
@@ -169,7 +176,7 @@ class GenerationRequest(_Model):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     seed: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = None
-    stop: Annotated[list[str], BeforeValidator(_stops, json_schema_input_type=_Stops)] = []
+    stop: Annotated[list[str], BeforeValidator(_stops), WithJsonSchema(_STOPS_SCHEMA)] = []
 
     # Only neutral values are accepted.
     n: Annotated[int | None, _only(1)] = None
@@ -210,7 +217,7 @@ class CompletionRequest(GenerationRequest):
 
     placeholder: ClassVar[dict[str, Any]] = {"prompt": [0]}
 
-    prompt: Annotated[str | list[int], BeforeValidator(_prompt, json_schema_input_type=_Prompts)]
+    prompt: Annotated[str | list[int], BeforeValidator(_prompt), WithJsonSchema(_PROMPT_SCHEMA)]
 
     best_of: Annotated[int | None, _only(1)] = None
     echo: Annotated[bool | None, _only(False)] = None
@@ -276,9 +283,7 @@ class Message(BaseModel):
     )
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[
-        Any, BeforeValidator(_content, json_schema_input_type=str | list[TextPart] | None)
-    ] = None
+    content: Annotated[Any, BeforeValidator(_content), WithJsonSchema(_CONTENT_SCHEMA)] = None
     tool_calls: list[ToolCallIn] | None = None
     tool_call_id: str | None = None
 
