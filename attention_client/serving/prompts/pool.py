@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from attention_client.serving.api_error import ApiError
 from attention_client.serving.heap import trim_heap
 from attention_client.serving.prompts.bodies import GenerationRequest
 from attention_client.serving.prompts.reader import ModelLimits, PromptReader
@@ -20,23 +22,27 @@ _AT_ONCE_BYTES = 2 * 2**10
 # A thread may hold it for milliseconds, but megabytes take longer.
 _IN_THREAD_BYTES = 64 * 2**10
 _IDLE_S = 10.0
+_RESTART_S = 30.0
 
 _Request = TypeVar("_Request", bound=GenerationRequest)
+_Result = TypeVar("_Result")
 
 
 class PromptPool:
     """Reads small bodies at once, other bodies in a thread or in the worker process, one at a time in each.
 
-    The worker starts for the first large body. Then it reads all but the small bodies. An idle worker ends,
-    which frees its memory.
+    The worker starts for the first large body, or if bodies wait for the thread. Then it reads all but the
+    small bodies. An idle worker ends, which frees its memory.
     """
 
     def __init__(self, tokenizer: Any, limits: ModelLimits) -> None:
         self._reader = PromptReader(tokenizer, limits)
         self._thread = ThreadPoolExecutor(1, "prompts")
+        self._in_thread = 0  # bodies there
         self._worker = WorkerProcess(tokenizer, limits)
         self._worker_thread = ThreadPoolExecutor(1, "prompt-worker")  # waits for the worker
         self._in_worker = 0
+        self._starting: asyncio.Task[None] | None = None
         self._idle: asyncio.TimerHandle | None = None
 
     async def read(self, cls: type[_Request], body: bytes) -> tuple[_Request, list[int]]:
@@ -44,9 +50,15 @@ class PromptPool:
         if len(body) <= _AT_ONCE_BYTES:
             return self._reader.read(cls, body)
         if self._worker.ready or len(body) > _IN_THREAD_BYTES:
-            return await self._ask_worker(cls, body)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self._reader.read, cls, body)
+            return await self._ask_worker(self._worker.read, cls, body)
+        if self._in_thread and self._starting is None:
+            self._starting = asyncio.create_task(self._start_worker())
+        self._in_thread += 1
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._thread, self._reader.read, cls, body)
+        finally:
+            self._in_thread -= 1
 
     def close(self) -> None:
         """End the threads and the worker. Reads in progress fail."""
@@ -54,14 +66,22 @@ class PromptPool:
         self._worker_thread.shutdown(wait=False, cancel_futures=True)
         self._worker.close()
 
-    async def _ask_worker(self, cls: type[_Request], body: bytes) -> tuple[_Request, list[int]]:
-        """Let the worker read a body after those that are already queued."""
+    async def _start_worker(self) -> None:
+        try:
+            await self._ask_worker(self._worker.start)
+        except ApiError:
+            await asyncio.sleep(_RESTART_S)  # meanwhile the thread reads all bodies
+        finally:
+            self._starting = None
+
+    async def _ask_worker(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
+        """Call a method of the worker after the calls that are already queued."""
         self._in_worker += 1
         if self._idle is not None:
             self._idle.cancel()
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._worker_thread, self._worker.read, cls, body)
+            return await loop.run_in_executor(self._worker_thread, function, *arguments)
         finally:
             self._in_worker -= 1
             if not self._in_worker:

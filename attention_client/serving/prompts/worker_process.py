@@ -52,8 +52,8 @@ class WorkerProcess:
         self._is_closed = False
         self.ready = False
 
-    def _start(self) -> None:
-        """Start the process unless it runs. Raises ApiError (503)."""
+    def start(self) -> None:
+        """Start the process unless it runs. Raises ApiError (503) if it does not start."""
         if self.ready:
             return
         try:
@@ -75,7 +75,7 @@ class WorkerProcess:
 
     def read(self, cls: type[_Request], body: bytes) -> tuple[_Request, list[int]]:
         """Read one body (`PromptReader.read`). Raises ApiError (503) if the process ends or cannot start."""
-        self._start()
+        self.start()
         try:
             reply = self._ask(_MARKS[cls] + body, _DEADLINE_S)
         except TimeoutError as error:

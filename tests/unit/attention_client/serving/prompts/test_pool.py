@@ -152,6 +152,21 @@ def test_the_worker_reads_like_a_thread(tokenizer: Any, use: Callable[..., Any])
     assert refused == 7
 
 
+def test_bodies_that_wait_for_the_thread_start_the_worker(use: Callable[..., Any]) -> None:
+    body = json.dumps({"prompt": "a b " * 5000}).encode()
+
+    async def read(pool: PromptPool) -> list[Any]:
+        assert len((await pool.read(CompletionRequest, body))[1]) > 5000
+        assert worker() is None
+        reads = [pool.read(CompletionRequest, body) for _ in range(4)]
+        tokens = [read[1] for read in await asyncio.gather(*reads)]
+        await until(lambda: pool._worker.ready)
+        return [*tokens, (await pool.read(CompletionRequest, body))[1]]
+
+    tokens = use(read)
+    assert tokens == [tokens[0]] * 5
+
+
 def test_an_idle_worker_ends_and_the_next_one_starts(
     use: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
